@@ -1,0 +1,2 @@
+//! Messages between pagers and agents, and the transports which carry them.
+pub mod message;
