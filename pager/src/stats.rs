@@ -1,0 +1,90 @@
+//! What a session measured: the `--stats` file, the summary paragraph and `gms status` are all made of it.
+
+use serde::{Deserialize, Serialize};
+
+/// Distribution of fault latencies in microseconds, from the read of the message to the wake of the thread.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FaultLatency {
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p999: f64,
+    /// Longest.
+    pub max: f64,
+}
+
+/// One agent as the session saw it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct AgentStats {
+    /// Address as the user gave it (`embedded` for the embedded agent).
+    pub addr: String,
+    /// Pages which it was given over the whole session.
+    pub pages: u64,
+    /// Pages which it holds now.
+    pub pages_held: u64,
+    /// Smoothed round-trip time in us.
+    pub rtt_us: f64,
+    /// Smoothed queue delay which the agent reported, in us.
+    pub queue_us: f64,
+    /// Pages which it refused.
+    pub refusals: u64,
+    /// Whether the connection is up.
+    pub up: bool,
+}
+
+/// Counters and gauges of a session.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// Root process of the workload.
+    pub pid: i32,
+    /// Process which pages it.
+    pub supervisor_pid: i32,
+    /// The command line of the root process.
+    pub command: String,
+    /// Seconds since the session began.
+    pub elapsed_s: f64,
+    /// Page faults handled.
+    pub faults: u64,
+    /// Latency of the faults that needed a page from an agent.
+    pub fault_us: FaultLatency,
+    /// First touches filled with zeros (pages, including those around the fault).
+    pub zero_fills: u64,
+    /// Pages written to agents.
+    pub pages_out: u64,
+    /// Pages fetched from agents.
+    pub pages_in: u64,
+    /// Pages dropped at eviction because the agents' copy was still good.
+    pub clean_drops: u64,
+    /// Pages dropped at eviction because they held only zeros.
+    pub zero_drops: u64,
+    /// Faults served from the write-back buffer.
+    pub second_chances: u64,
+    /// Pages fetched ahead.
+    pub prefetched: u64,
+    /// Pages fetched ahead which the workload then used (inferred from the stream's continuation).
+    pub prefetch_hits: u64,
+    /// Resident anonymous memory of the tree now, in bytes.
+    pub resident_bytes: u64,
+    /// Highest resident anonymous memory of the tree seen, in bytes.
+    pub resident_peak_bytes: u64,
+    /// Workload memory held by agents now, in bytes.
+    pub remote_bytes: u64,
+    /// Highest of the same.
+    pub remote_peak_bytes: u64,
+    /// `--local`.
+    pub budget_bytes: u64,
+    /// Anonymous memory which cannot be paged now (shared, locked, pinned, read-only ...), in bytes.
+    pub unpageable_bytes: u64,
+    /// Longest stop of a workload thread for an attach, in us (0 if nothing was attached).
+    pub attach_us: f64,
+    /// Processes of the tree seen.
+    pub processes: u64,
+    /// Processes attached.
+    pub attached: u64,
+    /// The agents.
+    pub agents: Vec<AgentStats>,
+}
