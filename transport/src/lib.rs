@@ -1,2 +1,125 @@
 //! Messages between pagers and agents, and the transports which carry them.
+//!
+//! A [`Transport`] is a non-blocking endpoint which its owner drives: no threads, no async tasks, no clock of its
+//! own. The owner's loop is `drive`, then `poll` until empty (answering by `request` and `reply`), then `flush`;
+//! when nothing happened it spins or waits for `fd` to become readable, no longer than until `deadline`.
+//! QUIC is the first backend; the trait says nothing about sockets beyond a pollable descriptor, so that RDMA
+//! fits behind it.
+
+mod error;
+mod link;
 pub mod message;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+pub use error::{AbortReason, CloseCode, CloseReason, TransportError};
+pub use link::{ExchangeId, Fingerprint, LinkId, PathStats, PeerIdentity};
+pub use message::Control;
+
+/// What happened at an endpoint.
+///
+/// Of an exchange come, in this order: one `Control`, any number of `Payload`s, then `Complete`; or at any point
+/// `Aborted`, after which nothing comes. When a link ends, its open exchanges are aborted before its `Closed`.
+#[derive(Debug)]
+pub enum Event {
+    /// The link is up; both sides have accepted each other's certificate.
+    Connected {
+        /// The link.
+        link: LinkId,
+        /// Who is at the other end.
+        peer: PeerIdentity,
+    },
+    /// The link ended, or could not be made. Its id will not be used again.
+    Closed {
+        /// The link.
+        link: LinkId,
+        /// Why; the message names the address and what to do.
+        reason: CloseReason,
+    },
+    /// A checked request (at the responder) or the reply to a request (at the requester).
+    Control {
+        /// The exchange; new at the responder.
+        exchange: ExchangeId,
+        /// The message.
+        control: Control,
+    },
+    /// Payload bytes as they arrived: in order, without gaps, never beyond `payload_len`.
+    Payload {
+        /// The exchange.
+        exchange: ExchangeId,
+        /// Where in the payload `bytes` begin.
+        offset: u32,
+        /// The bytes, in the buffer in which they were received.
+        bytes: Bytes,
+    },
+    /// Control message and payload have come whole. A responder replies after this (or earlier, when it refuses).
+    Complete {
+        /// The exchange.
+        exchange: ExchangeId,
+    },
+    /// The rest of the message will not come; what came of its payload must not be used.
+    Aborted {
+        /// The exchange.
+        exchange: ExchangeId,
+        /// Why.
+        reason: AbortReason,
+    },
+}
+
+/// An endpoint for exchanges: a request with a payload one way, a reply with a payload back.
+///
+/// Only the side which connected sends requests. All calls return at once.
+pub trait Transport {
+    /// Begins to connect to the agent at `addr`; ends in `Connected` or `Closed` within a bounded time.
+    fn connect(&mut self, now: Instant, addr: SocketAddr) -> Result<LinkId, TransportError>;
+
+    /// Queues a request. `payload` is the concatenation of its slices; its length is set in the message sent.
+    ///
+    /// [`TransportError::Busy`] when the link's bound of exchanges or queued bytes is met: retry after a `Complete`.
+    fn request(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        control: &Control,
+        payload: &[&[u8]],
+    ) -> Result<ExchangeId, TransportError>;
+
+    /// Queues the reply to a request. The exchange ends for the responder.
+    fn reply(
+        &mut self,
+        now: Instant,
+        exchange: ExchangeId,
+        control: &Control,
+        payload: &[&[u8]],
+    ) -> Result<(), TransportError>;
+
+    /// Gives an exchange up (the requester's deadline passed): no event of it will come, the responder sees
+    /// `Aborted` if it still receives. Unknown exchanges are ignored.
+    fn abandon(&mut self, exchange: ExchangeId);
+
+    /// Receives what is there, runs timers that are due and transmits. True if anything came or was due.
+    fn drive(&mut self, now: Instant) -> io::Result<bool>;
+
+    /// Next event, if any.
+    fn poll(&mut self, now: Instant) -> Option<Event>;
+
+    /// Transmits what `request`, `reply` and `close` queued.
+    fn flush(&mut self, now: Instant) -> io::Result<()>;
+
+    /// When `drive` must be called although nothing arrives.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// Becomes readable when something arrives.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Measurements of the link's path; `None` once it is closed.
+    fn path(&self, link: LinkId) -> Option<PathStats>;
+
+    /// Ends a link and tells the peer `code`. Open exchanges are aborted, and a `Closed` follows.
+    fn close(&mut self, now: Instant, link: LinkId, code: CloseCode);
+}

@@ -1,0 +1,194 @@
+//! Why calls fail, links close and exchanges are aborted.
+
+use std::io;
+use std::net::SocketAddr;
+
+use crate::message::{DecodeError, VERSION};
+
+/// What one side tells the other when it closes a link (QUIC application error code).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum CloseCode {
+    /// Done; nothing is wrong.
+    Goodbye = 0,
+    /// A message of another protocol version.
+    Version = 1,
+    /// A malformed message.
+    Malformed = 2,
+    /// More queued than the bounds allow, or too many links.
+    Overload = 3,
+    /// The agent leaves.
+    Draining = 4,
+    /// The lease ran out.
+    Lease = 5,
+}
+
+impl CloseCode {
+    /// The code with this number.
+    pub fn from_u64(code: u64) -> Option<Self> {
+        use CloseCode::{Draining, Goodbye, Lease, Malformed, Overload, Version};
+        [Goodbye, Version, Malformed, Overload, Draining, Lease]
+            .into_iter()
+            .find(|known| *known as u64 == code)
+    }
+}
+
+/// Why a link ended or could not be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CloseReason {
+    /// No answer within the handshake's deadline.
+    #[error(
+        "{addr} does not answer: check the address, that gms-agent runs there, and that UDP to it is not blocked"
+    )]
+    Unreachable {
+        /// Where it should be.
+        addr: SocketAddr,
+    },
+    /// It answered once, then fell silent for longer than the idle time-out.
+    #[error("{addr} fell silent: the process, its machine or the network is down")]
+    Lost {
+        /// Where it was.
+        addr: SocketAddr,
+    },
+    /// Its certificate is not of our cluster's authority.
+    #[error(
+        "{addr} has a certificate of another authority: use keys of the same `gms keys init` on both sides"
+    )]
+    WrongCa {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// Its certificate has expired, or is not valid yet.
+    #[error(
+        "{addr} has an expired certificate (or one of the two clocks is wrong): issue a new one by `gms keys issue`"
+    )]
+    Expired {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// Its certificate is of the wrong role, e.g. a client's where an agent should be.
+    #[error(
+        "{addr} has no certificate of the right role: agents need a node key, pagers a client key"
+    )]
+    WrongRole {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// The peer refuses our certificate.
+    #[error(
+        "{addr} refuses our certificate ({detail}): use keys of the same `gms keys init` on both sides"
+    )]
+    Refused {
+        /// The peer.
+        addr: SocketAddr,
+        /// What is wrong with it.
+        detail: &'static str,
+    },
+    /// The two sides speak different versions.
+    #[error(
+        "{addr} speaks another version of the protocol (ours is {VERSION}): use the same gms release on both sides"
+    )]
+    Version {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// The peer sent something malformed; we closed the link.
+    #[error("{addr} sent a malformed message: {error}")]
+    Malformed {
+        /// The peer.
+        addr: SocketAddr,
+        /// What is wrong with it.
+        error: DecodeError,
+    },
+    /// The peer does not read its replies; we closed the link.
+    #[error("{addr} lets its replies pile up; the link was closed")]
+    Overload {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// The peer closed the link.
+    #[error("{addr} closed the link ({code:?}){}{detail}", if detail.is_empty() { "" } else { ": " })]
+    ByPeer {
+        /// The peer.
+        addr: SocketAddr,
+        /// Its code, if it is one of this version.
+        code: Option<CloseCode>,
+        /// Its explanation, at most [`CloseReason::DETAIL_MAX`] printable characters.
+        detail: String,
+    },
+    /// The peer no longer knows the link: it has restarted.
+    #[error("{addr} has restarted")]
+    Reset {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// We closed it.
+    #[error("closed")]
+    Local,
+    /// Anything else that QUIC or TLS found.
+    #[error("the link to {addr} failed: {detail}")]
+    Failed {
+        /// The peer.
+        addr: SocketAddr,
+        /// What QUIC says, at most [`CloseReason::DETAIL_MAX`] printable characters.
+        detail: String,
+    },
+}
+
+impl CloseReason {
+    /// Most characters of text from a peer that a reason repeats.
+    pub const DETAIL_MAX: usize = 120;
+}
+
+/// Why the rest of an exchange will not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AbortReason {
+    /// The peer gave the exchange up.
+    #[error("the peer gave the exchange up")]
+    Peer,
+    /// The link ended.
+    #[error("the link ended")]
+    LinkClosed,
+}
+
+/// Why a call to a transport failed. Nothing was sent.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The link is closed.
+    #[error("the link is closed")]
+    LinkClosed,
+    /// The exchange has ended or was abandoned.
+    #[error("the exchange has ended")]
+    ExchangeEnded,
+    /// Bounds of exchanges or queued bytes are met.
+    #[error("too many exchanges in flight on this link: wait for one to complete")]
+    Busy,
+    /// Too many links.
+    #[error("this endpoint has its {max} links already")]
+    Links {
+        /// The bound.
+        max: usize,
+    },
+    /// The message breaks the protocol's own rules.
+    #[error("refusing to send a message: {0}")]
+    Message(#[from] DecodeError),
+    /// The address cannot be connected to.
+    #[error("cannot connect to {addr}: {detail}")]
+    Address {
+        /// The address.
+        addr: SocketAddr,
+        /// Why not.
+        detail: String,
+    },
+    /// The socket failed.
+    #[error("UDP socket on {addr}: {error}")]
+    Socket {
+        /// The local address.
+        addr: SocketAddr,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The keys cannot be used.
+    #[error("keys cannot be used: {0}")]
+    Keys(String),
+}
