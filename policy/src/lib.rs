@@ -1,2 +1,23 @@
-//! The policies of gms as pure code: a view in, a decision out. No I/O, no clock, no randomness of their own.
+//! The policies of gms as pure code: a view in, a decision out. No I/O, no clock, no randomness of their own:
+//! `now` and random numbers are arguments.
+//!
+//! | question | module | source |
+//! |---|---|---|
+//! | which page goes out | [`eviction`] | CLOCK (Corbató 1968), refaults as the reference signal |
+//! | to which agent | [`placement`] | power of two choices (Mitzenmacher 1996), GMS weights |
+//! | which pages come in early | [`prefetch`] | Leap (Al Maruf and Chowdhury, ATC'20) |
+//! | when to act at all | [`budget`] | watermarks |
 #![forbid(unsafe_code)]
+
+pub mod budget;
+pub mod eviction;
+pub mod ids;
+pub mod limits;
+pub mod placement;
+pub mod prefetch;
+
+pub use budget::{Budget, Decision};
+pub use eviction::{Clock, Eviction};
+pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
+pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices};
+pub use prefetch::{Prefetch, Streams, Window};

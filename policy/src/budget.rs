@@ -1,0 +1,152 @@
+//! Watermarks for the resident budget: when to attach, to register, to evict, and to look again.
+//!
+//! ```text
+//!  0 ........ attach ..... register ..... low ....... high ...... budget ...... limit
+//!             headroom     headroom       budget      budget                    budget + overshoot
+//!             < 2 R        < R            - 2 slack   - slack
+//! ```
+//! R = max(budget/8, 12 MiB), at most budget/2; slack = budget/32 within 1..64 MiB. Below `attach` a workload
+//! is not touched at all; below `register` no fault of it comes our way. Above `high` pages are evicted down
+//! to `low`, so that a burst as large as the slack stays within the budget.
+
+use crate::ids::{Bytes, PageCount};
+use crate::limits::{
+    ALLOCATION_BYTES_PER_S, BUDGET_MIN, EXCHANGE_PAGES_MAX, LOOK_MAX, LOOK_MIN, OVERSHOOT_MIN,
+    REGISTER_HEADROOM_MIN, SLACK_MAX, SLACK_MIN,
+};
+use std::time::Duration;
+
+/// What to do at the present amount of resident memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The workload should be attached (its evictor started).
+    pub attach: bool,
+    /// Ranges should be registered, so that their pages can be evicted.
+    pub register: bool,
+    /// So much should go out now (zero: nothing).
+    pub evict: Bytes,
+    /// A fault may install this many pages together, its own included: 1 to 64.
+    pub install_max: PageCount,
+    /// Look again after this time at the latest.
+    pub look_again: Duration,
+}
+
+/// A budget of resident bytes and its watermarks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    budget: u64,
+    slack: u64,
+    register_headroom: u64,
+}
+
+impl Budget {
+    /// A budget of `budget` bytes; less than [`BUDGET_MIN`] is treated as [`BUDGET_MIN`].
+    pub fn new(budget: Bytes) -> Self {
+        let budget = budget.0.max(BUDGET_MIN);
+        let slack = (budget / 32).clamp(SLACK_MIN, SLACK_MAX);
+        let register_headroom = (budget / 8).max(REGISTER_HEADROOM_MIN).min(budget / 2);
+        Self { budget, slack, register_headroom }
+    }
+
+    /// The budget itself.
+    pub const fn bytes(&self) -> Bytes {
+        Bytes(self.budget)
+    }
+
+    /// Eviction starts above this.
+    pub const fn high(&self) -> Bytes {
+        Bytes(self.budget - self.slack)
+    }
+
+    /// Eviction goes down to this.
+    pub const fn low(&self) -> Bytes {
+        Bytes(self.budget - 2 * self.slack)
+    }
+
+    /// The most that may ever be resident: a tenth more than the budget, or 32 MiB if that is more.
+    pub fn limit(&self) -> Bytes {
+        Bytes(self.budget.saturating_add((self.budget / 10).max(OVERSHOOT_MIN)))
+    }
+
+    /// What to do when `resident` bytes are resident.
+    pub fn decide(&self, resident: Bytes) -> Decision {
+        let headroom = self.bytes().saturating_sub(resident).0;
+        let evict = match resident > self.high() {
+            true => resident.saturating_sub(self.low()),
+            false => Bytes(0),
+        };
+        let pages = Bytes(headroom).pages().0.clamp(1, u64::from(EXCHANGE_PAGES_MAX));
+        Decision {
+            attach: headroom < 2 * self.register_headroom,
+            register: headroom < self.register_headroom,
+            evict,
+            install_max: PageCount(pages),
+            look_again: look_again(headroom),
+        }
+    }
+}
+
+/// How long a workload which allocates at full speed needs for `headroom` bytes, within the bounds.
+fn look_again(headroom: u64) -> Duration {
+    let micros = u128::from(headroom) * 1_000_000 / u128::from(ALLOCATION_BYTES_PER_S);
+    Duration::from_micros(micros.try_into().unwrap_or(u64::MAX)).clamp(LOOK_MIN, LOOK_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_program_under_its_budget_is_left_alone() {
+        let decision = Budget::new(Bytes(256 * MIB)).decide(Bytes(64 * MIB));
+        assert!(!decision.attach && !decision.register);
+        assert_eq!(decision.evict, Bytes(0));
+        assert_eq!(decision.install_max, PageCount(64));
+    }
+
+    #[test]
+    fn the_watermarks_of_64_mib() {
+        let budget = Budget::new(Bytes(64 * MIB));
+        assert_eq!((budget.high(), budget.low()), (Bytes(62 * MIB), Bytes(60 * MIB)));
+        assert_eq!(budget.limit(), Bytes(96 * MIB));
+        assert!(!budget.decide(Bytes(40 * MIB)).attach);
+        assert!(budget.decide(Bytes(41 * MIB)).attach);
+        assert!(!budget.decide(Bytes(52 * MIB)).register);
+        assert!(budget.decide(Bytes(53 * MIB)).register);
+        assert_eq!(budget.decide(Bytes(62 * MIB)).evict, Bytes(0));
+        assert_eq!(budget.decide(Bytes(63 * MIB)).evict, Bytes(3 * MIB));
+        assert_eq!(budget.decide(Bytes(64 * MIB)).install_max, PageCount(1));
+    }
+
+    #[test]
+    fn looks_follow_the_headroom() {
+        let budget = Budget::new(Bytes(1 << 30));
+        assert_eq!(budget.decide(Bytes(0)).look_again, LOOK_MAX);
+        assert_eq!(
+            budget.decide(Bytes((1 << 30) - 64 * MIB)).look_again,
+            Duration::from_micros(15625)
+        );
+        assert_eq!(budget.decide(Bytes(2 << 30)).look_again, LOOK_MIN);
+    }
+
+    proptest! {
+        /// The marks are in order, and each step implies the ones before it, for any amounts.
+        #[test]
+        fn marks_are_ordered(budget: u64, resident: u64) {
+            let budget = Budget::new(Bytes(budget));
+            prop_assert!(Bytes(0) < budget.low() && budget.low() < budget.high());
+            prop_assert!(budget.high() < budget.bytes() && budget.bytes() <= budget.limit());
+            let decision = budget.decide(Bytes(resident));
+            prop_assert!(!decision.register || decision.attach);
+            prop_assert!(decision.evict == Bytes(0) || decision.register);
+            prop_assert!(decision.evict.0 <= resident);
+            prop_assert!((1..=64).contains(&decision.install_max.0));
+            prop_assert!((LOOK_MIN..=LOOK_MAX).contains(&decision.look_again));
+            let after = Bytes(resident).saturating_sub(decision.evict);
+            prop_assert_eq!(budget.decide(after).evict, Bytes(0));
+        }
+    }
+}

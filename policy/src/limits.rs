@@ -1,0 +1,73 @@
+//! Every bound of the policies, and the relations which must hold between them.
+
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes of a page frame.
+pub const FRAME_BYTES: u64 = 4096;
+
+/// Most pages in one window that [`crate::Eviction::pick`] is given.
+pub const SCAN_WINDOW_MAX: usize = 512;
+/// Slots of one set of the referenced pages: one cache line.
+pub const CLOCK_WAYS: usize = 8;
+/// Least and most references a [`crate::Clock`] remembers (8 bytes each).
+pub const CLOCK_SLOTS_MIN: usize = 4096;
+/// See [`CLOCK_SLOTS_MIN`]: 64 MiB for the references of 32 GiB of memory.
+pub const CLOCK_SLOTS_MAX: usize = 1 << 23;
+
+/// An exchange carries the page which faulted and its window: this many pages together.
+pub const EXCHANGE_PAGES_MAX: u32 = 64;
+/// Most pages of a prefetch window, apart from the page which faulted.
+pub const WINDOW_MAX: u32 = EXCHANGE_PAGES_MAX - 1;
+/// Streams which a prefetcher tells apart in one address space.
+pub const STREAMS_MAX: usize = 16;
+/// Deltas remembered of each stream (Leap's H_size).
+pub const TREND_HISTORY: usize = 32;
+/// Deltas in which a majority is sought first; doubled until one is found.
+pub const TREND_MIN: usize = 4;
+/// A fault further than this from a stream's last belongs to another stream, in pages.
+pub const STREAM_REACH_PAGES: i64 = 512;
+/// Prefetched pages after which older outcomes count half.
+pub const OUTCOME_WINDOW: u32 = 1024;
+
+/// Weight of a new sample in a moving average: 1/8 (RFC 6298's for round trips).
+pub const EWMA_SHIFT: u32 = 3;
+/// Least share of the pages that an eligible agent gets when compared with any other: 1/64, so that a
+/// slow one is measured again and can recover.
+pub const EXPLORE_SHARE: f64 = 1.0 / 64.0;
+/// An agent's cost doubles with each refusal in a row, up to 2^16.
+pub const REFUSAL_DOUBLINGS_MAX: u32 = 16;
+/// Costs below this are the same: clocks and schedulers are no finer, in ns.
+pub const COST_NS_MIN: u64 = 1_000;
+
+/// Least budget that can be kept: two slacks must fit several times.
+pub const BUDGET_MIN: u64 = 4 * MIB;
+/// Least and most slack below the budget (see [`crate::Budget`]).
+pub const SLACK_MIN: u64 = MIB;
+/// See [`SLACK_MIN`].
+pub const SLACK_MAX: u64 = 64 * MIB;
+/// Ranges are registered when no more than this is left, whatever the budget.
+pub const REGISTER_HEADROOM_MIN: u64 = 12 * MIB;
+/// A workload is assumed to allocate no faster than this, in bytes per second.
+pub const ALLOCATION_BYTES_PER_S: u64 = 4 << 30;
+/// Soonest next look at the resident bytes.
+pub const LOOK_MIN: Duration = Duration::from_millis(1);
+/// Latest next look at the resident bytes.
+pub const LOOK_MAX: Duration = Duration::from_millis(50);
+/// Overshoot which is allowed in any case (the other bound is a tenth of the budget).
+pub const OVERSHOOT_MIN: u64 = 32 * MIB;
+
+const _: () = {
+    assert!(FRAME_BYTES.is_power_of_two());
+    assert!(CLOCK_SLOTS_MIN.is_power_of_two() && CLOCK_SLOTS_MAX.is_power_of_two());
+    assert!(CLOCK_SLOTS_MIN >= CLOCK_WAYS * SCAN_WINDOW_MAX && CLOCK_SLOTS_MIN <= CLOCK_SLOTS_MAX);
+    assert!(EXCHANGE_PAGES_MAX.is_power_of_two() && WINDOW_MAX < OUTCOME_WINDOW);
+    assert!(TREND_MIN <= TREND_HISTORY && TREND_HISTORY.is_multiple_of(TREND_MIN));
+    assert!(STREAM_REACH_PAGES > 2 * WINDOW_MAX as i64);
+    assert!(EXPLORE_SHARE > 0.0 && EXPLORE_SHARE < 0.5);
+    assert!(SLACK_MIN <= SLACK_MAX && 4 * SLACK_MIN <= BUDGET_MIN);
+    // What is allocated between two looks stays below the overshoot allowed.
+    assert!(ALLOCATION_BYTES_PER_S / 1000 * (LOOK_MIN.as_millis() as u64) < OVERSHOOT_MIN);
+    assert!(SLACK_MAX / FRAME_BYTES > EXCHANGE_PAGES_MAX as u64);
+};

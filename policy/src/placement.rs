@@ -1,0 +1,290 @@
+//! To which agent an evicted page goes: the power of two choices (Mitzenmacher, "The Power of Two Choices in
+//! Randomized Load Balancing", 1996) over what agents say of themselves.
+//!
+//! Two eligible agents are drawn; the better one gets the page *more often*, by the ratio of their merits,
+//! rather than always: feedback is as old as the last reply, and on old information the strict comparison
+//! sends everybody to the same agent at once (Mitzenmacher, "How Useful Is Old Information?", 2000).
+//!
+//! merit = free frames / cost^2, cost = (network + queue + service time) x (1 + exchanges in flight), doubled
+//! for each refusal in a row. Free frames are GMS's weights (SOSP'95): agents fill at the same pace.
+
+use crate::ids::{AgentId, PageCount};
+use crate::limits::{COST_NS_MIN, EWMA_SHIFT, EXPLORE_SHARE, REFUSAL_DOUBLINGS_MAX};
+use std::time::Duration;
+
+/// What is known of one agent when a page is placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AgentView {
+    /// Which agent.
+    pub id: AgentId,
+    /// Connected, and not draining.
+    pub up: bool,
+    /// Frames which it said were free, less the pages sent since.
+    pub free_frames: PageCount,
+    /// Pages which it still lets us put.
+    pub credits: PageCount,
+    /// Time which requests waited at the agent (moving average).
+    pub queue: Duration,
+    /// Time which the agent worked on a request (moving average).
+    pub service: Duration,
+    /// The rest of an exchange's time: the network's share (moving average).
+    pub rtt: Duration,
+    /// Exchanges sent and not yet answered.
+    pub inflight: u32,
+    /// Refusals in a row.
+    pub refusals: u32,
+}
+
+impl AgentView {
+    /// Whether a page may be sent to it at all.
+    fn eligible(&self) -> bool {
+        self.up && self.free_frames.0 > 0 && self.credits.0 > 0
+    }
+
+    fn merit(&self) -> f64 {
+        let ns = (self.rtt + self.queue + self.service).as_nanos().max(u128::from(COST_NS_MIN));
+        let doublings = self.refusals.min(REFUSAL_DOUBLINGS_MAX);
+        let cost = ns as f64 * (1.0 + f64::from(self.inflight)) * f64::from(1u32 << doublings);
+        self.free_frames.0 as f64 / (cost * cost)
+    }
+}
+
+/// A choice between agents.
+pub trait Placement {
+    /// The agent which should get the next pages; `None` if none of `views` is up with room and credits.
+    /// `random` must be uniform over all of `u64`.
+    fn choose(&self, views: &[AgentView], random: u64) -> Option<AgentId>;
+}
+
+/// Two random candidates, compared by merit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TwoChoices;
+
+impl Placement for TwoChoices {
+    fn choose(&self, views: &[AgentView], random: u64) -> Option<AgentId> {
+        let eligible = || views.iter().filter(|view| view.eligible());
+        let count = eligible().count();
+        let nth = |n: usize| eligible().nth(n);
+        if count < 2 {
+            return nth(0).map(|view| view.id);
+        }
+        let first = (mix(random, 1) % count as u64) as usize;
+        let second = (first + 1 + (mix(random, 2) % (count as u64 - 1)) as usize) % count;
+        let (a, b) = (nth(first)?, nth(second)?);
+        let share = a.merit() / (a.merit() + b.merit());
+        // 53 random bits make a uniform number in 0..1.
+        let draw = (mix(random, 3) >> 11) as f64 / (1u64 << 53) as f64;
+        Some(if draw < share.clamp(EXPLORE_SHARE, 1.0 - EXPLORE_SHARE) { a.id } else { b.id })
+    }
+}
+
+/// Independent random numbers from one (SplitMix64: Steele, Lea and Flood, OOPSLA'14).
+fn mix(random: u64, n: u64) -> u64 {
+    let mut z = random.wrapping_add(n.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// What one reply tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reply {
+    /// From the request's sending to the reply's last byte.
+    pub elapsed: Duration,
+    /// The agent's words: how long the request waited there.
+    pub queue: Duration,
+    /// The agent's words: how long it worked on it.
+    pub service: Duration,
+    /// Frames free at the agent.
+    pub frames_free: PageCount,
+    /// Pages which we may put before we are granted more.
+    pub credits: PageCount,
+    /// The agent refused (part of) the request: it is full.
+    pub refused: bool,
+}
+
+/// The moving averages of one agent, as its replies tell them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Feedback {
+    rtt_ns: u64,
+    queue_ns: u64,
+    service_ns: u64,
+    frames_free: PageCount,
+    credits: PageCount,
+    refusals: u32,
+    replies: u64,
+}
+
+impl Feedback {
+    /// Takes in a reply. Times that an agent claims beyond the exchange's own are cut to it.
+    pub fn on_reply(&mut self, reply: Reply) {
+        let elapsed = nanos(reply.elapsed);
+        let queue = nanos(reply.queue).min(elapsed);
+        let service = nanos(reply.service).min(elapsed - queue);
+        let first = self.replies == 0;
+        for (average, sample) in [
+            (&mut self.rtt_ns, elapsed - queue - service),
+            (&mut self.queue_ns, queue),
+            (&mut self.service_ns, service),
+        ] {
+            *average = if first { sample } else { ewma(*average, sample) };
+        }
+        self.frames_free = reply.frames_free;
+        self.credits = reply.credits;
+        self.refusals = if reply.refused { self.refusals.saturating_add(1) } else { 0 };
+        self.replies += 1;
+    }
+
+    /// Pages were sent: they are taken from the room and the credits until the next reply tells.
+    pub fn on_put(&mut self, pages: PageCount) {
+        self.frames_free.0 = self.frames_free.0.saturating_sub(pages.0);
+        self.credits.0 = self.credits.0.saturating_sub(pages.0);
+    }
+
+    /// An exchange was not answered within `waited`: that is what it cost.
+    pub fn on_timeout(&mut self, waited: Duration) {
+        self.rtt_ns = ewma(self.rtt_ns, nanos(waited).max(self.rtt_ns));
+        self.refusals = self.refusals.saturating_add(1);
+    }
+
+    /// The view that [`Placement`] needs.
+    pub fn view(&self, id: AgentId, up: bool, inflight: u32) -> AgentView {
+        AgentView {
+            id,
+            up,
+            free_frames: self.frames_free,
+            credits: self.credits,
+            queue: Duration::from_nanos(self.queue_ns),
+            service: Duration::from_nanos(self.service_ns),
+            rtt: Duration::from_nanos(self.rtt_ns),
+            inflight,
+            refusals: self.refusals,
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+fn ewma(average: u64, sample: u64) -> u64 {
+    average - (average >> EWMA_SHIFT) + (sample >> EWMA_SHIFT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn view(id: u8, free: u64, rtt_us: u64) -> AgentView {
+        AgentView {
+            id: AgentId(id),
+            up: true,
+            free_frames: PageCount(free),
+            credits: PageCount(64),
+            queue: Duration::ZERO,
+            service: Duration::from_micros(2),
+            rtt: Duration::from_micros(rtt_us),
+            inflight: 0,
+            refusals: 0,
+        }
+    }
+
+    fn shares(views: &[AgentView]) -> Vec<f64> {
+        let mut counts = vec![0u32; views.len()];
+        for n in 0..20_000 {
+            let id = TwoChoices.choose(views, mix(7, n)).expect("one is eligible");
+            counts[views.iter().position(|v| v.id == id).expect("a view's id")] += 1;
+        }
+        counts.into_iter().map(|c| f64::from(c) / 20_000.0).collect()
+    }
+
+    #[test]
+    fn equals_get_equal_shares() {
+        for share in shares(&[view(1, 100, 20), view(2, 100, 20), view(9, 100, 20)]) {
+            assert!((share - 1.0 / 3.0).abs() < 0.02, "{share}");
+        }
+    }
+
+    #[test]
+    fn a_slow_agent_gets_fewer_but_is_still_measured() {
+        let share = shares(&[view(0, 100, 20), view(1, 100, 2000)])[1];
+        assert!((0.005..0.03).contains(&share), "{share}");
+        let mut queued = view(1, 100, 20);
+        queued.queue = Duration::from_micros(60);
+        let share = shares(&[view(0, 100, 20), queued])[1];
+        assert!((0.03..0.15).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn room_load_and_refusals_count() {
+        let share = shares(&[view(0, 300, 20), view(1, 100, 20)])[1];
+        assert!((share - 0.25).abs() < 0.02, "{share}");
+        let busy = AgentView { inflight: 1, ..view(1, 100, 20) };
+        assert!((shares(&[view(0, 100, 20), busy])[1] - 0.2).abs() < 0.02);
+        let refusing = AgentView { refusals: u32::MAX, ..view(1, 100, 20) };
+        assert!(shares(&[view(0, 100, 20), refusing])[1] < 0.03);
+    }
+
+    #[test]
+    fn averages_follow_replies_and_unlearn() {
+        let mut feedback = Feedback::default();
+        let reply = |us| Reply {
+            elapsed: Duration::from_micros(us),
+            queue: Duration::from_micros(1),
+            service: Duration::from_micros(2),
+            frames_free: PageCount(9),
+            credits: PageCount(5),
+            refused: false,
+        };
+        feedback.on_reply(reply(23));
+        assert_eq!(feedback.view(AgentId(0), true, 0).rtt, Duration::from_micros(20));
+        (0..50).for_each(|_| feedback.on_reply(reply(503)));
+        assert!(feedback.view(AgentId(0), true, 0).rtt > Duration::from_micros(480));
+        (0..50).for_each(|_| feedback.on_reply(reply(23)));
+        assert!(feedback.view(AgentId(0), true, 0).rtt < Duration::from_micros(30));
+        feedback.on_put(PageCount(6));
+        let view = feedback.view(AgentId(0), true, 0);
+        assert_eq!((view.free_frames, view.credits), (PageCount(3), PageCount(0)));
+        assert_eq!(TwoChoices.choose(&[view], 1), None);
+    }
+
+    fn any_view() -> impl Strategy<Value = AgentView> {
+        (any::<(u8, bool, u64, u64, u64, u64)>(), any::<(u64, u32, u32)>()).prop_map(
+            |((id, up, free, credits, queue, service), (rtt, inflight, refusals))| AgentView {
+                id: AgentId(id),
+                up,
+                free_frames: PageCount(free % 3),
+                credits: PageCount(credits % 3),
+                queue: Duration::from_nanos(queue),
+                service: Duration::from_nanos(service),
+                rtt: Duration::from_nanos(rtt),
+                inflight,
+                refusals,
+            },
+        )
+    }
+
+    proptest! {
+        /// The choice is always an eligible agent, and there is one whenever one exists.
+        #[test]
+        fn chooses_only_eligible(views in prop::collection::vec(any_view(), 0..8), random: u64) {
+            match TwoChoices.choose(&views, random) {
+                Some(id) => prop_assert!(views.iter().any(|v| v.id == id && v.eligible())),
+                None => prop_assert!(!views.iter().any(AgentView::eligible)),
+            }
+        }
+
+        /// No reply, however wrong, breaks the averages.
+        #[test]
+        fn any_reply_is_taken(samples in prop::collection::vec(any::<(u64, u64, u64)>(), 0..20)) {
+            let mut feedback = Feedback::default();
+            for (elapsed, queue, service) in samples {
+                let [elapsed, queue, service] = [elapsed, queue, service].map(Duration::from_nanos);
+                feedback.on_reply(Reply { elapsed, queue, service, ..Reply::default() });
+                feedback.on_timeout(elapsed);
+            }
+            prop_assert!(feedback.view(AgentId(0), true, 0).merit().is_finite());
+        }
+    }
+}
