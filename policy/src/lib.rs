@@ -7,6 +7,8 @@
 //! | to which agent | [`placement`] | power of two choices (Mitzenmacher 1996), GMS weights |
 //! | which pages come in early | [`prefetch`] | Leap (Al Maruf and Chowdhury, ATC'20) |
 //! | when to act at all | [`budget`] | watermarks |
+//!
+//! Besides, [`size`] reads sizes as people write them, the same in every command.
 #![forbid(unsafe_code)]
 
 pub mod budget;
@@ -15,9 +17,11 @@ pub mod ids;
 pub mod limits;
 pub mod placement;
 pub mod prefetch;
+pub mod size;
 
 pub use budget::{Budget, Decision};
 pub use eviction::{Clock, Eviction};
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
 pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices};
 pub use prefetch::{Prefetch, Streams, Window};
+pub use size::{Size, SizeError};
