@@ -1,0 +1,69 @@
+//! Every bound of the agent, and the relations between them.
+
+use gms_transport::message::{DISCARD_MAX, PAGES_MAX};
+use std::time::Duration;
+
+/// Bytes of a frame.
+pub const FRAME_LEN: usize = gms_transport::message::PAGE_LEN;
+/// Most frames of a slab: 4 TiB.
+pub const FRAMES_MAX: u64 = 1 << 30;
+/// Most tenants at a time, those whose frames are being freed included.
+pub const TENANTS_MAX: usize = 4096;
+/// Most links at a time.
+pub const LINKS_MAX: usize = 1024;
+/// Most exchanges in progress at a time, all links together.
+pub const EXCHANGES_MAX: usize = 4096;
+/// An exchange whose request has not come whole by then is given up.
+pub const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Lease of a workload which asks for none.
+pub const LEASE_DEFAULT: Duration = Duration::from_secs(30);
+/// Shortest lease.
+pub const LEASE_MIN: Duration = Duration::from_secs(1);
+/// Longest lease.
+pub const LEASE_MAX: Duration = Duration::from_secs(600);
+
+/// Most credits that one reply grants, in pages.
+pub const CREDITS_MAX: u64 = 16 * PAGES_MAX as u64;
+
+/// Period of housekeeping, while there is any to do.
+pub const TICK: Duration = Duration::from_millis(250);
+/// Entries looked at in one step of freeing an ended workload's frames: about 0.1 ms.
+pub const SWEEP_STEP: u32 = 16_384;
+/// Entries looked at in one step of giving free frames back to the kernel.
+pub const TRIM_STEP: u32 = 16_384;
+/// Frames given back in one step, in at most [`TRIM_CALLS`] calls: about 0.5 ms.
+pub const TRIM_FRAMES: u32 = 2048;
+/// See [`TRIM_FRAMES`].
+pub const TRIM_CALLS: u32 = 128;
+/// Free frames are given back when no page has been put for this long.
+pub const TRIM_IDLE: Duration = Duration::from_secs(2);
+/// While pages are being put, one frame in this many stays warm when free.
+pub const TRIM_KEEP_SHARE: u32 = 16;
+/// Seconds for which the ages of pages are told apart; older ones are all as old as this.
+pub const AGE_SECONDS_MAX: usize = 1 << 16;
+
+/// Longest spin before the loop blocks.
+pub const SPIN_MAX: Duration = Duration::from_micros(50);
+/// Events handled before replies are sent.
+pub const FLUSH_EVENTS: usize = 32;
+/// Longest block of the loop, whatever the deadlines.
+pub const BLOCK_MAX: Duration = Duration::from_secs(60);
+/// Longest time that a drain waits for workloads to take their pages away.
+pub const DRAIN_MAX: Duration = Duration::from_secs(3600);
+/// Time for the last packets of a drain.
+pub const FAREWELL: Duration = Duration::from_millis(200);
+
+/// A metrics client must have sent its request, and taken the answer, by then.
+pub const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest metrics request in bytes.
+pub const METRICS_REQUEST_MAX: usize = 8192;
+
+const _: () = {
+    assert!(FRAMES_MAX < u32::MAX as u64 && FRAME_LEN == 4096);
+    assert!(TENANTS_MAX < u16::MAX as usize);
+    assert!(TRIM_FRAMES <= TRIM_STEP && SWEEP_STEP as usize >= DISCARD_MAX);
+    assert!(CREDITS_MAX <= u32::MAX as u64);
+    assert!(TICK.as_millis() < LEASE_MIN.as_millis());
+    assert!(FAREWELL.as_millis() < LEASE_MIN.as_millis());
+};
