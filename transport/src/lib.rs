@@ -7,8 +7,11 @@
 //! fits behind it.
 
 mod error;
+pub mod keys;
 mod link;
 pub mod message;
+pub mod quic;
+pub mod reader;
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,6 +23,7 @@ use bytes::Bytes;
 pub use error::{AbortReason, CloseCode, CloseReason, TransportError};
 pub use link::{ExchangeId, Fingerprint, LinkId, PathStats, PeerIdentity};
 pub use message::Control;
+pub use quic::Quic;
 
 /// What happened at an endpoint.
 ///
@@ -69,6 +73,19 @@ pub enum Event {
         /// Why.
         reason: AbortReason,
     },
+}
+
+impl Event {
+    /// The exchange that the event is of, if it is of one.
+    pub fn exchange(&self) -> Option<ExchangeId> {
+        match *self {
+            Event::Connected { .. } | Event::Closed { .. } => None,
+            Event::Control { exchange, .. }
+            | Event::Payload { exchange, .. }
+            | Event::Complete { exchange }
+            | Event::Aborted { exchange, .. } => Some(exchange),
+        }
+    }
 }
 
 /// An endpoint for exchanges: a request with a payload one way, a reply with a payload back.

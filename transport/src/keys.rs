@@ -1,0 +1,412 @@
+//! A cluster's keys: its authority, and the certificates of agents (nodes) and pagers (clients).
+//!
+//! A key directory holds `ca.pem` and, by role, `node.pem` + `node-key.pem` or `client.pem` + `client-key.pem`.
+//! [`init`] makes one with everything, including `ca-key.pem`, which alone can issue more and needs to be on one
+//! machine only. [`issue`] makes a directory of its own (`DIR/NAME/`, same file names, without `ca-key.pem`) to be
+//! copied to another machine. A node certificate is good for serving only and a client certificate for connecting
+//! only, so that a pager's key which leaks cannot pose as an agent.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+
+use crate::quic::tls::{self, Verdict};
+
+/// Name in every node certificate: agents are known by their cluster's authority, not by their address.
+pub const NODE_NAME: &str = "agent.gms";
+/// How long an authority is valid.
+pub const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86400);
+/// How long an issued certificate is valid.
+pub const LIFETIME: Duration = Duration::from_secs(2 * 365 * 86400);
+/// Certificates begin this long ago, for clocks that are behind.
+const CLOCK_SKEW: Duration = Duration::from_secs(3600);
+/// Most characters in the name of an issued directory.
+const NAME_MAX: usize = 64;
+/// Most bytes of a key file.
+const FILE_MAX: u64 = 64 * 1024;
+
+const CA: &str = "ca.pem";
+const CA_KEY: &str = "ca-key.pem";
+
+/// What a certificate is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Serving pages: `gms-agent`.
+    Node,
+    /// Connecting to agents: `gms`.
+    Client,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::Node => "node",
+            Role::Client => "client",
+        }
+    }
+
+    fn files(self) -> [String; 2] {
+        [format!("{}.pem", self.name()), format!("{}-key.pem", self.name())]
+    }
+}
+
+/// Why keys cannot be made or used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// A file is not there.
+    #[error("{} does not exist: make keys by `gms keys init DIR`, or copy a directory made by `gms keys issue`", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}: {error}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// A file cannot be written.
+    #[error("cannot write {}: {error}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// A file is there already.
+    #[error("{} exists already and is not overwritten: choose another directory or name", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file holds something else.
+    #[error("{} holds no valid PEM {what}: {detail}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What it should hold.
+        what: &'static str,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The private key belongs to another certificate.
+    #[error("{} and {} do not belong together: copy both from the same directory", cert.display(), key.display())]
+    Mismatch {
+        /// The certificate.
+        cert: PathBuf,
+        /// The key.
+        key: PathBuf,
+    },
+    /// The certificate has expired or is not valid yet.
+    #[error("{} has expired or is not valid yet: check the clock, or issue a new one by `gms keys issue`", path.display())]
+    Expired {
+        /// The certificate.
+        path: PathBuf,
+    },
+    /// The certificate is of another authority.
+    #[error("{} was not issued by the {CA} beside it: copy both from the same directory", path.display())]
+    WrongCa {
+        /// The certificate.
+        path: PathBuf,
+    },
+    /// The certificate is of the other role.
+    #[error("{} is no {} certificate", path.display(), role.name())]
+    WrongRole {
+        /// The certificate.
+        path: PathBuf,
+        /// The role it should have.
+        role: Role,
+    },
+    /// The name cannot be a directory's.
+    #[error(
+        "`{0}` cannot be a key's name: use 1 to {NAME_MAX} letters, digits, `-`, `_` or `.`, not first a `.`"
+    )]
+    Name(String),
+    /// The library which makes keys failed.
+    #[error("cannot make a key: {0}")]
+    Generate(#[from] rcgen::Error),
+}
+
+/// A checked certificate with its private key and the authority that peers are checked against.
+pub struct Identity {
+    pub(crate) role: Role,
+    pub(crate) cert: CertificateDer<'static>,
+    pub(crate) key: PrivateKeyDer<'static>,
+    pub(crate) roots: Arc<RootCertStore>,
+}
+
+impl Clone for Identity {
+    fn clone(&self) -> Self {
+        let Self { role, cert, key, roots } = self;
+        Self { role: *role, cert: cert.clone(), key: key.clone_key(), roots: roots.clone() }
+    }
+}
+
+impl Identity {
+    /// What the certificate is good for.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+}
+
+/// Makes a new authority with a first node and a first client key in `dir`, which is created if need be.
+pub fn init(dir: &Path) -> Result<(), KeysError> {
+    let authority = Authority::generate()?;
+    let mut files = vec![
+        (dir.join(CA), authority.pem.clone(), false),
+        (dir.join(CA_KEY), authority.issuer.key().serialize_pem(), true),
+    ];
+    for role in [Role::Node, Role::Client] {
+        files.extend(authority.issue(role, valid_for(LIFETIME))?.files(dir, role));
+    }
+    write_new(dir, &files)
+}
+
+/// Issues a key of `role` by the authority in `dir` into the new directory `dir/name`, whose path it returns.
+/// Called for both roles with one name, it completes the directory.
+pub fn issue(dir: &Path, role: Role, name: &str) -> Result<PathBuf, KeysError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > NAME_MAX || name.starts_with('.') || !name.chars().all(plain)
+    {
+        return Err(KeysError::Name(name.to_owned()));
+    }
+    let authority = Authority::load(dir)?;
+    let target = dir.join(name);
+    let mut files: Vec<_> = authority.issue(role, valid_for(LIFETIME))?.files(&target, role).into();
+    match read(&target.join(CA)) {
+        Ok(pem) if pem == authority.pem.as_bytes() => {}
+        Ok(_) => return Err(KeysError::Exists { path: target.join(CA) }),
+        Err(_) => files.push((target.join(CA), authority.pem, false)),
+    }
+    write_new(&target, &files)?;
+    Ok(target)
+}
+
+/// Loads the key of `role` from `dir` and checks it: what this accepts, peers of the same authority accept.
+pub fn load(dir: &Path, role: Role) -> Result<Identity, KeysError> {
+    let [cert_path, key_path] = role.files().map(|file| dir.join(file));
+    let roots = roots(load_cert(&dir.join(CA))?, &dir.join(CA))?;
+    let (cert, key) = (load_cert(&cert_path)?, load_key(&key_path)?);
+    let identity = Identity { role, cert, key, roots };
+    identity.check().map_err(|fault| match fault {
+        Fault::Mismatch => KeysError::Mismatch { cert: cert_path, key: key_path },
+        Fault::Expired => KeysError::Expired { path: cert_path },
+        Fault::WrongCa => KeysError::WrongCa { path: cert_path },
+        Fault::WrongRole => KeysError::WrongRole { path: cert_path, role },
+        Fault::Other(detail) => KeysError::Invalid { path: cert_path, what: "certificate", detail },
+    })?;
+    Ok(identity)
+}
+
+/// Makes a throw-away authority in memory with one node and one client key, for an agent embedded in a pager.
+pub fn ephemeral() -> Result<(Identity, Identity), KeysError> {
+    let authority = Authority::generate()?;
+    let make = |role| authority.identity(role, valid_for(LIFETIME));
+    Ok((make(Role::Node)?, make(Role::Client)?))
+}
+
+/// What can be wrong with an identity.
+enum Fault {
+    Mismatch,
+    Expired,
+    WrongCa,
+    WrongRole,
+    Other(String),
+}
+
+impl Identity {
+    /// Checks the certificate as a peer will, and that the key is its own.
+    fn check(&self) -> Result<(), Fault> {
+        let other = |error: &dyn ToString| Fault::Other(error.to_string());
+        let signing = tls::provider().key_provider.load_private_key(self.key.clone_key());
+        let signing = signing.map_err(|e| other(&e))?;
+        let pair = rustls::sign::CertifiedKey::new(vec![self.cert.clone()], signing);
+        pair.keys_match().map_err(|_| Fault::Mismatch)?;
+        let verified = match self.role {
+            Role::Node => {
+                let name = ServerName::try_from(NODE_NAME).map_err(|e| other(&e))?;
+                tls::server_verifier(self)
+                    .map_err(|e| other(&e))?
+                    .verify_server_cert(&self.cert, &[], &name, &[], UnixTime::now())
+                    .map(drop)
+            }
+            Role::Client => tls::client_verifier(self)
+                .map_err(|e| other(&e))?
+                .verify_client_cert(&self.cert, &[], UnixTime::now())
+                .map(drop),
+        };
+        verified.map_err(|error| match Verdict::of(&error) {
+            Verdict::Expired => Fault::Expired,
+            Verdict::WrongCa => Fault::WrongCa,
+            Verdict::WrongRole => Fault::WrongRole,
+            _ => Fault::Other(error.to_string()),
+        })
+    }
+}
+
+/// Files to be written: path, content, private.
+type Files<const N: usize> = [(PathBuf, String, bool); N];
+
+/// A certificate and its key in PEM.
+struct Issued {
+    cert: rcgen::Certificate,
+    key: KeyPair,
+}
+
+impl Issued {
+    fn files(&self, dir: &Path, role: Role) -> Files<2> {
+        let [cert, key] = role.files().map(|file| dir.join(file));
+        [(cert, self.cert.pem(), false), (key, self.key.serialize_pem(), true)]
+    }
+}
+
+/// An authority that can issue.
+pub(crate) struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub(crate) fn generate() -> Result<Self, KeysError> {
+        let key = KeyPair::generate()?;
+        // The name is unique, so that a certificate of another cluster is seen to be of an unknown issuer, not forged.
+        let id: String =
+            key.public_key_raw().iter().skip(1).take(8).map(|b| format!("{b:02x}")).collect();
+        let mut params = params(&format!("gms cluster {id}"), valid_for(CA_LIFETIME));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let pem = params.self_signed(&key)?.pem();
+        Ok(Self { pem, issuer: Issuer::new(params, key) })
+    }
+
+    fn load(dir: &Path) -> Result<Self, KeysError> {
+        let (cert_path, key_path) = (dir.join(CA), dir.join(CA_KEY));
+        let invalid = |path: &Path, what, error: &dyn ToString| KeysError::Invalid {
+            path: path.to_owned(),
+            what,
+            detail: error.to_string(),
+        };
+        let pem = String::from_utf8(read(&cert_path)?)
+            .map_err(|e| invalid(&cert_path, "certificate", &e))?;
+        let key = String::from_utf8(read(&key_path)?)
+            .map_err(|e| invalid(&key_path, "private key", &e))?;
+        let key = KeyPair::from_pem(&key).map_err(|e| invalid(&key_path, "private key", &e))?;
+        let issuer = Issuer::from_ca_cert_pem(&pem, key)
+            .map_err(|e| invalid(&cert_path, "certificate", &e))?;
+        Ok(Self { pem, issuer })
+    }
+
+    fn issue(&self, role: Role, valid: [SystemTime; 2]) -> Result<Issued, KeysError> {
+        let key = KeyPair::generate()?;
+        let mut params = params(&format!("gms {}", role.name()), valid);
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        params.extended_key_usages = vec![match role {
+            Role::Node => ExtendedKeyUsagePurpose::ServerAuth,
+            Role::Client => ExtendedKeyUsagePurpose::ClientAuth,
+        }];
+        if role == Role::Node {
+            params.subject_alt_names = vec![rcgen::SanType::DnsName(NODE_NAME.try_into()?)];
+        }
+        Ok(Issued { cert: params.signed_by(&key, &self.issuer)?, key })
+    }
+
+    pub(crate) fn identity(
+        &self,
+        role: Role,
+        valid: [SystemTime; 2],
+    ) -> Result<Identity, KeysError> {
+        let Issued { cert, key } = self.issue(role, valid)?;
+        let ca = CertificateDer::from_pem_slice(self.pem.as_bytes())
+            .map_err(|_| rcgen::Error::CouldNotParseCertificate)?;
+        let key = PrivateKeyDer::try_from(key.serialize_der())
+            .map_err(|_| rcgen::Error::CouldNotParseKeyPair)?;
+        Ok(Identity { role, cert: cert.der().clone(), key, roots: roots(ca, Path::new(CA))? })
+    }
+}
+
+fn valid_for(lifetime: Duration) -> [SystemTime; 2] {
+    let now = SystemTime::now();
+    [now - CLOCK_SKEW, now + lifetime]
+}
+
+fn params(name: &str, [from, until]: [SystemTime; 2]) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.not_before = from.into();
+    params.not_after = until.into();
+    params
+}
+
+fn roots(ca: CertificateDer<'static>, path: &Path) -> Result<Arc<RootCertStore>, KeysError> {
+    let mut roots = RootCertStore::empty();
+    roots.add(ca).map_err(|error| KeysError::Invalid {
+        path: path.to_owned(),
+        what: "certificate",
+        detail: error.to_string(),
+    })?;
+    Ok(Arc::new(roots))
+}
+
+fn load_cert(path: &Path) -> Result<CertificateDer<'static>, KeysError> {
+    CertificateDer::from_pem_slice(&read(path)?).map_err(|error| KeysError::Invalid {
+        path: path.to_owned(),
+        what: "certificate",
+        detail: error.to_string(),
+    })
+}
+
+fn load_key(path: &Path) -> Result<PrivateKeyDer<'static>, KeysError> {
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| KeysError::Invalid {
+        path: path.to_owned(),
+        what: "private key",
+        detail: error.to_string(),
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, KeysError> {
+    let read = || {
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(fs::File::open(path)?, FILE_MAX), &mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => KeysError::Missing { path: path.to_owned() },
+        _ => KeysError::Unreadable { path: path.to_owned(), error },
+    })
+}
+
+/// Writes all files, none of which may exist; private ones are for their owner only.
+fn write_new(dir: &Path, files: &[(PathBuf, String, bool)]) -> Result<(), KeysError> {
+    let failed = |path: &Path, error| KeysError::Unwritable { path: path.to_owned(), error };
+    if let Some((path, ..)) = files.iter().find(|(path, ..)| path.symlink_metadata().is_ok()) {
+        return Err(KeysError::Exists { path: path.clone() });
+    }
+    fs::create_dir_all(dir).map_err(|error| failed(dir, error))?;
+    for (path, content, private) in files {
+        let mode = if *private { 0o600 } else { 0o644 };
+        fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(path)
+            .and_then(|mut file| file.write_all(content.as_bytes()).and_then(|()| file.sync_all()))
+            .map_err(|error| failed(path, error))?;
+    }
+    Ok(())
+}

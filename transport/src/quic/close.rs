@@ -1,0 +1,67 @@
+//! What the end of a QUIC connection means to a user.
+
+use std::net::SocketAddr;
+
+use quinn_proto::{ConnectionError, TransportErrorCode};
+use rustls::AlertDescription;
+
+use super::tls::Verdict;
+use crate::{CloseCode, CloseReason};
+
+/// First of the 256 QUIC error codes which carry a TLS alert (RFC 9001, section 4.8).
+const CRYPTO_BASE: u64 = 0x100;
+
+/// Why the connection to `addr` ended. `up`: it had been established.
+pub fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> CloseReason {
+    let failed = |detail: String| CloseReason::Failed { addr, detail: printable(&detail) };
+    match error {
+        ConnectionError::VersionMismatch => CloseReason::Version { addr },
+        ConnectionError::TransportError(found) => match verdict(found.code) {
+            Verdict::Expired => CloseReason::Expired { addr },
+            Verdict::WrongCa => CloseReason::WrongCa { addr },
+            Verdict::WrongRole => CloseReason::WrongRole { addr },
+            Verdict::Version => CloseReason::Version { addr },
+            Verdict::Other => failed(found.to_string()),
+        },
+        ConnectionError::ConnectionClosed(told) => match verdict(told.error_code) {
+            Verdict::Expired => refused(addr, "it has expired, or its clock is wrong"),
+            Verdict::WrongCa => refused(addr, "it is of another authority"),
+            Verdict::WrongRole => refused(addr, "it is of the wrong role"),
+            Verdict::Version => CloseReason::Version { addr },
+            Verdict::Other if told.error_code == TransportErrorCode::CONNECTION_REFUSED => {
+                CloseReason::ByPeer { addr, code: Some(CloseCode::Overload), detail: String::new() }
+            }
+            Verdict::Other => failed(told.to_string()),
+        },
+        ConnectionError::ApplicationClosed(told) => {
+            match CloseCode::from_u64(told.error_code.into_inner()) {
+                Some(CloseCode::Version) => CloseReason::Version { addr },
+                code => {
+                    let detail = printable(&String::from_utf8_lossy(&told.reason));
+                    CloseReason::ByPeer { addr, code, detail }
+                }
+            }
+        }
+        ConnectionError::Reset => CloseReason::Reset { addr },
+        ConnectionError::TimedOut if up => CloseReason::Lost { addr },
+        ConnectionError::TimedOut => CloseReason::Unreachable { addr },
+        ConnectionError::LocallyClosed => CloseReason::Local,
+        ConnectionError::CidsExhausted => failed(error.to_string()),
+    }
+}
+
+fn refused(addr: SocketAddr, detail: &'static str) -> CloseReason {
+    CloseReason::Refused { addr, detail }
+}
+
+fn verdict(code: TransportErrorCode) -> Verdict {
+    match u64::from(code).checked_sub(CRYPTO_BASE).and_then(|alert| u8::try_from(alert).ok()) {
+        Some(alert) => Verdict::of_alert(AlertDescription::from(alert)),
+        None => Verdict::Other,
+    }
+}
+
+/// Text from a peer, safe to print: bounded, and without control characters.
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(CloseReason::DETAIL_MAX).collect()
+}

@@ -1,0 +1,55 @@
+//! Every bound and interval of the QUIC backend.
+
+use std::time::Duration;
+
+use crate::message::{CONTROL_LEN, PAYLOAD_MAX};
+
+/// Links of one endpoint, those in their handshake included.
+pub const LINKS_MAX: usize = 256;
+/// Exchanges of one link that may be under way at once.
+pub const EXCHANGES_MAX: u32 = 256;
+/// Bytes that may wait on one link for the peer to make room; more is [`Busy`](crate::TransportError::Busy)
+/// for a requester and ends the link for a responder.
+pub const QUEUE_MAX: usize = 8 << 20;
+/// Bytes of one link sent and not yet acknowledged, at most.
+pub const SEND_WINDOW: u64 = 4 << 20;
+/// Bytes of one link that a peer may send ahead of us, by the size of our socket's buffer.
+pub const RECEIVE_WINDOW: std::ops::RangeInclusive<u32> = 128 << 10..=4 << 20;
+/// Bytes of one stream that a peer may send ahead of us: a whole message.
+pub const STREAM_WINDOW: u32 = (CONTROL_LEN + PAYLOAD_MAX) as u32;
+/// What a link may send before the first acknowledgement, in bytes: a LAN's path is short.
+pub const INITIAL_WINDOW: u64 = 512 << 10;
+/// Socket buffers asked for, in bytes (granted in full to root only).
+pub const SOCKET_BUFFER: usize = 8 << 20;
+
+/// A handshake that takes longer has failed.
+pub const HANDSHAKE: Duration = Duration::from_secs(3);
+/// A link on which nothing came for this long is lost.
+pub const IDLE: Duration = Duration::from_secs(5);
+/// A quiet client pings the agent this often.
+pub const KEEP_ALIVE: Duration = Duration::from_millis(1500);
+/// Round-trip time assumed before the first sample.
+pub const INITIAL_RTT: Duration = Duration::from_millis(20);
+/// The longest that an acknowledgement may be held back.
+pub const ACK_DELAY: Duration = Duration::from_millis(5);
+/// Packets that may come before an acknowledgement is due at once: in an exchange the next message carries it.
+pub const ACK_THRESHOLD: u32 = 10;
+/// After a path proved to carry less than thought, larger packets are tried again so soon.
+pub const MTU_RETRY: Duration = Duration::from_secs(2);
+/// A socket which took no more bytes is tried again after this.
+pub const SOCKET_RETRY: Duration = Duration::from_millis(1);
+
+/// Smallest UDP payload that every path carries (RFC 9000).
+pub const MTU_MIN: u16 = 1200;
+/// A first hop that carries this much is the loopback interface.
+pub const MTU_LOOPBACK: u16 = 60_000;
+/// What losses on the loopback interface, which are of full buffers, may reduce packets to.
+pub const MTU_LOOPBACK_MIN: u16 = 9_000;
+/// Largest UDP payload that we receive.
+pub const MTU_MAX: u16 = 65527;
+/// Datagrams received in one `drive`, so that sending is never put off for long.
+pub const RECEIVE_BATCH: usize = 16;
+
+const _: () =
+    assert!(KEEP_ALIVE.as_millis() * 3 <= IDLE.as_millis(), "two lost pings are no lost link");
+const _: () = assert!(QUEUE_MAX >= 2 * (CONTROL_LEN + PAYLOAD_MAX));

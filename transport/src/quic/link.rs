@@ -1,0 +1,386 @@
+//! One QUIC connection: its exchanges, and what QUIC's events mean for them.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::net::SocketAddr;
+use std::slice;
+use std::time::Instant;
+
+use bytes::Bytes;
+use quinn_proto::{
+    Connection, Dir, Event as QuicEvent, ReadError, Side, StreamEvent, StreamId, VarInt, WriteError,
+};
+use zerocopy::IntoBytes;
+
+use super::limits::{EXCHANGES_MAX, HANDSHAKE, QUEUE_MAX};
+use super::{close, tls};
+use crate::message::{DecodeError, PAYLOAD_MAX};
+use crate::reader::{MessageReader, Piece};
+use crate::{
+    AbortReason, CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats,
+    PeerIdentity, TransportError,
+};
+
+/// Stream error code of an exchange which was given up.
+const ABANDONED: VarInt = VarInt::from_u32(0);
+
+/// Where a link stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Until the handshake is confirmed by both sides, or its deadline.
+    Handshake { deadline: Instant },
+    /// Until either side closes or the path fails.
+    Open,
+    /// QUIC still tells the peer so; the owner has been told.
+    Closed,
+}
+
+/// A link and its exchanges.
+pub struct Link {
+    pub id: LinkId,
+    pub conn: Connection,
+    /// The peer's address, IPv4 as such.
+    pub addr: SocketAddr,
+    state: State,
+    exchanges: HashMap<u64, Exchange, BuildHasherDefault<StreamHasher>>,
+    /// Bytes which wait in the exchanges' `unsent`.
+    queued: usize,
+    /// When its timers want to be looked at.
+    pub timeout: Option<Instant>,
+}
+
+/// One exchange, from its first byte until both messages have gone over to QUIC.
+struct Exchange {
+    /// `None` once the peer's message is complete, or no longer wanted.
+    reader: Option<MessageReader>,
+    /// What is left of our message; `None` as long as there is no reply to send.
+    unsent: Option<Bytes>,
+}
+
+impl Link {
+    pub fn new(now: Instant, id: LinkId, conn: Connection) -> Self {
+        let remote = conn.remote_address();
+        Self {
+            id,
+            addr: SocketAddr::new(remote.ip().to_canonical(), remote.port()),
+            conn,
+            state: State::Handshake { deadline: now + HANDSHAKE },
+            exchanges: HashMap::default(),
+            queued: 0,
+            timeout: Some(now),
+        }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    pub fn path(&self) -> PathStats {
+        let path = self.conn.stats().path;
+        PathStats {
+            rtt: path.rtt,
+            sent_packets: path.sent_packets,
+            lost_packets: path.lost_packets,
+            mtu: path.current_mtu,
+        }
+    }
+
+    /// Runs the timers which are due.
+    pub fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        self.conn.handle_timeout(now);
+        if matches!(self.state, State::Handshake { deadline } if deadline <= now) {
+            self.conn.close(now, VarInt::from_u32(CloseCode::Goodbye as u32), Bytes::new());
+            self.end(CloseReason::Unreachable { addr: self.addr }, events);
+        }
+    }
+
+    /// Looks up when the next timer is due.
+    pub fn update_timeout(&mut self) {
+        let own = match self.state {
+            State::Handshake { deadline } => Some(deadline),
+            _ => None,
+        };
+        self.timeout = [own, self.conn.poll_timeout()].into_iter().flatten().min();
+    }
+
+    /// Opens an exchange by a request.
+    pub fn request(
+        &mut self,
+        control: &Control,
+        payload: &[&[u8]],
+    ) -> Result<ExchangeId, TransportError> {
+        if !self.is_open() {
+            return Err(TransportError::LinkClosed);
+        }
+        let (control, message) = assemble(control, payload)?;
+        if self.queued + message.len() > QUEUE_MAX {
+            return Err(TransportError::Busy);
+        }
+        let stream = self.conn.streams().open(Dir::Bi).ok_or(TransportError::Busy)?;
+        let number = u64::from(VarInt::from(stream));
+        let reader = Some(MessageReader::reply_to(control));
+        self.queued += message.len();
+        self.exchanges.insert(number, Exchange { reader, unsent: Some(message) });
+        self.send(stream);
+        Ok(ExchangeId::new(self.id, number))
+    }
+
+    /// Ends an exchange by a reply.
+    pub fn reply(
+        &mut self,
+        exchange: ExchangeId,
+        control: &Control,
+        payload: &[&[u8]],
+    ) -> Result<(), TransportError> {
+        if !self.is_open() {
+            return Err(TransportError::LinkClosed);
+        }
+        let ours = self.exchanges.get_mut(&exchange.stream()).filter(|e| e.unsent.is_none());
+        let ours = ours.ok_or(TransportError::ExchangeEnded)?;
+        let (_, message) = assemble(control, payload)?;
+        if self.queued + message.len() > QUEUE_MAX {
+            return Err(TransportError::Busy);
+        }
+        let stream = stream_id(exchange.stream());
+        if ours.reader.take().is_some() {
+            let _ = self.conn.recv_stream(stream).stop(ABANDONED);
+        }
+        self.queued += message.len();
+        ours.unsent = Some(message);
+        self.send(stream);
+        Ok(())
+    }
+
+    /// Gives an exchange up.
+    pub fn abandon(&mut self, exchange: ExchangeId) {
+        let Some(ours) = self.exchanges.remove(&exchange.stream()) else { return };
+        self.queued -= ours.unsent.map_or(0, |unsent| unsent.len());
+        let stream = stream_id(exchange.stream());
+        let _ = self.conn.send_stream(stream).reset(ABANDONED);
+        let _ = self.conn.recv_stream(stream).stop(ABANDONED);
+    }
+
+    /// Closes the link for the reason `why`, which the peer is told by `code`.
+    pub fn close(
+        &mut self,
+        now: Instant,
+        code: CloseCode,
+        why: CloseReason,
+        events: &mut VecDeque<Event>,
+    ) {
+        if self.state == State::Closed {
+            return;
+        }
+        let detail = match &why {
+            CloseReason::Malformed { error, .. } => error.to_string(),
+            _ => String::new(),
+        };
+        self.conn.close(now, VarInt::from_u32(code as u32), detail.into());
+        self.end(why, events);
+    }
+
+    /// Turns QUIC's events into ours.
+    pub fn pump(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        while let Some(event) = self.conn.poll() {
+            match event {
+                QuicEvent::ConnectionLost { reason } => {
+                    self.end(close::reason(self.addr, self.is_open(), &reason), events);
+                }
+                QuicEvent::Stream(StreamEvent::Opened { dir: Dir::Bi }) => self.accept(now, events),
+                QuicEvent::Stream(StreamEvent::Readable { id }) => self.receive(now, id, events),
+                QuicEvent::Stream(StreamEvent::Writable { id }) => self.send(id),
+                QuicEvent::Stream(StreamEvent::Stopped { id, .. }) => self.stopped(id),
+                _ => {}
+            }
+        }
+        if matches!(self.state, State::Handshake { .. }) && self.is_confirmed() {
+            self.confirm(now, events);
+        }
+    }
+
+    /// True once both sides have accepted each other: a client is "connected" in TLS before the server has seen its
+    /// certificate, and knows by HANDSHAKE_DONE only.
+    fn is_confirmed(&self) -> bool {
+        match self.conn.side() {
+            _ if self.conn.is_handshaking() || self.conn.is_closed() => false,
+            Side::Server => true,
+            Side::Client => self.conn.stats().frame_rx.handshake_done > 0,
+        }
+    }
+
+    fn confirm(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        let addr = self.addr;
+        let Some(fingerprint) = tls::peer_fingerprint(&self.conn) else {
+            return self.close(now, CloseCode::Goodbye, CloseReason::WrongRole { addr }, events);
+        };
+        self.state = State::Open;
+        let peer = PeerIdentity { fingerprint, addr };
+        events.push_back(Event::Connected { link: self.id, peer });
+    }
+
+    fn accept(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        while let Some(stream) = self.conn.streams().accept(Dir::Bi) {
+            let exchange = Exchange { reader: Some(MessageReader::request()), unsent: None };
+            self.exchanges.insert(VarInt::from(stream).into_inner(), exchange);
+            self.receive(now, stream, events);
+        }
+    }
+
+    /// Reads what came on a stream.
+    fn receive(&mut self, now: Instant, stream: StreamId, events: &mut VecDeque<Event>) {
+        let number = VarInt::from(stream).into_inner();
+        let exchange = ExchangeId::new(self.id, number);
+        let Some(reader) = self.exchanges.get_mut(&number).and_then(|e| e.reader.as_mut()) else {
+            return;
+        };
+        let mut incoming = self.conn.recv_stream(stream);
+        let Ok(mut chunks) = incoming.read(true) else { return };
+        let ended = loop {
+            match chunks.next(usize::MAX) {
+                Ok(Some(chunk)) => {
+                    let take = |piece| events.push_back(event(exchange, piece));
+                    if let Err(error) = reader.feed(chunk.bytes, take) {
+                        break Err(error);
+                    }
+                }
+                Ok(None) => break reader.finish().map(|()| Some(Event::Complete { exchange })),
+                Err(ReadError::Blocked) => break Ok(None),
+                Err(ReadError::Reset(_)) => {
+                    break Ok(Some(Event::Aborted { exchange, reason: AbortReason::Peer }));
+                }
+            }
+        };
+        drop(chunks);
+        match ended {
+            Ok(None) => {}
+            Ok(Some(event)) => self.received(number, event, events),
+            Err(error) => self.malformed(now, error, events),
+        }
+    }
+
+    /// The peer's message has come whole, or will not.
+    fn received(&mut self, number: u64, event: Event, events: &mut VecDeque<Event>) {
+        let whole = matches!(event, Event::Complete { .. });
+        events.push_back(event);
+        let Some(ours) = self.exchanges.get_mut(&number) else { return };
+        ours.reader = None;
+        let requester = self.conn.side() == Side::Client;
+        if requester || !whole {
+            // An answer which came before all of the request was sent makes the rest of it needless.
+            if ours.unsent.as_ref().is_none_or(|unsent| !unsent.is_empty()) {
+                let _ = self.conn.send_stream(stream_id(number)).reset(ABANDONED);
+            }
+            self.forget(number);
+        }
+    }
+
+    fn malformed(&mut self, now: Instant, error: DecodeError, events: &mut VecDeque<Event>) {
+        let addr = self.addr;
+        let (code, why) = match error {
+            DecodeError::Version { .. } => (CloseCode::Version, CloseReason::Version { addr }),
+            _ => (CloseCode::Malformed, CloseReason::Malformed { addr, error }),
+        };
+        self.close(now, code, why, events);
+    }
+
+    /// Hands as much of our message to QUIC as it takes.
+    fn send(&mut self, stream: StreamId) {
+        let number = VarInt::from(stream).into_inner();
+        let Some(ours) = self.exchanges.get_mut(&number) else { return };
+        let Some(unsent) = ours.unsent.as_mut() else { return };
+        let mut out = self.conn.send_stream(stream);
+        while !unsent.is_empty() {
+            match out.write_chunks(slice::from_mut(unsent)) {
+                Ok(written) => self.queued -= written.bytes,
+                Err(WriteError::Blocked) => return,
+                Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
+                    return self.stopped(stream);
+                }
+            }
+        }
+        let _ = out.finish();
+        if ours.reader.is_none() {
+            self.exchanges.remove(&number);
+        }
+    }
+
+    /// The peer wants no more of our message.
+    fn stopped(&mut self, stream: StreamId) {
+        let number = VarInt::from(stream).into_inner();
+        let _ = self.conn.send_stream(stream).reset(ABANDONED);
+        let Some(ours) = self.exchanges.get_mut(&number) else { return };
+        self.queued -= ours.unsent.replace(Bytes::new()).map_or(0, |unsent| unsent.len());
+        if ours.reader.is_none() {
+            self.exchanges.remove(&number);
+        }
+    }
+
+    fn forget(&mut self, number: u64) {
+        if let Some(ours) = self.exchanges.remove(&number) {
+            self.queued -= ours.unsent.map_or(0, |unsent| unsent.len());
+        }
+    }
+
+    /// The link is over: tells the owner, once.
+    fn end(&mut self, reason: CloseReason, events: &mut VecDeque<Event>) {
+        let link = self.id;
+        let was = std::mem::replace(&mut self.state, State::Closed);
+        for (number, _) in self.exchanges.drain().filter(|(_, e)| e.reader.is_some()) {
+            let exchange = ExchangeId::new(link, number);
+            events.push_back(Event::Aborted { exchange, reason: AbortReason::LinkClosed });
+        }
+        self.queued = 0;
+        match (was, self.conn.side()) {
+            (State::Closed, _) => {}
+            // The owner of a server has not heard of it yet.
+            (State::Handshake { .. }, Side::Server) => {
+                tracing::info!(client = %self.addr, %reason, "no link was made");
+            }
+            _ => events.push_back(Event::Closed { link, reason }),
+        }
+    }
+}
+
+fn stream_id(number: u64) -> StreamId {
+    VarInt::from_u64(number).unwrap_or(VarInt::MAX).into()
+}
+
+fn event(exchange: ExchangeId, piece: Piece) -> Event {
+    match piece {
+        Piece::Control(control) => Event::Control { exchange, control },
+        Piece::Payload { offset, bytes } => Event::Payload { exchange, offset, bytes },
+    }
+}
+
+/// Makes one buffer of a message, after checking that the peer will accept it.
+fn assemble(control: &Control, payload: &[&[u8]]) -> Result<(Control, Bytes), TransportError> {
+    let len = payload.iter().map(|slice| slice.len()).sum::<usize>();
+    let mut control = *control;
+    control.payload_len.set(u32::try_from(len).unwrap_or(u32::MAX));
+    control.check()?;
+    debug_assert!(len <= PAYLOAD_MAX);
+    let mut message = Vec::with_capacity(size_of::<Control>() + len);
+    message.extend_from_slice(control.as_bytes());
+    payload.iter().for_each(|slice| message.extend_from_slice(slice));
+    Ok((control, message.into()))
+}
+
+/// Stream numbers are small, dense and bounded by [`EXCHANGES_MAX`]: one multiplication spreads them.
+#[derive(Default)]
+struct StreamHasher(u64);
+
+const _: () = assert!(EXCHANGES_MAX <= 1 << 16);
+
+impl Hasher for StreamHasher {
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(self.0 ^ u64::from(*byte)));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

@@ -1,0 +1,414 @@
+//! The QUIC backend: quinn-proto's state machine over one UDP socket, driven by the owner's loop.
+//!
+//! Each exchange is a bidirectional stream of its own, so that a lost packet of one holds up no other. Nothing on
+//! the path of an exchange takes a lock, changes threads or waits.
+
+mod close;
+pub mod limits;
+mod link;
+mod socket;
+pub(crate) mod tls;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use quinn_proto::congestion::CubicConfig;
+use quinn_proto::{
+    AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint,
+    EndpointConfig, HashedConnectionIdGenerator, Incoming, MtuDiscoveryConfig, ServerConfig,
+    Transmit, TransportConfig,
+};
+
+use crate::keys::{Identity, NODE_NAME};
+use crate::{
+    CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats, Transport,
+    TransportError,
+};
+use link::Link;
+use socket::{Received, Socket};
+
+/// A QUIC endpoint: one UDP socket and its links.
+pub struct Quic {
+    endpoint: Endpoint,
+    socket: Socket,
+    client: Option<ClientConfig>,
+    server: Option<ServerConfig>,
+    /// By QUIC connection handle.
+    links: Vec<Option<Link>>,
+    /// Links made so far.
+    generation: u32,
+    events: VecDeque<Event>,
+    /// Links which may have something to transmit.
+    dirty: Vec<usize>,
+    /// No timer is due before this.
+    timeout: Option<Instant>,
+    /// What was being sent when the socket took no more, and when to try again.
+    stalled: Option<(Transmit, Instant)>,
+    /// Datagrams being built.
+    buffer: Vec<u8>,
+}
+
+impl Quic {
+    /// An endpoint that connects to agents from `bind`. An IPv6 socket reaches IPv4 agents too.
+    pub fn client(bind: SocketAddr, identity: &Identity) -> Result<Self, TransportError> {
+        Self::client_of(bind, identity, tls::ALPN)
+    }
+
+    /// An endpoint that accepts clients of the identity's authority at `addr`.
+    pub fn server(addr: SocketAddr, identity: &Identity) -> Result<Self, TransportError> {
+        Self::server_of(addr, identity, tls::ALPN)
+    }
+
+    fn client_of(
+        bind: SocketAddr,
+        identity: &Identity,
+        alpn: &[u8],
+    ) -> Result<Self, TransportError> {
+        let client = ClientConfig::new(tls::client(identity, alpn)?);
+        Ok(Self { client: Some(client), ..Self::open(bind, identity, None)? })
+    }
+
+    fn server_of(
+        addr: SocketAddr,
+        identity: &Identity,
+        alpn: &[u8],
+    ) -> Result<Self, TransportError> {
+        let mut server = ServerConfig::with_crypto(tls::server(identity, alpn)?);
+        server.migration(false);
+        Ok(Self { server: Some(server.clone()), ..Self::open(addr, identity, Some(server))? })
+    }
+
+    fn open(
+        addr: SocketAddr,
+        identity: &Identity,
+        server: Option<ServerConfig>,
+    ) -> Result<Self, TransportError> {
+        let socket = Socket::bind(addr).map_err(|error| TransportError::Socket { addr, error })?;
+        // An agent which restarts knows by its key the links of its former life, and resets them at once.
+        let (reset_key, id_key) = tls::endpoint_keys(identity);
+        let mut config = EndpointConfig::new(Arc::new(reset_key));
+        config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)));
+        config.max_udp_payload_size(limits::MTU_MAX).expect("a valid UDP payload size");
+        Ok(Self {
+            endpoint: Endpoint::new(
+                Arc::new(config),
+                server.map(Arc::new),
+                socket.probes_mtu(),
+                None,
+            ),
+            socket,
+            client: None,
+            server: None,
+            links: Vec::new(),
+            generation: 0,
+            events: VecDeque::new(),
+            dirty: Vec::new(),
+            timeout: None,
+            stalled: None,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Where the socket is bound.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.socket.local()
+    }
+
+    /// Links there are, also those in their handshake or being closed.
+    pub fn links(&self) -> usize {
+        self.endpoint.open_connections()
+    }
+
+    /// The transport configuration for a path to `peer`.
+    fn transport(&self, peer: SocketAddr, exchanges: u32) -> Arc<TransportConfig> {
+        let mtu = socket::route_mtu(peer).unwrap_or(limits::MTU_MIN);
+        // Only the loopback interface carries 64 KiB: there, what the route says holds for the whole path.
+        let (sure, least) = match mtu {
+            limits::MTU_LOOPBACK.. => (mtu, limits::MTU_LOOPBACK_MIN),
+            _ => (limits::MTU_MIN, limits::MTU_MIN),
+        };
+        let window = u32::try_from(self.socket.receive_buffer()).unwrap_or(u32::MAX);
+        let window = window.clamp(*limits::RECEIVE_WINDOW.start(), *limits::RECEIVE_WINDOW.end());
+        let mut discovery = MtuDiscoveryConfig::default();
+        discovery.upper_bound(mtu).black_hole_cooldown(limits::MTU_RETRY);
+        let mut acks = AckFrequencyConfig::default();
+        acks.ack_eliciting_threshold(limits::ACK_THRESHOLD.into())
+            .max_ack_delay(Some(limits::ACK_DELAY));
+        let mut cubic = CubicConfig::default();
+        cubic.initial_window(limits::INITIAL_WINDOW);
+        let mut config = TransportConfig::default();
+        config
+            .max_concurrent_bidi_streams(exchanges.into())
+            .max_concurrent_uni_streams(0u32.into())
+            .datagram_receive_buffer_size(None)
+            .max_idle_timeout(limits::IDLE.try_into().ok())
+            .stream_receive_window(limits::STREAM_WINDOW.into())
+            .receive_window(window.into())
+            .send_window(limits::SEND_WINDOW)
+            .send_fairness(false)
+            .initial_rtt(limits::INITIAL_RTT)
+            .initial_mtu(sure)
+            .min_mtu(least)
+            .mtu_discovery_config(Some(discovery))
+            .ack_frequency_config(Some(acks))
+            .congestion_controller_factory(Arc::new(cubic));
+        if exchanges == 0 {
+            config.keep_alive_interval(Some(limits::KEEP_ALIVE));
+        }
+        Arc::new(config)
+    }
+
+    /// Link `id`, which will have something to transmit.
+    fn busy_link(&mut self, id: LinkId) -> Result<&mut Link, TransportError> {
+        mark(&mut self.dirty, id.index());
+        let link = self.links.get_mut(id.index()).and_then(Option::as_mut);
+        link.filter(|link| link.id == id).ok_or(TransportError::LinkClosed)
+    }
+
+    fn add(&mut self, now: Instant, handle: ConnectionHandle, conn: Connection) -> LinkId {
+        self.generation += 1;
+        let id = LinkId::new(handle.0 as u32, self.generation);
+        if self.links.len() <= handle.0 {
+            self.links.resize_with(handle.0 + 1, || None);
+        }
+        self.links[handle.0] = Some(Link::new(now, id, conn));
+        mark(&mut self.dirty, handle.0);
+        id
+    }
+
+    fn accept(&mut self, now: Instant, incoming: Incoming) {
+        let Some(mut config) = self.server.clone().filter(|_| self.links() < limits::LINKS_MAX)
+        else {
+            let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
+            return self.transmit_now(transmit);
+        };
+        config.transport_config(self.transport(incoming.remote_address(), limits::EXCHANGES_MAX));
+        match self.endpoint.accept(incoming, now, &mut self.buffer, Some(Arc::new(config))) {
+            Ok((handle, conn)) => {
+                self.add(now, handle, conn);
+            }
+            Err(error) => {
+                tracing::info!(reason = %error.cause, "no link was made");
+                if let Some(transmit) = error.response {
+                    self.transmit_now(transmit);
+                }
+            }
+        }
+    }
+
+    /// Sends one datagram that the endpoint made; it is lost if the socket is full.
+    fn transmit_now(&mut self, transmit: Transmit) {
+        if self.stalled.is_none() {
+            self.socket.send(&transmit, &self.buffer);
+            self.buffer.clear();
+        }
+    }
+
+    /// Feeds what was received to the links.
+    fn handle(&mut self, now: Instant, mut received: Received) {
+        while !received.bytes.is_empty() {
+            let len = received.stride.min(received.bytes.len());
+            let datagram = received.bytes.split_to(len);
+            let Received { from, to, ecn, .. } = received;
+            match self.endpoint.handle(now, from, to, ecn, datagram, &mut self.buffer) {
+                Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                    if let Some(link) = self.links.get_mut(handle.0).and_then(Option::as_mut) {
+                        link.conn.handle_event(event);
+                        mark(&mut self.dirty, handle.0);
+                    }
+                }
+                Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, incoming),
+                Some(DatagramEvent::Response(transmit)) => self.transmit_now(transmit),
+                None => {}
+            }
+        }
+    }
+
+    /// Runs timers that are due. True if there were any.
+    fn run_timers(&mut self, now: Instant) -> bool {
+        if self.timeout.is_none_or(|timeout| now < timeout) {
+            return false;
+        }
+        for (index, link) in self.links.iter_mut().enumerate() {
+            if let Some(link) = link.as_mut().filter(|l| l.timeout.is_some_and(|t| t <= now)) {
+                link.handle_timeout(now, &mut self.events);
+                mark(&mut self.dirty, index);
+            }
+        }
+        self.timeout = self.links.iter().flatten().filter_map(|link| link.timeout).min();
+        true
+    }
+
+    fn end(
+        &mut self,
+        now: Instant,
+        id: LinkId,
+        code: CloseCode,
+        why: impl Fn(SocketAddr) -> CloseReason,
+    ) {
+        mark(&mut self.dirty, id.index());
+        let link = self.links.get_mut(id.index()).and_then(Option::as_mut);
+        if let Some(link) = link.filter(|link| link.id == id) {
+            link.close(now, code, why(link.addr), &mut self.events);
+        }
+    }
+
+    /// Takes the events of links that were touched.
+    fn pump(&mut self, now: Instant) {
+        for &index in &self.dirty {
+            let Some(slot) = self.links.get_mut(index) else { continue };
+            let Some(link) = slot.as_mut() else { continue };
+            link.pump(now, &mut self.events);
+            while let Some(event) = link.conn.poll_endpoint_events() {
+                let drained = event.is_drained();
+                if let Some(event) = self.endpoint.handle_event(ConnectionHandle(index), event) {
+                    link.conn.handle_event(event);
+                }
+                if drained {
+                    *slot = None;
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Transmits what touched links have, until the socket takes no more.
+    fn transmit(&mut self, now: Instant) {
+        if let Some((transmit, _)) = self.stalled.take() {
+            if !self.socket.send(&transmit, &self.buffer) {
+                self.stalled = Some((transmit, now + limits::SOCKET_RETRY));
+                return;
+            }
+            self.buffer.clear();
+        }
+        while let Some(&index) = self.dirty.last() {
+            if let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) {
+                let segments = self.socket.segments(link.conn.current_mtu());
+                while let Some(transmit) = link.conn.poll_transmit(now, segments, &mut self.buffer)
+                {
+                    if !self.socket.send(&transmit, &self.buffer) {
+                        self.stalled = Some((transmit, now + limits::SOCKET_RETRY));
+                        return;
+                    }
+                    self.buffer.clear();
+                }
+                link.update_timeout();
+                self.timeout = [self.timeout, link.timeout].into_iter().flatten().min();
+            }
+            self.dirty.pop();
+        }
+    }
+}
+
+impl Transport for Quic {
+    fn connect(&mut self, now: Instant, addr: SocketAddr) -> Result<LinkId, TransportError> {
+        let failed =
+            |detail: &dyn ToString| TransportError::Address { addr, detail: detail.to_string() };
+        let mut config =
+            self.client.clone().ok_or_else(|| failed(&"this endpoint only accepts"))?;
+        if self.links() >= limits::LINKS_MAX {
+            return Err(TransportError::Links { max: limits::LINKS_MAX });
+        }
+        let remote = match (addr.ip(), self.socket.local()) {
+            (IpAddr::V4(ip), SocketAddr::V6(_)) => {
+                SocketAddr::new(ip.to_ipv6_mapped().into(), addr.port())
+            }
+            (IpAddr::V6(_), SocketAddr::V4(_)) => {
+                return Err(failed(&"this endpoint has an IPv4 socket"));
+            }
+            _ => addr,
+        };
+        config.transport_config(self.transport(addr, 0));
+        let (handle, conn) = self
+            .endpoint
+            .connect(now, config, remote, NODE_NAME)
+            .map_err(|error| failed(&error))?;
+        Ok(self.add(now, handle, conn))
+    }
+
+    fn request(
+        &mut self,
+        _now: Instant,
+        link: LinkId,
+        control: &Control,
+        payload: &[&[u8]],
+    ) -> Result<ExchangeId, TransportError> {
+        self.busy_link(link)?.request(control, payload)
+    }
+
+    fn reply(
+        &mut self,
+        now: Instant,
+        exchange: ExchangeId,
+        control: &Control,
+        payload: &[&[u8]],
+    ) -> Result<(), TransportError> {
+        let sent = self.busy_link(exchange.link)?.reply(exchange, control, payload);
+        if let Err(TransportError::Busy) = sent {
+            // The requester does not read what it asked for: nothing bounds that but the end of the link.
+            self.end(now, exchange.link, CloseCode::Overload, |addr| CloseReason::Overload {
+                addr,
+            });
+        }
+        sent
+    }
+
+    fn abandon(&mut self, exchange: ExchangeId) {
+        if let Ok(link) = self.busy_link(exchange.link) {
+            link.abandon(exchange);
+        }
+        self.events.retain(|event| event.exchange() != Some(exchange));
+    }
+
+    fn drive(&mut self, now: Instant) -> io::Result<bool> {
+        self.transmit(now);
+        let mut any = self.run_timers(now);
+        for _ in 0..limits::RECEIVE_BATCH {
+            let Some(received) = self.socket.receive()? else { break };
+            self.handle(now, received);
+            any = true;
+        }
+        if !self.dirty.is_empty() {
+            self.pump(now);
+        }
+        Ok(any)
+    }
+
+    fn poll(&mut self, _now: Instant) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn flush(&mut self, now: Instant) -> io::Result<()> {
+        self.transmit(now);
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let retry = self.stalled.as_ref().map(|(_, retry)| *retry);
+        [self.timeout, retry].into_iter().flatten().min()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.fd()
+    }
+
+    fn path(&self, link: LinkId) -> Option<PathStats> {
+        let link = self.links.get(link.index())?.as_ref().filter(|l| l.id == link)?;
+        link.is_open().then(|| link.path())
+    }
+
+    fn close(&mut self, now: Instant, link: LinkId, code: CloseCode) {
+        self.end(now, link, code, |_| CloseReason::Local);
+    }
+}
+
+/// Notes that link `index` may have something to transmit.
+fn mark(dirty: &mut Vec<usize>, index: usize) {
+    if !dirty.contains(&index) {
+        dirty.push(index);
+    }
+}

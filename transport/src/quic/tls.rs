@@ -1,0 +1,132 @@
+//! TLS 1.3 with certificates on both sides, and what its alerts mean to a user.
+
+use std::sync::Arc;
+
+use aws_lc_rs::{digest, hmac};
+use quinn_proto::Connection;
+use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::client::danger::ServerCertVerifier;
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs as provided;
+use rustls::pki_types::CertificateDer;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{AlertDescription, ClientConfig, ServerConfig};
+
+use crate::keys::Identity;
+use crate::{Fingerprint, TransportError};
+
+/// Application protocol: one a version, so that versions which cannot talk part in the handshake.
+pub const ALPN: &[u8] = b"gms/1";
+
+/// aws-lc-rs with the one suite which is fastest on CPUs with AES instructions, and which QUIC requires anyway.
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(CryptoProvider {
+        cipher_suites: vec![provided::cipher_suite::TLS13_AES_128_GCM_SHA256],
+        ..provided::default_provider()
+    })
+}
+
+/// Checks agents' certificates against the identity's authority.
+pub fn server_verifier(identity: &Identity) -> Result<Arc<dyn ServerCertVerifier>, TransportError> {
+    let roots = identity.roots.clone();
+    Ok(WebPkiServerVerifier::builder_with_provider(roots, provider()).build().map_err(keys)?)
+}
+
+/// Checks clients' certificates against the identity's authority.
+pub fn client_verifier(identity: &Identity) -> Result<Arc<dyn ClientCertVerifier>, TransportError> {
+    let roots = identity.roots.clone();
+    WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(keys)
+}
+
+/// Configuration of the connecting side. Sessions are not resumed: each link proves both identities.
+pub fn client(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicClientConfig>, TransportError> {
+    let mut tls = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(keys)?
+        .with_webpki_verifier(
+            WebPkiServerVerifier::builder_with_provider(identity.roots.clone(), provider())
+                .build()
+                .map_err(keys)?,
+        )
+        .with_client_auth_cert(vec![identity.cert.clone()], identity.key.clone_key())
+        .map_err(keys)?;
+    tls.resumption = Resumption::disabled();
+    tls.alpn_protocols = vec![alpn.to_vec()];
+    Ok(Arc::new(tls.try_into().map_err(keys)?))
+}
+
+/// Configuration of the accepting side.
+pub fn server(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicServerConfig>, TransportError> {
+    let mut tls = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(keys)?
+        .with_client_cert_verifier(client_verifier(identity)?)
+        .with_single_cert(vec![identity.cert.clone()], identity.key.clone_key())
+        .map_err(keys)?;
+    tls.send_tls13_tickets = 0;
+    tls.alpn_protocols = vec![alpn.to_vec()];
+    Ok(Arc::new(tls.try_into().map_err(keys)?))
+}
+
+/// SHA-256 of the certificate that the peer has proved to own.
+pub fn peer_fingerprint(conn: &Connection) -> Option<Fingerprint> {
+    let chain = conn.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer>>().ok()?;
+    let digest = digest::digest(&digest::SHA256, chain.first()?);
+    Some(Fingerprint(digest.as_ref().try_into().ok()?))
+}
+
+/// The endpoint's key for stateless resets and that for connection ids, both bound to the identity's private key.
+pub fn endpoint_keys(identity: &Identity) -> (hmac::Key, u64) {
+    let secret = hmac::Key::new(hmac::HMAC_SHA256, identity.key.secret_der());
+    let derive = |label: &[u8]| hmac::sign(&secret, label);
+    let reset = hmac::Key::new(hmac::HMAC_SHA256, derive(b"gms reset").as_ref());
+    let id = derive(b"gms connection id")
+        .as_ref()
+        .iter()
+        .take(8)
+        .fold(0, |id, b| id << 8 | u64::from(*b));
+    (reset, id)
+}
+
+fn keys(error: impl ToString) -> TransportError {
+    TransportError::Keys(error.to_string())
+}
+
+/// What is wrong with a certificate or a handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Expired or not valid yet.
+    Expired,
+    /// Not issued by our authority.
+    WrongCa,
+    /// Of the wrong role, or none at all.
+    WrongRole,
+    /// No common version of the application protocol.
+    Version,
+    /// Something else.
+    Other,
+}
+
+impl Verdict {
+    /// What TLS alert `alert` means here (RFC 8446, section 6.2).
+    pub fn of_alert(alert: AlertDescription) -> Self {
+        use AlertDescription as A;
+        match alert {
+            A::CertificateExpired => Verdict::Expired,
+            A::UnknownCA | A::DecryptError | A::BadCertificate => Verdict::WrongCa,
+            A::UnsupportedCertificate | A::CertificateRequired => Verdict::WrongRole,
+            A::NoApplicationProtocol => Verdict::Version,
+            _ => Verdict::Other,
+        }
+    }
+
+    /// What a verifier's error means here.
+    pub fn of(error: &rustls::Error) -> Self {
+        match error {
+            rustls::Error::InvalidCertificate(error) => Self::of_alert(error.clone().into()),
+            _ => Verdict::Other,
+        }
+    }
+}
