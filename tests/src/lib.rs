@@ -1,1 +1,44 @@
-//! gms-tests
+//! Harness of the integration tests: real kernel, real programs, real agents in processes of their own.
+//!
+//! A test sets a [`Stage`] (which checks privilege and binaries and waits for its turn: memory-hungry tests run one at
+//! a time however the runner schedules them), describes a [`Program`], runs it natively for the reference and under
+//! [`Gms`] for the comparison. Every wait has a deadline, and what a test started is killed when it is dropped.
+
+mod agent;
+mod gms;
+mod netns;
+mod pages;
+mod procfs;
+mod program;
+mod pty;
+mod redis;
+mod stage;
+mod stats;
+mod stream;
+mod workload;
+
+pub use agent::{AgentProc, AgentSetup};
+pub use gms::{Gms, gms_binary, status_of};
+pub use netns::Namespace;
+pub use pages::{Mib, assert_paged, pages_like_native};
+pub use procfs::{exists, has_uffd, rss_anon, write_memory};
+pub use program::{Outcome, Proc, Program, poll_until, tool};
+pub use pty::Terminal;
+pub use redis::{Redis, Reply};
+pub use stage::Stage;
+pub use stats::{AgentStats, Stats, Status};
+pub use workload::{c_program, go_program, java_classes, source, thirty_two_bit_program};
+
+/// Makes two tests of one function of the percentage of the working set that may stay resident.
+#[macro_export]
+macro_rules! at_25_and_50_percent {
+    ($($name:ident => $body:expr;)*) => {$(
+        mod $name {
+            use super::*;
+            #[test]
+            fn with_25_percent_resident() { ($body)(25); }
+            #[test]
+            fn with_50_percent_resident() { ($body)(50); }
+        }
+    )*};
+}

@@ -1,0 +1,134 @@
+//! Agents: the real `gms-agent`, each in a process of its own.
+
+use std::net::{SocketAddr, SocketAddrV4};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::gms::keys;
+use crate::netns::Namespace;
+use crate::pages::Mib;
+use crate::program::{Outcome, Proc, Program};
+use crate::stage::binary;
+
+/// An agent that does not listen by then is broken.
+const READY_LIMIT: Duration = Duration::from_secs(10);
+
+/// How an agent is to be started.
+pub struct AgentSetup<'a> {
+    export: Mib,
+    listen: String,
+    keys: PathBuf,
+    namespace: Option<&'a Namespace>,
+    args: Vec<String>,
+}
+
+impl<'a> AgentSetup<'a> {
+    /// On a free port of the loopback, with the keys of the tests.
+    pub fn new(export: Mib) -> AgentSetup<'a> {
+        let listen = "127.0.0.1:0".to_string();
+        AgentSetup { export, listen, keys: keys().to_path_buf(), namespace: None, args: Vec::new() }
+    }
+
+    /// Inside a network namespace, on its address.
+    pub fn inside(mut self, namespace: &'a Namespace) -> AgentSetup<'a> {
+        self.listen = format!("{}:7400", namespace.inner_addr());
+        self.namespace = Some(namespace);
+        self
+    }
+
+    /// With the keys of another cluster.
+    pub fn keys(mut self, dir: impl Into<PathBuf>) -> AgentSetup<'a> {
+        self.keys = dir.into();
+        self
+    }
+
+    /// With further options.
+    pub fn args<const N: usize>(mut self, args: [&str; N]) -> AgentSetup<'a> {
+        self.args.extend(args.map(String::from));
+        self
+    }
+
+    /// Starts it and waits until it listens.
+    pub fn start(self) -> AgentProc {
+        let mut argv: Vec<std::ffi::OsString> = Vec::new();
+        if let Some(namespace) = self.namespace {
+            argv.extend(namespace.enter());
+        }
+        argv.push(binary("gms-agent").into());
+        let export = format!("{}M", self.export.0);
+        argv.extend(["--listen", &self.listen, "--export", &export, "--keys"].map(Into::into));
+        argv.push(self.keys.into());
+        argv.extend(self.args.iter().map(Into::into));
+        let proc = Program::new(argv).env("NO_COLOR", "1").limit(Duration::from_secs(600)).spawn();
+        let addr = proc.wait_error("where it listens", READY_LIMIT, |log| {
+            log.split_inclusive('\n')
+                .filter(|line| line.ends_with('\n') && line.contains("listening"))
+                .find_map(address_in)
+        });
+        AgentProc { proc, addr }
+    }
+}
+
+/// The first IPv4 socket address in a line.
+fn address_in(line: &str) -> Option<SocketAddr> {
+    let words = line.split(|c: char| !c.is_ascii_digit() && c != '.' && c != ':');
+    words
+        .filter_map(|word| word.trim_matches(':').parse::<SocketAddrV4>().ok())
+        .map(SocketAddr::V4)
+        .next()
+}
+
+/// A running agent; killed when dropped.
+pub struct AgentProc {
+    proc: Proc,
+    addr: SocketAddr,
+}
+
+impl AgentProc {
+    /// An agent with room for `export` of pages, on the loopback.
+    pub fn start(export: Mib) -> AgentProc {
+        AgentSetup::new(export).start()
+    }
+
+    /// `HOST:PORT`, as `--agent` takes it.
+    pub fn addr(&self) -> String {
+        self.addr.to_string()
+    }
+
+    /// Its log so far.
+    pub fn log(&self) -> String {
+        self.proc.errors()
+    }
+
+    /// Kills it without warning.
+    pub fn kill(self) {
+        self.proc.signal(Signal::SIGKILL);
+        self.proc.finish();
+    }
+
+    /// Asks it to end, and waits.
+    pub fn terminate(self) -> Outcome {
+        self.proc.signal(Signal::SIGTERM);
+        self.proc.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_is_found_in_any_log_format() {
+        let expected = Some("127.0.0.1:7400".parse().unwrap());
+        for line in [
+            "INFO listening addr=127.0.0.1:7400 export=64M",
+            "{\"level\":\"INFO\",\"message\":\"listening\",\"addr\":\"127.0.0.1:7400\"}",
+            "\u{1b}[32m INFO\u{1b}[0m listening on 127.0.0.1:7400: 3 frames",
+        ] {
+            assert_eq!(address_in(line), expected, "{line}");
+        }
+        assert_eq!(address_in("listening at 10:20:30 with 1.2.3"), None);
+    }
+}

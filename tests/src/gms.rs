@@ -1,0 +1,125 @@
+//! `gms` command lines.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use crate::agent::AgentProc;
+use crate::pages::Mib;
+use crate::program::{Outcome, Proc, Program};
+use crate::stage::{Stage, binary, cache_dir};
+use crate::stats::{Stats, Status};
+
+/// How long the short commands (`keys`, `status`, `detach`) may take.
+const SHORT_LIMIT: Duration = Duration::from_secs(20);
+
+/// The `gms` binary.
+pub fn gms_binary() -> PathBuf {
+    binary("gms")
+}
+
+/// Keys of the cluster that all tests share, made once for each build of gms.
+pub(crate) fn keys() -> &'static Path {
+    static KEYS: OnceLock<PathBuf> = OnceLock::new();
+    KEYS.get_or_init(|| {
+        let built = gms_binary().metadata().and_then(|file| file.modified()).expect("age of gms");
+        let built = built.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let dir = cache_dir().join(format!("keys-{built}"));
+        if !dir.exists() {
+            let draft = dir.with_extension(std::process::id().to_string());
+            Gms::line(["keys", "init"]).arg(&draft).finish().expect_code(0);
+            std::fs::rename(&draft, &dir).expect("keys of the tests");
+        }
+        dir
+    })
+}
+
+/// A command line of gms.
+pub struct Gms {
+    before: Vec<OsString>,
+    program: Program,
+    stats: Option<PathBuf>,
+}
+
+impl Gms {
+    /// `gms run ... -- PROGRAM`, with its statistics in the directory of `stage`.
+    pub fn run(stage: &Stage, program: &Program) -> Gms {
+        let stats = stage.path("stats.json");
+        // A file of an earlier run in the same test must not be taken for this one's.
+        let _ = std::fs::remove_file(&stats);
+        let gms = Gms {
+            before: vec![gms_binary().into(), "run".into()],
+            program: program.clone(),
+            stats: None,
+        };
+        Gms { stats: Some(stats.clone()), ..gms.arg("--stats").arg(stats) }
+    }
+
+    /// `gms attach PID --local ...`, with its statistics in the directory of `stage`.
+    pub fn attach(stage: &Stage, pid: i32) -> Gms {
+        let stats = stage.path("attach.json");
+        let _ = std::fs::remove_file(&stats);
+        let gms = Gms::line(["attach"]).arg(pid.to_string()).arg("--stats").arg(&stats);
+        Gms { stats: Some(stats), program: Program::new::<_, OsString>([]), ..gms }
+    }
+
+    /// Any other command line.
+    pub fn line<S: Into<OsString>>(args: impl IntoIterator<Item = S>) -> Gms {
+        let before =
+            std::iter::once(gms_binary().into()).chain(args.into_iter().map(Into::into)).collect();
+        Gms { before, program: Program::new::<_, OsString>([]).limit(SHORT_LIMIT), stats: None }
+    }
+
+    /// Adds an argument of gms.
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Gms {
+        self.before.push(arg.into());
+        self
+    }
+
+    /// `--local`.
+    pub fn local(self, budget: Mib) -> Gms {
+        self.arg("--local").arg(format!("{}M", budget.0))
+    }
+
+    /// `--agent` for each, and their keys.
+    pub fn agents(mut self, agents: &[&AgentProc]) -> Gms {
+        for agent in agents {
+            self = self.arg("--agent").arg(agent.addr());
+        }
+        self.arg("--keys").arg(keys())
+    }
+
+    /// Starts it.
+    pub fn spawn(&self) -> Proc {
+        let mut before = self.before.clone();
+        if before[1] == "run" {
+            before.push("--".into());
+        }
+        let mut proc = self.program.wrapped(before).spawn();
+        proc.watched_root = false;
+        proc
+    }
+
+    /// Runs it to its end and reads its statistics.
+    pub fn finish(&self) -> Outcome {
+        self.finish_proc(self.spawn())
+    }
+
+    /// Waits for the end of `proc`, which [`Gms::spawn`] started, and reads its statistics.
+    pub fn finish_proc(&self, proc: Proc) -> Outcome {
+        let mut outcome = proc.finish();
+        if let Some(file) = self.stats.as_ref().filter(|file| file.exists()) {
+            outcome.stats = Some(Stats::read(file).unwrap_or_else(|error| outcome.fail(&error)));
+        }
+        outcome
+    }
+}
+
+/// What `gms status --json` says about the workload that `supervisor` pages.
+pub fn status_of(supervisor: i32) -> Option<Status> {
+    let outcome = Gms::line(["status", "--json"]).finish().expect_code(0);
+    let list: Vec<Status> = serde_json::from_slice(&outcome.stdout)
+        .unwrap_or_else(|error| outcome.fail(&error.to_string()));
+    list.into_iter().find(|status| status.supervisor_pid == supervisor)
+}

@@ -1,0 +1,77 @@
+//! The check that most tests make: the same result as without gms, and the memory really was elsewhere.
+
+use crate::agent::AgentProc;
+use crate::gms::Gms;
+use crate::program::{Outcome, Program};
+use crate::stage::Stage;
+
+/// Mebibytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mib(
+    /// How many.
+    pub u64,
+);
+
+impl Mib {
+    /// In bytes.
+    pub fn bytes(self) -> u64 {
+        self.0 << 20
+    }
+
+    /// So many percent of it, whole.
+    pub fn percent(self, percent: u64) -> Mib {
+        Mib(self.0 * percent / 100)
+    }
+}
+
+/// How far resident memory may exceed the budget: the larger of 10 % and 32 MiB.
+fn overshoot(budget: Mib) -> u64 {
+    (budget.bytes() / 10).max(Mib(32).bytes())
+}
+
+/// Fails the test unless `outcome` paged a working set under `budget`: enough pages went out and came back, and
+/// neither gms's account of resident memory nor the kernel's exceeded the bound.
+pub fn assert_paged(outcome: &Outcome, working_set: Mib, budget: Mib) {
+    let stats = outcome.stats();
+    let least = (working_set.bytes() - budget.bytes()) / 4096 / 2;
+    let most = budget.bytes() + overshoot(budget);
+    for (holds, claim) in [
+        (stats.budget_bytes == budget.bytes(), "budget_bytes is what --local said".to_string()),
+        (stats.pages_out >= least, format!("pages_out >= {least}")),
+        (stats.pages_in > 0 && stats.faults > 0, "pages came back by faults".into()),
+        (stats.remote_peak_bytes > 0, "remote_peak_bytes > 0".into()),
+        (stats.resident_peak_bytes > 0, "resident_peak_bytes > 0".into()),
+        (stats.resident_peak_bytes <= most, format!("resident_peak_bytes <= {most}")),
+        (
+            outcome.peak_rss_anon <= most,
+            format!("RssAnon seen in /proc ({}) <= {most}", outcome.peak_rss_anon),
+        ),
+        (stats.agents.iter().any(|agent| agent.pages > 0), "an agent was given pages".into()),
+        (stats.processes > 0 && stats.attach_us > 0.0, "a process was attached".into()),
+    ] {
+        if !holds {
+            outcome.fail(&format!("does not hold: {claim}\n{stats:?}"));
+        }
+    }
+}
+
+/// Runs `program` natively and under gms with `percent` of its working set resident (`None`: what it is seen to use
+/// natively) and one agent; fails the test unless output and status are equal and paging happened.
+pub fn pages_like_native(
+    stage: &Stage,
+    program: &Program,
+    working_set: Option<Mib>,
+    percent: u64,
+) -> Outcome {
+    let native = program.finish().expect_code(0);
+    let working_set = working_set.unwrap_or(Mib(native.peak_rss_anon >> 20));
+    assert!(working_set >= Mib(32), "a working set of {working_set:?} tests nothing");
+    let budget = working_set.percent(percent);
+    let agent = AgentProc::start(Mib(working_set.0 * 4));
+    let paged = Gms::run(stage, program).local(budget).agents(&[&agent]).finish().expect_code(0);
+    if paged.stdout != native.stdout {
+        paged.fail(&format!("printed something else than without gms:\n{}", native.text()));
+    }
+    assert_paged(&paged, working_set, budget);
+    paged
+}

@@ -1,0 +1,351 @@
+//! Programs: described once, run natively or under gms, captured, watched and never left behind.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::procfs;
+use crate::stats::Stats;
+use crate::stream::Stream;
+
+/// How often state that nothing announces is looked at.
+const POLL: Duration = Duration::from_millis(5);
+/// How long a program may take when the test does not say.
+const LIMIT: Duration = Duration::from_secs(90);
+/// How long output may still come after the program has ended (its children may hold the pipe).
+const DRAIN: Duration = Duration::from_secs(3);
+
+/// Looks at `probe` until it gives something; fails the test at the deadline.
+pub fn poll_until<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited {limit:?} in vain for {what}");
+        thread::sleep(POLL);
+    }
+}
+
+/// Path of an installed program; fails with the way to get it.
+pub fn tool(name: &str) -> PathBuf {
+    let system = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    system
+        .into_iter()
+        .chain(std::env::split_paths(&path).collect::<Vec<_>>())
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+        .unwrap_or_else(|| panic!("{name} is not installed: run tests/setup.sh as root"))
+}
+
+/// The end of an output, for a report.
+fn tail(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2000)..]).into_owned()
+}
+
+/// A command line with its surroundings.
+#[derive(Clone)]
+pub struct Program {
+    argv: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    dir: Option<PathBuf>,
+    stdin: Option<Vec<u8>>,
+    stdin_open: bool,
+    stdout: Option<PathBuf>,
+    limit: Duration,
+}
+
+impl Program {
+    /// A command line with an empty standard input.
+    pub fn new<I: IntoIterator<Item = S>, S: Into<OsString>>(argv: I) -> Program {
+        let argv = argv.into_iter().map(Into::into).collect();
+        let (env, dir, stdin, stdin_open, stdout) = (Vec::new(), None, None, false, None);
+        Program { argv, env, dir, stdin, stdin_open, stdout, limit: LIMIT }
+    }
+
+    /// Adds arguments.
+    pub fn args<I: IntoIterator<Item = S>, S: ToString>(mut self, args: I) -> Program {
+        self.argv.extend(args.into_iter().map(|arg| arg.to_string().into()));
+        self
+    }
+
+    /// The same surroundings around another command line.
+    pub(crate) fn wrapped(&self, before: Vec<OsString>) -> Program {
+        Program { argv: before.into_iter().chain(self.argv.clone()).collect(), ..self.clone() }
+    }
+
+    /// Sets a variable of the environment.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Program {
+        self.env.push((name.as_ref().into(), value.as_ref().into()));
+        self
+    }
+
+    /// Sets the working directory.
+    pub fn dir(mut self, dir: impl Into<PathBuf>) -> Program {
+        self.dir = Some(dir.into());
+        self
+    }
+
+    /// Gives it bytes to read, then the end of its input.
+    pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Program {
+        self.stdin = Some(bytes.into());
+        self
+    }
+
+    /// Leaves its standard input open until [`Proc::close_stdin`].
+    pub fn stdin_open(mut self) -> Program {
+        self.stdin_open = true;
+        self
+    }
+
+    /// Sends its standard output to a file instead of capturing it.
+    pub fn stdout_to(mut self, file: impl Into<PathBuf>) -> Program {
+        self.stdout = Some(file.into());
+        self
+    }
+
+    /// Gives it another deadline than 90 s.
+    pub fn limit(mut self, limit: Duration) -> Program {
+        self.limit = limit;
+        self
+    }
+
+    /// Starts it, in a process group of its own.
+    pub fn spawn(&self) -> Proc {
+        let name = format!("{:?}", self.argv);
+        let mut command = Command::new(&self.argv[0]);
+        command.args(&self.argv[1..]).envs(self.env.clone()).process_group(0);
+        if let Some(dir) = &self.dir {
+            command.current_dir(dir);
+        }
+        let piped = self.stdin.is_some() || self.stdin_open;
+        command.stdin(if piped { Stdio::piped() } else { Stdio::null() });
+        let stdout = self.stdout.as_ref().map(|file| File::create(file).expect("output file"));
+        command.stdout(stdout.map_or_else(Stdio::piped, Stdio::from)).stderr(Stdio::piped());
+        let started = Instant::now();
+        let mut child =
+            command.spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        let mut stdin = child.stdin.take();
+        if let (Some(bytes), Some(mut pipe)) =
+            (self.stdin.clone(), stdin.take_if(|_| !self.stdin_open))
+        {
+            // A program may end without reading all of its input.
+            thread::spawn(move || drop(pipe.write_all(&bytes)));
+        }
+        Proc {
+            out: child.stdout.take().map(Stream::capture).unwrap_or_default(),
+            err: child.stderr.take().map(Stream::capture).unwrap_or_default(),
+            deadline: started + self.limit,
+            watched_root: true,
+            peak_rss_anon: 0,
+            status: None,
+            name,
+            child,
+            stdin,
+            started,
+        }
+    }
+
+    /// Runs it to its end.
+    pub fn finish(&self) -> Outcome {
+        self.spawn().finish()
+    }
+}
+
+/// A program that runs; killed with everything below it when dropped.
+pub struct Proc {
+    name: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    out: Stream,
+    err: Stream,
+    started: Instant,
+    deadline: Instant,
+    status: Option<ExitStatus>,
+    /// Whether the first process counts as workload (it does not when it is gms).
+    pub(crate) watched_root: bool,
+    peak_rss_anon: u64,
+}
+
+impl Proc {
+    /// Process id of the first process.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Sends a signal to the first process.
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid()), signal)
+            .unwrap_or_else(|error| self.fail(&format!("{signal}: {error}")));
+    }
+
+    /// Fails the test, showing the output so far.
+    pub fn fail(&self, what: &str) -> ! {
+        let shown = tail(&self.out.bytes());
+        panic!("{}: {what}\n--- stdout (end)\n{shown}\n--- stderr\n{}", self.name, self.err.text());
+    }
+
+    /// Writes to a standard input left open.
+    pub fn write_stdin(&mut self, bytes: &[u8]) {
+        self.stdin
+            .as_mut()
+            .expect("stdin_open")
+            .write_all(bytes)
+            .expect("write to the program's stdin");
+    }
+
+    /// Ends a standard input left open.
+    pub fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    /// Bytes of standard output so far.
+    pub fn output_len(&self) -> usize {
+        self.out.bytes().len()
+    }
+
+    /// Waits for `text` on standard output beyond its first `from` bytes.
+    pub fn wait_output(&self, from: usize, text: &str) {
+        if self.out.wait_for(from, self.deadline, |out| out.contains(text).then_some(())).is_none()
+        {
+            self.fail(&format!("never printed {text:?}"));
+        }
+    }
+
+    /// Waits for something that `probe` finds in standard error, or (`None`) fails the test.
+    pub fn wait_error<T>(
+        &self,
+        what: &str,
+        limit: Duration,
+        probe: impl FnMut(&str) -> Option<T>,
+    ) -> T {
+        let deadline = self.deadline.min(Instant::now() + limit);
+        let found = self.err.wait_for(0, deadline, probe);
+        found.unwrap_or_else(|| self.fail(&format!("never told {what} on stderr")))
+    }
+
+    /// Standard error so far.
+    pub fn errors(&self) -> String {
+        self.err.text()
+    }
+
+    /// The status, if it has ended. Looks at the memory of what runs meanwhile.
+    pub fn poll(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.sample();
+            self.status = self.child.try_wait().expect("wait for a child");
+        }
+        self.status
+    }
+
+    fn sample(&mut self) {
+        let root = self.watched_root.then_some(self.pid());
+        let rss = root
+            .into_iter()
+            .chain(procfs::descendants(self.pid()))
+            .filter_map(procfs::rss_anon)
+            .max();
+        self.peak_rss_anon = self.peak_rss_anon.max(rss.unwrap_or(0));
+    }
+
+    /// Waits for the end. A program that misses its deadline is killed and fails the test.
+    pub fn finish(mut self) -> Outcome {
+        let status = loop {
+            if let Some(status) = self.poll() {
+                break status;
+            }
+            if Instant::now() > self.deadline {
+                let limit = self.deadline - self.started;
+                self.fail(&format!("did not end within {limit:?}; killed"));
+            }
+            thread::sleep(POLL);
+        };
+        let elapsed = self.started.elapsed();
+        let drained = self.out.wait_end(DRAIN) && self.err.wait_end(DRAIN);
+        Outcome {
+            name: self.name.clone(),
+            code: status.code(),
+            signal: status.signal(),
+            stdout: self.out.bytes(),
+            stderr: self.err.text(),
+            drained,
+            elapsed,
+            peak_rss_anon: self.peak_rss_anon,
+            stats: None,
+        }
+    }
+}
+
+impl Drop for Proc {
+    fn drop(&mut self) {
+        if self.poll().is_some() {
+            return;
+        }
+        // The workload before its pager, so that no page is asked of a dead one.
+        for pid in procfs::descendants(self.pid()) {
+            // It may have ended meanwhile.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How a program ended and what it left.
+pub struct Outcome {
+    name: String,
+    /// Exit status, unless a signal ended it.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// All of its standard output.
+    pub stdout: Vec<u8>,
+    /// All of its standard error.
+    pub stderr: String,
+    /// Whether every holder of its output has closed it.
+    pub drained: bool,
+    /// From start to end.
+    pub elapsed: Duration,
+    /// Highest resident anonymous memory seen in one process of the workload, in bytes.
+    pub peak_rss_anon: u64,
+    /// What `--stats` wrote, for gms.
+    pub stats: Option<Stats>,
+}
+
+impl Outcome {
+    /// Fails the test, showing what the program left.
+    pub fn fail(&self, what: &str) -> ! {
+        let shown = tail(&self.stdout);
+        panic!(
+            "{}: {what}\n--- exit {:?} signal {:?} after {:?}\n--- stdout (end)\n{shown}\n--- stderr\n{}",
+            self.name, self.code, self.signal, self.elapsed, self.stderr
+        );
+    }
+
+    /// Fails the test unless it ended with this status.
+    pub fn expect_code(self, code: i32) -> Outcome {
+        if self.code != Some(code) {
+            self.fail(&format!("expected exit status {code}"));
+        }
+        self
+    }
+
+    /// Standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// What `--stats` wrote.
+    pub fn stats(&self) -> &Stats {
+        self.stats.as_ref().unwrap_or_else(|| self.fail("wrote no statistics"))
+    }
+}

@@ -1,0 +1,100 @@
+//! What every test needs before it begins: privilege, binaries, its turn, a directory of its own.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
+
+use crate::program::poll_until;
+
+/// How long a test waits for its turn: longer than the whole suite takes.
+const TURN_LIMIT: Duration = Duration::from_secs(45 * 60);
+/// Set to 1 to let tests that need root pass without running. They say so on standard error.
+const SKIP: &str = "GMS_TESTS_SKIP_PRIVILEGED";
+
+/// Held by a test while it runs.
+pub struct Stage {
+    dir: PathBuf,
+    _turn: Flock<File>,
+}
+
+/// `target/release`, where this test and the binaries are.
+pub(crate) fn release_dir() -> PathBuf {
+    let exe = std::env::current_exe().expect("path of the test executable");
+    exe.ancestors().nth(2).expect("target/release/deps/test").to_path_buf()
+}
+
+/// A binary of the workspace.
+pub(crate) fn binary(name: &str) -> PathBuf {
+    let path = release_dir().join(name);
+    assert!(
+        path.is_file(),
+        "{} is missing: run 'cargo build --release --workspace --bins' (or tests/run.sh)",
+        path.display()
+    );
+    path
+}
+
+/// Directory for what may be used again by later tests.
+pub(crate) fn cache_dir() -> PathBuf {
+    let dir = release_dir().join("gms-tests");
+    fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    dir
+}
+
+impl Stage {
+    /// Waits for this test's turn. `None` only where the user asked for privileged tests to be skipped.
+    pub fn set() -> Option<Stage> {
+        if !geteuid().is_root() {
+            let skip = std::env::var_os(SKIP).is_some_and(|value| value == "1");
+            assert!(
+                skip,
+                "needs root (userfaultfd, ptrace, network namespaces): run as root, or set {SKIP}=1"
+            );
+            let name = std::thread::current().name().unwrap_or("a test").to_string();
+            // Straight to the descriptor: the test runner would swallow eprintln of a test that passes.
+            let _ = writeln!(std::io::stderr(), "SKIPPED, not root: {name}");
+            return None;
+        }
+        binary("gms");
+        binary("gms-agent");
+        let turn = take_turn(&cache_dir().join("turn.lock"));
+        Some(Stage { dir: new_dir(), _turn: turn })
+    }
+
+    /// A path in this test's own directory, which goes when the test ends.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The directory itself.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // What is left is the system's to clean.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn take_turn(path: &Path) -> Flock<File> {
+    poll_until("the turn of this test", TURN_LIMIT, || {
+        let file = File::create(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
+    })
+}
+
+fn new_dir() -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("gms-test-{}-{count}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    dir
+}

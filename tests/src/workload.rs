@@ -1,0 +1,76 @@
+//! The workload programs: compiled once for each version of their source, shared by all tests.
+
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::program::{Program, tool};
+use crate::stage::cache_dir;
+
+/// A compiler may be slow on a busy machine.
+const COMPILE_LIMIT: Duration = Duration::from_secs(180);
+
+/// A file of `tests/workloads`.
+pub fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads").join(name)
+}
+
+/// Builds `output` from `sources` by `argv`, in which `OUT` stands for the output. Done again only for other sources.
+fn build(name: &str, sources: &[&str], argv: Vec<OsString>) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    argv.hash(&mut hasher);
+    for source_name in sources {
+        let path = source(source_name);
+        fs::read(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+            .hash(&mut hasher);
+    }
+    let output = cache_dir().join(format!("{name}-{:016x}", hasher.finish()));
+    if !output.exists() {
+        // Built beside its place and renamed: a compiler that is interrupted leaves nothing that looks finished.
+        let draft = output.with_extension(std::process::id().to_string());
+        let argv =
+            argv.into_iter().map(|arg| if arg == "OUT" { draft.clone().into() } else { arg });
+        Program::new(argv)
+            .env("GOCACHE", cache_dir().join("go"))
+            .env("CGO_ENABLED", "0")
+            .env("GO111MODULE", "off")
+            .limit(COMPILE_LIMIT)
+            .finish()
+            .expect_code(0);
+        fs::rename(&draft, &output).unwrap_or_else(|error| panic!("{}: {error}", output.display()));
+    }
+    output
+}
+
+fn argv(compiler: &str, options: &[&str], sources: &[&str]) -> Vec<OsString> {
+    let options = options.iter().map(OsString::from);
+    let sources = sources.iter().map(|name| source(name).into());
+    std::iter::once(tool(compiler).into()).chain(options).chain(sources).collect()
+}
+
+/// A C program, static and threaded.
+pub fn c_program(name: &str) -> PathBuf {
+    let file = format!("{name}.c");
+    let options =
+        ["-O2", "-std=gnu17", "-Wall", "-Wextra", "-Werror", "-pthread", "-static", "-o", "OUT"];
+    build(name, &[&file, "check.h"], argv("gcc", &options, &[&file]))
+}
+
+/// The Go program: static, without libc.
+pub fn go_program() -> PathBuf {
+    build("churn-go", &["churn.go"], argv("go", &["build", "-o", "OUT"], &["churn.go"]))
+}
+
+/// Directory with the class of the Java program.
+pub fn java_classes() -> PathBuf {
+    build("churn-java", &["Churn.java"], argv("javac", &["-d", "OUT"], &["Churn.java"]))
+}
+
+/// A 32-bit program which waits for a signal.
+pub fn thirty_two_bit_program() -> PathBuf {
+    let options = ["-m32", "-nostdlib", "-static", "-no-pie", "-o", "OUT"];
+    build("pause32", &["pause32.S"], argv("gcc", &options, &["pause32.S"]))
+}

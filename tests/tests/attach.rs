@@ -1,0 +1,154 @@
+//! Attaching to what runs, letting it go again, and waits that must not notice.
+
+use std::time::Duration;
+
+use gms_tests::*;
+use nix::sys::signal::Signal;
+
+/// How long an attach, a detach or a change of state may take.
+const SOON: Duration = Duration::from_secs(30);
+
+/// A program that verifies round after round until its input ends, in its second round.
+fn running_program(mib: u64) -> Proc {
+    let proc = Program::new([c_program("verify")])
+        .args([mib.to_string().as_str(), "forever"])
+        .stdin_open()
+        .spawn();
+    proc.wait_output(0, "round 1\n");
+    proc
+}
+
+fn wait_until_paged(pager: &mut Proc, least: Mib) {
+    poll_until("pages at the agents", SOON, || {
+        if pager.poll().is_some() {
+            pager.fail("gms ended early");
+        }
+        status_of(pager.pid()).filter(|status| status.remote_bytes >= least.bytes())
+    });
+}
+
+fn wait_two_rounds(proc: &Proc) {
+    for _ in 0..2 {
+        proc.wait_output(proc.output_len(), "round ");
+    }
+}
+
+fn end_well(mut proc: Proc) {
+    wait_two_rounds(&proc);
+    proc.close_stdin();
+    let outcome = proc.finish().expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+}
+
+fn assert_let_go(proc: &Proc, working_set: Mib) {
+    let resident = rss_anon(proc.pid()).unwrap_or(0);
+    assert!(
+        resident >= working_set.percent(95).bytes(),
+        "not all pages came home: {resident} bytes are resident"
+    );
+    assert!(!has_uffd(proc.pid()), "memory is still registered");
+}
+
+fn attach_and_detach(percent: u64) {
+    let Some(stage) = Stage::set() else { return };
+    let working_set = Mib(128);
+    let agent = AgentProc::start(Mib(512));
+    let proc = running_program(working_set.0);
+    // Twice: the second attach finds a program which was paged before.
+    for _ in 0..2 {
+        let attach =
+            Gms::attach(&stage, proc.pid()).local(working_set.percent(percent)).agents(&[&agent]);
+        let mut pager = attach.spawn();
+        wait_until_paged(&mut pager, Mib((working_set.0 - working_set.percent(percent).0) / 2));
+        wait_two_rounds(&proc);
+        Gms::line(["detach"]).arg(proc.pid().to_string()).finish().expect_code(0);
+        let outcome = attach.finish_proc(pager).expect_code(0);
+        assert_paged(&outcome, working_set, working_set.percent(percent));
+        assert_let_go(&proc, working_set);
+        assert!(status_of(outcome.stats().processes as i32).is_none());
+    }
+    end_well(proc);
+}
+
+at_25_and_50_percent! {
+    attach_pages_a_running_program_and_detach_brings_it_home => attach_and_detach;
+}
+
+#[test]
+fn ctrl_c_of_attach_detaches() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let proc = running_program(128);
+    let attach = Gms::attach(&stage, proc.pid()).local(Mib(32)).agents(&[&agent]);
+    let mut pager = attach.spawn();
+    wait_until_paged(&mut pager, Mib(48));
+    pager.signal(Signal::SIGINT);
+    attach.finish_proc(pager).expect_code(0);
+    assert_let_go(&proc, Mib(128));
+    end_well(proc);
+}
+
+#[test]
+fn detach_leaves_a_program_of_gms_run_running() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]);
+    let mut proc = gms.spawn();
+    wait_until_paged(&mut proc, Mib(48));
+    Gms::line(["detach"]).arg(proc.pid().to_string()).finish().expect_code(0);
+    wait_two_rounds(&proc);
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+}
+
+#[test]
+fn attach_ends_with_its_program() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let proc = running_program(128);
+    let attach = Gms::attach(&stage, proc.pid()).local(Mib(32)).agents(&[&agent]);
+    let mut pager = attach.spawn();
+    wait_until_paged(&mut pager, Mib(48));
+    end_well(proc);
+    attach.finish_proc(pager).expect_code(0);
+}
+
+fn kinds_of_wait() -> Vec<String> {
+    let list = Program::new([c_program("eintr")]).args(["list"]).finish().expect_code(0).text();
+    let kinds: Vec<String> = list.lines().map(String::from).collect();
+    assert!(kinds.len() > 15, "{list}");
+    kinds
+}
+
+#[test]
+fn no_wait_is_interrupted_when_memory_grows_past_the_budget() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    for kind in kinds_of_wait() {
+        let program = Program::new([c_program("eintr")]).args([kind.as_str(), "run", "64"]);
+        let outcome =
+            Gms::run(&stage, &program).local(Mib(16)).agents(&[&agent]).finish().expect_code(0);
+        assert_eq!(outcome.text(), format!("{kind} ok\n"));
+        assert!(outcome.stats().pages_out > 1000, "{kind}: {:?}", outcome.stats());
+    }
+}
+
+#[test]
+fn no_wait_is_interrupted_by_an_attach() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    for kind in kinds_of_wait() {
+        let program = Program::new([c_program("eintr")]).args([kind.as_str(), "attach", "48"]);
+        let mut proc = program.stdin_open().spawn();
+        proc.wait_output(0, "ready");
+        let attach = Gms::attach(&stage, proc.pid()).local(Mib(16)).agents(&[&agent]);
+        let mut pager = attach.spawn();
+        wait_until_paged(&mut pager, Mib(16));
+        proc.write_stdin(b"\n");
+        let outcome = proc.finish().expect_code(0);
+        assert_eq!(outcome.text(), format!("ready\n{kind} ok\n"));
+        attach.finish_proc(pager).expect_code(0);
+    }
+}

@@ -1,0 +1,288 @@
+//! The command line: what passes through, what is refused, and how it is said.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use gms_tests::*;
+use nix::sys::signal::Signal;
+
+/// A command line of gms which must fail.
+struct Bad {
+    line: String,
+    code: i32,
+    says: &'static str,
+}
+
+fn bad(line: impl Into<String>, code: i32, says: &'static str) -> Bad {
+    Bad { line: line.into(), code, says }
+}
+
+/// Runs each through a shell, so that the table reads like what people type; `gms` is the binary.
+fn refuse(stage: &Stage, table: Vec<Bad>) {
+    let marker = stage.path("started");
+    for Bad { line, code, says } in table {
+        let script = format!("gms() {{ {} \"$@\"; }}; {line}", gms_binary().display());
+        let program = Program::new([tool("sh").into_os_string(), "-c".into(), script.into()]);
+        let outcome = program
+            .dir(stage.dir())
+            .env("MARK", &marker)
+            .limit(Duration::from_secs(15))
+            .finish()
+            .expect_code(code);
+        let told: Vec<&str> =
+            outcome.stderr.lines().filter(|text| !text.trim().is_empty()).collect();
+        if told.len() != 1 || !told[0].contains(says) {
+            outcome.fail(&format!("expected one line on stderr which contains {says:?}: {line}"));
+        }
+        assert!(!marker.exists(), "the command was started: {line}");
+    }
+}
+
+#[test]
+fn wrong_command_lines_are_usage_errors() {
+    let Some(stage) = Stage::set() else { return };
+    refuse(
+        &stage,
+        vec![
+            bad("gms run --bogus -- touch $MARK", 2, "--bogus"),
+            bad("gms run --local 12Q -- touch $MARK", 2, "12Q"),
+            bad("gms run --local 1K -- touch $MARK", 2, "--local"),
+            bad("gms run --local 0% -- touch $MARK", 2, "0%"),
+            bad("gms run --local 64M", 2, "COMMAND"),
+            bad("gms run --page-size 16k -- touch $MARK", 2, "16k"),
+            bad("gms run --export x -- touch $MARK", 2, "'x'"),
+            bad("gms run --agent nowhere --keys . -- touch $MARK", 2, "nowhere"),
+            bad("gms run --local 64M --agent 127.0.0.1:1 -- touch $MARK", 2, "--keys"),
+            bad("gms frobnicate", 2, "frobnicate"),
+            bad("gms attach abc --local 64M", 2, "abc"),
+            bad("gms attach 0 --local 64M", 2, "0"),
+            bad("gms attach $$", 2, "--local"),
+            bad(
+                "printf 'local = \"64M\"\\nlocla = 1\\n' >c.toml; gms run --config c.toml -- touch $MARK",
+                2,
+                "locla",
+            ),
+            bad(
+                "printf 'local = \"64M\"\\nlocla = 1\\n' >c.toml; gms run --config c.toml -- touch $MARK",
+                2,
+                "c.toml:2",
+            ),
+            bad("gms run --config no-such-file.toml -- touch $MARK", 2, "no-such-file.toml"),
+        ],
+    );
+}
+
+#[test]
+fn commands_that_cannot_start_are_126_and_127() {
+    let Some(stage) = Stage::set() else { return };
+    fs::write(stage.path("plain"), "not a program").expect("file");
+    refuse(
+        &stage,
+        vec![
+            bad("gms run --local 64M -- no-such-command-anywhere", 127, "no-such-command-anywhere"),
+            bad("gms run --local 64M -- ./no-such-file", 127, "./no-such-file"),
+            bad("gms run --local 64M -- ./plain", 126, "./plain"),
+            bad("gms run --local 64M -- /", 126, "/"),
+        ],
+    );
+}
+
+#[test]
+fn agents_and_keys_that_do_not_work_are_named() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(64));
+    let addr = agent.addr();
+    Gms::line(["keys", "init"]).arg(stage.path("keys")).finish().expect_code(0);
+    Gms::line(["keys", "init"]).arg(stage.path("other")).finish().expect_code(0);
+    // Port 9 (discard) of the loopback: nothing answers there.
+    refuse(
+        &stage,
+        vec![
+            bad(
+                "gms run --local 64M --keys keys --agent 127.0.0.1:9 -- touch $MARK",
+                125,
+                "127.0.0.1:9",
+            ),
+            bad(
+                format!("gms run --local 64M --keys other --agent {addr} -- touch $MARK"),
+                125,
+                "certificate",
+            ),
+            bad(
+                "gms run --local 64M --keys keys --agent no-such-host.invalid:7 -- touch $MARK",
+                125,
+                "no-such-host.invalid",
+            ),
+            bad(
+                format!("gms run --local 64M --keys nowhere --agent {addr} -- touch $MARK"),
+                125,
+                "nowhere",
+            ),
+            bad("gms keys init keys", 125, "keys"),
+        ],
+    );
+    assert_eq!(agent.terminate().code, Some(0), "the agent outlives clients of another cluster");
+}
+
+#[test]
+fn processes_that_cannot_be_paged_are_refused_untouched() {
+    let Some(stage) = Stage::set() else { return };
+    let gone = Program::new([tool("true")]).spawn();
+    let gone_pid = gone.pid();
+    gone.finish().expect_code(0);
+    let mut old = Program::new([thirty_two_bit_program()]).spawn();
+    old.wait_output(0, "ready");
+    let mut paged =
+        Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open().spawn();
+    paged.wait_output(0, "round 0");
+    let agent = AgentProc::start(Mib(256));
+    let mut pager = Gms::attach(&stage, paged.pid()).local(Mib(32)).agents(&[&agent]).spawn();
+    poll_until("the first attach", Duration::from_secs(20), || status_of(pager.pid()));
+    refuse(
+        &stage,
+        vec![
+            bad(format!("gms attach {gone_pid} --local 64M"), 125, "process"),
+            bad("gms attach 2 --local 64M", 125, "kernel thread"),
+            bad(format!("gms attach {} --local 64M", old.pid()), 125, "32-bit"),
+            bad(format!("gms attach {} --local 64M", paged.pid()), 125, "already"),
+            bad(format!("gms detach {gone_pid}"), 125, "not"),
+            bad(format!("gms status {gone_pid}"), 125, "not"),
+        ],
+    );
+    assert!(
+        old.poll().is_none() && paged.poll().is_none() && pager.poll().is_none(),
+        "a refusal touched its process"
+    );
+    paged.close_stdin();
+    paged.finish().expect_code(0);
+    pager.finish().expect_code(0);
+}
+
+#[test]
+fn processes_of_another_user_are_refused() {
+    let Some(stage) = Stage::set() else { return };
+    let copy = stage.path("gms");
+    fs::copy(gms_binary(), &copy).expect("copy of gms");
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("permissions");
+    let sleeper = Program::new([tool("sleep")]).args([60]).spawn();
+    let argv = [
+        tool("setpriv").into_os_string(),
+        "--reuid=65534".into(),
+        "--regid=65534".into(),
+        "--clear-groups".into(),
+        copy.into(),
+    ];
+    let attach = Program::new(argv)
+        .args(["attach", &sleeper.pid().to_string(), "--local", "64M"])
+        .dir(stage.dir());
+    let outcome = attach.finish().expect_code(125);
+    assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+    assert!(exists(sleeper.pid()));
+}
+
+fn shell(script: &str) -> Program {
+    Program::new([tool("sh").to_str().expect("path"), "-c", script])
+}
+
+#[test]
+fn status_and_streams_are_the_commands_own() {
+    let Some(stage) = Stage::set() else { return };
+    let run = |program: &Program| {
+        Gms::run(&stage, program).local(Mib(64)).arg("--export").arg("64M").finish()
+    };
+    for (script, code) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -TERM $$", 143),
+        ("kill -SEGV $$", 139),
+        ("exit 255", 255),
+    ] {
+        let outcome = run(&shell(script));
+        assert_eq!(outcome.code, Some(code), "{script}: {}", outcome.stderr);
+    }
+    let input: Vec<u8> =
+        (0..1_000_003_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let outcome = run(&Program::new([tool("cat")]).stdin(input.clone())).expect_code(0);
+    assert!(outcome.stdout == input, "stdin comes out of cat");
+    let outcome = run(&shell("pwd; echo \"$GMS_TEST_WORD\"; echo problem >&2")
+        .dir(stage.dir())
+        .env("GMS_TEST_WORD", "a b"));
+    let dir = fs::canonicalize(stage.dir()).expect("own directory");
+    assert_eq!(outcome.text(), format!("{}\na b\n", dir.display()));
+    assert!(outcome.stderr.starts_with("problem\n"), "{}", outcome.stderr);
+}
+
+#[test]
+fn the_summary_is_one_paragraph_and_quiet_means_quiet() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("verify")]).args(["96", "1"]);
+    let gms = || Gms::run(&stage, &program).local(Mib(32)).arg("--export").arg("256M");
+    let told = gms().finish().expect_code(0).stderr;
+    assert!(told.contains("gms") && !told.trim_end().contains("\n\n"), "{told}");
+    let silent = gms().arg("-q").finish().expect_code(0).stderr;
+    assert_eq!(silent, "");
+}
+
+#[test]
+fn signals_to_gms_reach_the_command() {
+    let Some(stage) = Stage::set() else { return };
+    let program =
+        shell("trap 'echo got it; exit 9' TERM; echo ready; while :; do sleep 0.05; done");
+    let gms = Gms::run(&stage, &program).local(Mib(64)).arg("--export").arg("64M");
+    let proc = gms.spawn();
+    proc.wait_output(0, "ready");
+    proc.signal(Signal::SIGTERM);
+    let outcome = gms.finish_proc(proc).expect_code(9);
+    assert_eq!(outcome.text(), "ready\ngot it\n");
+}
+
+#[test]
+fn job_control_works_at_a_terminal() {
+    let Some(_stage) = Stage::set() else { return };
+    let mut terminal = Terminal::open();
+    terminal.expect("READY");
+    terminal.type_in(&format!(
+        "{} run --local 64M --export 64M -- sh -c 'echo be''gun; exec sleep 60'\n",
+        gms_binary().display()
+    ));
+    terminal.expect("begun");
+    terminal.type_in("\x1a");
+    terminal.expect("Stopped");
+    terminal.type_in("fg; echo status=$?\n");
+    terminal.expect("sleep 60");
+    terminal.type_in("\x03");
+    terminal.expect("status=130");
+    terminal.type_in(&format!(
+        "{} run -q --local 64M --export 64M -- tty; echo status=$?\n",
+        gms_binary().display()
+    ));
+    terminal.expect("/dev/pts/");
+    terminal.expect("status=0");
+}
+
+#[test]
+fn doctor_finds_this_machine_fit() {
+    let Some(_stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(64));
+    let outcome = Gms::line(["doctor"]).agents(&[&agent]).finish().expect_code(0);
+    assert!(
+        outcome.text().lines().count() >= 5 && outcome.text().contains("kernel"),
+        "{}",
+        outcome.text()
+    );
+    let json = Gms::line(["doctor", "--json"]).finish().expect_code(0);
+    let checks: Vec<serde_json::Value> = serde_json::from_slice(&json.stdout).expect("a JSON list");
+    assert!(checks.len() >= 4, "{checks:?}");
+    let lost = Gms::line(["doctor", "--agent", "127.0.0.1:9", "--keys"])
+        .arg(Path::new("nowhere"))
+        .finish();
+    assert_eq!(lost.code, Some(125), "{}", lost.text());
+}
+
+#[test]
+fn status_lists_nothing_when_nothing_is_paged() {
+    let Some(_stage) = Stage::set() else { return };
+    assert_eq!(status_of(std::process::id() as i32).map(|status| status.pid), None);
+}

@@ -1,0 +1,155 @@
+//! Agents that refuse, fill up, slow down, drain and die.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use gms_tests::*;
+
+fn verify(mib: u64) -> Program {
+    Program::new([c_program("verify")]).args([mib, 2])
+}
+
+#[test]
+fn an_agent_that_refuses_is_replaced_by_another() {
+    let Some(stage) = Stage::set() else { return };
+    let native = verify(160).finish().expect_code(0);
+    let (tiny, large) = (AgentProc::start(Mib(16)), AgentProc::start(Mib(512)));
+    let paged = Gms::run(&stage, &verify(160))
+        .local(Mib(40))
+        .agents(&[&tiny, &large])
+        .finish()
+        .expect_code(0);
+    assert_eq!(paged.stdout, native.stdout);
+    assert_paged(&paged, Mib(160), Mib(40));
+    let stats = paged.stats();
+    let (tiny, large) = (stats.agent(&tiny.addr()), stats.agent(&large.addr()));
+    assert!(tiny.refusals > 0, "the tiny agent was tried beyond its size: {stats:?}");
+    assert!(large.pages > tiny.pages && large.refusals == 0, "{stats:?}");
+}
+
+#[test]
+fn full_agents_leave_the_program_resident_and_right() {
+    let Some(stage) = Stage::set() else { return };
+    let native = verify(128).finish().expect_code(0);
+    let (a, b) = (AgentProc::start(Mib(16)), AgentProc::start(Mib(16)));
+    let paged =
+        Gms::run(&stage, &verify(128)).local(Mib(32)).agents(&[&a, &b]).finish().expect_code(0);
+    assert_eq!(paged.stdout, native.stdout);
+    assert!(
+        paged.stderr.contains("full"),
+        "gms says why memory stays over the budget: {}",
+        paged.stderr
+    );
+    let stats = paged.stats();
+    assert!(stats.remote_peak_bytes <= Mib(32).bytes() && stats.pages_out > 4000, "{stats:?}");
+}
+
+#[test]
+fn a_killed_agent_ends_the_program_before_it_reads_a_wrong_page() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let addr = agent.addr();
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]);
+    let proc = gms.spawn();
+    proc.wait_output(0, "round 0\n");
+    agent.kill();
+    let outcome = gms.finish_proc(proc);
+    assert_ne!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert!(
+        !outcome.stderr.contains("MISMATCH") && !outcome.stderr.contains("ZERO PAGE"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(outcome.stderr.contains(&addr), "gms names the agent that it lost: {}", outcome.stderr);
+}
+
+#[test]
+fn a_slowed_agent_is_given_fewer_pages() {
+    let Some(stage) = Stage::set() else { return };
+    let spaces = [Namespace::new(1), Namespace::new(2)];
+    let agents = spaces.each_ref().map(|space| AgentSetup::new(Mib(512)).inside(space).start());
+    spaces[1].slow_down(200);
+    let native = verify(160).finish().expect_code(0);
+    let paged = Gms::run(&stage, &verify(160))
+        .local(Mib(40))
+        .agents(&[&agents[0], &agents[1]])
+        .finish()
+        .expect_code(0);
+    assert_eq!(paged.stdout, native.stdout);
+    assert_paged(&paged, Mib(160), Mib(40));
+    let stats = paged.stats();
+    let (fast, slow) = (stats.agent(&agents[0].addr()), stats.agent(&agents[1].addr()));
+    assert!(
+        fast.pages * 2 > slow.pages * 3,
+        "the fast agent gets at least 1.5 times as much: {:?}",
+        stats.agents
+    );
+}
+
+#[test]
+fn two_equal_agents_share_the_pages() {
+    let Some(stage) = Stage::set() else { return };
+    let agents = [AgentProc::start(Mib(512)), AgentProc::start(Mib(512))];
+    let paged = Gms::run(&stage, &verify(160))
+        .local(Mib(40))
+        .agents(&[&agents[0], &agents[1]])
+        .finish()
+        .expect_code(0);
+    let shares = agents.each_ref().map(|agent| paged.stats().agent(&agent.addr()).pages);
+    let (least, most) = (shares[0].min(shares[1]), shares[0].max(shares[1]));
+    assert!(least * 4 > most, "neither gets less than a quarter of the other: {shares:?}");
+}
+
+#[test]
+fn two_workloads_share_an_agent_without_mixing_pages() {
+    let Some(stage) = Stage::set() else { return };
+    let native = verify(96).finish().expect_code(0);
+    let agent = AgentProc::start(Mib(512));
+    let gms = || Gms::run(&stage, &verify(96)).local(Mib(24)).agents(&[&agent]);
+    let procs = [gms().spawn(), gms().spawn()];
+    for proc in procs {
+        let outcome = proc.finish().expect_code(0);
+        assert_eq!(outcome.stdout, native.stdout);
+    }
+}
+
+/// The value of a metric without labels, or the sum over its labels.
+fn metric(port: u16, name: &str) -> Option<f64> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.take(1 << 20).read_to_string(&mut text).ok()?;
+    let of_name = |line: &str| {
+        let rest = line.strip_prefix(name)?;
+        let value = rest.starts_with([' ', '{']).then(|| rest.rsplit(' ').next())??;
+        value.parse::<f64>().ok()
+    };
+    let values: Vec<f64> = text.lines().filter_map(of_name).collect();
+    (!values.is_empty()).then(|| values.iter().sum())
+}
+
+#[test]
+fn an_agent_counts_its_frames_and_frees_them_when_a_workload_ends() {
+    let Some(stage) = Stage::set() else { return };
+    // A port that was free a moment ago; agents have no other way to be told "any" and to say which.
+    let port = TcpListener::bind("127.0.0.1:0")
+        .and_then(|socket| socket.local_addr())
+        .expect("a free port")
+        .port();
+    let agent = AgentSetup::new(Mib(512)).args(["--metrics", &format!("127.0.0.1:{port}")]).start();
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]);
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "round 0\n");
+    let used = || metric(port, "gms_agent_frames_used");
+    poll_until("frames in use", Duration::from_secs(10), || used().filter(|used| *used > 10_000.0));
+    proc.close_stdin();
+    gms.finish_proc(proc).expect_code(0);
+    poll_until("the frames to be free again", Duration::from_secs(10), || {
+        used().filter(|used| *used == 0.0)
+    });
+    agent.terminate().expect_code(0);
+}

@@ -1,0 +1,100 @@
+//! C programs that know what every page must hold, in address spaces that change under the pager.
+
+use gms_tests::*;
+
+fn run_c(name: &str, args: &[&str], working_set: Option<Mib>, percent: u64) {
+    let Some(stage) = Stage::set() else { return };
+    pages_like_native(&stage, &Program::new([c_program(name)]).args(args), working_set, percent);
+}
+
+at_25_and_50_percent! {
+    every_page_of_a_static_program_is_right => |percent| run_c("verify", &["192", "3"], Some(Mib(192)), percent);
+    four_threads_lose_no_write_while_threads_come_and_go => |percent| run_c("threads", &["160"], Some(Mib(160)), percent);
+    fork_copies_on_write_in_parent_child_and_grandchild => |percent| run_c("forkcow", &["128"], Some(Mib(128)), percent);
+    every_kind_of_memory_survives_pressure => |percent| run_c("places", &["160"], Some(Mib(160)), percent);
+    random_address_space_changes_match_their_mirror => |percent| {
+        for seed in seeds() {
+            run_c("mapfuzz", &[&seed, "600", "192"], None, percent);
+        }
+    };
+}
+
+/// `GMS_FUZZ_SEED=N` replays one seed; `GMS_FUZZ_SEEDS=N` runs so many.
+fn seeds() -> Vec<String> {
+    if let Ok(seed) = std::env::var("GMS_FUZZ_SEED") {
+        return vec![seed];
+    }
+    let count =
+        std::env::var("GMS_FUZZ_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(4);
+    (1..=count).map(|seed: u64| seed.to_string()).collect()
+}
+
+#[test]
+fn pages_of_8_kib_are_right_too() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("verify")]).args(["128", "2"]);
+    let native = program.finish().expect_code(0);
+    let agent = AgentProc::start(Mib(512));
+    let gms =
+        Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]).arg("--page-size").arg("8k");
+    let paged = gms.finish().expect_code(0);
+    assert_eq!(paged.stdout, native.stdout);
+    assert_paged(&paged, Mib(128), Mib(32));
+}
+
+#[test]
+fn the_embedded_agent_serves_without_keys() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("verify")]).args(["128", "2"]);
+    let native = program.finish().expect_code(0);
+    let paged = Gms::run(&stage, &program)
+        .local(Mib(32))
+        .arg("--export")
+        .arg("512M")
+        .finish()
+        .expect_code(0);
+    assert_eq!(paged.stdout, native.stdout);
+    assert_paged(&paged, Mib(128), Mib(32));
+}
+
+#[test]
+fn allocating_at_full_speed_overshoots_within_the_bound() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(1024));
+    for (how, budget) in [("4k", 64), ("huge", 64), ("threads", 64), ("4k", 384)] {
+        let program = Program::new([c_program("fastalloc")]).args(["512", how]);
+        let paged =
+            Gms::run(&stage, &program).local(Mib(budget)).agents(&[&agent]).finish().expect_code(0);
+        assert_paged(&paged, Mib(512), Mib(budget));
+    }
+}
+
+#[test]
+fn a_program_under_its_budget_is_left_alone() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(256));
+    let program = Program::new([c_program("verify")]).args(["64", "2"]);
+    let outcome =
+        Gms::run(&stage, &program).local(Mib(256)).agents(&[&agent]).finish().expect_code(0);
+    let stats = outcome.stats();
+    assert_eq!((stats.pages_out, stats.faults, stats.remote_peak_bytes), (0, 0, 0), "{stats:?}");
+    assert_eq!(stats.attach_us, 0.0, "attached although nothing had to go: {stats:?}");
+}
+
+/// The checker itself must be able to fail: a page overwritten from outside is found and named.
+#[test]
+fn a_wrong_page_is_found() {
+    let Some(_stage) = Stage::set() else { return };
+    for (bytes, expected) in [(vec![0; 4096], "ZERO PAGE"), (vec![0xA5; 8], "MISMATCH")] {
+        let mut proc =
+            Program::new([c_program("verify")]).args(["32", "forever"]).stdin_open().spawn();
+        proc.wait_output(0, "round 1\n");
+        // It may be rewritten before it is read: spoil it until it is noticed.
+        poll_until("the program to notice", std::time::Duration::from_secs(30), || {
+            let _ = write_memory(proc.pid(), &bytes);
+            proc.poll()
+        });
+        let outcome = proc.finish().expect_code(1);
+        assert!(outcome.stderr.contains(expected), "{}", outcome.stderr);
+    }
+}

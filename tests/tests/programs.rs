@@ -1,0 +1,116 @@
+//! Programs that people run: shells, sort, Python, Go, Java.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use gms_tests::*;
+
+at_25_and_50_percent! {
+    python_collects_forks_and_runs_subprocesses => python;
+    a_static_go_program_collects_its_garbage => go;
+    java_with_the_serial_collector => |percent| java("-XX:+UseSerialGC", percent);
+    java_with_the_g1_collector => |percent| java("-XX:+UseG1GC", percent);
+    sort_of_a_large_file_is_the_same => sort;
+    shell_chains_fork_and_exec => shell;
+}
+
+fn python(percent: u64) {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([tool("python3"), source("churn.py")]).args(["160"]);
+    let paged = pages_like_native(&stage, &program, None, percent);
+    assert!(
+        paged.stats().processes >= 4,
+        "the subprocess and the pool's workers were seen: {:?}",
+        paged.stats()
+    );
+}
+
+fn go(percent: u64) {
+    let Some(stage) = Stage::set() else { return };
+    pages_like_native(&stage, &Program::new([go_program()]).args(["128"]), None, percent);
+}
+
+fn java(collector: &str, percent: u64) {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([tool("java")])
+        .args([collector, "-Xmx256m", "-Xss512k", "-XX:TieredStopAtLevel=1", "-cp"])
+        .args([java_classes().display()])
+        .args(["Churn", "100"]);
+    pages_like_native(&stage, &program, None, percent);
+}
+
+/// Lines of random letters, the same each time.
+fn write_lines(path: &Path, count: u64) {
+    let mut file = BufWriter::new(File::create(path).expect("input of sort"));
+    let mut state = 88_172_645_463_325_252_u64;
+    for _ in 0..count {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        writeln!(file, "{state:016x}{:016x}{:020}", state.rotate_left(21), state >> 7)
+            .expect("input of sort");
+    }
+    file.flush().expect("input of sort");
+}
+
+fn sort(percent: u64) {
+    let Some(stage) = Stage::set() else { return };
+    let (input, native_output, output) =
+        (stage.path("input"), stage.path("native"), stage.path("paged"));
+    write_lines(&input, 1_500_000);
+    let sort = |to: &Path| {
+        let argv = [
+            tool("sort").into_os_string(),
+            "-S".into(),
+            "512M".into(),
+            "--parallel=2".into(),
+            input.clone().into(),
+        ];
+        Program::new(argv).env("LC_ALL", "C").stdout_to(to)
+    };
+    let native = sort(&native_output).finish().expect_code(0);
+    let working_set = Mib(native.peak_rss_anon >> 20);
+    let budget = working_set.percent(percent);
+    let agent = AgentProc::start(Mib(1024));
+    let paged =
+        Gms::run(&stage, &sort(&output)).local(budget).agents(&[&agent]).finish().expect_code(0);
+    assert_paged(&paged, working_set, budget);
+    let sum = |path: &Path| {
+        let text = Program::new([tool("sha256sum").as_path(), path]).finish().expect_code(0).text();
+        text.split_whitespace().next().map(String::from)
+    };
+    assert_eq!(sum(&output), sum(&native_output), "checksums of the sorted files");
+}
+
+fn shell(percent: u64) {
+    let Some(stage) = Stage::set() else { return };
+    let verify = c_program("verify");
+    let script = format!(
+        "set -e; v={}; a=$($v 48 1); (exec sh -c \"exec $v 64 2\"); $v 32 1 | cat & wait $!; \
+         for i in 1 2 3; do sh -c 'true'; done; echo $a; exec $v 160 2",
+        verify.display()
+    );
+    let program = Program::new([tool("sh").into_os_string(), "-c".into(), script.into()]);
+    pages_like_native(&stage, &program, Some(Mib(160)), percent);
+}
+
+#[test]
+fn a_daemon_is_paged_after_its_starter_has_ended() {
+    let Some(stage) = Stage::set() else { return };
+    let verify = c_program("verify");
+    let native = Program::new([verify.clone()]).args(["128", "3"]).finish().expect_code(0);
+    let output = stage.path("daemon");
+    let script =
+        format!("setsid {} 128 3 >{} 2>&1 </dev/null & exit 3", verify.display(), output.display());
+    let program = Program::new([tool("sh").into_os_string(), "-c".into(), script.into()]);
+    let agent = AgentProc::start(Mib(512));
+    let _paged =
+        Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]).finish().expect_code(3);
+    poll_until("the daemon's result", Duration::from_secs(60), || {
+        std::fs::read(&output).ok().filter(|text| text.ends_with(b"\n")).map(|text| {
+            assert_eq!(text, native.stdout, "{}", String::from_utf8_lossy(&text));
+        })
+    });
+}

@@ -1,0 +1,283 @@
+//! The house rules, as a test: what reviewers would otherwise have to look for.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Longest file in lines: one noun a file.
+const FILE_LINES_MAX: usize = 900;
+/// Longest function in lines outside tests.
+const FUNCTION_LINES_MAX: usize = 70;
+/// `unwrap()` and `expect(` outside tests, a crate: each was argued for. Lower it when one goes; never raise it.
+const UNWRAPS_MAX: [(&str, usize); 4] =
+    [("policy", 0), ("transport", 0), ("agent", 0), ("pager", 0)];
+/// Licences of dependencies that may be shipped; deny.toml says the same to cargo-deny.
+const LICENCES: [&str; 11] = [
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "MIT",
+    "MIT-0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "Zlib",
+    "Unlicense",
+    "Unicode-3.0",
+    "CDLA-Permissive-2.0",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
+}
+
+struct Source {
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The lines before the first test module: what ships.
+    fn shipped(&self) -> impl Iterator<Item = (usize, &str)> {
+        let lines = self.text.lines().take_while(|line| !line.starts_with("#[cfg(test)]"));
+        lines.enumerate().map(|(i, line)| (i + 1, line))
+    }
+
+    fn is_rust_of(&self, krate: &str) -> bool {
+        self.path.ends_with(".rs") && self.path.starts_with(&format!("{krate}/src/"))
+    }
+}
+
+/// Every tracked text file.
+fn sources() -> Vec<Source> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z"])
+        .current_dir(root())
+        .output()
+        .expect("git ls-files");
+    assert!(output.status.success(), "git: {}", String::from_utf8_lossy(&output.stderr));
+    let names = String::from_utf8(output.stdout).expect("names of files");
+    let sources: Vec<Source> = names
+        .split('\0')
+        .filter(|name| !name.is_empty())
+        .filter_map(|name| {
+            let text = fs::read_to_string(root().join(name)).ok()?;
+            Some(Source { path: name.to_string(), text })
+        })
+        .collect();
+    assert!(sources.len() > 20, "git ls-files lists the sources");
+    sources
+}
+
+/// Fails with all findings at once.
+fn report(rule: &str, findings: Vec<String>) {
+    assert!(findings.is_empty(), "{rule}:\n  {}", findings.join("\n  "));
+}
+
+#[test]
+fn files_are_short() {
+    let long = |source: &Source| {
+        let lines = source.text.lines().count();
+        let generated = source.path.ends_with("Cargo.lock");
+        (lines > FILE_LINES_MAX && !generated).then(|| format!("{}: {lines} lines", source.path))
+    };
+    report("files stay under 900 lines", sources().iter().filter_map(long).collect());
+}
+
+/// Functions by rustfmt's layout: from a line with `fn` to the closing brace at the same depth.
+fn long_functions(source: &Source) -> Vec<String> {
+    let lines: Vec<(usize, &str)> = source.shipped().collect();
+    let mut findings = Vec::new();
+    for (i, (number, line)) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let depth = line.len() - code.len();
+        let head = code.split('(').next().unwrap_or_default();
+        if !head.split_whitespace().any(|word| word == "fn") || code.starts_with("//") {
+            continue;
+        }
+        let end = format!("{}}}", " ".repeat(depth));
+        let length = lines[i..].iter().position(|(_, line)| *line == end).unwrap_or(0) + 1;
+        // A body on one line, or a declaration without one, ends where it begins.
+        if length > FUNCTION_LINES_MAX && !code.ends_with(['}', ';']) {
+            findings.push(format!("{}:{number}: {length} lines: {}", source.path, head.trim()));
+        }
+    }
+    findings
+}
+
+#[test]
+fn functions_are_short() {
+    let rust = sources().into_iter().filter(|source| source.path.ends_with(".rs"));
+    report(
+        "functions stay under 70 lines",
+        rust.flat_map(|source| long_functions(&source)).collect(),
+    );
+}
+
+fn lines_with(words: &[String], but: &[&str]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for source in sources().iter().filter(|source| !but.contains(&source.path.as_str())) {
+        for (i, line) in source.text.lines().enumerate() {
+            if words.iter().any(|word| line.contains(word)) {
+                findings.push(format!("{}:{}: {}", source.path, i + 1, line.trim()));
+            }
+        }
+    }
+    findings
+}
+
+// The words are put together here so that this file does not find itself.
+
+#[test]
+fn nothing_is_left_to_do() {
+    let words = ["TO+DO", "FIX+ME", "XX+X", "to+do!(", "unimple+mented!(", "db+g!("]
+        .map(|word| word.replace('+', ""));
+    report("unfinished work is an issue, not a comment", lines_with(&words, &[]));
+}
+
+#[test]
+fn no_machine_is_named() {
+    let words = ["/wo+rk/", "/fa+rm/", "/ro+ot/", "/ho+me/", ".lib+rary", "gms-no+tes"]
+        .map(|word| word.replace('+', ""));
+    report("nothing names the machine it was written on", lines_with(&words, &[]));
+}
+
+#[test]
+fn unsafe_blocks_say_why_they_are_sound() {
+    let mut findings = Vec::new();
+    for source in sources().iter().filter(|source| source.path.ends_with(".rs")) {
+        let lines: Vec<&str> = source.text.lines().collect();
+        for (i, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let opens = code.contains("unsafe {") || code.contains("unsafe impl");
+            let argued = lines[i.saturating_sub(8)..=i].iter().any(|near| near.contains("SAFETY:"));
+            if opens && !argued && !source.path.ends_with("tidy.rs") {
+                findings.push(format!("{}:{}: {}", source.path, i + 1, line.trim()));
+            }
+        }
+    }
+    report("an unsafe block has a SAFETY comment directly above", findings);
+}
+
+#[test]
+fn shipped_code_does_not_unwrap() {
+    let sources = sources();
+    let mut findings = Vec::new();
+    for (krate, most) in UNWRAPS_MAX {
+        let found: Vec<String> = sources
+            .iter()
+            .filter(|source| source.is_rust_of(krate) && !source.path.ends_with("tests.rs"))
+            .flat_map(|source| source.shipped().map(move |(number, line)| (source, number, line)))
+            .filter(|(_, _, line)| !line.trim_start().starts_with("//"))
+            .filter(|(_, _, line)| line.contains(".unwrap()"))
+            .map(|(source, number, line)| format!("{}:{number}: {}", source.path, line.trim()))
+            .collect();
+        if found.len() > most {
+            findings.extend(found);
+        }
+    }
+    report("unwrap() is for tests", findings);
+}
+
+#[test]
+fn documents_exist_and_their_links_hold() {
+    let mut findings = Vec::new();
+    for name in [
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE-APACHE",
+        "LICENSE-MIT",
+        "deny.toml",
+        "docs/design.md",
+        "docs/protocol.md",
+        "docs/benchmarks.md",
+        ".ci/run",
+    ] {
+        if !root().join(name).is_file() {
+            findings.push(format!("{name} is missing"));
+        }
+    }
+    for source in sources().iter().filter(|source| source.path.ends_with(".md")) {
+        let dir = root().join(&source.path).parent().expect("folder of a document").to_path_buf();
+        for target in
+            source.text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next())
+        {
+            if !target.is_empty() && !target.contains("://") && !dir.join(target).exists() {
+                findings.push(format!("{} links to {target}, which does not exist", source.path));
+            }
+        }
+    }
+    report("documents", findings);
+}
+
+#[test]
+fn crates_depend_in_one_direction() {
+    let order = ["policy", "transport", "agent", "pager"];
+    let mut findings = Vec::new();
+    for (i, krate) in order.iter().enumerate() {
+        let manifest = fs::read_to_string(root().join(krate).join("Cargo.toml")).expect("manifest");
+        for above in order[i + 1..].iter().chain(&["tests", "bench"]) {
+            if manifest.contains(&format!("gms-{above}")) {
+                findings.push(format!("{krate} depends on {above}"));
+            }
+        }
+    }
+    let policy = fs::read_to_string(root().join("policy/src/lib.rs")).expect("policy");
+    if !policy.contains("#![forbid(unsafe_code)]") {
+        findings.push("policy does not forbid unsafe code".into());
+    }
+    report("policy <- transport <- {agent, pager} <- {tests, bench}", findings);
+}
+
+/// Whether an SPDX expression can be met with the licences above.
+fn licence_is_met(expression: &str) -> bool {
+    let plain = expression.replace(['(', ')'], " ").replace('/', " OR ");
+    let met = |term: &str| LICENCES.contains(&term.trim());
+    // `A OR B AND C`, without its brackets, read the strict way: every conjunct needs one accepted alternative.
+    plain.split(" AND ").all(|conjunct| conjunct.split(" OR ").any(met))
+}
+
+#[test]
+fn dependencies_are_licensed_and_from_the_registry() {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // Offline: the build has fetched what this platform needs, and only that.
+    let platform = "--filter-platform=x86_64-unknown-linux-gnu";
+    let args = ["metadata", "--format-version=1", "--locked", "--offline", platform];
+    let output =
+        Command::new(cargo).args(args).current_dir(root()).output().expect("cargo metadata");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("JSON of cargo");
+    let mut findings = Vec::new();
+    let mut versions: BTreeMap<String, usize> = BTreeMap::new();
+    for package in metadata["packages"].as_array().expect("packages") {
+        let name = package["name"].as_str().unwrap_or_default();
+        let licence = package["license"].as_str().unwrap_or_default();
+        *versions.entry(name.to_string()).or_default() += 1;
+        if !licence_is_met(licence) {
+            findings.push(format!("{name}: licence {licence:?}"));
+        }
+        let source = package["source"].as_str();
+        if source.is_some_and(|source| !source.starts_with("registry+")) {
+            findings.push(format!("{name}: comes from {source:?}"));
+        }
+    }
+    assert!(versions.len() > 30, "cargo metadata lists the dependencies");
+    report("dependencies", findings);
+}
+
+#[test]
+fn licence_expressions_are_read() {
+    for good in [
+        "MIT",
+        "Apache-2.0 OR MIT",
+        "MIT/Apache-2.0",
+        "GPL-3.0 OR MIT",
+        "(MIT OR Apache-2.0) AND Unicode-3.0",
+    ] {
+        assert!(licence_is_met(good), "{good}");
+    }
+    for bad in ["", "GPL-3.0", "MIT AND GPL-3.0"] {
+        assert!(!licence_is_met(bad), "{bad}");
+    }
+}
