@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Installs what is missing to run the demo (`setup.sh demo`) or to build and test gms (`setup.sh`). Says nothing when
+# nothing is missing. Debian and Ubuntu; elsewhere it names what to install.
+set -euo pipefail
+
+need=()   # packages to install
+why=()    # what was missing, for people without apt or root
+
+want() { # command, package
+  command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || { need+=("$2"); why+=("$1"); }
+}
+
+want_to_build() {
+  want gcc gcc
+  [ -e /usr/include/stdio.h ] || { need+=(libc6-dev); why+=(stdio.h); }
+  [ -e /usr/include/linux/userfaultfd.h ] || { need+=(linux-libc-dev); why+=(linux/userfaultfd.h); }
+  # bindgen, which the userfaultfd crate builds with, loads libclang.
+  compgen -G '/usr/lib/*/libclang[-.][0-9s]*so*' >/dev/null || compgen -G '/usr/lib*/llvm*/lib*/libclang[-.][0-9s]*so*' >/dev/null ||
+    compgen -G '/usr/lib64/libclang[-.][0-9s]*so*' >/dev/null || [ -n "${LIBCLANG_PATH:-}" ] ||
+    { need+=(libclang); why+=(libclang); }
+}
+
+# The newest libclang runtime that this release has; 14 is Debian 12's.
+libclang_package() {
+  local version
+  for version in 20 19 18 17 16 15; do
+    apt-cache show "libclang1-$version" >/dev/null 2>&1 && break
+    version=14
+  done
+  echo "libclang1-$version"
+}
+
+want_to_test() {
+  want git git
+  want go golang-go
+  want javac default-jdk-headless
+  want java default-jre-headless
+  want redis-server redis-server
+  want redis-benchmark redis-tools
+  want ip iproute2
+  want tc iproute2
+  want ps procps
+  want setpriv util-linux
+  want sha256sum coreutils
+}
+
+want_to_build
+want python3 python3
+[ "${1:-all}" = demo ] || want_to_test
+[ ${#need[@]} -gt 0 ] || exit 0
+
+if ! command -v apt-get >/dev/null 2>&1; then
+  echo "setup.sh: missing: ${why[*]}; there is no apt-get here, so install them with this system's own tools" >&2
+  exit 1
+fi
+if [ "$(id -u)" != 0 ]; then
+  echo "setup.sh: missing: ${why[*]}; run as root: apt-get install ${need[*]}" >&2
+  exit 1
+fi
+
+export DEBIAN_FRONTEND=noninteractive
+# Packages must not start their services: the tests run servers of their own. Our rule goes when we do.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod 755 "$policy"
+  trap 'rm -f "$policy"' EXIT
+fi
+redis_was_here=$(command -v redis-server || true)
+log=$(mktemp)
+echo "setup.sh: installing ${need[*]}" >&2
+install() {
+  local packages=("${need[@]/#libclang/$(libclang_package)}")
+  apt-get install -y -q --no-install-recommends "${packages[@]}"
+}
+if ! { apt-get update -q && install; } </dev/null >"$log" 2>&1; then
+  tail -n 20 "$log" >&2
+  echo "setup.sh: apt-get failed, see above; full log in $log" >&2
+  exit 1
+fi
+rm -f "$log"
+if [ -z "$redis_was_here" ] && [ -d /run/systemd/system ]; then
+  systemctl disable --quiet redis-server >/dev/null 2>&1 || true
+fi
