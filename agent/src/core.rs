@@ -1,0 +1,462 @@
+//! The agent's state machine. It knows neither sockets nor clocks: time is an argument, answers are returned.
+//!
+//! A request passes three gates: the link must be known, the link must have a session (hello) of the workload that
+//! the request names, and the operation must be one that this agent does. The tenant always comes from the session,
+//! which the link's certificate vouches for. Whatever the request, there is one answer, and a failed request has
+//! changed nothing.
+
+use crate::exchange::Exchange;
+use crate::limits::{
+    CREDITS_MAX, EXCHANGE_TIMEOUT, EXCHANGES_MAX, FRAME_LEN, LINKS_MAX, TICK, TRIM_IDLE,
+};
+use crate::stats::Stats;
+use crate::store::{Found, Store, TenantId};
+use crate::tenants::{TenantKey, Tenants};
+use gms_policy::ContentId;
+use gms_transport::message::{Control, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor, Status};
+use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerIdentity};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::little_endian::{U32, U64};
+
+/// When something is handled.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// Now.
+    pub now: Instant,
+    /// When the packets which brought it were received.
+    pub received: Instant,
+}
+
+/// What to do about an event.
+#[derive(Debug)]
+pub enum Answer<'a> {
+    /// Nothing.
+    Nothing,
+    /// Send this; the exchange is over.
+    Reply(Reply<'a>),
+    /// Close the event's link with this code.
+    Close(CloseCode),
+}
+
+/// A reply, complete but for its service time.
+#[derive(Debug)]
+pub struct Reply<'a> {
+    /// What it answers.
+    pub exchange: ExchangeId,
+    /// The message; `service_ns` is for the driver, which has a clock, to set.
+    pub control: Control,
+    payload: Option<&'a Core>,
+}
+
+impl<'a> Reply<'a> {
+    /// The payload's slices, in order, and how many of the array they are.
+    pub fn payload(&self) -> ([&'a [u8]; PAGES_MAX + 1], usize) {
+        let (mut slices, mut used) = ([&[][..]; PAGES_MAX + 1], 0);
+        if let Some(core) = self.payload {
+            let descriptors = core.descriptors.as_slice().as_bytes();
+            let head = (!descriptors.is_empty()).then_some(descriptors);
+            for slice in
+                head.into_iter().chain(core.found.iter().map(|&page| core.store.read(page)))
+            {
+                slices[used] = slice;
+                used += 1;
+            }
+        }
+        (slices, used)
+    }
+}
+
+/// What is known of a link.
+#[derive(Debug)]
+struct Link {
+    client: Fingerprint,
+    session: Option<TenantId>,
+}
+
+/// The state of an agent.
+pub struct Core {
+    store: Store,
+    tenants: Tenants,
+    links: HashMap<LinkId, Link>,
+    exchanges: HashMap<ExchangeId, Exchange>,
+    /// Pages of the reply at hand, and their descriptors if it has any.
+    found: Vec<Found>,
+    descriptors: Vec<PageDescriptor>,
+    stats: Arc<Stats>,
+    started: Instant,
+    last_put: Instant,
+    tick_at: Option<Instant>,
+    trimming: bool,
+    seek_stalled: bool,
+    draining: bool,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core")
+            .field("links", &self.links.len())
+            .field("tenants", &self.tenants.len())
+            .field("exchanges", &self.exchanges.len())
+            .field("frames_free", &self.store.frames_free())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    /// An agent which exports the frames of `store`.
+    pub fn new(now: Instant, store: Store, stats: Arc<Stats>) -> Self {
+        let core = Self {
+            store,
+            tenants: Tenants::default(),
+            links: HashMap::new(),
+            exchanges: HashMap::new(),
+            found: Vec::with_capacity(PAGES_MAX),
+            descriptors: Vec::with_capacity(PAGES_MAX),
+            stats,
+            started: now,
+            last_put: now,
+            tick_at: None,
+            trimming: false,
+            seek_stalled: false,
+            draining: false,
+        };
+        core.publish(now);
+        core
+    }
+
+    /// A link came up.
+    pub fn handle_connected(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        peer: PeerIdentity,
+    ) -> Answer<'static> {
+        if self.links.len() >= LINKS_MAX {
+            return Answer::Close(CloseCode::Overload);
+        }
+        if self.draining {
+            return Answer::Close(CloseCode::Draining);
+        }
+        self.links.insert(link, Link { client: peer.fingerprint, session: None });
+        self.publish(now);
+        Answer::Nothing
+    }
+
+    /// A link ended; its exchanges have been aborted before.
+    pub fn handle_closed(&mut self, now: Instant, link: LinkId) {
+        if let Some(Link { session: Some(tenant), .. }) = self.links.remove(&link) {
+            self.tenants.unlink(now, tenant);
+        }
+        self.publish(now);
+    }
+
+    /// A request begins. It is answered at once if it is to be refused.
+    pub fn handle_control(&mut self, at: At, exchange: ExchangeId, control: Control) -> Answer<'_> {
+        if self.exchanges.len() >= EXCHANGES_MAX {
+            return Answer::Close(CloseCode::Overload);
+        }
+        if let Err(status) = self.admit(exchange.link, &control) {
+            self.count_refusal(&control, status);
+            return self.reply(at, exchange, control.reply(status));
+        }
+        if let Some(old) = self.exchanges.insert(exchange, Exchange::new(at.now, control)) {
+            old.release(&mut self.store);
+            return Answer::Close(CloseCode::Malformed);
+        }
+        Answer::Nothing
+    }
+
+    /// Bytes of a request's payload came.
+    pub fn handle_payload(
+        &mut self,
+        exchange: ExchangeId,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Answer<'static> {
+        // A request that was refused may have more of its payload under way.
+        let Some(deposit) = self.exchanges.get_mut(&exchange) else { return Answer::Nothing };
+        match deposit.deposit(&mut self.store, offset, bytes) {
+            Ok(()) => Answer::Nothing,
+            Err(_) => Answer::Close(CloseCode::Malformed),
+        }
+    }
+
+    /// A request has come whole.
+    pub fn handle_complete(&mut self, at: At, exchange: ExchangeId) -> Answer<'_> {
+        let Some(mut request) = self.exchanges.remove(&exchange) else { return Answer::Nothing };
+        if !request.is_whole() {
+            request.release(&mut self.store);
+            return Answer::Close(CloseCode::Malformed);
+        }
+        let control = request.control;
+        // The session may have ended since the request began.
+        let reply = match self.admit_session(exchange.link, &control) {
+            Err(status) => control.reply(status),
+            Ok(session) => match (control.op, session) {
+                (Op::Hello, _) => self.hello(at.now, exchange.link, &control),
+                (Op::Get, Some(tenant)) => self.get(tenant, &request),
+                (Op::Put, Some(tenant)) => self.put(at.now, tenant, &mut request),
+                (Op::Discard, Some(tenant)) => self.discard(tenant, &request),
+                (Op::Goodbye, Some(tenant)) => self.goodbye(tenant, &control),
+                (Op::Status | Op::Grant, _) => self.status(&control),
+                _ => control.reply(Status::Unsupported),
+            },
+        };
+        request.release(&mut self.store);
+        self.reply(at, exchange, reply)
+    }
+
+    /// The rest of a request will not come.
+    pub fn handle_aborted(&mut self, exchange: ExchangeId) {
+        if let Some(request) = self.exchanges.remove(&exchange) {
+            request.release(&mut self.store);
+            self.stats.aborted.add(1);
+        }
+    }
+
+    /// Does what is due: a bounded step at a time, never more than about a millisecond.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.tick_at.is_some_and(|tick| tick <= now) {
+            self.tick_at = None;
+            self.stats.expired.add(self.tenants.expire(now));
+            self.trimming = self.store.can_trim(now >= self.last_put + TRIM_IDLE);
+            self.seek_stalled = true;
+            self.publish(now);
+        }
+        if self.tenants.dead_pages() > 0 {
+            let tenants = &mut self.tenants;
+            self.store.sweep(|tenant| {
+                let dead = tenants.is_dead(tenant);
+                if dead {
+                    tenants.remove_page(tenant);
+                }
+                dead
+            });
+        } else if self.trimming {
+            if let Err(error) = self.store.trim() {
+                tracing::warn!(%error, "cannot give free memory back");
+            }
+            self.trimming = self.store.can_trim(now >= self.last_put + TRIM_IDLE);
+        }
+    }
+
+    /// An exchange whose request takes too long, answered so that it ends. Ask until there is none.
+    pub fn poll_stalled(&mut self, now: Instant) -> Option<Reply<'_>> {
+        if !self.seek_stalled {
+            return None;
+        }
+        let stalled = |exchange: &Exchange| now >= exchange.began + EXCHANGE_TIMEOUT;
+        let found = self.exchanges.iter().find(|(_, exchange)| stalled(exchange));
+        self.seek_stalled = found.is_some();
+        let (id, control) = found.map(|(id, exchange)| (*id, exchange.control))?;
+        self.handle_aborted(id);
+        match self.reply(At { now, received: now }, id, control.reply(Status::Failed)) {
+            Answer::Reply(reply) => Some(reply),
+            Answer::Nothing | Answer::Close(_) => None,
+        }
+    }
+
+    /// When [`Core::handle_timeout`] is to be called at the latest.
+    pub fn deadline(&mut self, now: Instant) -> Option<Instant> {
+        if self.tenants.dead_pages() > 0 || self.trimming {
+            return Some(now);
+        }
+        let waits =
+            !self.exchanges.is_empty() || self.tenants.leased() > 0 || self.store.can_trim(true);
+        // Gauges are right a tick after the last request too.
+        let publish = self.stats.frames_free.value() != u64::from(self.store.frames_free());
+        if self.tick_at.is_none() && (waits || publish) {
+            self.tick_at = Some(now + TICK);
+        }
+        self.tick_at
+    }
+
+    /// From now on pages are served but none taken, and no new workload.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Whether any workload which is connected has pages here.
+    pub fn in_use(&self) -> bool {
+        self.tenants.in_use() > 0
+    }
+
+    /// Links which are open.
+    pub fn links(&self) -> impl Iterator<Item = LinkId> {
+        self.links.keys().copied()
+    }
+
+    /// Whether the request may begin: what is known to fail is refused before its payload comes.
+    fn admit(&self, link: LinkId, control: &Control) -> Result<(), Status> {
+        self.admit_session(link, control)?;
+        match control.op {
+            Op::Delegate | Op::Epoch | Op::Atomic => Err(Status::Unsupported),
+            Op::Get | Op::Put if control.page_shift != PAGE_SHIFT => Err(Status::Invalid),
+            Op::Put if self.draining => Err(Status::Draining),
+            Op::Put if self.store.frames_free() == 0 => Err(Status::Full),
+            _ => Ok(()),
+        }
+    }
+
+    /// The tenant of the link's session, if the operation needs one.
+    fn admit_session(&self, link: LinkId, control: &Control) -> Result<Option<TenantId>, Status> {
+        if matches!(control.op, Op::Hello | Op::Status) {
+            return Ok(None);
+        }
+        let session = self.links.get(&link).and_then(|link| link.session);
+        let key = session.and_then(|tenant| self.tenants.key(tenant));
+        match key {
+            Some(key) if key.workload == control.workload => Ok(session),
+            _ => Err(Status::Denied),
+        }
+    }
+
+    fn hello(&mut self, now: Instant, link: LinkId, control: &Control) -> Control {
+        let Some(Link { client, session }) = self.links.get_mut(&link) else {
+            return control.reply(Status::Denied);
+        };
+        let key = TenantKey { client: *client, workload: control.workload };
+        if let Some(tenant) = *session
+            && let Some(other) = self.tenants.key(tenant)
+        {
+            // One workload a link: a second hello is a retry of the first.
+            let status = if other == key { Status::Ok } else { Status::Invalid };
+            return control.reply(status);
+        }
+        if self.draining && !self.tenants.knows(&key) {
+            return control.reply(Status::Draining);
+        }
+        let Some((tenant, lease)) = self.tenants.link(key, control.value.get()) else {
+            return control.reply(Status::Full);
+        };
+        *session = Some(tenant);
+        self.publish(now);
+        let mut reply = control.reply(Status::Ok);
+        reply.value = U64::new(lease.as_millis() as u64);
+        reply
+    }
+
+    /// Credits, and all else that a status tells, are in every reply; only the size of the export is added.
+    fn status(&self, control: &Control) -> Control {
+        let mut reply = control.reply(if self.draining { Status::Draining } else { Status::Ok });
+        reply.value = U64::new(u64::from(self.store.frames()));
+        reply
+    }
+
+    fn get(&mut self, tenant: TenantId, request: &Exchange) -> Control {
+        let control = &request.control;
+        let count = usize::from(control.count.get());
+        let mut done = 0u64;
+        self.found.clear();
+        self.descriptors.clear();
+        if count == 1 {
+            self.found.extend(self.store.find(tenant, ContentId(control.page.get())));
+            done = self.found.len() as u64;
+        }
+        for (index, descriptor) in request.descriptors().iter().enumerate() {
+            if let Some(found) = self.store.find(tenant, ContentId(descriptor.page.get())) {
+                self.found.push(found);
+                self.descriptors.push(PageDescriptor::new(descriptor.page.get(), found.check));
+                done |= 1 << index;
+            }
+        }
+        self.stats.gets.add(count as u64);
+        self.stats.misses.add((count - self.found.len()) as u64);
+        self.stats.bytes_out.add((self.found.len() * FRAME_LEN) as u64);
+        let status = if self.found.len() == count { Status::Ok } else { Status::NotFound };
+        let mut reply = control.reply(status);
+        reply.done = U64::new(done);
+        if let (1, Some(found)) = (count, self.found.first()) {
+            reply.check = U64::new(found.check);
+        }
+        reply
+    }
+
+    fn put(&mut self, now: Instant, tenant: TenantId, request: &mut Exchange) -> Control {
+        let (control, seconds) = (request.control, self.seconds(now));
+        let mut done = 0u64;
+        for index in 0..usize::from(control.count.get()) {
+            let Some(&PageDescriptor { page, check }) = request.descriptors().get(index) else {
+                break;
+            };
+            let Some(frame) = request.take_frame(index) else { continue };
+            let page = ContentId(page.get());
+            if !self.store.commit(frame, tenant, page, check.get(), seconds) {
+                self.tenants.add_page(tenant);
+            }
+            done |= 1 << index;
+        }
+        let stored = u64::from(done.count_ones());
+        self.last_put = now;
+        self.stats.puts.add(stored);
+        self.stats.bytes_in.add(stored * FRAME_LEN as u64);
+        self.stats.refusals.add(u64::from(control.count.get()) - stored);
+        let status =
+            if stored == u64::from(control.count.get()) { Status::Ok } else { Status::Full };
+        let mut reply = control.reply(status);
+        reply.done = U64::new(done);
+        reply
+    }
+
+    fn discard(&mut self, tenant: TenantId, request: &Exchange) -> Control {
+        for page in request.ids() {
+            if self.store.discard(tenant, ContentId(page.get())) {
+                self.tenants.remove_page(tenant);
+                self.stats.discards.add(1);
+            }
+        }
+        request.control.reply(Status::Ok)
+    }
+
+    fn goodbye(&mut self, tenant: TenantId, control: &Control) -> Control {
+        self.tenants.end(tenant);
+        for link in self.links.values_mut().filter(|link| link.session == Some(tenant)) {
+            link.session = None;
+        }
+        control.reply(Status::Ok)
+    }
+
+    /// Completes a reply with the feedback that each carries. Pages found become its payload.
+    fn reply(&mut self, at: At, exchange: ExchangeId, mut control: Control) -> Answer<'_> {
+        let queue_ns = at.now.saturating_duration_since(at.received).as_nanos() as u64;
+        self.stats.queue.observe(queue_ns);
+        control.queue_ns = U32::new(queue_ns.try_into().unwrap_or(u32::MAX));
+        control.frames_free = U64::new(u64::from(self.store.frames_free()));
+        let oldest = self.store.oldest_age(self.seconds(at.now));
+        control.oldest_age_ms = U32::new(oldest.saturating_mul(1000));
+        control.credits = U32::new(self.credits());
+        let payload = control.done.get() != 0 && control.op == Op::Get;
+        Answer::Reply(Reply { exchange, control, payload: payload.then_some(self) })
+    }
+
+    /// An equal share of the room for each workload. Credits say what would be taken now; they reserve nothing,
+    /// and what exceeds the room is refused page by page.
+    fn credits(&self) -> u32 {
+        let share = u64::from(self.store.frames_free()).div_ceil(self.tenants.len().max(1) as u64);
+        if self.draining { 0 } else { share.min(CREDITS_MAX) as u32 }
+    }
+
+    fn count_refusal(&self, control: &Control, status: Status) {
+        match status {
+            Status::Full => self.stats.refusals.add(u64::from(control.count.get())),
+            _ => self.stats.denied.add(1),
+        }
+    }
+
+    fn seconds(&self, now: Instant) -> u32 {
+        now.saturating_duration_since(self.started).as_secs() as u32
+    }
+
+    fn publish(&self, now: Instant) {
+        let (frames, free) = (u64::from(self.store.frames()), u64::from(self.store.frames_free()));
+        self.stats.frames_total.set(frames);
+        self.stats.frames_free.set(free);
+        self.stats.frames_used.set(frames - free);
+        self.stats.oldest_age_s.set(u64::from(self.store.oldest_age(self.seconds(now))));
+        self.stats.tenants.set(self.tenants.len() as u64);
+        self.stats.links.set(self.links.len() as u64);
+    }
+}

@@ -1,0 +1,102 @@
+//! A request which is coming in: its payload goes straight into frames, and is seen by nobody until it is whole.
+
+use crate::limits::FRAME_LEN;
+use crate::store::{Reserved, Store};
+use gms_transport::message::{Control, Op, PageDescriptor};
+use std::time::Instant;
+use zerocopy::FromBytes;
+use zerocopy::byteorder::little_endian::U64;
+
+/// The transport broke its word: payload with gaps, or beyond its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfOrder;
+
+/// A request and what has come of its payload.
+#[derive(Debug)]
+pub struct Exchange {
+    /// The request.
+    pub control: Control,
+    /// When it began.
+    pub began: Instant,
+    /// Descriptors or ids.
+    head: Vec<u8>,
+    head_len: usize,
+    received: usize,
+    /// A frame for each page which has begun to come; `None` where there was none left.
+    frames: Vec<Option<Reserved>>,
+}
+
+impl Exchange {
+    /// A request whose payload is still to come.
+    pub fn new(now: Instant, control: Control) -> Self {
+        let payload_len = control.payload_len.get() as usize;
+        let head_len = match control.op {
+            Op::Put => usize::from(control.count.get()) * PageDescriptor::LEN,
+            _ => payload_len,
+        };
+        Self {
+            control,
+            began: now,
+            head: Vec::new(),
+            head_len: head_len.min(payload_len),
+            received: 0,
+            frames: Vec::new(),
+        }
+    }
+
+    /// Takes in the payload's bytes from `offset` on.
+    pub fn deposit(
+        &mut self,
+        store: &mut Store,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), OutOfOrder> {
+        let start = offset as usize;
+        let end = start.checked_add(bytes.len()).ok_or(OutOfOrder)?;
+        if start != self.received || end > self.control.payload_len.get() as usize {
+            return Err(OutOfOrder);
+        }
+        self.received = end;
+        let (head, mut pages) = bytes.split_at((self.head_len - self.head.len()).min(bytes.len()));
+        self.head.extend_from_slice(head);
+        let mut at = start.saturating_sub(self.head_len);
+        while !pages.is_empty() {
+            let within = at % FRAME_LEN;
+            if within == 0 {
+                self.frames.push(store.reserve());
+            }
+            let (part, rest) = pages.split_at((FRAME_LEN - within).min(pages.len()));
+            if let Some(Some(frame)) = self.frames.last() {
+                store.write(frame)[within..within + part.len()].copy_from_slice(part);
+            }
+            at += part.len();
+            pages = rest;
+        }
+        Ok(())
+    }
+
+    /// Whether all of the payload has come.
+    pub fn is_whole(&self) -> bool {
+        self.received == self.control.payload_len.get() as usize
+    }
+
+    /// The pages named by descriptors; none if the request names none so.
+    pub fn descriptors(&self) -> &[PageDescriptor] {
+        <[PageDescriptor]>::ref_from_bytes(&self.head).unwrap_or_default()
+    }
+
+    /// The page ids of a discard.
+    pub fn ids(&self) -> &[U64] {
+        <[U64]>::ref_from_bytes(&self.head).unwrap_or_default()
+    }
+
+    /// The frame of page `index`; it is the caller's then.
+    pub fn take_frame(&mut self, index: usize) -> Option<Reserved> {
+        self.frames.get_mut(index)?.take()
+    }
+
+    /// Gives back the frames which were not taken.
+    pub fn release(self, store: &mut Store) {
+        self.frames.into_iter().flatten().for_each(|frame| store.release(frame));
+    }
+}

@@ -1,0 +1,252 @@
+//! Who owns pages: a tenant is a client's certificate and one of its workloads. Its lease runs while it has no link.
+
+use crate::limits::{LEASE_DEFAULT, LEASE_MAX, LEASE_MIN, TENANTS_MAX};
+use crate::store::TenantId;
+use gms_transport::Fingerprint;
+use gms_transport::message::WorkloadId;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// What names a tenant. The fingerprint comes from the link's handshake, never from a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TenantKey {
+    /// The client's certificate.
+    pub client: Fingerprint,
+    /// Its workload.
+    pub workload: WorkloadId,
+}
+
+/// Where a tenant stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Has `links` links; until the last closes or the workload says goodbye.
+    Linked { links: u32 },
+    /// Has none; until one comes back or the lease ends.
+    Leased { until: Instant },
+    /// Ended: no longer found by its key; until its last page is freed.
+    Dead,
+}
+
+#[derive(Debug)]
+struct Tenant {
+    key: TenantKey,
+    lease: Duration,
+    pages: u64,
+    state: State,
+}
+
+/// All tenants, at most [`TENANTS_MAX`]. Their pages are counted here, so that a number is used again only when
+/// the last page under it is gone.
+#[derive(Debug, Default)]
+pub struct Tenants {
+    slots: Vec<Option<Tenant>>,
+    by_key: HashMap<TenantKey, TenantId>,
+    dead_pages: u64,
+    leased: usize,
+}
+
+impl Tenants {
+    /// A new link of `key`, which asks for `lease_ms` (0: the default). The tenant, and the lease granted; `None` if
+    /// there are too many.
+    pub fn link(&mut self, key: TenantKey, lease_ms: u64) -> Option<(TenantId, Duration)> {
+        let lease = match lease_ms {
+            0 => LEASE_DEFAULT,
+            _ => Duration::from_millis(lease_ms).clamp(LEASE_MIN, LEASE_MAX),
+        };
+        let id = match self.by_key.get(&key) {
+            Some(&id) => id,
+            None => self.insert(key)?,
+        };
+        let tenant = self.slots[usize::from(id.0)].as_mut()?;
+        tenant.lease = lease;
+        tenant.state = match tenant.state {
+            State::Linked { links } => State::Linked { links: links + 1 },
+            _ => {
+                self.leased -= 1;
+                State::Linked { links: 1 }
+            }
+        };
+        Some((id, lease))
+    }
+
+    /// A link of the tenant closed. One without pages has nothing to lease and ends with its last link.
+    pub fn unlink(&mut self, now: Instant, id: TenantId) {
+        let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
+        match tenant.state {
+            State::Linked { links: 0 | 1 } if tenant.pages == 0 => self.end(id),
+            State::Linked { links: 0 | 1 } => {
+                tenant.state = State::Leased { until: now + tenant.lease };
+                self.leased += 1;
+            }
+            State::Linked { links } => tenant.state = State::Linked { links: links - 1 },
+            State::Leased { .. } | State::Dead => {}
+        }
+    }
+
+    /// The workload has ended: nobody finds it any more, and its pages are to be swept.
+    pub fn end(&mut self, id: TenantId) {
+        let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
+        if tenant.state == State::Dead {
+            return;
+        }
+        self.leased -= usize::from(matches!(tenant.state, State::Leased { .. }));
+        self.by_key.remove(&tenant.key);
+        tenant.state = State::Dead;
+        self.dead_pages += tenant.pages;
+        if tenant.pages == 0 {
+            self.slots[usize::from(id.0)] = None;
+        }
+    }
+
+    /// Ends the tenants whose lease is over, and returns how many.
+    pub fn expire(&mut self, now: Instant) -> u64 {
+        let over =
+            |tenant: &Tenant| matches!(tenant.state, State::Leased { until } if until <= now);
+        let ended: Vec<TenantId> =
+            self.ids().filter(|(_, tenant)| over(tenant)).map(|(id, _)| id).collect();
+        ended.iter().for_each(|&id| self.end(id));
+        ended.len() as u64
+    }
+
+    /// A page of the tenant was stored.
+    pub fn add_page(&mut self, id: TenantId) {
+        if let Some(tenant) = &mut self.slots[usize::from(id.0)] {
+            tenant.pages += 1;
+        }
+    }
+
+    /// A page of the tenant was freed.
+    pub fn remove_page(&mut self, id: TenantId) {
+        let slot = &mut self.slots[usize::from(id.0)];
+        let Some(tenant) = slot else { return };
+        tenant.pages -= 1;
+        if tenant.state == State::Dead {
+            self.dead_pages -= 1;
+            if tenant.pages == 0 {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Whether the tenant has ended.
+    pub fn is_dead(&self, id: TenantId) -> bool {
+        self.slots[usize::from(id.0)].as_ref().is_none_or(|tenant| tenant.state == State::Dead)
+    }
+
+    /// The key of a tenant which has not ended.
+    pub fn key(&self, id: TenantId) -> Option<TenantKey> {
+        let tenant = self.slots[usize::from(id.0)].as_ref()?;
+        (tenant.state != State::Dead).then_some(tenant.key)
+    }
+
+    /// Whether `key` is known.
+    pub fn knows(&self, key: &TenantKey) -> bool {
+        self.by_key.contains_key(key)
+    }
+
+    /// Tenants which have not ended.
+    pub fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// True without tenants.
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// Pages of ended tenants which are still to be swept.
+    pub fn dead_pages(&self) -> u64 {
+        self.dead_pages
+    }
+
+    /// Tenants without a link, whose lease runs.
+    pub fn leased(&self) -> usize {
+        self.leased
+    }
+
+    /// Tenants with a link and pages: those for whom a drain waits.
+    pub fn in_use(&self) -> usize {
+        let in_use = |t: &Tenant| t.pages > 0 && matches!(t.state, State::Linked { .. });
+        self.ids().filter(|(_, tenant)| in_use(tenant)).count()
+    }
+
+    fn ids(&self) -> impl Iterator<Item = (TenantId, &Tenant)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            slot.as_ref().map(|tenant| (TenantId(index as u16), tenant))
+        })
+    }
+
+    fn insert(&mut self, key: TenantKey) -> Option<TenantId> {
+        let index = match self.slots.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if self.slots.len() < TENANTS_MAX => {
+                self.slots.push(None);
+                self.slots.len() - 1
+            }
+            None => return None,
+        };
+        // `link` gives it its first link at once.
+        let state = State::Linked { links: 0 };
+        self.slots[index] = Some(Tenant { key, lease: LEASE_DEFAULT, pages: 0, state });
+        let id = TenantId(index as u16);
+        self.by_key.insert(key, id);
+        Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u8) -> TenantKey {
+        TenantKey { client: Fingerprint([n; 32]), workload: WorkloadId([1; 16]) }
+    }
+
+    #[test]
+    fn a_lease_runs_only_without_links() {
+        let (mut tenants, start) = (Tenants::default(), Instant::now());
+        let (id, lease) = tenants.link(key(1), 5000).expect("room");
+        assert_eq!(
+            (lease, tenants.link(key(1), 5000)),
+            (Duration::from_secs(5), Some((id, lease)))
+        );
+        tenants.add_page(id);
+        tenants.unlink(start, id);
+        assert_eq!(tenants.expire(start + LEASE_MAX), 0);
+        tenants.unlink(start, id);
+        assert_eq!(
+            (tenants.leased(), tenants.expire(start + lease - Duration::from_nanos(1))),
+            (1, 0)
+        );
+        assert_eq!(tenants.link(key(1), 5000), Some((id, lease)));
+        tenants.unlink(start, id);
+        assert_eq!(
+            (tenants.expire(start + lease), tenants.leased(), tenants.dead_pages()),
+            (1, 0, 1)
+        );
+        assert!(tenants.is_dead(id) && !tenants.knows(&key(1)));
+    }
+
+    #[test]
+    fn a_number_is_free_only_with_its_last_page() {
+        let mut tenants = Tenants::default();
+        let (id, _) = tenants.link(key(1), 0).expect("room");
+        tenants.add_page(id);
+        tenants.end(id);
+        let (other, _) = tenants.link(key(1), 0).expect("room");
+        assert_ne!(id, other);
+        tenants.remove_page(id);
+        assert_eq!(tenants.link(key(2), 0).map(|(id, _)| id), Some(id));
+    }
+
+    #[test]
+    fn leases_and_numbers_are_bounded() {
+        let mut tenants = Tenants::default();
+        assert_eq!(tenants.link(key(0), 1).map(|(_, lease)| lease), Some(LEASE_MIN));
+        assert_eq!(tenants.link(key(0), u64::MAX).map(|(_, lease)| lease), Some(LEASE_MAX));
+        let workload = |n: usize| WorkloadId((n as u128).to_le_bytes());
+        let many = (1..TENANTS_MAX).map(|n| TenantKey { workload: workload(n + 1000), ..key(0) });
+        assert!(many.fold(true, |ok, key| ok & tenants.link(key, 0).is_some()));
+        assert_eq!(tenants.link(key(9), 0), None);
+    }
+}

@@ -1,0 +1,384 @@
+//! The agent's core without sockets: simulated links and time, against a plain map.
+
+use gms_agent::core::{Answer, At, Core};
+use gms_agent::limits::{FRAME_LEN, LEASE_MIN, TRIM_IDLE};
+use gms_agent::slab::Slab;
+use gms_agent::stats::Stats;
+use gms_agent::store::Store;
+use gms_policy::Bytes;
+use gms_transport::message::{Control, Op, PageDescriptor, Status, WorkloadId};
+use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerIdentity};
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::byteorder::little_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A core, its simulated time, and ids for exchanges.
+struct Bed {
+    core: Core,
+    stats: Arc<Stats>,
+    now: Instant,
+    exchanges: u64,
+}
+
+/// A reply, with its payload in one piece.
+struct Got {
+    control: Control,
+    payload: Vec<u8>,
+}
+
+impl Bed {
+    fn new(frames: u64) -> Self {
+        let slab = Slab::new(Bytes(frames * FRAME_LEN as u64), false).expect("memory");
+        let (stats, now) = (Arc::new(Stats::default()), Instant::now());
+        let core = Core::new(now, Store::new(slab).expect("memory"), stats.clone());
+        Self { core, stats, now, exchanges: 0 }
+    }
+
+    fn connect(&mut self, index: u32, client: u8) -> LinkId {
+        let link = LinkId::new(index, 0);
+        let addr = ([127, 0, 0, 1], 7).into();
+        let peer = PeerIdentity { fingerprint: Fingerprint([client; 32]), addr };
+        assert!(matches!(self.core.handle_connected(self.now, link, peer), Answer::Nothing));
+        link
+    }
+
+    fn at(&self) -> At {
+        At { now: self.now, received: self.now }
+    }
+
+    fn begin(
+        &mut self,
+        link: LinkId,
+        control: &mut Control,
+        payload: &[u8],
+    ) -> Result<ExchangeId, Got> {
+        self.exchanges += 1;
+        control.payload_len = U32::new(payload.len() as u32);
+        let (id, at) = (ExchangeId::new(link, self.exchanges), self.at());
+        match self.core.handle_control(at, id, *control) {
+            Answer::Nothing => Ok(id),
+            answer => Err(got(answer)),
+        }
+    }
+
+    fn pay(&mut self, id: ExchangeId, payload: &[u8], chunk: usize) {
+        for (index, part) in payload.chunks(chunk.max(1)).enumerate() {
+            let answer = self.core.handle_payload(id, (index * chunk.max(1)) as u32, part);
+            assert!(matches!(answer, Answer::Nothing));
+        }
+    }
+
+    fn ask(&mut self, link: LinkId, mut control: Control, payload: &[u8], chunk: usize) -> Got {
+        let id = match self.begin(link, &mut control, payload) {
+            Ok(id) => id,
+            Err(refused) => return refused,
+        };
+        self.pay(id, payload, chunk);
+        let reply = got(self.core.handle_complete(self.at(), id));
+        let mut sent = reply.control;
+        sent.payload_len = U32::new(reply.payload.len() as u32);
+        assert_eq!((sent.check(), control.check_reply(&sent)), (Ok(()), Ok(())));
+        reply
+    }
+
+    /// Lets the housekeeping run until nothing is due.
+    fn settle(&mut self) {
+        for _ in 0..1000 {
+            match self.core.deadline(self.now) {
+                Some(deadline) if deadline <= self.now => self.core.handle_timeout(self.now),
+                _ => return,
+            }
+        }
+        panic!("housekeeping does not end");
+    }
+
+    /// Time goes on, housekeeping with it.
+    fn advance(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(deadline) = self.core.deadline(self.now).filter(|&deadline| deadline <= end)
+        {
+            self.now = self.now.max(deadline);
+            self.core.handle_timeout(self.now);
+            while self.core.poll_stalled(self.now).is_some() {}
+        }
+        self.now = end;
+    }
+}
+
+fn got(answer: Answer<'_>) -> Got {
+    let Answer::Reply(reply) = answer else { panic!("no reply but {answer:?}") };
+    let (slices, used) = reply.payload();
+    Got { control: reply.control, payload: slices[..used].concat() }
+}
+
+fn put_payload(pages: &[(u64, u8)]) -> Vec<u8> {
+    let heads = pages
+        .iter()
+        .flat_map(|&(page, fill)| PageDescriptor::new(page, u64::from(fill)).as_bytes().to_vec());
+    heads.chain(pages.iter().flat_map(|&(_, fill)| [fill; FRAME_LEN])).collect()
+}
+
+const WORKLOADS: [WorkloadId; 2] = [WorkloadId([1; 16]), WorkloadId([2; 16])];
+
+fn hello(bed: &mut Bed, link: LinkId, workload: WorkloadId) -> Control {
+    bed.ask(link, Control::hello(1, workload, 5000), &[], 1).control
+}
+
+fn put(bed: &mut Bed, link: LinkId, workload: WorkloadId, pages: &[(u64, u8)]) -> Control {
+    let control = Control::put(1, workload, pages.len() as u16);
+    bed.ask(link, control, &put_payload(pages), 1111).control
+}
+
+/// The pages held, as (page, fill), by the two kinds of get; checks that these agree.
+fn fetch(bed: &mut Bed, link: LinkId, workload: WorkloadId, pages: &[u64]) -> Vec<(u64, u8)> {
+    let ids: Vec<u8> =
+        pages.iter().flat_map(|&p| PageDescriptor::new(p, 0).as_bytes().to_vec()).collect();
+    let many = bed.ask(link, Control::get_many(9, workload, pages.len() as u16), &ids, 7);
+    let found = many.control.done.get().count_ones() as usize;
+    let (heads, contents) = many.payload.split_at(found * PageDescriptor::LEN);
+    let heads = <[PageDescriptor]>::ref_from_bytes(heads).expect("descriptors");
+    let pages_found: Vec<(u64, u8)> = heads
+        .iter()
+        .zip(contents.chunks(FRAME_LEN))
+        .map(|(head, bytes)| {
+            assert!(bytes.iter().all(|&b| u64::from(b) == head.check.get()));
+            (head.page.get(), bytes[0])
+        })
+        .collect();
+    for &page in pages {
+        let one = bed.ask(link, Control::get(8, workload, page), &[], 1);
+        let expected = pages_found.iter().find(|&&(p, _)| p == page);
+        assert_eq!(one.payload.first().copied(), expected.map(|&(_, fill)| fill));
+        assert_eq!(one.control.status == Status::Ok, expected.is_some());
+        assert_eq!(one.control.check.get(), expected.map_or(0, |&(_, fill)| u64::from(fill)));
+    }
+    pages_found
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(usize, Vec<(u64, u8)>, usize),
+    AbortPut(usize, Vec<(u64, u8)>, prop::sample::Index),
+    Discard(usize, Vec<u64>),
+    Goodbye(usize),
+    Reconnect(usize, bool),
+}
+
+fn pages() -> impl Strategy<Value = Vec<(u64, u8)>> {
+    prop::collection::vec((0..30u64, 1..255u8), 1..12)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..4usize, pages(), 1..9000usize).prop_map(|(l, p, c)| Step::Put(l, p, c)),
+        2 => (0..4usize, pages(), any::<prop::sample::Index>()).prop_map(|(l, p, at)| Step::AbortPut(l, p, at)),
+        3 => (0..4usize, prop::collection::vec(0..30u64, 1..20)).prop_map(|(l, p)| Step::Discard(l, p)),
+        1 => (0..4usize).prop_map(Step::Goodbye),
+        2 => (0..4usize, any::<bool>()).prop_map(|(l, late)| Step::Reconnect(l, late)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    /// Four tenants (two clients which use the same two workload ids) on an agent too small for them: it holds what
+    /// a map holds, refuses when that is full, and never shows a page to another tenant.
+    #[test]
+    fn equals_a_map(steps in prop::collection::vec(step(), 1..60)) {
+        const FRAMES: usize = 48;
+        let mut bed = Bed::new(FRAMES as u64);
+        let mut oracle: HashMap<(usize, u64), u8> = HashMap::new();
+        let tenant = |index: usize| (index as u8 / 2, WORKLOADS[index % 2]);
+        let mut links: Vec<LinkId> = (0..4).map(|i| bed.connect(i as u32, tenant(i).0)).collect();
+        (0..4).for_each(|i| assert_eq!(hello(&mut bed, links[i], tenant(i).1).status, Status::Ok));
+        for step in steps {
+            match step {
+                Step::Put(i, pages, chunk) => {
+                    let room = FRAMES - oracle.len();
+                    let control = Control::put(5, tenant(i).1, pages.len() as u16);
+                    let reply = bed.ask(links[i], control, &put_payload(&pages), chunk).control;
+                    let stored = pages.len().min(room);
+                    prop_assert_eq!(reply.done.get(), (1u64 << stored) - 1);
+                    let status = if stored == pages.len() { Status::Ok } else { Status::Full };
+                    prop_assert_eq!(reply.status, status);
+                    oracle.extend(pages[..stored].iter().map(|&(page, fill)| ((i, page), fill)));
+                }
+                Step::AbortPut(i, pages, at) => {
+                    let payload = put_payload(&pages);
+                    let mut control = Control::put(5, tenant(i).1, pages.len() as u16);
+                    if let Ok(id) = bed.begin(links[i], &mut control, &payload) {
+                        bed.pay(id, &payload[..at.index(payload.len())], 1000);
+                        bed.core.handle_aborted(id);
+                    }
+                }
+                Step::Discard(i, pages) => {
+                    let ids: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
+                    bed.ask(links[i], Control::discard(3, tenant(i).1, pages.len() as u16), &ids, 5);
+                    pages.iter().for_each(|&page| { oracle.remove(&(i, page)); });
+                }
+                Step::Goodbye(i) => {
+                    bed.ask(links[i], Control::request(Op::Goodbye, 4, tenant(i).1), &[], 1);
+                    let denied = bed.ask(links[i], Control::get(8, tenant(i).1, 1), &[], 1).control;
+                    prop_assert_eq!(denied.status, Status::Denied);
+                    oracle.retain(|&(t, _), _| t != i);
+                    bed.settle();
+                    prop_assert_eq!(hello(&mut bed, links[i], tenant(i).1).status, Status::Ok);
+                }
+                Step::Reconnect(i, late) => {
+                    bed.core.handle_closed(bed.now, links[i]);
+                    bed.advance(Duration::from_secs(if late { 6 } else { 4 }));
+                    if late {
+                        oracle.retain(|&(t, _), _| t != i);
+                    }
+                    links[i] = bed.connect(bed.exchanges as u32 + 10, tenant(i).0);
+                    prop_assert_eq!(hello(&mut bed, links[i], tenant(i).1).status, Status::Ok);
+                }
+            }
+            let status = bed.ask(links[0], Control::request(Op::Status, 6, tenant(0).1), &[], 1).control;
+            prop_assert_eq!(status.frames_free.get() as usize, FRAMES - oracle.len());
+        }
+        for (i, &link) in links.iter().enumerate() {
+            let all: Vec<u64> = (0..30).collect();
+            let mut expected: Vec<(u64, u8)> =
+                oracle.iter().filter(|((t, _), _)| *t == i).map(|(&(_, page), &fill)| (page, fill)).collect();
+            expected.sort();
+            prop_assert_eq!(fetch(&mut bed, link, tenant(i).1, &all), expected);
+        }
+    }
+}
+
+#[test]
+fn a_workload_id_opens_nothing_without_its_certificate() {
+    let mut bed = Bed::new(8);
+    let (owner, thief) = (bed.connect(1, 1), bed.connect(2, 2));
+    hello(&mut bed, owner, WORKLOADS[0]);
+    put(&mut bed, owner, WORKLOADS[0], &[(7, 77)]);
+    let denied = bed.ask(thief, Control::get(1, WORKLOADS[0], 7), &[], 1);
+    assert_eq!((denied.control.status, denied.payload.len()), (Status::Denied, 0));
+    hello(&mut bed, thief, WORKLOADS[0]);
+    assert_eq!(fetch(&mut bed, thief, WORKLOADS[0], &[7, 8]), []);
+    // A session of one workload does not open another of the same client.
+    let second = bed.connect(3, 1);
+    hello(&mut bed, second, WORKLOADS[1]);
+    assert_eq!(
+        bed.ask(second, Control::get(1, WORKLOADS[0], 7), &[], 1).control.status,
+        Status::Denied
+    );
+    assert_eq!(hello(&mut bed, second, WORKLOADS[0]).status, Status::Invalid);
+    assert_eq!(fetch(&mut bed, owner, WORKLOADS[0], &[7, 8]), [(7, 77)]);
+}
+
+#[test]
+fn a_full_agent_refuses_before_the_payload_and_feeds_back() {
+    let mut bed = Bed::new(4);
+    let link = bed.connect(1, 1);
+    hello(&mut bed, link, WORKLOADS[0]);
+    let reply = put(&mut bed, link, WORKLOADS[0], &[(1, 1), (2, 2), (3, 3)]);
+    assert_eq!((reply.frames_free.get(), reply.credits.get()), (1, 1));
+    let reply = put(&mut bed, link, WORKLOADS[0], &[(4, 4), (5, 5)]);
+    assert_eq!((reply.status, reply.done.get(), reply.frames_free.get()), (Status::Full, 1, 0));
+    let payload = put_payload(&[(6, 6)]);
+    let refused = bed.begin(link, &mut Control::put(1, WORKLOADS[0], 1), &payload);
+    assert_eq!(refused.err().map(|got| got.control.status), Some(Status::Full));
+    assert_eq!(bed.stats.refusals.value(), 2);
+    bed.advance(Duration::from_secs(3));
+    let at = At { now: bed.now, received: bed.now - Duration::from_micros(5) };
+    let id = ExchangeId::new(link, 999);
+    bed.core.handle_control(at, id, Control::get(1, WORKLOADS[0], 4));
+    let reply = got(bed.core.handle_complete(at, id)).control;
+    assert_eq!((reply.queue_ns.get(), reply.oldest_age_ms.get()), (5000, 3000));
+}
+
+#[test]
+fn a_put_replaces_only_once_it_is_whole() {
+    let mut bed = Bed::new(8);
+    let link = bed.connect(1, 1);
+    hello(&mut bed, link, WORKLOADS[0]);
+    put(&mut bed, link, WORKLOADS[0], &[(1, 11)]);
+    let payload = put_payload(&[(1, 22)]);
+    let id =
+        bed.begin(link, &mut Control::put(2, WORKLOADS[0], 1), &payload).ok().expect("admitted");
+    bed.pay(id, &payload[..payload.len() - 1], 64);
+    assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
+    // What is not whole is not stored, whatever the transport says.
+    assert!(matches!(bed.core.handle_complete(bed.at(), id), Answer::Close(CloseCode::Malformed)));
+    assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
+    put(&mut bed, link, WORKLOADS[0], &[(1, 22)]);
+    let reply = put(&mut bed, link, WORKLOADS[0], &[(1, 22)]);
+    assert_eq!((reply.status, reply.frames_free.get()), (Status::Ok, 7));
+    assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 22)]);
+}
+
+#[test]
+fn a_stalled_request_is_answered_and_its_frames_come_back() {
+    let mut bed = Bed::new(8);
+    let link = bed.connect(1, 1);
+    hello(&mut bed, link, WORKLOADS[0]);
+    let payload = put_payload(&[(1, 1), (2, 2)]);
+    let id =
+        bed.begin(link, &mut Control::put(2, WORKLOADS[0], 2), &payload).ok().expect("admitted");
+    bed.pay(id, &payload[..5000], 64);
+    bed.advance(Duration::from_secs(29));
+    assert!(bed.core.poll_stalled(bed.now).is_none());
+    bed.advance(Duration::from_secs(2));
+    assert!(matches!(bed.core.handle_payload(id, 5000, &payload[5000..]), Answer::Nothing));
+    assert!(matches!(bed.core.handle_complete(bed.at(), id), Answer::Nothing));
+    let status = bed.ask(link, Control::request(Op::Status, 6, WORKLOADS[0]), &[], 1).control;
+    assert_eq!((status.frames_free.get(), status.value.get()), (8, 8));
+}
+
+#[test]
+fn gaps_and_wrong_requests_are_refused() {
+    let mut bed = Bed::new(8);
+    let link = bed.connect(1, 1);
+    hello(&mut bed, link, WORKLOADS[0]);
+    let payload = put_payload(&[(1, 1)]);
+    let id =
+        bed.begin(link, &mut Control::put(2, WORKLOADS[0], 1), &payload).ok().expect("admitted");
+    assert!(matches!(
+        bed.core.handle_payload(id, 8, &payload),
+        Answer::Close(CloseCode::Malformed)
+    ));
+    let mut wide = Control::get(2, WORKLOADS[0], 1);
+    wide.page_shift = 13;
+    assert_eq!(bed.ask(link, wide, &[], 1).control.status, Status::Invalid);
+    for op in [Op::Delegate, Op::Epoch, Op::Atomic] {
+        let reply = bed.ask(link, Control::request(op, 1, WORKLOADS[0]), &[], 1).control;
+        assert_eq!(reply.status, Status::Unsupported);
+    }
+    assert_eq!(bed.stats.denied.value(), 4);
+    let credits = bed.ask(link, Control::grant(1, WORKLOADS[0], 4), &[], 1).control.credits;
+    assert_eq!(credits.get(), 8);
+}
+
+#[test]
+fn a_draining_agent_gives_but_does_not_take() {
+    let mut bed = Bed::new(8);
+    let link = bed.connect(1, 1);
+    hello(&mut bed, link, WORKLOADS[0]);
+    put(&mut bed, link, WORKLOADS[0], &[(1, 11)]);
+    bed.core.drain();
+    assert!(bed.core.in_use());
+    assert_eq!(put(&mut bed, link, WORKLOADS[0], &[(2, 22)]).status, Status::Draining);
+    assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
+    let peer = PeerIdentity { fingerprint: Fingerprint([1; 32]), addr: ([127, 0, 0, 1], 7).into() };
+    let answer = bed.core.handle_connected(bed.now, LinkId::new(2, 0), peer);
+    assert!(matches!(answer, Answer::Close(CloseCode::Draining)));
+    bed.ask(link, Control::request(Op::Goodbye, 4, WORKLOADS[0]), &[], 1);
+    assert!(!bed.core.in_use());
+}
+
+#[test]
+fn an_idle_agent_rests_and_keeps_no_memory() {
+    let mut bed = Bed::new(64);
+    let link = bed.connect(1, 1);
+    hello(&mut bed, link, WORKLOADS[0]);
+    let pages: Vec<(u64, u8)> = (0..60).map(|page| (page, 1)).collect();
+    put(&mut bed, link, WORKLOADS[0], &pages);
+    bed.ask(link, Control::request(Op::Goodbye, 4, WORKLOADS[0]), &[], 1);
+    bed.advance(TRIM_IDLE + LEASE_MIN);
+    assert_eq!(bed.core.deadline(bed.now), None);
+    assert_eq!(bed.stats.frames_free.value(), 64);
+}
