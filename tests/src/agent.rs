@@ -9,11 +9,14 @@ use nix::sys::signal::Signal;
 use crate::gms::keys;
 use crate::netns::Namespace;
 use crate::pages::Mib;
-use crate::program::{Outcome, Proc, Program};
+use crate::program::{Outcome, Proc, Program, Watch};
 use crate::stage::binary;
 
 /// An agent that does not listen by then is broken.
 const READY_LIMIT: Duration = Duration::from_secs(10);
+
+/// No test needs an agent for longer.
+const AGENT_LIMIT: Duration = Duration::from_secs(600);
 
 /// How an agent is to be started.
 pub struct AgentSetup<'a> {
@@ -61,7 +64,8 @@ impl<'a> AgentSetup<'a> {
         argv.extend(["--listen", &self.listen, "--export", &export, "--keys"].map(Into::into));
         argv.push(self.keys.into());
         argv.extend(self.args.iter().map(Into::into));
-        let proc = Program::new(argv).env("NO_COLOR", "1").limit(Duration::from_secs(600)).spawn();
+        let program = Program::new(argv).env("NO_COLOR", "1").watch(Watch::Nobody);
+        let proc = program.limit(AGENT_LIMIT).spawn();
         let addr = proc.wait_error("where it listens", READY_LIMIT, |log| {
             log.split_inclusive('\n')
                 .filter(|line| line.ends_with('\n') && line.contains("listening"))

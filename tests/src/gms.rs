@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::agent::AgentProc;
 use crate::pages::Mib;
-use crate::program::{Outcome, Proc, Program};
+use crate::program::{Outcome, Proc, Program, Watch};
 use crate::stage::{Stage, binary, cache_dir};
 use crate::stats::{Stats, Status};
 
@@ -96,9 +96,7 @@ impl Gms {
         if before[1] == "run" {
             before.push("--".into());
         }
-        let mut proc = self.program.wrapped(before).spawn();
-        proc.watched_root = false;
-        proc
+        self.program.wrapped(before).watch(Watch::Below).spawn()
     }
 
     /// Runs it to its end and reads its statistics.
@@ -116,10 +114,14 @@ impl Gms {
     }
 }
 
-/// What `gms status --json` says about the workload that `supervisor` pages.
-pub fn status_of(supervisor: i32) -> Option<Status> {
-    let outcome = Gms::line(["status", "--json"]).finish().expect_code(0);
+/// What `gms status PID --json` says: `pid` is the root of a workload, its supervisor, or the gms that was started.
+pub fn status_of(pid: i32) -> Option<Status> {
+    let outcome = Gms::line(["status", "--json"]).arg(pid.to_string()).finish();
+    if outcome.code == Some(1) {
+        return None; // nothing is paged under this process id
+    }
+    let outcome = outcome.expect_code(0);
     let list: Vec<Status> = serde_json::from_slice(&outcome.stdout)
         .unwrap_or_else(|error| outcome.fail(&error.to_string()));
-    list.into_iter().find(|status| status.supervisor_pid == supervisor)
+    list.into_iter().next()
 }

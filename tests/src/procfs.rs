@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 /// Most processes looked at in one tree.
 const TREE_MAX: usize = 1024;
@@ -10,6 +11,11 @@ const TREE_MAX: usize = 1024;
 pub fn exists(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// The file that a process executes; `None` once it is gone.
+pub fn executable(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
 fn children(pid: i32) -> Vec<i32> {

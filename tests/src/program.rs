@@ -6,7 +6,9 @@ use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -52,6 +54,17 @@ fn tail(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2000)..]).into_owned()
 }
 
+/// Whose memory is looked at while a program runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// Nobody's.
+    Nobody,
+    /// That of the program and all that it starts.
+    Tree,
+    /// That of all that it starts, except copies of itself: a pager's workload.
+    Below,
+}
+
 /// A command line with its surroundings.
 #[derive(Clone)]
 pub struct Program {
@@ -62,6 +75,7 @@ pub struct Program {
     stdin_open: bool,
     stdout: Option<PathBuf>,
     limit: Duration,
+    watch: Watch,
 }
 
 impl Program {
@@ -69,12 +83,18 @@ impl Program {
     pub fn new<I: IntoIterator<Item = S>, S: Into<OsString>>(argv: I) -> Program {
         let argv = argv.into_iter().map(Into::into).collect();
         let (env, dir, stdin, stdin_open, stdout) = (Vec::new(), None, None, false, None);
-        Program { argv, env, dir, stdin, stdin_open, stdout, limit: LIMIT }
+        Program { argv, env, dir, stdin, stdin_open, stdout, limit: LIMIT, watch: Watch::Tree }
     }
 
     /// Adds arguments.
     pub fn args<I: IntoIterator<Item = S>, S: ToString>(mut self, args: I) -> Program {
         self.argv.extend(args.into_iter().map(|arg| arg.to_string().into()));
+        self
+    }
+
+    /// Chooses whose memory is looked at.
+    pub(crate) fn watch(mut self, watch: Watch) -> Program {
+        self.watch = watch;
         self
     }
 
@@ -145,8 +165,7 @@ impl Program {
             out: child.stdout.take().map(Stream::capture).unwrap_or_default(),
             err: child.stderr.take().map(Stream::capture).unwrap_or_default(),
             deadline: started + self.limit,
-            watched_root: true,
-            peak_rss_anon: 0,
+            peak: Peak::watch(child.id() as i32, self.watch),
             status: None,
             name,
             child,
@@ -161,6 +180,46 @@ impl Program {
     }
 }
 
+/// Highest resident anonymous memory of one process of a workload, watched by a thread while it runs.
+struct Peak {
+    bytes: Arc<AtomicU64>,
+    ended: Arc<AtomicBool>,
+    thread: Option<Thread>,
+}
+
+impl Peak {
+    fn watch(root: i32, watch: Watch) -> Peak {
+        let (bytes, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (highest, over) = (bytes.clone(), ended.clone());
+        let own = procfs::executable(root);
+        let counts = move |pid: &i32| watch == Watch::Tree || procfs::executable(*pid) != own;
+        let look = move || {
+            while !over.load(Ordering::Relaxed) {
+                let tree = std::iter::once(root).chain(procfs::descendants(root)).filter(&counts);
+                highest.fetch_max(
+                    tree.filter_map(procfs::rss_anon).max().unwrap_or(0),
+                    Ordering::Relaxed,
+                );
+                thread::park_timeout(POLL);
+            }
+        };
+        let thread = (watch != Watch::Nobody).then(|| thread::spawn(look).thread().clone());
+        Peak { bytes, ended, thread }
+    }
+
+    fn end(&self) -> u64 {
+        self.ended.store(true, Ordering::Relaxed);
+        self.thread.iter().for_each(Thread::unpark);
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Peak {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 /// A program that runs; killed with everything below it when dropped.
 pub struct Proc {
     name: String,
@@ -171,9 +230,7 @@ pub struct Proc {
     started: Instant,
     deadline: Instant,
     status: Option<ExitStatus>,
-    /// Whether the first process counts as workload (it does not when it is gms).
-    pub(crate) watched_root: bool,
-    peak_rss_anon: u64,
+    peak: Peak,
 }
 
 impl Proc {
@@ -238,23 +295,12 @@ impl Proc {
         self.err.text()
     }
 
-    /// The status, if it has ended. Looks at the memory of what runs meanwhile.
+    /// The status, if it has ended.
     pub fn poll(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
-            self.sample();
             self.status = self.child.try_wait().expect("wait for a child");
         }
         self.status
-    }
-
-    fn sample(&mut self) {
-        let root = self.watched_root.then_some(self.pid());
-        let rss = root
-            .into_iter()
-            .chain(procfs::descendants(self.pid()))
-            .filter_map(procfs::rss_anon)
-            .max();
-        self.peak_rss_anon = self.peak_rss_anon.max(rss.unwrap_or(0));
     }
 
     /// Waits for the end. A program that misses its deadline is killed and fails the test.
@@ -279,7 +325,7 @@ impl Proc {
             stderr: self.err.text(),
             drained,
             elapsed,
-            peak_rss_anon: self.peak_rss_anon,
+            peak_rss_anon: self.peak.end(),
             stats: None,
         }
     }

@@ -28,7 +28,7 @@ impl Terminal {
         let pty = openpty(None, None).expect("a pseudo-terminal");
         let side = || pty.slave.try_clone().expect("descriptor of the terminal");
         let mut command = Command::new(tool("bash"));
-        command.args(["--norc", "--noprofile", "-i"]).env("PS1", "RE''ADY ").env("TERM", "dumb");
+        command.args(["--norc", "--noprofile", "-i"]).env("PS1", "READY ").env("TERM", "dumb");
         command.stdin(side()).stdout(side()).stderr(side());
         // SAFETY: between fork and exec only two async-signal-safe calls are made, on descriptor 0 of the child.
         unsafe {

@@ -65,7 +65,7 @@ fn attach_and_detach(percent: u64) {
         let outcome = attach.finish_proc(pager).expect_code(0);
         assert_paged(&outcome, working_set, working_set.percent(percent));
         assert_let_go(&proc, working_set);
-        assert!(status_of(outcome.stats().processes as i32).is_none());
+        assert!(status_of(proc.pid()).is_none(), "still listed");
     }
     end_well(proc);
 }

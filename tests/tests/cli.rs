@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gms_tests::*;
 use nix::sys::signal::Signal;
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 
 /// A command line of gms which must fail.
 struct Bad {
@@ -96,6 +97,8 @@ fn agents_and_keys_that_do_not_work_are_named() {
     let addr = agent.addr();
     Gms::line(["keys", "init"]).arg(stage.path("keys")).finish().expect_code(0);
     Gms::line(["keys", "init"]).arg(stage.path("other")).finish().expect_code(0);
+    Gms::line(["keys", "init"]).arg(stage.path("old")).finish().expect_code(0);
+    expire(&stage.path("old"));
     // Port 9 (discard) of the loopback: nothing answers there.
     refuse(
         &stage,
@@ -147,8 +150,8 @@ fn processes_that_cannot_be_paged_are_refused_untouched() {
             bad("gms attach 2 --local 64M", 125, "kernel thread"),
             bad(format!("gms attach {} --local 64M", old.pid()), 125, "32-bit"),
             bad(format!("gms attach {} --local 64M", paged.pid()), 125, "already"),
-            bad(format!("gms detach {gone_pid}"), 125, "not"),
-            bad(format!("gms status {gone_pid}"), 125, "not"),
+            bad(format!("gms detach {gone_pid}"), 1, "no workload"),
+            bad(format!("gms status {gone_pid}"), 1, "no workload"),
         ],
     );
     assert!(
@@ -180,6 +183,23 @@ fn processes_of_another_user_are_refused() {
     let outcome = attach.finish().expect_code(125);
     assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
     assert!(exists(sleeper.pid()));
+}
+
+/// Replaces the client certificate in `dir` by one of the same authority which has expired.
+fn expire(dir: &Path) {
+    let read = |name: &str| {
+        fs::read_to_string(dir.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let ca_key = KeyPair::from_pem(&read("ca-key.pem")).expect("key of the authority");
+    let issuer =
+        Issuer::from_ca_cert_pem(&read("ca.pem"), ca_key).expect("certificate of the authority");
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let key = KeyPair::from_pem(&read("client-key.pem")).expect("key of the client");
+    let certificate = params.signed_by(&key, &issuer).expect("certificate of the client");
+    fs::write(dir.join("client.pem"), certificate.pem()).expect("client.pem");
 }
 
 fn shell(script: &str) -> Program {
@@ -278,11 +298,23 @@ fn doctor_finds_this_machine_fit() {
     let lost = Gms::line(["doctor", "--agent", "127.0.0.1:9", "--keys"])
         .arg(Path::new("nowhere"))
         .finish();
-    assert_eq!(lost.code, Some(125), "{}", lost.text());
+    assert_eq!(lost.code, Some(1), "{}", lost.text());
 }
 
 #[test]
-fn status_lists_nothing_when_nothing_is_paged() {
-    let Some(_stage) = Stage::set() else { return };
-    assert_eq!(status_of(std::process::id() as i32).map(|status| status.pid), None);
+fn status_knows_what_is_paged_and_what_is_not() {
+    let Some(stage) = Stage::set() else { return };
+    assert!(status_of(std::process::id() as i32).is_none());
+    let program = Program::new([tool("cat")]).stdin_open();
+    let mut gms = Gms::run(&stage, &program).local(Mib(64)).arg("--export").arg("64M").spawn();
+    let status = poll_until("gms in the list", Duration::from_secs(10), || status_of(gms.pid()));
+    assert_eq!(status.budget_bytes, Mib(64).bytes());
+    assert_eq!((status.remote_bytes, status.faults), (0, 0));
+    assert!(
+        status.resident_bytes > 0 && exists(status.pid) && exists(status.supervisor_pid),
+        "{status:?}"
+    );
+    gms.close_stdin();
+    gms.finish().expect_code(0);
+    assert!(status_of(status.pid).is_none());
 }

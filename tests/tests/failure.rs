@@ -3,39 +3,47 @@
 use std::time::Duration;
 
 use gms_tests::*;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
-/// The one process that gms runs, when it runs one program.
-fn workload_of(supervisor: &mut Proc) -> i32 {
-    poll_until("pages at the agents", Duration::from_secs(30), || {
-        if supervisor.poll().is_some() {
-            supervisor.fail("gms ended early");
+/// Starts `program` under gms and waits until much of it is at the agents.
+fn start_paged(stage: &Stage, program: &Program, budget: Mib, agent: &AgentProc) -> (Proc, Status) {
+    let mut gms = Gms::run(stage, program).local(budget).agents(&[agent]).spawn();
+    let status = poll_until("pages at the agents", Duration::from_secs(30), || {
+        if gms.poll().is_some() {
+            gms.fail("gms ended early");
         }
-        status_of(supervisor.pid()).filter(|status| status.remote_bytes > Mib(32).bytes())
-    })
-    .pid
+        status_of(gms.pid()).filter(|status| status.remote_bytes > Mib(32).bytes())
+    });
+    (gms, status)
 }
 
-fn kill_the_supervisor(program: &str, args: &[&str]) {
+fn kill_now(pid: i32) {
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap_or_else(|error| panic!("kill {pid}: {error}"));
+}
+
+fn assert_nothing_wrong_was_read(outcome: &Outcome) {
+    assert!(outcome.drained, "somebody still runs and holds the output: {}", outcome.stderr);
+    for word in ["ZERO PAGE", "MISMATCH"] {
+        assert!(!outcome.stderr.contains(word), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn killing_the_supervisor_kills_the_workload_with_a_message() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
     for _ in 0..3 {
-        let program = Program::new([c_program(program)]).args(args).stdin_open();
-        let mut supervisor = Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]).spawn();
-        let workload = workload_of(&mut supervisor);
-        assert!(exists(workload));
-        supervisor.signal(Signal::SIGKILL);
-        poll_until("the workload to be killed", Duration::from_secs(10), || {
-            (!exists(workload)).then_some(())
+        let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+        assert!(exists(status.pid));
+        kill_now(status.supervisor_pid);
+        poll_until("the end of the workload", Duration::from_secs(10), || {
+            (!exists(status.pid)).then_some(())
         });
-        let outcome = supervisor.finish();
-        assert_eq!(outcome.signal, Some(Signal::SIGKILL as i32));
-        assert!(outcome.drained, "somebody still holds the output");
-        assert!(
-            !outcome.stderr.contains("ZERO PAGE") && !outcome.stderr.contains("MISMATCH"),
-            "{}",
-            outcome.stderr
-        );
+        let outcome = gms.finish();
+        assert_nothing_wrong_was_read(&outcome);
+        assert_ne!(outcome.code, Some(0), "{}", outcome.stderr);
         assert!(
             outcome.stderr.contains("gms"),
             "the end is explained on stderr: {:?}",
@@ -45,26 +53,30 @@ fn kill_the_supervisor(program: &str, args: &[&str]) {
 }
 
 #[test]
-fn killing_the_supervisor_kills_the_workload_with_a_message() {
-    kill_the_supervisor("verify", &["128", "forever"]);
-}
-
-#[test]
 fn killing_the_supervisor_kills_forked_children_too() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let verify = c_program("verify");
-    let script = format!("{0} 96 forever <&0 & {0} 96 forever <&0; wait", verify.display());
+    let script =
+        format!("exec 3<&0; {0} 96 forever <&3 & {0} 96 forever <&3; wait", verify.display());
     let program =
         Program::new([tool("sh").into_os_string(), "-c".into(), script.into()]).stdin_open();
-    let mut supervisor = Gms::run(&stage, &program).local(Mib(48)).agents(&[&agent]).spawn();
-    workload_of(&mut supervisor);
-    supervisor.signal(Signal::SIGKILL);
-    let outcome = supervisor.finish();
-    assert!(outcome.drained, "somebody still runs: {}", outcome.stderr);
-    assert!(
-        !outcome.stderr.contains("ZERO PAGE") && !outcome.stderr.contains("MISMATCH"),
-        "{}",
-        outcome.stderr
-    );
+    let (gms, status) = start_paged(&stage, &program, Mib(48), &agent);
+    kill_now(status.supervisor_pid);
+    assert_nothing_wrong_was_read(&gms.finish());
+}
+
+/// The process which stands for the workload towards the shell is not the one that pages it.
+#[test]
+fn killing_the_process_before_the_shell_spoils_no_page() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    let (mut gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+    kill_now(gms.pid());
+    gms.close_stdin();
+    poll_until("the end of the workload", Duration::from_secs(20), || {
+        (!exists(status.pid)).then_some(())
+    });
+    assert_nothing_wrong_was_read(&gms.finish());
 }
