@@ -1,10 +1,27 @@
 //! gms-agent: exports a node's idle memory to the pagers of its cluster.
+//!
+//! | layer | modules |
+//! |---|---|
+//! | memory | [`slab`] (frames), [`store`] (which page is where) |
+//! | decisions, without sockets or clocks | [`core`], [`tenants`], `exchange` |
+//! | the loop, the only user of the transport | [`driver`], [`spin`] |
+//! | reports | [`stats`], [`metrics`] |
+//! | the program | [`agent`], [`cli`] |
 
+pub mod agent;
 mod ages;
+pub mod cli;
 pub mod core;
+pub mod driver;
 mod exchange;
 pub mod limits;
+pub mod memory;
+pub mod metrics;
 pub mod slab;
+pub mod spin;
 pub mod stats;
+pub mod stop;
 pub mod store;
 pub mod tenants;
+
+pub use agent::{Agent, AgentError, Config};

@@ -1,5 +1,7 @@
 //! The agent's core without sockets: simulated links and time, against a plain map.
 
+#![allow(clippy::result_large_err, reason = "a refusal is the reply itself")]
+
 use gms_agent::core::{Answer, At, Core};
 use gms_agent::limits::{FRAME_LEN, LEASE_MIN, TRIM_IDLE};
 use gms_agent::slab::Slab;

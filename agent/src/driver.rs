@@ -1,0 +1,199 @@
+//! The loop: receive, let the core answer, send; spin briefly when idle, then block. The only reader of the clock
+//! and the only user of the transport.
+
+use crate::core::{Answer, At, Core, Reply};
+use crate::limits::{BLOCK_MAX, DRAIN_MAX, FAREWELL, FLUSH_EVENTS, TICK};
+use crate::spin::Spin;
+use crate::stats::Stats;
+use crate::stop::Stop;
+use gms_transport::{CloseCode, Event, LinkId, Transport};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sched::sched_yield;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::byteorder::little_endian::U32;
+
+/// A transport, a core, and what ends them.
+pub struct Driver<T> {
+    transport: T,
+    core: Core,
+    stats: Arc<Stats>,
+    stop: Arc<Stop>,
+    spin: Spin,
+    spin_max: Duration,
+}
+
+impl<T: Transport> Driver<T> {
+    /// Connects a transport which listens with a core; spins for `spin_max` at most.
+    pub fn new(
+        transport: T,
+        core: Core,
+        stats: Arc<Stats>,
+        stop: Arc<Stop>,
+        spin_max: Duration,
+    ) -> Self {
+        Self { transport, core, stats, stop, spin: Spin::new(), spin_max }
+    }
+
+    /// Serves until it is asked to stop, then drains.
+    ///
+    /// # Errors
+    /// When the socket or the clock of the machine fails for good.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut idle: Option<Idle> = None;
+        while self.stop.requested().is_none() {
+            if self.turn()? {
+                if idle.take().is_some_and(|idle| idle.spins) {
+                    self.spin.report(true);
+                }
+                continue;
+            }
+            let now = Instant::now();
+            let Idle { since, spins } = *idle.get_or_insert_with(|| Idle {
+                since: now,
+                spins: !self.spin_max.is_zero() && self.spin.is_worthwhile(),
+            });
+            if spins && now.duration_since(since) < self.spin_max {
+                sched_yield()?;
+                continue;
+            }
+            if spins {
+                self.spin.report(false);
+            }
+            idle = None;
+            self.block(now, now + BLOCK_MAX, true)?;
+        }
+        self.drain()
+    }
+
+    /// One turn of the loop; true if anything came.
+    fn turn(&mut self) -> io::Result<bool> {
+        let received = Instant::now();
+        let mut busy = self.transport.drive(received)?;
+        let mut handled = 0;
+        while let Some(event) = self.transport.poll(received) {
+            self.handle(At { now: Instant::now(), received }, event);
+            handled += 1;
+            if handled % FLUSH_EVENTS == 0 {
+                self.transport.flush(received)?;
+            }
+        }
+        busy |= handled > 0;
+        if self.core.deadline(received).is_some_and(|deadline| deadline <= received) {
+            self.core.handle_timeout(received);
+            while let Some(reply) = self.core.poll_stalled(received) {
+                let at = At { now: received, received };
+                send(&mut self.transport, &self.stats, at, &reply);
+            }
+        }
+        self.transport.flush(received)?;
+        Ok(busy)
+    }
+
+    fn handle(&mut self, at: At, event: Event) {
+        let (core, transport, stats) = (&mut self.core, &mut self.transport, &self.stats);
+        let (link, answer) = match event {
+            Event::Connected { link, peer } => {
+                tracing::info!(addr = %peer.addr, client = %peer.fingerprint, "connected");
+                (link, core.handle_connected(at.now, link, peer))
+            }
+            Event::Closed { link, reason } => {
+                tracing::info!(%reason, "disconnected");
+                return core.handle_closed(at.now, link);
+            }
+            Event::Control { exchange, control } => {
+                (exchange.link, core.handle_control(at, exchange, control))
+            }
+            Event::Payload { exchange, offset, bytes } => {
+                (exchange.link, core.handle_payload(exchange, offset, &bytes))
+            }
+            Event::Complete { exchange } => (exchange.link, core.handle_complete(at, exchange)),
+            Event::Aborted { exchange, reason } => {
+                tracing::debug!(?exchange, %reason, "request aborted");
+                return core.handle_aborted(exchange);
+            }
+        };
+        match answer {
+            Answer::Nothing => {}
+            Answer::Reply(reply) => send(transport, stats, at, &reply),
+            Answer::Close(code) => close(transport, at.now, link, code),
+        }
+    }
+
+    /// Waits for packets, a deadline, `latest`, or (unless it came already) the request to stop.
+    fn block(&mut self, now: Instant, latest: Instant, stoppable: bool) -> io::Result<()> {
+        let deadlines = [self.transport.deadline(), self.core.deadline(now), Some(latest)];
+        let deadline = deadlines.into_iter().flatten().min().unwrap_or(latest);
+        let timeout = deadline.saturating_duration_since(now);
+        if timeout.is_zero() {
+            return Ok(());
+        }
+        let stop = PollFd::new(self.stop.as_fd(), PollFlags::POLLIN);
+        let mut fds = [PollFd::new(self.transport.fd(), PollFlags::POLLIN), stop];
+        let fds = if stoppable { &mut fds[..] } else { &mut fds[..1] };
+        match ppoll(fds, Some(timeout.into()), None) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Serves workloads which still have pages here until they have gone or their grace is over, then closes all
+    /// links and says so.
+    fn drain(&mut self) -> io::Result<()> {
+        let began = Instant::now();
+        self.core.drain();
+        tracing::info!(links = self.core.links().count(), "draining");
+        loop {
+            let grace = self.stop.requested().unwrap_or_default().min(DRAIN_MAX);
+            let now = Instant::now();
+            if now >= began + grace || !self.core.in_use() {
+                break;
+            }
+            if !self.turn()? {
+                // A second request may shorten the grace: look for it now and then.
+                self.block(now, (began + grace).min(now + TICK), false)?;
+            }
+        }
+        let end = Instant::now() + FAREWELL;
+        let links: Vec<LinkId> = self.core.links().collect();
+        for link in links {
+            self.transport.close(Instant::now(), link, CloseCode::Draining);
+        }
+        self.transport.flush(Instant::now())?;
+        while self.core.links().next().is_some() && Instant::now() < end {
+            if !self.turn()? {
+                sched_yield()?;
+            }
+        }
+        self.transport.flush(Instant::now())
+    }
+}
+
+/// Nothing came since.
+#[derive(Clone, Copy)]
+struct Idle {
+    since: Instant,
+    spins: bool,
+}
+
+/// Stamps a reply with its service time and sends it.
+fn send<T: Transport>(transport: &mut T, stats: &Stats, at: At, reply: &Reply<'_>) {
+    let mut control = reply.control;
+    let now = Instant::now();
+    let service_ns = now.saturating_duration_since(at.now).as_nanos() as u64;
+    control.service_ns = U32::new(service_ns.try_into().unwrap_or(u32::MAX));
+    stats.service.observe(service_ns);
+    let (slices, used) = reply.payload();
+    // The requester retries: its exchange has a deadline.
+    if let Err(error) = transport.reply(now, reply.exchange, &control, &slices[..used]) {
+        tracing::debug!(exchange = ?reply.exchange, %error, "reply not sent");
+    }
+}
+
+fn close<T: Transport>(transport: &mut T, now: Instant, link: LinkId, code: CloseCode) {
+    tracing::warn!(?link, ?code, "closing a link");
+    transport.close(now, link, code);
+}

@@ -1,0 +1,162 @@
+//! The program `gms-agent`: its options, its failures, its end.
+
+mod common;
+
+use common::{Client, LIMIT};
+use gms_transport::keys::{self, Role};
+use gms_transport::{CloseCode, CloseReason};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+/// A directory with keys, removed at the end.
+struct Keys(PathBuf);
+
+impl Keys {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("gms-agent-{name}-{}", std::process::id()));
+        keys::init(&dir).expect("keys");
+        Self(dir)
+    }
+
+    fn text(&self) -> &str {
+        self.0.to_str().expect("UTF-8")
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        // What is left is the system's to clean.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn start(args: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gms-agent"));
+    command.args(args).env("NO_COLOR", "1").stdin(Stdio::null()).stderr(Stdio::piped());
+    command.spawn().expect("gms-agent")
+}
+
+fn wait(mut child: Child) -> ExitStatus {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().expect("wait") {
+            return status;
+        }
+        if Instant::now() > end {
+            child.kill().expect("kill");
+            panic!("gms-agent does not end");
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The address after `key` in the line which says that it listens.
+fn address(log: &mut BufReader<ChildStderr>, keys: &[&str]) -> Vec<SocketAddr> {
+    let mut line = String::new();
+    while !line.contains("listening") {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).expect("log"), 0, "it ended");
+    }
+    let word = |key: &str| {
+        line.split_whitespace().find_map(|word| word.strip_prefix(key).map(str::to_owned))
+    };
+    keys.iter().map(|key| word(key).unwrap_or_default().parse().expect("an address")).collect()
+}
+
+#[test]
+fn it_serves_until_sigterm_and_tells_its_clients() {
+    let dir = Keys::new("serve");
+    let args = [
+        "--listen",
+        "127.0.0.1:0",
+        "--export",
+        "8M",
+        "--keys",
+        dir.text(),
+        "--metrics",
+        "127.0.0.1:0",
+    ];
+    let mut child = start(&args);
+    let mut log = BufReader::new(child.stderr.take().expect("piped"));
+    let addrs = address(&mut log, &["addr=", "metrics="]);
+    let identity = keys::load(&dir.0, Role::Client).expect("a client key");
+    let mut client = Client::connect(addrs[0], &identity);
+    assert_eq!(client.hello().frames_free.get(), 2048);
+    client.put(0, 8);
+    let mut http = TcpStream::connect(addrs[1]).expect("metrics");
+    http.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").expect("request");
+    let mut metrics = String::new();
+    http.read_to_string(&mut metrics).expect("answer");
+    assert!(metrics.contains("\ngms_agent_page_puts_total 8\n"), "{metrics}");
+    // It waits for the pages' owner until the grace is over.
+    let asked = Instant::now();
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
+    client.until("close", |client| client.closed.is_some());
+    let closed = &client.closed;
+    assert!(
+        matches!(closed, Some(CloseReason::ByPeer { code: Some(CloseCode::Draining), .. })),
+        "{closed:?}"
+    );
+    assert_eq!(wait(child).code(), Some(0));
+    assert!((1.5..5.0).contains(&asked.elapsed().as_secs_f64()), "{:?}", asked.elapsed());
+}
+
+/// Runs to the end, and returns exit code and standard error.
+fn fails(args: &[&str]) -> (Option<i32>, String) {
+    let mut child = start(args);
+    let mut stderr = child.stderr.take().expect("piped");
+    let code = wait(child).code();
+    let mut text = String::new();
+    stderr.read_to_string(&mut text).expect("log");
+    (code, text)
+}
+
+#[test]
+fn failures_are_one_clear_line() {
+    let dir = Keys::new("fail");
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("socket");
+    let taken = socket.local_addr().expect("bound").to_string();
+    let missing = Path::new(dir.text()).join("none").to_str().expect("UTF-8").to_owned();
+    let cases: [(&[&str], i32, &str); 6] = [
+        (
+            &["--listen", &taken, "--export", "8M", "--keys", dir.text()],
+            1,
+            "cannot listen on 127.0.0.1:",
+        ),
+        (&["--listen", "127.0.0.1:0", "--export", "8M", "--keys", &missing], 1, "ca.pem"),
+        (
+            &["--listen", "127.0.0.1:0", "--export", "4000G", "--keys", dir.text()],
+            1,
+            "cannot export 4096000 MiB",
+        ),
+        (
+            &["--listen", "127.0.0.1:0", "--export", "1K", "--keys", dir.text()],
+            1,
+            "cannot export 1024 bytes",
+        ),
+        (&["--listen", "127.0.0.1:0", "--keys", dir.text()], 2, "--export is missing"),
+        (&["--config", &missing], 2, "No such file"),
+    ];
+    for (args, code, message) in cases {
+        let (status, text) = fails(args);
+        assert_eq!(status, Some(code), "{args:?}: {text}");
+        let last = text.lines().last().unwrap_or_default();
+        assert!(last.starts_with("gms-agent: ") && last.contains(message), "{args:?}: {text}");
+        assert!(
+            text.lines().filter(|line| !line.contains("WARN")).count() == 1,
+            "{args:?}: {text}"
+        );
+    }
+    for args in
+        [&["--exprot", "8M"][..], &["--export", "8Q"], &["--listen", "nowhere"], &["-q", "-v"]]
+    {
+        let (status, text) = fails(args);
+        assert_eq!(status, Some(2), "{args:?}: {text}");
+        assert!(text.contains("error:"), "{text}");
+    }
+}

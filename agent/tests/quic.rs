@@ -1,0 +1,132 @@
+//! An agent in a thread, over real QUIC on the loopback.
+
+mod common;
+
+use common::{Client, LIMIT, WORKLOAD, content};
+use gms_agent::{Agent, AgentError, Config};
+use gms_policy::Bytes;
+use gms_transport::keys::ephemeral;
+use gms_transport::message::{Control, Op, PageDescriptor, Status};
+use gms_transport::{CloseCode, CloseReason};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+fn config(export: u64) -> Config {
+    Config::new(SocketAddr::new(LOOPBACK, 0), Bytes(export))
+}
+
+#[test]
+fn pages_come_back_as_they_were() {
+    let (node, key) = ephemeral().expect("keys");
+    let agent = Agent::spawn(&config(16 << 20), &node).expect("an agent");
+    let mut client = Client::connect(agent.addr(), &key);
+    let hello = client.hello();
+    assert_eq!(
+        (hello.status, hello.frames_free.get(), hello.value.get()),
+        (Status::Ok, 4096, 2000)
+    );
+    for first in (0..4000).step_by(50) {
+        assert_eq!(client.put(first, 50).done.get(), (1 << 50) - 1);
+    }
+    for page in (0..4000).step_by(37) {
+        let (control, bytes) = client.ask(&Control::get(page, WORKLOAD, page), &[]);
+        assert!(bytes == content(page) && control.check.get() == !page, "page {page}");
+        assert_eq!(control.frames_free.get(), 96);
+    }
+    let wanted: Vec<PageDescriptor> =
+        (3990..4054).map(|page| PageDescriptor::new(page, 0)).collect();
+    let (control, bytes) = client.ask(&Control::get_many(1, WORKLOAD, 64), &[wanted.as_bytes()]);
+    assert_eq!((control.status, control.done.get()), (Status::NotFound, (1 << 10) - 1));
+    let (heads, pages) = bytes.split_at(10 * PageDescriptor::LEN);
+    let heads = <[PageDescriptor]>::ref_from_bytes(heads).expect("descriptors");
+    for (head, bytes) in heads.iter().zip(pages.chunks(4096)) {
+        assert_eq!((head.check.get(), bytes), (!head.page.get(), &content(head.page.get())[..]));
+    }
+    let stats = agent.stats().clone();
+    assert_eq!((stats.puts.value(), stats.misses.value()), (4000, 54));
+    assert!(agent.stop(Duration::ZERO).is_ok());
+    client.until("close", |client| client.closed.is_some());
+    let closed = client.closed;
+    assert!(
+        matches!(closed, Some(CloseReason::ByPeer { code: Some(CloseCode::Draining), .. })),
+        "{closed:?}"
+    );
+}
+
+#[test]
+fn frames_are_freed_when_the_lease_is_lost_and_when_the_workload_ends() {
+    let (node, key) = ephemeral().expect("keys");
+    let agent = Agent::spawn(&config(1 << 20), &node).expect("an agent");
+    let mut client = Client::connect(agent.addr(), &key);
+    client.hello();
+    client.put(0, 64);
+    let since = Instant::now();
+    drop(client);
+    let mut other = Client::connect(agent.addr(), &key);
+    // Silence is noticed by the transport, then the lease of 2 s runs.
+    let status = Control::request(Op::Status, 1, WORKLOAD);
+    other.until("freed frames", |_| {
+        agent.stats().frames_free.value() == 256 || since.elapsed() > LIMIT
+    });
+    assert!(since.elapsed() >= Duration::from_secs(2));
+    assert_eq!(agent.stats().expired.value(), 1);
+    assert_eq!(other.ask(&status, &[]).0.frames_free.get(), 256);
+    other.hello();
+    assert_eq!(other.ask(&Control::get(1, WORKLOAD, 1), &[]).0.status, Status::NotFound);
+    other.put(0, 64);
+    other.ask(&Control::request(Op::Goodbye, 2, WORKLOAD), &[]);
+    let freed = |other: &mut Client| other.ask(&status, &[]).0.frames_free.get() == 256;
+    let end = Instant::now() + LIMIT;
+    while !freed(&mut other) {
+        assert!(Instant::now() < end);
+    }
+}
+
+#[test]
+fn an_agent_which_cannot_start_says_why() {
+    let (node, _) = ephemeral().expect("keys");
+    let agent = Agent::spawn(&config(1 << 20), &node).expect("an agent");
+    let taken = Config { listen: agent.addr(), ..config(1 << 20) };
+    let error = Agent::spawn(&taken, &node).expect_err("the port is in use");
+    assert!(matches!(error, AgentError::Listen { .. }), "{error}");
+    let error = Agent::spawn(&config(u64::MAX), &node).expect_err("too large");
+    assert!(matches!(error, AgentError::TooLarge { .. }), "{error}");
+}
+
+/// CPU time of this process's threads named `agent`, in clock ticks.
+fn agent_ticks() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("proc");
+    let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).ok();
+    let of_agents = tasks.flatten().filter_map(stat).filter(|stat| stat.contains("(agent)"));
+    of_agents
+        .map(|stat| {
+            let fields: Vec<&str> =
+                stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+            fields[11].parse::<u64>().expect("utime") + fields[12].parse::<u64>().expect("stime")
+        })
+        .sum()
+}
+
+#[test]
+fn an_idle_agent_uses_no_cpu() {
+    // In a process of its own, as other tests' agents are not idle.
+    if std::env::var_os("GMS_IDLE_TEST").is_none() {
+        let test = std::env::current_exe().expect("this test");
+        let args = ["--exact", "an_idle_agent_uses_no_cpu"];
+        let status = std::process::Command::new(test).args(args).env("GMS_IDLE_TEST", "1").status();
+        assert!(status.is_ok_and(|status| status.success()));
+        return;
+    }
+    let (node, key) = ephemeral().expect("keys");
+    let agent = Agent::spawn(&config(1 << 20), &node).expect("an agent");
+    let mut client = Client::connect(agent.addr(), &key);
+    client.hello();
+    client.put(0, 64);
+    let (before, start) = (agent_ticks(), Instant::now());
+    client.until("3 s", |_| start.elapsed() > Duration::from_secs(3));
+    let used = agent_ticks() - before;
+    assert!(client.closed.is_none() && used <= 3, "{used} ticks of 10 ms in 3 s");
+}
