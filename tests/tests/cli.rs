@@ -270,9 +270,11 @@ fn job_control_works_at_a_terminal() {
     terminal.expect("begun");
     terminal.type_in("\x1a");
     terminal.expect("Stopped");
-    terminal.type_in("fg; echo status=$?\n");
+    terminal.type_in("fg\n");
     terminal.expect("sleep 60");
     terminal.type_in("\x03");
+    terminal.expect("READY");
+    terminal.type_in("echo status=$?\n");
     terminal.expect("status=130");
     terminal.type_in(&format!(
         "{} run -q --local 64M --export 64M -- tty; echo status=$?\n",
