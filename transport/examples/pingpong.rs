@@ -61,10 +61,10 @@ fn run(mode: &str, count: usize) -> Result<(), Box<dyn std::error::Error>> {
         let page = [7u8; PAGE_LEN];
         let mut asked = HashMap::new();
         while !stop.load(Ordering::Relaxed) {
-            answer(&mut agent, &mut asked, &page);
             if blocking {
                 wait(&agent);
             }
+            answer(&mut agent, &mut asked, &page);
         }
     });
     pin(cpus[0]);
@@ -115,8 +115,11 @@ fn pings(pager: &mut Quic, link: LinkId, mode: &str, blocking: bool, count: usiz
         let mut complete = false;
         while !complete {
             assert!(start.elapsed() < LIMIT, "no reply");
+            if blocking {
+                wait(pager);
+            }
             let now = Instant::now();
-            let any = pager.drive(now).expect("drive");
+            pager.drive(now).expect("drive");
             while let Some(event) = pager.poll(now) {
                 match event {
                     Event::Payload { offset, bytes, .. } => {
@@ -127,9 +130,6 @@ fn pings(pager: &mut Quic, link: LinkId, mode: &str, blocking: bool, count: usiz
                     Event::Control { .. } => {}
                     other => panic!("{other:?}"),
                 }
-            }
-            if blocking && !any && !complete {
-                wait(pager);
             }
         }
         if number >= WARMUP {

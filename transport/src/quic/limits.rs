@@ -47,6 +47,8 @@ pub const MTU_LOOPBACK: u16 = 60_000;
 pub const MTU_LOOPBACK_MIN: u16 = 9_000;
 /// Largest UDP payload that we receive.
 pub const MTU_MAX: u16 = 65527;
+/// Received together, so many bytes are bulk: `drive` goes on receiving.
+pub const BULK: usize = 16 << 10;
 /// Datagrams received in one `drive`, so that sending is never put off for long.
 pub const RECEIVE_BATCH: usize = 16;
 

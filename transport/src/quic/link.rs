@@ -94,13 +94,14 @@ impl Link {
         }
     }
 
-    /// Looks up when the next timer is due.
-    pub fn update_timeout(&mut self) {
+    /// Looks up when the next timer is due. Returns when it was and when it is.
+    pub fn update_timeout(&mut self) -> (Option<Instant>, Option<Instant>) {
         let own = match self.state {
             State::Handshake { deadline } => Some(deadline),
             _ => None,
         };
-        self.timeout = [own, self.conn.poll_timeout()].into_iter().flatten().min();
+        let next = [own, self.conn.poll_timeout()].into_iter().flatten().min();
+        (std::mem::replace(&mut self.timeout, next), next)
     }
 
     /// Opens an exchange by a request.

@@ -44,7 +44,7 @@ pub struct Quic {
     events: VecDeque<Event>,
     /// Links which may have something to transmit.
     dirty: Vec<usize>,
-    /// No timer is due before this.
+    /// When the first timer of all links is due.
     timeout: Option<Instant>,
     /// What was being sent when the socket took no more, and when to try again.
     stalled: Option<(Transmit, Instant)>,
@@ -296,8 +296,12 @@ impl Quic {
                     }
                     self.buffer.clear();
                 }
-                link.update_timeout();
-                self.timeout = [self.timeout, link.timeout].into_iter().flatten().min();
+                let (before, after) = link.update_timeout();
+                self.timeout = if before.is_some() && before == self.timeout {
+                    self.links.iter().flatten().filter_map(|link| link.timeout).min()
+                } else {
+                    [self.timeout, after].into_iter().flatten().min()
+                };
             }
             self.dirty.pop();
         }
@@ -369,8 +373,13 @@ impl Transport for Quic {
         let mut any = self.run_timers(now);
         for _ in 0..limits::RECEIVE_BATCH {
             let Some(received) = self.socket.receive()? else { break };
+            let bulk = received.bytes.len() >= limits::BULK;
             self.handle(now, received);
             any = true;
+            // A short message is worth answering before the next is looked for.
+            if !bulk {
+                break;
+            }
         }
         if !self.dirty.is_empty() {
             self.pump(now);
