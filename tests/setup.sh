@@ -3,8 +3,8 @@
 # nothing is missing. Debian and Ubuntu; elsewhere it names what to install.
 set -euo pipefail
 
-need=()   # packages to install
-why=()    # what was missing, for people without apt or root
+need=() # packages to install; "libclang" stands for the newest that there is
+why=()  # what was missing, for people without apt or root
 
 want() { # command, package
   command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || { need+=("$2"); why+=("$1"); }
@@ -54,7 +54,7 @@ if ! command -v apt-get >/dev/null 2>&1; then
   exit 1
 fi
 if [ "$(id -u)" != 0 ]; then
-  echo "setup.sh: missing: ${why[*]}; run as root: apt-get install ${need[*]}" >&2
+  echo "setup.sh: missing: ${why[*]}; run as root: apt-get install ${need[*]/#libclang/$(libclang_package)}" >&2
   exit 1
 fi
 
