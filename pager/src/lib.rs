@@ -1,3 +1,27 @@
 //! The pager of gms: runs a program with more memory than its budget, from outside, by userfaultfd.
+pub mod arch;
+pub mod cli;
+pub mod commands;
+pub mod config;
+pub mod control;
+pub mod doctor;
+pub mod evict;
+pub mod evictor;
+pub mod fault;
+pub mod frames;
+pub mod inject;
+pub mod lane;
+pub mod launch;
+pub mod page_map;
+pub mod proc;
+pub mod process;
+pub mod range_set;
 pub mod session;
+pub mod shared;
+pub mod size;
 pub mod stats;
+pub mod tables;
+pub mod target;
+pub mod top;
+pub mod tree;
+pub mod uffd;

@@ -1,9 +1,36 @@
 //! A session: one workload (a process tree) paged under one budget by this process.
+//!
+//! Two threads do it: `fault` serves, `evict` measures and makes room. They share the tables behind one short-held lock (`shared`),
+//! and each has its own lane to the agents.
 
-use std::os::fd::BorrowedFd;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use crate::stats::Stats;
+use gms_agent::Agent;
+use gms_policy::ids::Bytes;
+use gms_transport::keys::{self, Identity, Role};
+use gms_transport::message::WorkloadId;
+use gms_transport::quic::Quic;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::evict::EvictThread;
+use crate::fault::FaultThread;
+use crate::lane::{AgentAddress, Lane, LaneEvent};
+use crate::page_map::PAGE;
+use crate::proc;
+use crate::shared::{Commands, Gauges, Shared, lock};
+use crate::stats::{FaultLatency, Stats};
+use crate::tree::Root;
+
+/// For every agent to answer before the command starts.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+/// Supervisor threads should run before the workload's: best effort.
+const NICE: libc::c_int = -10;
 
 /// What the user asked for, parsed and validated.
 #[derive(Clone, Debug)]
@@ -57,41 +84,233 @@ pub enum Outcome {
     Killed(String),
 }
 
+/// What the threads start with.
+struct Parts {
+    commands: Commands,
+    demand: Lane<Quic>,
+    bulk: Lane<Quic>,
+}
+
 /// One workload under one budget.
-pub struct Session {}
+pub struct Session {
+    shared: Arc<Shared>,
+    parts: Mutex<Option<Parts>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    embedded: Option<Agent>,
+}
 
 impl Session {
     /// Connects to every agent (or starts the embedded one) before the command starts. Bounded by a deadline of 5 s.
-    pub fn prepare(_config: SessionConfig) -> Result<Session, SessionError> {
-        Err(SessionError::Fatal("not built yet".into()))
+    pub fn prepare(config: SessionConfig) -> Result<Session, SessionError> {
+        abort_on_panic();
+        let (identity, agents, embedded) = agents(&config)?;
+        let mut random = [0u8; 24];
+        // SAFETY: the kernel fills the array, which is live and of this length.
+        if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != 24 {
+            return Err(SessionError::Fatal("the kernel gives no random numbers".into()));
+        }
+        let mut workload = WorkloadId([0; 16]);
+        workload.0.copy_from_slice(&random[..16]);
+        let seed = random[16..].iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte));
+        let lane = || lane(&identity, workload, &agents);
+        let (demand, bulk) = (lane()?, lane()?);
+        let (shared, commands) = Shared::new(config, seed)
+            .map_err(|e| SessionError::Fatal(format!("cannot set up the page map: {e}")))?;
+        let parts = Mutex::new(Some(Parts { commands, demand, bulk }));
+        Ok(Session { shared, parts, threads: Mutex::default(), embedded })
     }
 
     /// Begins to page the tree below `root`. `attached` says that it was running before (`gms attach`): then a
     /// process that cannot be paged is an error instead of being left resident.
-    pub fn adopt(&self, _root: i32, _attached: bool) -> Result<(), SessionError> {
+    pub fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError> {
+        let Some(parts) = lock(&self.parts).take() else {
+            return Err(SessionError::Fatal("the session has a workload already".into()));
+        };
+        let gauges = Gauges { root, command: proc::command_line(root), ..Gauges::default() };
+        *lock(&self.shared.gauges) = gauges.clone();
+        let tree = if attached { Root::Process(root) } else { Root::OwnChildren };
+        let Parts { commands, demand, bulk } = parts;
+        let fault = FaultThread::new(self.shared.clone(), commands.fault, demand);
+        let evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, tree, gauges);
+        self.spawn("fault", move || fault.run())?;
+        self.spawn("evict", move || evict.run())
+    }
+
+    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
+        let body = move || {
+            // SAFETY: no memory is involved; who 0 is the calling thread. Without the privilege nothing changes.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+            run();
+        };
+        let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+        let thread =
+            thread.map_err(|e| SessionError::Fatal(format!("cannot start a thread: {e}")))?;
+        lock(&self.threads).push(thread);
         Ok(())
     }
 
     /// Asks for all pages to be brought home and the workload to be left running; `fd` becomes readable when done.
-    pub fn detach(&self) {}
+    pub fn detach(&self) {
+        self.shared.detaching.store(true, Ordering::Relaxed);
+        self.shared.kick_evict();
+    }
 
     /// Readable once [`Session::outcome`] is set.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        std::os::fd::AsFd::as_fd(&*Box::leak(Box::new(std::io::stdin())))
+        self.shared.done_fd()
     }
 
     /// How the session ended, if it did.
     pub fn outcome(&self) -> Option<Outcome> {
-        None
+        self.shared.outcome()
     }
 
     /// The figures now. Cheap enough for once a second.
     pub fn stats(&self) -> Stats {
-        Stats::default()
+        stats(&self.shared)
     }
 
     /// Ends the threads, frees the workload's frames at the agents (deadline 2 s) and returns the last figures.
     pub fn finish(self) -> Stats {
-        Stats::default()
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.kick_fault();
+        self.shared.kick_evict();
+        for thread in lock(&self.threads).drain(..) {
+            // A panic has aborted the process already.
+            let _ = thread.join();
+        }
+        let stats = stats(&self.shared);
+        drop(self.embedded);
+        stats
+    }
+}
+
+/// A supervisor thread that panics must not leave the workload waiting for ever, or half served: the process ends, and the evictors
+/// stop the workload.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::abort();
+    }));
+}
+
+type Agents = (Identity, Vec<AgentAddress>, Option<Agent>);
+
+/// The agents to use, and the keys for them.
+fn agents(config: &SessionConfig) -> Result<Agents, SessionError> {
+    if config.agents.is_empty() {
+        return embedded(config);
+    }
+    let fatal = |reason: String| SessionError::Fatal(reason);
+    let dir =
+        config.keys.as_ref().ok_or_else(|| fatal("agents need keys: give --keys DIR".into()))?;
+    let identity = keys::load(dir, Role::Client).map_err(|e| fatal(e.to_string()))?;
+    let addresses: Result<Vec<AgentAddress>, SessionError> =
+        config.agents.iter().map(|name| resolve(name)).collect();
+    Ok((identity, addresses?, None))
+}
+
+fn embedded(config: &SessionConfig) -> Result<Agents, SessionError> {
+    let failed = |reason: String| SessionError::Agent { addr: "embedded".into(), reason };
+    let (node, client) = keys::ephemeral().map_err(|e| failed(e.to_string()))?;
+    let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+    let settings = gms_agent::Config::new(listen, Bytes(config.export_bytes));
+    let agent = Agent::spawn(&settings, &node).map_err(|e| failed(e.to_string()))?;
+    let address = AgentAddress { name: "embedded".into(), socket: agent.addr() };
+    Ok((client, vec![address], Some(agent)))
+}
+
+fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
+    let failed = |reason: String| SessionError::Agent { addr: name.to_owned(), reason };
+    let mut found = name
+        .to_socket_addrs()
+        .map_err(|e| failed(format!("cannot be resolved ({e}): give HOST:PORT")))?;
+    let socket = found.next().ok_or_else(|| failed("has no address: give HOST:PORT".into()))?;
+    Ok(AgentAddress { name: name.to_owned(), socket })
+}
+
+/// A lane with a link to every agent.
+fn lane(
+    identity: &Identity,
+    workload: WorkloadId,
+    agents: &[AgentAddress],
+) -> Result<Lane<Quic>, SessionError> {
+    let v4 = agents.iter().all(|a| a.socket.is_ipv4());
+    let any =
+        if v4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let quic = Quic::client(SocketAddr::new(any, 0), identity)
+        .map_err(|e| SessionError::Fatal(e.to_string()))?;
+    let mut lane = Lane::new(Instant::now(), quic, workload, agents);
+    let deadline = Instant::now() + CONNECT_DEADLINE;
+    loop {
+        let now = Instant::now();
+        let io = lane.drive(now).and_then(|_| {
+            while let Some(event) = lane.poll(now) {
+                if let LaneEvent::Down { agent, reason } = event {
+                    return Ok(Some((agent, reason)));
+                }
+            }
+            lane.flush(now).map(|()| None)
+        });
+        let down = io.map_err(|e| SessionError::Fatal(format!("UDP: {e}")))?;
+        if let Some((agent, reason)) = down {
+            return Err(SessionError::Agent { addr: lane.name(agent).to_owned(), reason });
+        }
+        let Some(waiting) = lane.agents().find(|&a| !lane.is_up(a)) else { return Ok(lane) };
+        if now > deadline {
+            let reason = format!("does not answer: {}", lane.reason(waiting));
+            return Err(SessionError::Agent { addr: lane.name(waiting).to_owned(), reason });
+        }
+        // Woken by a packet; otherwise the transport's timers are looked at.
+        let _ =
+            poll(&mut [PollFd::new(lane.fd().as_fd(), PollFlags::POLLIN)], PollTimeout::from(5u8));
+    }
+}
+
+fn stats(shared: &Shared) -> Stats {
+    let gauges = lock(&shared.gauges).clone();
+    let (counters, remote, peak) = {
+        let tables = lock(&shared.tables);
+        (tables.counters, tables.remote_pages(), tables.remote_pages_peak)
+    };
+    let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    Stats {
+        pid: gauges.root,
+        supervisor_pid: std::process::id() as i32,
+        command: gauges.command,
+        elapsed_s: shared.started.elapsed().as_secs_f64(),
+        faults: load(&shared.faults),
+        fault_us: latency(shared),
+        zero_fills: load(&shared.zero_fills),
+        pages_out: counters.pages_out,
+        pages_in: load(&shared.pages_in),
+        clean_drops: counters.clean_drops,
+        zero_drops: counters.zero_drops,
+        second_chances: counters.second_chances,
+        prefetched: load(&shared.prefetched),
+        prefetch_hits: load(&shared.prefetch_hits),
+        resident_bytes: shared.resident.load(Ordering::Relaxed).max(0) as u64,
+        resident_peak_bytes: gauges.resident_peak,
+        remote_bytes: remote * PAGE,
+        remote_peak_bytes: peak * PAGE,
+        budget_bytes: shared.config.budget_bytes,
+        unpageable_bytes: gauges.unpageable,
+        attach_us: gauges.attach.as_secs_f64() * 1e6,
+        processes: gauges.processes,
+        attached: gauges.attached,
+        agents: gauges.agents,
+    }
+}
+
+fn latency(shared: &Shared) -> FaultLatency {
+    let histogram = lock(&shared.latency);
+    let at = |quantile| histogram.value_at_quantile(quantile) as f64 / 1000.0;
+    FaultLatency {
+        p50: at(0.5),
+        p90: at(0.9),
+        p99: at(0.99),
+        p999: at(0.999),
+        max: histogram.max() as f64 / 1000.0,
     }
 }

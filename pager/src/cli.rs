@@ -1,0 +1,326 @@
+//! The command line of `gms`: its grammar, and the man pages and completions made from it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use gms_policy::Size;
+
+const EXIT_STATUS: &str = "Exit status: the command's own (128+N when signal N ended it); 125 when gms itself fails, \
+126 when the command cannot be executed, 127 when it is not found, 2 for a wrong command line.";
+
+/// Run programs bigger than your machine's memory.
+#[derive(Debug, Parser)]
+#[command(name = "gms", version, about, long_about = None, after_help = EXIT_STATUS)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Action {
+    /// Run a command with a limit on its resident memory; the rest of its memory lives on agents
+    #[command(after_help = EXIT_STATUS)]
+    Run(RunArgs),
+    /// Page a process which runs already, and the processes below it, until it ends
+    ///
+    /// Ctrl-C or `gms detach PID` brings all pages home and leaves it running.
+    Attach(AttachArgs),
+    /// Bring all pages of a workload home and leave it running
+    Detach {
+        /// Root process of the workload, or the gms which pages it
+        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+        pid: i32,
+    },
+    /// Show the workloads which gms pages on this machine
+    Status {
+        /// Only this one: its root process, or the gms which pages it
+        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+        pid: Option<i32>,
+        /// A JSON list with one object for each workload
+        #[arg(long)]
+        json: bool,
+    },
+    /// Watch the workloads live; q quits
+    Top,
+    /// Check whether this machine can run gms; each finding comes with its cure
+    Doctor(DoctorArgs),
+    /// Make the keys of a cluster
+    #[command(subcommand)]
+    Keys(KeysAction),
+    /// Print the completion script of a shell
+    Completion {
+        /// The shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages of gms into a directory
+    Man {
+        /// The directory; it must exist
+        dir: PathBuf,
+    },
+}
+
+/// Options which `run`, `attach` and the configuration file share.
+#[derive(Args, Clone, Debug, Default)]
+pub struct PagingArgs {
+    /// Most resident anonymous memory of the whole process tree (512M, 4G, or a share of all memory: 40%)
+    ///
+    /// For `gms run` the default is 80 % of the memory available now. At least 4 MiB.
+    #[arg(long, value_name = "SIZE|N%")]
+    pub local: Option<Size>,
+    /// Memory fetched for one fault [default: 4k]
+    #[arg(long, value_name = "SIZE", value_enum)]
+    pub page_size: Option<PageSize>,
+    /// An agent which holds pages; give it once for each. Without any, gms starts one inside itself
+    #[arg(long = "agent", value_name = "HOST:PORT", value_parser = parse_agent)]
+    pub agents: Vec<String>,
+    /// Directory with the keys of the cluster (see `gms keys init`); needed with --agent
+    #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
+    pub keys: Option<PathBuf>,
+    /// Size of the agent inside gms, used without --agent [default: half of the memory available]
+    #[arg(long, value_name = "SIZE")]
+    pub export: Option<Size>,
+    /// Write the figures of the session to FILE as JSON when it ends
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+    /// Read options from FILE (TOML with the names of the long options); the command line wins
+    #[arg(long, value_name = "FILE", env = "GMS_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Print no summary
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say what happens
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// `gms run`.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// The shared options.
+    #[command(flatten)]
+    pub paging: PagingArgs,
+    /// The command and its arguments, after `--`
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// `gms attach`.
+#[derive(Args, Debug)]
+pub struct AttachArgs {
+    /// The process
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: i32,
+    /// The shared options.
+    #[command(flatten)]
+    pub paging: PagingArgs,
+}
+
+/// `gms doctor`.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// A JSON list with one object for each check
+    #[arg(long)]
+    pub json: bool,
+    /// Also check that this agent answers
+    #[arg(long = "agent", value_name = "HOST:PORT", value_parser = parse_agent)]
+    pub agents: Vec<String>,
+    /// Also check these keys
+    #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
+    pub keys: Option<PathBuf>,
+}
+
+/// `gms keys`.
+#[derive(Debug, Subcommand)]
+pub enum KeysAction {
+    /// Make a cluster: a certificate authority with a first node key and a first client key
+    Init {
+        /// Where to put them; made if it does not exist
+        dir: PathBuf,
+    },
+    /// Make one more key of a cluster
+    Issue {
+        /// Directory which `gms keys init` made
+        dir: PathBuf,
+        /// Who will hold it
+        #[arg(value_enum)]
+        role: KeyRole,
+        /// Name in the certificate; it also names the directory of the new key
+        name: String,
+    },
+}
+
+/// Who holds a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KeyRole {
+    /// An agent
+    Node,
+    /// A pager
+    Client,
+}
+
+/// `--page-size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PageSize {
+    /// 4 KiB
+    #[value(name = "4k", alias = "4K", alias = "4096")]
+    Small,
+    /// 8 KiB
+    #[value(name = "8k", alias = "8K", alias = "8192")]
+    Large,
+}
+
+impl PageSize {
+    /// log2 of the size in bytes.
+    pub fn shift(self) -> u8 {
+        match self {
+            PageSize::Small => 12,
+            PageSize::Large => 13,
+        }
+    }
+}
+
+/// Checks that `text` has the form `HOST:PORT` (an IPv6 host in brackets); names are resolved later.
+pub fn parse_agent(text: &str) -> Result<String, String> {
+    let wrong = || format!("'{text}' is not HOST:PORT (node7:7400, 10.0.0.7:7400, [fd00::7]:7400)");
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let host_is_good = match bracketed {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && !host.contains([':', '[', ']', ' ', '/']),
+    };
+    match port.parse::<u16>() {
+        Ok(1..) if host_is_good => Ok(text.to_string()),
+        _ => Err(wrong()),
+    }
+}
+
+/// clap's report of a wrong command line in one line.
+pub fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let (report, usage) = text.split_once("Usage:").unwrap_or((&text, ""));
+    let report = report.split("For more information").next().unwrap_or(report);
+    let words: Vec<&str> = report.split_whitespace().filter(|word| *word != "error:").collect();
+    let unknown = error.kind() == clap::error::ErrorKind::UnknownArgument;
+    let hint = match unknown && usage.trim_start().starts_with("gms run") {
+        true => "the command goes after '--': gms run [OPTIONS] -- COMMAND",
+        false => "see 'gms --help'",
+    };
+    let report = words.join(" ").replace(" tip: ", "; ");
+    format!("{report} ({hint})")
+}
+
+/// The man pages: file name and text of each.
+pub fn man_pages() -> std::io::Result<Vec<(String, Vec<u8>)>> {
+    let mut root = Cli::command().disable_help_subcommand(true);
+    root.build();
+    let mut pages = Vec::new();
+    render_man("gms", &root, &mut pages)?;
+    Ok(pages)
+}
+
+fn render_man(
+    name: &str,
+    command: &clap::Command,
+    pages: &mut Vec<(String, Vec<u8>)>,
+) -> std::io::Result<()> {
+    let mut text = Vec::new();
+    let page = clap_mangen::Man::new(command.clone().display_name(name)).manual("gms");
+    page.source(concat!("gms ", env!("CARGO_PKG_VERSION"))).render(&mut text)?;
+    let text =
+        String::from_utf8_lossy(&text).replace(".SH EXTRA\nExit status: ", ".SH \"EXIT STATUS\"\n");
+    pages.push((format!("{name}.1"), text.into_bytes()));
+    for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
+        render_man(&format!("{name}-{}", child.get_name()), child, pages)?;
+    }
+    Ok(())
+}
+
+/// The completion script of a shell.
+pub fn completion(shell: clap_complete::Shell) -> Vec<u8> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "gms", &mut text);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_command_keeps_its_own_options() {
+        let cli =
+            parse("gms run --local 64M --agent a:1 --agent b:2 -- redis --local 3 -- x").unwrap();
+        let Action::Run(run) = cli.action else { panic!("not run") };
+        assert_eq!(run.command, ["redis", "--local", "3", "--", "x"]);
+        assert_eq!(run.paging.local, Some(Size::Bytes(gms_policy::Bytes(64 << 20))));
+        assert_eq!(run.paging.agents, ["a:1", "b:2"]);
+    }
+
+    #[test]
+    fn a_wrong_line_is_told_in_one() {
+        let cases = [
+            ("gms run --bogus -- true", "--bogus"),
+            ("gms run --local 12Q -- true", "'12Q' for '--local <SIZE|N%>': not a size"),
+            ("gms run --local 64M", "<COMMAND>"),
+            ("gms run true", "goes after '--'"),
+            ("gms run -q -v -- true", "cannot be used with"),
+            ("gms run --page-size 16k -- true", "16k"),
+            ("gms run --agent host -- true", "is not HOST:PORT"),
+            ("gms attach 12x --local 1G", "12x"),
+            ("gms attach 0 --local 1G", "0"),
+            ("gms frobnicate", "frobnicate"),
+        ];
+        for (line, part) in cases {
+            let text = one_line(&parse(line).expect_err(line));
+            assert!(text.contains(part) && !text.contains('\n'), "{line}: {text}");
+            assert!(!text.starts_with("error"), "{text}");
+        }
+    }
+
+    #[test]
+    fn agents_are_host_and_port() {
+        for good in ["node7:7400", "10.0.0.7:1", "[fd00::7]:65535", "a-b.c_d:80"] {
+            assert_eq!(parse_agent(good), Ok(good.to_string()));
+        }
+        for bad in
+            ["", "host", "host:", ":80", "host:0", "host:65536", "fd00::7:80", "[x]:80", "a b:80"]
+        {
+            assert!(parse_agent(bad).is_err(), "{bad}");
+        }
+    }
+
+    /// `gms man packaging/man` and `gms completion SHELL > packaging/completions/...` renew them.
+    #[test]
+    fn packaged_pages_and_completions_are_current() {
+        let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+        let mut files = Vec::new();
+        for (name, text) in man_pages().unwrap() {
+            files.push((packaging.join("man").join(name), text));
+        }
+        for (shell, name) in [
+            (clap_complete::Shell::Bash, "gms.bash"),
+            (clap_complete::Shell::Zsh, "_gms"),
+            (clap_complete::Shell::Fish, "gms.fish"),
+        ] {
+            files.push((packaging.join("completions").join(name), completion(shell)));
+        }
+        for (path, text) in files {
+            let packaged = std::fs::read(&path).unwrap_or_default();
+            assert!(packaged == text, "{} is not what this gms prints: renew it", path.display());
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `gms attach`.
+
+use nix::poll::{PollFd, PollFlags};
+use std::os::fd::AsFd;
+
+use super::summary::StatsFile;
+use super::{EXIT_GMS, Failure, say, summary};
+use crate::cli::AttachArgs;
+use crate::launch::{self, Paged, Paging, Signals};
+use crate::proc;
+use crate::session::{Outcome, Session};
+use crate::size::Memory;
+use crate::stats::Stats;
+use crate::target::self_pid;
+use crate::{config, target};
+
+/// Pages the process until it ends, or until gms is told to leave it.
+pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
+    let options = config::resolve(args.paging, &Memory::read()?, true)?;
+    let cannot = |reason| Failure::new(EXIT_GMS, format!("process {}: {reason}", args.pid));
+    target::check(args.pid).map_err(cannot)?;
+    let stats_file = StatsFile::open(options.stats.as_deref())?;
+    let signals = Signals::block()?;
+    let session = Session::prepare(options.session)?;
+    let paged = Paged::new(session, args.pid, proc::command_line(args.pid), self_pid());
+    if let Err(error) = paged.session().adopt(args.pid, true) {
+        paged.finish();
+        return Err(error.into());
+    }
+    let (outcome, stats) = watch(paged, &signals);
+    if !options.quiet {
+        say(summary::paragraph(&stats));
+    }
+    stats_file.write(&stats)?;
+    match outcome {
+        Outcome::Killed(reason) => {
+            Err(Failure::new(EXIT_GMS, format!("workload killed: {reason}")))
+        }
+        Outcome::Detached if !options.quiet => {
+            say(format!("all pages are home; process {} runs on without gms", args.pid));
+            Ok(0)
+        }
+        _ => Ok(0),
+    }
+}
+
+fn watch<P: Paging>(mut paged: Paged<P>, signals: &Signals) -> (Outcome, Stats) {
+    let mut detaching = false;
+    loop {
+        let mut fds = paged.fds();
+        fds.push(PollFd::new(signals.as_fd(), PollFlags::POLLIN));
+        launch::wait(&mut fds);
+        while let Some(arrival) = signals.next() {
+            match arrival.number {
+                libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT if detaching => {
+                    say("still bringing pages home; the process must not lose them");
+                }
+                libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => {
+                    detaching = true;
+                    paged.session().detach();
+                }
+                libc::SIGTSTP => say("cannot be stopped while it pages; Ctrl-C detaches"),
+                _ => {}
+            }
+        }
+        if let Some(outcome) = paged.serve() {
+            return (outcome, paged.finish());
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! `gms man` and `gms completion`.
+
+use std::fs;
+use std::path::Path;
+
+use super::{EXIT_GMS, Failure, print};
+use crate::cli;
+
+/// Writes the man pages into `dir`.
+pub fn man(dir: &Path) -> Result<u8, Failure> {
+    for (name, text) in cli::man_pages()? {
+        let path = dir.join(name);
+        let failed =
+            |error| Failure::new(EXIT_GMS, format!("cannot write {}: {error}", path.display()));
+        fs::write(&path, text).map_err(failed)?;
+    }
+    Ok(0)
+}
+
+/// Prints the completion script.
+pub fn completion(shell: clap_complete::Shell) -> Result<u8, Failure> {
+    print(&cli::completion(shell))?;
+    Ok(0)
+}

@@ -1,0 +1,926 @@
+//! The evict thread: measures the tree, attaches its processes, registers their memory and moves pages out ahead of need, so that a
+//! fault finds room. It also writes pages to the agents and fetches pages ahead, over the bulk lane.
+//!
+//! `look` measures and decides -> `evict_batch` marks, moves, reads and hashes pages -> `write_back` sends them -> `replied` settles.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use gms_policy::budget::{Budget, Decision};
+use gms_policy::eviction::{Clock, Eviction};
+use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
+use gms_policy::limits::SCAN_WINDOW_MAX;
+use gms_policy::placement::{Placement, TwoChoices};
+use gms_transport::message::{Control, Op, PageDescriptor, Status};
+use gms_transport::{ExchangeId, Transport};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use zerocopy::IntoBytes;
+
+use crate::inject::InjectError;
+use crate::lane::{Lane, LaneEvent};
+use crate::page_map::{Content, PAGE};
+use crate::proc;
+use crate::process::{BATCH, MovedPages, Process};
+use crate::session::Outcome;
+use crate::shared::{EvictCommand, FaultCommand, Gauges, Shared, Space, drain, lock};
+use crate::stats::AgentStats;
+use crate::tables::{EvictOutcome, Place};
+use crate::tree::{Root, Tree};
+use crate::uffd::Installed;
+
+/// The tree's processes are looked for this often.
+const TREE_EVERY: Duration = Duration::from_millis(20);
+/// How often sharing among processes is measured, and figures published.
+const MEASURE_EVERY: Duration = Duration::from_millis(50);
+/// Agents are asked for their state this often.
+const STATUS_EVERY: Duration = Duration::from_secs(1);
+/// A process that could not be attached is tried again after this.
+const ATTACH_RETRY: Duration = Duration::from_millis(100);
+/// Processes smaller than this are not worth an attach.
+const ATTACH_MIN: u64 = 256 << 10;
+/// Pages in one write.
+const WRITE_PAGES: usize = 32;
+/// Writes in flight to one agent.
+const WRITES_MAX: u32 = 16;
+/// Exchanges that fetch ahead, all agents together.
+const PREFETCHES_MAX: usize = 16;
+/// Discards are sent when so many wait, or at the next measurement.
+const DISCARDS_BATCH: usize = 512;
+/// A write or prefetch without an answer is given up after this.
+const EXCHANGE_DEADLINE: Duration = Duration::from_secs(5);
+/// If nothing could be evicted for so long, the workload may exceed its budget, and is told so.
+const STUCK: Duration = Duration::from_millis(50);
+/// By how much, each time.
+const STUCK_STEP: i64 = 1 << 20;
+/// For agents to free the workload's frames at the end.
+const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
+
+struct Write {
+    agent: AgentId,
+    slots: Vec<u32>,
+    stored: u64,
+    sent: Instant,
+}
+
+struct Ahead {
+    space: SpaceId,
+    pages: Vec<(PageAddr, Content)>,
+    bytes: Vec<u8>,
+    done: u64,
+    sent: Instant,
+}
+
+/// See the module's documentation.
+pub struct EvictThread<T> {
+    shared: Arc<Shared>,
+    commands: Receiver<EvictCommand>,
+    lane: Lane<T>,
+    tree: Tree,
+    attached_root: bool,
+    processes: BTreeMap<i32, Process>,
+    spaces: HashMap<SpaceId, Arc<Space>>,
+    orphans: Vec<Arc<Space>>,
+    refused: HashMap<i32, (Instant, bool)>,
+    budget: Budget,
+    clock: Clock,
+    writes: HashMap<ExchangeId, Write>,
+    ahead: HashMap<ExchangeId, Ahead>,
+    given: Vec<u64>,
+    zero_hash: u64,
+    random: u64,
+    // Clockwork.
+    next_look: Instant,
+    next_tree: Instant,
+    next_measure: Instant,
+    next_status: Instant,
+    last_progress: Instant,
+    goal: u64,
+    /// Bytes that several processes share, counted once too often for each.
+    shared_bytes: u64,
+    unpageable: BTreeMap<i32, u64>,
+    warned: bool,
+    gauges: Gauges,
+}
+
+impl<T: Transport> EvictThread<T> {
+    /// A thread's state; [`EvictThread::run`] runs it.
+    pub fn new(
+        shared: Arc<Shared>,
+        commands: Receiver<EvictCommand>,
+        lane: Lane<T>,
+        root: Root,
+        gauges: Gauges,
+    ) -> EvictThread<T> {
+        let now = Instant::now();
+        let budget = Budget::new(Bytes(shared.config.budget_bytes));
+        let zero_hash = shared.checksum(&[0; PAGE as usize]);
+        EvictThread {
+            commands,
+            given: vec![0; lane.agents().count()],
+            lane,
+            tree: Tree::new(root),
+            attached_root: matches!(root, Root::Process(_)),
+            processes: BTreeMap::new(),
+            spaces: HashMap::new(),
+            orphans: Vec::new(),
+            refused: HashMap::new(),
+            clock: Clock::new((shared.config.budget_bytes / PAGE) as usize),
+            budget,
+            writes: HashMap::new(),
+            ahead: HashMap::new(),
+            zero_hash,
+            random: shared.seed | 1,
+            next_look: now,
+            next_tree: now,
+            next_measure: now,
+            next_status: now,
+            last_progress: now,
+            goal: 0,
+            shared_bytes: 0,
+            unpageable: BTreeMap::new(),
+            warned: false,
+            gauges,
+            shared,
+        }
+    }
+
+    /// Works until the session stops.
+    pub fn run(mut self) {
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            let mut busy = self.obey(now);
+            busy |= self.network(now);
+            if now >= self.next_look {
+                self.look(now);
+            }
+            if self.shared.has_failed() {
+                self.tree.refresh(&self.evictors());
+                self.tree.kill();
+            } else if self.shared.detaching.load(Ordering::Relaxed) {
+                busy |= self.bring_home(now);
+            } else if self.goal > 0 {
+                busy |= self.evict(now);
+            }
+            self.make_room(now);
+            busy |= self.write_back(now);
+            if let Err(error) = self.lane.flush(now) {
+                self.shared.fail(format!("sending to the agents failed: {error}"));
+            }
+            if !busy {
+                self.wait();
+            }
+        }
+        self.end();
+    }
+
+    fn wait(&self) {
+        let now = Instant::now();
+        let deadline = self.lane.deadline().unwrap_or(self.next_look).min(self.next_look);
+        let limit = deadline.saturating_duration_since(now);
+        let mut fds = [
+            PollFd::new(self.shared.evict_kicks().as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.lane.fd(), PollFlags::POLLIN),
+        ];
+        let millis = limit.as_micros().div_ceil(1000).min(1000) as u16;
+        // An interrupted or failed poll only means to look sooner.
+        let _ = poll(&mut fds, PollTimeout::from(millis));
+        drain(self.shared.evict_kicks());
+    }
+
+    fn obey(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        while let Ok(command) = self.commands.try_recv() {
+            busy = true;
+            match command {
+                EvictCommand::Forked(space) => {
+                    self.spaces.insert(space.id, space.clone());
+                    self.orphans.push(space);
+                    self.next_tree = now;
+                }
+                EvictCommand::Prefetch(space, pages) => self.fetch_ahead(now, space, &pages),
+                EvictCommand::Referenced(place) => self.clock.referenced(place),
+            }
+        }
+        if !busy && self.shared.resident.load(Ordering::Relaxed) > self.budget.high().0 as i64 {
+            self.next_look = self.next_look.min(now + Duration::from_millis(1));
+        }
+        busy
+    }
+
+    // ---- looking
+
+    fn look(&mut self, now: Instant) {
+        if now >= self.next_tree {
+            self.refresh_tree(now);
+        }
+        let measure = now >= self.next_measure;
+        let resident = self.measure(measure);
+        self.shared.resident.store(resident as i64, Ordering::Relaxed);
+        self.gauges.resident_peak = self.gauges.resident_peak.max(resident);
+        let decision = self.budget.decide(Bytes(resident));
+        if !self.shared.detaching.load(Ordering::Relaxed) {
+            self.act(now, decision);
+        }
+        if measure {
+            self.next_measure = now + MEASURE_EVERY;
+            self.publish();
+            self.expire(now);
+        }
+        if now >= self.next_status {
+            self.next_status = now + STATUS_EVERY;
+            self.ask_status(now);
+        }
+        let crowded = lock(&self.shared.tables).is_crowded();
+        let pause = if crowded { Duration::from_millis(1) } else { decision.look_again };
+        self.next_look = now + pause;
+    }
+
+    fn act(&mut self, now: Instant, decision: Decision) {
+        if decision.attach {
+            self.attach_largest(now);
+        }
+        if decision.register {
+            for process in self.processes.values_mut() {
+                if let Some(unpageable) = process.register_new(&self.shared, now) {
+                    self.unpageable.insert(process.pid, unpageable);
+                }
+            }
+        }
+        self.goal = decision.evict.0;
+    }
+
+    fn refresh_tree(&mut self, now: Instant) {
+        self.next_tree = now + TREE_EVERY;
+        self.tree.refresh(&self.evictors());
+        let ended: Vec<i32> = self
+            .processes
+            .values()
+            .filter(|p| p.has_ended() || p.has_execed())
+            .map(|p| p.pid)
+            .collect();
+        for pid in ended {
+            if let Some(process) = self.processes.remove(&pid) {
+                self.drop_space(process.space.id);
+                lock(&self.shared.evictors).retain(|&e| e != process.evictor_pid());
+                process.bury();
+            }
+            self.unpageable.remove(&pid);
+        }
+        if let Some(process) = self.processes.values().find(|p| p.evictor_died()) {
+            self.shared.fail(format!("the evictor of process {} was killed", process.pid));
+        }
+        let dead = |space: &Arc<Space>| !space.faults.is_alive();
+        let (gone, orphans) = std::mem::take(&mut self.orphans).into_iter().partition(dead);
+        self.orphans = orphans;
+        gone.into_iter().for_each(|space: Arc<Space>| self.drop_space(space.id));
+        self.refused.retain(|&pid, _| self.tree.contains(pid));
+        if self.tree.is_empty() {
+            self.shared.finish(Outcome::TreeGone);
+        }
+    }
+
+    fn drop_space(&mut self, id: SpaceId) {
+        lock(&self.shared.tables).drop_space(id);
+        self.spaces.remove(&id);
+        self.clock.forget(id, PageAddr::containing(0)..PageAddr::containing(u64::MAX));
+        if self.shared.to_fault.try_send(FaultCommand::Drop(id)).is_ok() {
+            self.shared.kick_fault();
+        }
+    }
+
+    fn evictors(&self) -> Vec<i32> {
+        lock(&self.shared.evictors).clone()
+    }
+
+    /// Resident anonymous bytes of the tree. Memory which processes share after a fork is counted once, but as of the last time that
+    /// sharing was measured (`precise`), which takes a walk over the page tables.
+    fn measure(&mut self, precise: bool) -> u64 {
+        let mut sum = 0;
+        let mut largest = 0;
+        for pid in self.tree.pids() {
+            let resident = proc::resident_anonymous(pid).unwrap_or(0);
+            if let Some(process) = self.processes.get_mut(&pid) {
+                process.resident = resident;
+            }
+            sum += resident;
+            largest = largest.max(resident);
+        }
+        if precise {
+            let several = largest < sum && sum > self.budget.low().0 / 2;
+            self.shared_bytes = match several {
+                true => sum.saturating_sub(
+                    self.tree.pids().filter_map(proc::proportional_anonymous).sum::<u64>(),
+                ),
+                false => 0,
+            };
+        }
+        sum.saturating_sub(self.shared_bytes).max(largest)
+    }
+
+    fn attach_largest(&mut self, now: Instant) {
+        let candidate = self
+            .tree
+            .pids()
+            .filter(|pid| !self.processes.contains_key(pid))
+            .filter(|pid| self.refused.get(pid).is_none_or(|(at, _)| now >= *at))
+            .filter_map(|pid| Some((proc::resident_anonymous(pid)?, pid)))
+            .filter(|(resident, _)| *resident >= ATTACH_MIN)
+            .max();
+        let Some((_, pid)) = candidate else { return };
+        match Process::attach(&self.shared, pid, &mut self.orphans) {
+            Ok(process) => self.attached(process),
+            Err(error) => self.not_attached(now, pid, error),
+        }
+    }
+
+    fn attached(&mut self, process: Process) {
+        self.gauges.attached += 1;
+        self.gauges.attach = self.gauges.attach.max(process.stopped_for);
+        if self.shared.config.verbose {
+            eprintln!(
+                "gms: paging process {} (stopped for {:?})",
+                process.pid, process.stopped_for
+            );
+        }
+        let space = process.space.clone();
+        if self.spaces.insert(space.id, space.clone()).is_none() {
+            lock(&self.shared.tables).add_space(space.id);
+            if self.shared.to_fault.try_send(FaultCommand::Add(space)).is_err() {
+                self.shared.fail("the fault thread does not follow");
+            }
+            self.shared.kick_fault();
+        }
+        self.processes.insert(process.pid, process);
+    }
+
+    fn not_attached(&mut self, now: Instant, pid: i32, error: InjectError) {
+        let (_, told) =
+            self.refused.insert(pid, (now + ATTACH_RETRY, true)).unwrap_or((now, false));
+        let passing = matches!(error, InjectError::Gone | InjectError::Unstoppable);
+        if self.attached_root && self.processes.is_empty() && !passing {
+            self.shared.fail(format!("process {pid} cannot be paged: {error}"));
+        } else if !told && !passing {
+            eprintln!("gms: process {pid} cannot be paged and stays resident: {error}");
+        } else if passing && !told {
+            self.refused.insert(pid, (now + Duration::from_millis(2), false));
+        }
+    }
+
+    fn publish(&mut self) {
+        let unpageable = self.unpageable.values().sum();
+        let paths = self.lane.views();
+        self.gauges.agents = self
+            .lane
+            .agents()
+            .zip(&paths)
+            .map(|(id, view)| AgentStats {
+                addr: self.lane.name(id).to_owned(),
+                pages: self.given[usize::from(id.0)],
+                pages_held: 0,
+                rtt_us: view.rtt.as_secs_f64() * 1e6,
+                queue_us: view.queue.as_secs_f64() * 1e6,
+                refusals: self.lane.refusals(id),
+                up: view.up,
+            })
+            .collect();
+        self.gauges.unpageable = unpageable;
+        self.gauges.processes = self.tree.seen();
+        *lock(&self.shared.gauges) = self.gauges.clone();
+    }
+
+    // ---- evicting
+
+    /// Evicts one batch from the process with the most resident memory.
+    fn evict(&mut self, now: Instant) -> bool {
+        let room = lock(&self.shared.tables).free_slots();
+        if room < BATCH {
+            return false;
+        }
+        let mut by_size: Vec<(u64, i32)> =
+            self.processes.values().map(|p| (p.resident, p.pid)).collect();
+        by_size.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, pid) in by_size {
+            let moved = self.evict_batch(pid);
+            if moved > 0 {
+                self.last_progress = now;
+                self.goal = self.goal.saturating_sub(moved * PAGE);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Moves up to [`BATCH`] pages of a process out; returns how many.
+    fn evict_batch(&mut self, pid: i32) -> u64 {
+        let Some(process) = self.processes.get_mut(&pid) else { return 0 };
+        if process.victims.is_empty() {
+            choose_victims(&self.shared, &mut self.clock, process);
+        }
+        let count = process.victims.len().min(BATCH);
+        let mut pages: Vec<PageAddr> = process.victims.drain(..count).collect();
+        pages.sort_unstable();
+        let Some((leaving, moved)) = move_out(&self.shared, process, &pages) else { return 0 };
+        let Some(outcomes) = read_moved(&self.shared, process, &leaving, &moved, self.zero_hash)
+        else {
+            return 0;
+        };
+        let mut wake: Vec<Place> = Vec::new();
+        let mut tables = lock(&self.shared.tables);
+        let mut moved = 0;
+        for ((_, slot), outcome) in leaving.iter().zip(outcomes) {
+            moved += u64::from(outcome != EvictOutcome::Stayed);
+            tables.finish_evict(*slot, outcome, &mut wake);
+        }
+        if tables.exhausted {
+            self.shared.fail("the page map is full");
+        }
+        drop(tables);
+        self.shared.wake(&self.spaces, &wake);
+        self.shared.count_resident(-(moved as i64));
+        moved
+    }
+
+    /// Wakes the faults that wait for room, if there is some, or if none can be made.
+    fn make_room(&mut self, now: Instant) {
+        let budget = self.budget.bytes().0 as i64;
+        let resident = self.shared.resident.load(Ordering::Relaxed);
+        if !lock(&self.shared.tables).is_crowded() {
+            if resident < budget {
+                self.last_progress = now;
+                self.shared.ceiling.store(budget, Ordering::Relaxed);
+            }
+            return;
+        }
+        if now.duration_since(self.last_progress) > STUCK && !self.shared.has_room(1) {
+            self.shared.ceiling.store(resident.max(budget) + STUCK_STEP, Ordering::Relaxed);
+            self.last_progress = now;
+            self.warn_stuck();
+        }
+        if self.shared.has_room(BATCH as u64) {
+            let places = lock(&self.shared.tables).take_roomless();
+            self.shared.wake(&self.spaces, &places);
+        }
+    }
+
+    fn warn_stuck(&mut self) {
+        if std::mem::replace(&mut self.warned, true) {
+            return;
+        }
+        let full = self.lane.views().iter().all(|v| !v.up || v.free_frames.0 == 0);
+        let why = match full {
+            true => "the agents are full or away: add one, or give them more with --export",
+            false => "nothing more can be evicted",
+        };
+        eprintln!("gms: the workload exceeds its budget: {why}");
+    }
+
+    // ---- the bulk lane
+
+    /// Sends what is ready to be written, and what agents may forget.
+    fn write_back(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        while lock(&self.shared.tables).has_ready() {
+            let mut views = self.lane.views();
+            views.retain(|v| v.inflight < WRITES_MAX && v.credits.0 >= WRITE_PAGES as u64);
+            let random = self.next_random();
+            let Some(agent) = TwoChoices.choose(&views, random) else { break };
+            if !self.write(now, agent) {
+                break;
+            }
+            busy = true;
+        }
+        self.discard(now);
+        busy
+    }
+
+    fn write(&mut self, now: Instant, agent: AgentId) -> bool {
+        let batch = lock(&self.shared.tables).start_write(agent, WRITE_PAGES);
+        if batch.is_empty() {
+            return false;
+        }
+        let descriptors: Vec<PageDescriptor> =
+            batch.iter().map(|(_, id, hash)| PageDescriptor::new(id.0, *hash)).collect();
+        let mut payload: Vec<&[u8]> = vec![descriptors.as_bytes()];
+        payload.extend(batch.iter().map(|(slot, ..)| self.shared.frames.read(*slot)));
+        let count = batch.len() as u16;
+        let make = |request, workload| Control::put(request, workload, count);
+        let sent = self.lane.send(now, agent, make, &payload, count.into());
+        let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
+        match sent {
+            Ok(exchange) => {
+                self.writes.insert(exchange, Write { agent, slots, stored: 0, sent: now });
+                true
+            }
+            Err(_) => {
+                self.settle(agent, &slots, 0);
+                false
+            }
+        }
+    }
+
+    fn settle(&mut self, agent: AgentId, slots: &[u32], stored: u64) {
+        let mut tables = lock(&self.shared.tables);
+        for (i, &slot) in slots.iter().enumerate().rev() {
+            tables.written(slot, stored >> i & 1 == 1);
+        }
+        drop(tables);
+        self.given[usize::from(agent.0)] += u64::from(stored.count_ones());
+    }
+
+    fn discard(&mut self, now: Instant) {
+        let waiting = lock(&self.shared.tables).discards_waiting();
+        if waiting < DISCARDS_BATCH && now < self.next_measure {
+            return;
+        }
+        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
+        for agent in agents {
+            let ids = lock(&self.shared.tables).take_discards(agent, DISCARDS_BATCH * 8);
+            if ids.is_empty() {
+                continue;
+            }
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.0.to_le_bytes()).collect();
+            let count = ids.len() as u16;
+            let make = |request, workload| Control::discard(request, workload, count);
+            // What is not sent stays at the agent until the workload ends.
+            let _ = self.lane.send(now, agent, make, &[&bytes], 0);
+        }
+    }
+
+    fn ask_status(&mut self, now: Instant) {
+        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
+        for agent in agents {
+            let make = |request, workload| Control::request(Op::Status, request, workload);
+            let _ = self.lane.send(now, agent, make, &[], 0);
+        }
+    }
+
+    fn fetch_ahead(&mut self, now: Instant, space: SpaceId, pages: &[PageAddr]) {
+        if self.ahead.len() >= PREFETCHES_MAX || !self.shared.has_room(2 * pages.len() as u64) {
+            return;
+        }
+        self.fetch(now, space, pages);
+    }
+
+    fn fetch(&mut self, now: Instant, space: SpaceId, pages: &[PageAddr]) {
+        let begun = lock(&self.shared.tables).begin_prefetch(space, pages);
+        let mut by_agent: BTreeMap<AgentId, Vec<(PageAddr, Content)>> = BTreeMap::new();
+        for (page, content) in begun {
+            by_agent.entry(content.agent).or_default().push((page, content));
+        }
+        for (agent, pages) in by_agent {
+            let ids: Vec<PageDescriptor> =
+                pages.iter().map(|(_, content)| PageDescriptor::new(content.id.0, 0)).collect();
+            let make = |request, workload| match ids.len() {
+                1 => Control::get(request, workload, ids[0].page.get()),
+                n => Control::get_many(request, workload, n as u16),
+            };
+            let payload = if ids.len() == 1 { &[][..] } else { ids.as_bytes() };
+            let sent = self.lane.send(now, agent, make, &[payload], ids.len() as u32);
+            let ahead = Ahead { space, pages, bytes: Vec::new(), done: 0, sent: now };
+            match sent {
+                Ok(exchange) => drop(self.ahead.insert(exchange, ahead)),
+                Err(_) => self.give_up(ahead),
+            }
+        }
+    }
+
+    /// The pages do not come: faults that wait for them try by themselves.
+    fn give_up(&mut self, ahead: Ahead) {
+        let mut tables = lock(&self.shared.tables);
+        let mut wake = Vec::new();
+        for (page, _) in ahead.pages {
+            if tables.end_prefetch((ahead.space, page)) {
+                wake.push((ahead.space, page));
+            }
+        }
+        drop(tables);
+        self.shared.wake(&self.spaces, &wake);
+    }
+
+    fn network(&mut self, now: Instant) -> bool {
+        let mut busy = match self.lane.drive(now) {
+            Ok(busy) => busy,
+            Err(error) => {
+                self.shared.fail(format!("receiving from the agents failed: {error}"));
+                false
+            }
+        };
+        while let Some(event) = self.lane.poll(now) {
+            busy = true;
+            match event {
+                LaneEvent::Reply { exchange, control } => self.replied(exchange, &control),
+                LaneEvent::Payload { exchange, bytes, .. } => {
+                    if let Some(ahead) = self.ahead.get_mut(&exchange) {
+                        ahead.bytes.extend_from_slice(&bytes);
+                    }
+                }
+                LaneEvent::Complete { exchange } => self.complete(exchange),
+                LaneEvent::Failed { exchange } => self.failed(exchange),
+                LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
+            }
+        }
+        busy
+    }
+
+    fn replied(&mut self, exchange: ExchangeId, control: &Control) {
+        if let Some(write) = self.writes.get_mut(&exchange)
+            && matches!(control.status, Status::Ok | Status::Full | Status::Draining)
+        {
+            write.stored = control.done.get();
+        }
+        if let Some(ahead) = self.ahead.get_mut(&exchange) {
+            ahead.done = control.done.get();
+        }
+    }
+
+    fn complete(&mut self, exchange: ExchangeId) {
+        if let Some(write) = self.writes.remove(&exchange) {
+            self.settle(write.agent, &write.slots, write.stored);
+        }
+        if let Some(ahead) = self.ahead.remove(&exchange) {
+            self.install(ahead);
+        }
+    }
+
+    fn failed(&mut self, exchange: ExchangeId) {
+        if let Some(write) = self.writes.remove(&exchange) {
+            self.settle(write.agent, &write.slots, 0);
+        }
+        if let Some(ahead) = self.ahead.remove(&exchange) {
+            self.give_up(ahead);
+        }
+    }
+
+    /// Installs pages that were fetched ahead. The gate is closed, so that no removal comes in between.
+    fn install(&mut self, ahead: Ahead) {
+        let page_len = PAGE as usize;
+        let several = ahead.pages.len() > 1;
+        let found = ahead.done.count_ones() as usize;
+        let head = if several { found * size_of::<PageDescriptor>() } else { 0 };
+        let Some(space) = self.spaces.get(&ahead.space).cloned() else {
+            return self.give_up(ahead);
+        };
+        if ahead.bytes.len() != head + found * page_len || !self.shared.has_room(found as u64) {
+            return self.give_up(ahead);
+        }
+        let mut at = head;
+        let mut wake = Vec::new();
+        let gate = lock(&space.gate);
+        for (i, &(page, content)) in ahead.pages.iter().enumerate() {
+            let place = (ahead.space, page);
+            let mut tables = lock(&self.shared.tables);
+            let mut outcome = Installed::Gone;
+            if ahead.done >> i & 1 == 1 {
+                let bytes = &ahead.bytes[at..at + page_len];
+                at += page_len;
+                // A wrong checksum is left to the demand fetch, which asks again or stops the workload.
+                if tables.is_remote(place, content) && self.shared.checksum(bytes) == content.hash {
+                    outcome = space.faults.copy(page.get(), bytes);
+                }
+            }
+            if matches!(outcome, Installed::Done | Installed::Exists) {
+                tables.fetched(place, content);
+            }
+            let waited = tables.end_prefetch(place);
+            drop(tables);
+            if outcome == Installed::Done {
+                self.shared.count_resident(1);
+                self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
+                self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
+            } else if waited {
+                wake.push(place);
+            }
+        }
+        drop(gate);
+        self.shared.wake(&self.spaces, &wake);
+    }
+
+    /// Gives up exchanges that were not answered in time.
+    fn expire(&mut self, now: Instant) {
+        let late = |sent: Instant| now.duration_since(sent) > EXCHANGE_DEADLINE;
+        let writes = self.writes.iter().filter(|(_, w)| late(w.sent)).map(|(e, _)| *e);
+        let ahead = self.ahead.iter().filter(|(_, a)| late(a.sent)).map(|(e, _)| *e);
+        let expired: Vec<ExchangeId> = writes.chain(ahead).collect();
+        for exchange in expired {
+            self.lane.abandon(exchange);
+            self.failed(exchange);
+        }
+    }
+
+    fn next_random(&mut self) -> u64 {
+        // xorshift64 (Marsaglia 2003): placement only needs numbers that do not repeat soon.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    // ---- the end
+
+    /// Brings pages home a step further; when all are, lets the workload go.
+    fn bring_home(&mut self, now: Instant) -> bool {
+        self.shared.ceiling.store(i64::MAX, Ordering::Relaxed);
+        let spaces: Vec<Arc<Space>> = self.spaces.values().cloned().collect();
+        let mut busy = false;
+        for space in spaces {
+            busy |= self.bring_home_buffered(&space);
+            let mut from = 0;
+            while self.ahead.len() < PREFETCHES_MAX {
+                let pages = lock(&self.shared.tables).remote_pages_from(space.id, from, 64);
+                let Some(last) = pages.last() else { break };
+                from = last.get() + PAGE;
+                self.fetch(now, space.id, &pages);
+            }
+        }
+        let home = self.spaces.keys().all(|&id| lock(&self.shared.tables).is_all_home(id));
+        if home && self.ahead.is_empty() {
+            self.let_go();
+        }
+        busy
+    }
+
+    fn bring_home_buffered(&mut self, space: &Arc<Space>) -> bool {
+        let _gate = lock(&space.gate);
+        let mut tables = lock(&self.shared.tables);
+        let buffered = tables.buffered_pages(space.id);
+        for &(page, slot) in &buffered {
+            let outcome = space.faults.copy(page.get(), self.shared.frames.read(slot));
+            if matches!(outcome, Installed::Done | Installed::Exists) {
+                tables.second_chance((space.id, page));
+            }
+        }
+        !buffered.is_empty()
+    }
+
+    fn let_go(&mut self) {
+        for (_, process) in std::mem::take(&mut self.processes) {
+            let id = process.space.id;
+            lock(&self.shared.evictors).retain(|&e| e != process.evictor_pid());
+            process.release(&self.shared);
+            self.drop_space(id);
+        }
+        for space in std::mem::take(&mut self.orphans) {
+            for range in lock(&self.shared.tables).registered(space.id).iter() {
+                let _ = space.faults.unregister(range);
+            }
+            self.drop_space(space.id);
+        }
+        self.publish();
+        self.shared.finish(Outcome::Detached);
+    }
+
+    fn end(mut self) {
+        self.publish();
+        for (_, process) in std::mem::take(&mut self.processes) {
+            process.bury();
+        }
+        let deadline = Instant::now() + GOODBYE_DEADLINE;
+        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
+        let goodbye = |request, workload| Control::request(Op::Goodbye, request, workload);
+        let mut open: Vec<ExchangeId> = agents
+            .into_iter()
+            .filter_map(|agent| self.lane.send(Instant::now(), agent, goodbye, &[], 0).ok())
+            .collect();
+        while !open.is_empty() && Instant::now() < deadline {
+            let now = Instant::now();
+            let driven = self.lane.flush(now).and_then(|()| self.lane.drive(now));
+            while let Some(event) = self.lane.poll(now) {
+                if let LaneEvent::Complete { exchange } | LaneEvent::Failed { exchange } = event {
+                    open.retain(|&e| e != exchange);
+                }
+            }
+            if driven.is_err() {
+                break;
+            }
+            let _ =
+                poll(&mut [PollFd::new(self.lane.fd(), PollFlags::POLLIN)], PollTimeout::from(1u8));
+        }
+        self.lane.close(Instant::now());
+    }
+}
+
+/// Fills `process.victims` from the next windows under the clock's hand, a lap at most.
+fn choose_victims(shared: &Shared, clock: &mut Clock, process: &mut Process) {
+    let id = process.space.id;
+    let mut chosen = Vec::new();
+    let mut wrapped = false;
+    while chosen.is_empty() {
+        let (window, hand) = window(shared, process);
+        process.hand = hand.unwrap_or(0);
+        clock.pick(&window, &mut chosen);
+        if hand.is_none() && std::mem::replace(&mut wrapped, true) {
+            break;
+        }
+    }
+    debug_assert!(chosen.iter().all(|place| place.0 == id));
+    process.victims.extend(chosen.into_iter().map(|place| place.1));
+}
+
+/// Present pages from the hand on, and where the hand stands then (`None`: at the end).
+fn window(shared: &Shared, process: &Process) -> (Vec<Place>, Option<u64>) {
+    let id = process.space.id;
+    let mut places = Vec::with_capacity(SCAN_WINDOW_MAX);
+    let mut regions = Vec::new();
+    for range in process.sweep.overlaps(process.hand..u64::MAX) {
+        let mut at = range.start;
+        while at < range.end {
+            let room = (SCAN_WINDOW_MAX - places.len()) as u64;
+            regions.clear();
+            let Ok(end) = process.page_tables.present(at..range.end, room, &mut regions) else {
+                break;
+            };
+            let mut tables = lock(&shared.tables);
+            let mut absent_from = at;
+            for region in &regions {
+                tables.seen_absent(id, absent_from..region.start);
+                absent_from = region.end;
+                let pages = (region.start..region.end).step_by(PAGE as usize);
+                places.extend(pages.map(|address| (id, PageAddr::containing(address))));
+            }
+            tables.seen_absent(id, absent_from..end.max(absent_from));
+            drop(tables);
+            if places.len() >= SCAN_WINDOW_MAX {
+                return (places, Some(end));
+            }
+            if end <= at {
+                break;
+            }
+            at = end;
+        }
+    }
+    (places, None)
+}
+
+/// Pages on their way out, each with its slot.
+type Leaving = Vec<(PageAddr, u32)>;
+
+/// Marks pages as leaving and moves them to the outbox. The gate is closed from the one to the other: whatever happens to the mappings
+/// is seen either before the marks, or by the kernel as too late for the move. `None` if none can go or the workload must be stopped.
+fn move_out(
+    shared: &Shared,
+    process: &mut Process,
+    pages: &[PageAddr],
+) -> Option<(Leaving, MovedPages)> {
+    let space = process.space.clone();
+    let _gate = lock(&space.gate);
+    let mut leaving = Vec::with_capacity(pages.len());
+    lock(&shared.tables).begin_evict(space.id, pages, &mut leaving);
+    if leaving.is_empty() {
+        return None;
+    }
+    let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
+    match process.move_out(&pages) {
+        Ok(moved) => Some((leaving, moved)),
+        Err(_) if process.has_ended() => {
+            let moved = MovedPages { places: vec![None; leaving.len()] };
+            Some((leaving, moved))
+        }
+        Err(errno) => {
+            shared.fail(format!("the evictor of process {} does not answer: {errno}", process.pid));
+            None
+        }
+    }
+}
+
+/// Reads moved pages into their slots' frames. `None` if that failed: then nobody may ever see those frames.
+fn read_moved(
+    shared: &Shared,
+    process: &mut Process,
+    leaving: &Leaving,
+    moved: &MovedPages,
+    zero_hash: u64,
+) -> Option<Vec<EvictOutcome>> {
+    let mut outcomes = vec![EvictOutcome::Stayed; leaving.len()];
+    let gone: Vec<(usize, u32)> =
+        moved.places.iter().enumerate().filter_map(|(i, p)| Some((i, (*p)?))).collect();
+    if gone.is_empty() {
+        return Some(outcomes);
+    }
+    let places: Vec<u32> = gone.iter().map(|g| g.1).collect();
+    let frame = |&(i, _): &(usize, u32)| {
+        // SAFETY: the slots are leaving ones, each in the list once, which only this thread touches.
+        unsafe {
+            std::slice::from_raw_parts_mut(shared.frames.leaving(leaving[i].1), PAGE as usize)
+        }
+    };
+    let mut frames: Vec<&mut [u8]> = gone.iter().map(frame).collect();
+    let read = process.read_outbox(&places, &mut frames).and_then(|()| process.clear_outbox());
+    match read {
+        Ok(()) => {}
+        Err(_) if process.has_ended() => return Some(outcomes),
+        Err(errno) => {
+            shared.fail(format!("evicted pages of process {} are lost: {errno}", process.pid));
+            return None;
+        }
+    }
+    for (&(i, _), frame) in gone.iter().zip(&frames) {
+        let hash = shared.checksum(frame);
+        let zero = hash == zero_hash && frame.iter().all(|&byte| byte == 0);
+        outcomes[i] = if zero { EvictOutcome::Zero } else { EvictOutcome::Moved(hash) };
+    }
+    Some(outcomes)
+}

@@ -1,0 +1,220 @@
+//! The evictor seen from the supervisor: a process inside the workload's address space which serves lists of system calls.
+//!
+//! It exists for what cannot be done from outside: `UFFDIO_MOVE`, `MADV_DONTNEED` and `MADV_POPULATE_WRITE` act on the caller's own
+//! memory. If the supervisor dies, its socket closes and the evictor executes its will: it says so and kills the workload,
+//! before anything could be read as zeros.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{ControlMessage, MsgFlags, recv, sendmsg};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::unistd::Pid;
+
+use crate::arch;
+use crate::inject::{InjectError, Injected};
+
+/// Longest that a call list may take. Moving pages takes microseconds; only a fault inside a call waits longer.
+const CALL_DEADLINE: Duration = Duration::from_secs(5);
+const CALL_LEN: usize = 64;
+/// Most calls of one list.
+pub const CALLS_MAX: usize = 256;
+const _: () = assert!(8 + CALLS_MAX * (CALL_LEN + 48) <= arch::BUFFER_LEN);
+
+/// A system call to be made inside the workload, and its result.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Call {
+    /// Its number.
+    pub nr: i64,
+    /// Its arguments.
+    pub args: [u64; 6],
+    /// What it returned (negative errno on failure), once the list has run.
+    pub result: i64,
+}
+
+impl Call {
+    /// A call with up to six arguments.
+    pub fn new(nr: i64, args: &[u64]) -> Call {
+        let mut call = Call { nr, ..Call::default() };
+        call.args[..args.len()].copy_from_slice(args);
+        call
+    }
+
+    /// The result as the C library would give it.
+    pub fn outcome(&self) -> nix::Result<u64> {
+        if (-4095..0).contains(&self.result) {
+            Err(Errno::from_raw(-self.result as i32))
+        } else {
+            Ok(self.result as u64)
+        }
+    }
+}
+
+/// Connection to one evictor.
+pub struct Evictor {
+    socket: OwnedFd,
+    process: OwnedFd,
+    pid: Pid,
+    base: u64,
+    buffer: Vec<u8>,
+}
+
+impl Evictor {
+    /// Connects to an evictor that has just been injected.
+    pub fn connect(injected: &Injected) -> Result<Evictor, InjectError> {
+        let os = |what| move |errno| InjectError::Os { what, errno };
+        let process = pidfd_open(injected.evictor.as_raw()).map_err(os("opening the evictor"))?;
+        // The evictor's table was empty when it made the pair: the ends are 0 (its own) and 1 (ours).
+        let socket = pidfd_getfd(process.as_fd(), 1).map_err(os("taking the evictor's socket"))?;
+        let buffer = Vec::with_capacity(arch::BUFFER_LEN);
+        let mut evictor =
+            Evictor { socket, process, pid: injected.evictor, base: injected.base, buffer };
+        evictor
+            .run(&mut [Call::new(libc::SYS_close, &[1])], &mut [], &[])
+            .map_err(os("first call"))?;
+        Ok(evictor)
+    }
+
+    /// Its process id: it must not be taken for a part of the workload.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// The evictor's process.
+    pub fn process(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
+    }
+
+    /// Base of the blob.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Address at which `aux` of a list of `calls` calls lies in the workload.
+    pub fn aux_address(&self, calls: usize) -> u64 {
+        self.base + arch::BUFFER + 8 + (calls * CALL_LEN) as u64
+    }
+
+    /// Executes the calls in order and waits for their results. `aux` is memory which the calls may point to (see
+    /// [`Evictor::aux_address`]) and is read back; `fds` arrive in the evictor's table at its lowest free numbers.
+    pub fn run(&mut self, calls: &mut [Call], aux: &mut [u8], fds: &[RawFd]) -> nix::Result<()> {
+        if calls.len() > CALLS_MAX || 8 + calls.len() * CALL_LEN + aux.len() > arch::BUFFER_LEN {
+            return Err(Errno::E2BIG);
+        }
+        encode(&mut self.buffer, calls, aux);
+        let rights = [ControlMessage::ScmRights(fds)];
+        let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+        let message = [IoSlice::new(&self.buffer)];
+        sendmsg::<()>(self.socket.as_raw_fd(), &message, control, MsgFlags::MSG_NOSIGNAL, None)?;
+        let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(CALL_DEADLINE).unwrap_or(PollTimeout::MAX);
+        loop {
+            match poll(&mut ready, timeout) {
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+                Ok(0) => return Err(Errno::ETIMEDOUT),
+                Ok(_) => break,
+            }
+        }
+        let sent = self.buffer.len();
+        let received = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
+        if received != sent {
+            return Err(Errno::EPIPE);
+        }
+        decode(&self.buffer, calls, aux);
+        Ok(())
+    }
+
+    /// Sets what the evictor does when this process is gone.
+    pub fn set_will(&self, calls: &[Call], aux: &[u8]) -> nix::Result<()> {
+        let mut will = Vec::new();
+        encode(&mut will, calls, aux);
+        if will.len() > arch::WILL_LEN {
+            return Err(Errno::E2BIG);
+        }
+        let remote = [RemoteIoVec { base: (self.base + arch::WILL) as usize, len: will.len() }];
+        process_vm_writev(self.pid, &[IoSlice::new(&will)], &remote).map(drop)
+    }
+
+    /// Address at which the aux memory of a will of `calls` calls lies.
+    pub fn will_aux_address(&self, calls: usize) -> u64 {
+        self.base + arch::WILL + 8 + (calls * CALL_LEN) as u64
+    }
+
+    /// Copies from the workload's memory. About 1 us a page, so only for what cannot be moved.
+    pub fn read_memory(&self, address: u64, into: &mut [u8]) -> nix::Result<()> {
+        let remote = [RemoteIoVec { base: address as usize, len: into.len() }];
+        let wanted = into.len();
+        let got = process_vm_readv(self.pid, &mut [IoSliceMut::new(into)], &remote)?;
+        if got == wanted { Ok(()) } else { Err(Errno::EFAULT) }
+    }
+
+    /// Lets the evictor exit without touching the workload.
+    pub fn dismiss(mut self) {
+        // No reply comes: the list ends the process. A send error means that it is gone already.
+        encode(&mut self.buffer, &[Call::new(libc::SYS_exit_group, &[0])], &[]);
+        let message = [IoSlice::new(&self.buffer)];
+        let _ = sendmsg::<()>(self.socket.as_raw_fd(), &message, &[], MsgFlags::MSG_NOSIGNAL, None);
+        let mut ended = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
+        let _ = poll(&mut ended, PollTimeout::from(1000u16));
+    }
+}
+
+fn encode(buffer: &mut Vec<u8>, calls: &[Call], aux: &[u8]) {
+    buffer.clear();
+    buffer.extend_from_slice(&(calls.len() as u64).to_le_bytes());
+    for call in calls {
+        buffer.extend_from_slice(&call.nr.to_le_bytes());
+        for argument in call.args {
+            buffer.extend_from_slice(&argument.to_le_bytes());
+        }
+        buffer.extend_from_slice(&0u64.to_le_bytes());
+    }
+    buffer.extend_from_slice(aux);
+}
+
+fn decode(buffer: &[u8], calls: &mut [Call], aux: &mut [u8]) {
+    for (call, record) in calls.iter_mut().zip(buffer[8..].chunks_exact(CALL_LEN)) {
+        let mut result = [0u8; 8];
+        result.copy_from_slice(&record[CALL_LEN - 8..]);
+        call.result = i64::from_le_bytes(result);
+    }
+    aux.copy_from_slice(&buffer[8 + calls.len() * CALL_LEN..]);
+}
+
+/// A descriptor of the process.
+pub fn pidfd_open(pid: i32) -> nix::Result<OwnedFd> {
+    // SAFETY: no pointer is passed.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: the kernel has just given us this descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// A duplicate of descriptor `number` of another process.
+pub fn pidfd_getfd(process: BorrowedFd<'_>, number: RawFd) -> nix::Result<OwnedFd> {
+    // SAFETY: no pointer is passed.
+    let fd = Errno::result(unsafe {
+        libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0)
+    })?;
+    // SAFETY: the kernel has just given us this descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Whether the process behind a pidfd has ended (all its threads).
+pub fn has_ended(process: BorrowedFd<'_>) -> bool {
+    let mut ready = [PollFd::new(process, PollFlags::POLLIN)];
+    matches!(poll(&mut ready, PollTimeout::ZERO), Ok(n) if n > 0)
+}
+
+/// Whether two processes share one address space (kcmp(2)).
+pub fn same_memory(a: Pid, b: Pid) -> nix::Result<bool> {
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: no pointer is passed.
+    let order = Errno::result(unsafe {
+        libc::syscall(libc::SYS_kcmp, a.as_raw(), b.as_raw(), KCMP_VM, 0, 0)
+    })?;
+    Ok(order == 0)
+}

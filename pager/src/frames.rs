@@ -1,0 +1,47 @@
+//! The bytes of the write-back slots: one page a slot, in a memfd, so that they survive a supervisor that dies.
+
+use std::os::fd::OwnedFd;
+
+use memmap2::MmapRaw;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::page_map::PAGE;
+
+/// Page frames which the evict thread fills and both threads read.
+///
+/// Who may touch a frame follows from the phase of its slot in `Tables`: between `begin_evict` and `finish_evict` only the evict thread,
+/// which writes it; afterwards, until the slot is free again, everybody, reading. A free slot becomes a leaving one only through
+/// the evict thread itself.
+pub struct Frames {
+    memory: MmapRaw,
+    slots: u32,
+}
+
+impl Frames {
+    /// `slots` frames.
+    pub fn new(slots: u32) -> std::io::Result<Frames> {
+        let fd: OwnedFd = memfd_create("gms-write-back", MFdFlags::MFD_CLOEXEC)?;
+        let file = std::fs::File::from(fd);
+        file.set_len(u64::from(slots) * PAGE)?;
+        Ok(Frames { memory: MmapRaw::map_raw(&file)?, slots })
+    }
+
+    /// The frame of a slot whose bytes are there.
+    pub fn read(&self, slot: u32) -> &[u8] {
+        assert!(slot < self.slots);
+        // SAFETY: in bounds (checked above); nobody writes a frame that may be read, see the type's documentation.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.memory.as_ptr().add(slot as usize * PAGE as usize),
+                PAGE as usize,
+            )
+        }
+    }
+
+    /// Start of the frame of a leaving slot, for the evict thread to write [`PAGE`] bytes to.
+    pub fn leaving(&self, slot: u32) -> *mut u8 {
+        assert!(slot < self.slots);
+        // SAFETY: in bounds (checked above).
+        unsafe { self.memory.as_mut_ptr().add(slot as usize * PAGE as usize) }
+    }
+}

@@ -1,0 +1,403 @@
+//! Starts the evictor inside a running process: stops one thread for about a millisecond, lets it issue a few system calls,
+//! and sets it going again as if nothing had happened.
+//!
+//! Every ptrace request of one injection must come from the thread that began it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::unistd::Pid;
+
+use crate::{arch, proc};
+
+/// Longest that a thread may take to stop.
+const STOP_DEADLINE: Duration = Duration::from_millis(100);
+/// Longest that one injected system call may take.
+const SYSCALL_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Why a process could not be attached.
+#[derive(Debug, thiserror::Error)]
+pub enum InjectError {
+    /// No such process, or it ended meanwhile.
+    #[error("it has ended")]
+    Gone,
+    /// ptrace was refused.
+    #[error("ptrace is not permitted ({0}): run as root or with CAP_SYS_PTRACE, see `gms doctor`")]
+    NotPermitted(Errno),
+    /// Somebody else traces it.
+    #[error("it is being traced by process {0} (a debugger?)")]
+    Traced(i64),
+    /// Its system calls are filtered.
+    #[error("it has a seccomp filter, under which the evictor cannot work")]
+    Seccomp,
+    /// 32-bit code.
+    #[error("it runs 32-bit code: only 64-bit processes can be paged")]
+    NotNative,
+    /// No thread could be stopped in time (vfork wait, uninterruptible sleep, job control stop).
+    #[error("no thread of it could be stopped in time")]
+    Unstoppable,
+    /// An injected system call failed.
+    #[error("injected {call} failed: {errno}")]
+    Syscall {
+        /// Its name.
+        call: &'static str,
+        /// Its error.
+        errno: Errno,
+    },
+    /// A ptrace request or /proc access failed.
+    #[error("{what} failed: {errno}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// The error.
+        errno: Errno,
+    },
+}
+
+type Result<T> = std::result::Result<T, InjectError>;
+
+/// An evictor that has just been started.
+#[derive(Debug)]
+pub struct Injected {
+    /// Base of the blob's mapping in the process.
+    pub base: u64,
+    /// Process id of the evictor.
+    pub evictor: Pid,
+    /// How long the thread was stopped.
+    pub stopped_for: Duration,
+}
+
+/// Starts an evictor in the process `pid`.
+pub fn inject(pid: i32) -> Result<Injected> {
+    match proc::status_field(pid, "TracerPid:") {
+        None => return Err(InjectError::Gone),
+        Some(0) => {}
+        Some(tracer) => return Err(InjectError::Traced(tracer)),
+    }
+    if proc::status_field(pid, "Seccomp:").is_some_and(|mode| mode != 0) {
+        return Err(InjectError::Seccomp);
+    }
+    let (instruction, memory) = syscall_instruction(pid)?;
+    let mut failure = InjectError::Unstoppable;
+    for tid in stoppable_threads(pid) {
+        match Stopped::new(tid) {
+            Ok(mut thread) => {
+                let injected = thread.start_evictor(instruction, &memory);
+                thread.resume()?;
+                return injected;
+            }
+            Err(InjectError::Unstoppable) => {}
+            Err(other) => failure = other,
+        }
+    }
+    Err(failure)
+}
+
+/// Unmaps the blob of an evictor which has ended.
+pub fn remove_blob(pid: i32, base: u64) -> Result<()> {
+    let (instruction, _) = syscall_instruction(pid)?;
+    let tid = *stoppable_threads(pid).first().ok_or(InjectError::Unstoppable)?;
+    let mut thread = Stopped::new(tid)?;
+    let unmapped = thread.syscall(
+        instruction,
+        "munmap",
+        libc::SYS_munmap,
+        [base, arch::BLOB_LEN as u64, 0, 0, 0, 0],
+    );
+    thread.resume()?;
+    unmapped.map(drop)
+}
+
+/// A syscall instruction in the vdso, so that no text of the program is patched, and the memory of the process.
+fn syscall_instruction(pid: i32) -> Result<(u64, File)> {
+    let memory = File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{pid}/mem"))
+        .map_err(|e| refused(Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO))))?;
+    let vdso = proc::maps(pid)
+        .ok_or(InjectError::Gone)?
+        .into_iter()
+        .find(|m| m.name == "[vdso]")
+        .ok_or(InjectError::Os { what: "finding the vdso", errno: Errno::ENOENT })?;
+    let length = (vdso.range.end - vdso.range.start).min(64 * 1024) as usize;
+    let mut code = vec![0; length];
+    memory.read_exact_at(&mut code, vdso.range.start).map_err(|_| InjectError::Gone)?;
+    let offset = code
+        .windows(arch::SYSCALL_INSTRUCTION.len())
+        .position(|window| window == arch::SYSCALL_INSTRUCTION)
+        .ok_or(InjectError::NotNative)?;
+    Ok((vdso.range.start + offset as u64, memory))
+}
+
+fn refused(errno: Errno) -> InjectError {
+    match errno {
+        Errno::ESRCH | Errno::ENOENT => InjectError::Gone,
+        Errno::EPERM | Errno::EACCES => InjectError::NotPermitted(errno),
+        _ => InjectError::Os { what: "attaching", errno },
+    }
+}
+
+/// Threads in the order in which they should be tried: running ones first (stopping them interrupts no system call), never one
+/// that waits for its vfork child, is uninterruptible, or is stopped.
+fn stoppable_threads(pid: i32) -> Vec<i32> {
+    const VFORKS: [i64; 3] = [libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3];
+    let mut threads: Vec<(bool, i32)> = proc::threads(pid)
+        .into_iter()
+        .filter(|&tid| matches!(proc::state(tid), Some('R' | 'S')))
+        .map(|tid| (proc::blocked_in(tid), tid))
+        .filter(|(call, _)| !call.is_some_and(|nr| VFORKS.contains(&nr)))
+        .map(|(call, tid)| (call.is_some(), tid))
+        .collect();
+    threads.sort_unstable();
+    threads.into_iter().map(|(_, tid)| tid).take(8).collect()
+}
+
+/// A thread stopped by us. Resumed by [`Stopped::resume`]; if that is never reached the kernel detaches it with this thread.
+struct Stopped {
+    tid: Pid,
+    saved: arch::Registers,
+    mask: u64,
+    since: Instant,
+}
+
+impl Stopped {
+    fn new(tid: i32) -> Result<Stopped> {
+        let tid = Pid::from_raw(tid);
+        request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
+            .map_err(refused)?;
+        let since = Instant::now();
+        // SAFETY: a struct of integers, for which all-zero is a value.
+        let saved = unsafe { std::mem::zeroed() };
+        let mut stopped = Stopped { tid, saved, mask: 0, since };
+        match stopped.stop() {
+            Ok(()) => Ok(stopped),
+            Err(error) => {
+                stopped.let_go();
+                Err(error)
+            }
+        }
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.interrupt()?;
+        self.saved = self.registers()?;
+        if !arch::is_native(&self.saved) {
+            return Err(InjectError::NotNative);
+        }
+        self.leave_restartable_sequence()?;
+        if !proc::has_deliverable_signal(self.tid.as_raw()) {
+            arch::restart_interrupted(&mut self.saved);
+        }
+        self.mask = self.signal_mask()?;
+        self.set_signal_mask(u64::MAX)
+    }
+
+    /// Brings the thread to a clean stop at the boundary between kernel and program, passing on the signals met on the way.
+    fn interrupt(&self) -> Result<()> {
+        request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
+        loop {
+            let status = self.wait(STOP_DEADLINE)?;
+            let event = status >> 16;
+            if event == libc::PTRACE_EVENT_STOP {
+                return Ok(());
+            }
+            let signal = libc::WSTOPSIG(status) as usize;
+            request(libc::PTRACE_CONT, self.tid, 0, signal).map_err(refused)?;
+        }
+    }
+
+    /// Waits for the next stop. There is no wait for a ptrace stop with a time-out, so it looks again at growing intervals.
+    fn wait(&self, limit: Duration) -> Result<i32> {
+        let deadline = Instant::now() + limit;
+        let mut pause = Duration::from_micros(5);
+        loop {
+            let mut status = 0;
+            // SAFETY: waitpid writes one int to `status`, which lives on this stack frame.
+            let waited = unsafe {
+                libc::waitpid(
+                    self.tid.as_raw(),
+                    &raw mut status,
+                    libc::__WALL | libc::WNOHANG | libc::__WNOTHREAD,
+                )
+            };
+            if waited == self.tid.as_raw() {
+                return if libc::WIFSTOPPED(status) { Ok(status) } else { Err(InjectError::Gone) };
+            }
+            if waited < 0 && Errno::last() != Errno::EINTR {
+                return Err(InjectError::Gone);
+            }
+            if Instant::now() > deadline {
+                return Err(InjectError::Unstoppable);
+            }
+            std::thread::yield_now();
+            if pause > Duration::from_micros(40) {
+                std::thread::park_timeout(pause);
+            }
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// A thread inside a restartable sequence is sent to its abort handler, as the kernel would do: it may not go on in
+    /// the middle, because the kernel forgets the sequence as soon as it sees the thread elsewhere.
+    fn leave_restartable_sequence(&mut self) -> Result<()> {
+        // SAFETY: a struct of integers, for which all-zero is a value.
+        let mut config: libc::ptrace_rseq_configuration = unsafe { std::mem::zeroed() };
+        let size = size_of_val(&config);
+        let got = request(
+            libc::PTRACE_GET_RSEQ_CONFIGURATION,
+            self.tid,
+            size,
+            (&raw mut config) as usize,
+        );
+        if got.is_err() || config.rseq_abi_pointer == 0 {
+            return Ok(());
+        }
+        let word = |address: u64| self.peek(address);
+        let section = word(config.rseq_abi_pointer + 8)?;
+        if section == 0 {
+            return Ok(());
+        }
+        let (start, length, abort) = (word(section + 8)?, word(section + 16)?, word(section + 24)?);
+        let ip = arch::instruction_pointer(&self.saved);
+        if ip.wrapping_sub(start) < length {
+            arch::set_instruction_pointer(&mut self.saved, abort);
+        }
+        Ok(())
+    }
+
+    fn peek(&self, address: u64) -> Result<u64> {
+        nix::sys::ptrace::read(self.tid, address as *mut libc::c_void)
+            .map(|word| word as u64)
+            .map_err(refused)
+    }
+
+    fn registers(&self) -> Result<arch::Registers> {
+        nix::sys::ptrace::getregs(self.tid).map_err(refused)
+    }
+
+    fn set_registers(&self, registers: &arch::Registers) -> Result<()> {
+        nix::sys::ptrace::setregs(self.tid, *registers).map_err(refused)
+    }
+
+    fn signal_mask(&self) -> Result<u64> {
+        let mut mask = 0u64;
+        request(libc::PTRACE_GETSIGMASK as _, self.tid, 8, (&raw mut mask) as usize)
+            .map_err(refused)?;
+        Ok(mask)
+    }
+
+    fn set_signal_mask(&self, mask: u64) -> Result<()> {
+        request(libc::PTRACE_SETSIGMASK as _, self.tid, 8, (&raw const mask) as usize)
+            .map_err(refused)
+    }
+
+    /// Lets the thread issue one system call.
+    fn syscall(&mut self, at: u64, name: &'static str, nr: i64, args: [u64; 6]) -> Result<i64> {
+        self.set_registers(&arch::prepare_syscall(&self.saved, at, nr, args))?;
+        for _entry_then_exit in 0..2 {
+            loop {
+                request(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(refused)?;
+                let status = self.wait(SYSCALL_DEADLINE)?;
+                if libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80 {
+                    break;
+                }
+            }
+        }
+        let result = arch::syscall_result(&self.registers()?);
+        if (-4095..0).contains(&result) {
+            return Err(InjectError::Syscall {
+                call: name,
+                errno: Errno::from_raw(-result as i32),
+            });
+        }
+        Ok(result)
+    }
+
+    fn start_evictor(&mut self, instruction: u64, memory: &File) -> Result<Injected> {
+        const PRIVATE: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        const READ_EXEC: u64 = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        let length = arch::BLOB_LEN as u64;
+        let base = self.syscall(
+            instruction,
+            "mmap",
+            libc::SYS_mmap,
+            [0, length, READ_WRITE, PRIVATE, u64::MAX, 0],
+        )? as u64;
+        let started = self.run_blob(instruction, memory, base, READ_EXEC);
+        if started.is_err() {
+            // Best effort: the error that matters is the first one.
+            let _ =
+                self.syscall(instruction, "munmap", libc::SYS_munmap, [base, length, 0, 0, 0, 0]);
+        }
+        let evictor = started?;
+        Ok(Injected { base, evictor, stopped_for: self.since.elapsed() })
+    }
+
+    fn run_blob(&mut self, instruction: u64, memory: &File, base: u64, exec: u64) -> Result<Pid> {
+        let os = |what| move |_| InjectError::Os { what, errno: Errno::EIO };
+        memory.write_all_at(&arch::blob_image(base), base).map_err(os("writing the blob"))?;
+        self.syscall(
+            instruction,
+            "mprotect",
+            libc::SYS_mprotect,
+            [base, arch::DATA, exec, 0, 0, 0],
+        )?;
+        let dontfork = [base, arch::BLOB_LEN as u64, libc::MADV_DONTFORK as u64, 0, 0, 0];
+        self.syscall(instruction, "madvise", libc::SYS_madvise, dontfork)?;
+        let flags = (libc::CLONE_VM | libc::CLONE_FILES) as u64;
+        let stack = base + arch::BLOB_LEN as u64;
+        let child = self.syscall(base, "clone", libc::SYS_clone, [flags, stack, 0, 0, 0, 0])?;
+        let reap = [child as u64, 0, libc::__WALL as u64, 0, 0, 0];
+        self.syscall(instruction, "wait4", libc::SYS_wait4, reap)?;
+        let mut words = [0u8; 8];
+        memory.read_exact_at(&mut words, base + arch::READY).map_err(os("reading the blob"))?;
+        let [ready, pid] =
+            [&words[..4], &words[4..]].map(|w| i32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+        if ready != 1 || pid <= 0 {
+            return Err(InjectError::Os { what: "starting the evictor", errno: Errno::ETIMEDOUT });
+        }
+        Ok(Pid::from_raw(pid))
+    }
+
+    /// Puts everything back and lets the thread go.
+    fn resume(mut self) -> Result<()> {
+        let restored = self.restore();
+        self.let_go();
+        restored
+    }
+
+    /// Registers go back at a fresh stop on the way out of the kernel: there, and only there, the kernel restarts a system call that
+    /// the first stop interrupted.
+    fn restore(&mut self) -> Result<()> {
+        self.set_registers(&self.saved)?;
+        request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
+        request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
+        while self.wait(STOP_DEADLINE)? >> 16 != libc::PTRACE_EVENT_STOP {
+            request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
+        }
+        self.set_registers(&self.saved)?;
+        self.set_signal_mask(self.mask)
+    }
+
+    fn let_go(&self) {
+        // A thread that did not stop cannot be detached yet: interrupt it once more, then give up to the kernel, which
+        // detaches when this thread ends.
+        if request(libc::PTRACE_DETACH, self.tid, 0, 0).is_err() {
+            let _ = request(libc::PTRACE_INTERRUPT, self.tid, 0, 0);
+            if self.wait(SYSCALL_DEADLINE).is_ok() {
+                let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
+            }
+        }
+    }
+}
+
+fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> nix::Result<()> {
+    // SAFETY: callers pass integers, or the address and length of a live local which the kernel fills; ptrace changes only
+    // the traced thread otherwise.
+    let result = unsafe { libc::ptrace(request, tid.as_raw(), address, data) };
+    Errno::result(result).map(drop)
+}

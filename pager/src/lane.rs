@@ -1,0 +1,343 @@
+//! One lane to the agents: an endpoint of its own and a link to each agent, kept up. The fault thread and the evict thread have a lane
+//! each, so that demand fetches share neither a lock nor a queue with write-back.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use gms_policy::ids::{AgentId, PageCount};
+use gms_policy::placement::{AgentView, Feedback, Reply};
+use gms_transport::message::{Control, Op, Status, WorkloadId};
+use gms_transport::{CloseCode, Event, ExchangeId, LinkId, Transport, TransportError};
+
+/// How long an agent keeps the workload's pages when it hears nothing.
+const LEASE: Duration = Duration::from_secs(60);
+/// Pause before an agent that could not be reached is tried again.
+const RETRY: Duration = Duration::from_millis(300);
+
+/// An agent's address and its name for messages.
+#[derive(Clone, Debug)]
+pub struct AgentAddress {
+    /// As the user gave it.
+    pub name: String,
+    /// Resolved.
+    pub socket: SocketAddr,
+}
+
+/// What a lane tells its owner.
+#[derive(Debug)]
+pub enum LaneEvent {
+    /// The agent can be used. `lost` says that it no longer has what it was given before.
+    Up { agent: AgentId, lost: bool },
+    /// The agent cannot be used for now; exchanges with it were answered by `Failed`.
+    Down { agent: AgentId, reason: String },
+    /// The reply's control message; its payload follows.
+    Reply { exchange: ExchangeId, control: Box<Control> },
+    /// A piece of its payload.
+    Payload { exchange: ExchangeId, offset: usize, bytes: Bytes },
+    /// The reply is whole.
+    Complete { exchange: ExchangeId },
+    /// No reply will come.
+    Failed { exchange: ExchangeId },
+}
+
+enum Phase {
+    Down { retry_at: Instant },
+    Connecting(LinkId),
+    Greeting(LinkId, ExchangeId),
+    Up(LinkId),
+}
+
+struct Peer {
+    address: AgentAddress,
+    phase: Phase,
+    feedback: Feedback,
+    /// The session that the agent gave us last; another one means that the pages of the last are gone.
+    session: Option<u64>,
+    inflight: u32,
+    refusals: u64,
+    draining: bool,
+    /// Why it was last down.
+    reason: String,
+}
+
+struct Open {
+    agent: AgentId,
+    sent: Instant,
+    pages: u32,
+    op: Op,
+}
+
+/// See the module's documentation.
+pub struct Lane<T> {
+    transport: T,
+    workload: WorkloadId,
+    peers: Vec<Peer>,
+    links: HashMap<LinkId, AgentId>,
+    open: HashMap<ExchangeId, Open>,
+    events: VecDeque<LaneEvent>,
+    next_request: u64,
+}
+
+impl<T: Transport> Lane<T> {
+    /// A lane whose links are yet to be made: [`Lane::drive`] does it.
+    pub fn new(
+        now: Instant,
+        transport: T,
+        workload: WorkloadId,
+        agents: &[AgentAddress],
+    ) -> Lane<T> {
+        let peer = |address: &AgentAddress| Peer {
+            address: address.clone(),
+            phase: Phase::Down { retry_at: now },
+            feedback: Feedback::default(),
+            session: None,
+            inflight: 0,
+            refusals: 0,
+            draining: false,
+            reason: "not connected yet".into(),
+        };
+        Lane {
+            transport,
+            workload,
+            peers: agents.iter().map(peer).collect(),
+            links: HashMap::new(),
+            open: HashMap::new(),
+            events: VecDeque::new(),
+            next_request: 1,
+        }
+    }
+
+    /// Number of agents, up or not.
+    pub fn agents(&self) -> impl Iterator<Item = AgentId> + use<T> {
+        (0..self.peers.len() as u8).map(AgentId)
+    }
+
+    /// The name of an agent.
+    pub fn name(&self, agent: AgentId) -> &str {
+        &self.peers[usize::from(agent.0)].address.name
+    }
+
+    /// Why the agent is, or was last, not usable.
+    pub fn reason(&self, agent: AgentId) -> &str {
+        &self.peers[usize::from(agent.0)].reason
+    }
+
+    /// Whether requests can be sent to the agent.
+    pub fn is_up(&self, agent: AgentId) -> bool {
+        matches!(self.peers[usize::from(agent.0)].phase, Phase::Up(_))
+    }
+
+    /// What placement may know of every agent.
+    pub fn views(&self) -> Vec<AgentView> {
+        self.agents().zip(&self.peers).map(|(id, peer)| self.view(id, peer)).collect()
+    }
+
+    fn view(&self, id: AgentId, peer: &Peer) -> AgentView {
+        peer.feedback.view(id, self.is_up(id) && !peer.draining, peer.inflight)
+    }
+
+    /// Pages which the agent has refused so far.
+    pub fn refusals(&self, agent: AgentId) -> u64 {
+        self.peers[usize::from(agent.0)].refusals
+    }
+
+    /// Sends a request which concerns `pages` pages.
+    pub fn send(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        make: impl FnOnce(u64, WorkloadId) -> Control,
+        payload: &[&[u8]],
+        pages: u32,
+    ) -> Result<ExchangeId, TransportError> {
+        let Phase::Up(link) = self.peers[usize::from(agent.0)].phase else {
+            return Err(TransportError::Busy);
+        };
+        let control = make(self.next_request, self.workload);
+        self.next_request += 1;
+        let exchange = self.transport.request(now, link, &control, payload)?;
+        let peer = &mut self.peers[usize::from(agent.0)];
+        peer.inflight += 1;
+        if control.op == Op::Put {
+            peer.feedback.on_put(PageCount(pages.into()));
+        }
+        self.open.insert(exchange, Open { agent, sent: now, pages, op: control.op });
+        Ok(exchange)
+    }
+
+    /// Gives up waiting for a reply.
+    pub fn abandon(&mut self, exchange: ExchangeId) {
+        self.transport.abandon(exchange);
+        if let Some(open) = self.open.remove(&exchange) {
+            let peer = &mut self.peers[usize::from(open.agent.0)];
+            peer.inflight = peer.inflight.saturating_sub(1);
+            peer.feedback.on_timeout(open.sent.elapsed());
+        }
+    }
+
+    /// Receives, runs timers, keeps the links up. True if anything happened.
+    pub fn drive(&mut self, now: Instant) -> std::io::Result<bool> {
+        for index in 0..self.peers.len() {
+            if let Phase::Down { retry_at } = self.peers[index].phase
+                && retry_at <= now
+            {
+                self.connect(now, index);
+            }
+        }
+        self.transport.drive(now)
+    }
+
+    fn connect(&mut self, now: Instant, index: usize) {
+        let address = self.peers[index].address.socket;
+        match self.transport.connect(now, address) {
+            Ok(link) => {
+                self.links.insert(link, AgentId(index as u8));
+                self.peers[index].phase = Phase::Connecting(link);
+            }
+            Err(error) => {
+                self.peers[index].phase = Phase::Down { retry_at: now + RETRY };
+                self.peers[index].reason = error.to_string();
+            }
+        }
+    }
+
+    /// Next event, if any.
+    pub fn poll(&mut self, now: Instant) -> Option<LaneEvent> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Some(event);
+            }
+            match self.transport.poll(now)? {
+                Event::Connected { link, .. } => self.greet(now, link),
+                Event::Closed { link, reason } => self.closed(now, link, reason.to_string()),
+                Event::Control { exchange, control } => self.replied(now, exchange, control),
+                Event::Payload { exchange, offset, bytes } if self.is_request(exchange) => {
+                    return Some(LaneEvent::Payload { exchange, offset: offset as usize, bytes });
+                }
+                Event::Complete { exchange } if self.is_request(exchange) => {
+                    self.open.remove(&exchange);
+                    return Some(LaneEvent::Complete { exchange });
+                }
+                Event::Aborted { exchange, .. } if self.is_request(exchange) => {
+                    self.end(exchange);
+                    return Some(LaneEvent::Failed { exchange });
+                }
+                Event::Payload { .. } | Event::Complete { .. } | Event::Aborted { .. } => {}
+            }
+        }
+    }
+
+    fn is_request(&self, exchange: ExchangeId) -> bool {
+        self.open.contains_key(&exchange)
+    }
+
+    fn end(&mut self, exchange: ExchangeId) {
+        if let Some(open) = self.open.remove(&exchange) {
+            let peer = &mut self.peers[usize::from(open.agent.0)];
+            peer.inflight = peer.inflight.saturating_sub(1);
+        }
+    }
+
+    fn greet(&mut self, now: Instant, link: LinkId) {
+        let Some(&agent) = self.links.get(&link) else { return };
+        let hello = Control::hello(0, self.workload, LEASE.as_millis() as u64);
+        match self.transport.request(now, link, &hello, &[]) {
+            Ok(exchange) => {
+                self.peers[usize::from(agent.0)].phase = Phase::Greeting(link, exchange)
+            }
+            Err(error) => {
+                self.peers[usize::from(agent.0)].reason = error.to_string();
+                self.transport.close(now, link, CloseCode::Goodbye);
+            }
+        }
+    }
+
+    fn greeted(&mut self, now: Instant, agent: AgentId, link: LinkId, control: &Control) {
+        let peer = &mut self.peers[usize::from(agent.0)];
+        if control.status != Status::Ok {
+            peer.reason = format!("it refused the workload ({:?})", control.status);
+            self.transport.close(now, link, CloseCode::Goodbye);
+            return;
+        }
+        let session = control.compare.get();
+        let lost = peer.session.is_some_and(|last| last != session);
+        peer.session = Some(session);
+        peer.phase = Phase::Up(link);
+        let elapsed = self.transport.path(link).map_or(Duration::ZERO, |path| path.rtt);
+        peer.feedback.on_reply(reply_of(control, elapsed));
+        self.events.push_back(LaneEvent::Up { agent, lost });
+    }
+
+    fn closed(&mut self, now: Instant, link: LinkId, reason: String) {
+        let Some(agent) = self.links.remove(&link) else { return };
+        let peer = &mut self.peers[usize::from(agent.0)];
+        peer.phase = Phase::Down { retry_at: now + RETRY };
+        peer.inflight = 0;
+        peer.reason.clone_from(&reason);
+        self.events.push_back(LaneEvent::Down { agent, reason });
+    }
+
+    fn replied(&mut self, now: Instant, exchange: ExchangeId, control: Control) {
+        let Some(&agent) = self.links.get(&exchange.link) else { return };
+        let peer = &mut self.peers[usize::from(agent.0)];
+        if let Phase::Greeting(link, hello) = peer.phase
+            && hello == exchange
+        {
+            return self.greeted(now, agent, link, &control);
+        }
+        let Some(open) = self.open.get(&exchange) else { return };
+        peer.inflight = peer.inflight.saturating_sub(1);
+        let mut reply = reply_of(&control, now.saturating_duration_since(open.sent));
+        if open.op == Op::Put {
+            let refused = open.pages.saturating_sub(control.done.get().count_ones());
+            reply.refused = refused > 0;
+            peer.refusals += u64::from(refused);
+        }
+        peer.draining |= control.status == Status::Draining;
+        peer.feedback.on_reply(reply);
+        self.events.push_back(LaneEvent::Reply { exchange, control: Box::new(control) });
+    }
+
+    /// Transmits what was queued.
+    pub fn flush(&mut self, now: Instant) -> std::io::Result<()> {
+        self.transport.flush(now)
+    }
+
+    /// When [`Lane::drive`] must be called next although nothing arrives.
+    pub fn deadline(&self) -> Option<Instant> {
+        let retries = self.peers.iter().filter_map(|peer| match peer.phase {
+            Phase::Down { retry_at } => Some(retry_at),
+            _ => None,
+        });
+        retries.chain(self.transport.deadline()).min()
+    }
+
+    /// Readable when something arrives.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.transport.fd()
+    }
+
+    /// Ends every link; `goodbye` frees the workload's pages first (as far as the agents can be told).
+    pub fn close(&mut self, now: Instant) {
+        let links: Vec<LinkId> = self.links.keys().copied().collect();
+        for link in links {
+            self.transport.close(now, link, CloseCode::Goodbye);
+        }
+        // The process is about to end: what cannot be sent now, the lease will do.
+        let _ = self.transport.flush(now);
+    }
+}
+
+fn reply_of(control: &Control, elapsed: Duration) -> Reply {
+    Reply {
+        elapsed,
+        queue: Duration::from_nanos(control.queue_ns.get().into()),
+        service: Duration::from_nanos(control.service_ns.get().into()),
+        frames_free: PageCount(control.frames_free.get()),
+        credits: PageCount(control.credits.get().into()),
+        refused: control.status == Status::Full,
+    }
+}

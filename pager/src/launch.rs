@@ -1,0 +1,354 @@
+//! `gms run`: starts a command, pages its tree and stands for it towards the shell.
+//!
+//! Two processes of gms take part, see [`front`]; what is below runs in the pager. Order matters: the command's process
+//! is forked first, when gms has changed and opened nothing that it could inherit; then agents are connected; only
+//! then the command is executed and adopted.
+
+mod child;
+mod front;
+mod signals;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use child::{End, State};
+pub use front::{Front, Link, Side, split};
+pub use signals::{Arrival, Signals, note_inheritance};
+
+use crate::commands::{EXIT_GMS, say};
+use crate::control::{self, Workload};
+use crate::session::{Outcome, Session, SessionError};
+use crate::stats::Stats;
+use crate::target::self_pid;
+
+/// Looks at everything at least this often, in case a notice is lost, and for the deadlines of control clients.
+const LOOK_MS: u16 = 1000;
+/// For the command's end to be seen after the session killed it.
+const KILL_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What the loops need of a [`Session`]; tests put another in its place.
+pub trait Paging {
+    /// See [`Session::adopt`].
+    fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError>;
+    /// See [`Session::detach`].
+    fn detach(&self);
+    /// See [`Session::fd`].
+    fn fd(&self) -> BorrowedFd<'_>;
+    /// See [`Session::outcome`].
+    fn outcome(&self) -> Option<Outcome>;
+    /// See [`Session::stats`].
+    fn stats(&self) -> Stats;
+    /// See [`Session::finish`].
+    fn finish(self) -> Stats;
+}
+
+impl Paging for Session {
+    fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError> {
+        Session::adopt(self, root, attached)
+    }
+    fn detach(&self) {
+        Session::detach(self);
+    }
+    fn fd(&self) -> BorrowedFd<'_> {
+        Session::fd(self)
+    }
+    fn outcome(&self) -> Option<Outcome> {
+        Session::outcome(self)
+    }
+    fn stats(&self) -> Stats {
+        Session::stats(self)
+    }
+    fn finish(self) -> Stats {
+        Session::finish(self)
+    }
+}
+
+/// Why gms could not start the command, or not see it through.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// A system call failed which should not.
+    #[error("cannot start the command: {0}")]
+    System(#[from] io::Error),
+    /// Agents or the process cannot be used.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// No such command.
+    #[error("{0}: not found: check its name and PATH")]
+    NotFound(String),
+    /// There, but it cannot be executed.
+    #[error("{command}: cannot be executed: {reason}")]
+    NotExecutable {
+        /// The command.
+        command: String,
+        /// What the system says.
+        reason: io::Error,
+    },
+    /// The command's end was not seen.
+    #[error("the command's exit status was lost")]
+    StatusLost,
+}
+
+/// A session and its control socket.
+pub struct Paged<P> {
+    session: P,
+    control: Option<control::Server>,
+    /// Root process and command line, for `gms status`.
+    who: (i32, String),
+    front_pid: i32,
+}
+
+/// What came of a workload.
+#[derive(Debug)]
+pub struct Finished {
+    /// The last figures.
+    pub stats: Stats,
+    /// The command's exit status, for `gms run`.
+    pub status: u8,
+    /// How the session ended.
+    pub outcome: Outcome,
+}
+
+impl<P: Paging> Paged<P> {
+    /// Opens the control socket; without one the session goes on, with a warning.
+    pub fn new(session: P, root: i32, command: String, front_pid: i32) -> Paged<P> {
+        let control = control::Server::open().inspect_err(|error| say(error)).ok();
+        Paged { session, control, who: (root, command), front_pid }
+    }
+
+    /// The session.
+    pub fn session(&self) -> &P {
+        &self.session
+    }
+
+    /// Descriptors to poll for input before [`Paged::serve`].
+    pub fn fds(&self) -> Vec<PollFd<'_>> {
+        let control = self.control.iter().flat_map(control::Server::fds);
+        let fds = std::iter::once(self.session.fd()).chain(control);
+        fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect()
+    }
+
+    /// Serves control clients; tells how the session ended, if it did.
+    pub fn serve(&mut self) -> Option<Outcome> {
+        let Paged { session, control, who, front_pid } = self;
+        if let Some(server) = control {
+            let workload =
+                || Workload { stats: named(session.stats(), who), front_pid: *front_pid };
+            server.serve(Instant::now(), workload, || session.detach());
+        }
+        let outcome = session.outcome()?;
+        if let (Some(server), Outcome::Detached) = (control, &outcome) {
+            server.detached();
+        }
+        Some(outcome)
+    }
+
+    /// Ends the session; the control socket goes with it.
+    pub fn finish(self) -> Stats {
+        named(self.session.finish(), &self.who)
+    }
+}
+
+fn named(mut stats: Stats, (root, command): &(i32, String)) -> Stats {
+    (stats.pid, stats.supervisor_pid) = (*root, self_pid());
+    stats.command.clone_from(command);
+    stats
+}
+
+/// Waits for input on any of the descriptors, or for the next look.
+pub fn wait(fds: &mut [PollFd<'_>]) {
+    // An error (a signal, no memory) only makes the next look early.
+    let _ = poll(fds, PollTimeout::from(LOOK_MS));
+}
+
+/// Runs a command to its end, in the pager process behind [`split`]. `prepare` makes the session.
+pub fn run<P: Paging>(
+    command: &[OsString],
+    link: Link,
+    signals: Signals,
+    prepare: impl FnOnce() -> Result<P, SessionError>,
+) -> Result<Finished, LaunchError> {
+    let front_pid = nix::unistd::getppid().as_raw();
+    let inherited = signals.inherited();
+    nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)?;
+    let held = child::hold(command, &inherited)?;
+    // Out of the shell's job, so that stopping it does not stop the pager; the command stays in it.
+    nix::unistd::setpgid(nix::unistd::Pid::this(), nix::unistd::Pid::from_raw(0))
+        .map_err(io::Error::from)?;
+    let session = prepare()?;
+    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+    let launched = held.launch();
+    let root = launched.pid;
+    let paged = Paged::new(session, root, words.join(" "), front_pid);
+    let mut running = Running {
+        root,
+        end: None,
+        launched: Some(launched),
+        paged: Some(paged),
+        past: None,
+        stopped: false,
+        front_alive: true,
+        children_left: true,
+        link,
+        signals,
+    };
+    while !running.over() {
+        if let Err(error) = running.turn() {
+            running.paged.take().map(Paged::finish);
+            return Err(name_error(error, &command[0]));
+        }
+    }
+    running.finish()
+}
+
+fn name_error(error: LaunchError, command: &OsString) -> LaunchError {
+    let command = command.to_string_lossy().into_owned();
+    match error {
+        LaunchError::NotExecutable { reason, .. } if reason.kind() == io::ErrorKind::NotFound => {
+            LaunchError::NotFound(command)
+        }
+        LaunchError::NotExecutable { reason, .. } => LaunchError::NotExecutable { command, reason },
+        other => other,
+    }
+}
+
+/// A command and its tree.
+struct Running<P> {
+    root: i32,
+    /// How the command ended, once it did; its background children may live on.
+    end: Option<End>,
+    /// Until the command was executed.
+    launched: Option<child::Launched>,
+    /// Until the session ended.
+    paged: Option<Paged<P>>,
+    /// How the session ended, its last figures and when.
+    past: Option<(Outcome, Stats, Instant)>,
+    stopped: bool,
+    front_alive: bool,
+    children_left: bool,
+    link: Link,
+    signals: Signals,
+}
+
+impl<P: Paging> Running<P> {
+    fn over(&self) -> bool {
+        match &self.past {
+            None | Some((Outcome::Detached, ..)) => !self.children_left,
+            // An evictor may be left which has not yet seen the end of its process.
+            Some((Outcome::TreeGone, ..)) => self.end.is_some() || !self.children_left,
+            Some((Outcome::Killed(_), _, since)) => {
+                self.end.is_some() || !self.children_left || since.elapsed() > KILL_DEADLINE
+            }
+        }
+    }
+
+    /// Waits for something to happen and acts on it.
+    fn turn(&mut self) -> Result<(), LaunchError> {
+        let executed = self.wait();
+        while let Some(arrival) = self.signals.next() {
+            if arrival.is_for_the_command() {
+                self.pass_on(arrival.number);
+            }
+        }
+        let (root, end) = (self.root, &mut self.end);
+        self.children_left = child::reap(|pid, how| {
+            if pid == root {
+                *end = Some(how);
+            }
+        });
+        self.mirror_stop();
+        if executed {
+            self.adopt()?;
+        }
+        if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
+            let stats = self.paged.take().map(Paged::finish).unwrap_or_default();
+            self.past = Some((outcome, stats, Instant::now()));
+        }
+        Ok(())
+    }
+
+    /// True when the command was executed, or could not be.
+    fn wait(&mut self) -> bool {
+        let mut fds = self.paged.as_ref().map(Paged::fds).unwrap_or_default();
+        let last = fds.len();
+        fds.push(PollFd::new(std::os::fd::AsFd::as_fd(&self.signals), PollFlags::POLLIN));
+        fds.extend(
+            self.launched.iter().map(|launched| PollFd::new(launched.report(), PollFlags::POLLIN)),
+        );
+        if self.front_alive {
+            fds.push(PollFd::new(self.link.fd(), PollFlags::POLLIN));
+        }
+        wait(&mut fds);
+        let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
+        let executed = self.launched.is_some() && fds.get(last + 1).is_some_and(ready);
+        let front_gone = self.front_alive && fds.last().is_some_and(ready);
+        if front_gone {
+            self.front_alive = false;
+            self.pass_on(libc::SIGKILL);
+        }
+        executed
+    }
+
+    /// To the command; once it has ended, to what it left in the background.
+    fn pass_on(&self, signal: i32) {
+        if self.end.is_none() {
+            child::send(self.root, signal);
+        } else {
+            child::children().into_iter().for_each(|orphan| child::send(orphan, signal));
+        }
+    }
+
+    /// Stops and continues the front with the command, so that the shell sees it.
+    fn mirror_stop(&mut self) {
+        let stopped = self.end.is_none() && matches!(child::state(self.root), State::Stopped(_));
+        if stopped != self.stopped {
+            self.stopped = stopped;
+            self.link.send(if stopped { libc::SIGSTOP } else { libc::SIGCONT });
+        }
+    }
+
+    fn adopt(&mut self) -> Result<(), LaunchError> {
+        let Some(launched) = self.launched.take() else { return Ok(()) };
+        launched.executed().map_err(|reason| {
+            self.await_end();
+            LaunchError::NotExecutable { command: String::new(), reason }
+        })?;
+        let Some(paged) = self.paged.as_ref().filter(|_| self.end.is_none()) else { return Ok(()) };
+        match paged.session().adopt(self.root, false) {
+            Err(error) if !matches!(child::state(self.root), State::Ended(_)) => {
+                child::send(self.root, libc::SIGKILL);
+                self.await_end();
+                Err(error.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reaps a child which is ending.
+    fn await_end(&self) {
+        let deadline = Instant::now() + KILL_DEADLINE;
+        while child::state(self.root) != State::Gone && Instant::now() < deadline {
+            let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&self.signals), PollFlags::POLLIN)];
+            wait(&mut fds);
+            while self.signals.next().is_some() {}
+            child::reap(|_, _| ());
+        }
+    }
+
+    fn finish(mut self) -> Result<Finished, LaunchError> {
+        let (outcome, stats) = match (self.past.take(), self.paged.take()) {
+            (Some((outcome, stats, _)), _) => (outcome, stats),
+            (None, Some(paged)) => (Outcome::TreeGone, paged.finish()),
+            (None, None) => (Outcome::TreeGone, Stats::default()),
+        };
+        let status = match (&outcome, self.end) {
+            (Outcome::Killed(_), _) => EXIT_GMS,
+            (_, Some(end)) => end.status(),
+            (_, None) => return Err(LaunchError::StatusLost),
+        };
+        Ok(Finished { stats, status, outcome })
+    }
+}

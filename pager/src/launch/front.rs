@@ -1,0 +1,97 @@
+//! The process which the shell sees.
+//!
+//! `gms run` splits in two. The front stays in the shell's job: it passes signals on, and is stopped when the command
+//! stops. The pager behind it is in a process group of its own, so that it keeps serving faults, and its agents keep
+//! its leases, however long the job is stopped.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::{ForkResult, fork};
+
+use super::child::{self, End, State};
+use super::signals::Signals;
+use crate::commands::{EXIT_GMS, say};
+use crate::evictor::pidfd_open;
+use crate::target::self_pid;
+
+/// Looks at everything at least this often, in case a notice is lost.
+const LOOK_MS: u16 = 1000;
+
+/// Which of the two processes this is.
+pub enum Side {
+    /// Before the shell.
+    Front(Front),
+    /// Behind it.
+    Pager(Link, Signals),
+}
+
+/// The process before the shell.
+pub struct Front {
+    pager: i32,
+    signals: Signals,
+}
+
+/// The pager's hold on the front.
+pub struct Link(OwnedFd);
+
+/// Splits this process, which must have one thread only, with all signals blocked in both.
+pub fn split() -> io::Result<Side> {
+    let signals = Signals::block()?;
+    let link = Link(pidfd_open(self_pid())?);
+    // Were the pager killed, its children come here.
+    nix::sys::prctl::set_child_subreaper(true)?;
+    // SAFETY: there is no other thread whose locks the child could miss.
+    match unsafe { fork()? } {
+        ForkResult::Parent { child } => Ok(Side::Front(Front { pager: child.as_raw(), signals })),
+        ForkResult::Child => Ok(Side::Pager(link, signals)),
+    }
+}
+
+impl Link {
+    /// Sends the front a signal: SIGSTOP when the command stopped, SIGCONT when it goes on.
+    pub fn send(&self, signal: i32) {
+        // SAFETY: pidfd_send_signal reads no memory when the info is null. A front which is gone is seen by poll.
+        unsafe {
+            libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, 0_usize, 0);
+        }
+    }
+
+    /// Readable when the front is gone.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Front {
+    /// Stands in for the command until the pager ends; returns the exit status.
+    pub fn stand_in(self) -> u8 {
+        loop {
+            let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
+            while let Some(arrival) = self.signals.next() {
+                if arrival.is_for_the_command() {
+                    child::send(self.pager, arrival.number);
+                }
+            }
+            let mut end = None;
+            child::reap(|pid, how| end = end.or((pid == self.pager).then_some(how)));
+            match end {
+                Some(End::Exited(status)) => return status,
+                Some(End::Killed(signal)) => return forsaken(signal),
+                None if child::state(self.pager) == State::Gone => return EXIT_GMS,
+                None => {}
+            }
+        }
+    }
+}
+
+/// The pager was killed: so are processes of its tree which no evictor watches over.
+fn forsaken(signal: i32) -> u8 {
+    child::children().into_iter().for_each(|orphan| child::send(orphan, libc::SIGKILL));
+    say(format!(
+        "the pager was ended by signal {signal}, so the command was killed: start it again"
+    ));
+    EXIT_GMS
+}

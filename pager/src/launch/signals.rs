@@ -1,0 +1,126 @@
+//! Signals as file descriptors, and what gms was given by its parent so that the command can be given the same.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::target::{descends, self_pid};
+
+static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Notes how SIGPIPE was given to gms, and keeps closed standard streams closed for the command.
+///
+/// Rust's start-up sets SIGPIPE to ignored and opens /dev/null on closed standard streams, both of which the command
+/// would inherit; the binary calls this before that, from `.init_array`.
+pub extern "C" fn note_inheritance() {
+    // SAFETY: a zeroed sigaction is valid, and sigaction with no new action only writes to it.
+    let before = unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut before);
+        before
+    };
+    PIPE_IGNORED.store(before.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+    for stream in 0..=2 {
+        // SAFETY: plain system calls with a constant path; open takes the lowest free number, which is `stream`.
+        unsafe {
+            if libc::fcntl(stream, libc::F_GETFD) < 0 {
+                libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+            }
+        }
+    }
+}
+
+/// One signal which came.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Its number.
+    pub number: i32,
+    /// Whether a process sent it to this process (or its group); the kernel sends the others, and those of a terminal
+    /// go to the whole foreground group.
+    sent: bool,
+    sender: i32,
+}
+
+impl Arrival {
+    /// Whether the command has to be told: somebody outside of the tree below this process sent it here.
+    pub fn is_for_the_command(&self) -> bool {
+        self.sent && self.number != libc::SIGCHLD && !descends(self.sender, self_pid())
+    }
+}
+
+/// All signals of this process, blocked and read from a descriptor, and the settings it had before.
+pub struct Signals {
+    fd: SignalFd,
+    inherited: Inherited,
+}
+
+/// Signal settings as this process was given them.
+#[derive(Clone, Copy, Debug)]
+pub struct Inherited {
+    mask: SigSet,
+    child_ignored: bool,
+}
+
+impl Signals {
+    /// Blocks every signal which can be awaited. To be called before any thread is started.
+    pub fn block() -> io::Result<Signals> {
+        let mut all = SigSet::all();
+        // These tell of errors of the thread itself.
+        for own in [
+            Signal::SIGSEGV,
+            Signal::SIGBUS,
+            Signal::SIGFPE,
+            Signal::SIGILL,
+            Signal::SIGTRAP,
+            Signal::SIGSYS,
+        ] {
+            all.remove(own);
+        }
+        let mask = all.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+        // An ignored SIGCHLD would lose the exit status.
+        let old = set_handler(Signal::SIGCHLD, SigHandler::SigDfl)?;
+        let inherited =
+            Inherited { mask, child_ignored: matches!(old.handler(), SigHandler::SigIgn) };
+        let fd = SignalFd::with_flags(&all, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        Ok(Signals { fd, inherited })
+    }
+
+    /// The settings before [`Signals::block`].
+    pub fn inherited(&self) -> Inherited {
+        self.inherited
+    }
+
+    /// Next signal, if one came.
+    pub fn next(&self) -> Option<Arrival> {
+        let info = self.fd.read_signal().ok()??;
+        // Above zero are the codes of the kernel.
+        let (sent, sender) = (info.ssi_code <= 0, info.ssi_pid as i32);
+        Some(Arrival { number: info.ssi_signo as i32, sent, sender })
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Inherited {
+    /// Gives this process the settings back.
+    pub fn restore(&self) -> io::Result<()> {
+        let pick = |ignored| if ignored { SigHandler::SigIgn } else { SigHandler::SigDfl };
+        set_handler(Signal::SIGPIPE, pick(PIPE_IGNORED.load(Ordering::Relaxed)))?;
+        set_handler(Signal::SIGCHLD, pick(self.child_ignored))?;
+        self.mask.thread_set_mask()?;
+        Ok(())
+    }
+}
+
+fn set_handler(signal: Signal, handler: SigHandler) -> io::Result<SigAction> {
+    let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler is one of the two constants, no function.
+    Ok(unsafe { sigaction(signal, &action)? })
+}

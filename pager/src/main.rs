@@ -1,0 +1,40 @@
+//! `gms`: runs programs with more memory than the machine, or their budget, has.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use gms_pager::cli::{Cli, one_line};
+use gms_pager::commands::{EXIT_USAGE, dispatch, say};
+use gms_pager::launch::note_inheritance;
+
+/// Runs before Rust's own start-up, which changes what the command would inherit.
+#[used]
+// SAFETY: the loader calls every function in this section once; this one makes system calls and sets an atomic.
+#[unsafe(link_section = ".init_array")]
+static NOTE_INHERITANCE: extern "C" fn() = note_inheritance;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            match error.kind() {
+                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => drop(error.print()),
+                _ => say(one_line(&error)),
+            }
+            return ExitCode::from(EXIT_USAGE);
+        }
+        Err(help) => {
+            // A reader that left early is no failure.
+            let _ = help.print();
+            return ExitCode::SUCCESS;
+        }
+    };
+    match dispatch(cli) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            say(&failure);
+            ExitCode::from(failure.status)
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! An attached process: its evictor, its outbox and where the clock's hand stands in its memory.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use gms_policy::ids::PageAddr;
+use linux_raw_sys::general as sys;
+use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+
+use crate::evictor::{Call, Evictor, has_ended, pidfd_getfd, pidfd_open, same_memory};
+use crate::inject::{InjectError, inject, remove_blob};
+use crate::page_map::PAGE;
+use crate::proc::{self, Mapping};
+use crate::range_set::RangeSet;
+use crate::shared::{Shared, Space, lock};
+use crate::uffd::{Faults, PageTables, UFFDIO_MOVE, USERFAULTFD_IOC_NEW};
+
+/// Most pages moved at once: bounds how long the gate is closed.
+pub const BATCH: usize = 64;
+const OUTBOX_LEN: u64 = BATCH as u64 * PAGE;
+const MOVE_LEN: usize = size_of::<sys::uffdio_move>();
+/// UFFDIO_MOVE_MODE_DONTWAKE.
+const DONTWAKE: u64 = 1;
+const MADV_POPULATE_WRITE: u64 = sys::MADV_POPULATE_WRITE as u64;
+/// Top of a thread's stack, where the C library keeps the thread's own data. The kernel writes the end of the thread there and does
+/// not wait for a page then (handle_userfault refuses exiting threads), so that a join would wait for ever.
+const THREAD_TOP: u64 = 2 * PAGE;
+/// Guard areas below thread stacks are at most this long.
+const GUARD_MAX: u64 = 1 << 20;
+
+/// See the module's documentation.
+pub struct Process {
+    /// Its process id.
+    pub pid: i32,
+    /// Its memory.
+    pub space: Arc<Space>,
+    /// Resident anonymous bytes at the last look.
+    pub resident: u64,
+    /// Pages chosen to go out next.
+    pub victims: VecDeque<PageAddr>,
+    /// Where the clock's hand stands.
+    pub hand: u64,
+    /// What may be evicted: writable, registered when last looked at.
+    pub sweep: RangeSet,
+    /// How long its thread was stopped by the attach.
+    pub stopped_for: Duration,
+    /// Its page tables.
+    pub page_tables: PageTables,
+    pidfd: OwnedFd,
+    evictor: Evictor,
+    uffd_number: u64,
+    outbox: u64,
+    outbox_full: bool,
+    seen_changes: u64,
+    seen_size: u64,
+    next_scan: Instant,
+}
+
+/// What came of an attempt to move pages out.
+pub struct MovedPages {
+    /// For each page of the batch: its place in the outbox if it moved.
+    pub places: Vec<Option<u32>>,
+}
+
+impl Process {
+    /// Attaches a process. `orphans` are spaces of forked children whose process is not known yet: if this process is one of them,
+    /// its space is taken from there.
+    pub fn attach(
+        shared: &Shared,
+        pid: i32,
+        orphans: &mut Vec<Arc<Space>>,
+    ) -> Result<Process, InjectError> {
+        let os = |what| move |errno| InjectError::Os { what, errno };
+        let pidfd = pidfd_open(pid).map_err(|_| InjectError::Gone)?;
+        let page_tables = PageTables::open(pid).map_err(|_| InjectError::Gone)?;
+        let injected = inject(pid)?;
+        lock(&shared.evictors).push(injected.evictor.as_raw());
+        let mut evictor = Evictor::connect(&injected)?;
+        let set_up = SetUp::new(&mut evictor, pid).map_err(os("setting the evictor up"))?;
+        let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
+            Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
+            None => set_up.new_space(shared, &mut evictor).map_err(os("making a userfaultfd"))?,
+        };
+        space.pid.store(pid, Ordering::Relaxed);
+        set_up.make_will(&evictor, pid).map_err(os("preparing for the supervisor's end"))?;
+        Ok(Process {
+            pid,
+            space,
+            resident: 0,
+            victims: VecDeque::new(),
+            hand: 0,
+            sweep: RangeSet::default(),
+            stopped_for: injected.stopped_for,
+            page_tables,
+            pidfd,
+            evictor,
+            uffd_number,
+            outbox: set_up.outbox,
+            outbox_full: false,
+            seen_changes: u64::MAX,
+            seen_size: 0,
+            next_scan: Instant::now(),
+        })
+    }
+
+    /// Whether the process has ended.
+    pub fn has_ended(&self) -> bool {
+        has_ended(self.pidfd.as_fd())
+    }
+
+    /// Whether the process runs another program now, in another address space.
+    pub fn has_execed(&self) -> bool {
+        matches!(same_memory(Pid::from_raw(self.pid), self.evictor.pid()), Ok(false))
+    }
+
+    /// Whether the evictor has been killed, which leaves nobody to evict, or to stop the workload if we die.
+    pub fn evictor_died(&self) -> bool {
+        has_ended(self.evictor.process())
+    }
+
+    /// Process id of the evictor.
+    pub fn evictor_pid(&self) -> i32 {
+        self.evictor.pid().as_raw()
+    }
+
+    // ---- mappings
+
+    /// Registers what has been mapped since the last time, if anything may have been. Returns anonymous bytes that cannot be paged.
+    pub fn register_new(&mut self, shared: &Shared, now: Instant) -> Option<u64> {
+        let size = proc::virtual_size(self.pid)?;
+        let changes = self.space.changes.load(Ordering::Relaxed);
+        if (size, changes) == (self.seen_size, self.seen_changes) && now < self.next_scan {
+            return None;
+        }
+        let mappings = proc::maps(self.pid)?;
+        let unpageable = self.register_mappings(shared, &mappings);
+        (self.seen_size, self.seen_changes) = (size, changes);
+        // Mappings of equal size may have come and gone unseen: look again in any case, but spend little on it.
+        self.next_scan = Instant::now() + (now.elapsed() * 50).max(Duration::from_millis(100));
+        Some(unpageable)
+    }
+
+    fn register_mappings(&mut self, shared: &Shared, mappings: &[Mapping]) -> u64 {
+        let mut sweep = RangeSet::default();
+        let mut unpageable = 0;
+        for (i, mapping) in mappings.iter().enumerate() {
+            if !mapping.is_anonymous() || self.is_ours(mapping) {
+                continue;
+            }
+            let registered = self.register(shared, mapping);
+            if registered && mapping.is_writable() && !mapping.is_executable() {
+                sweep.insert(mapping.range.clone());
+                if i > 0 && is_thread_stack(&mappings[i - 1], mapping) {
+                    sweep.remove(mapping.range.end - THREAD_TOP..mapping.range.end);
+                }
+            } else {
+                unpageable += self.resident_in(mapping);
+            }
+        }
+        self.sweep = sweep;
+        unpageable
+    }
+
+    fn is_ours(&self, mapping: &Mapping) -> bool {
+        let blob = self.evictor.base();
+        let overlaps = |start: u64, length: u64| {
+            mapping.range.start < start + length && start < mapping.range.end
+        };
+        overlaps(blob, crate::arch::BLOB_LEN as u64) || overlaps(self.outbox, OUTBOX_LEN)
+    }
+
+    /// The gate is closed meanwhile: an unmap that we have not seen must not come between the registration and its record.
+    fn register(&self, shared: &Shared, mapping: &Mapping) -> bool {
+        let _gate = lock(&self.space.gate);
+        let parts = lock(&shared.tables).unregistered_parts(self.space.id, mapping.range.clone());
+        for part in parts {
+            if self.space.faults.register(part.clone()).is_err() {
+                return false;
+            }
+            lock(&shared.tables).register(self.space.id, part);
+        }
+        true
+    }
+
+    fn resident_in(&self, mapping: &Mapping) -> u64 {
+        let mut regions = Vec::new();
+        let mut at = mapping.range.start;
+        while at < mapping.range.end {
+            match self.page_tables.present(at..mapping.range.end, u64::MAX >> 12, &mut regions) {
+                Ok(end) if end > at => at = end,
+                _ => break,
+            }
+        }
+        regions.iter().map(|r| r.end - r.start).sum()
+    }
+
+    // ---- eviction
+
+    /// Moves the pages out of the workload's way, into the outbox. The caller holds the gate and has marked them as leaving.
+    pub fn move_out(&mut self, pages: &[PageAddr]) -> nix::Result<MovedPages> {
+        let mut moved = MovedPages { places: vec![None; pages.len()] };
+        let mut failed = self.move_runs(pages, &runs(pages), false, &mut moved)?;
+        if !failed.is_empty() {
+            let singles: Vec<(usize, usize)> = failed.iter().map(|&(i, _)| (i, 1)).collect();
+            failed = self.move_runs(pages, &singles, false, &mut moved)?;
+        }
+        // A page shared since a fork cannot be moved until it has been copied for this process.
+        let shared: Vec<(usize, usize)> =
+            failed.iter().filter(|f| f.1 == Errno::EBUSY).map(|&(i, _)| (i, 1)).collect();
+        if !shared.is_empty() {
+            self.move_runs(pages, &shared, true, &mut moved)?;
+        }
+        Ok(moved)
+    }
+
+    /// Moves runs of adjacent pages (index, count); each page's place in the outbox is its index. Returns the pages that did not move.
+    fn move_runs(
+        &mut self,
+        pages: &[PageAddr],
+        runs: &[(usize, usize)],
+        unshare: bool,
+        moved: &mut MovedPages,
+    ) -> nix::Result<Vec<(usize, Errno)>> {
+        let count = runs.len() * (1 + usize::from(unshare));
+        let mut calls = Vec::with_capacity(count);
+        let mut aux = Vec::with_capacity(runs.len() * MOVE_LEN);
+        for (n, &(index, length)) in runs.iter().enumerate() {
+            let (source, bytes) = (pages[index].get(), length as u64 * PAGE);
+            if unshare {
+                calls.push(Call::new(libc::SYS_madvise, &[source, bytes, MADV_POPULATE_WRITE]));
+            }
+            let argument = self.evictor.aux_address(count) + (n * MOVE_LEN) as u64;
+            calls.push(Call::new(libc::SYS_ioctl, &[self.uffd_number, UFFDIO_MOVE, argument]));
+            for word in [self.outbox + index as u64 * PAGE, source, bytes, DONTWAKE, 0] {
+                aux.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+        self.evictor.run(&mut calls, &mut aux, &[])?;
+        let mut failed = Vec::new();
+        for (n, &(index, length)) in runs.iter().enumerate() {
+            let word = &aux[(n + 1) * MOVE_LEN - 8..(n + 1) * MOVE_LEN];
+            let result = i64::from_le_bytes([
+                word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7],
+            ]);
+            let done = (result.max(0) as u64 / PAGE) as usize;
+            for i in index..index + done {
+                moved.places[i] = Some(i as u32);
+                self.outbox_full = true;
+            }
+            let errno = if result < 0 { Errno::from_raw(-result as i32) } else { Errno::EAGAIN };
+            failed.extend((index + done..index + length).map(|i| (i, errno)));
+        }
+        Ok(failed)
+    }
+
+    /// Frees the pages in the outbox: they have been read. It is not registered meanwhile, or the kernel would report the removal to
+    /// us and block the evictor until we had read that.
+    pub fn clear_outbox(&mut self) -> nix::Result<()> {
+        if !self.outbox_full {
+            return Ok(());
+        }
+        let outbox = self.outbox..self.outbox + OUTBOX_LEN;
+        let as_errno = |_| Errno::EIO;
+        self.space.faults.unregister(outbox.clone()).map_err(as_errno)?;
+        let advice = libc::MADV_DONTNEED as u64;
+        self.evictor.run(
+            &mut [Call::new(libc::SYS_madvise, &[self.outbox, OUTBOX_LEN, advice])],
+            &mut [],
+            &[],
+        )?;
+        self.space.faults.register(outbox).map_err(as_errno)?;
+        self.outbox_full = false;
+        Ok(())
+    }
+
+    /// Copies moved pages from the outbox: `into[i]` is the frame for the page at place `places[i]`.
+    pub fn read_outbox(&self, places: &[u32], into: &mut [&mut [u8]]) -> nix::Result<()> {
+        let remote: Vec<RemoteIoVec> = places
+            .iter()
+            .map(|&p| RemoteIoVec {
+                base: (self.outbox + u64::from(p) * PAGE) as usize,
+                len: PAGE as usize,
+            })
+            .collect();
+        let mut local: Vec<IoSliceMut> =
+            into.iter_mut().map(|frame| IoSliceMut::new(frame)).collect();
+        let wanted = places.len() * PAGE as usize;
+        // The workload's process has the same memory, should the evictor have been killed.
+        let got = process_vm_readv(self.evictor.pid(), &mut local, &remote)
+            .or_else(|_| process_vm_readv(Pid::from_raw(self.pid), &mut local, &remote))?;
+        if got == wanted { Ok(()) } else { Err(Errno::EFAULT) }
+    }
+
+    // ---- the end
+
+    /// Leaves the process as it was found: no evictor, no mapping of ours, nothing registered. All pages must be home.
+    pub fn release(mut self, shared: &Shared) {
+        for range in lock(&shared.tables).registered(self.space.id).iter() {
+            // A range that has gone meanwhile needs no unregistering.
+            let _ = self.space.faults.unregister(range);
+        }
+        let outbox = self.outbox..self.outbox + OUTBOX_LEN;
+        let _ = self.space.faults.unregister(outbox);
+        let unmap = Call::new(libc::SYS_munmap, &[self.outbox, OUTBOX_LEN]);
+        let _ = self.evictor.run(&mut [unmap], &mut [], &[]);
+        let base = self.evictor.base();
+        self.evictor.dismiss();
+        // 44 KiB of address space stay behind if no thread can be stopped for it.
+        let _ = remove_blob(self.pid, base);
+    }
+
+    /// The process is gone: lets its evictor end.
+    pub fn bury(self) {
+        self.evictor.dismiss();
+    }
+}
+
+/// Runs of adjacent pages: (first index, count).
+fn runs(pages: &[PageAddr]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for (i, page) in pages.iter().enumerate() {
+        match runs.last_mut() {
+            Some((first, count)) if pages[*first].get() + *count as u64 * PAGE == page.get() => {
+                *count += 1
+            }
+            _ => runs.push((i, 1)),
+        }
+    }
+    runs
+}
+
+/// Thread stacks of the C libraries lie right above an inaccessible guard.
+fn is_thread_stack(below: &Mapping, mapping: &Mapping) -> bool {
+    below.is_anonymous()
+        && below.perms[..3] == *b"---"
+        && below.range.end == mapping.range.start
+        && below.range.end - below.range.start <= GUARD_MAX
+}
+
+/// The evictor's descriptors and memory while it is being set up.
+struct SetUp {
+    outbox: u64,
+    pidfd_number: u64,
+    /// Whether descriptor 2 is /dev/userfaultfd.
+    device: bool,
+}
+
+impl SetUp {
+    /// Gives the evictor our stderr (descriptor 1), /dev/userfaultfd if we may open it (2), an outbox and a descriptor of its process.
+    fn new(evictor: &mut Evictor, pid: i32) -> nix::Result<SetUp> {
+        let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
+        let mut fds: Vec<RawFd> = vec![libc::STDERR_FILENO];
+        fds.extend(device.as_ref().map(AsRawFd::as_raw_fd));
+        let outbox = outbox_address();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let mmap = [outbox, OUTBOX_LEN, access as u64, flags as u64, u64::MAX, 0];
+        let mut calls = [
+            Call::new(libc::SYS_mmap, &mmap),
+            Call::new(libc::SYS_madvise, &[outbox, OUTBOX_LEN, libc::MADV_NOHUGEPAGE as u64]),
+            Call::new(libc::SYS_madvise, &[outbox, OUTBOX_LEN, libc::MADV_DONTFORK as u64]),
+            Call::new(libc::SYS_pidfd_open, &[pid as u64, 0]),
+        ];
+        evictor.run(&mut calls, &mut [], &fds)?;
+        calls[0].outcome()?;
+        calls[2].outcome()?;
+        Ok(SetUp { outbox, pidfd_number: calls[3].outcome()?, device: device.is_some() })
+    }
+
+    /// The outbox lies at a random address, so that only the right child's userfaultfd can register it.
+    fn adopt_orphan(
+        &self,
+        evictor: &mut Evictor,
+        orphans: &mut Vec<Arc<Space>>,
+    ) -> Option<nix::Result<(Arc<Space>, u64)>> {
+        let outbox = self.outbox..self.outbox + OUTBOX_LEN;
+        let at = orphans.iter().position(|space| space.faults.register(outbox.clone()).is_ok())?;
+        let space = orphans.swap_remove(at);
+        let number = self.pidfd_number + 1;
+        let sent = evictor.run(&mut [], &mut [], &[space.faults.as_fd().as_raw_fd()]);
+        Some(sent.map(|()| (space, number)))
+    }
+
+    fn new_space(&self, shared: &Shared, evictor: &mut Evictor) -> nix::Result<(Arc<Space>, u64)> {
+        const FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+        let make = match self.device {
+            true => Call::new(libc::SYS_ioctl, &[2, USERFAULTFD_IOC_NEW, FLAGS]),
+            false => Call::new(libc::SYS_userfaultfd, &[FLAGS]),
+        };
+        let mut calls = [make];
+        evictor.run(&mut calls, &mut [], &[])?;
+        let number = calls[0].outcome()?;
+        let faults = Faults::enable(pidfd_getfd(evictor.process(), number as RawFd)?)?;
+        faults.register(self.outbox..self.outbox + OUTBOX_LEN).map_err(|_| Errno::EINVAL)?;
+        let space = Space {
+            id: shared.new_space(),
+            faults,
+            gate: Default::default(),
+            pid: AtomicI32::new(0),
+            changes: AtomicU64::new(0),
+        };
+        Ok((Arc::new(space), number))
+    }
+
+    /// If we die the evictor says so and kills the workload, before it could read zeros where pages were.
+    fn make_will(&self, evictor: &Evictor, pid: i32) -> nix::Result<()> {
+        let text = format!(
+            "gms: the pager has died: process {pid} is killed, because its evicted pages are lost\n"
+        );
+        let write = [1, evictor.will_aux_address(2), text.len() as u64];
+        let calls = [
+            Call::new(
+                libc::SYS_pidfd_send_signal,
+                &[self.pidfd_number, libc::SIGKILL as u64, 0, 0],
+            ),
+            Call::new(libc::SYS_write, &write),
+        ];
+        evictor.set_will(&calls, text.as_bytes())
+    }
+}
+
+/// A random page-aligned address in the upper half of user space's lower 2^46 bytes.
+fn outbox_address() -> u64 {
+    let mut random = [0u8; 8];
+    // SAFETY: the kernel writes 8 bytes to a live array.
+    unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
+    (1 << 45 | u64::from_le_bytes(random) & ((1 << 45) - 1)) & !(PAGE - 1)
+}

@@ -1,0 +1,267 @@
+//! What the threads of a supervisor share.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use gms_policy::ids::{PageAddr, SpaceId};
+use hdrhistogram::Histogram;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::frames::Frames;
+use crate::page_map::PAGE;
+use crate::session::{Outcome, SessionConfig};
+use crate::stats::AgentStats;
+use crate::tables::{Place, Tables};
+use crate::uffd::Faults;
+
+/// Pages of the write-back buffer: 16 MiB.
+pub const SLOTS: u32 = 4096;
+/// Most commands waiting for a thread. Prefetches beyond it are dropped; the rest is rare.
+const COMMANDS_MAX: usize = 1024;
+/// Longest fault latency that is told apart from longer ones.
+const LATENCY_MAX: Duration = Duration::from_secs(60);
+
+/// One address space of the workload.
+pub struct Space {
+    /// Its name.
+    pub id: SpaceId,
+    /// Its userfaultfd.
+    pub faults: Faults,
+    /// Excludes reading events from marking-and-moving pages: `UFFDIO_MOVE` would take pages of a mapping that came into place
+    /// of the one whose pages were marked. Taken before the tables' lock.
+    pub gate: Mutex<()>,
+    /// Process whose memory it is; 0 while unknown (a child just forked).
+    pub pid: AtomicI32,
+    /// Events that changed the mappings, so that they must be looked at again.
+    pub changes: AtomicU64,
+}
+
+/// For the fault thread.
+pub enum FaultCommand {
+    /// Serve this space too.
+    Add(Arc<Space>),
+    /// The space has ended.
+    Drop(SpaceId),
+}
+
+/// For the evict thread.
+pub enum EvictCommand {
+    /// A child was forked; its process is to be found.
+    Forked(Arc<Space>),
+    /// Fetch these pages ahead.
+    Prefetch(SpaceId, Vec<PageAddr>),
+    /// The page was used soon after it was chosen to go.
+    Referenced(Place),
+}
+
+/// See the module's documentation.
+pub struct Shared {
+    /// What the user asked for.
+    pub config: SessionConfig,
+    /// What is known of the pages.
+    pub tables: Mutex<Tables>,
+    /// Bytes of the write-back slots.
+    pub frames: Frames,
+    /// Secret seed of the page checksums.
+    pub seed: u64,
+    /// Resident bytes of the tree: measured by the evict thread, advanced by both in between.
+    pub resident: AtomicI64,
+    /// Faults must not bring residents above this; the budget, unless nothing can be evicted.
+    pub ceiling: AtomicI64,
+    /// Processes of ours inside the workload: their faults never wait for room.
+    pub evictors: Mutex<Vec<i32>>,
+    next_space: AtomicU32,
+    /// To the fault thread.
+    pub to_fault: Sender<FaultCommand>,
+    /// To the evict thread.
+    pub to_evict: Sender<EvictCommand>,
+    kick_fault: EventFd,
+    kick_evict: EventFd,
+    done: EventFd,
+    outcome: Mutex<Option<Outcome>>,
+    /// The threads shall end.
+    pub stop: AtomicBool,
+    /// All pages shall be brought home.
+    pub detaching: AtomicBool,
+    /// Page faults handled.
+    pub faults: AtomicU64,
+    /// Pages filled with zeros.
+    pub zero_fills: AtomicU64,
+    /// Pages fetched.
+    pub pages_in: AtomicU64,
+    /// Pages fetched ahead.
+    pub prefetched: AtomicU64,
+    /// Of those, used.
+    pub prefetch_hits: AtomicU64,
+    /// Latency of fetches in ns.
+    pub latency: Mutex<Histogram<u64>>,
+    /// Figures which only the evict thread can tell.
+    pub gauges: Mutex<Gauges>,
+    /// Beginning of the session.
+    pub started: Instant,
+}
+
+/// Figures which the evict thread publishes.
+#[derive(Clone, Debug, Default)]
+pub struct Gauges {
+    /// Root process.
+    pub root: i32,
+    /// Its command line.
+    pub command: String,
+    /// Highest resident bytes measured.
+    pub resident_peak: u64,
+    /// Bytes that could not be paged.
+    pub unpageable: u64,
+    /// Longest stop for an attach.
+    pub attach: Duration,
+    /// Processes seen.
+    pub processes: u64,
+    /// Processes attached.
+    pub attached: u64,
+    /// The agents.
+    pub agents: Vec<AgentStats>,
+}
+
+/// The other ends of the command channels.
+pub struct Commands {
+    /// For the fault thread.
+    pub fault: Receiver<FaultCommand>,
+    /// For the evict thread.
+    pub evict: Receiver<EvictCommand>,
+}
+
+impl Shared {
+    /// Everything at its beginning.
+    pub fn new(config: SessionConfig, seed: u64) -> std::io::Result<(Arc<Shared>, Commands)> {
+        let (to_fault, fault) = bounded(COMMANDS_MAX);
+        let (to_evict, evict) = bounded(COMMANDS_MAX);
+        let event_fd =
+            || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let latency = Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, 3)
+            .map_err(|e| std::io::Error::other(e.to_string()))?;
+        let shared = Shared {
+            tables: Mutex::new(Tables::new(SLOTS)?),
+            frames: Frames::new(SLOTS)?,
+            seed,
+            resident: AtomicI64::new(0),
+            ceiling: AtomicI64::new(config.budget_bytes as i64),
+            evictors: Mutex::default(),
+            next_space: AtomicU32::new(1),
+            to_fault,
+            to_evict,
+            kick_fault: event_fd()?,
+            kick_evict: event_fd()?,
+            done: event_fd()?,
+            outcome: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            detaching: AtomicBool::new(false),
+            faults: AtomicU64::new(0),
+            zero_fills: AtomicU64::new(0),
+            pages_in: AtomicU64::new(0),
+            prefetched: AtomicU64::new(0),
+            prefetch_hits: AtomicU64::new(0),
+            latency: Mutex::new(latency),
+            gauges: Mutex::default(),
+            started: Instant::now(),
+            config,
+        };
+        Ok((Arc::new(shared), Commands { fault, evict }))
+    }
+
+    /// A name for a new space.
+    pub fn new_space(&self) -> SpaceId {
+        SpaceId(self.next_space.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Checksum of a page.
+    pub fn checksum(&self, page: &[u8]) -> u64 {
+        xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
+    }
+
+    /// Whether `pages` more may become resident now.
+    pub fn has_room(&self, pages: u64) -> bool {
+        let after = self.resident.load(Ordering::Relaxed) + (pages * PAGE) as i64;
+        after <= self.ceiling.load(Ordering::Relaxed)
+    }
+
+    /// Pages have become resident, or (negative) are no longer.
+    pub fn count_resident(&self, pages: i64) {
+        self.resident.fetch_add(pages * PAGE as i64, Ordering::Relaxed);
+    }
+
+    /// Wakes the fault thread.
+    pub fn kick_fault(&self) {
+        // The counter can only be full if the thread is awake anyway.
+        let _ = self.kick_fault.write(1);
+    }
+
+    /// Wakes the evict thread.
+    pub fn kick_evict(&self) {
+        let _ = self.kick_evict.write(1);
+    }
+
+    /// What the fault thread's kicks arrive on.
+    pub fn fault_kicks(&self) -> &EventFd {
+        &self.kick_fault
+    }
+
+    /// What the evict thread's kicks arrive on.
+    pub fn evict_kicks(&self) -> &EventFd {
+        &self.kick_evict
+    }
+
+    /// Readable once there is an outcome.
+    pub fn done_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.done.as_fd()
+    }
+
+    /// The session has ended by itself; the first outcome stands.
+    pub fn finish(&self, outcome: Outcome) {
+        let mut slot = lock(&self.outcome);
+        if slot.is_none() {
+            *slot = Some(outcome);
+            let _ = self.done.write(1);
+        }
+    }
+
+    /// Data could not be had or kept: the workload must be stopped before it sees a wrong byte.
+    pub fn fail(&self, reason: impl Into<String>) {
+        self.finish(Outcome::Killed(reason.into()));
+        self.kick_evict();
+    }
+
+    /// How the session ended, if it did.
+    pub fn outcome(&self) -> Option<Outcome> {
+        lock(&self.outcome).clone()
+    }
+
+    /// Whether the workload is being killed.
+    pub fn has_failed(&self) -> bool {
+        matches!(*lock(&self.outcome), Some(Outcome::Killed(_)))
+    }
+
+    /// Wakes the threads which wait for these pages; they fault again and are served by what is known then.
+    pub fn wake(&self, spaces: &HashMap<SpaceId, Arc<Space>>, places: &[Place]) {
+        for (space, page) in places {
+            if let Some(space) = spaces.get(space) {
+                space.faults.wake(page.get()..page.get() + PAGE);
+            }
+        }
+    }
+}
+
+/// Locks; a panic of another thread ends the process anyway (see `session`).
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Empties an event counter.
+pub fn drain(event: &EventFd) {
+    let mut count = [0u8; 8];
+    // Fails with EAGAIN when it is empty already.
+    let _ = nix::unistd::read(event.as_fd(), &mut count);
+}

@@ -1,0 +1,638 @@
+//! What the supervisor knows of the workload's pages, as a state machine without I/O: the page map, the write-back slots, who shares which
+//! content, which ranges are registered, which are quarantined.
+//!
+//! Life of a page: resident -> `Slot` (marked before the MOVE, so that a fault at any moment finds it) -> `Remote` -> fault ->
+//! `Kept` (resident, the agent's copy still good) -> evicted again: unchanged pages go straight back to `Remote`.
+//!
+//! An entry exists only inside a registered range. Everything that happens to the address space arrives as an event before it can
+//! be observed through a fault, because the kernel refuses COPY, ZEROPAGE and MOVE while an event is unread.
+//!
+//! **Quarantine.** REMOVE arrives before the pages go. If such a page were evicted in between, the workload would later get its
+//! old bytes instead of zeros. So the range is quarantined: a page in it is not evicted until it has been seen absent or been
+//! installed anew, both of which prove that the removal is over.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::ops::Range;
+
+use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
+
+use crate::page_map::{CONTENT_ID_MAX, Content, PAGE, PageMap, State};
+use crate::range_set::RangeSet;
+
+/// A page of a space.
+pub type Place = (SpaceId, PageAddr);
+
+/// What to do about a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultAction {
+    /// Nothing was ever there (or it was discarded): install zeros.
+    Zero,
+    /// Install the bytes of this write-back slot, then call [`Tables::second_chance`].
+    Buffered(u32),
+    /// Fetch from the agent, verify, install, then call [`Tables::fetched`].
+    Fetch(Content),
+    /// The page is on its way (being evicted or prefetched): whoever finishes that wakes the thread.
+    Wait,
+}
+
+/// What became of a page that should go out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictOutcome {
+    /// It stayed where it was (pinned, shared, or the address space was changing).
+    Stayed,
+    /// It moved out and holds only zeros.
+    Zero,
+    /// It moved out; its checksum.
+    Moved(u64),
+}
+
+/// Counters of outcomes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Pages which agents acknowledged.
+    pub pages_out: u64,
+    /// Unchanged pages dropped at eviction.
+    pub clean_drops: u64,
+    /// Zero pages dropped at eviction.
+    pub zero_drops: u64,
+    /// Faults served from the write-back buffer.
+    pub second_chances: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Free,
+    /// Marked; the MOVE is to come or under way. Left by `finish_evict`.
+    Leaving,
+    /// The bytes are in the buffer. Left by `start_write`, or when no owner is left.
+    Ready,
+    /// Written to this agent, not yet acknowledged. Left by `written`.
+    Sent(AgentId),
+}
+
+struct Slot {
+    phase: Phase,
+    /// The pages whose bytes these are: one, or several after forks.
+    owners: Vec<Place>,
+    /// The agent's copy of the page before it changed.
+    kept: Option<Content>,
+    id: ContentId,
+    hash: u64,
+}
+
+#[derive(Default)]
+struct SpaceState {
+    registered: RangeSet,
+    quarantine: RangeSet,
+}
+
+/// See the module's documentation.
+pub struct Tables {
+    map: PageMap,
+    spaces: BTreeMap<SpaceId, SpaceState>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    ready: VecDeque<u32>,
+    /// Contents with more than one entry.
+    shared: HashMap<ContentId, u32>,
+    /// Faults that wait for somebody else's work.
+    waiters: HashSet<Place>,
+    /// Faults that wait until room is made.
+    roomless: HashSet<Place>,
+    /// Pages which are being prefetched.
+    prefetching: HashSet<Place>,
+    /// Contents that agents may forget.
+    discards: BTreeMap<AgentId, Vec<ContentId>>,
+    next_content: u64,
+    remote_pages: u64,
+    /// Highest number of pages at agents.
+    pub remote_pages_peak: u64,
+    /// The page map was full when an entry had to be made: the workload cannot go on.
+    pub exhausted: bool,
+    /// Outcomes so far.
+    pub counters: Counters,
+}
+
+impl Tables {
+    /// Empty tables with a write-back buffer of `slots` pages.
+    pub fn new(slots: u32) -> std::io::Result<Tables> {
+        let slot = |_| Slot {
+            phase: Phase::Free,
+            owners: Vec::new(),
+            kept: None,
+            id: ContentId(0),
+            hash: 0,
+        };
+        Ok(Tables {
+            map: PageMap::new()?,
+            spaces: BTreeMap::new(),
+            slots: (0..slots).map(slot).collect(),
+            free: (0..slots).rev().collect(),
+            ready: VecDeque::new(),
+            shared: HashMap::new(),
+            waiters: HashSet::new(),
+            roomless: HashSet::new(),
+            prefetching: HashSet::new(),
+            discards: BTreeMap::new(),
+            next_content: 1,
+            remote_pages: 0,
+            remote_pages_peak: 0,
+            exhausted: false,
+            counters: Counters::default(),
+        })
+    }
+
+    // ---- spaces and ranges
+
+    /// A space begins.
+    pub fn add_space(&mut self, space: SpaceId) {
+        self.spaces.entry(space).or_default();
+    }
+
+    /// A space has ended.
+    pub fn drop_space(&mut self, space: SpaceId) {
+        self.forget(space, 0..u64::MAX);
+        self.spaces.remove(&space);
+        self.waiters.retain(|w| w.0 != space);
+        self.roomless.retain(|w| w.0 != space);
+        self.prefetching.retain(|w| w.0 != space);
+    }
+
+    /// A range has been registered, of which nothing was registered before: whatever was known of its addresses is of an
+    /// older mapping.
+    pub fn register(&mut self, space: SpaceId, range: Range<u64>) {
+        self.forget(space, range.clone());
+        if let Some(state) = self.spaces.get_mut(&space) {
+            state.quarantine.remove(range.clone());
+            state.registered.insert(range);
+        }
+    }
+
+    /// The registered ranges of a space.
+    pub fn registered(&self, space: SpaceId) -> RangeSet {
+        self.spaces.get(&space).map(|s| s.registered.clone()).unwrap_or_default()
+    }
+
+    /// The parts of a range that are not registered yet.
+    pub fn unregistered_parts(&self, space: SpaceId, range: Range<u64>) -> Vec<Range<u64>> {
+        self.spaces.get(&space).map(|s| s.registered.gaps(range)).unwrap_or_default()
+    }
+
+    /// The registered range around an address.
+    pub fn registered_around(&self, space: SpaceId, page: PageAddr) -> Option<Range<u64>> {
+        self.spaces.get(&space)?.registered.containing(page.get())
+    }
+
+    // ---- faults
+
+    /// A thread waits for this page.
+    pub fn fault(&mut self, place: Place) -> FaultAction {
+        if self.prefetching.contains(&place) {
+            self.waiters.insert(place);
+            return FaultAction::Wait;
+        }
+        match self.map.get(place.0, place.1) {
+            State::Empty => FaultAction::Zero,
+            // A late message of a thread that is served already (then the copy finds the page there), or we are wrong:
+            // fetching is right in both cases.
+            State::Remote(content) | State::Kept(content) => FaultAction::Fetch(content),
+            State::Slot(slot) if self.slots[slot as usize].phase == Phase::Leaving => {
+                self.waiters.insert(place);
+                FaultAction::Wait
+            }
+            State::Slot(slot) => FaultAction::Buffered(slot),
+        }
+    }
+
+    /// How many pages from `page` on, up to `pages_max`, have no entry and lie in the same registered range.
+    pub fn empty_run(&self, space: SpaceId, page: PageAddr, pages_max: u64) -> u64 {
+        let Some(around) = self.registered_around(space, page) else { return 1 };
+        let end = around.end.min(page.get() + pages_max * PAGE);
+        let mut stop = end;
+        self.map.visit(space, page.get()..end, |known, _| {
+            stop = known.get();
+            false
+        });
+        ((stop - page.get()) / PAGE).max(1)
+    }
+
+    /// Zeros (or fetched bytes) were installed at these addresses: removals there are over.
+    pub fn installed(&mut self, space: SpaceId, range: Range<u64>) {
+        if let Some(state) = self.spaces.get_mut(&space)
+            && !state.quarantine.is_empty()
+        {
+            state.quarantine.remove(range);
+        }
+    }
+
+    /// The page was installed from its write-back slot: it is the workload's again, as if it had never left.
+    pub fn second_chance(&mut self, place: Place) {
+        self.counters.second_chances += 1;
+        self.disown(place);
+    }
+
+    /// The page was installed from `content`. False if the entry has changed meanwhile.
+    pub fn fetched(&mut self, place: Place, content: Content) -> bool {
+        let same = self.is_remote(place, content);
+        if same {
+            self.put(place, State::Kept(content));
+            self.installed(place.0, place.1.get()..place.1.get() + PAGE);
+        }
+        same
+    }
+
+    /// Whether the page still is where the fetch went to look for it.
+    pub fn is_remote(&self, place: Place, content: Content) -> bool {
+        let state = self.map.get(place.0, place.1);
+        state == State::Remote(content) || state == State::Kept(content)
+    }
+
+    /// A fault waits until room is made.
+    pub fn wait_for_room(&mut self, place: Place) {
+        self.roomless.insert(place);
+    }
+
+    /// Whether faults wait for room.
+    pub fn is_crowded(&self) -> bool {
+        !self.roomless.is_empty()
+    }
+
+    /// The faults that wait for room: woken, they fault again.
+    pub fn take_roomless(&mut self) -> Vec<Place> {
+        self.roomless.drain().collect()
+    }
+
+    // ---- prefetch
+
+    /// The pages which of these are only at an agent and not yet on their way; they are marked as being fetched.
+    pub fn begin_prefetch(
+        &mut self,
+        space: SpaceId,
+        pages: &[PageAddr],
+    ) -> Vec<(PageAddr, Content)> {
+        let mut begun = Vec::new();
+        for &page in pages {
+            if let State::Remote(content) = self.map.get(space, page)
+                && self.prefetching.insert((space, page))
+            {
+                begun.push((page, content));
+            }
+        }
+        begun
+    }
+
+    /// The prefetch of a page is over; returns whether a fault waits for it.
+    pub fn end_prefetch(&mut self, place: Place) -> bool {
+        self.prefetching.remove(&place);
+        self.waiters.remove(&place)
+    }
+
+    /// Pages of a space which are only at agents, up to `max`, not before `from`.
+    pub fn remote_pages_from(&self, space: SpaceId, from: u64, max: usize) -> Vec<PageAddr> {
+        let mut found = Vec::new();
+        self.map.visit(space, from..u64::MAX, |page, state| {
+            if matches!(state, State::Remote(_)) {
+                found.push(page);
+            }
+            found.len() < max
+        });
+        found
+    }
+
+    /// Whether any page of the space is away (in the buffer or at an agent).
+    pub fn is_all_home(&self, space: SpaceId) -> bool {
+        let mut home = true;
+        self.map.visit(space, 0..u64::MAX, |_, state| {
+            home = matches!(state, State::Kept(_));
+            home
+        });
+        home
+    }
+
+    /// Pages of a space in the write-back buffer whose bytes are there.
+    pub fn buffered_pages(&self, space: SpaceId) -> Vec<(PageAddr, u32)> {
+        let mut found = Vec::new();
+        self.map.visit(space, 0..u64::MAX, |page, state| {
+            if let State::Slot(slot) = state
+                && self.slots[slot as usize].phase != Phase::Leaving
+            {
+                found.push((page, slot));
+            }
+            true
+        });
+        found
+    }
+
+    // ---- eviction
+
+    /// Slots free for pages on their way out.
+    pub fn free_slots(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Whether the page is ours to take: in a registered range, not being removed, not being fetched.
+    fn is_evictable(&self, place: Place) -> bool {
+        let Some(space) = self.spaces.get(&place.0) else { return false };
+        space.registered.contains(place.1.get())
+            && !space.quarantine.contains(place.1.get())
+            && !self.prefetching.contains(&place)
+    }
+
+    /// Addresses seen without a page: removals there are over.
+    pub fn seen_absent(&mut self, space: SpaceId, range: Range<u64>) {
+        self.installed(space, range);
+    }
+
+    /// Bytes in quarantine.
+    pub fn quarantined_bytes(&self) -> u64 {
+        self.spaces.values().map(|s| s.quarantine.len()).sum()
+    }
+
+    /// Marks pages as leaving; returns the slot for each that may go. Pages which are in quarantine, or on their way already, are left out.
+    pub fn begin_evict(
+        &mut self,
+        space: SpaceId,
+        pages: &[PageAddr],
+        out: &mut Vec<(PageAddr, u32)>,
+    ) {
+        for &page in pages {
+            let kept = match self.map.get(space, page) {
+                State::Empty => None,
+                State::Kept(content) | State::Remote(content) => Some(content),
+                State::Slot(_) => continue,
+            };
+            if !self.is_evictable((space, page)) {
+                continue;
+            }
+            let Some(index) = self.free.pop() else { return };
+            self.put((space, page), State::Slot(index));
+            let slot = &mut self.slots[index as usize];
+            slot.phase = Phase::Leaving;
+            slot.owners.push((space, page));
+            slot.kept = kept;
+            out.push((page, index));
+        }
+    }
+
+    /// The MOVE of a leaving page is over. Appends the places whose threads must be woken.
+    pub fn finish_evict(&mut self, index: u32, outcome: EvictOutcome, wake: &mut Vec<Place>) {
+        let slot = &mut self.slots[index as usize];
+        debug_assert_eq!(slot.phase, Phase::Leaving);
+        let owners = std::mem::take(&mut slot.owners);
+        let kept = slot.kept.take();
+        wake.extend(owners.iter().filter(|&place| self.waiters.remove(place)));
+        let state = match (outcome, kept) {
+            (EvictOutcome::Stayed, Some(content)) => State::Kept(content),
+            (EvictOutcome::Moved(hash), Some(content)) if hash == content.hash => {
+                self.counters.clean_drops += 1;
+                State::Remote(content)
+            }
+            (EvictOutcome::Moved(hash), _) if !owners.is_empty() => {
+                return self.make_ready(index, owners, kept, hash);
+            }
+            (EvictOutcome::Zero, _) => {
+                self.counters.zero_drops += 1;
+                State::Empty
+            }
+            _ => State::Empty,
+        };
+        self.settle(index, owners, state, kept);
+    }
+
+    fn make_ready(&mut self, index: u32, owners: Vec<Place>, kept: Option<Content>, hash: u64) {
+        if let Some(old) = kept {
+            self.release(old);
+        }
+        let id = ContentId(self.next_content);
+        assert!(id.0 <= CONTENT_ID_MAX, "2^48 evictions in one workload");
+        self.next_content += 1;
+        let slot = &mut self.slots[index as usize];
+        (slot.phase, slot.owners, slot.id, slot.hash) = (Phase::Ready, owners, id, hash);
+        self.ready.push_back(index);
+    }
+
+    /// Gives every owner the final state and frees the slot. `reference` is the reference which the slot held on a content.
+    fn settle(&mut self, index: u32, owners: Vec<Place>, state: State, reference: Option<Content>) {
+        let keeps = matches!(state, State::Kept(_) | State::Remote(_));
+        if let Some(content) = reference {
+            match (keeps, owners.len() as u32) {
+                (true, n) if n > 0 => self.share(content.id, n - 1),
+                _ => self.release(content),
+            }
+        }
+        for place in owners {
+            self.put(place, state);
+        }
+        let slot = &mut self.slots[index as usize];
+        slot.phase = Phase::Free;
+        slot.kept = None;
+        self.free.push(index);
+    }
+
+    /// Whether bytes wait to be written.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Takes up to `max` slots to be written to `agent`: slot, content id, checksum.
+    pub fn start_write(&mut self, agent: AgentId, max: usize) -> Vec<(u32, ContentId, u64)> {
+        let mut started = Vec::new();
+        while started.len() < max
+            && let Some(index) = self.ready.pop_front()
+        {
+            let slot = &mut self.slots[index as usize];
+            if slot.phase == Phase::Ready && !slot.owners.is_empty() {
+                slot.phase = Phase::Sent(agent);
+                started.push((index, slot.id, slot.hash));
+            }
+        }
+        started
+    }
+
+    /// The agent has stored the slot's page, or has not.
+    pub fn written(&mut self, index: u32, stored: bool) {
+        let slot = &mut self.slots[index as usize];
+        let Phase::Sent(agent) = slot.phase else { return };
+        if !stored && !slot.owners.is_empty() {
+            slot.phase = Phase::Ready;
+            self.ready.push_front(index);
+            return;
+        }
+        let content = Content { id: slot.id, agent, hash: slot.hash };
+        let owners = std::mem::take(&mut slot.owners);
+        if stored {
+            self.counters.pages_out += 1;
+        }
+        // A write without owners left was in vain; an unanswered one may still have been stored.
+        self.count_remote(1);
+        self.settle(index, owners, State::Remote(content), Some(content));
+    }
+
+    /// Gives up to `max` contents that the agent may forget.
+    pub fn take_discards(&mut self, agent: AgentId, max: usize) -> Vec<ContentId> {
+        let Some(queue) = self.discards.get_mut(&agent) else { return Vec::new() };
+        let rest = queue.len().saturating_sub(max);
+        queue.split_off(rest)
+    }
+
+    /// Contents that some agent may forget.
+    pub fn discards_waiting(&self) -> usize {
+        self.discards.values().map(Vec::len).sum()
+    }
+
+    /// Pages at agents.
+    pub fn remote_pages(&self) -> u64 {
+        self.remote_pages
+    }
+
+    /// Whether any page is only at this agent.
+    pub fn depends_on(&self, agent: AgentId) -> bool {
+        self.spaces.keys().any(|&space| {
+            let mut found = false;
+            self.map.visit(space, 0..u64::MAX, |_, state| {
+                found = matches!(state, State::Remote(content) if content.agent == agent);
+                !found
+            });
+            found
+        })
+    }
+
+    /// The agent has lost everything: the copies of resident pages are no longer good.
+    pub fn forget_copies(&mut self, agent: AgentId) {
+        let spaces: Vec<SpaceId> = self.spaces.keys().copied().collect();
+        for space in spaces {
+            for (page, state) in self.map.known(space, 0..u64::MAX) {
+                if let State::Kept(content) = state
+                    && content.agent == agent
+                {
+                    self.put((space, page), State::Empty);
+                    self.release(content);
+                }
+            }
+        }
+        for slot in &mut self.slots {
+            // The entries of a leaving page are the slot's; the reference goes with the agent.
+            slot.kept = slot.kept.filter(|content| content.agent != agent);
+        }
+        self.discards.remove(&agent);
+    }
+
+    // ---- events
+
+    /// MADV_DONTNEED, MADV_FREE or MADV_REMOVE is about to act on the range.
+    pub fn remove(&mut self, space: SpaceId, range: Range<u64>) {
+        self.forget(space, range.clone());
+        if let Some(state) = self.spaces.get_mut(&space) {
+            let parts: Vec<_> = state.registered.overlaps(range).collect();
+            parts.into_iter().for_each(|part| state.quarantine.insert(part));
+        }
+    }
+
+    /// The range is no longer mapped.
+    pub fn unmap(&mut self, space: SpaceId, range: Range<u64>) {
+        self.forget(space, range.clone());
+        if let Some(state) = self.spaces.get_mut(&space) {
+            state.registered.remove(range.clone());
+            state.quarantine.remove(range);
+        }
+    }
+
+    /// The range `from..from + length` has moved to `to`. Threads that wait for a page of either must be woken.
+    pub fn remap(&mut self, space: SpaceId, from: u64, to: u64, length: u64) {
+        self.forget(space, to..to + length);
+        for (page, state) in self.map.known(space, from..from + length) {
+            let target = PageAddr::containing(page.get() - from + to);
+            self.put((space, page), State::Empty);
+            self.put((space, target), state);
+            if let State::Slot(index) = state {
+                let owners = &mut self.slots[index as usize].owners;
+                owners.iter_mut().filter(|o| **o == (space, page)).for_each(|o| o.1 = target);
+            }
+        }
+        if let Some(s) = self.spaces.get_mut(&space) {
+            s.registered.remove(from..from + length);
+            s.registered.insert(to..to + length);
+            let moved: Vec<_> = s.quarantine.overlaps(from..from + length).collect();
+            s.quarantine.remove(from..from + length);
+            s.quarantine.remove(to..to + length);
+            moved
+                .into_iter()
+                .for_each(|r| s.quarantine.insert(r.start - from + to..r.end - from + to));
+        }
+    }
+
+    /// `child` begins as a copy of `parent`, less the ranges that children do not inherit.
+    pub fn fork(&mut self, parent: SpaceId, child: SpaceId, not_inherited: &[Range<u64>]) {
+        let mut registered = self.registered(parent);
+        not_inherited.iter().for_each(|range| registered.remove(range.clone()));
+        for (page, state) in self.map.known(parent, 0..u64::MAX) {
+            if !registered.contains(page.get()) {
+                continue;
+            }
+            match state {
+                State::Remote(content) | State::Kept(content) => self.share(content.id, 1),
+                State::Slot(index) => self.slots[index as usize].owners.push((child, page)),
+                State::Empty => {}
+            }
+            self.put((child, page), state);
+        }
+        self.spaces.insert(child, SpaceState { registered, quarantine: RangeSet::default() });
+    }
+
+    // ---- references
+
+    /// Nothing is known of the range any more.
+    fn forget(&mut self, space: SpaceId, range: Range<u64>) {
+        for (page, state) in self.map.known(space, range) {
+            match state {
+                State::Remote(content) | State::Kept(content) => {
+                    self.put((space, page), State::Empty);
+                    self.release(content);
+                }
+                State::Slot(_) => self.disown((space, page)),
+                State::Empty => {}
+            }
+        }
+    }
+
+    /// A page in the write-back buffer is no longer the slot's.
+    fn disown(&mut self, place: Place) {
+        let State::Slot(index) = self.map.get(place.0, place.1) else { return };
+        self.put(place, State::Empty);
+        let slot = &mut self.slots[index as usize];
+        slot.owners.retain(|owner| *owner != place);
+        // Leaving and sent slots are freed when that ends.
+        if slot.owners.is_empty() && slot.phase == Phase::Ready {
+            self.ready.retain(|&i| i != index);
+            self.settle(index, Vec::new(), State::Empty, None);
+        }
+    }
+
+    fn put(&mut self, place: Place, state: State) -> bool {
+        let set = self.map.set(place.0, place.1, state);
+        self.exhausted |= !set;
+        set
+    }
+
+    fn share(&mut self, id: ContentId, more: u32) {
+        if more > 0 {
+            *self.shared.entry(id).or_insert(1) += more;
+        }
+    }
+
+    fn release(&mut self, content: Content) {
+        match self.shared.get_mut(&content.id) {
+            Some(references) if *references > 2 => *references -= 1,
+            Some(_) => drop(self.shared.remove(&content.id)),
+            None => {
+                self.discards.entry(content.agent).or_default().push(content.id);
+                self.remote_pages = self.remote_pages.saturating_sub(1);
+            }
+        }
+    }
+
+    fn count_remote(&mut self, pages: u64) {
+        self.remote_pages += pages;
+        self.remote_pages_peak = self.remote_pages_peak.max(self.remote_pages);
+    }
+}

@@ -1,0 +1,144 @@
+//! Which processes can be attached to, and who runs below whom.
+
+use std::fs;
+use std::io::Read;
+
+use nix::unistd::geteuid;
+
+use crate::control;
+use crate::proc;
+
+/// Longest chain of parents followed.
+const ANCESTORS_MAX: usize = 1 << 16;
+/// Flag of kernel threads in field 9 of `/proc/PID/stat` (PF_KTHREAD).
+const KERNEL_THREAD: u64 = 0x0020_0000;
+/// Byte 4 of an ELF file: 64-bit.
+const ELF_CLASS_64: u8 = 2;
+
+/// This process.
+pub fn self_pid() -> i32 {
+    nix::unistd::getpid().as_raw()
+}
+
+/// Whether `pid` is `ancestor` or runs below it now.
+pub fn descends(mut pid: i32, ancestor: i32) -> bool {
+    for _ in 0..ANCESTORS_MAX {
+        if pid == ancestor {
+            return true;
+        }
+        match proc::status_field(pid, "PPid:") {
+            Some(parent @ 1..) => pid = parent as i32,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Checks that a process can be attached to; the error says what it is and what to do.
+pub fn check(pid: i32) -> Result<(), String> {
+    let field = |name| proc::status_field(pid, name);
+    let Some(group) = field("Tgid:") else {
+        return Err("there is no such process: look it up by ps".into());
+    };
+    if group != i64::from(pid) {
+        return Err(format!("is a thread: attach to its process {group}"));
+    }
+    if is_kernel_thread(pid) {
+        return Err(
+            "is a kernel thread, which has no memory to page: choose a program's process".into()
+        );
+    }
+    if matches!(proc::state(pid), Some('Z' | 'X') | None) {
+        return Err("has ended already".into());
+    }
+    if descends(self_pid(), pid) {
+        return Err("is this gms, or started it: attach from another terminal".into());
+    }
+    let user = geteuid();
+    if !user.is_root() && field("Uid:") != Some(i64::from(user.as_raw())) {
+        return Err("belongs to another user: attach as that user or as root".into());
+    }
+    if let Some(tracer @ 1..) = field("TracerPid:") {
+        return Err(format!("is traced by process {tracer} (a debugger, strace): end that first"));
+    }
+    check_program(pid)?;
+    match control::pager_of(pid) {
+        Some(workload) => {
+            let pager = workload.stats.supervisor_pid;
+            Err(format!(
+                "is paged by gms (process {pager}) already: 'gms detach {pager}' ends that"
+            ))
+        }
+        None => Ok(()),
+    }
+}
+
+fn is_kernel_thread(pid: i32) -> bool {
+    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = String::from_utf8_lossy(&stat);
+    let flags =
+        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6)?.parse().ok());
+    flags.is_some_and(|flags: u64| flags & KERNEL_THREAD != 0)
+}
+
+/// Only 64-bit programs have the system calls that paging needs.
+fn check_program(pid: i32) -> Result<(), String> {
+    let mut head = [0; 5];
+    let read =
+        fs::File::open(format!("/proc/{pid}/exe")).and_then(|mut exe| exe.read_exact(&mut head));
+    match read {
+        Ok(()) if head.starts_with(b"\x7fELF") && head[4] != ELF_CLASS_64 => {
+            Err("is a 32-bit program, which gms cannot page: run its 64-bit build".into())
+        }
+        Ok(()) => Ok(()),
+        Err(error) => Err(format!("cannot be examined ({error}): attach as its user or as root")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_known() {
+        let parent = nix::unistd::getppid().as_raw();
+        assert!(descends(self_pid(), self_pid()));
+        assert!(descends(self_pid(), parent));
+        assert!(!descends(parent, self_pid()));
+        assert!(!descends(0, self_pid()));
+        assert!(!descends(i32::MAX, self_pid()));
+    }
+
+    #[test]
+    fn what_cannot_be_attached_to_is_told() {
+        let of = |pid| check(pid).unwrap_err();
+        assert!(of(i32::MAX).contains("no such process"));
+        assert!(of(self_pid()).contains("is this gms"));
+        assert!(of(nix::unistd::getppid().as_raw()).contains("is this gms"));
+        assert!(of(1).contains("started it"));
+        let thread = std::thread::spawn(move || of(nix::unistd::gettid().as_raw()));
+        assert!(thread.join().unwrap().contains("is a thread"));
+    }
+
+    #[test]
+    fn kernel_threads_are_told() {
+        // kthreadd; not visible in a container.
+        if proc::status_field(2, "PPid:") == Some(0) && proc::command_line(2).is_empty() {
+            assert!(check(2).unwrap_err().contains("kernel thread"));
+        }
+        assert!(!is_kernel_thread(self_pid()));
+    }
+
+    #[test]
+    fn a_program_can_be_attached_to_until_it_ends() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert_eq!(check(pid), Ok(()));
+        child.kill().unwrap();
+        while proc::state(pid) != Some('Z') {
+            std::thread::yield_now();
+        }
+        assert!(check(pid).unwrap_err().contains("ended"));
+        child.wait().unwrap();
+    }
+}

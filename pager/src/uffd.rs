@@ -1,0 +1,232 @@
+//! userfaultfd and PAGEMAP_SCAN from outside the workload: the ioctls, each outcome decoded once.
+//!
+//! Hazards, from the kernel's source (fs/userfaultfd.c, mm/userfaultfd.c):
+//! * While an event (fork, remap, remove, unmap) has not been read, COPY, ZEROPAGE and MOVE give EAGAIN. That is what makes it
+//!   safe to decide by the page map: no page goes in or out across a change of the address space that we have not seen.
+//! * REMOVE is sent *before* the pages go: after it has been read there is a window in which they are still present. Such ranges
+//!   are quarantined (see `tables`).
+//! * MOVE takes pages from any writable mapping, registered or not: the caller must exclude event reads (the *gate*).
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::FromRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+
+use linux_raw_sys::general as sys;
+use nix::errno::Errno;
+use userfaultfd::{Event, EventBuffer, Uffd};
+
+use crate::page_map::PAGE;
+
+/// Features without which a workload cannot be paged.
+pub const FEATURES: u64 = (sys::UFFD_FEATURE_EVENT_FORK
+    | sys::UFFD_FEATURE_EVENT_REMAP
+    | sys::UFFD_FEATURE_EVENT_REMOVE
+    | sys::UFFD_FEATURE_EVENT_UNMAP
+    | sys::UFFD_FEATURE_THREAD_ID
+    | sys::UFFD_FEATURE_MOVE) as u64;
+
+const UFFD_TYPE: u8 = 0xAA;
+/// Request code of UFFDIO_MOVE, which the evictor issues inside the workload.
+pub const UFFDIO_MOVE: u64 =
+    nix::request_code_readwrite!(UFFD_TYPE, 0x05, size_of::<sys::uffdio_move>());
+/// Request code of USERFAULTFD_IOC_NEW on /dev/userfaultfd.
+pub const USERFAULTFD_IOC_NEW: u64 = nix::request_code_none!(UFFD_TYPE, 0x00);
+/// UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: absent pages in the middle of a range do not end the call.
+pub const MOVE_ALLOW_HOLES: u64 = 2;
+
+nix::ioctl_readwrite!(uffdio_api, UFFD_TYPE, 0x3F, sys::uffdio_api);
+nix::ioctl_readwrite!(uffdio_copy, UFFD_TYPE, 0x03, sys::uffdio_copy);
+nix::ioctl_readwrite!(uffdio_zeropage, UFFD_TYPE, 0x04, sys::uffdio_zeropage);
+nix::ioctl_readwrite!(pagemap_scan, b'f', 16, sys::pm_scan_arg);
+
+/// How an attempt to install a page ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Installed {
+    /// The page is there now and its waiters are awake.
+    Done,
+    /// A page was there already (another thread's fault was served first).
+    Exists,
+    /// An event must be read first.
+    Changing,
+    /// No such mapping any more, or the process has ended.
+    Gone,
+}
+
+/// The userfaultfd of one address space.
+pub struct Faults {
+    uffd: Uffd,
+}
+
+impl Faults {
+    /// Enables a new userfaultfd with [`FEATURES`].
+    pub fn enable(fd: OwnedFd) -> nix::Result<Faults> {
+        let mut api = sys::uffdio_api { api: 0xAA, features: FEATURES, ioctls: 0 };
+        // SAFETY: `api` is a live struct of the layout which the request expects.
+        unsafe { uffdio_api(fd.as_raw_fd(), &raw mut api)? };
+        // SAFETY: the descriptor is a userfaultfd which we own and give away here.
+        let uffd = unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) };
+        Ok(Faults { uffd })
+    }
+
+    /// The userfaultfd of a child, enabled by the kernel as its parent's.
+    pub fn of_child(uffd: Uffd) -> Faults {
+        Faults { uffd }
+    }
+
+    /// Reads what is there. Events and faults come in the order in which the kernel queues them: faults first, so
+    /// the caller must handle events before faults.
+    pub fn read(
+        &self,
+        buffer: &mut EventBuffer,
+        into: &mut Vec<Event>,
+    ) -> Result<(), userfaultfd::Error> {
+        for event in self.uffd.read_events(buffer)? {
+            into.push(event?);
+        }
+        Ok(())
+    }
+
+    /// Registers whole mappings: their missing pages fault to us from now on.
+    pub fn register(&self, range: Range<u64>) -> Result<(), userfaultfd::Error> {
+        self.uffd.register(range.start as *mut _, (range.end - range.start) as usize).map(drop)
+    }
+
+    /// Gives a range back to the kernel.
+    pub fn unregister(&self, range: Range<u64>) -> Result<(), userfaultfd::Error> {
+        self.uffd.unregister(range.start as *mut _, (range.end - range.start) as usize)
+    }
+
+    /// Lets the threads that wait for a page of the range try again.
+    pub fn wake(&self, range: Range<u64>) {
+        // Fails only if the process has gone.
+        let _ = self.uffd.wake(range.start as *mut _, (range.end - range.start) as usize);
+    }
+
+    /// Installs one page.
+    pub fn copy(&self, page: u64, bytes: &[u8]) -> Installed {
+        self.copy_run(page..page + PAGE, bytes).1
+    }
+
+    /// Installs the pages of the range from `bytes`, up to the first that is present; returns how many, and why it stopped if not
+    /// at the end.
+    pub fn copy_run(&self, range: Range<u64>, bytes: &[u8]) -> (u64, Installed) {
+        let length = range.end - range.start;
+        assert!(length <= bytes.len() as u64);
+        let mut copied = 0;
+        loop {
+            let mut copy = sys::uffdio_copy {
+                dst: range.start + copied,
+                src: bytes.as_ptr() as u64 + copied,
+                len: length - copied,
+                mode: 0,
+                copy: 0,
+            };
+            // SAFETY: the kernel reads `len` bytes of the slice (checked above), and writes only to `copy` and to the workload.
+            let result = unsafe { uffdio_copy(self.uffd.as_raw_fd(), &raw mut copy) };
+            copied += copy.copy.max(0) as u64;
+            if copied == length || copy.copy <= 0 {
+                return (copied / PAGE, decode(result));
+            }
+        }
+    }
+
+    /// Installs zero pages from the start of the range up to the first page that is present; returns how many, and
+    /// why it stopped if not at the end.
+    pub fn zero(&self, range: Range<u64>) -> (u64, Installed) {
+        let mut installed = 0;
+        loop {
+            let start = range.start + installed * PAGE;
+            let length = range.end - start;
+            if length == 0 {
+                return (installed, Installed::Done);
+            }
+            let mut zero = sys::uffdio_zeropage {
+                range: sys::uffdio_range { start, len: length },
+                mode: 0,
+                zeropage: 0,
+            };
+            // SAFETY: the kernel writes only to `zero` and to the workload's pages.
+            let result = unsafe { uffdio_zeropage(self.uffd.as_raw_fd(), &raw mut zero) };
+            if zero.zeropage > 0 {
+                installed += zero.zeropage as u64 / PAGE;
+                continue;
+            }
+            return (installed, decode(result));
+        }
+    }
+
+    /// Whether the address space still exists.
+    pub fn is_alive(&self) -> bool {
+        // Page 1 is never mapped (mmap_min_addr), so that this changes nothing in a live address space.
+        !matches!(self.zero_errno(PAGE), Some(Errno::ESRCH))
+    }
+
+    fn zero_errno(&self, page: u64) -> Option<Errno> {
+        let mut zero = sys::uffdio_zeropage {
+            range: sys::uffdio_range { start: page, len: PAGE },
+            mode: sys::UFFDIO_ZEROPAGE_MODE_DONTWAKE as u64,
+            zeropage: 0,
+        };
+        // SAFETY: the kernel writes only to `zero`; no mapping is at `page`.
+        unsafe { uffdio_zeropage(self.uffd.as_raw_fd(), &raw mut zero) }.err()
+    }
+}
+
+impl AsFd for Faults {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+}
+
+fn decode(result: nix::Result<libc::c_int>) -> Installed {
+    match result {
+        Ok(_) => Installed::Done,
+        Err(Errno::EEXIST) => Installed::Exists,
+        Err(Errno::EAGAIN) => Installed::Changing,
+        Err(_) => Installed::Gone,
+    }
+}
+
+/// The page tables of one address space.
+pub struct PageTables {
+    pagemap: File,
+}
+
+impl PageTables {
+    /// Of the process as it is now: an exec leaves this at the old address space.
+    pub fn open(pid: i32) -> std::io::Result<PageTables> {
+        Ok(PageTables { pagemap: File::open(format!("/proc/{pid}/pagemap"))? })
+    }
+
+    /// Appends the pages of `range` that are present and private (not file-backed, not the shared zero page) to `into`, up to
+    /// `pages_max`; returns where the scan ended.
+    pub fn present(
+        &self,
+        range: Range<u64>,
+        pages_max: u64,
+        into: &mut Vec<Range<u64>>,
+    ) -> nix::Result<u64> {
+        const PRESENT: u64 = sys::PAGE_IS_PRESENT as u64;
+        const UNWANTED: u64 = (sys::PAGE_IS_PFNZERO | sys::PAGE_IS_FILE) as u64;
+        let mut regions = [sys::page_region { start: 0, end: 0, categories: 0 }; 128];
+        let mut scan = sys::pm_scan_arg {
+            size: size_of::<sys::pm_scan_arg>() as u64,
+            flags: 0,
+            start: range.start,
+            end: range.end,
+            walk_end: 0,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: regions.len() as u64,
+            max_pages: pages_max,
+            category_inverted: UNWANTED,
+            category_mask: PRESENT | UNWANTED,
+            category_anyof_mask: 0,
+            return_mask: PRESENT,
+        };
+        // SAFETY: `scan.vec` points to `vec_len` live regions; the kernel writes only to them and to `scan`.
+        let found = unsafe { pagemap_scan(self.pagemap.as_raw_fd(), &raw mut scan)? };
+        into.extend(regions[..found as usize].iter().map(|r| r.start..r.end));
+        Ok(scan.walk_end)
+    }
+}
