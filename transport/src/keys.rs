@@ -6,6 +6,7 @@
 //! copied to another machine. A node certificate is good for serving only and a client certificate for connecting
 //! only, so that a pager's key which leaks cannot pose as an agent.
 
+use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,6 +22,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
+use crate::Fingerprint;
 use crate::quic::tls::{self, Verdict};
 
 /// Name in every node certificate: agents are known by their cluster's authority, not by their address.
@@ -159,6 +161,17 @@ impl Identity {
     /// What the certificate is good for.
     pub fn role(&self) -> Role {
         self.role
+    }
+
+    /// By what peers know it.
+    pub fn fingerprint(&self) -> Fingerprint {
+        tls::fingerprint(&self.cert)
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.role, self.fingerprint())
     }
 }
 
@@ -409,4 +422,111 @@ fn write_new(dir: &Path, files: &[(PathBuf, String, bool)]) -> Result<(), KeysEr
             .map_err(|error| failed(path, error))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A directory of the test's own, removed with all that is in it.
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("gms-keys-{}-{number}", std::process::id());
+            Self(std::env::temp_dir().join(name))
+        }
+
+        fn with_keys() -> Self {
+            let dir = Self::new();
+            init(&dir.0).unwrap();
+            dir
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_init_makes_loads_and_private_keys_are_private() {
+        let dir = Dir::with_keys();
+        for role in [Role::Node, Role::Client] {
+            assert_eq!(load(&dir.0, role).unwrap().role(), role);
+        }
+        for file in ["ca-key.pem", "node-key.pem", "client-key.pem"] {
+            let mode = fs::metadata(dir.0.join(file)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{file}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_overwritten() {
+        let dir = Dir::with_keys();
+        let before = fs::read(dir.0.join("node-key.pem")).unwrap();
+        fs::remove_file(dir.0.join(CA)).unwrap();
+        assert!(matches!(init(&dir.0), Err(KeysError::Exists { .. })));
+        assert_eq!(fs::read(dir.0.join("node-key.pem")).unwrap(), before);
+        assert!(!dir.0.join(CA).exists(), "nothing was written beside it");
+    }
+
+    #[test]
+    fn issued_directories_load_elsewhere_and_cannot_issue() {
+        let dir = Dir::with_keys();
+        let target = issue(&dir.0, Role::Node, "rack-1.b").unwrap();
+        load(&target, Role::Node).unwrap();
+        assert!(matches!(load(&target, Role::Client), Err(KeysError::Missing { .. })));
+        assert!(matches!(issue(&target, Role::Node, "x"), Err(KeysError::Missing { .. })));
+        issue(&dir.0, Role::Client, "rack-1.b").unwrap();
+        load(&target, Role::Client).unwrap();
+        let again = issue(&dir.0, Role::Node, "rack-1.b");
+        assert!(matches!(again, Err(KeysError::Exists { .. })), "{again:?}");
+        for name in ["", ".", "..", ".x", "a/b", "a b", &"x".repeat(65)] {
+            assert!(matches!(issue(&dir.0, Role::Node, name), Err(KeysError::Name(_))), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_fault_is_named_with_its_file() {
+        let (dir, other) = (Dir::with_keys(), Dir::with_keys());
+        let copy = |file: &str| fs::copy(other.0.join(file), dir.0.join(file)).unwrap();
+        let fault = |role| load(&dir.0, role).unwrap_err();
+
+        copy("node-key.pem");
+        assert!(matches!(fault(Role::Node), KeysError::Mismatch { .. }));
+        copy("node.pem");
+        assert!(matches!(fault(Role::Node), KeysError::WrongCa { .. }));
+        fs::copy(dir.0.join("client.pem"), dir.0.join("node.pem")).unwrap();
+        fs::copy(dir.0.join("client-key.pem"), dir.0.join("node-key.pem")).unwrap();
+        assert!(matches!(fault(Role::Node), KeysError::WrongRole { .. }), "{}", fault(Role::Node));
+        fs::write(dir.0.join("client.pem"), "no certificate").unwrap();
+        let text = fault(Role::Client).to_string();
+        assert!(text.contains("client.pem holds no valid PEM certificate"), "{text}");
+        fs::remove_file(dir.0.join("client-key.pem")).unwrap();
+        fs::remove_file(dir.0.join("client.pem")).unwrap();
+        let text = fault(Role::Client).to_string();
+        assert!(text.contains("client.pem does not exist") && text.contains("gms keys"), "{text}");
+        assert!(matches!(load(&dir.0.join("none"), Role::Node), Err(KeysError::Missing { .. })));
+    }
+
+    #[test]
+    fn an_expired_certificate_is_refused_at_once() {
+        let dir = Dir::with_keys();
+        let authority = Authority::load(&dir.0).unwrap();
+        let now = SystemTime::now();
+        let over = [now - 3 * CLOCK_SKEW, now - CLOCK_SKEW];
+        let target = dir.0.join("old");
+        let mut files =
+            Vec::from(authority.issue(Role::Node, over).unwrap().files(&target, Role::Node));
+        files.push((target.join(CA), authority.pem.clone(), false));
+        write_new(&target, &files).unwrap();
+        assert!(matches!(load(&target, Role::Node), Err(KeysError::Expired { .. })));
+    }
 }

@@ -90,3 +90,102 @@ impl MessageReader {
         Ok(control)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+    use crate::message::{PAYLOAD_MAX, PageDescriptor, WorkloadId};
+
+    const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
+
+    /// Feeds `bytes` in chunks of the given lengths; returns what came, and whether all was well to the end.
+    fn read(bytes: &[u8], chunks: &[usize]) -> (Vec<Piece>, Result<(), DecodeError>) {
+        let (mut reader, mut pieces, mut rest) = (MessageReader::request(), Vec::new(), bytes);
+        let mut lens = chunks.iter().copied().chain(std::iter::repeat(usize::MAX));
+        while !rest.is_empty() {
+            let (chunk, after) = rest.split_at(lens.next().unwrap().min(rest.len()));
+            rest = after;
+            let fed = reader.feed(Bytes::copy_from_slice(chunk), |piece| pieces.push(piece));
+            if fed.is_err() {
+                return (pieces, fed);
+            }
+        }
+        (pieces, reader.finish())
+    }
+
+    fn put(count: u16) -> Vec<u8> {
+        let len = usize::from(count) * (PageDescriptor::LEN + crate::message::PAGE_LEN);
+        let mut control = Control::put(1, WORKLOAD, count);
+        control.payload_len.set(len as u32);
+        let payload = (0..len).map(|i| i as u8);
+        control.as_bytes().iter().copied().chain(payload).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_whole_message_is_read_whole_however_it_is_cut(count in 1u16..=4, chunks in prop::collection::vec(1usize..3000, 0..40)) {
+            let bytes = put(count);
+            let (pieces, end) = read(&bytes, &chunks);
+            prop_assert_eq!(end, Ok(()));
+            let mut payload = Vec::new();
+            for piece in &pieces[1..] {
+                let Piece::Payload { offset, bytes } = piece else { panic!("{piece:?}") };
+                prop_assert_eq!(*offset as usize, payload.len());
+                payload.extend_from_slice(bytes);
+            }
+            prop_assert_eq!(&payload, &bytes[CONTROL_LEN..]);
+        }
+
+        #[test]
+        fn whatever_comes_nothing_out_of_bounds_is_passed_on(
+            damage in prop::collection::vec((0usize..CONTROL_LEN, any::<u8>()), 0..4),
+            cut in 0usize..9000, extra in prop::collection::vec(any::<u8>(), 0..200),
+            noise in any::<bool>(), chunks in prop::collection::vec(0usize..3000, 0..40),
+        ) {
+            let mut bytes = if noise { Vec::new() } else { put(2) };
+            for (at, byte) in damage {
+                bytes.get_mut(at).into_iter().for_each(|old| *old = byte);
+            }
+            bytes.truncate(cut);
+            bytes.extend(&extra);
+            let (pieces, end) = read(&bytes, &chunks);
+            let announced = match pieces.first() {
+                Some(Piece::Control(control)) => control.payload_len.get() as usize,
+                Some(other) => panic!("{other:?} before the control message"),
+                None => 0,
+            };
+            prop_assert!(announced <= PAYLOAD_MAX);
+            let mut came = 0;
+            for piece in pieces.iter().skip(1) {
+                let Piece::Payload { offset, bytes } = piece else { panic!("{piece:?} twice") };
+                prop_assert!(*offset as usize == came && !bytes.is_empty());
+                came += bytes.len();
+            }
+            prop_assert!(came <= announced);
+            prop_assert!(end.is_err() || (came == announced && !pieces.is_empty()));
+        }
+    }
+
+    #[test]
+    fn a_stream_that_ends_early_or_late_is_refused() {
+        let bytes = put(1);
+        let early = read(&bytes[..200], &[]).1;
+        let expected = bytes.len() as u32;
+        assert_eq!(early, Err(DecodeError::Truncated { got: 200, expected }));
+        let late = read(&[&bytes[..], &[0]].concat(), &[bytes.len()]).1;
+        assert_eq!(late, Err(DecodeError::Trailing));
+        assert_eq!(
+            MessageReader::request().finish(),
+            Err(DecodeError::Truncated { got: 0, expected: 128 })
+        );
+    }
+
+    #[test]
+    fn a_reply_is_no_request() {
+        let reply = Control::get(1, WORKLOAD, 1).reply(crate::message::Status::NotFound);
+        assert_eq!(read(reply.as_bytes(), &[]).1, Err(DecodeError::Direction));
+    }
+}

@@ -75,6 +75,16 @@ impl Link {
         self.state == State::Open
     }
 
+    #[cfg(test)]
+    pub fn open_exchanges(&self) -> usize {
+        self.exchanges.len()
+    }
+
+    #[cfg(test)]
+    pub fn queued(&self) -> usize {
+        self.queued
+    }
+
     pub fn path(&self) -> PathStats {
         let path = self.conn.stats().path;
         PathStats {

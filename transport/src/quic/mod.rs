@@ -7,6 +7,8 @@ mod close;
 pub mod limits;
 mod link;
 mod socket;
+#[cfg(test)]
+mod tests;
 pub(crate) mod tls;
 
 use std::collections::VecDeque;

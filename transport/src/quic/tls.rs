@@ -73,8 +73,13 @@ pub fn server(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicServerConfig>,
 /// SHA-256 of the certificate that the peer has proved to own.
 pub fn peer_fingerprint(conn: &Connection) -> Option<Fingerprint> {
     let chain = conn.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer>>().ok()?;
-    let digest = digest::digest(&digest::SHA256, chain.first()?);
-    Some(Fingerprint(digest.as_ref().try_into().ok()?))
+    chain.first().map(fingerprint)
+}
+
+/// SHA-256 of a certificate.
+pub fn fingerprint(cert: &CertificateDer) -> Fingerprint {
+    let digest = digest::digest(&digest::SHA256, cert);
+    Fingerprint(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }
 
 /// The endpoint's key for stateless resets and that for connection ids, both bound to the identity's private key.
@@ -115,8 +120,11 @@ impl Verdict {
         use AlertDescription as A;
         match alert {
             A::CertificateExpired => Verdict::Expired,
-            A::UnknownCA | A::DecryptError | A::BadCertificate => Verdict::WrongCa,
-            A::UnsupportedCertificate | A::CertificateRequired => Verdict::WrongRole,
+            A::UnknownCA | A::DecryptError => Verdict::WrongCa,
+            // Of another purpose, of another name than all agents have, or missing.
+            A::UnsupportedCertificate | A::BadCertificate | A::CertificateRequired => {
+                Verdict::WrongRole
+            }
             A::NoApplicationProtocol => Verdict::Version,
             _ => Verdict::Other,
         }
