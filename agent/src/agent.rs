@@ -106,7 +106,8 @@ impl Agent {
             TransportError::Socket { addr, error } => AgentError::Listen { addr, error },
             other => AgentError::Transport(other),
         })?;
-        let slab = Slab::new(config.export, config.huge)?;
+        let mut slab = Slab::new(config.export, config.huge)?;
+        slab.warm_ahead()?;
         let (addr, frames) = (transport.local_addr(), PageCount(u64::from(slab.frames())));
         let (stop, ended) = (Arc::new(Stop::new()?), Arc::new(Stop::new()?));
         let stats = Arc::new(Stats::default());

@@ -219,10 +219,9 @@ impl Core {
 
     /// Does what is due: a bounded step at a time, never more than about a millisecond.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.tick_at.is_some_and(|tick| tick <= now) {
-            self.tick_at = None;
+        let ticked = self.tick_at.take_if(|tick| *tick <= now).is_some();
+        if ticked {
             self.stats.expired.add(self.tenants.expire(now));
-            self.trimming = self.store.can_trim(now >= self.last_put + TRIM_IDLE);
             self.seek_stalled = true;
             self.publish(now);
         }
@@ -235,11 +234,11 @@ impl Core {
                 }
                 dead
             });
-        } else if self.trimming {
+        } else if (ticked || self.trimming) && self.store.can_trim() {
             if let Err(error) = self.store.trim() {
                 tracing::warn!(%error, "cannot give free memory back");
             }
-            self.trimming = self.store.can_trim(now >= self.last_put + TRIM_IDLE);
+            self.trimming = self.store.can_trim() && now >= self.last_put + TRIM_IDLE;
         }
     }
 
@@ -265,7 +264,7 @@ impl Core {
             return Some(now);
         }
         let waits =
-            !self.exchanges.is_empty() || self.tenants.leased() > 0 || self.store.can_trim(true);
+            !self.exchanges.is_empty() || self.tenants.leased() > 0 || self.store.can_trim();
         // Gauges are right a tick after the last request too.
         let publish = self.stats.frames_free.value() != u64::from(self.store.frames_free());
         if self.tick_at.is_none() && (waits || publish) {

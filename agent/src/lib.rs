@@ -2,7 +2,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | memory | [`slab`] (frames), [`store`] (which page is where) |
+//! | memory | [`slab`] (frames), `warmer`, [`store`] (which page is where) |
 //! | decisions, without sockets or clocks | [`core`], [`tenants`], `exchange` |
 //! | the loop, the only user of the transport | [`driver`], [`spin`] |
 //! | reports | [`stats`], [`metrics`] |
@@ -23,5 +23,6 @@ pub mod stats;
 pub mod stop;
 pub mod store;
 pub mod tenants;
+mod warmer;
 
 pub use agent::{Agent, AgentError, Config};

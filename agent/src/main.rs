@@ -55,6 +55,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         addr = %agent.addr(),
         export_mib = agent.frames().bytes().0 >> 20,
         frames = agent.frames().0,
+        node = %identity.fingerprint(),
         metrics = agent.metrics_addr().map(tracing::field::display),
         "listening"
     );

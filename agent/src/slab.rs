@@ -1,6 +1,7 @@
 //! The memory of the frames: one memfd, mapped once.
 
-use crate::limits::{FRAME_LEN, FRAMES_MAX};
+use crate::limits::{FRAME_LEN, FRAMES_MAX, WARM_STEP};
+use crate::warmer::Warmer;
 use gms_policy::{Bytes, PageCount};
 use memmap2::{MmapMut, MmapOptions};
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -8,6 +9,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 /// Bytes of a huge page, when they are used.
 const HUGE_LEN: u64 = 2 << 20;
@@ -42,6 +44,8 @@ pub enum SlabError {
 /// [`Slab::give_back`].
 #[derive(Debug)]
 pub struct Slab {
+    /// Before `map`, so that it is dropped first.
+    warmer: Option<Warmer>,
     file: File,
     map: MmapMut,
     frames: u32,
@@ -62,7 +66,25 @@ impl Slab {
             true => SlabError::Huge { needed: bytes.0 / HUGE_LEN, error },
             false => SlabError::Memory { bytes, error },
         })?;
-        Ok(Self { file, map, frames: frames as u32, huge })
+        Ok(Self { warmer: None, file, map, frames: frames as u32, huge })
+    }
+
+    /// From now on takes memory from the kernel a little ahead of its use, in a thread. Huge pages need it not.
+    pub fn warm_ahead(&mut self) -> io::Result<()> {
+        if let (false, Some(base)) = (self.huge, NonNull::new(self.map.as_mut_ptr())) {
+            // SAFETY: the mapping is dropped after the warmer: fields are dropped in order.
+            let warmer = unsafe { Warmer::spawn(base, self.frames)? };
+            warmer.used_to(0);
+            self.warmer = Some(warmer);
+        }
+        Ok(())
+    }
+
+    /// Frames from `next` on will be used next.
+    pub fn used_to(&self, next: u32) {
+        if let Some(warmer) = self.warmer.as_ref().filter(|_| next.is_multiple_of(WARM_STEP)) {
+            warmer.used_to(next);
+        }
     }
 
     /// Frames of the slab.
@@ -113,6 +135,7 @@ fn map(bytes: Bytes, huge: bool) -> io::Result<(File, MmapMut)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::WARM_AHEAD;
     use std::os::unix::fs::MetadataExt;
 
     #[test]
@@ -128,6 +151,24 @@ mod tests {
         slab.give_back(2..7).expect("punch");
         assert_eq!(blocks(&slab), 5);
         assert!(slab.read(4).iter().all(|&b| b == 0) && slab.read(7)[0] == 8);
+    }
+
+    #[test]
+    fn frames_are_taken_ahead_of_their_use() {
+        let mut slab = Slab::new(Bytes(100 << 20), false).expect("memory");
+        slab.warm_ahead().expect("a thread");
+        slab.write(0).fill(7);
+        let until = |slab: &Slab, frames| {
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            while slab.file.metadata().expect("a memfd").blocks() / 8 != frames {
+                assert!(std::time::Instant::now() < end);
+                std::thread::yield_now();
+            }
+        };
+        until(&slab, u64::from(WARM_AHEAD));
+        slab.used_to(WARM_STEP);
+        until(&slab, u64::from(WARM_AHEAD + WARM_STEP));
+        assert!(slab.read(0).iter().all(|&b| b == 7));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! by a sweep over the array in bounded steps, which costs a busy agent less than a list for each tenant would.
 
 use crate::ages::Ages;
-use crate::limits::{SWEEP_STEP, TRIM_CALLS, TRIM_FRAMES, TRIM_KEEP_SHARE, TRIM_STEP};
+use crate::limits::{SWEEP_STEP, TRIM_CALLS, TRIM_FRAMES, TRIM_STEP};
 use crate::slab::Slab;
 use gms_policy::ContentId;
 use std::hash::{BuildHasher, RandomState};
@@ -112,6 +112,7 @@ impl Store {
             0 if self.fresh == self.frames() => return None,
             0 => {
                 self.fresh += 1;
+                self.slab.used_to(self.fresh);
                 self.fresh - 1
             }
             first => {
@@ -219,10 +220,9 @@ impl Store {
         }
     }
 
-    /// Whether there are free frames to give back to the kernel: any when `idle`, else more than a reserve.
-    pub fn can_trim(&self, idle: bool) -> bool {
-        let keep = if idle { 0 } else { self.frames() / TRIM_KEEP_SHARE };
-        self.slab.can_give_back() && self.free_backed > keep
+    /// Whether there are free frames to give back to the kernel.
+    pub fn can_trim(&self) -> bool {
+        self.slab.can_give_back() && self.free_backed > 0
     }
 
     /// One bounded step of giving the memory of free frames back, runs of neighbours in one call.
@@ -245,6 +245,11 @@ impl Store {
             self.trim_hand = start + run.max(1);
             looked += run.max(1);
             given += run;
+        }
+        if self.free == self.frames() && self.free_backed == 0 {
+            // Nothing is left of anything: begin anew, where frames are warmed ahead.
+            (self.free_list, self.fresh, self.sweep_hand, self.trim_hand) = (0, 0, 0, 0);
+            self.slab.used_to(0);
         }
         Ok(())
     }
@@ -332,7 +337,7 @@ mod tests {
                     }
                     Op::Trim => {
                         store.trim().expect("punch");
-                        prop_assert!(!store.can_trim(true));
+                        prop_assert!(!store.can_trim());
                     }
                 }
                 prop_assert_eq!(store.frames_free() as usize, 32 - oracle.len());
