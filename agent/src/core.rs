@@ -305,11 +305,14 @@ impl Core {
         if matches!(control.op, Op::Hello | Op::Status) {
             return Ok(None);
         }
-        let session = self.links.get(&link).and_then(|link| link.session);
-        let key = session.and_then(|tenant| self.tenants.key(tenant));
-        match key {
-            Some(key) if key.workload == control.workload => Ok(session),
-            _ => Err(Status::Denied),
+        let Some(Link { client, session: Some(tenant) }) = self.links.get(&link) else {
+            return Err(Status::Denied);
+        };
+        let named = TenantKey { client: *client, workload: control.workload };
+        if self.tenants.key(*tenant) == Some(named) {
+            Ok(Some(*tenant))
+        } else {
+            Err(Status::Denied)
         }
     }
 

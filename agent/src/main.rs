@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
@@ -32,7 +32,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(options.level).init();
+    let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let log = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(colours);
+    log.with_max_level(options.level).init();
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
