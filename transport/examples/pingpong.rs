@@ -11,16 +11,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gms_transport::message::{PAGE_LEN, PAGES_MAX, PageDescriptor, Status, WorkloadId};
+use gms_transport::message::{Op, PAGE_LEN, PAGES_MAX, PageDescriptor, Status, WorkloadId};
 use gms_transport::{CloseCode, Control, Event, ExchangeId, LinkId, Quic, Transport, keys};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::time::TimeSpec;
 use nix::unistd::Pid;
+use zerocopy::IntoBytes;
 
 const WORKLOAD: WorkloadId = WorkloadId([1; 16]);
 /// Puts under way at once in `bulk`.
 const DEPTH: usize = 4;
+/// Bytes of a put, its descriptors included.
+const MESSAGE: usize = PAGES_MAX * (PAGE_LEN + PageDescriptor::LEN);
+/// Memory that puts are taken from and laid in.
+const MEMORY: usize = 64 << 20;
 const WARMUP: usize = 1000;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -58,19 +63,18 @@ fn run(mode: &str, count: usize) -> Result<(), Box<dyn std::error::Error>> {
     let stop = done.clone();
     let serving = thread::spawn(move || {
         pin(cpus[1]);
-        let page = [7u8; PAGE_LEN];
-        let mut asked = HashMap::new();
+        let mut serving = Agent::new();
         while !stop.load(Ordering::Relaxed) {
             if blocking {
                 wait(&agent);
             }
-            answer(&mut agent, &mut asked, &page);
+            serving.answer(&mut agent);
         }
     });
     pin(cpus[0]);
     let link = connect(&mut pager, addr, blocking);
     match mode {
-        "bulk" => bulk(&mut pager, link, count / 100),
+        "bulk" => bulk(&mut pager, link, count / 10),
         _ => pings(&mut pager, link, mode, blocking, count),
     }
     println!("       {:?}", pager.path(link));
@@ -81,27 +85,50 @@ fn run(mode: &str, count: usize) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Replies to what has come.
-fn answer(agent: &mut Quic, asked: &mut HashMap<ExchangeId, Control>, page: &[u8]) {
-    let now = Instant::now();
-    agent.drive(now).expect("drive");
-    while let Some(event) = agent.poll(now) {
-        match event {
-            Event::Control { control, exchange } => drop(asked.insert(exchange, control)),
-            Event::Complete { exchange } => {
-                let request = asked.remove(&exchange).expect("control comes before complete");
-                let mut reply = request.reply(Status::Ok);
-                let payload: &[&[u8]] = match request.op {
-                    gms_transport::message::Op::Get => &[page],
-                    _ => &[],
-                };
-                reply.done.set(if payload.is_empty() { u64::MAX } else { 1 });
-                agent.reply(now, exchange, &reply, payload).expect("reply");
-            }
-            _ => {}
-        }
+/// Replies to gets with a page, and puts the payload of puts away.
+struct Agent {
+    asked: HashMap<ExchangeId, Control>,
+    page: [u8; PAGE_LEN],
+    /// Where puts are laid, one after the other: more than the caches hold.
+    slab: Vec<u8>,
+    put: usize,
+}
+
+impl Agent {
+    fn new() -> Self {
+        Self { asked: HashMap::new(), page: [7; PAGE_LEN], slab: vec![1; MEMORY], put: 0 }
     }
-    agent.flush(now).expect("flush");
+
+    fn answer(&mut self, end: &mut Quic) {
+        let now = Instant::now();
+        end.drive(now).expect("drive");
+        while let Some(event) = end.poll(now) {
+            match event {
+                Event::Control { control, exchange } => drop(self.asked.insert(exchange, control)),
+                Event::Payload { offset, bytes, .. } => {
+                    let at = self.put % (MEMORY / MESSAGE) * MESSAGE + offset as usize;
+                    self.slab[at..at + bytes.len()].copy_from_slice(&bytes);
+                }
+                Event::Complete { exchange } => self.reply(now, end, exchange),
+                _ => {}
+            }
+        }
+        end.flush(now).expect("flush");
+    }
+
+    fn reply(&mut self, now: Instant, end: &mut Quic, exchange: ExchangeId) {
+        let request = self.asked.remove(&exchange).expect("control comes before complete");
+        let mut reply = request.reply(Status::Ok);
+        let payload: &[&[u8]] = if request.op == Op::Get {
+            reply.done.set(1);
+            &[&self.page]
+        } else {
+            reply.done.set(u64::MAX);
+            self.put += 1;
+            &[]
+        };
+        end.reply(now, exchange, &reply, payload).expect("reply");
+    }
 }
 
 fn pings(pager: &mut Quic, link: LinkId, mode: &str, blocking: bool, count: usize) {
@@ -150,23 +177,16 @@ fn pings(pager: &mut Quic, link: LinkId, mode: &str, blocking: bool, count: usiz
 }
 
 fn bulk(pager: &mut Quic, link: LinkId, count: usize) {
-    let page = vec![3u8; PAGE_LEN];
-    let descriptors: Vec<u8> = vec![9u8; PAGES_MAX * PageDescriptor::LEN];
-    let mut payload: Vec<&[u8]> = vec![&descriptors];
-    payload.extend(std::iter::repeat_n(&page[..], PAGES_MAX));
+    let pages = vec![3u8; MEMORY];
+    let descriptors = [PageDescriptor::new(9, 9); PAGES_MAX];
     let (mut sent, mut complete) = (0, 0);
     let start = Instant::now();
     while complete < count {
         let now = Instant::now();
         while sent < count && sent - complete < DEPTH {
-            pager
-                .request(
-                    now,
-                    link,
-                    &Control::put(sent as u64, WORKLOAD, PAGES_MAX as u16),
-                    &payload,
-                )
-                .expect("put");
+            let put = Control::put(sent as u64, WORKLOAD, PAGES_MAX as u16);
+            let from = &pages[sent % (MEMORY / MESSAGE) * MESSAGE..][..PAGES_MAX * PAGE_LEN];
+            pager.request(now, link, &put, &[descriptors.as_bytes(), from]).expect("put");
             sent += 1;
         }
         pager.flush(now).expect("flush");

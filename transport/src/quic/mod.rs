@@ -89,7 +89,8 @@ impl Quic {
         identity: &Identity,
         server: Option<ServerConfig>,
     ) -> Result<Self, TransportError> {
-        let socket = Socket::bind(addr).map_err(|error| TransportError::Socket { addr, error })?;
+        let socket = Socket::bind(addr, server.is_some())
+            .map_err(|error| TransportError::Socket { addr, error })?;
         // An agent which restarts knows by its key the links of its former life, and resets them at once.
         let (reset_key, id_key) = tls::endpoint_keys(identity);
         let mut config = EndpointConfig::new(Arc::new(reset_key));
@@ -215,8 +216,8 @@ impl Quic {
         while !received.bytes.is_empty() {
             let len = received.stride.min(received.bytes.len());
             let datagram = received.bytes.split_to(len);
-            let Received { from, to, ecn, .. } = received;
-            match self.endpoint.handle(now, from, to, ecn, datagram, &mut self.buffer) {
+            let Received { from, to, .. } = received;
+            match self.endpoint.handle(now, from, to, None, datagram, &mut self.buffer) {
                 Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                     if let Some(link) = self.links.get_mut(handle.0).and_then(Option::as_mut) {
                         link.conn.handle_event(event);

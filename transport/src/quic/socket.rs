@@ -1,4 +1,7 @@
 //! A UDP socket which sends and receives datagrams of up to 64 KiB, by GSO and GRO where segments are smaller.
+//!
+//! Ancillary data costs 0.5 us a message, so there is as little of it as possible: no ECN, no timestamps, and the
+//! local address only where an agent listens on all of its addresses.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -26,15 +29,14 @@ pub struct Received {
     pub from: SocketAddr,
     /// Our address that it was sent to.
     pub to: Option<IpAddr>,
-    pub ecn: Option<quinn_proto::EcnCodepoint>,
     /// Length of each datagram in `bytes` but the last, which may be shorter.
     pub stride: usize,
     pub bytes: BytesMut,
 }
 
 impl Socket {
-    /// Binds to `addr`.
-    pub fn bind(addr: SocketAddr) -> io::Result<Self> {
+    /// Binds to `addr`. `answers`: replies must come from the address that was asked.
+    pub fn bind(addr: SocketAddr, answers: bool) -> io::Result<Self> {
         let udp = UdpSocket::bind(addr)?;
         let state = UdpSocketState::new(UdpSockRef::from(&udp))?;
         // Beyond the system's limit only root may go; others get as much as it allows.
@@ -45,6 +47,13 @@ impl Socket {
             setsockopt(&udp, sockopt::SndBuf, &SOCKET_BUFFER)?;
         }
         setsockopt(&udp, sockopt::ReceiveTimestampns, &false)?;
+        let local_address = answers && addr.ip().is_unspecified();
+        if addr.is_ipv4() {
+            setsockopt(&udp, sockopt::IpRecvTos, &false)?;
+            setsockopt(&udp, sockopt::Ipv4PacketInfo, &local_address)?;
+        } else {
+            setsockopt(&udp, sockopt::Ipv6RecvPacketInfo, &local_address)?;
+        }
         let local = udp.local_addr()?;
         Ok(Self { udp, state, local, buffer: vec![0; DATAGRAM_MAX].into_boxed_slice() })
     }
@@ -87,7 +96,6 @@ impl Socket {
         Ok(Some(Received {
             from: meta.addr,
             to: meta.dst_ip,
-            ecn: meta.ecn.and_then(|ecn| quinn_proto::EcnCodepoint::from_bits(ecn as u8)),
             stride: meta.stride.max(1),
             bytes: BytesMut::from(&self.buffer[..meta.len]),
         }))
@@ -95,17 +103,20 @@ impl Socket {
 
     /// Sends; false if the socket takes no more now. Datagrams that cannot go out are lost, as on any network.
     pub fn send(&self, transmit: &quinn_proto::Transmit, bytes: &[u8]) -> bool {
-        let transmit = quinn_udp::Transmit {
-            destination: transmit.destination,
-            ecn: transmit.ecn.and_then(|ecn| quinn_udp::EcnCodepoint::from_bits(ecn as u8)),
-            contents: &bytes[..transmit.size],
-            segment_size: transmit.segment_size,
-            src_ip: transmit.src_ip,
+        let (contents, destination) = (&bytes[..transmit.size], transmit.destination);
+        let sent = match (transmit.segment_size, transmit.src_ip) {
+            (None, None) => self.udp.send_to(contents, destination).map(drop),
+            (segment_size, src_ip) => {
+                let ecn = None;
+                let several =
+                    quinn_udp::Transmit { destination, ecn, contents, segment_size, src_ip };
+                self.state.try_send(UdpSockRef::from(&self.udp), &several)
+            }
         };
-        match self.state.try_send(UdpSockRef::from(&self.udp), &transmit) {
+        match sent {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
             Err(error) => {
-                tracing::debug!(%error, to = %transmit.destination, len = transmit.contents.len(), "not sent");
+                tracing::debug!(%error, to = %destination, len = contents.len(), "not sent");
                 true
             }
             Ok(()) => true,
