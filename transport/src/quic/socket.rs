@@ -22,6 +22,11 @@ pub struct Socket {
     state: UdpSocketState,
     local: SocketAddr,
     buffer: Box<[u8]>,
+    /// Each so many datagrams received one is lost.
+    #[cfg(test)]
+    pub lose_every: Option<usize>,
+    #[cfg(test)]
+    received: usize,
 }
 
 /// One or more datagrams of one sender.
@@ -55,7 +60,16 @@ impl Socket {
             setsockopt(&udp, sockopt::Ipv6RecvPacketInfo, &local_address)?;
         }
         let local = udp.local_addr()?;
-        Ok(Self { udp, state, local, buffer: vec![0; DATAGRAM_MAX].into_boxed_slice() })
+        Ok(Self {
+            udp,
+            state,
+            local,
+            buffer: vec![0; DATAGRAM_MAX].into_boxed_slice(),
+            #[cfg(test)]
+            lose_every: None,
+            #[cfg(test)]
+            received: 0,
+        })
     }
 
     /// Where the socket is bound.
@@ -93,6 +107,13 @@ impl Socket {
             Err(error) => return Err(error),
         }
         let [meta] = meta;
+        #[cfg(test)]
+        {
+            self.received += 1;
+            if self.lose_every.is_some_and(|every| self.received.is_multiple_of(every)) {
+                return self.receive();
+            }
+        }
         Ok(Some(Received {
             from: meta.addr,
             to: meta.dst_ip,

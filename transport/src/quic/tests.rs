@@ -222,6 +222,32 @@ fn many_exchanges_at_once_all_complete_and_no_more_than_the_bound() {
 }
 
 #[test]
+fn lost_packets_delay_pages_but_damage_none() {
+    let mut pair = Pair::new();
+    let link = pair.connect();
+    pair.client.socket.lose_every = Some(7);
+    pair.server.socket.lose_every = Some(5);
+    for number in 0..200u8 {
+        let now = Instant::now();
+        let names = [PageDescriptor::new(1, 2); 3];
+        let many = Control::get_many(u64::from(number), WORKLOAD, 3);
+        let asked = pair.client.request(now, link, &many, &[names.as_bytes()]).unwrap();
+        let (exchange, request) = pair.server_sees(control);
+        pair.server_sees(complete);
+        assert_eq!(payload(&mut pair.served, exchange), names.as_bytes());
+        let mut reply = request.reply(Status::Ok);
+        reply.done.set(0b111);
+        let pages = [number; 3 * PAGE_LEN];
+        pair.server.reply(Instant::now(), exchange, &reply, &[names.as_bytes(), &pages]).unwrap();
+        pair.client_sees(complete);
+        let came = payload(&mut pair.seen, asked);
+        assert_eq!((&came[..48], &came[48..]), (names.as_bytes(), &pages[..]));
+        pair.seen.clear();
+    }
+    assert!(pair.client.path(link).unwrap().lost_packets > 0);
+}
+
+#[test]
 fn another_authority_is_refused_on_either_side() {
     let (node, client) = keys::ephemeral().unwrap();
     let (_, stranger) = keys::ephemeral().unwrap();
