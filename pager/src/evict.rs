@@ -234,7 +234,7 @@ impl<T: Transport> EvictThread<T> {
             self.next_status = now + STATUS_EVERY;
             self.ask_status(now);
         }
-        let crowded = lock(&self.shared.tables).is_crowded();
+        let crowded = lock(&self.shared.tables).roomless() > 0;
         let pause = if crowded { Duration::from_millis(1) } else { decision.look_again };
         self.next_look = now + pause;
     }
@@ -331,6 +331,9 @@ impl<T: Transport> EvictThread<T> {
             .filter(|(resident, _)| *resident >= ATTACH_MIN)
             .max();
         let Some((_, pid)) = candidate else { return };
+        // If it was forked from a space of ours, that event has been read: wait until it has been handled too.
+        self.spaces.values().for_each(|space| drop(lock(&space.gate)));
+        self.obey(now);
         match Process::attach(&self.shared, pid, &mut self.orphans) {
             Ok(process) => self.attached(process),
             Err(error) => self.not_attached(now, pid, error),
@@ -448,19 +451,20 @@ impl<T: Transport> EvictThread<T> {
     fn make_room(&mut self, now: Instant) {
         let budget = self.budget.bytes().0 as i64;
         let resident = self.shared.resident.load(Ordering::Relaxed);
-        if !lock(&self.shared.tables).is_crowded() {
+        let waiting = lock(&self.shared.tables).roomless();
+        if waiting == 0 {
             if resident < budget {
                 self.last_progress = now;
                 self.shared.ceiling.store(budget, Ordering::Relaxed);
             }
             return;
         }
-        if now.duration_since(self.last_progress) > STUCK && !self.shared.has_room(1) {
+        if now.duration_since(self.last_progress) > STUCK && !self.shared.has_room(waiting) {
             self.shared.ceiling.store(resident.max(budget) + STUCK_STEP, Ordering::Relaxed);
             self.last_progress = now;
             self.warn_stuck();
         }
-        if self.shared.has_room(BATCH as u64) {
+        if self.shared.has_room(waiting.min(BATCH as u64)) {
             let places = lock(&self.shared.tables).take_roomless();
             self.shared.wake(&self.spaces, &places);
         }

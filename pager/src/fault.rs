@@ -7,6 +7,7 @@
 //! thread is woken then and faults again.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -198,6 +199,10 @@ impl<T: Transport> FaultThread<T> {
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
         let gate = lock(&space.gate);
+        let mut fork = None;
+        if space.faults.has_event() {
+            fork = proc::fork_under_way(space.pid.load(Ordering::Relaxed));
+        }
         if let Err(error) = space.faults.read(&mut self.buffer, &mut messages) {
             self.shared.fail(format!("reading faults of process {:?} failed: {error}", space.pid));
         }
@@ -209,6 +214,7 @@ impl<T: Transport> FaultThread<T> {
                     let page = PageAddr::containing(addr as u64);
                     faults.push((page, rw == ReadWrite::Write, thread_id.as_raw()));
                 }
+                Event::Fork { uffd } => self.fork(&space, Faults::of_child(uffd), &mut fork),
                 event => self.event(&space, event),
             }
         }
@@ -238,20 +244,18 @@ impl<T: Transport> FaultThread<T> {
                 space.changes.fetch_add(1, Ordering::Relaxed);
                 from as u64..from as u64 + len as u64
             }
-            Event::Fork { uffd } => {
-                drop(tables);
-                return self.fork(space, Faults::of_child(uffd));
-            }
-            Event::Pagefault { .. } => return,
+            Event::Fork { .. } | Event::Pagefault { .. } => return,
         };
         drop(tables);
         space.faults.wake(wake);
     }
 
-    /// The parent is blocked in fork until this message was read, so that its map is still the child's.
-    fn fork(&mut self, parent: &Arc<Space>, faults: Faults) {
+    /// A child begins with the map of its parent, less what it does not inherit (`seen`): that must have been looked up before the message
+    /// was read, because the parent is blocked in fork until then, and may change it afterwards.
+    fn fork(&mut self, parent: &Arc<Space>, faults: Faults, seen: &mut Option<Vec<Range<u64>>>) {
         let pid = parent.pid.load(Ordering::Relaxed);
-        let not_inherited = proc::not_inherited(pid).unwrap_or_default();
+        // The fork began between the look and the read: looked up late is better than not at all.
+        let not_inherited = seen.take().or_else(|| proc::not_inherited(pid)).unwrap_or_default();
         let child = Arc::new(Space {
             id: self.shared.new_space(),
             faults,

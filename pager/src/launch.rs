@@ -249,7 +249,9 @@ impl<P: Paging> Running<P> {
     fn turn(&mut self) -> Result<(), LaunchError> {
         let executed = self.wait();
         while let Some(arrival) = self.signals.next() {
-            if arrival.is_for_the_command() {
+            if arrival.is_for_the_command()
+                && (arrival.number != libc::SIGCONT || self.is_still_stopped())
+            {
                 self.pass_on(arrival.number);
             }
         }
@@ -301,6 +303,12 @@ impl<P: Paging> Running<P> {
         }
     }
 
+    /// Whether the command is in the stop that was last mirrored. A shell continues the whole job, command included:
+    /// passing its SIGCONT on as well could undo a stop which the user asked for since.
+    fn is_still_stopped(&self) -> bool {
+        self.stopped && matches!(child::state(self.root), State::Stopped(_))
+    }
+
     /// Stops and continues the front with the command, so that the shell sees it.
     fn mirror_stop(&mut self) {
         let stopped = self.end.is_none() && matches!(child::state(self.root), State::Stopped(_));
@@ -313,28 +321,16 @@ impl<P: Paging> Running<P> {
     fn adopt(&mut self) -> Result<(), LaunchError> {
         let Some(launched) = self.launched.take() else { return Ok(()) };
         launched.executed().map_err(|reason| {
-            self.await_end();
+            child::kill_all(&self.signals);
             LaunchError::NotExecutable { command: String::new(), reason }
         })?;
         let Some(paged) = self.paged.as_ref().filter(|_| self.end.is_none()) else { return Ok(()) };
         match paged.session().adopt(self.root, false) {
             Err(error) if !matches!(child::state(self.root), State::Ended(_)) => {
-                child::send(self.root, libc::SIGKILL);
-                self.await_end();
+                child::kill_all(&self.signals);
                 Err(error.into())
             }
             _ => Ok(()),
-        }
-    }
-
-    /// Reaps a child which is ending.
-    fn await_end(&self) {
-        let deadline = Instant::now() + KILL_DEADLINE;
-        while child::state(self.root) != State::Gone && Instant::now() < deadline {
-            let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&self.signals), PollFlags::POLLIN)];
-            wait(&mut fds);
-            while self.signals.next().is_some() {}
-            child::reap(|_, _| ());
         }
     }
 

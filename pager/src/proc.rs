@@ -67,6 +67,13 @@ pub fn not_inherited(pid: i32) -> Option<Vec<Range<u64>>> {
     Some(parse_not_inherited(&String::from_utf8_lossy(&bytes)))
 }
 
+/// If a thread of the process is blocked in fork: what the child will not inherit.
+pub fn fork_under_way(pid: i32) -> Option<Vec<Range<u64>>> {
+    const FORKS: [i64; 3] = [libc::SYS_fork, libc::SYS_clone, libc::SYS_clone3];
+    let forks = |tid: i32| blocked_in(tid).is_some_and(|call| FORKS.contains(&call));
+    threads(pid).into_iter().any(forks).then(|| not_inherited(pid)).flatten()
+}
+
 fn parse_not_inherited(smaps: &str) -> Vec<Range<u64>> {
     let mut current = None;
     let mut found = Vec::new();

@@ -252,9 +252,9 @@ impl Tables {
         self.roomless.insert(place);
     }
 
-    /// Whether faults wait for room.
-    pub fn is_crowded(&self) -> bool {
-        !self.roomless.is_empty()
+    /// Number of faults which wait for room.
+    pub fn roomless(&self) -> u64 {
+        self.roomless.len() as u64
     }
 
     /// The faults that wait for room: woken, they fault again.

@@ -162,6 +162,11 @@ impl Faults {
         !matches!(self.zero_errno(PAGE), Some(Errno::ESRCH))
     }
 
+    /// Whether an event has not been read yet.
+    pub fn has_event(&self) -> bool {
+        matches!(self.zero_errno(PAGE), Some(Errno::EAGAIN))
+    }
+
     fn zero_errno(&self, page: u64) -> Option<Errno> {
         let mut zero = sys::uffdio_zeropage {
             range: sys::uffdio_range { start: page, len: PAGE },

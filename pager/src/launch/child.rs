@@ -1,16 +1,26 @@
 //! The command as a child process: forked early, executed late, watched without disturbing a tracer.
 
 use std::ffi::{CString, OsString};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::unistd::{ForkResult, fork, pipe2, read, write};
 
-use super::signals::Inherited;
+use super::signals::{Inherited, Signals};
 use crate::proc;
 use crate::target::self_pid;
+
+/// Name which an evictor gives itself.
+const EVICTOR_NAME: &[u8] = b"gms-evictor";
+/// For killed processes to end.
+const KILL_DEADLINE: Duration = Duration::from_secs(5);
+/// Between two looks for processes that were forked while their parent was being killed.
+const KILL_LOOK_MS: u8 = 100;
 
 /// A child which will become the command, or end with this value.
 ///
@@ -159,9 +169,29 @@ pub fn reap(mut ended: impl FnMut(i32, End)) -> bool {
     true
 }
 
-/// Children of this process: the command, and orphans of its tree.
+/// Children of this process that are of the workload: the command, and orphans of its tree.
+///
+/// Not the evictors: they must outlive their processes, which would read zeros otherwise.
 pub fn children() -> Vec<i32> {
-    proc::children(self_pid())
+    let name = |pid| fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let mut children = proc::children(self_pid());
+    children.retain(|&pid| name(pid).trim_ascii_end() != EVICTOR_NAME);
+    children
+}
+
+/// Kills and reaps every process of the workload: the children of those that end become ours.
+pub fn kill_all(signals: &Signals) {
+    let deadline = Instant::now() + KILL_DEADLINE;
+    loop {
+        reap(|_, _| ());
+        let left = children();
+        if left.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        left.into_iter().for_each(|pid| send(pid, libc::SIGKILL));
+        let _ = poll(&mut [PollFd::new(signals.as_fd(), PollFlags::POLLIN)], KILL_LOOK_MS);
+        while signals.next().is_some() {}
+    }
 }
 
 /// waitid; the process is 0 if there is nothing to tell.

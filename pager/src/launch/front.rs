@@ -79,19 +79,19 @@ impl Front {
             child::reap(|pid, how| end = end.or((pid == self.pager).then_some(how)));
             match end {
                 Some(End::Exited(status)) => return status,
-                Some(End::Killed(signal)) => return forsaken(signal),
+                Some(End::Killed(signal)) => return self.forsaken(signal),
                 None if child::state(self.pager) == State::Gone => return EXIT_GMS,
                 None => {}
             }
         }
     }
-}
 
-/// The pager was killed: so are processes of its tree which no evictor watches over.
-fn forsaken(signal: i32) -> u8 {
-    child::children().into_iter().for_each(|orphan| child::send(orphan, libc::SIGKILL));
-    say(format!(
-        "the pager was ended by signal {signal}, so the command was killed: start it again"
-    ));
-    EXIT_GMS
+    /// The pager was killed: evictors kill their processes then, and this what has no evictor.
+    fn forsaken(&self, signal: i32) -> u8 {
+        child::kill_all(&self.signals);
+        say(format!(
+            "the pager was ended by signal {signal}, so the command was killed: start it again"
+        ));
+        EXIT_GMS
+    }
 }
