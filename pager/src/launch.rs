@@ -180,13 +180,12 @@ pub fn run<P: Paging>(
         .map_err(io::Error::from)?;
     let session = prepare()?;
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-    let launched = held.launch();
-    let root = launched.pid;
+    let root = held.pid;
     let paged = Paged::new(session, root, words.join(" "), front_pid);
     let mut running = Running {
         root,
         end: None,
-        launched: Some(launched),
+        launched: Some(held.launch()),
         paged: Some(paged),
         past: None,
         stopped: false,
@@ -248,10 +247,12 @@ impl<P: Paging> Running<P> {
     /// Waits for something to happen and acts on it.
     fn turn(&mut self) -> Result<(), LaunchError> {
         let executed = self.wait();
+        let (mut child_changed, mut continued) = (false, false);
         while let Some(arrival) = self.signals.next() {
-            if arrival.is_for_the_command()
-                && (arrival.number != libc::SIGCONT || self.is_still_stopped())
-            {
+            child_changed |= arrival.number == libc::SIGCHLD;
+            continued |= arrival.tells_of_continuation();
+            let stale = arrival.number == libc::SIGCONT && self.stopped_since(continued);
+            if arrival.is_for_the_command() && !stale {
                 self.pass_on(arrival.number);
             }
         }
@@ -261,7 +262,7 @@ impl<P: Paging> Running<P> {
                 *end = Some(how);
             }
         });
-        self.mirror_stop();
+        self.mirror_stop(child_changed);
         if executed {
             self.adopt()?;
         }
@@ -303,19 +304,22 @@ impl<P: Paging> Running<P> {
         }
     }
 
-    /// Whether the command is in the stop that was last mirrored. A shell continues the whole job, command included:
-    /// passing its SIGCONT on as well could undo a stop which the user asked for since.
-    fn is_still_stopped(&self) -> bool {
-        self.stopped && matches!(child::state(self.root), State::Stopped(_))
+    /// Whether the command is stopped, but not by the stop that was mirrored last. A shell continues its whole job,
+    /// command and front: the SIGCONT of the front, passed on, would undo a stop that the user asked for since.
+    fn stopped_since(&self, continued: bool) -> bool {
+        matches!(child::state(self.root), State::Stopped(_)) && (continued || !self.stopped)
     }
 
-    /// Stops and continues the front with the command, so that the shell sees it.
-    fn mirror_stop(&mut self) {
+    /// Stops and continues the front with the command, so that the shell sees it. A change may have been followed by
+    /// its opposite before this looks.
+    fn mirror_stop(&mut self, child_changed: bool) {
         let stopped = self.end.is_none() && matches!(child::state(self.root), State::Stopped(_));
-        if stopped != self.stopped {
-            self.stopped = stopped;
-            self.link.send(if stopped { libc::SIGSTOP } else { libc::SIGCONT });
+        if stopped && (child_changed || !self.stopped) {
+            self.link.send(libc::SIGSTOP);
+        } else if !stopped && self.stopped {
+            self.link.send(libc::SIGCONT);
         }
+        self.stopped = stopped;
     }
 
     fn adopt(&mut self) -> Result<(), LaunchError> {

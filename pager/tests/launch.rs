@@ -203,7 +203,8 @@ fn behind(front: i32) -> (i32, i32) {
         let pager = proc::children(front).first().copied().unwrap_or(0);
         let command = proc::children(pager).first().copied().unwrap_or(0);
         found = (pager, command);
-        command > 0 && !proc::command_line(command).contains(AS_GMS)
+        let words = proc::command_line(command);
+        command > 0 && !words.is_empty() && !words.contains(AS_GMS)
     });
     found
 }
@@ -380,7 +381,7 @@ fn a_detached_command_runs_on() {
     assert_eq!(control::pager_of(root).map(|workload| workload.stats.pid), Some(root));
     assert_eq!(control::detach(&workload).unwrap(), DetachEnd::Detached);
     until("it is no longer listed", || control::find(root).is_none());
-    assert_eq!(proc::state(root), Some('S'));
+    until("it waits for its line", || proc::state(root) == Some('S'));
     drop(child.stdin.take());
     assert_eq!(finish(child).status.code(), Some(5));
 }
@@ -453,7 +454,13 @@ fn a_terminal_stops_and_continues_the_job() {
     until("both stop", || [front, command].map(proc::state) == [Some('T'); 2]);
     assert!(matches!(proc::state(pager), Some('S' | 'R')));
     terminal.type_in("fg\n");
-    until("both go on", || [front, command].iter().all(|&pid| proc::state(pid) != Some('T')));
+    // Nobody types faster than gms needs to see it: not before all have come to rest.
+    let mut calm = 0;
+    until("both go on", || {
+        let rests = [front, pager].map(proc::state) == [Some('S'); 2];
+        calm = if rests && proc::state(command) != Some('T') { calm + 1 } else { 0 };
+        calm == 5
+    });
     terminal.type_in("\x1a");
     until("both stop again", || [front, command].map(proc::state) == [Some('T'); 2]);
     terminal.type_in("bg\n");

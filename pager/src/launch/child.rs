@@ -26,15 +26,14 @@ const KILL_LOOK_MS: u8 = 100;
 ///
 /// It was forked before gms opened or changed anything, so that the command inherits what gms was given and no more.
 pub struct Held {
-    pid: i32,
+    /// Its process.
+    pub pid: i32,
     go: OwnedFd,
     report: OwnedFd,
 }
 
 /// The child after it was told to execute the command.
 pub struct Launched {
-    /// Its process.
-    pub pid: i32,
     report: OwnedFd,
 }
 
@@ -116,7 +115,7 @@ impl Held {
     pub fn launch(self) -> Launched {
         // If it was killed meanwhile, its end will tell.
         let _ = write(&self.go, &[1]);
-        Launched { pid: self.pid, report: self.report }
+        Launched { report: self.report }
     }
 }
 

@@ -38,16 +38,20 @@ pub extern "C" fn note_inheritance() {
 pub struct Arrival {
     /// Its number.
     pub number: i32,
-    /// Whether a process sent it to this process (or its group); the kernel sends the others, and those of a terminal
-    /// go to the whole foreground group.
-    sent: bool,
+    /// Above zero if the kernel sent it; that of a terminal went to the whole foreground group.
+    code: i32,
     sender: i32,
 }
 
 impl Arrival {
+    /// Whether the kernel tells that a child was continued.
+    pub fn tells_of_continuation(&self) -> bool {
+        self.number == libc::SIGCHLD && self.code == libc::CLD_CONTINUED
+    }
+
     /// Whether the command has to be told: somebody outside of the tree below this process sent it here.
     pub fn is_for_the_command(&self) -> bool {
-        self.sent && self.number != libc::SIGCHLD && !descends(self.sender, self_pid())
+        self.code <= 0 && self.number != libc::SIGCHLD && !descends(self.sender, self_pid())
     }
 }
 
@@ -96,9 +100,8 @@ impl Signals {
     /// Next signal, if one came.
     pub fn next(&self) -> Option<Arrival> {
         let info = self.fd.read_signal().ok()??;
-        // Above zero are the codes of the kernel.
-        let (sent, sender) = (info.ssi_code <= 0, info.ssi_pid as i32);
-        Some(Arrival { number: info.ssi_signo as i32, sent, sender })
+        let (number, sender) = (info.ssi_signo as i32, info.ssi_pid as i32);
+        Some(Arrival { number, code: info.ssi_code, sender })
     }
 }
 
