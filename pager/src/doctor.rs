@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::cli::DoctorArgs;
 use crate::commands::{EXIT_NO, Failure, print};
 use crate::evictor::{pidfd_getfd, pidfd_open};
-use crate::session::{Session, SessionConfig};
+use crate::session::{Session, SessionConfig, SessionError};
 use crate::size::{Human, Memory};
 use crate::target::self_pid;
 use crate::uffd;
@@ -325,18 +325,14 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
         export_bytes: 0,
         verbose: false,
     };
+    let cure = "start it (gms-agent), open its UDP port, use keys of one 'gms keys init'";
     match Session::prepare(config) {
         Ok(session) => {
-            let stats = session.finish();
-            let rtt = stats.agents.first().map_or(0.0, |agent| agent.rtt_us);
-            needed(&name, true, format!("answers, round trip {rtt:.0} us"), "")
+            session.finish();
+            needed(&name, true, "answers", "")
         }
-        Err(error) => needed(
-            &name,
-            false,
-            error,
-            "start it (gms-agent), open its UDP port, use keys of one 'gms keys init'",
-        ),
+        Err(SessionError::Agent { reason, .. }) => needed(&name, false, reason, cure),
+        Err(error) => needed(&name, false, error, cure),
     }
 }
 

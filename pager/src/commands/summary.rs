@@ -59,13 +59,13 @@ pub struct StatsFile(Option<PathBuf>);
 impl StatsFile {
     /// Checks before the start that the file can be written at the end.
     pub fn open(path: Option<&Path>) -> Result<StatsFile, Failure> {
-        let Some(path) = path else { return Ok(StatsFile(None)) };
-        // Through links, so that what they lead to is replaced; the command may change the directory gms runs in.
-        let path = fs::canonicalize(path).or_else(|_| std::path::absolute(path));
+        let Some(given) = path else { return Ok(StatsFile(None)) };
+        // Through links, so that what they lead to is replaced.
+        let path = fs::canonicalize(given).or_else(|_| std::path::absolute(given));
         let path = path.and_then(|path| check_writable(&path).map(|()| path));
-        let cannot =
-            |error| Failure::new(EXIT_USAGE, format!("--stats: cannot be written: {error}"));
-        path.map(|path| StatsFile(Some(path))).map_err(cannot)
+        let cannot = |error| format!("--stats: {} cannot be written: {error}", given.display());
+        path.map(|path| StatsFile(Some(path)))
+            .map_err(|error| Failure::new(EXIT_USAGE, cannot(error)))
     }
 
     /// Writes the figures as JSON. Readers see the old file or the new one, never a part.
