@@ -20,7 +20,7 @@ use gms_transport::{ExchangeId, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use zerocopy::IntoBytes;
 
-use crate::inject::InjectError;
+use crate::inject::{InjectError, release_late};
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::{Content, PAGE};
 use crate::proc;
@@ -38,6 +38,10 @@ const TREE_EVERY: Duration = Duration::from_millis(20);
 const MEASURE_EVERY: Duration = Duration::from_millis(50);
 /// Agents are asked for their state this often.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
+/// How far growth is extrapolated: an attach takes 1 ms, on a busy machine 10.
+const AHEAD: Duration = Duration::from_millis(12);
+/// Growth of the sum after which sharing is measured again at once.
+const SHARING_GROWTH: u64 = 4 << 20;
 /// A process that could not be attached is tried again after this.
 const ATTACH_RETRY: Duration = Duration::from_millis(100);
 /// Processes smaller than this are not worth an attach.
@@ -64,6 +68,15 @@ struct Write {
     slots: Vec<u32>,
     stored: u64,
     sent: Instant,
+}
+
+/// What the processes of the tree share after forks.
+struct Sharing {
+    /// Sum of their resident bytes when it was measured.
+    sum: u64,
+    /// How much of that was counted more than once.
+    shared: u64,
+    expires: Instant,
 }
 
 struct Ahead {
@@ -98,9 +111,10 @@ pub struct EvictThread<T> {
     next_measure: Instant,
     next_status: Instant,
     last_progress: Instant,
+    /// When, and how much was resident.
+    last_look: (Instant, u64),
     goal: u64,
-    /// Bytes that several processes share, counted once too often for each.
-    shared_bytes: u64,
+    sharing: Sharing,
     unpageable: BTreeMap<i32, u64>,
     warned: bool,
     gauges: Gauges,
@@ -139,8 +153,9 @@ impl<T: Transport> EvictThread<T> {
             next_measure: now,
             next_status: now,
             last_progress: now,
+            last_look: (now, 0),
             goal: 0,
-            shared_bytes: 0,
+            sharing: Sharing { sum: 0, shared: 0, expires: now },
             unpageable: BTreeMap::new(),
             warned: false,
             gauges,
@@ -166,6 +181,7 @@ impl<T: Transport> EvictThread<T> {
                 busy |= self.evict(now);
             }
             self.make_room(now);
+            busy |= release_late();
             busy |= self.write_back(now);
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
@@ -218,10 +234,13 @@ impl<T: Transport> EvictThread<T> {
             self.refresh_tree(now);
         }
         let measure = now >= self.next_measure;
-        let resident = self.measure(measure);
+        let resident = self.measure(now);
         self.shared.resident.store(resident as i64, Ordering::Relaxed);
         self.gauges.resident_peak = self.gauges.resident_peak.max(resident);
-        let decision = self.budget.decide(Bytes(resident));
+        let mut decision = self.budget.decide(Bytes(resident));
+        let soon = self.predict(now, resident);
+        let soon = self.budget.decide(Bytes(soon));
+        (decision.attach, decision.register) = (soon.attach, soon.register);
         if !self.shared.detaching.load(Ordering::Relaxed) {
             self.act(now, decision);
         }
@@ -237,6 +256,14 @@ impl<T: Transport> EvictThread<T> {
         let crowded = lock(&self.shared.tables).roomless() > 0;
         let pause = if crowded { Duration::from_millis(1) } else { decision.look_again };
         self.next_look = now + pause;
+    }
+
+    /// Resident bytes a moment from now if the tree grows as it did since the last look: by then it should be attached.
+    fn predict(&mut self, now: Instant, resident: u64) -> u64 {
+        let (at, before) = std::mem::replace(&mut self.last_look, (now, resident));
+        let elapsed = now.duration_since(at).as_secs_f64().max(1e-4);
+        let growth = resident.saturating_sub(before) as f64 / elapsed;
+        resident + (growth * AHEAD.as_secs_f64()) as u64
     }
 
     fn act(&mut self, now: Instant, decision: Decision) {
@@ -296,11 +323,12 @@ impl<T: Transport> EvictThread<T> {
         lock(&self.shared.evictors).clone()
     }
 
-    /// Resident anonymous bytes of the tree. Memory which processes share after a fork is counted once, but as of the last time that
-    /// sharing was measured (`precise`), which takes a walk over the page tables.
-    fn measure(&mut self, precise: bool) -> u64 {
+    /// Resident anonymous bytes of the tree. Memory which processes share after a fork must be counted once: how much that is
+    /// takes a walk over the page tables, so that it is measured anew only when it may have changed much.
+    fn measure(&mut self, now: Instant) -> u64 {
         let mut sum = 0;
         let mut largest = 0;
+        let mut count = 0;
         for pid in self.tree.pids() {
             let resident = proc::resident_anonymous(pid).unwrap_or(0);
             if let Some(process) = self.processes.get_mut(&pid) {
@@ -308,17 +336,20 @@ impl<T: Transport> EvictThread<T> {
             }
             sum += resident;
             largest = largest.max(resident);
+            count += u32::from(resident >= ATTACH_MIN);
         }
-        if precise {
-            let several = largest < sum && sum > self.budget.low().0 / 2;
-            self.shared_bytes = match several {
-                true => sum.saturating_sub(
-                    self.tree.pids().filter_map(proc::proportional_anonymous).sum::<u64>(),
-                ),
-                false => 0,
-            };
+        let matters = count > 1 && sum > self.budget.low().0;
+        let grown = sum > self.sharing.sum + SHARING_GROWTH;
+        if !matters {
+            self.sharing = Sharing { sum, shared: 0, expires: now };
+        } else if grown || now >= self.sharing.expires {
+            let proportional: u64 = self.tree.pids().filter_map(proc::proportional_anonymous).sum();
+            // Sharing that is there can end quickly: look again soon, but do not spend most of the time on it.
+            let pause = (now.elapsed() * 4).clamp(Duration::from_millis(4), MEASURE_EVERY);
+            let shared = sum.saturating_sub(proportional);
+            self.sharing = Sharing { sum, shared, expires: now + pause };
         }
-        sum.saturating_sub(self.shared_bytes).max(largest)
+        sum.saturating_sub(self.sharing.shared).max(largest)
     }
 
     fn attach_largest(&mut self, now: Instant) {

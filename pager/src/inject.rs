@@ -3,6 +3,7 @@
 //!
 //! Every ptrace request of one injection must come from the thread that began it.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use nix::unistd::Pid;
 use crate::{arch, proc};
 
 /// Longest that a thread may take to stop.
-const STOP_DEADLINE: Duration = Duration::from_millis(100);
+const STOP_DEADLINE: Duration = Duration::from_millis(30);
 /// Longest that one injected system call may take.
 const SYSCALL_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -74,6 +75,9 @@ pub fn inject(pid: i32) -> Result<Injected> {
     match proc::status_field(pid, "TracerPid:") {
         None => return Err(InjectError::Gone),
         Some(0) => {}
+        Some(tracer) if tracer == i64::from(std::process::id()) => {
+            return Err(InjectError::Unstoppable);
+        }
         Some(tracer) => return Err(InjectError::Traced(tracer)),
     }
     if proc::status_field(pid, "Seccomp:").is_some_and(|mode| mode != 0) {
@@ -161,6 +165,30 @@ struct Stopped {
     saved: arch::Registers,
     mask: u64,
     since: Instant,
+    niceness: Niceness,
+}
+
+/// The niceness of a thread while it is stopped: every step of an injection waits for the thread to be scheduled, and its siblings go on
+/// allocating meanwhile. The evictor inherits it.
+struct Niceness {
+    tid: Pid,
+    before: libc::c_int,
+}
+
+impl Niceness {
+    fn raise(tid: Pid) -> Niceness {
+        // SAFETY: no memory is involved.
+        let before = unsafe { libc::getpriority(libc::PRIO_PROCESS, tid.as_raw() as libc::id_t) };
+        let niceness = Niceness { tid, before };
+        niceness.set(-20);
+        niceness
+    }
+
+    /// Best effort: without the privilege nothing changes.
+    fn set(&self, nice: libc::c_int) {
+        // SAFETY: no memory is involved.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, self.tid.as_raw() as libc::id_t, nice) };
+    }
 }
 
 impl Stopped {
@@ -169,14 +197,38 @@ impl Stopped {
         request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
             .map_err(refused)?;
         let since = Instant::now();
+        let niceness = Niceness::raise(tid);
         // SAFETY: a struct of integers, for which all-zero is a value.
         let saved = unsafe { std::mem::zeroed() };
-        let mut stopped = Stopped { tid, saved, mask: 0, since };
+        let mut stopped = Stopped { tid, saved, mask: 0, since, niceness };
         match stopped.stop() {
             Ok(()) => Ok(stopped),
             Err(error) => {
                 stopped.let_go();
                 Err(error)
+            }
+        }
+    }
+
+    /// Whether the thread, which did not stop in time, is ours no longer. It stops as soon as it can, and must not stay so.
+    fn try_release(&mut self) -> bool {
+        match self.wait(Duration::ZERO) {
+            Err(InjectError::Unstoppable) => false,
+            Err(_) => true,
+            Ok(status) => {
+                let signal = match status >> 16 {
+                    libc::PTRACE_EVENT_STOP => 0,
+                    _ => libc::WSTOPSIG(status) as usize,
+                };
+                if let Ok(mut registers) = self.registers()
+                    && signal == 0
+                    && arch::restart_interrupted(&mut registers)
+                {
+                    // Fails only if the thread has been killed meanwhile.
+                    let _ = self.set_registers(&registers);
+                }
+                let _ = request(libc::PTRACE_DETACH, self.tid, 0, signal);
+                true
             }
         }
     }
@@ -376,23 +428,32 @@ impl Stopped {
         self.set_registers(&self.saved)?;
         request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
         request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
-        while self.wait(STOP_DEADLINE)? >> 16 != libc::PTRACE_EVENT_STOP {
+        while self.wait(SYSCALL_DEADLINE)? >> 16 != libc::PTRACE_EVENT_STOP {
             request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
         }
         self.set_registers(&self.saved)?;
         self.set_signal_mask(self.mask)
     }
 
-    fn let_go(&self) {
-        // A thread that did not stop cannot be detached yet: interrupt it once more, then give up to the kernel, which
-        // detaches when this thread ends.
+    fn let_go(self) {
+        self.niceness.set(self.niceness.before);
         if request(libc::PTRACE_DETACH, self.tid, 0, 0).is_err() {
-            let _ = request(libc::PTRACE_INTERRUPT, self.tid, 0, 0);
-            if self.wait(SYSCALL_DEADLINE).is_ok() {
-                let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
-            }
+            LINGERING.with_borrow_mut(|lingering| lingering.push(self));
         }
     }
+}
+
+thread_local! {
+    /// Threads that were asked to stop and have not done so yet: only a stopped thread can be detached.
+    static LINGERING: RefCell<Vec<Stopped>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Detaches threads which stopped too late for an injection. To be called often by the thread that injects; true if some are left.
+pub fn release_late() -> bool {
+    LINGERING.with_borrow_mut(|lingering| {
+        lingering.retain_mut(|thread| !thread.try_release());
+        !lingering.is_empty()
+    })
 }
 
 fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> nix::Result<()> {

@@ -242,7 +242,21 @@ impl Process {
                 aux.extend_from_slice(&word.to_le_bytes());
             }
         }
-        self.evictor.run(&mut calls, &mut aux, &[])?;
+        let ran = self.evictor.run(&mut calls, &mut aux, &[]);
+        if ran.is_err() {
+            let e = self.evictor.pid();
+            eprintln!(
+                "DBG {ran:?} unshare {unshare} runs {runs:?} {} {} {}",
+                std::fs::read_to_string(format!("/proc/{e}/stack")).unwrap_or_default(),
+                std::fs::read_to_string(format!("/proc/{e}/syscall")).unwrap_or_default(),
+                std::fs::read_to_string(format!("/proc/{e}/status")).unwrap_or_default()
+            );
+            eprintln!(
+                "pages {pages:x?} maps {}",
+                std::fs::read_to_string(format!("/proc/{e}/maps")).unwrap_or_default()
+            );
+        }
+        ran?;
         let mut failed = Vec::new();
         for (n, &(index, length)) in runs.iter().enumerate() {
             let word = &aux[(n + 1) * MOVE_LEN - 8..(n + 1) * MOVE_LEN];
