@@ -20,7 +20,7 @@ use gms_transport::{ExchangeId, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use zerocopy::IntoBytes;
 
-use crate::inject::{InjectError, release_late};
+use crate::inject::{InjectError, is_outside_madvise, release_late};
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::{Content, PAGE};
 use crate::proc;
@@ -60,6 +60,8 @@ const EXCHANGE_DEADLINE: Duration = Duration::from_secs(5);
 const STUCK: Duration = Duration::from_millis(50);
 /// By how much, each time.
 const STUCK_STEP: i64 = 1 << 20;
+/// How often it may be asked, when nothing else can be evicted, whether removals are over: running threads are stopped for it.
+const PROOF_EVERY: Duration = Duration::from_millis(20);
 /// For agents to free the workload's frames at the end.
 const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -110,6 +112,7 @@ pub struct EvictThread<T> {
     next_tree: Instant,
     next_measure: Instant,
     next_status: Instant,
+    next_proof: Instant,
     last_progress: Instant,
     /// When, and how much was resident.
     last_look: (Instant, u64),
@@ -152,6 +155,7 @@ impl<T: Transport> EvictThread<T> {
             next_tree: now,
             next_measure: now,
             next_status: now,
+            next_proof: now,
             last_progress: now,
             last_look: (now, 0),
             goal: 0,
@@ -178,7 +182,11 @@ impl<T: Transport> EvictThread<T> {
             } else if self.shared.detaching.load(Ordering::Relaxed) {
                 busy |= self.bring_home(now);
             } else if self.goal > 0 {
-                busy |= self.evict(now);
+                let evicted = self.evict(now);
+                if !evicted && now >= self.next_proof {
+                    self.end_quarantines(now);
+                }
+                busy |= evicted;
             }
             self.make_room(now);
             busy |= release_late();
@@ -446,6 +454,17 @@ impl<T: Transport> EvictThread<T> {
             }
         }
         false
+    }
+
+    /// Nothing can be evicted: perhaps because pages are in quarantine although their removals are over.
+    fn end_quarantines(&mut self, now: Instant) {
+        self.next_proof = now + PROOF_EVERY;
+        for process in self.processes.values() {
+            let id = process.space.id;
+            if lock(&self.shared.tables).age_quarantine(id) && is_outside_madvise(process.pid) {
+                lock(&self.shared.tables).end_quarantine(id);
+            }
+        }
     }
 
     /// Moves up to [`BATCH`] pages of a process out; returns how many.

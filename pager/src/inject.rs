@@ -99,6 +99,19 @@ pub fn inject(pid: i32) -> Result<Injected> {
     Err(failure)
 }
 
+/// Whether no thread of the process is inside madvise at some moment during the call. Threads that run are stopped for that; those
+/// that are blocked are not disturbed.
+pub fn is_outside_madvise(pid: i32) -> bool {
+    proc::threads(pid).into_iter().all(|tid| {
+        // Workers of io_uring issue system calls that /proc does not tell of.
+        let worker = proc::thread_name(tid).is_none_or(|name| name.starts_with("iou-"));
+        match proc::blocked_in(tid) {
+            Some(call) => call != libc::SYS_madvise && !worker,
+            None => !worker && Stopped::new(tid).and_then(Stopped::resume).is_ok(),
+        }
+    })
+}
+
 /// Unmaps the blob of an evictor which has ended.
 pub fn remove_blob(pid: i32, base: u64) -> Result<()> {
     let (instruction, _) = syscall_instruction(pid)?;

@@ -143,6 +143,11 @@ pub fn blocked_in(tid: i32) -> Option<i64> {
     text.split_ascii_whitespace().next()?.parse().ok()
 }
 
+/// Name of a thread.
+pub fn thread_name(tid: i32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{tid}/comm")).ok()
+}
+
 /// Signals which would be delivered to the thread at once.
 pub fn has_deliverable_signal(tid: i32) -> bool {
     let text = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();

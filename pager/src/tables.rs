@@ -9,7 +9,8 @@
 //!
 //! **Quarantine.** REMOVE arrives before the pages go. If such a page were evicted in between, the workload would later get its
 //! old bytes instead of zeros. So the range is quarantined: a page in it is not evicted until it has been seen absent or been
-//! installed anew, both of which prove that the removal is over.
+//! installed anew, both of which prove that the removal is over. Pages that MADV_FREE left in place show neither: for them the evict
+//! thread proves that no thread is in madvise any more (`age_quarantine`, `end_quarantine`).
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -84,6 +85,20 @@ struct Slot {
 struct SpaceState {
     registered: RangeSet,
     quarantine: RangeSet,
+    /// What was in quarantine when the search for threads in madvise began.
+    aging: RangeSet,
+}
+
+impl SpaceState {
+    /// Removals in the range are over.
+    fn release(&mut self, range: Range<u64>) {
+        if !self.quarantine.is_empty() {
+            self.quarantine.remove(range.clone());
+        }
+        if !self.aging.is_empty() {
+            self.aging.remove(range);
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -163,7 +178,7 @@ impl Tables {
     pub fn register(&mut self, space: SpaceId, range: Range<u64>) {
         self.forget(space, range.clone());
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.quarantine.remove(range.clone());
+            state.release(range.clone());
             state.registered.insert(range);
         }
     }
@@ -218,10 +233,8 @@ impl Tables {
 
     /// Zeros (or fetched bytes) were installed at these addresses: removals there are over.
     pub fn installed(&mut self, space: SpaceId, range: Range<u64>) {
-        if let Some(state) = self.spaces.get_mut(&space)
-            && !state.quarantine.is_empty()
-        {
-            state.quarantine.remove(range);
+        if let Some(state) = self.spaces.get_mut(&space) {
+            state.release(range);
         }
     }
 
@@ -335,6 +348,7 @@ impl Tables {
         let Some(space) = self.spaces.get(&place.0) else { return false };
         space.registered.contains(place.1.get())
             && !space.quarantine.contains(place.1.get())
+            && !space.aging.contains(place.1.get())
             && !self.prefetching.contains(&place)
     }
 
@@ -343,9 +357,19 @@ impl Tables {
         self.installed(space, range);
     }
 
-    /// Bytes in quarantine.
-    pub fn quarantined_bytes(&self) -> u64 {
-        self.spaces.values().map(|s| s.quarantine.len()).sum()
+    /// Begins to prove that the removals of a space are over; false if there are none. Those that come later are not meant.
+    pub fn age_quarantine(&mut self, space: SpaceId) -> bool {
+        let Some(state) = self.spaces.get_mut(&space) else { return false };
+        let young = std::mem::take(&mut state.quarantine);
+        young.iter().for_each(|range| state.aging.insert(range));
+        !state.aging.is_empty()
+    }
+
+    /// It has been proved.
+    pub fn end_quarantine(&mut self, space: SpaceId) {
+        if let Some(state) = self.spaces.get_mut(&space) {
+            state.aging = RangeSet::default();
+        }
     }
 
     /// Marks pages as leaving; returns the slot for each that may go. Pages which are in quarantine, or on their way already, are left out.
@@ -533,7 +557,7 @@ impl Tables {
         self.forget(space, range.clone());
         if let Some(state) = self.spaces.get_mut(&space) {
             state.registered.remove(range.clone());
-            state.quarantine.remove(range);
+            state.release(range);
         }
     }
 
@@ -552,12 +576,9 @@ impl Tables {
         if let Some(s) = self.spaces.get_mut(&space) {
             s.registered.remove(from..from + length);
             s.registered.insert(to..to + length);
-            let moved: Vec<_> = s.quarantine.overlaps(from..from + length).collect();
-            s.quarantine.remove(from..from + length);
-            s.quarantine.remove(to..to + length);
-            moved
-                .into_iter()
-                .for_each(|r| s.quarantine.insert(r.start - from + to..r.end - from + to));
+            // A removal that another thread has begun acts on the old addresses, where nothing is any more.
+            s.release(from..from + length);
+            s.release(to..to + length);
         }
     }
 
@@ -576,7 +597,7 @@ impl Tables {
             }
             self.put((child, page), state);
         }
-        self.spaces.insert(child, SpaceState { registered, quarantine: RangeSet::default() });
+        self.spaces.insert(child, SpaceState { registered, ..SpaceState::default() });
     }
 
     // ---- references
