@@ -225,7 +225,6 @@ impl<T: Transport> EvictThread<T> {
                     self.orphans.push(space);
                     self.next_tree = now;
                 }
-                EvictCommand::Prefetch(space, pages) => self.fetch_ahead(now, space, &pages),
                 EvictCommand::Referenced(place) => self.clock.referenced(place),
             }
         }
@@ -313,7 +312,7 @@ impl<T: Transport> EvictThread<T> {
         self.orphans = orphans;
         gone.into_iter().for_each(|space: Arc<Space>| self.drop_space(space.id));
         self.refused.retain(|&pid, _| self.tree.contains(pid));
-        if self.tree.is_empty() {
+        if self.tree.is_gone() {
             self.shared.finish(Outcome::TreeGone);
         }
     }
@@ -612,13 +611,7 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    fn fetch_ahead(&mut self, now: Instant, space: SpaceId, pages: &[PageAddr]) {
-        if self.ahead.len() >= PREFETCHES_MAX || !self.shared.has_room(2 * pages.len() as u64) {
-            return;
-        }
-        self.fetch(now, space, pages);
-    }
-
+    /// Fetches pages home, before the workload is let go.
     fn fetch(&mut self, now: Instant, space: SpaceId, pages: &[PageAddr]) {
         let begun = lock(&self.shared.tables).begin_prefetch(space, pages);
         let mut by_agent: BTreeMap<AgentId, Vec<(PageAddr, Content)>> = BTreeMap::new();

@@ -6,7 +6,7 @@
 //! Nothing on this path waits: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the
 //! thread is woken then and faults again.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::prefetch::{Prefetch, Streams};
-use gms_transport::message::{Control, PageDescriptor, Status};
+use gms_transport::message::{Control, PAGES_MAX, PageDescriptor, Status};
 use gms_transport::{ExchangeId, Transport};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
 use userfaultfd::{Event, EventBuffer, ReadWrite};
 use zerocopy::IntoBytes;
 
@@ -39,6 +40,10 @@ const ZERO_RUN_MAX: u64 = 64;
 const FETCH_RETRY: Duration = Duration::from_secs(2);
 /// After this long without its page the workload is stopped: the page is lost.
 const FETCH_DEADLINE: Duration = Duration::from_secs(15);
+/// Faults which met an unread event are tried again after this at the latest.
+const AGAIN: Duration = Duration::from_millis(1);
+/// Pages are fetched ahead only if this many more would find room.
+const ROOM_KEPT: u64 = 32;
 /// Streams of first touches followed in each space.
 const ZERO_STREAMS: usize = 8;
 
@@ -50,15 +55,25 @@ struct SpaceFaults {
     zero_streams: Vec<(u64, u64)>,
 }
 
+/// What there is to do.
+struct Ready {
+    kicked: bool,
+    packets: bool,
+    spaces: Vec<SpaceId>,
+}
+
 /// One page of a fetch.
+#[derive(Clone, Copy)]
 struct Wanted {
     place: Place,
     content: Content,
 }
 
-/// A fetch in flight or waiting to be sent. The first page is the one that faulted; others came along.
+/// A fetch in flight or waiting to be sent.
 struct Fetch {
     pages: Vec<Wanted>,
+    /// Whether a thread waits for the first page. All others are fetched ahead.
+    demanded: bool,
     began: Instant,
     sent: Instant,
     mismatches: u32,
@@ -70,9 +85,27 @@ struct Fetch {
 }
 
 impl Fetch {
+    fn new(now: Instant, pages: Vec<Wanted>, demanded: bool) -> Fetch {
+        Fetch {
+            pages,
+            demanded,
+            began: now,
+            sent: now,
+            mismatches: 0,
+            bytes: Vec::new(),
+            installed: 0,
+            accepted: false,
+        }
+    }
+
     /// Bytes of descriptors before the first page.
     fn head(&self) -> usize {
         if self.pages.len() > 1 { self.pages.len() * size_of::<PageDescriptor>() } else { 0 }
+    }
+
+    /// Bytes of the whole payload.
+    fn payload(&self) -> usize {
+        self.head() + self.pages.len() * PAGE as usize
     }
 }
 
@@ -119,53 +152,69 @@ impl<T: Transport> FaultThread<T> {
         let mut spin_until = Instant::now();
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
-            let mut busy = self.obey();
-            busy |= self.network(now);
-            busy |= self.read_all();
+            let spin = now < spin_until;
+            let ready = self.wait(now, spin);
+            let now = Instant::now();
+            if ready.kicked {
+                self.obey();
+            }
+            if ready.packets || self.lane.deadline().is_some_and(|deadline| deadline <= now) {
+                self.network(now);
+            }
+            for &id in &ready.spaces {
+                self.read_space(id);
+            }
+            for (place, write, tid) in std::mem::take(&mut self.again) {
+                self.fault(place, write, tid);
+            }
             self.send_again(now);
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
-            if busy {
-                spin_until = Instant::now() + SPIN;
-            } else if now < spin_until {
+            if ready.kicked || ready.packets || !ready.spaces.is_empty() {
+                spin_until = now + SPIN;
+            } else if spin {
                 std::thread::yield_now();
-            } else {
-                self.wait(now);
             }
         }
         self.lane.close(Instant::now());
     }
 
-    /// Blocks until a message, a packet, a command or a deadline.
-    fn wait(&mut self, now: Instant) {
-        let deadline =
-            self.lane.deadline().map_or(FETCH_RETRY, |d| d.saturating_duration_since(now));
-        let limit = if self.again.is_empty() { FETCH_RETRY } else { Duration::from_millis(1) };
-        // Rounded up: a time-out of 0 would spin until the deadline.
-        let millis = deadline.min(limit).as_micros().div_ceil(1000) as u16;
-        let mut fds = vec![
-            PollFd::new(self.shared.fault_kicks().as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.lane.fd(), PollFlags::POLLIN),
-        ];
-        fds.extend(
-            self.spaces.values().map(|s| PollFd::new(s.space.faults.as_fd(), PollFlags::POLLIN)),
-        );
+    /// Blocks (or, spinning, only looks) until a message, a packet, a command or a deadline.
+    fn wait(&self, now: Instant, spin: bool) -> Ready {
+        let mut limit = match self.lane.deadline() {
+            Some(deadline) => deadline.saturating_duration_since(now).min(FETCH_RETRY),
+            None => FETCH_RETRY,
+        };
+        if spin {
+            limit = Duration::ZERO;
+        } else if !self.again.is_empty() {
+            limit = AGAIN;
+        }
+        let mut fds = Vec::with_capacity(2 + self.spaces.len());
+        fds.push(PollFd::new(self.shared.fault_kicks().as_fd(), PollFlags::POLLIN));
+        fds.push(PollFd::new(self.lane.fd(), PollFlags::POLLIN));
+        let faults = self.spaces.values().map(|s| s.space.faults.as_fd());
+        fds.extend(faults.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         // An interrupted or failed poll only means to look sooner.
-        let _ = poll(&mut fds, PollTimeout::from(millis));
+        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None);
+        let is_ready = |fd: &PollFd| fd.any().unwrap_or(false);
+        let ids = self.spaces.keys().copied();
+        Ready {
+            kicked: is_ready(&fds[0]),
+            packets: is_ready(&fds[1]),
+            spaces: ids.zip(&fds[2..]).filter(|(_, fd)| is_ready(fd)).map(|(id, _)| id).collect(),
+        }
     }
 
-    fn obey(&mut self) -> bool {
-        let mut busy = false;
+    fn obey(&mut self) {
+        drain(self.shared.fault_kicks());
         while let Ok(command) = self.commands.try_recv() {
-            drain(self.shared.fault_kicks());
-            busy = true;
             match command {
                 FaultCommand::Add(space) => self.add(space),
                 FaultCommand::Drop(id) => drop(self.spaces.remove(&id)),
             }
         }
-        busy
     }
 
     fn add(&mut self, space: Arc<Space>) {
@@ -180,22 +229,9 @@ impl<T: Transport> FaultThread<T> {
 
     // ---- from the kernel
 
-    fn read_all(&mut self) -> bool {
-        let again = std::mem::take(&mut self.again);
-        let ids: Vec<SpaceId> = self.spaces.keys().copied().collect();
-        let mut busy = false;
-        for id in ids {
-            busy |= self.read_space(id);
-        }
-        for (place, write, tid) in again {
-            self.fault(place, write, tid);
-        }
-        busy
-    }
-
     /// Reads the messages of a space: events are applied before the gate is opened, faults afterwards.
-    fn read_space(&mut self, id: SpaceId) -> bool {
-        let Some(state) = self.spaces.get(&id) else { return false };
+    fn read_space(&mut self, id: SpaceId) {
+        let Some(state) = self.spaces.get(&id) else { return };
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
         let gate = lock(&space.gate);
@@ -207,7 +243,6 @@ impl<T: Transport> FaultThread<T> {
             self.shared.fail(format!("reading faults of process {:?} failed: {error}", space.pid));
         }
         let mut faults = Vec::new();
-        let busy = !messages.is_empty();
         for message in messages {
             match message {
                 Event::Pagefault { rw, addr, thread_id, .. } => {
@@ -223,7 +258,6 @@ impl<T: Transport> FaultThread<T> {
         for (page, write, tid) in faults {
             self.fault((id, page), write, tid);
         }
-        busy
     }
 
     fn event(&mut self, space: &Arc<Space>, event: Event) {
@@ -319,11 +353,7 @@ impl<T: Transport> FaultThread<T> {
         match outcome {
             Installed::Changing => self.again.push((place, write, tid)),
             // Somebody was faster, or the mapping has gone: the thread finds out by itself.
-            _ => {
-                if let Some(state) = self.spaces.get(&place.0) {
-                    state.space.faults.wake(place.1.get()..place.1.get() + PAGE);
-                }
-            }
+            _ => self.wake(place),
         }
     }
 
@@ -351,53 +381,45 @@ impl<T: Transport> FaultThread<T> {
 
     // ---- to the agent
 
+    /// Fetches the page, and behind it in the same exchange what will be needed next: the faulting thread is woken as soon as its own
+    /// page is there.
     fn fetch(&mut self, place: Place, content: Content) {
         if !self.pending.insert(place) {
             return;
         }
+        let mut by_agent = BTreeMap::from([(content.agent, vec![Wanted { place, content }])]);
+        for (page, content) in self.look_ahead(place) {
+            let wanted = Wanted { place: (place.0, page), content };
+            by_agent.entry(content.agent).or_default().push(wanted);
+        }
         let now = Instant::now();
-        let mut pages = vec![Wanted { place, content }];
-        if self.shared.config.page_shift == 13 {
-            pages.extend(self.other_half(place, content.agent));
+        let first = by_agent.remove(&content.agent).map(|pages| Fetch::new(now, pages, true));
+        let ahead = by_agent.into_values().map(|pages| Fetch::new(now, pages, false));
+        for fetch in first.into_iter().chain(ahead) {
+            self.send(now, fetch);
         }
-        self.look_ahead(place);
-        let fetch = Fetch {
-            pages,
-            began: now,
-            sent: now,
-            mismatches: 0,
-            bytes: Vec::new(),
-            installed: 0,
-            accepted: false,
-        };
-        self.send(now, fetch);
     }
 
-    /// The other half of an 8 KiB page, if the same agent has it. It comes behind the half that faulted.
-    fn other_half(&self, place: Place, agent: AgentId) -> Option<Wanted> {
-        let half = PageAddr::containing(place.1.get() ^ PAGE);
-        let mut tables = lock(&self.shared.tables);
-        let (page, content) = tables.begin_prefetch(place.0, &[half]).pop()?;
-        if content.agent != agent {
-            tables.end_prefetch((place.0, page));
-            return None;
-        }
-        Some(Wanted { place: (place.0, page), content })
-    }
-
-    /// Has the bulk lane fetch what the stream of faults will need next.
-    fn look_ahead(&mut self, place: Place) {
-        let Some(state) = self.spaces.get_mut(&place.0) else { return };
+    /// Pages to be fetched along: the other half of an 8 KiB page, and what the stream of faults will touch next. They are marked, so
+    /// that threads which fault on them wait for this fetch.
+    fn look_ahead(&mut self, place: Place) -> Vec<(PageAddr, Content)> {
+        let Some(state) = self.spaces.get_mut(&place.0) else { return Vec::new() };
         let window = state.prefetch.on_fault(place.1);
         let (issued, hits) = state.prefetch.totals();
         let (_, hits_before) = std::mem::replace(&mut state.prefetch_totals, (issued, hits));
         self.shared.prefetch_hits.fetch_add(hits - hits_before, Ordering::Relaxed);
-        let pages: Vec<PageAddr> = window.pages(place.1).collect();
-        if !pages.is_empty()
-            && self.shared.to_evict.try_send(EvictCommand::Prefetch(place.0, pages)).is_ok()
-        {
-            self.shared.kick_evict();
+        let mut pages: Vec<PageAddr> = Vec::new();
+        if self.shared.config.page_shift == 13 {
+            pages.push(PageAddr::containing(place.1.get() ^ PAGE));
         }
+        if self.shared.has_room(u64::from(window.count) + ROOM_KEPT) {
+            pages.extend(window.pages(place.1));
+        }
+        pages.truncate(PAGES_MAX - 1);
+        if pages.is_empty() {
+            return Vec::new();
+        }
+        lock(&self.shared.tables).begin_prefetch(place.0, &pages)
     }
 
     fn send(&mut self, now: Instant, mut fetch: Fetch) {
@@ -435,6 +457,10 @@ impl<T: Transport> FaultThread<T> {
             }
         }
         for mut fetch in std::mem::take(&mut self.unsent) {
+            if !fetch.demanded {
+                self.give_up(&fetch.pages);
+                continue;
+            }
             let agent = fetch.pages[0].content.agent;
             if now.duration_since(fetch.began) > FETCH_DEADLINE {
                 let (name, reason) = (self.lane.name(agent), self.lane.reason(agent));
@@ -450,32 +476,42 @@ impl<T: Transport> FaultThread<T> {
         }
     }
 
+    /// Pages fetched ahead do not come: threads that wait for them try by themselves.
+    fn give_up(&self, pages: &[Wanted]) {
+        for page in pages {
+            let waited = lock(&self.shared.tables).end_prefetch(page.place);
+            if waited {
+                self.wake(page.place);
+            }
+        }
+    }
+
+    fn wake(&self, place: Place) {
+        if let Some(state) = self.spaces.get(&place.0) {
+            state.space.faults.wake(place.1.get()..place.1.get() + PAGE);
+        }
+    }
+
     // ---- and back
 
-    fn network(&mut self, now: Instant) -> bool {
-        let mut busy = match self.lane.drive(now) {
-            Ok(busy) => busy,
-            Err(error) => {
-                self.shared.fail(format!("receiving from the agents failed: {error}"));
-                false
-            }
-        };
+    fn network(&mut self, now: Instant) {
+        if let Err(error) = self.lane.drive(now) {
+            self.shared.fail(format!("receiving from the agents failed: {error}"));
+        }
         while let Some(event) = self.lane.poll(now) {
-            busy = true;
             match event {
                 LaneEvent::Reply { exchange, control } => self.reply(exchange, &control),
                 LaneEvent::Payload { exchange, offset, bytes } => {
-                    self.payload(exchange, offset, &bytes)
+                    self.payload(exchange, offset, &bytes);
                 }
                 LaneEvent::Complete { exchange } => self.complete(exchange),
                 LaneEvent::Failed { exchange } => {
-                    self.unsent.extend(self.inflight.remove(&exchange))
+                    self.unsent.extend(self.inflight.remove(&exchange));
                 }
                 LaneEvent::Up { agent, lost } if lost => self.agent_lost(agent),
                 LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
             }
         }
-        busy
     }
 
     fn agent_lost(&mut self, agent: AgentId) {
@@ -505,44 +541,38 @@ impl<T: Transport> FaultThread<T> {
     fn lost(&mut self, exchange: ExchangeId, control: &Control) {
         let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
         self.lane.abandon(exchange);
+        if !fetch.demanded {
+            return self.give_up(&fetch.pages);
+        }
         if fetch.pages.len() > 1 {
-            // Perhaps only the half that nobody waits for: ask for the other alone.
-            for page in fetch.pages.drain(1..) {
-                lock(&self.shared.tables).end_prefetch(page.place);
-                self.not_installed(page.place, Installed::Gone, false, 0);
-            }
+            // Perhaps only pages for which nobody waits: ask for the other alone.
+            self.give_up(&fetch.pages.split_off(1));
             return self.unsent.push(fetch);
         }
-        let wanted = &fetch.pages[0];
-        self.pending.remove(&wanted.place);
-        if lock(&self.shared.tables).is_remote(wanted.place, wanted.content) {
-            let name = self.lane.name(wanted.content.agent);
+        let Wanted { place, content } = fetch.pages[0];
+        self.pending.remove(&place);
+        if lock(&self.shared.tables).is_remote(place, content) {
+            let name = self.lane.name(content.agent);
             self.shared.fail(format!("agent {name} has lost a page ({:?})", control.status));
         } else {
-            self.not_installed(wanted.place, Installed::Gone, false, 0);
+            self.wake(place);
         }
     }
 
-    /// Bytes of pages: a page that comes in one piece is installed from the buffer in which it was received.
+    /// Bytes of pages, as they arrive. A page that comes in one piece is installed from the buffer in which it was received.
     fn payload(&mut self, exchange: ExchangeId, offset: usize, bytes: &[u8]) {
         let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
-        if fetch.accepted {
-            let page = PAGE as usize;
-            let single = fetch.pages.len() == 1 && offset == 0 && bytes.len() == page;
-            if single {
-                self.install(&mut fetch, bytes);
-            } else if offset == fetch.bytes.len()
-                && offset + bytes.len() <= fetch.head() + fetch.pages.len() * page
-            {
-                fetch.bytes.extend_from_slice(bytes);
-                while fetch.bytes.len() >= fetch.head() + (fetch.installed + 1) * page {
-                    let at = fetch.head() + fetch.installed * page;
-                    let one = fetch.bytes[at..at + page].to_vec();
-                    if !self.install(&mut fetch, &one) {
-                        break;
-                    }
-                }
-            }
+        let page = PAGE as usize;
+        if !fetch.accepted {
+        } else if fetch.bytes.is_empty() && offset == 0 && bytes.len() == fetch.payload() {
+            let head = fetch.head();
+            bytes[head..].chunks_exact(page).all(|one| self.install(&mut fetch, one));
+        } else if offset == fetch.bytes.len() && offset + bytes.len() <= fetch.payload() {
+            let mut all = std::mem::take(&mut fetch.bytes);
+            all.extend_from_slice(bytes);
+            let from = (fetch.head() + fetch.installed * page).min(all.len());
+            all[from..].chunks_exact(page).all(|one| self.install(&mut fetch, one));
+            fetch.bytes = all;
         }
         self.inflight.insert(exchange, fetch);
     }
@@ -550,6 +580,7 @@ impl<T: Transport> FaultThread<T> {
     /// Installs the next page of the fetch; false if it must be fetched again.
     fn install(&mut self, fetch: &mut Fetch, bytes: &[u8]) -> bool {
         let Wanted { place, content } = fetch.pages[fetch.installed];
+        let demanded = fetch.demanded && fetch.installed == 0;
         if self.shared.checksum(bytes) != content.hash {
             fetch.mismatches += 1;
             if fetch.mismatches > 2 {
@@ -558,46 +589,44 @@ impl<T: Transport> FaultThread<T> {
             }
             return false;
         }
-        let Some(state) = self.spaces.get(&place.0) else {
-            fetch.installed += 1;
-            return true;
-        };
-        let demanded = fetch.installed == 0;
         fetch.installed += 1;
         // The lock is held from the look to the copy: in between nobody may install, change and evict the page.
         let mut tables = lock(&self.shared.tables);
-        let outcome = match tables.is_remote(place, content) {
-            true => state.space.faults.copy(place.1.get(), bytes),
-            false => Installed::Gone,
+        let outcome = match self.spaces.get(&place.0) {
+            Some(state) if tables.is_remote(place, content) => {
+                state.space.faults.copy(place.1.get(), bytes)
+            }
+            _ => Installed::Gone,
         };
         if matches!(outcome, Installed::Done | Installed::Exists) {
             tables.fetched(place, content);
         }
-        if !demanded {
-            tables.end_prefetch(place);
-        }
+        let waited =
+            if demanded { self.pending.remove(&place) } else { tables.end_prefetch(place) };
         drop(tables);
-        if demanded {
-            self.pending.remove(&place);
-        }
         if outcome == Installed::Done {
-            self.shared.count_resident(1);
-            self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
-            if demanded {
-                let took = fetch.began.elapsed().as_nanos() as u64;
-                lock(&self.shared.latency).saturating_record(took);
-            } else {
-                self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
-            }
-        } else {
-            self.not_installed(place, outcome, false, 0);
+            self.count_installed(fetch.began, demanded);
+        } else if waited {
+            self.wake(place);
         }
         true
+    }
+
+    fn count_installed(&self, began: Instant, demanded: bool) {
+        self.shared.count_resident(1);
+        self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
+        if demanded {
+            let took = began.elapsed().as_nanos() as u64;
+            lock(&self.shared.latency).saturating_record(took);
+        } else {
+            self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn complete(&mut self, exchange: ExchangeId) {
         let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
         // Not all came in good order: ask again for what is missing.
+        fetch.demanded &= fetch.installed == 0;
         fetch.pages.drain(..fetch.installed);
         fetch.installed = 0;
         if !fetch.pages.is_empty() {

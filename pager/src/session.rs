@@ -128,7 +128,7 @@ impl Session {
         };
         let gauges = Gauges { root, command: proc::command_line(root), ..Gauges::default() };
         *lock(&self.shared.gauges) = gauges.clone();
-        let tree = if attached { Root::Process(root) } else { Root::OwnChildren };
+        let tree = if attached { Root::Process(root) } else { Root::OwnChildren(root) };
         let Parts { commands, demand, bulk } = parts;
         let fault = FaultThread::new(self.shared.clone(), commands.fault, demand);
         let evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, tree, gauges);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use gms_policy::ids::{PageAddr, SpaceId};
+use gms_policy::ids::SpaceId;
 use hdrhistogram::Histogram;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -52,8 +52,6 @@ pub enum FaultCommand {
 pub enum EvictCommand {
     /// A child was forked; its process is to be found.
     Forked(Arc<Space>),
-    /// Fetch these pages ahead.
-    Prefetch(SpaceId, Vec<PageAddr>),
     /// The page was used soon after it was chosen to go.
     Referenced(Place),
 }

@@ -9,8 +9,8 @@ use crate::proc;
 /// Where the tree begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Root {
-    /// Our own children: we are their subreaper, so that none gets lost.
-    OwnChildren,
+    /// Our own children: we are their subreaper, so that none gets lost. The process is the first of them.
+    OwnChildren(i32),
     /// A process that was running before; descendants whose parent ends stay known, but not *their* later children.
     Process(i32),
 }
@@ -20,19 +20,32 @@ pub struct Tree {
     root: Root,
     members: BTreeMap<i32, OwnedFd>,
     seen: u64,
+    /// How often in a row nobody was found.
+    empty: u32,
 }
 
 impl Tree {
-    /// A tree in which nobody has been looked for yet.
+    /// A tree of which only the first process is known yet.
     pub fn new(root: Root) -> Tree {
-        Tree { root, members: BTreeMap::new(), seen: 0 }
+        let (Root::OwnChildren(first) | Root::Process(first)) = root;
+        let mut tree = Tree { root, members: BTreeMap::new(), seen: 0, empty: 0 };
+        tree.add(first);
+        tree
+    }
+
+    fn add(&mut self, pid: i32) -> bool {
+        let alive = pidfd_open(pid).ok().filter(|process| !has_ended(process.as_fd()));
+        let added = alive.is_some();
+        self.seen += u64::from(added);
+        self.members.extend(alive.map(|process| (pid, process)));
+        added
     }
 
     /// Finds new members and drops those that have ended.
     pub fn refresh(&mut self, evictors: &[i32]) {
         self.members.retain(|_, process| !has_ended(process.as_fd()));
         let start = match self.root {
-            Root::OwnChildren => proc::children(std::process::id() as i32),
+            Root::OwnChildren(_) => proc::children(std::process::id() as i32),
             Root::Process(pid) => vec![pid],
         };
         let mut queue: Vec<i32> = start.into_iter().chain(self.members.keys().copied()).collect();
@@ -41,16 +54,12 @@ impl Tree {
             if !visited.insert(pid) {
                 continue;
             }
-            if !self.members.contains_key(&pid) {
-                let Ok(process) = pidfd_open(pid) else { continue };
-                if has_ended(process.as_fd()) {
-                    continue;
-                }
-                self.members.insert(pid, process);
-                self.seen += 1;
+            if !self.members.contains_key(&pid) && !self.add(pid) {
+                continue;
             }
             queue.extend(proc::children(pid));
         }
+        self.empty = if self.members.is_empty() { self.empty + 1 } else { 0 };
     }
 
     /// Process ids of the members.
@@ -63,9 +72,9 @@ impl Tree {
         self.members.contains_key(&pid)
     }
 
-    /// Whether nobody is left.
-    pub fn is_empty(&self) -> bool {
-        self.members.is_empty()
+    /// Whether nobody is left. A list of children can miss some while others end, so that one look is not enough.
+    pub fn is_gone(&self) -> bool {
+        self.empty > 1
     }
 
     /// Members ever seen.
