@@ -1,0 +1,190 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::placement::Wait;
+
+/// Measures gms, and what this machine can do at best.
+#[derive(Debug, Parser)]
+#[command(name = "gms-bench", version)]
+pub struct Cli {
+    /// Write the report as JSON to FILE (`-`: standard output, instead of the text)
+    #[arg(long, global = true, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// End after this many seconds whatever happens
+    #[arg(long = "limit", global = true, value_name = "SECONDS", default_value_t = 900)]
+    pub limit_s: u32,
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// The least that a fault and an exchange cost on this machine
+    Floor(Effort),
+    /// Random remote faults through the whole stack, beside the floors of the same run
+    Fault(FaultOptions),
+    /// What `gms run` costs a program which stays under its budget
+    IdleCost(IdleOptions),
+    /// The other end of an exchange
+    #[command(hide = true)]
+    Peer(PeerOptions),
+    /// The program which faults
+    #[command(hide = true)]
+    FaultWorkload(WorkloadOptions),
+    /// The program which stays under its budget
+    #[command(hide = true)]
+    IdleWorkload {
+        /// Its memory
+        mib: usize,
+    },
+}
+
+/// How much to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Effort {
+    /// Runs, of which the medians are reported
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// One small run: shows that the benchmark works, and no more
+    #[arg(long)]
+    quick: bool,
+}
+
+impl Effort {
+    /// Number of runs.
+    pub fn runs(&self) -> u32 {
+        if self.quick { 1 } else { self.runs }
+    }
+
+    /// Whether figures do not matter.
+    pub fn is_quick(&self) -> bool {
+        self.quick
+    }
+
+    /// How often to repeat something within a run.
+    pub fn count(&self, usual: usize, quick: usize) -> usize {
+        if self.quick { quick } else { usual }
+    }
+}
+
+/// Where the programs are.
+#[derive(Args, Clone, Debug)]
+pub struct Programs {
+    /// Folder of `gms` and `gms-agent` [default: that of gms-bench]
+    #[arg(long, value_name = "DIR")]
+    pub programs: Option<PathBuf>,
+}
+
+/// Memory that faults bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PageSize {
+    /// 4 KiB
+    #[value(name = "4k")]
+    Small,
+    /// 8 KiB
+    #[value(name = "8k")]
+    Large,
+}
+
+impl PageSize {
+    /// As `gms` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            PageSize::Small => "4k",
+            PageSize::Large => "8k",
+        }
+    }
+}
+
+/// `gms-bench fault`.
+#[derive(Args, Debug)]
+pub struct FaultOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// Where the programs are.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// Memory that a fault brings
+    #[arg(long, value_enum, default_value = "4k")]
+    pub page_size: PageSize,
+    /// Threads which fault
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub threads: u32,
+    /// The budget [default: 64, quick: 8]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(4..=65536))]
+    pub local: Option<u32>,
+    /// The workload's memory as a multiple of the budget
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub times: u32,
+}
+
+/// `gms-bench idle-cost`.
+#[derive(Args, Debug)]
+pub struct IdleOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// Where the programs are.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// The budget, which the command must stay under [default: gms's own]
+    #[arg(long, value_name = "SIZE")]
+    pub local: Option<String>,
+    /// The command [default: fills, sorts and walks 128 MiB]
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// What a peer speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Protocol {
+    /// Bare datagrams.
+    Udp,
+    /// gms-transport.
+    Quic,
+}
+
+/// `gms-bench peer`.
+#[derive(Args, Debug)]
+pub struct PeerOptions {
+    /// What to speak
+    pub protocol: Protocol,
+    /// How to wait
+    pub wait: Wait,
+    /// CPU to run on
+    #[arg(long)]
+    pub cpu: Option<usize>,
+    /// Folder with the keys
+    #[arg(long)]
+    pub keys: Option<PathBuf>,
+}
+
+/// `gms-bench fault-workload`.
+#[derive(Args, Clone, Debug)]
+pub struct WorkloadOptions {
+    /// Memory
+    #[arg(long)]
+    pub mib: usize,
+    /// Threads which fault
+    #[arg(long)]
+    pub threads: usize,
+    /// Faults of each thread before it measures
+    #[arg(long)]
+    pub warm_up: usize,
+    /// Faults of each thread measured
+    #[arg(long)]
+    pub faults: usize,
+    /// Of the order
+    #[arg(long)]
+    pub seed: u64,
+    /// Where to write what was found
+    #[arg(long)]
+    pub found: PathBuf,
+}

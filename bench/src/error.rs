@@ -1,0 +1,42 @@
+//! Why a benchmark could not be carried out.
+
+use std::io;
+
+/// See the module's documentation.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The system refused something.
+    #[error("{what}: {error}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// A program did not do what it should.
+    #[error("{program} {problem}")]
+    Program {
+        /// Its name.
+        program: String,
+        /// What went wrong.
+        problem: String,
+    },
+    /// A page or a reply had other bytes than it should.
+    #[error("wrong bytes: {0}")]
+    WrongBytes(String),
+    /// The figures cannot be trusted.
+    #[error("the measurement is not valid: {0}")]
+    Invalid(String),
+}
+
+/// Says what was tried when the system refused it.
+pub trait Trying<T> {
+    /// `what` was tried.
+    fn trying(self, what: &str) -> Result<T, BenchError>;
+}
+
+impl<T, E: Into<io::Error>> Trying<T> for Result<T, E> {
+    fn trying(self, what: &str) -> Result<T, BenchError> {
+        self.map_err(|error| BenchError::System { what: what.into(), error: error.into() })
+    }
+}

@@ -1,0 +1,165 @@
+//! The same exchange over gms-transport: encrypted, a stream for each exchange, and nothing behind it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use gms_transport::keys::{self, KeysError, Role};
+use gms_transport::message::{PAGE_LEN, Status, WorkloadId};
+use gms_transport::{Control, Event, ExchangeId, LinkId, Quic, Transport, TransportError};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+use crate::cli::Protocol;
+use crate::error::{BenchError, Trying};
+use crate::peer::Peer;
+use crate::placement::{Pinned, Placement, Wait};
+use crate::samples::Samples;
+
+/// An exchange, or a handshake, that takes longer has failed.
+const LOST: Duration = Duration::from_secs(5);
+
+/// Makes the keys of both ends.
+pub fn make_keys(dir: &Path) -> Result<(), BenchError> {
+    keys::init(dir).map_err(bad_keys)
+}
+
+/// `count` exchanges, and a tenth as many before them to warm up.
+pub fn exchanges(placement: &Placement, keys: &Path, count: usize) -> Result<Samples, BenchError> {
+    let peer = Peer::start(Protocol::Quic, placement, Some(keys))?;
+    let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
+    let identity = keys::load(keys, Role::Client).map_err(bad_keys)?;
+    let quic = Quic::client(any_port(), &identity).map_err(failed)?;
+    let mut end = Requester { quic, wait: placement.wait, page: [0; PAGE_LEN] };
+    let link = end.connect(peer.addr)?;
+    let mut samples = Samples::new();
+    let warm_up = count / 10;
+    for number in 0..count + warm_up {
+        end.page[number % PAGE_LEN] = 0;
+        let start = Instant::now();
+        end.exchange(link, start, number as u64)?;
+        let took = start.elapsed();
+        if end.page[number % PAGE_LEN] != 7 {
+            return Err(BenchError::WrongBytes(format!("reply {number}")));
+        }
+        if number >= warm_up {
+            samples.add(took);
+        }
+    }
+    Ok(samples)
+}
+
+struct Requester {
+    quic: Quic,
+    wait: Wait,
+    page: [u8; PAGE_LEN],
+}
+
+impl Requester {
+    fn connect(&mut self, addr: SocketAddr) -> Result<LinkId, BenchError> {
+        let start = Instant::now();
+        self.quic.connect(start, addr).map_err(failed)?;
+        match self.event(start)? {
+            Event::Connected { link, .. } => Ok(link),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn exchange(&mut self, link: LinkId, start: Instant, number: u64) -> Result<(), BenchError> {
+        let request = Control::get(number, WorkloadId([1; 16]), 5);
+        self.quic.request(start, link, &request, &[]).map_err(failed)?;
+        self.quic.flush(start).trying("cannot send")?;
+        loop {
+            match self.event(start)? {
+                Event::Control { .. } => {}
+                Event::Payload { offset, bytes, .. } => {
+                    // The transport promises that payloads stay within the length that was checked: a page.
+                    let at = offset as usize;
+                    self.page[at..at + bytes.len()].copy_from_slice(&bytes);
+                }
+                Event::Complete { .. } => return Ok(()),
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    fn event(&mut self, since: Instant) -> Result<Event, BenchError> {
+        if let Some(event) = self.quic.poll(since) {
+            return Ok(event);
+        }
+        loop {
+            let now = Instant::now();
+            if now.duration_since(since) > LOST {
+                return Err(BenchError::Invalid("no reply".into()));
+            }
+            let busy = self.quic.drive(now).trying("cannot receive")?;
+            if let Some(event) = self.quic.poll(now) {
+                return Ok(event);
+            }
+            self.quic.flush(now).trying("cannot send")?;
+            if !busy {
+                pause(&self.quic, self.wait, now)?;
+            }
+        }
+    }
+}
+
+/// Replies to every request with a page, until it is killed.
+pub fn serve(wait: Wait, keys: &Path) -> Result<(), BenchError> {
+    let identity = keys::load(keys, Role::Node).map_err(bad_keys)?;
+    let mut quic = Quic::server(any_port(), &identity).map_err(failed)?;
+    println!("{}", quic.local_addr());
+    let page = [7; PAGE_LEN];
+    let mut asked: HashMap<ExchangeId, Control> = HashMap::new();
+    loop {
+        let now = Instant::now();
+        let busy = quic.drive(now).trying("cannot receive")?;
+        while let Some(event) = quic.poll(now) {
+            match event {
+                Event::Control { exchange, control } => drop(asked.insert(exchange, control)),
+                Event::Complete { exchange } => {
+                    let Some(request) = asked.remove(&exchange) else { continue };
+                    let mut reply = request.reply(Status::Ok);
+                    reply.done.set(1);
+                    quic.reply(now, exchange, &reply, &[&page]).map_err(failed)?;
+                }
+                _ => {}
+            }
+        }
+        quic.flush(now).trying("cannot send")?;
+        if !busy {
+            pause(&quic, wait, now)?;
+        }
+    }
+}
+
+fn pause(quic: &Quic, wait: Wait, now: Instant) -> Result<(), BenchError> {
+    if wait != Wait::Block {
+        wait.pause();
+        return Ok(());
+    }
+    let due = quic.deadline().map_or(LOST, |due| due.saturating_duration_since(now));
+    let mut fds = [PollFd::new(quic.fd(), PollFlags::POLLIN)];
+    match ppoll(&mut fds, Some(TimeSpec::from_duration(due.min(LOST))), None) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => Err(error).trying("cannot wait"),
+    }
+}
+
+fn any_port() -> SocketAddr {
+    ([127, 0, 0, 1], 0).into()
+}
+
+fn failed(error: TransportError) -> BenchError {
+    BenchError::Program { program: "the transport".into(), problem: format!("failed: {error}") }
+}
+
+fn bad_keys(error: KeysError) -> BenchError {
+    BenchError::Program { program: "the key maker".into(), problem: format!("failed: {error}") }
+}
+
+fn unexpected(event: &Event) -> BenchError {
+    BenchError::Program { program: "the peer".into(), problem: format!("caused {event:?}") }
+}

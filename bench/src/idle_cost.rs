@@ -1,0 +1,92 @@
+//! `gms-bench idle-cost`: a program which stays under its budget, alternately with and without `gms run`.
+
+use std::ffi::OsString;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::cli::IdleOptions;
+use crate::error::{BenchError, Trying};
+use crate::fault::stack::program;
+use crate::peer::Process;
+use crate::region::{PAGE, Region, WORDS};
+use crate::report::Report;
+
+/// Memory of the default command in MiB, usual and `--quick`.
+const MIB: (usize, usize) = (128, 4);
+/// What `gms run` may add, in percent.
+const COST_MAX: f64 = 2.0;
+
+/// Measures.
+pub fn run(options: &IdleOptions, report: &mut Report) -> Result<(), BenchError> {
+    let own = std::env::current_exe().trying("cannot find gms-bench")?;
+    let mut command = options.command.clone();
+    if command.is_empty() {
+        let mib = options.effort.count(MIB.0, MIB.1).to_string();
+        command = vec![own.clone().into(), "idle-workload".into(), mib.into()];
+    }
+    let mut gms: Vec<OsString> = vec![
+        program(options.programs.programs.as_deref(), "gms")?.into(),
+        "run".into(),
+        "-q".into(),
+    ];
+    if let Some(local) = &options.local {
+        gms.extend(["--local".into(), local.into()]);
+    }
+    gms.push("--".into());
+    let wrapped = |command: &[OsString]| [&gms[..], command].concat();
+    let nothing: [OsString; 3] = [own.into(), "idle-workload".into(), "0".into()];
+    // Once to bring programs and libraries into memory.
+    seconds(&wrapped(&nothing))?;
+    seconds(&command)?;
+    let (mut plain, mut paged) = (Vec::new(), Vec::new());
+    for _ in 0..options.effort.runs() {
+        plain.push(seconds(&command)?);
+        paged.push(seconds(&wrapped(&command))?);
+        report.figure("command alone", "s", plain[plain.len() - 1]);
+        report.figure("command under gms run", "s", paged[paged.len() - 1]);
+        let start = seconds(&wrapped(&nothing))? - seconds(&nothing)?;
+        report.figure("start and end of gms run (an empty command)", "ms", start * 1e3);
+    }
+    let cost = report.median("command under gms run") / report.median("command alone");
+    report.limited("cost, of the medians", "%", (cost - 1.0) * 100.0, Some(COST_MAX));
+    Ok(())
+}
+
+/// How long a command takes from its start to its end.
+fn seconds(command: &[OsString]) -> Result<f64, BenchError> {
+    let start = Instant::now();
+    let mut process = Process::start(Command::new(&command[0]).args(&command[1..]))?;
+    let ended = process.0.wait().trying("cannot wait for the command")?;
+    let took = start.elapsed().as_secs_f64();
+    if !ended.success() {
+        let program = command[0].display().to_string();
+        return Err(BenchError::Program { program, problem: format!("ended with {ended}") });
+    }
+    Ok(took)
+}
+
+/// `gms-bench idle-workload`: fills memory, sorts part of it, and walks it at random; 1 to 2 s for 128 MiB.
+pub fn workload(mib: usize) -> Result<(), BenchError> {
+    if mib == 0 {
+        return Ok(());
+    }
+    let region = Region::new((mib << 20) / PAGE)?;
+    let mut state = 1u64;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 16
+    };
+    for page in 0..region.pages() {
+        (0..WORDS).for_each(|word| region.store(page, word, next()));
+    }
+    let mut numbers: Vec<u64> = (0..region.pages() * WORDS / 4).map(|_| next()).collect();
+    numbers.sort_unstable();
+    let mut at = 0;
+    for number in &numbers {
+        let word = region.load(at, *number as usize % WORDS);
+        at = (word ^ number) as usize % region.pages();
+    }
+    std::hint::black_box(at);
+    Ok(())
+}

@@ -1,1 +1,0 @@
-//! gms-bench

@@ -1,0 +1,114 @@
+//! The other end of an exchange, in a process of its own: this program again, as `gms-bench peer`.
+
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+
+use crate::cli::{PeerOptions, Protocol};
+use crate::error::{BenchError, Trying};
+use crate::floor::quic;
+use crate::placement::{Pinned, Placement, Wait};
+
+/// Bytes of a request.
+pub const REQUEST_LEN: usize = 128;
+/// Bytes of a reply: a control message and a page.
+pub const REPLY_LEN: usize = 128 + 4096;
+
+/// A process that ends with this object, and with this process.
+pub struct Process(pub Child);
+
+impl Process {
+    /// Starts it.
+    pub fn start(command: &mut Command) -> Result<Process, BenchError> {
+        let what = format!("cannot start {}", command.get_program().display());
+        // SAFETY: between fork and exec the child only makes a system call.
+        let command = unsafe {
+            command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)).stdin(Stdio::null())
+        };
+        Ok(Process(command.spawn().trying(&what)?))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Fails if it has ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A running peer.
+pub struct Peer {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    _process: Process,
+}
+
+impl Peer {
+    /// Starts the peer of `placement` and waits until it listens. `keys`: of QUIC.
+    pub fn start(
+        protocol: Protocol,
+        placement: &Placement,
+        keys: Option<&Path>,
+    ) -> Result<Peer, BenchError> {
+        let mut command = Command::new(std::env::current_exe().trying("cannot find gms-bench")?);
+        let name = match protocol {
+            Protocol::Udp => "udp",
+            Protocol::Quic => "quic",
+        };
+        command.args(["peer", name, placement.wait.name()]).stdout(Stdio::piped());
+        if let Some((_, cpu)) = placement.cpus {
+            command.args(["--cpu", &cpu.to_string()]);
+        }
+        if let Some(keys) = keys {
+            command.arg("--keys").arg(keys);
+        }
+        let mut process = Process::start(&mut command)?;
+        let mut line = String::new();
+        if let Some(stdout) = process.0.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line).trying("cannot read from the peer")?;
+        }
+        let problem = "did not say where it listens".to_owned();
+        let addr = line.trim().parse();
+        let addr = addr.map_err(|_| BenchError::Program { program: "peer".into(), problem })?;
+        Ok(Peer { addr, _process: process })
+    }
+}
+
+/// `gms-bench peer`: serves one requester until it is killed.
+pub fn serve(options: &PeerOptions) -> Result<(), BenchError> {
+    let _pinned = Pinned::to(options.cpu)?;
+    match (options.protocol, &options.keys) {
+        (Protocol::Udp, _) => serve_udp(options.wait),
+        (Protocol::Quic, Some(keys)) => quic::serve(options.wait, keys),
+        (Protocol::Quic, None) => Err(BenchError::Invalid("quic needs --keys".into())),
+    }
+}
+
+fn serve_udp(wait: Wait) -> Result<(), BenchError> {
+    let socket = UdpSocket::bind("127.0.0.1:0").trying("cannot bind a UDP socket")?;
+    println!("{}", socket.local_addr().trying("no local address")?);
+    let (mut request, reply) = ([0; REQUEST_LEN], [7; REPLY_LEN]);
+    let (_, requester) = socket.recv_from(&mut request).trying("cannot receive")?;
+    socket.connect(requester).trying("cannot connect")?;
+    socket.set_nonblocking(wait != Wait::Block).trying("cannot set the socket's mode")?;
+    loop {
+        socket.send(&reply).trying("cannot send")?;
+        receive(&socket, wait, &mut request)?;
+    }
+}
+
+/// Waits for a datagram; returns its length.
+pub fn receive(socket: &UdpSocket, wait: Wait, into: &mut [u8]) -> Result<usize, BenchError> {
+    loop {
+        match socket.recv(into) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => wait.pause(),
+            other => return other.trying("cannot receive"),
+        }
+    }
+}

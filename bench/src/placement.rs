@@ -1,0 +1,93 @@
+//! Where the two ends of a measurement run, and how they wait for each other.
+
+use clap::ValueEnum;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::error::{BenchError, Trying};
+
+/// How an end waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Wait {
+    /// In the kernel, until it is woken.
+    Block,
+    /// Asking again and again, giving the CPU to others in between.
+    Yield,
+    /// Asking again and again.
+    Spin,
+}
+
+impl Wait {
+    /// As the command line has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Wait::Block => "block",
+            Wait::Yield => "yield",
+            Wait::Spin => "spin",
+        }
+    }
+
+    /// One fruitless look is over.
+    pub fn pause(self) {
+        match self {
+            Wait::Block => {}
+            Wait::Yield => std::thread::yield_now(),
+            Wait::Spin => std::hint::spin_loop(),
+        }
+    }
+}
+
+/// Two ends on CPUs.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement {
+    /// For the report.
+    pub name: &'static str,
+    /// How both wait.
+    pub wait: Wait,
+    /// CPU of this end and of the other; `None`: where the scheduler likes.
+    pub cpus: Option<(usize, usize)>,
+}
+
+/// The placements to compare on this machine, the one of the ratios first. Those which need a second CPU are left out where there
+/// is none.
+pub fn placements() -> Result<Vec<Placement>, BenchError> {
+    let allowed = sched_getaffinity(Pid::from_raw(0)).trying("cannot ask for the CPUs")?;
+    let cpus: Vec<usize> =
+        (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false)).collect();
+    let one = cpus[0];
+    let mut all = vec![
+        Placement { name: "same CPU, blocking", wait: Wait::Block, cpus: Some((one, one)) },
+        Placement { name: "same CPU, yielding", wait: Wait::Yield, cpus: Some((one, one)) },
+        Placement { name: "anywhere, yielding", wait: Wait::Yield, cpus: None },
+    ];
+    if let Some(&two) = cpus.get(1) {
+        let apart = Some((one, two));
+        all.push(Placement { name: "other CPU, spinning", wait: Wait::Spin, cpus: apart });
+        all.push(Placement { name: "other CPU, blocking", wait: Wait::Block, cpus: apart });
+    }
+    Ok(all)
+}
+
+/// The calling thread's CPUs; restored when dropped.
+pub struct Pinned(CpuSet);
+
+impl Pinned {
+    /// Keeps the calling thread on `cpu`, if one is named.
+    pub fn to(cpu: Option<usize>) -> Result<Pinned, BenchError> {
+        let me = Pid::from_raw(0);
+        let before = sched_getaffinity(me).trying("cannot ask for the CPUs")?;
+        if let Some(cpu) = cpu {
+            let mut set = CpuSet::new();
+            set.set(cpu).trying("no such CPU")?;
+            sched_setaffinity(me, &set).trying("cannot choose a CPU")?;
+        }
+        Ok(Pinned(before))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // It was allowed before, so it is now.
+        let _ = sched_setaffinity(Pid::from_raw(0), &self.0);
+    }
+}

@@ -1,0 +1,89 @@
+//! Anonymous memory whose pages can be made to be absent.
+
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::error::{BenchError, Trying};
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+/// Words of a page.
+pub const WORDS: usize = PAGE / size_of::<u64>();
+
+/// Private anonymous memory without huge pages.
+pub struct Region {
+    start: NonNull<c_void>,
+    pages: usize,
+}
+
+// SAFETY: the region is plain memory which is reached only by the methods below, each of which says what it needs.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Of `pages` pages, none present.
+    pub fn new(pages: usize) -> Result<Region, BenchError> {
+        let bytes = pages.checked_mul(PAGE).and_then(NonZeroUsize::new);
+        let bytes = bytes.ok_or_else(|| BenchError::Invalid(format!("{pages} pages")))?;
+        let (prot, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE);
+        // SAFETY: a new mapping at an address which the kernel chooses touches no other memory.
+        let start = unsafe { mmap_anonymous(None, bytes, prot, flags) }.trying("no memory")?;
+        let region = Region { start, pages };
+        region.advise(MmapAdvise::MADV_NOHUGEPAGE)?;
+        Ok(region)
+    }
+
+    /// Of `pages` pages, none present, but with the page tables that they need: what is measured is a fault, not these.
+    pub fn with_tables(pages: usize) -> Result<Region, BenchError> {
+        let region = Region::new(pages)?;
+        (0..pages).for_each(|page| region.store(page, 0, 1));
+        region.advise(MmapAdvise::MADV_DONTNEED)?;
+        Ok(region)
+    }
+
+    fn advise(&self, advice: MmapAdvise) -> Result<(), BenchError> {
+        // SAFETY: the range is this region's mapping; dropping its pages leaves zeros, which are valid words.
+        unsafe { madvise(self.start, self.len(), advice) }.trying("madvise")
+    }
+
+    /// Its beginning.
+    pub fn start(&self) -> *mut c_void {
+        self.start.as_ptr()
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.pages * PAGE
+    }
+
+    /// Pages.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    fn word(&self, page: usize, word: usize) -> *mut u64 {
+        assert!(page < self.pages && word < WORDS);
+        self.start.as_ptr().cast::<u64>().wrapping_add(page * WORDS + word)
+    }
+
+    /// Reads a word: the access that is measured.
+    pub fn load(&self, page: usize, word: usize) -> u64 {
+        // SAFETY: `word` gives an aligned address within the live mapping; volatile, so that it happens here and once.
+        unsafe { self.word(page, word).read_volatile() }
+    }
+
+    /// Writes a word. Callers do so before they share the region with other threads.
+    pub fn store(&self, page: usize, word: usize, value: u64) {
+        // SAFETY: as in `load`; nobody else uses the word meanwhile.
+        unsafe { self.word(page, word).write_volatile(value) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this region's own, and nothing refers to it after this.
+        let _ = unsafe { munmap(self.start, self.len()) };
+    }
+}

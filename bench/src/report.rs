@@ -1,0 +1,197 @@
+//! What was measured: as a table, and as JSON for other programs.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::error::{BenchError, Trying};
+use crate::machine::Machine;
+use crate::samples::Latency;
+
+/// A report in the making.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    machine: Machine,
+    /// The command line.
+    command: Vec<String>,
+    latencies: Vec<LatencyRow>,
+    figures: Vec<Figure>,
+}
+
+/// Latencies of one subject, in us.
+#[derive(Debug, Serialize)]
+struct LatencyRow {
+    name: String,
+    /// Of each quantile its median over the runs.
+    median: Latency,
+    /// The least and the greatest p50 of the runs.
+    p50_spread: (f64, f64),
+    runs: Vec<Latency>,
+}
+
+/// Any other figure.
+#[derive(Debug, Serialize)]
+struct Figure {
+    name: String,
+    unit: &'static str,
+    median: f64,
+    spread: (f64, f64),
+    /// What the median should not exceed.
+    at_most: Option<f64>,
+    runs: Vec<f64>,
+}
+
+impl Report {
+    /// Empty, with this machine in its header.
+    pub fn new() -> Report {
+        let command = std::env::args().skip(1).collect();
+        Report { machine: Machine::now(), command, latencies: Vec::new(), figures: Vec::new() }
+    }
+
+    /// Adds the latencies of one run of the subject `name`.
+    pub fn latency(&mut self, name: &str, latency: Latency) {
+        let at = self.latencies.iter().position(|row| row.name == name).unwrap_or_else(|| {
+            self.latencies.push(LatencyRow {
+                name: name.to_owned(),
+                median: latency,
+                p50_spread: (latency.p50, latency.p50),
+                runs: Vec::new(),
+            });
+            self.latencies.len() - 1
+        });
+        let row = &mut self.latencies[at];
+        row.runs.push(latency);
+        let of = |field: fn(&Latency) -> f64| {
+            median_and_spread(&row.runs.iter().map(field).collect::<Vec<f64>>())
+        };
+        row.median = Latency {
+            count: of(|run| run.count as f64).0 as u64,
+            p50: of(|run| run.p50).0,
+            p90: of(|run| run.p90).0,
+            p99: of(|run| run.p99).0,
+            p999: of(|run| run.p999).0,
+            max: of(|run| run.max).0,
+        };
+        row.p50_spread = of(|run| run.p50).1;
+    }
+
+    /// Adds one run's value of the figure `name`.
+    pub fn figure(&mut self, name: &str, unit: &'static str, value: f64) {
+        self.limited(name, unit, value, None);
+    }
+
+    /// Adds one run's value of a figure whose median should be `at_most` so much.
+    pub fn limited(&mut self, name: &str, unit: &'static str, value: f64, at_most: Option<f64>) {
+        let at = self.figures.iter().position(|row| row.name == name).unwrap_or_else(|| {
+            let (name, spread, runs) = (name.to_owned(), (value, value), Vec::new());
+            self.figures.push(Figure { name, unit, median: value, spread, at_most, runs });
+            self.figures.len() - 1
+        });
+        let row = &mut self.figures[at];
+        row.runs.push(value);
+        (row.median, row.spread) = median_and_spread(&row.runs);
+    }
+
+    /// The median of the figure `name` so far; not a number if there is none.
+    pub fn median(&self, name: &str) -> f64 {
+        self.figures.iter().find(|row| row.name == name).map_or(f64::NAN, |row| row.median)
+    }
+
+    /// Prints it, and writes it as JSON if asked to.
+    pub fn publish(&self, json: Option<&Path>) -> Result<(), BenchError> {
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|error| BenchError::Invalid(error.to_string()))?;
+        match json {
+            Some(path) if path == Path::new("-") => println!("{text}"),
+            Some(path) => {
+                fs::write(path, text).trying(&path.display().to_string())?;
+                print!("{}", self.text());
+            }
+            None => print!("{}", self.text()),
+        }
+        Ok(())
+    }
+
+    /// As a table.
+    fn text(&self) -> String {
+        let Machine { date, commit, cpu, cpus, kernel, warning, .. } = &self.machine;
+        let mut out = String::new();
+        // Writing to a string does not fail.
+        let _ = writeln!(out, "gms-bench {}", self.command.join(" "));
+        let _ = writeln!(out, "{date}, commit {commit}, {cpu}, {cpus} CPUs, Linux {kernel}");
+        if let Some(warning) = warning {
+            let _ = writeln!(out, "WARNING: {warning}");
+        }
+        if !self.latencies.is_empty() {
+            let heads = ["p50", "p90", "p99", "p99.9", "p50 of the runs"];
+            let _ = writeln!(out, "\n{:48}{}", "latency in us", columns(&heads));
+        }
+        for row in &self.latencies {
+            let (m, spread) = (&row.median, row.p50_spread);
+            let cells = [m.p50, m.p90, m.p99, m.p999].map(|value| format!("{value:.1}"));
+            let [p50, p90, p99, p999] = &cells;
+            let spread = format!("{:.1}-{:.1}", spread.0, spread.1);
+            let _ = writeln!(out, "{:48}{}", row.name, columns(&[p50, p90, p99, p999, &spread]));
+        }
+        if !self.figures.is_empty() {
+            let _ = writeln!(out, "\n{:48}{}", "figure", columns(&["median", "", "spread"]));
+        }
+        for row in &self.figures {
+            let spread = format!("{}-{}", digits(row.spread.0), digits(row.spread.1));
+            let cells = columns(&[&digits(row.median), row.unit, &spread]);
+            let _ = writeln!(out, "{:48}{cells}{}", row.name, row.verdict());
+        }
+        out
+    }
+}
+
+impl Figure {
+    fn verdict(&self) -> String {
+        match self.at_most {
+            Some(most) if self.median <= most => format!("  (target: at most {most})"),
+            Some(most) => format!("  (MISSED the target: at most {most})"),
+            None => String::new(),
+        }
+    }
+}
+
+fn columns(cells: &[&str]) -> String {
+    cells.iter().map(|cell| format!(" {cell:>9}")).collect()
+}
+
+/// Three digits or more.
+fn digits(value: f64) -> String {
+    let decimals = if value.abs() < 10.0 { 2 } else { usize::from(value.abs() < 1000.0) };
+    format!("{value:.decimals$}")
+}
+
+/// Median (of an even number the mean of the two in the middle), least and greatest.
+fn median_and_spread(values: &[f64]) -> (f64, (f64, f64)) {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (last, middle) = (sorted.len() - 1, sorted.len() / 2);
+    ((sorted[last - middle] + sorted[middle]) / 2.0, (sorted[0], sorted[last]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_are_in_the_middle() {
+        assert_eq!(median_and_spread(&[3.0, 1.0, 2.0]), (2.0, (1.0, 3.0)));
+        assert_eq!(median_and_spread(&[4.0, 1.0, 2.0, 3.0]), (2.5, (1.0, 4.0)));
+        assert_eq!(median_and_spread(&[7.0]), (7.0, (7.0, 7.0)));
+    }
+
+    #[test]
+    fn a_missed_target_is_shouted() {
+        let mut report = Report::new();
+        report.limited("ratio", "x", 3.0, Some(2.5));
+        assert!(report.text().contains("MISSED"));
+        report.limited("ratio", "x", 2.0, Some(2.5));
+        assert!(!report.text().contains("MISSED"));
+    }
+}

@@ -1,0 +1,93 @@
+//! Latencies of one run.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+
+/// Longer ones are counted as this long.
+const LATENCY_MAX: Duration = Duration::from_secs(60);
+
+/// Latencies in ns, told apart to three digits.
+pub struct Samples(Histogram<u64>);
+
+/// Quantiles of one run, in us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Samples.
+    pub count: u64,
+    /// Median.
+    pub p50: f64,
+    /// 90 %.
+    pub p90: f64,
+    /// 99 %.
+    pub p99: f64,
+    /// 99.9 %.
+    pub p999: f64,
+    /// Greatest.
+    pub max: f64,
+}
+
+impl Samples {
+    /// None yet.
+    pub fn new() -> Samples {
+        let most = LATENCY_MAX.as_nanos() as u64;
+        Samples(Histogram::new_with_max(most, 3).expect("bounds of the histogram are valid"))
+    }
+
+    /// Adds one.
+    pub fn add(&mut self, latency: Duration) {
+        self.0.saturating_record(latency.as_nanos() as u64);
+    }
+
+    /// Adds those of another thread.
+    pub fn merge(&mut self, other: &Samples) {
+        self.0.add(&other.0).expect("histograms have the same bounds");
+    }
+
+    /// Their quantiles.
+    pub fn latency(&self) -> Latency {
+        let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e3;
+        Latency {
+            count: self.0.len(),
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: self.0.max() as f64 / 1e3,
+        }
+    }
+
+    /// Values in ns and how often each came: the form in which a workload hands them over.
+    pub fn counts(&self) -> Vec<(u64, u64)> {
+        self.0.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value())).collect()
+    }
+
+    /// From the form of [`Samples::counts`].
+    pub fn from_counts(counts: &[(u64, u64)]) -> Result<Samples, BenchError> {
+        let mut samples = Samples::new();
+        for &(value, count) in counts {
+            let recorded = samples.0.record_n(value, count);
+            recorded.map_err(|_| BenchError::Invalid(format!("a latency of {value} ns")))?;
+        }
+        Ok(samples)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_carry_everything_across() {
+        let mut samples = Samples::new();
+        (1..=1000).for_each(|us| samples.add(Duration::from_micros(us)));
+        let other = Samples::from_counts(&samples.counts()).expect("counts");
+        assert_eq!(other.latency(), samples.latency());
+        assert_eq!(samples.latency().count, 1000);
+        assert!((samples.latency().p50 - 500.0).abs() < 1.0);
+        assert!(Samples::from_counts(&[(u64::MAX, 1)]).is_err());
+    }
+}

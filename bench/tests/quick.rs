@@ -1,0 +1,101 @@
+//! Every benchmark, small: so that none rots. The figures are not judged, only that they are there and can be true.
+
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::Value;
+
+/// Set to 1 to let tests that need root pass without running, as in the integration tests.
+const SKIP: &str = "GMS_TESTS_SKIP_PRIVILEGED";
+/// Seconds for one benchmark.
+const LIMIT: &str = "20";
+
+/// The report of `gms-bench ARGS --quick`; `None` where the user asked for privileged tests to be skipped.
+fn report(args: &[&str]) -> Option<Value> {
+    static TURN: Mutex<()> = Mutex::new(());
+    if !nix::unistd::geteuid().is_root() {
+        let skip = std::env::var_os(SKIP).is_some_and(|value| value == "1");
+        assert!(skip, "needs root (userfaultfd, ptrace): run as root, or set {SKIP}=1");
+        eprintln!("SKIPPED, not root: gms-bench {args:?}");
+        return None;
+    }
+    // They would disturb each other.
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = Command::new(env!("CARGO_BIN_EXE_gms-bench"))
+        .args(args)
+        .args(["--quick", "--json", "-", "--limit", LIMIT])
+        .stdin(Stdio::null())
+        .output()
+        .expect("gms-bench");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {} {errors}", output.status);
+    Some(serde_json::from_slice(&output.stdout).expect("JSON"))
+}
+
+/// The median p50 of the row `name`, after checking the row.
+fn p50(report: &Value, name: &str) -> f64 {
+    let rows = report["latencies"].as_array().expect("latencies");
+    let row = rows.iter().find(|row| row["name"] == name);
+    let median = &row.unwrap_or_else(|| panic!("no row {name:?} in {rows:#?}"))["median"];
+    let quantiles = ["p50", "p90", "p99", "p999", "max"].map(|q| median[q].as_f64().expect(q));
+    assert!(quantiles.is_sorted() && quantiles[0] > 0.05, "{name}: {quantiles:?}");
+    assert!(median["count"].as_u64().expect("count") >= 300, "{name}");
+    quantiles[0]
+}
+
+/// The median of the figure `name`.
+fn figure(report: &Value, name: &str) -> f64 {
+    let rows = report["figures"].as_array().expect("figures");
+    let row = rows.iter().find(|row| row["name"] == name);
+    row.unwrap_or_else(|| panic!("no figure {name:?} in {rows:#?}"))["median"].as_f64().expect(name)
+}
+
+#[test]
+fn floors_are_measured() {
+    let Some(report) = report(&["floor"]) else { return };
+    let fault = p50(&report, "zero-fill fault, kernel");
+    let uffd = p50(&report, "uffd fault + COPY, thread, same CPU, blocking");
+    let udp = p50(&report, "UDP 128/4224 B, same CPU, blocking");
+    let quic = p50(&report, "QUIC 128/4224 B, same CPU, blocking");
+    assert!(fault < uffd, "a fault served by a program costs more than the kernel's own");
+    assert!(udp < quic, "QUIC runs over UDP");
+    let machine = &report["machine"];
+    assert!(machine["cpus"].as_u64().expect("cpus") > 0);
+    for key in ["date", "cpu", "kernel"] {
+        assert!(!machine[key].as_str().expect(key).is_empty(), "{key}");
+    }
+}
+
+fn check_faults(report: &Value, row: &str) {
+    let fault = p50(report, row);
+    let floors = p50(report, "floor: uffd fault + COPY, same CPU, blocking")
+        + p50(report, "floor: UDP 128/4224 B, same CPU, blocking");
+    let ratio = figure(report, "p50 / (uffd + UDP floors)");
+    assert!((ratio - fault / floors).abs() < 0.01, "{ratio} is not {fault} / {floors}");
+    // A fault which needs no network costs a third of the floors.
+    assert!(ratio > 0.7, "{ratio}: these were no remote faults");
+    assert!(figure(report, "pages written back") > 1000.0);
+    assert!(figure(report, "faults/s") > 10.0);
+}
+
+#[test]
+fn remote_faults_are_measured() {
+    let Some(report) = report(&["fault"]) else { return };
+    check_faults(&report, "remote fault, 4k, threads: 1");
+}
+
+#[test]
+fn threads_and_large_pages_are_measured() {
+    let Some(report) = report(&["fault", "--page-size", "8k", "--threads", "2"]) else { return };
+    check_faults(&report, "remote fault, 8k, threads: 2");
+}
+
+#[test]
+fn the_cost_of_doing_nothing_is_measured() {
+    let Some(report) = report(&["idle-cost"]) else { return };
+    let (alone, under) =
+        (figure(&report, "command alone"), figure(&report, "command under gms run"));
+    assert!(alone > 0.001 && under > 0.001, "{alone} s, {under} s");
+    let cost = figure(&report, "cost, of the medians");
+    assert!(((under / alone - 1.0) * 100.0 - cost).abs() < 0.01, "{cost}");
+}
