@@ -401,7 +401,8 @@ impl<T: Transport> EvictThread<T> {
     fn not_attached(&mut self, now: Instant, pid: i32, error: InjectError) {
         let (_, told) =
             self.refused.insert(pid, (now + ATTACH_RETRY, true)).unwrap_or((now, false));
-        let passing = matches!(error, InjectError::Gone | InjectError::Unstoppable);
+        let passing = matches!(error, InjectError::Gone | InjectError::Unstoppable)
+            || !matches!(proc::state(pid), Some('R' | 'S' | 'D' | 'T'));
         if self.attached_root && self.processes.is_empty() && !passing {
             self.shared.fail(format!("process {pid} cannot be paged: {error}"));
         } else if !told && !passing {
@@ -421,7 +422,7 @@ impl<T: Transport> EvictThread<T> {
             .map(|(id, view)| AgentStats {
                 addr: self.lane.name(id).to_owned(),
                 pages: self.given[usize::from(id.0)],
-                pages_held: 0,
+                pages_held: lock(&self.shared.tables).held_by(id),
                 rtt_us: view.rtt.as_secs_f64() * 1e6,
                 queue_us: view.queue.as_secs_f64() * 1e6,
                 refusals: self.lane.refusals(id),

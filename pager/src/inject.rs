@@ -83,12 +83,13 @@ pub fn inject(pid: i32) -> Result<Injected> {
     if proc::status_field(pid, "Seccomp:").is_some_and(|mode| mode != 0) {
         return Err(InjectError::Seccomp);
     }
-    let (instruction, memory) = syscall_instruction(pid)?;
     let mut failure = InjectError::Unstoppable;
     for tid in stoppable_threads(pid) {
         match Stopped::new(tid) {
             Ok(mut thread) => {
-                let injected = thread.start_evictor(instruction, &memory);
+                // Found only now: while it ran, the process might have executed another program.
+                let injected = syscall_instruction(pid)
+                    .and_then(|(instruction, memory)| thread.start_evictor(instruction, &memory));
                 thread.resume()?;
                 return injected;
             }
@@ -114,15 +115,11 @@ pub fn is_outside_madvise(pid: i32) -> bool {
 
 /// Unmaps the blob of an evictor which has ended.
 pub fn remove_blob(pid: i32, base: u64) -> Result<()> {
-    let (instruction, _) = syscall_instruction(pid)?;
     let tid = *stoppable_threads(pid).first().ok_or(InjectError::Unstoppable)?;
     let mut thread = Stopped::new(tid)?;
-    let unmapped = thread.syscall(
-        instruction,
-        "munmap",
-        libc::SYS_munmap,
-        [base, arch::BLOB_LEN as u64, 0, 0, 0, 0],
-    );
+    let args = [base, arch::BLOB_LEN as u64, 0, 0, 0, 0];
+    let unmapped = syscall_instruction(pid)
+        .and_then(|(at, _)| thread.syscall(at, "munmap", libc::SYS_munmap, args));
     thread.resume()?;
     unmapped.map(drop)
 }
@@ -138,7 +135,7 @@ fn syscall_instruction(pid: i32) -> Result<(u64, File)> {
         .ok_or(InjectError::Gone)?
         .into_iter()
         .find(|m| m.name == "[vdso]")
-        .ok_or(InjectError::Os { what: "finding the vdso", errno: Errno::ENOENT })?;
+        .ok_or(InjectError::Gone)?;
     let length = (vdso.range.end - vdso.range.start).min(64 * 1024) as usize;
     let mut code = vec![0; length];
     memory.read_exact_at(&mut code, vdso.range.start).map_err(|_| InjectError::Gone)?;
@@ -153,6 +150,7 @@ fn refused(errno: Errno) -> InjectError {
     match errno {
         Errno::ESRCH | Errno::ENOENT => InjectError::Gone,
         Errno::EPERM | Errno::EACCES => InjectError::NotPermitted(errno),
+        Errno::ECHILD => InjectError::Gone,
         _ => InjectError::Os { what: "attaching", errno },
     }
 }
@@ -229,10 +227,7 @@ impl Stopped {
             Err(InjectError::Unstoppable) => false,
             Err(_) => true,
             Ok(status) => {
-                let signal = match status >> 16 {
-                    libc::PTRACE_EVENT_STOP => 0,
-                    _ => libc::WSTOPSIG(status) as usize,
-                };
+                let signal = if is_event_stop(status) { 0 } else { signal_of(status) };
                 if let Ok(mut registers) = self.registers()
                     && signal == 0
                     && arch::restart_interrupted(&mut registers)
@@ -265,12 +260,10 @@ impl Stopped {
         request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
         loop {
             let status = self.wait(STOP_DEADLINE)?;
-            let event = status >> 16;
-            if event == libc::PTRACE_EVENT_STOP {
+            if is_event_stop(status) {
                 return Ok(());
             }
-            let signal = libc::WSTOPSIG(status) as usize;
-            request(libc::PTRACE_CONT, self.tid, 0, signal).map_err(refused)?;
+            request(libc::PTRACE_CONT, self.tid, 0, signal_of(status)).map_err(refused)?;
         }
     }
 
@@ -279,17 +272,21 @@ impl Stopped {
         let deadline = Instant::now() + limit;
         let mut pause = Duration::from_micros(5);
         loop {
-            let mut status = 0;
-            // SAFETY: waitpid writes one int to `status`, which lives on this stack frame.
+            // SAFETY: a struct of integers, for which all-zero is a value.
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            // Stops only: the end of a child of ours is for whoever waits for that. __WALL is implied for traced threads.
+            let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+            // SAFETY: waitid writes one siginfo, which lives on this stack frame.
             let waited = unsafe {
-                libc::waitpid(
-                    self.tid.as_raw(),
-                    &raw mut status,
-                    libc::__WALL | libc::WNOHANG | libc::__WNOTHREAD,
-                )
+                libc::waitid(libc::P_PID, self.tid.as_raw() as libc::id_t, &raw mut info, flags)
             };
-            if waited == self.tid.as_raw() {
-                return if libc::WIFSTOPPED(status) { Ok(status) } else { Err(InjectError::Gone) };
+            // SAFETY: after a successful waitid these fields are set, or all of it is still zero.
+            let (stopped, status) = unsafe { (info.si_pid() != 0, info.si_status()) };
+            if waited == 0 && stopped {
+                return match info.si_code {
+                    libc::CLD_TRAPPED | libc::CLD_STOPPED => Ok(status),
+                    _ => Err(InjectError::Gone),
+                };
             }
             if waited < 0 && Errno::last() != Errno::EINTR {
                 return Err(InjectError::Gone);
@@ -299,10 +296,30 @@ impl Stopped {
             }
             std::thread::yield_now();
             if pause > Duration::from_micros(40) {
+                if matches!(proc::state(self.tid.as_raw()), None | Some('Z' | 'X')) {
+                    self.reap();
+                    return Err(InjectError::Gone);
+                }
                 std::thread::park_timeout(pause);
             }
             pause = (pause * 2).min(Duration::from_millis(1));
         }
+    }
+
+    /// The thread has ended while we traced it: takes note, or nobody else could. Only the end of a child of ours is left alone: its
+    /// exit status is for another thread of this process.
+    fn reap(&self) {
+        let tid = self.tid.as_raw();
+        let leader = proc::status_field(tid, "Tgid:") == Some(tid.into());
+        let ours = proc::status_field(tid, "PPid:") == Some(std::process::id().into());
+        if leader && ours {
+            return;
+        }
+        // SAFETY: a struct of integers, for which all-zero is a value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let flags = libc::WEXITED | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+        // SAFETY: waitid writes one siginfo, which lives on this stack frame.
+        unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, flags) };
     }
 
     /// A thread inside a restartable sequence is sent to its abort handler, as the kernel would do: it may not go on in
@@ -366,8 +383,12 @@ impl Stopped {
             loop {
                 request(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(refused)?;
                 let status = self.wait(SYSCALL_DEADLINE)?;
-                if libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80 {
+                if status == libc::SIGTRAP | 0x80 {
                     break;
+                }
+                // All signals are blocked: only a fault at the instruction itself gets here, or a job control stop.
+                if !is_event_stop(status) {
+                    return Err(InjectError::Os { what: name, errno: Errno::EFAULT });
                 }
             }
         }
@@ -441,7 +462,7 @@ impl Stopped {
         self.set_registers(&self.saved)?;
         request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
         request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
-        while self.wait(SYSCALL_DEADLINE)? >> 16 != libc::PTRACE_EVENT_STOP {
+        while !is_event_stop(self.wait(SYSCALL_DEADLINE)?) {
             request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
         }
         self.set_registers(&self.saved)?;
@@ -454,6 +475,16 @@ impl Stopped {
             LINGERING.with_borrow_mut(|lingering| lingering.push(self));
         }
     }
+}
+
+/// Whether a stop (as waitid reports it) is an answer to PTRACE_INTERRUPT, or a job control stop.
+fn is_event_stop(status: i32) -> bool {
+    status >> 8 == libc::PTRACE_EVENT_STOP
+}
+
+/// The signal of a stop.
+fn signal_of(status: i32) -> usize {
+    (status & 0x7f) as usize
 }
 
 thread_local! {

@@ -37,6 +37,12 @@ impl Mapping {
     }
 }
 
+/// The text of a file; names of processes in it need not be UTF-8.
+fn read(path: &str) -> Option<String> {
+    let bytes = fs::read(path).ok()?;
+    Some(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into()))
+}
+
 /// Parses /proc/PID/maps; malformed lines are skipped.
 pub fn parse_maps(text: &str) -> Vec<Mapping> {
     text.lines().filter_map(parse_mapping).collect()
@@ -91,7 +97,7 @@ fn parse_not_inherited(smaps: &str) -> Vec<Range<u64>> {
 
 /// Resident anonymous memory in bytes.
 pub fn resident_anonymous(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let text = read(&format!("/proc/{pid}/statm"))?;
     let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>().ok());
     let (resident, shared) = (fields.next()??, fields.next()??);
     Some(resident.saturating_sub(shared) * 4096)
@@ -99,14 +105,14 @@ pub fn resident_anonymous(pid: i32) -> Option<u64> {
 
 /// Size of the address space in pages: changes when something is mapped or unmapped.
 pub fn virtual_size(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let text = read(&format!("/proc/{pid}/statm"))?;
     text.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// The process's share of anonymous memory in bytes: pages shared after a fork are divided among their users.
 /// Walks the page tables: about 0.03 us a resident page.
 pub fn proportional_anonymous(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let text = read(&format!("/proc/{pid}/smaps_rollup"))?;
     kib_field(&text, "Pss_Anon:")
 }
 
@@ -124,8 +130,7 @@ pub fn threads(pid: i32) -> Vec<i32> {
 /// Children of every thread of a process.
 pub fn children(pid: i32) -> Vec<i32> {
     let of_thread = |tid| {
-        let text =
-            fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+        let text = read(&format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
         text.split_ascii_whitespace().filter_map(|f| f.parse().ok()).collect::<Vec<i32>>()
     };
     threads(pid).into_iter().flat_map(of_thread).collect()
@@ -133,24 +138,24 @@ pub fn children(pid: i32) -> Vec<i32> {
 
 /// State letter of a process or thread (`R`, `S`, `D`, `Z`, `T` ...).
 pub fn state(pid: i32) -> Option<char> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let text = read(&format!("/proc/{pid}/stat"))?;
     text.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 /// The system call that a thread is blocked in; `None` if it runs or waits for something else.
 pub fn blocked_in(tid: i32) -> Option<i64> {
-    let text = fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
+    let text = read(&format!("/proc/{tid}/syscall"))?;
     text.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// Name of a thread.
 pub fn thread_name(tid: i32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{tid}/comm")).ok()
+    read(&format!("/proc/{tid}/comm"))
 }
 
 /// Signals which would be delivered to the thread at once.
 pub fn has_deliverable_signal(tid: i32) -> bool {
-    let text = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    let text = read(&format!("/proc/{tid}/status")).unwrap_or_default();
     let mask = |name| {
         let line = text.lines().find_map(|l| l.strip_prefix(name));
         line.and_then(|l| u64::from_str_radix(l.trim(), 16).ok()).unwrap_or(0)
@@ -160,7 +165,7 @@ pub fn has_deliverable_signal(tid: i32) -> bool {
 
 /// A numeric field of /proc/PID/status, such as `Seccomp:` or `TracerPid:`.
 pub fn status_field(pid: i32, name: &str) -> Option<i64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let text = read(&format!("/proc/{pid}/status"))?;
     text.lines().find_map(|l| l.strip_prefix(name))?.split_ascii_whitespace().next()?.parse().ok()
 }
 

@@ -30,7 +30,7 @@ use crate::tree::Root;
 /// For every agent to answer before the command starts.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Supervisor threads should run before the workload's: best effort.
-const NICE: libc::c_int = -10;
+const NICE: libc::c_int = -19;
 
 /// What the user asked for, parsed and validated.
 #[derive(Clone, Debug)]
@@ -289,7 +289,8 @@ fn stats(shared: &Shared) -> Stats {
         zero_drops: counters.zero_drops,
         second_chances: counters.second_chances,
         prefetched: load(&shared.prefetched),
-        prefetch_hits: load(&shared.prefetch_hits),
+        // Inferred for whole windows, of which some pages may have been resident already.
+        prefetch_hits: load(&shared.prefetch_hits).min(load(&shared.prefetched)),
         resident_bytes: shared.resident.load(Ordering::Relaxed).max(0) as u64,
         resident_peak_bytes: gauges.resident_peak,
         remote_bytes: remote * PAGE,

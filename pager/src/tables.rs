@@ -120,6 +120,7 @@ pub struct Tables {
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
     remote_pages: u64,
+    held: BTreeMap<AgentId, u64>,
     /// Highest number of pages at agents.
     pub remote_pages_peak: u64,
     /// The page map was full when an entry had to be made: the workload cannot go on.
@@ -151,6 +152,7 @@ impl Tables {
             discards: BTreeMap::new(),
             next_content: 1,
             remote_pages: 0,
+            held: BTreeMap::new(),
             remote_pages_peak: 0,
             exhausted: false,
             counters: Counters::default(),
@@ -488,7 +490,7 @@ impl Tables {
             self.counters.pages_out += 1;
         }
         // A write without owners left was in vain; an unanswered one may still have been stored.
-        self.count_remote(1);
+        self.count_remote(agent);
         self.settle(index, owners, State::Remote(content), Some(content));
     }
 
@@ -502,6 +504,11 @@ impl Tables {
     /// Contents that some agent may forget.
     pub fn discards_waiting(&self) -> usize {
         self.discards.values().map(Vec::len).sum()
+    }
+
+    /// Pages of the workload at one agent.
+    pub fn held_by(&self, agent: AgentId) -> u64 {
+        self.held.get(&agent).copied().unwrap_or(0)
     }
 
     /// Pages at agents.
@@ -648,12 +655,16 @@ impl Tables {
             None => {
                 self.discards.entry(content.agent).or_default().push(content.id);
                 self.remote_pages = self.remote_pages.saturating_sub(1);
+                if let Some(held) = self.held.get_mut(&content.agent) {
+                    *held = held.saturating_sub(1);
+                }
             }
         }
     }
 
-    fn count_remote(&mut self, pages: u64) {
-        self.remote_pages += pages;
+    fn count_remote(&mut self, agent: AgentId) {
+        *self.held.entry(agent).or_default() += 1;
+        self.remote_pages += 1;
         self.remote_pages_peak = self.remote_pages_peak.max(self.remote_pages);
     }
 }
