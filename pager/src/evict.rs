@@ -62,6 +62,8 @@ const STUCK: Duration = Duration::from_millis(50);
 const STUCK_STEP: i64 = 1 << 20;
 /// How often it may be asked, when nothing else can be evicted, whether removals are over: running threads are stopped for it.
 const PROOF_EVERY: Duration = Duration::from_millis(20);
+/// For killed processes to end.
+const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// For agents to free the workload's frames at the end.
 const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -96,6 +98,8 @@ pub struct EvictThread<T> {
     lane: Lane<T>,
     tree: Tree,
     attached_root: bool,
+    /// Whether the budget has been met once.
+    settled: bool,
     processes: BTreeMap<i32, Process>,
     spaces: HashMap<SpaceId, Arc<Space>>,
     orphans: Vec<Arc<Space>>,
@@ -141,6 +145,7 @@ impl<T: Transport> EvictThread<T> {
             lane,
             tree: Tree::new(root),
             attached_root: matches!(root, Root::Process(_)),
+            settled: !matches!(root, Root::Process(_)),
             processes: BTreeMap::new(),
             spaces: HashMap::new(),
             orphans: Vec::new(),
@@ -243,7 +248,11 @@ impl<T: Transport> EvictThread<T> {
         let measure = now >= self.next_measure;
         let resident = self.measure(now);
         self.shared.resident.store(resident as i64, Ordering::Relaxed);
-        self.gauges.resident_peak = self.gauges.resident_peak.max(resident);
+        // A program attached, or being let go, was or will be resident as a whole.
+        self.settled |= resident <= self.budget.bytes().0;
+        if self.settled && !self.shared.detaching.load(Ordering::Relaxed) {
+            self.gauges.resident_peak = self.gauges.resident_peak.max(resident);
+        }
         let mut decision = self.budget.decide(Bytes(resident));
         let soon = self.predict(now, resident);
         let soon = self.budget.decide(Bytes(soon));
@@ -821,8 +830,26 @@ impl<T: Transport> EvictThread<T> {
         self.shared.finish(Outcome::Detached);
     }
 
+    /// No process may outlive its userfaultfd with pages away: it would read zeros.
+    fn kill_remaining(&mut self) {
+        if matches!(self.shared.outcome(), Some(Outcome::Detached)) {
+            return;
+        }
+        let deadline = Instant::now() + KILL_DEADLINE;
+        while !self.tree.is_gone() {
+            self.tree.kill();
+            if Instant::now() > deadline {
+                // Our end closes the evictors' sockets: they kill what is left.
+                std::process::abort();
+            }
+            let _ = poll(&mut [], PollTimeout::from(1u8));
+            self.tree.refresh(&self.evictors());
+        }
+    }
+
     fn end(mut self) {
         self.publish();
+        self.kill_remaining();
         for (_, process) in std::mem::take(&mut self.processes) {
             process.bury();
         }
