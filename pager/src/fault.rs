@@ -103,6 +103,16 @@ impl Fetch {
         if self.pages.len() > 1 { self.pages.len() * size_of::<PageDescriptor>() } else { 0 }
     }
 
+    /// Forgets what came of a reply, but for the pages that are installed; `None` if those are all.
+    fn restart(&mut self) -> Option<()> {
+        self.demanded &= self.installed == 0;
+        self.pages.drain(..self.installed);
+        self.installed = 0;
+        self.bytes.clear();
+        self.accepted = false;
+        (!self.pages.is_empty()).then_some(())
+    }
+
     /// Bytes of the whole payload.
     fn payload(&self) -> usize {
         self.head() + self.pages.len() * PAGE as usize
@@ -423,6 +433,9 @@ impl<T: Transport> FaultThread<T> {
     }
 
     fn send(&mut self, now: Instant, mut fetch: Fetch) {
+        if fetch.restart().is_none() {
+            return;
+        }
         let first = &fetch.pages[0].content;
         let descriptors: Vec<PageDescriptor> = match fetch.pages.len() {
             1 => Vec::new(),
@@ -453,10 +466,11 @@ impl<T: Transport> FaultThread<T> {
                 self.inflight.iter().filter(|(_, f)| late(f)).map(|(e, _)| *e).collect();
             for exchange in exchanges {
                 self.lane.abandon(exchange);
-                self.unsent.extend(self.inflight.remove(&exchange));
+                let late = self.inflight.remove(&exchange);
+                self.requeue(late);
             }
         }
-        for mut fetch in std::mem::take(&mut self.unsent) {
+        for fetch in std::mem::take(&mut self.unsent) {
             if !fetch.demanded {
                 self.give_up(&fetch.pages);
                 continue;
@@ -466,13 +480,20 @@ impl<T: Transport> FaultThread<T> {
                 let (name, reason) = (self.lane.name(agent), self.lane.reason(agent));
                 self.shared.fail(format!("agent {name} does not give a page back: {reason}"));
             }
-            fetch.bytes.clear();
-            fetch.accepted = false;
             if self.lane.is_up(agent) {
                 self.send(now, fetch);
             } else {
                 self.unsent.push(fetch);
             }
+        }
+    }
+
+    /// What is missing of a fetch is to be sent again.
+    fn requeue(&mut self, fetch: Option<Fetch>) {
+        if let Some(mut fetch) = fetch
+            && fetch.restart().is_some()
+        {
+            self.unsent.push(fetch);
         }
     }
 
@@ -506,7 +527,8 @@ impl<T: Transport> FaultThread<T> {
                 }
                 LaneEvent::Complete { exchange } => self.complete(exchange),
                 LaneEvent::Failed { exchange } => {
-                    self.unsent.extend(self.inflight.remove(&exchange));
+                    let failed = self.inflight.remove(&exchange);
+                    self.requeue(failed);
                 }
                 LaneEvent::Up { agent, lost } if lost => self.agent_lost(agent),
                 LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
@@ -541,6 +563,9 @@ impl<T: Transport> FaultThread<T> {
     fn lost(&mut self, exchange: ExchangeId, control: &Control) {
         let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
         self.lane.abandon(exchange);
+        if fetch.restart().is_none() {
+            return;
+        }
         if !fetch.demanded {
             return self.give_up(&fetch.pages);
         }
@@ -624,14 +649,9 @@ impl<T: Transport> FaultThread<T> {
     }
 
     fn complete(&mut self, exchange: ExchangeId) {
-        let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
+        let Some(fetch) = self.inflight.remove(&exchange) else { return };
         // Not all came in good order: ask again for what is missing.
-        fetch.demanded &= fetch.installed == 0;
-        fetch.pages.drain(..fetch.installed);
-        fetch.installed = 0;
-        if !fetch.pages.is_empty() {
-            self.unsent.push(fetch);
-        }
+        self.requeue(Some(fetch));
     }
 }
 

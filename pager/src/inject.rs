@@ -175,6 +175,8 @@ struct Stopped {
     tid: Pid,
     saved: arch::Registers,
     mask: u64,
+    /// Whether registers and mask are to be put back.
+    altered: bool,
     since: Instant,
     niceness: Niceness,
 }
@@ -211,7 +213,7 @@ impl Stopped {
         let niceness = Niceness::raise(tid);
         // SAFETY: a struct of integers, for which all-zero is a value.
         let saved = unsafe { std::mem::zeroed() };
-        let mut stopped = Stopped { tid, saved, mask: 0, since, niceness };
+        let mut stopped = Stopped { tid, saved, mask: 0, altered: false, since, niceness };
         match stopped.stop() {
             Ok(()) => Ok(stopped),
             Err(error) => {
@@ -228,7 +230,11 @@ impl Stopped {
             Err(_) => true,
             Ok(status) => {
                 let signal = if is_event_stop(status) { 0 } else { signal_of(status) };
-                if let Ok(mut registers) = self.registers()
+                if self.altered {
+                    // In the middle of an injected call. Fails only if the thread has been killed meanwhile.
+                    let _ = self.set_registers(&self.saved);
+                    let _ = self.set_signal_mask(self.mask);
+                } else if let Ok(mut registers) = self.registers()
                     && signal == 0
                     && arch::restart_interrupted(&mut registers)
                 {
@@ -252,6 +258,7 @@ impl Stopped {
             arch::restart_interrupted(&mut self.saved);
         }
         self.mask = self.signal_mask()?;
+        self.altered = true;
         self.set_signal_mask(u64::MAX)
     }
 
@@ -466,7 +473,9 @@ impl Stopped {
             request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
         }
         self.set_registers(&self.saved)?;
-        self.set_signal_mask(self.mask)
+        self.set_signal_mask(self.mask)?;
+        self.altered = false;
+        Ok(())
     }
 
     fn let_go(self) {

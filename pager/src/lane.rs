@@ -30,22 +30,50 @@ pub struct AgentAddress {
 #[derive(Debug)]
 pub enum LaneEvent {
     /// The agent can be used. `lost` says that it no longer has what it was given before.
-    Up { agent: AgentId, lost: bool },
+    Up {
+        /// The agent.
+        agent: AgentId,
+        /// Whether it has lost the workload's pages.
+        lost: bool,
+    },
     /// The agent cannot be used for now; exchanges with it were answered by `Failed`.
-    Down { agent: AgentId, reason: String },
+    Down {
+        /// The agent.
+        agent: AgentId,
+        /// Why; names it and says what to do.
+        reason: String,
+    },
     /// The reply's control message; its payload follows.
-    Reply { exchange: ExchangeId, control: Box<Control> },
+    Reply {
+        /// What it answers.
+        exchange: ExchangeId,
+        /// The message.
+        control: Box<Control>,
+    },
     /// A piece of its payload.
-    Payload { exchange: ExchangeId, offset: usize, bytes: Bytes },
+    Payload {
+        /// Of which reply.
+        exchange: ExchangeId,
+        /// Where in its payload.
+        offset: usize,
+        /// The bytes, in the buffer in which they were received.
+        bytes: Bytes,
+    },
     /// The reply is whole.
-    Complete { exchange: ExchangeId },
+    Complete {
+        /// Which.
+        exchange: ExchangeId,
+    },
     /// No reply will come.
-    Failed { exchange: ExchangeId },
+    Failed {
+        /// To what.
+        exchange: ExchangeId,
+    },
 }
 
 enum Phase {
     Down { retry_at: Instant },
-    Connecting(LinkId),
+    Connecting,
     Greeting(LinkId, ExchangeId),
     Up(LinkId),
 }
@@ -195,7 +223,7 @@ impl<T: Transport> Lane<T> {
         match self.transport.connect(now, address) {
             Ok(link) => {
                 self.links.insert(link, AgentId(index as u8));
-                self.peers[index].phase = Phase::Connecting(link);
+                self.peers[index].phase = Phase::Connecting;
             }
             Err(error) => {
                 self.peers[index].phase = Phase::Down { retry_at: now + RETRY };
@@ -246,7 +274,7 @@ impl<T: Transport> Lane<T> {
         let hello = Control::hello(0, self.workload, LEASE.as_millis() as u64);
         match self.transport.request(now, link, &hello, &[]) {
             Ok(exchange) => {
-                self.peers[usize::from(agent.0)].phase = Phase::Greeting(link, exchange)
+                self.peers[usize::from(agent.0)].phase = Phase::Greeting(link, exchange);
             }
             Err(error) => {
                 self.peers[usize::from(agent.0)].reason = error.to_string();
@@ -320,7 +348,7 @@ impl<T: Transport> Lane<T> {
         self.transport.fd()
     }
 
-    /// Ends every link; `goodbye` frees the workload's pages first (as far as the agents can be told).
+    /// Ends every link.
     pub fn close(&mut self, now: Instant) {
         let links: Vec<LinkId> = self.links.keys().copied().collect();
         for link in links {

@@ -25,3 +25,4 @@ pub mod target;
 pub mod top;
 pub mod tree;
 pub mod uffd;
+pub mod victims;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::IoSliceMut;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -180,13 +181,30 @@ impl Process {
     fn register(&self, shared: &Shared, mapping: &Mapping) -> bool {
         let _gate = lock(&self.space.gate);
         let parts = lock(&shared.tables).unregistered_parts(self.space.id, mapping.range.clone());
-        for part in parts {
-            if self.space.faults.register(part.clone()).is_err() {
-                return false;
-            }
-            lock(&shared.tables).register(self.space.id, part);
+        parts.into_iter().all(|part| self.register_part(shared, part))
+    }
+
+    /// The kernel skips holes silently, and what was not registered is unmapped without an event: the mappings are looked at again, and
+    /// only what is there both times counts. What is registered by then cannot go unseen any more.
+    fn register_part(&self, shared: &Shared, part: Range<u64>) -> bool {
+        if self.space.faults.register(part.clone()).is_err() {
+            return false;
         }
-        true
+        let mut there = RangeSet::default();
+        for mapping in proc::maps(self.pid).unwrap_or_default() {
+            let (start, end) =
+                (mapping.range.start.max(part.start), mapping.range.end.min(part.end));
+            if mapping.is_anonymous() && start < end {
+                there.insert(start..end);
+            }
+        }
+        let whole = there.len() == part.end - part.start;
+        for range in there.iter() {
+            if self.space.faults.register(range.clone()).is_ok() {
+                lock(&shared.tables).register(self.space.id, range);
+            }
+        }
+        whole
     }
 
     fn resident_in(&self, mapping: &Mapping) -> u64 {
@@ -342,7 +360,7 @@ fn runs(pages: &[PageAddr]) -> Vec<(usize, usize)> {
     for (i, page) in pages.iter().enumerate() {
         match runs.last_mut() {
             Some((first, count)) if pages[*first].get() + *count as u64 * PAGE == page.get() => {
-                *count += 1
+                *count += 1;
             }
             _ => runs.push((i, 1)),
         }

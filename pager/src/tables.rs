@@ -87,6 +87,8 @@ struct SpaceState {
     quarantine: RangeSet,
     /// What was in quarantine when the search for threads in madvise began.
     aging: RangeSet,
+    /// Removals begun so far.
+    removals: u64,
 }
 
 impl SpaceState {
@@ -354,9 +356,16 @@ impl Tables {
             && !self.prefetching.contains(&place)
     }
 
-    /// Addresses seen without a page: removals there are over.
-    pub fn seen_absent(&mut self, space: SpaceId, range: Range<u64>) {
-        self.installed(space, range);
+    /// Removals begun in a space so far.
+    pub fn removals(&self, space: SpaceId) -> u64 {
+        self.spaces.get(&space).map_or(0, |s| s.removals)
+    }
+
+    /// Addresses seen without a page: removals there are over, if none has begun since the look (`removals` then).
+    pub fn seen_absent(&mut self, space: SpaceId, range: Range<u64>, removals: u64) {
+        if self.removals(space) == removals {
+            self.installed(space, range);
+        }
     }
 
     /// Begins to prove that the removals of a space are over; false if there are none. Those that come later are not meant.
@@ -554,6 +563,7 @@ impl Tables {
     pub fn remove(&mut self, space: SpaceId, range: Range<u64>) {
         self.forget(space, range.clone());
         if let Some(state) = self.spaces.get_mut(&space) {
+            state.removals += 1;
             let parts: Vec<_> = state.registered.overlaps(range).collect();
             parts.into_iter().for_each(|part| state.quarantine.insert(part));
         }

@@ -35,10 +35,16 @@ pub const USERFAULTFD_IOC_NEW: u64 = nix::request_code_none!(UFFD_TYPE, 0x00);
 /// UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: absent pages in the middle of a range do not end the call.
 pub const MOVE_ALLOW_HOLES: u64 = 2;
 
-nix::ioctl_readwrite!(uffdio_api, UFFD_TYPE, 0x3F, sys::uffdio_api);
-nix::ioctl_readwrite!(uffdio_copy, UFFD_TYPE, 0x03, sys::uffdio_copy);
-nix::ioctl_readwrite!(uffdio_zeropage, UFFD_TYPE, 0x04, sys::uffdio_zeropage);
-nix::ioctl_readwrite!(pagemap_scan, b'f', 16, sys::pm_scan_arg);
+mod requests {
+    #![allow(missing_docs, reason = "the kernel's names")]
+    use super::{UFFD_TYPE, sys};
+    nix::ioctl_readwrite!(uffdio_api, UFFD_TYPE, 0x3F, sys::uffdio_api);
+    nix::ioctl_readwrite!(uffdio_copy, UFFD_TYPE, 0x03, sys::uffdio_copy);
+    nix::ioctl_readwrite!(uffdio_zeropage, UFFD_TYPE, 0x04, sys::uffdio_zeropage);
+    nix::ioctl_readwrite!(pagemap_scan, b'f', 16, sys::pm_scan_arg);
+}
+pub use requests::{pagemap_scan, uffdio_api};
+use requests::{uffdio_copy, uffdio_zeropage};
 
 /// How an attempt to install a page ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +176,7 @@ impl Faults {
     fn zero_errno(&self, page: u64) -> Option<Errno> {
         let mut zero = sys::uffdio_zeropage {
             range: sys::uffdio_range { start: page, len: PAGE },
-            mode: sys::UFFDIO_ZEROPAGE_MODE_DONTWAKE as u64,
+            mode: u64::from(sys::UFFDIO_ZEROPAGE_MODE_DONTWAKE),
             zeropage: 0,
         };
         // SAFETY: the kernel writes only to `zero`; no mapping is at `page`.

@@ -336,7 +336,8 @@ impl Model {
             .map(|page| page.get())
             .collect();
         for address in absent {
-            self.tables.seen_absent(space, address..address + PAGE);
+            let removals = self.tables.removals(space);
+            self.tables.seen_absent(space, address..address + PAGE, removals);
         }
     }
 

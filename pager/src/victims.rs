@@ -1,0 +1,133 @@
+//! Which pages of a process go out next, and their way into the write-back slots.
+
+use gms_policy::eviction::{Clock, Eviction};
+use gms_policy::ids::PageAddr;
+use gms_policy::limits::SCAN_WINDOW_MAX;
+
+use crate::page_map::PAGE;
+use crate::process::{MovedPages, Process};
+use crate::shared::{Shared, lock};
+use crate::tables::{EvictOutcome, Place};
+
+/// Fills `process.victims` from the next windows under the clock's hand, a lap at most.
+pub fn choose_victims(shared: &Shared, clock: &mut Clock, process: &mut Process) {
+    let id = process.space.id;
+    let mut chosen = Vec::new();
+    let mut wrapped = false;
+    while chosen.is_empty() {
+        let (window, hand) = window(shared, process);
+        process.hand = hand.unwrap_or(0);
+        clock.pick(&window, &mut chosen);
+        if hand.is_none() && std::mem::replace(&mut wrapped, true) {
+            break;
+        }
+    }
+    debug_assert!(chosen.iter().all(|place| place.0 == id));
+    process.victims.extend(chosen.into_iter().map(|place| place.1));
+}
+
+/// Present pages from the hand on, and where the hand stands then (`None`: at the end).
+fn window(shared: &Shared, process: &Process) -> (Vec<Place>, Option<u64>) {
+    let id = process.space.id;
+    let mut places = Vec::with_capacity(SCAN_WINDOW_MAX);
+    let mut regions = Vec::new();
+    for range in process.sweep.overlaps(process.hand..u64::MAX) {
+        let mut at = range.start;
+        while at < range.end {
+            let room = (SCAN_WINDOW_MAX - places.len()) as u64;
+            regions.clear();
+            let removals = lock(&shared.tables).removals(id);
+            let Ok(end) = process.page_tables.present(at..range.end, room, &mut regions) else {
+                break;
+            };
+            let mut tables = lock(&shared.tables);
+            let mut absent_from = at;
+            for region in &regions {
+                tables.seen_absent(id, absent_from..region.start, removals);
+                absent_from = region.end;
+                let pages = (region.start..region.end).step_by(PAGE as usize);
+                places.extend(pages.map(|address| (id, PageAddr::containing(address))));
+            }
+            tables.seen_absent(id, absent_from..end.max(absent_from), removals);
+            drop(tables);
+            if places.len() >= SCAN_WINDOW_MAX {
+                return (places, Some(end));
+            }
+            if end <= at {
+                break;
+            }
+            at = end;
+        }
+    }
+    (places, None)
+}
+
+/// Pages on their way out, each with its slot.
+pub type Leaving = Vec<(PageAddr, u32)>;
+
+/// Marks pages as leaving and moves them to the outbox. The gate is closed from the one to the other: whatever happens to the mappings
+/// is seen either before the marks, or by the kernel as too late for the move. `None` if none can go or the workload must be stopped.
+pub fn move_out(
+    shared: &Shared,
+    process: &mut Process,
+    pages: &[PageAddr],
+) -> Option<(Leaving, MovedPages)> {
+    let space = process.space.clone();
+    let _gate = lock(&space.gate);
+    let mut leaving = Vec::with_capacity(pages.len());
+    lock(&shared.tables).begin_evict(space.id, pages, &mut leaving);
+    if leaving.is_empty() {
+        return None;
+    }
+    let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
+    match process.move_out(&pages) {
+        Ok(moved) => Some((leaving, moved)),
+        Err(_) if process.has_ended() => {
+            let moved = MovedPages { places: vec![None; leaving.len()] };
+            Some((leaving, moved))
+        }
+        Err(errno) => {
+            shared.fail(format!("the evictor of process {} does not answer: {errno}", process.pid));
+            None
+        }
+    }
+}
+
+/// Reads moved pages into their slots' frames. `None` if that failed: then nobody may ever see those frames.
+pub fn read_moved(
+    shared: &Shared,
+    process: &mut Process,
+    leaving: &Leaving,
+    moved: &MovedPages,
+    zero_hash: u64,
+) -> Option<Vec<EvictOutcome>> {
+    let mut outcomes = vec![EvictOutcome::Stayed; leaving.len()];
+    let gone: Vec<(usize, u32)> =
+        moved.places.iter().enumerate().filter_map(|(i, p)| Some((i, (*p)?))).collect();
+    if gone.is_empty() {
+        return Some(outcomes);
+    }
+    let places: Vec<u32> = gone.iter().map(|g| g.1).collect();
+    let frame = |&(i, _): &(usize, u32)| {
+        // SAFETY: the slots are leaving ones, each in the list once, which only this thread touches.
+        unsafe {
+            std::slice::from_raw_parts_mut(shared.frames.leaving(leaving[i].1), PAGE as usize)
+        }
+    };
+    let mut frames: Vec<&mut [u8]> = gone.iter().map(frame).collect();
+    let read = process.read_outbox(&places, &mut frames).and_then(|()| process.clear_outbox());
+    match read {
+        Ok(()) => {}
+        Err(_) if process.has_ended() => return Some(outcomes),
+        Err(errno) => {
+            shared.fail(format!("evicted pages of process {} are lost: {errno}", process.pid));
+            return None;
+        }
+    }
+    for (&(i, _), frame) in gone.iter().zip(&frames) {
+        let hash = shared.checksum(frame);
+        let zero = hash == zero_hash && frame.iter().all(|&byte| byte == 0);
+        outcomes[i] = if zero { EvictOutcome::Zero } else { EvictOutcome::Moved(hash) };
+    }
+    Some(outcomes)
+}
