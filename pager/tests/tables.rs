@@ -89,6 +89,9 @@ enum Op {
     Exit(usize),
 }
 
+/// Slots under way to an agent: slot, content, checksum.
+type Write = Vec<(u32, ContentId, u64)>;
+
 struct Model {
     tables: Tables,
     processes: BTreeMap<SpaceId, Process>,
@@ -96,7 +99,7 @@ struct Model {
     agents: BTreeMap<AgentId, BTreeMap<ContentId, u64>>,
     removals: Vec<Removal>,
     moved: Vec<Moved>,
-    writes: Vec<(AgentId, Vec<(u32, ContentId, u64)>)>,
+    writes: Vec<(AgentId, Write)>,
     fetches: Vec<(Place, Content)>,
     prefetches: Vec<(SpaceId, Vec<(PageAddr, Content)>)>,
     blocked: BTreeSet<Place>,
