@@ -174,6 +174,8 @@ impl<T: Transport> EvictThread<T> {
 
     /// Works until the session stops.
     pub fn run(mut self) {
+        // What this thread reads of the workload (registers, sequences) may fault too, and must not wait for the room that it makes.
+        lock(&self.shared.evictors).push(nix::unistd::gettid().as_raw());
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             let mut busy = self.obey(now);
@@ -381,6 +383,11 @@ impl<T: Transport> EvictThread<T> {
         // If it was forked from a space of ours, that event has been read: wait until it has been handled too.
         self.spaces.values().for_each(|space| drop(lock(&space.gate)));
         self.obey(now);
+        if self.processes.values().any(|process| process.shares_memory_with(pid)) {
+            // A vfork child, until it executes something else.
+            self.refused.insert(pid, (now + ATTACH_RETRY, true));
+            return;
+        }
         match Process::attach(&self.shared, pid, &mut self.orphans) {
             Ok(process) => self.attached(process),
             Err(error) => self.not_attached(now, pid, error),
@@ -801,7 +808,7 @@ impl<T: Transport> EvictThread<T> {
                 self.fetch(now, space.id, &pages);
             }
         }
-        let home = self.spaces.keys().all(|&id| lock(&self.shared.tables).is_all_home(id));
+        let home = lock(&self.shared.tables).is_all_home();
         if home && self.ahead.is_empty() {
             self.let_go();
         }

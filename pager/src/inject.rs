@@ -107,7 +107,9 @@ pub fn is_outside_madvise(pid: i32) -> bool {
         // Workers of io_uring issue system calls that /proc does not tell of.
         let worker = proc::thread_name(tid).is_none_or(|name| name.starts_with("iou-"));
         match proc::blocked_in(tid) {
-            Some(call) => call != libc::SYS_madvise && !worker,
+            Some(call) => {
+                ![libc::SYS_madvise, libc::SYS_process_madvise].contains(&call) && !worker
+            }
             None => !worker && Stopped::new(tid).and_then(Stopped::resume).is_ok(),
         }
     })

@@ -16,7 +16,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::evictor::{Call, Evictor, has_ended, pidfd_getfd, pidfd_open, same_memory};
-use crate::inject::{InjectError, inject, remove_blob};
+use crate::inject::{InjectError, Injected, inject, remove_blob};
 use crate::page_map::PAGE;
 use crate::proc::{self, Mapping};
 use crate::range_set::RangeSet;
@@ -78,19 +78,17 @@ impl Process {
         pid: i32,
         orphans: &mut Vec<Arc<Space>>,
     ) -> Result<Process, InjectError> {
-        let os = |what| move |errno| InjectError::Os { what, errno };
         let pidfd = pidfd_open(pid).map_err(|_| InjectError::Gone)?;
         let page_tables = PageTables::open(pid).map_err(|_| InjectError::Gone)?;
         let injected = inject(pid)?;
-        lock(&shared.evictors).push(injected.evictor.as_raw());
-        let mut evictor = Evictor::connect(&injected)?;
-        let set_up = SetUp::new(&mut evictor, pid).map_err(os("setting the evictor up"))?;
-        let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
-            Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
-            None => set_up.new_space(shared, &mut evictor).map_err(os("making a userfaultfd"))?,
-        };
+        let evictor_pid = injected.evictor.as_raw();
+        lock(&shared.evictors).push(evictor_pid);
+        let set_up = Process::set_up(shared, pid, &injected, orphans);
+        if set_up.is_err() {
+            lock(&shared.evictors).retain(|&pid| pid != evictor_pid);
+        }
+        let (evictor, set_up, space, uffd_number) = set_up?;
         space.pid.store(pid, Ordering::Relaxed);
-        set_up.make_will(&evictor, pid).map_err(os("preparing for the supervisor's end"))?;
         Ok(Process {
             pid,
             space,
@@ -111,6 +109,24 @@ impl Process {
         })
     }
 
+    fn set_up(
+        shared: &Shared,
+        pid: i32,
+        injected: &Injected,
+        orphans: &mut Vec<Arc<Space>>,
+    ) -> Result<(Evictor, SetUp, Arc<Space>, u64), InjectError> {
+        let os = |what| move |errno| InjectError::Os { what, errno };
+        let mut evictor = Evictor::connect(injected)?;
+        let set_up = SetUp::new(&mut evictor, pid).map_err(os("setting the evictor up"))?;
+        // Before it can hold anything: whatever fails later, the will stands.
+        set_up.make_will(&evictor, pid).map_err(os("preparing for the supervisor's end"))?;
+        let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
+            Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
+            None => set_up.new_space(shared, &mut evictor).map_err(os("making a userfaultfd"))?,
+        };
+        Ok((evictor, set_up, space, uffd_number))
+    }
+
     /// Whether the process has ended.
     pub fn has_ended(&self) -> bool {
         has_ended(self.pidfd.as_fd())
@@ -119,6 +135,11 @@ impl Process {
     /// Whether the process runs another program now, in another address space.
     pub fn has_execed(&self) -> bool {
         matches!(same_memory(Pid::from_raw(self.pid), self.evictor.pid()), Ok(false))
+    }
+
+    /// Whether the other process has the same memory.
+    pub fn shares_memory_with(&self, pid: i32) -> bool {
+        matches!(same_memory(Pid::from_raw(pid), self.evictor.pid()), Ok(true))
     }
 
     /// Whether the evictor has been killed, which leaves nobody to evict, or to stop the workload if we die.
@@ -414,10 +435,9 @@ impl SetUp {
     ) -> Option<nix::Result<(Arc<Space>, u64)>> {
         let outbox = self.outbox..self.outbox + OUTBOX_LEN;
         let at = orphans.iter().position(|space| space.faults.register(outbox.clone()).is_ok())?;
-        let space = orphans.swap_remove(at);
-        let number = self.pidfd_number + 1;
-        let sent = evictor.run(&mut [], &mut [], &[space.faults.as_fd().as_raw_fd()]);
-        Some(sent.map(|()| (space, number)))
+        let fd = orphans[at].faults.as_fd().as_raw_fd();
+        let sent = evictor.run(&mut [], &mut [], &[fd]);
+        Some(sent.map(|()| (orphans.swap_remove(at), self.pidfd_number + 1)))
     }
 
     fn new_space(&self, shared: &Shared, evictor: &mut Evictor) -> nix::Result<(Arc<Space>, u64)> {

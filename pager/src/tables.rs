@@ -77,6 +77,8 @@ struct Slot {
     owners: Vec<Place>,
     /// The agent's copy of the page before it changed.
     kept: Option<Content>,
+    /// Whether the entry said that the page was only there.
+    was_remote: bool,
     id: ContentId,
     hash: u64,
 }
@@ -138,6 +140,7 @@ impl Tables {
             phase: Phase::Free,
             owners: Vec::new(),
             kept: None,
+            was_remote: false,
             id: ContentId(0),
             hash: 0,
         };
@@ -316,14 +319,16 @@ impl Tables {
         found
     }
 
-    /// Whether any page of the space is away (in the buffer or at an agent).
-    pub fn is_all_home(&self, space: SpaceId) -> bool {
-        let mut home = true;
-        self.map.visit(space, 0..u64::MAX, |_, state| {
-            home = matches!(state, State::Kept(_));
+    /// Whether no page of any space is away (in the buffer or at an agent).
+    pub fn is_all_home(&self) -> bool {
+        self.spaces.keys().all(|&space| {
+            let mut home = true;
+            self.map.visit(space, 0..u64::MAX, |_, state| {
+                home = matches!(state, State::Kept(_));
+                home
+            });
             home
-        });
-        home
+        })
     }
 
     /// Pages of a space in the write-back buffer whose bytes are there.
@@ -391,9 +396,10 @@ impl Tables {
         out: &mut Vec<(PageAddr, u32)>,
     ) {
         for &page in pages {
-            let kept = match self.map.get(space, page) {
-                State::Empty => None,
-                State::Kept(content) | State::Remote(content) => Some(content),
+            let (kept, was_remote) = match self.map.get(space, page) {
+                State::Empty => (None, false),
+                State::Kept(content) => (Some(content), false),
+                State::Remote(content) => (Some(content), true),
                 State::Slot(_) => continue,
             };
             if !self.is_evictable((space, page)) {
@@ -405,6 +411,7 @@ impl Tables {
             slot.phase = Phase::Leaving;
             slot.owners.push((space, page));
             slot.kept = kept;
+            slot.was_remote = was_remote;
             out.push((page, index));
         }
     }
@@ -414,9 +421,10 @@ impl Tables {
         let slot = &mut self.slots[index as usize];
         debug_assert_eq!(slot.phase, Phase::Leaving);
         let owners = std::mem::take(&mut slot.owners);
-        let kept = slot.kept.take();
+        let (kept, was_remote) = (slot.kept.take(), slot.was_remote);
         wake.extend(owners.iter().filter(|&place| self.waiters.remove(place)));
         let state = match (outcome, kept) {
+            (EvictOutcome::Stayed, Some(content)) if was_remote => State::Remote(content),
             (EvictOutcome::Stayed, Some(content)) => State::Kept(content),
             (EvictOutcome::Moved(hash), Some(content)) if hash == content.hash => {
                 self.counters.clean_drops += 1;
@@ -550,9 +558,10 @@ impl Tables {
                 }
             }
         }
-        for slot in &mut self.slots {
-            // The entries of a leaving page are the slot's; the reference goes with the agent.
-            slot.kept = slot.kept.filter(|content| content.agent != agent);
+        for index in 0..self.slots.len() {
+            if let Some(content) = self.slots[index].kept.take_if(|kept| kept.agent == agent) {
+                self.release(content);
+            }
         }
         self.discards.remove(&agent);
     }
