@@ -56,8 +56,10 @@ const PREFETCHES_MAX: usize = 16;
 const DISCARDS_BATCH: usize = 512;
 /// A write or prefetch without an answer is given up after this.
 const EXCHANGE_DEADLINE: Duration = Duration::from_secs(5);
-/// If nothing could be evicted for so long, the workload may exceed its budget, and is told so.
+/// If nothing can be evicted for so long, the workload may exceed its budget, and its user is told so.
 const STUCK: Duration = Duration::from_millis(50);
+/// The same if there only is no place for evicted pages until agents answer.
+const STUCK_WRITING: Duration = Duration::from_secs(1);
 /// By how much, each time.
 const STUCK_STEP: i64 = 1 << 20;
 /// How often it may be asked, when nothing else can be evicted, whether removals are over: running threads are stopped for it.
@@ -117,7 +119,8 @@ pub struct EvictThread<T> {
     next_measure: Instant,
     next_status: Instant,
     next_proof: Instant,
-    last_progress: Instant,
+    /// When eviction, tried in vain until then, counts as stuck.
+    stuck_at: Option<Instant>,
     /// When, and how much was resident.
     last_look: (Instant, u64),
     goal: u64,
@@ -161,7 +164,7 @@ impl<T: Transport> EvictThread<T> {
             next_measure: now,
             next_status: now,
             next_proof: now,
-            last_progress: now,
+            stuck_at: None,
             last_look: (now, 0),
             goal: 0,
             sharing: Sharing { sum: 0, shared: 0, expires: now },
@@ -456,6 +459,8 @@ impl<T: Transport> EvictThread<T> {
     fn evict(&mut self, now: Instant) -> bool {
         let room = lock(&self.shared.tables).free_slots();
         if room < BATCH {
+            let limit = if self.agents_are_full() { STUCK } else { STUCK_WRITING };
+            self.stuck_at.get_or_insert(now + limit);
             return false;
         }
         let mut by_size: Vec<(u64, i32)> =
@@ -464,11 +469,12 @@ impl<T: Transport> EvictThread<T> {
         for (_, pid) in by_size {
             let moved = self.evict_batch(pid);
             if moved > 0 {
-                self.last_progress = now;
+                self.stuck_at = None;
                 self.goal = self.goal.saturating_sub(moved * PAGE);
                 return true;
             }
         }
+        self.stuck_at.get_or_insert(now + STUCK);
         false
     }
 
@@ -520,14 +526,14 @@ impl<T: Transport> EvictThread<T> {
         let waiting = lock(&self.shared.tables).roomless();
         if waiting == 0 {
             if resident < budget {
-                self.last_progress = now;
+                self.stuck_at = None;
                 self.shared.ceiling.store(budget, Ordering::Relaxed);
             }
             return;
         }
-        if now.duration_since(self.last_progress) > STUCK && !self.shared.has_room(waiting) {
+        if self.stuck_at.is_some_and(|at| now > at) && !self.shared.has_room(waiting) {
             self.shared.ceiling.store(resident.max(budget) + STUCK_STEP, Ordering::Relaxed);
-            self.last_progress = now;
+            self.stuck_at = None;
             self.warn_stuck();
         }
         if self.shared.has_room(waiting.min(BATCH as u64)) {
@@ -544,12 +550,15 @@ impl<T: Transport> EvictThread<T> {
         self.shared.wake(&self.spaces, places);
     }
 
+    fn agents_are_full(&self) -> bool {
+        self.lane.views().iter().all(|v| !v.up || v.free_frames.0 == 0)
+    }
+
     fn warn_stuck(&mut self) {
         if std::mem::replace(&mut self.warned, true) {
             return;
         }
-        let full = self.lane.views().iter().all(|v| !v.up || v.free_frames.0 == 0);
-        let why = match full {
+        let why = match self.agents_are_full() {
             true => "the agents are full or away: add one, or give them more with --export",
             false => "nothing more can be evicted",
         };
