@@ -137,7 +137,7 @@ pub struct IdleOptions {
     /// The budget, which the command must stay under [default: gms's own]
     #[arg(long, value_name = "SIZE")]
     pub local: Option<String>,
-    /// The command [default: fills, sorts and walks 128 MiB]
+    /// The command [default: fills, sorts and walks 256 MiB]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

@@ -8,7 +8,7 @@ use crate::cli::{FaultOptions, WorkloadOptions};
 use crate::error::BenchError;
 use crate::floor::udp;
 use crate::floor::uffd::{Handler, faults};
-use crate::placement::placements;
+use crate::placement::{Wait, placements};
 use crate::report::Report;
 use stack::Stack;
 
@@ -40,6 +40,16 @@ pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError
         let udp = udp::exchanges(&same, floors)?.latency();
         report.latency(&format!("floor: UDP 128/4224 B, {}", same.name), udp);
 
+        let two_cpus = placements()?.into_iter().find(|placement| placement.wait == Wait::Spin);
+        let least = match two_cpus {
+            Some(spinning) => {
+                let udp = udp::exchanges(&spinning, floors)?.latency();
+                report.latency(&format!("floor: UDP 128/4224 B, {}", spinning.name), udp);
+                Some(udp.p50)
+            }
+            None => None,
+        };
+
         let stack = Stack::start(options.programs.programs.as_deref(), local, options.times)?;
         let per_thread = effort.count(FAULTS, 600).div_ceil(threads);
         let orders = WorkloadOptions {
@@ -57,6 +67,10 @@ pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError
         let target = (threads == 1).then_some(RATIO_MAX);
         let floor = uffd.p50 + udp.p50;
         report.limited("p50 / (uffd + UDP floors)", "x", latency.p50 / floor, target);
+        if let Some(least) = least {
+            let name = "p50 / (uffd + UDP floors), UDP on two CPUs";
+            report.figure(name, "x", latency.p50 / (uffd.p50 + least));
+        }
         report.figure("p99 / (uffd + UDP floors)", "x", latency.p99 / floor);
         report.figure("faults/s", "1/s", latency.count as f64 / found.seconds);
         report.figure("touches of resident pages, not counted", "%", found.skipped_percent());
