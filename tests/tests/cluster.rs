@@ -24,7 +24,9 @@ fn an_agent_that_refuses_is_replaced_by_another() {
     assert_paged(&paged, Mib(160), Mib(40));
     let stats = paged.stats();
     let (tiny, large) = (stats.agent(&tiny.addr()), stats.agent(&large.addr()));
-    assert!(tiny.refusals > 0, "the tiny agent was tried beyond its size: {stats:?}");
+    // It says in every reply how much room is left, so that it is filled, and seldom has to refuse.
+    let filled = tiny.refusals > 0 || tiny.pages * 4096 >= 12 << 20;
+    assert!(filled, "the tiny agent was not used up to its size: {stats:?}");
     assert!(large.pages > tiny.pages && large.refusals == 0, "{stats:?}");
 }
 
