@@ -21,7 +21,7 @@ use gms_transport::{ExchangeId, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use zerocopy::IntoBytes;
 
-use crate::inject::{InjectError, is_outside_madvise, release_late};
+use crate::inject::{Frozen, InjectError, is_outside_madvise, release_late};
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::{Content, PAGE};
 use crate::proc;
@@ -40,8 +40,6 @@ const TREE_EVERY: Duration = Duration::from_millis(20);
 const MEASURE_EVERY: Duration = Duration::from_millis(50);
 /// Agents are asked for their state this often.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
-/// How far growth is extrapolated: an attach takes 1 ms, on a busy machine 10.
-const AHEAD: Duration = Duration::from_millis(25);
 /// Growth of the sum after which sharing is measured again at once.
 const SHARING_GROWTH: u64 = 4 << 20;
 /// A process that could not be attached is tried again after this.
@@ -123,8 +121,6 @@ pub struct EvictThread<T> {
     next_proof: Instant,
     /// When eviction, tried in vain until then, counts as stuck.
     stuck_at: Option<Instant>,
-    /// When, and how much was resident.
-    last_look: (Instant, u64),
     goal: u64,
     sharing: Sharing,
     unpageable: BTreeMap<i32, u64>,
@@ -167,7 +163,6 @@ impl<T: Transport> EvictThread<T> {
             next_status: now,
             next_proof: now,
             stuck_at: None,
-            last_look: (now, 0),
             goal: 0,
             sharing: Sharing { sum: 0, shared: 0, expires: now },
             unpageable: BTreeMap::new(),
@@ -260,10 +255,7 @@ impl<T: Transport> EvictThread<T> {
         if self.settled && !self.shared.detaching.load(Ordering::Relaxed) {
             self.gauges.resident_peak = self.gauges.resident_peak.max(resident);
         }
-        let mut decision = self.budget.decide(Bytes(resident));
-        let soon = self.predict(now, resident);
-        let soon = self.budget.decide(Bytes(soon));
-        (decision.attach, decision.register) = (soon.attach, soon.register);
+        let decision = self.budget.decide(Bytes(resident));
         if !self.shared.detaching.load(Ordering::Relaxed) {
             self.act(now, decision);
         }
@@ -281,19 +273,9 @@ impl<T: Transport> EvictThread<T> {
         self.next_look = now + pause;
     }
 
-    /// Resident bytes a moment from now if the tree grows as it did since the last look: by then it should be attached.
-    fn predict(&mut self, now: Instant, resident: u64) -> u64 {
-        let (at, before) = std::mem::replace(&mut self.last_look, (now, resident));
-        let elapsed = now.duration_since(at).as_secs_f64().max(1e-4);
-        let growth = resident.saturating_sub(before) as f64 / elapsed;
-        resident + (growth * AHEAD.as_secs_f64()) as u64
-    }
-
     fn act(&mut self, now: Instant, decision: Decision) {
-        if decision.attach {
+        if decision.page {
             self.attach_largest(now);
-        }
-        if decision.register {
             for process in self.processes.values_mut() {
                 if let Some(unpageable) = process.register_new(&self.shared, now) {
                     self.unpageable.insert(process.pid, unpageable);
@@ -393,21 +375,15 @@ impl<T: Transport> EvictThread<T> {
             self.refused.insert(pid, (now + ATTACH_RETRY, true));
             return;
         }
-        match Process::attach(&self.shared, pid, &mut self.orphans) {
-            Ok(process) => self.attached(process),
-            Err(error) => self.not_attached(now, pid, error),
+        if let Err(error) = self.attach(pid) {
+            self.not_attached(now, pid, error);
         }
     }
 
-    fn attached(&mut self, process: Process) {
-        self.gauges.attached += 1;
-        self.gauges.attach = self.gauges.attach.max(process.stopped_for);
-        if self.shared.config.verbose {
-            eprintln!(
-                "gms: paging process {} (stopped for {:?})",
-                process.pid, process.stopped_for
-            );
-        }
+    /// Starts to page a process. It does not run until all of its memory is registered: from then on its faults wait for room.
+    fn attach(&mut self, pid: i32) -> Result<(), InjectError> {
+        let mut frozen = Frozen::new(pid)?;
+        let process = Process::attach(&self.shared, pid, &mut frozen, &mut self.orphans)?;
         let space = process.space.clone();
         if self.spaces.insert(space.id, space.clone()).is_none() {
             lock(&self.shared.tables).add_space(space.id);
@@ -416,7 +392,17 @@ impl<T: Transport> EvictThread<T> {
             }
             self.shared.kick_fault();
         }
-        self.processes.insert(process.pid, process);
+        let process = self.processes.entry(pid).or_insert(process);
+        if let Some(unpageable) = process.register_new(&self.shared, Instant::now()) {
+            self.unpageable.insert(pid, unpageable);
+        }
+        let stopped_for = frozen.elapsed();
+        self.gauges.attached += 1;
+        self.gauges.attach = self.gauges.attach.max(stopped_for);
+        if self.shared.config.verbose {
+            eprintln!("gms: paging process {pid} (stopped for {stopped_for:?})");
+        }
+        Ok(())
     }
 
     fn not_attached(&mut self, now: Instant, pid: i32, error: InjectError) {

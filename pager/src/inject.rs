@@ -1,5 +1,5 @@
-//! Starts the evictor inside a running process: stops one thread for about a millisecond, lets it issue a few system calls,
-//! and sets it going again as if nothing had happened.
+//! Starts the evictor inside a running process: stops its running threads for about a millisecond, lets one of them issue a few system
+//! calls, and sets them going again as if nothing had happened.
 //!
 //! Every ptrace request of one injection must come from the thread that began it.
 
@@ -17,6 +17,10 @@ use crate::{arch, proc};
 const STOP_DEADLINE: Duration = Duration::from_millis(30);
 /// Longest that one injected system call may take.
 const SYSCALL_DEADLINE: Duration = Duration::from_secs(2);
+/// How often running threads are looked for.
+const FREEZE_ROUNDS: usize = 4;
+/// Most threads that are stopped: each costs some 10 us.
+const FROZEN_MAX: usize = 256;
 
 /// Why a process could not be attached.
 #[derive(Debug, thiserror::Error)]
@@ -66,12 +70,83 @@ pub struct Injected {
     pub base: u64,
     /// Process id of the evictor.
     pub evictor: Pid,
-    /// How long the thread was stopped.
-    pub stopped_for: Duration,
 }
 
-/// Starts an evictor in the process `pid`.
-pub fn inject(pid: i32) -> Result<Injected> {
+/// Threads of a process that were running, stopped until this is dropped, so that the process does not outgrow its budget while it is
+/// being attached. Blocked threads are left alone.
+pub struct Frozen {
+    pid: i32,
+    threads: Vec<Stopped>,
+    since: Instant,
+}
+
+impl Frozen {
+    /// Stops what runs. A thread may have started another before it stopped: looks again until none is new.
+    pub fn new(pid: i32) -> Result<Frozen> {
+        may_be_traced(pid)?;
+        let mut frozen = Frozen { pid, threads: Vec::new(), since: Instant::now() };
+        for _ in 0..FREEZE_ROUNDS {
+            let mut running = proc::threads(pid);
+            running.retain(|&tid| proc::state(tid) == Some('R') && !frozen.holds(tid));
+            if running.is_empty() {
+                break;
+            }
+            let room = FROZEN_MAX.saturating_sub(frozen.threads.len());
+            let seized = running.into_iter().take(room).filter_map(|tid| Stopped::seize(tid).ok());
+            frozen.threads.extend(seized);
+        }
+        Ok(frozen)
+    }
+
+    fn holds(&self, tid: i32) -> bool {
+        self.threads.iter().any(|thread| thread.tid.as_raw() == tid)
+    }
+
+    /// How long the threads have been stopped.
+    pub fn elapsed(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Starts an evictor: by a thread that ran, so that no system call is interrupted, or else by one that is blocked.
+    pub fn inject(&mut self) -> Result<Injected> {
+        let mut failure = InjectError::Unstoppable;
+        let running = std::mem::take(&mut self.threads);
+        let mut injected = None;
+        for mut thread in running {
+            if injected.is_none() {
+                match thread.settle() {
+                    Ok(()) => injected = Some(thread.inject(self.pid)),
+                    Err(InjectError::Unstoppable) => {}
+                    Err(other) => failure = other,
+                }
+            }
+            self.threads.push(thread);
+        }
+        if let Some(injected) = injected {
+            return injected;
+        }
+        for tid in blocked_threads(self.pid) {
+            match Stopped::new(tid) {
+                Ok(mut thread) => {
+                    let injected = thread.inject(self.pid);
+                    self.threads.push(thread);
+                    return injected;
+                }
+                Err(InjectError::Unstoppable) => {}
+                Err(other) => failure = other,
+            }
+        }
+        Err(failure)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.threads.drain(..).for_each(Stopped::let_go);
+    }
+}
+
+fn may_be_traced(pid: i32) -> Result<()> {
     match proc::status_field(pid, "TracerPid:") {
         None => return Err(InjectError::Gone),
         Some(0) => {}
@@ -80,24 +155,10 @@ pub fn inject(pid: i32) -> Result<Injected> {
         }
         Some(tracer) => return Err(InjectError::Traced(tracer)),
     }
-    if proc::status_field(pid, "Seccomp:").is_some_and(|mode| mode != 0) {
-        return Err(InjectError::Seccomp);
+    match proc::status_field(pid, "Seccomp:") {
+        Some(mode) if mode != 0 => Err(InjectError::Seccomp),
+        _ => Ok(()),
     }
-    let mut failure = InjectError::Unstoppable;
-    for tid in stoppable_threads(pid) {
-        match Stopped::new(tid) {
-            Ok(mut thread) => {
-                // Found only now: while it ran, the process might have executed another program.
-                let injected = syscall_instruction(pid)
-                    .and_then(|(instruction, memory)| thread.start_evictor(instruction, &memory));
-                thread.resume()?;
-                return injected;
-            }
-            Err(InjectError::Unstoppable) => {}
-            Err(other) => failure = other,
-        }
-    }
-    Err(failure)
 }
 
 /// Whether no thread of the process is inside madvise at some moment during the call. Threads that run are stopped for that; those
@@ -117,8 +178,10 @@ pub fn is_outside_madvise(pid: i32) -> bool {
 
 /// Unmaps the blob of an evictor which has ended.
 pub fn remove_blob(pid: i32, base: u64) -> Result<()> {
-    let tid = *stoppable_threads(pid).first().ok_or(InjectError::Unstoppable)?;
-    let mut thread = Stopped::new(tid)?;
+    let runs = |tid: &i32| proc::state(*tid) == Some('R');
+    let running = proc::threads(pid).into_iter().find(runs);
+    let tid = running.or_else(|| blocked_threads(pid).first().copied());
+    let mut thread = Stopped::new(tid.ok_or(InjectError::Unstoppable)?)?;
     let args = [base, arch::BLOB_LEN as u64, 0, 0, 0, 0];
     let unmapped = syscall_instruction(pid)
         .and_then(|(at, _)| thread.syscall(at, "munmap", libc::SYS_munmap, args));
@@ -157,30 +220,26 @@ fn refused(errno: Errno) -> InjectError {
     }
 }
 
-/// Threads in the order in which they should be tried: running ones first (stopping them interrupts no system call), never one
-/// that waits for its vfork child, is uninterruptible, or is stopped.
-fn stoppable_threads(pid: i32) -> Vec<i32> {
+/// Blocked threads which can be stopped: not one that waits for its vfork child, is uninterruptible, or is stopped.
+fn blocked_threads(pid: i32) -> Vec<i32> {
     const VFORKS: [i64; 3] = [libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3];
-    let mut threads: Vec<(bool, i32)> = proc::threads(pid)
-        .into_iter()
-        .filter(|&tid| matches!(proc::state(tid), Some('R' | 'S')))
-        .map(|tid| (proc::blocked_in(tid), tid))
-        .filter(|(call, _)| !call.is_some_and(|nr| VFORKS.contains(&nr)))
-        .map(|(call, tid)| (call.is_some(), tid))
-        .collect();
-    threads.sort_unstable();
-    threads.into_iter().map(|(_, tid)| tid).take(8).collect()
+    let mut threads = proc::threads(pid);
+    threads.retain(|&tid| proc::state(tid) == Some('S'));
+    threads.retain(|&tid| !proc::blocked_in(tid).is_some_and(|nr| VFORKS.contains(&nr)));
+    threads.truncate(8);
+    threads
 }
 
-/// A thread stopped by us. Resumed by [`Stopped::resume`]; if that is never reached the kernel detaches it with this thread.
+/// A thread stopped by us, or about to stop. To be ended with [`Stopped::resume`] or [`Stopped::let_go`].
 struct Stopped {
     tid: Pid,
     saved: arch::Registers,
     mask: u64,
     /// Whether registers and mask are to be put back.
     altered: bool,
-    since: Instant,
-    niceness: Niceness,
+    /// Whether it has stopped, and that has been taken note of.
+    settled: bool,
+    niceness: Option<Niceness>,
 }
 
 /// The niceness of a thread while it is stopped: every step of an injection waits for the thread to be scheduled, and its siblings go on
@@ -207,22 +266,28 @@ impl Niceness {
 }
 
 impl Stopped {
+    /// Stops a thread and waits until it has stopped.
     fn new(tid: i32) -> Result<Stopped> {
-        let tid = Pid::from_raw(tid);
-        request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
-            .map_err(refused)?;
-        let since = Instant::now();
-        let niceness = Niceness::raise(tid);
-        // SAFETY: a struct of integers, for which all-zero is a value.
-        let saved = unsafe { std::mem::zeroed() };
-        let mut stopped = Stopped { tid, saved, mask: 0, altered: false, since, niceness };
-        match stopped.stop() {
-            Ok(()) => Ok(stopped),
+        let mut thread = Stopped::seize(tid)?;
+        match thread.settle() {
+            Ok(()) => Ok(thread),
             Err(error) => {
-                stopped.let_go();
+                thread.let_go();
                 Err(error)
             }
         }
+    }
+
+    /// Asks a thread to stop: it leaves user mode at once, and stops when it has finished what it does in the kernel.
+    fn seize(tid: i32) -> Result<Stopped> {
+        let tid = Pid::from_raw(tid);
+        request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
+            .map_err(refused)?;
+        // Fails only if the thread has been killed, which is found later.
+        let _ = request(libc::PTRACE_INTERRUPT, tid, 0, 0);
+        // SAFETY: a struct of integers, for which all-zero is a value.
+        let saved = unsafe { std::mem::zeroed() };
+        Ok(Stopped { tid, saved, mask: 0, altered: false, settled: false, niceness: None })
     }
 
     /// Whether the thread, which did not stop in time, is ours no longer. It stops as soon as it can, and must not stay so.
@@ -231,13 +296,13 @@ impl Stopped {
             Err(InjectError::Unstoppable) => false,
             Err(_) => true,
             Ok(status) => {
-                let signal = if is_event_stop(status) { 0 } else { signal_of(status) };
+                let ours = is_event_stop(status) || is_syscall_stop(status);
+                let signal = if ours { 0 } else { signal_of(status) };
                 if self.altered {
-                    // In the middle of an injected call. Fails only if the thread has been killed meanwhile.
-                    let _ = self.set_registers(&self.saved);
-                    let _ = self.set_signal_mask(self.mask);
+                    self.put_back();
                 } else if let Ok(mut registers) = self.registers()
-                    && signal == 0
+                    && ours
+                    && !proc::has_deliverable_signal(self.tid.as_raw())
                     && arch::restart_interrupted(&mut registers)
                 {
                     // Fails only if the thread has been killed meanwhile.
@@ -249,8 +314,11 @@ impl Stopped {
         }
     }
 
-    fn stop(&mut self) -> Result<()> {
-        self.interrupt()?;
+    /// Waits until the thread has stopped at the boundary between kernel and program, ready for injected calls.
+    fn settle(&mut self) -> Result<()> {
+        self.niceness = Some(Niceness::raise(self.tid));
+        self.interrupted()?;
+        self.settled = true;
         self.saved = self.registers()?;
         if !arch::is_native(&self.saved) {
             return Err(InjectError::NotNative);
@@ -264,9 +332,8 @@ impl Stopped {
         self.set_signal_mask(u64::MAX)
     }
 
-    /// Brings the thread to a clean stop at the boundary between kernel and program, passing on the signals met on the way.
-    fn interrupt(&self) -> Result<()> {
-        request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
+    /// Waits for the stop that was asked for, passing on the signals met on the way.
+    fn interrupted(&self) -> Result<()> {
         loop {
             let status = self.wait(STOP_DEADLINE)?;
             if is_event_stop(status) {
@@ -392,7 +459,7 @@ impl Stopped {
             loop {
                 request(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(refused)?;
                 let status = self.wait(SYSCALL_DEADLINE)?;
-                if status == libc::SIGTRAP | 0x80 {
+                if is_syscall_stop(status) {
                     break;
                 }
                 // All signals are blocked: only a fault at the instruction itself gets here, or a job control stop.
@@ -409,6 +476,15 @@ impl Stopped {
             });
         }
         Ok(result)
+    }
+
+    /// Lets the thread start an evictor; it stays stopped, as it was before.
+    fn inject(&mut self, pid: i32) -> Result<Injected> {
+        // Found only now: while it ran, the process might have executed another program.
+        let injected = syscall_instruction(pid)
+            .and_then(|(instruction, memory)| self.start_evictor(instruction, &memory));
+        self.restore()?;
+        injected
     }
 
     fn start_evictor(&mut self, instruction: u64, memory: &File) -> Result<Injected> {
@@ -429,7 +505,7 @@ impl Stopped {
                 self.syscall(instruction, "munmap", libc::SYS_munmap, [base, length, 0, 0, 0, 0]);
         }
         let evictor = started?;
-        Ok(Injected { base, evictor, stopped_for: self.since.elapsed() })
+        Ok(Injected { base, evictor })
     }
 
     fn run_blob(&mut self, instruction: u64, memory: &File, base: u64, exec: u64) -> Result<Pid> {
@@ -480,9 +556,23 @@ impl Stopped {
         Ok(())
     }
 
-    fn let_go(self) {
-        self.niceness.set(self.niceness.before);
-        if request(libc::PTRACE_DETACH, self.tid, 0, 0).is_err() {
+    /// In the middle of an injected call. Fails only if the thread has been killed meanwhile.
+    fn put_back(&self) {
+        let _ = self.set_registers(&self.saved);
+        let _ = self.set_signal_mask(self.mask);
+    }
+
+    fn let_go(mut self) {
+        if let Some(niceness) = &self.niceness {
+            niceness.set(niceness.before);
+        }
+        if self.settled && self.altered {
+            self.put_back();
+        }
+        if self.settled && request(libc::PTRACE_DETACH, self.tid, 0, 0).is_ok() {
+            return;
+        }
+        if !self.try_release() {
             LINGERING.with_borrow_mut(|lingering| lingering.push(self));
         }
     }
@@ -491,6 +581,11 @@ impl Stopped {
 /// Whether a stop (as waitid reports it) is an answer to PTRACE_INTERRUPT, or a job control stop.
 fn is_event_stop(status: i32) -> bool {
     status >> 8 == libc::PTRACE_EVENT_STOP
+}
+
+/// Whether a stop is at the beginning or the end of an injected call.
+fn is_syscall_stop(status: i32) -> bool {
+    status == libc::SIGTRAP | 0x80
 }
 
 /// The signal of a stop.

@@ -16,7 +16,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::evictor::{Call, Evictor, has_ended, pidfd_getfd, pidfd_open, same_memory};
-use crate::inject::{InjectError, Injected, inject, remove_blob};
+use crate::inject::{Frozen, InjectError, Injected, remove_blob};
 use crate::page_map::PAGE;
 use crate::proc::{self, Mapping};
 use crate::range_set::RangeSet;
@@ -50,8 +50,6 @@ pub struct Process {
     pub hand: u64,
     /// What may be evicted: writable, registered when last looked at.
     pub sweep: RangeSet,
-    /// How long its thread was stopped by the attach.
-    pub stopped_for: Duration,
     /// Its page tables.
     pub page_tables: PageTables,
     pidfd: OwnedFd,
@@ -71,16 +69,17 @@ pub struct MovedPages {
 }
 
 impl Process {
-    /// Attaches a process. `orphans` are spaces of forked children whose process is not known yet: if this process is one of them,
-    /// its space is taken from there.
+    /// Attaches a process which has been frozen. `orphans` are spaces of forked children whose process is not known yet: if this process
+    /// is one of them, its space is taken from there.
     pub fn attach(
         shared: &Shared,
         pid: i32,
+        frozen: &mut Frozen,
         orphans: &mut Vec<Arc<Space>>,
     ) -> Result<Process, InjectError> {
         let pidfd = pidfd_open(pid).map_err(|_| InjectError::Gone)?;
         let page_tables = PageTables::open(pid).map_err(|_| InjectError::Gone)?;
-        let injected = inject(pid)?;
+        let injected = frozen.inject()?;
         let evictor_pid = injected.evictor.as_raw();
         lock(&shared.evictors).push(evictor_pid);
         let set_up = Process::set_up(shared, pid, &injected, orphans);
@@ -96,7 +95,6 @@ impl Process {
             victims: VecDeque::new(),
             hand: 0,
             sweep: RangeSet::default(),
-            stopped_for: injected.stopped_for,
             page_tables,
             pidfd,
             evictor,
@@ -281,21 +279,7 @@ impl Process {
                 aux.extend_from_slice(&word.to_le_bytes());
             }
         }
-        let ran = self.evictor.run(&mut calls, &mut aux, &[]);
-        if ran.is_err() {
-            let e = self.evictor.pid();
-            eprintln!(
-                "DBG {ran:?} unshare {unshare} runs {runs:?} {} {} {}",
-                std::fs::read_to_string(format!("/proc/{e}/stack")).unwrap_or_default(),
-                std::fs::read_to_string(format!("/proc/{e}/syscall")).unwrap_or_default(),
-                std::fs::read_to_string(format!("/proc/{e}/status")).unwrap_or_default()
-            );
-            eprintln!(
-                "pages {pages:x?} maps {}",
-                std::fs::read_to_string(format!("/proc/{e}/maps")).unwrap_or_default()
-            );
-        }
-        ran?;
+        self.evictor.run(&mut calls, &mut aux, &[])?;
         let mut failed = Vec::new();
         for (n, &(index, length)) in runs.iter().enumerate() {
             let word = &aux[(n + 1) * MOVE_LEN - 8..(n + 1) * MOVE_LEN];

@@ -1,28 +1,26 @@
-//! Watermarks for the resident budget: when to attach, to register, to evict, and to look again.
+//! Watermarks for the resident budget: when to page a workload, to evict, and to look again.
 //!
 //! ```text
-//!  0 ........ attach ..... register ..... low ....... high ...... budget ...... limit
-//!             headroom     headroom       budget      budget                    budget + overshoot
-//!             < 2 R        < R            - 2 slack   - slack
+//!  0 ........ page ......... low ....... high ...... budget ...... limit
+//!             headroom       budget      budget                    budget + overshoot
+//!             < R            - 2 slack   - slack
 //! ```
-//! R = max(budget/8, 12 MiB), at most budget/2; slack = budget/32 within 1..64 MiB. Below `attach` a workload
-//! is not touched at all; below `register` no fault of it comes our way. Above `high` pages are evicted down
+//! R = max(budget/8, 16 MiB), at most budget/2; slack = budget/32 within 1..64 MiB. Below `page` a workload
+//! is not touched at all. Above `high` pages are evicted down
 //! to `low`, so that a burst as large as the slack stays within the budget.
 
 use crate::ids::{Bytes, PageCount};
 use crate::limits::{
     ALLOCATION_BYTES_PER_S, BUDGET_MIN, EXCHANGE_PAGES_MAX, LOOK_MAX, LOOK_MIN, OVERSHOOT_MIN,
-    REGISTER_HEADROOM_MIN, SLACK_MAX, SLACK_MIN,
+    PAGE_HEADROOM_MIN, SLACK_MAX, SLACK_MIN,
 };
 use std::time::Duration;
 
 /// What to do at the present amount of resident memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The workload should be attached (its evictor started).
-    pub attach: bool,
-    /// Ranges should be registered, so that their pages can be evicted.
-    pub register: bool,
+    /// The workload should be attached (its evictor started) and its memory registered, so that its pages can be evicted.
+    pub page: bool,
     /// So much should go out now (zero: nothing).
     pub evict: Bytes,
     /// A fault may install this many pages together, its own included: 1 to 64.
@@ -36,7 +34,7 @@ pub struct Decision {
 pub struct Budget {
     budget: u64,
     slack: u64,
-    register_headroom: u64,
+    page_headroom: u64,
 }
 
 impl Budget {
@@ -44,8 +42,8 @@ impl Budget {
     pub fn new(budget: Bytes) -> Self {
         let budget = budget.0.max(BUDGET_MIN);
         let slack = (budget / 32).clamp(SLACK_MIN, SLACK_MAX);
-        let register_headroom = (budget / 8).max(REGISTER_HEADROOM_MIN).min(budget / 2);
-        Self { budget, slack, register_headroom }
+        let page_headroom = (budget / 8).max(PAGE_HEADROOM_MIN).min(budget / 2);
+        Self { budget, slack, page_headroom }
     }
 
     /// The budget itself.
@@ -77,8 +75,7 @@ impl Budget {
         };
         let pages = Bytes(headroom).pages().0.clamp(1, u64::from(EXCHANGE_PAGES_MAX));
         Decision {
-            attach: headroom < 2 * self.register_headroom,
-            register: headroom < self.register_headroom,
+            page: headroom < self.page_headroom,
             evict,
             install_max: PageCount(pages),
             look_again: look_again(headroom),
@@ -102,7 +99,7 @@ mod tests {
     #[test]
     fn a_program_under_its_budget_is_left_alone() {
         let decision = Budget::new(Bytes(256 * MIB)).decide(Bytes(64 * MIB));
-        assert!(!decision.attach && !decision.register);
+        assert!(!decision.page);
         assert_eq!(decision.evict, Bytes(0));
         assert_eq!(decision.install_max, PageCount(64));
     }
@@ -112,10 +109,8 @@ mod tests {
         let budget = Budget::new(Bytes(64 * MIB));
         assert_eq!((budget.high(), budget.low()), (Bytes(62 * MIB), Bytes(60 * MIB)));
         assert_eq!(budget.limit(), Bytes(96 * MIB));
-        assert!(!budget.decide(Bytes(40 * MIB)).attach);
-        assert!(budget.decide(Bytes(41 * MIB)).attach);
-        assert!(!budget.decide(Bytes(52 * MIB)).register);
-        assert!(budget.decide(Bytes(53 * MIB)).register);
+        assert!(!budget.decide(Bytes(48 * MIB)).page);
+        assert!(budget.decide(Bytes(49 * MIB)).page);
         assert_eq!(budget.decide(Bytes(62 * MIB)).evict, Bytes(0));
         assert_eq!(budget.decide(Bytes(63 * MIB)).evict, Bytes(3 * MIB));
         assert_eq!(budget.decide(Bytes(64 * MIB)).install_max, PageCount(1));
@@ -127,7 +122,7 @@ mod tests {
         assert_eq!(budget.decide(Bytes(0)).look_again, LOOK_MAX);
         assert_eq!(
             budget.decide(Bytes((1 << 30) - 64 * MIB)).look_again,
-            Duration::from_micros(15625)
+            Duration::from_micros(3906)
         );
         assert_eq!(budget.decide(Bytes(2 << 30)).look_again, LOOK_MIN);
     }
@@ -140,8 +135,7 @@ mod tests {
             prop_assert!(Bytes(0) < budget.low() && budget.low() < budget.high());
             prop_assert!(budget.high() < budget.bytes() && budget.bytes() <= budget.limit());
             let decision = budget.decide(Bytes(resident));
-            prop_assert!(!decision.register || decision.attach);
-            prop_assert!(decision.evict == Bytes(0) || decision.register);
+            prop_assert!(decision.evict == Bytes(0) || decision.page);
             prop_assert!(decision.evict.0 <= resident);
             prop_assert!((1..=64).contains(&decision.install_max.0));
             prop_assert!((LOOK_MIN..=LOOK_MAX).contains(&decision.look_again));

@@ -47,10 +47,10 @@ pub const BUDGET_MIN: u64 = 4 * MIB;
 pub const SLACK_MIN: u64 = MIB;
 /// See [`SLACK_MIN`].
 pub const SLACK_MAX: u64 = 64 * MIB;
-/// Ranges are registered when no more than this is left, whatever the budget.
-pub const REGISTER_HEADROOM_MIN: u64 = 12 * MIB;
-/// A workload is assumed to allocate no faster than this, in bytes per second.
-pub const ALLOCATION_BYTES_PER_S: u64 = 4 << 30;
+/// A workload is paged when no more than this is left, whatever the budget.
+pub const PAGE_HEADROOM_MIN: u64 = 16 * MIB;
+/// A workload is assumed to allocate no faster than this, in bytes per second: some threads that fill huge pages.
+pub const ALLOCATION_BYTES_PER_S: u64 = 16 << 30;
 /// Soonest next look at the resident bytes.
 pub const LOOK_MIN: Duration = Duration::from_millis(1);
 /// Latest next look at the resident bytes.
