@@ -73,11 +73,29 @@ pub fn not_inherited(pid: i32) -> Option<Vec<Range<u64>>> {
     Some(parse_not_inherited(&String::from_utf8_lossy(&bytes)))
 }
 
-/// If a thread of the process is blocked in fork: what the child will not inherit.
-pub fn fork_under_way(pid: i32) -> Option<Vec<Range<u64>>> {
+/// Whether a thread of the process is blocked in a fork (not: in waiting for its vfork child).
+pub fn is_forking(pid: i32) -> bool {
     const FORKS: [i64; 3] = [libc::SYS_fork, libc::SYS_clone, libc::SYS_clone3];
     let forks = |tid: i32| blocked_in(tid).is_some_and(|call| FORKS.contains(&call));
-    threads(pid).into_iter().any(forks).then(|| not_inherited(pid)).flatten()
+    threads(pid).into_iter().any(forks)
+}
+
+/// A process and everything below it.
+pub fn descendants(root: i32) -> Vec<i32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&pid) = found.get(next) {
+        next += 1;
+        let new: Vec<i32> = children(pid).into_iter().filter(|pid| !found.contains(pid)).collect();
+        found.extend(new);
+    }
+    found
+}
+
+/// All processes.
+pub fn all() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
 fn parse_not_inherited(smaps: &str) -> Vec<Range<u64>> {

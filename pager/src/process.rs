@@ -21,7 +21,7 @@ use crate::page_map::PAGE;
 use crate::proc::{self, Mapping};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
-use crate::uffd::{Faults, PageTables, UFFDIO_MOVE, USERFAULTFD_IOC_NEW};
+use crate::uffd::{Faults, PageTables, Registration, UFFDIO_MOVE, USERFAULTFD_IOC_NEW};
 
 /// Most pages moved at once: bounds how long the gate is closed.
 pub const BATCH: usize = 64;
@@ -203,27 +203,16 @@ impl Process {
         parts.into_iter().all(|part| self.register_part(shared, part))
     }
 
-    /// The kernel skips holes silently, and what was not registered is unmapped without an event: the mappings are looked at again, and
-    /// only what is there both times counts. What is registered by then cannot go unseen any more.
+    /// The kernel skips holes silently; what it had not registered is unmapped without an event, and not registered in a child whose
+    /// fork came first. So only what is proved counts; the rest is tried again at the next look.
     fn register_part(&self, shared: &Shared, part: Range<u64>) -> bool {
-        if self.space.faults.register(part.clone()).is_err() {
-            return false;
+        let faults = &self.space.faults;
+        let registered = faults.register(part.clone()).is_ok()
+            && faults.registration(part.clone()) == Registration::Whole;
+        if registered {
+            lock(&shared.tables).register(self.space.id, part);
         }
-        let mut there = RangeSet::default();
-        for mapping in proc::maps(self.pid).unwrap_or_default() {
-            let (start, end) =
-                (mapping.range.start.max(part.start), mapping.range.end.min(part.end));
-            if mapping.is_anonymous() && start < end {
-                there.insert(start..end);
-            }
-        }
-        let whole = there.len() == part.end - part.start;
-        for range in there.iter() {
-            if self.space.faults.register(range.clone()).is_ok() {
-                lock(&shared.tables).register(self.space.id, range);
-            }
-        }
-        whole
+        registered
     }
 
     fn resident_in(&self, mapping: &Mapping) -> u64 {

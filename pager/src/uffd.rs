@@ -8,12 +8,14 @@
 //! * MOVE takes pages from any writable mapping, registered or not: the caller must exclude event reads (the *gate*).
 
 use std::fs::File;
+use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::os::fd::FromRawFd;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 use linux_raw_sys::general as sys;
 use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use userfaultfd::{Event, EventBuffer, Uffd};
 
 use crate::page_map::PAGE;
@@ -45,6 +47,17 @@ mod requests {
 }
 pub use requests::{pagemap_scan, uffdio_api};
 use requests::{uffdio_copy, uffdio_zeropage};
+
+/// What an address range is to a userfaultfd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// One mapping, registered, and all events have been read.
+    Whole,
+    /// Not so: not mapped, not registered, or several mappings.
+    Not,
+    /// An event must be read first.
+    Changing,
+}
 
 /// How an attempt to install a page ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +175,20 @@ impl Faults {
         }
     }
 
+    /// Whether the range is registered, proved by the kernel: a copy from an unreadable source checks the destination first, and then fails
+    /// without touching it.
+    pub fn registration(&self, range: Range<u64>) -> Registration {
+        let Some(source) = unreadable() else { return Registration::Not };
+        let (dst, len) = (range.start, range.end - range.start);
+        let mut copy = sys::uffdio_copy { dst, src: source, len, mode: 0, copy: 0 };
+        // SAFETY: nothing can be read at `source`, so that nothing is written but `copy`.
+        match unsafe { uffdio_copy(self.uffd.as_raw_fd(), &raw mut copy) } {
+            Err(Errno::EFAULT | Errno::EEXIST) => Registration::Whole,
+            Err(Errno::EAGAIN) => Registration::Changing,
+            _ => Registration::Not,
+        }
+    }
+
     /// Whether the address space still exists.
     pub fn is_alive(&self) -> bool {
         // Page 1 is never mapped (mmap_min_addr), so that this changes nothing in a live address space.
@@ -188,6 +215,19 @@ impl AsFd for Faults {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.uffd.as_fd()
     }
+}
+
+/// An address of this process that nobody can read, low enough for a long range to begin there.
+fn unreadable() -> Option<u64> {
+    static PAGE_NONE: OnceLock<Option<u64>> = OnceLock::new();
+    *PAGE_NONE.get_or_init(|| {
+        let hint = NonZeroUsize::new(1 << 30);
+        let length = NonZeroUsize::new(PAGE as usize)?;
+        // SAFETY: a new mapping, without MAP_FIXED; it is never unmapped and never accessed.
+        let page =
+            unsafe { mmap_anonymous(hint, length, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) };
+        page.ok().map(|address| address.as_ptr() as u64)
+    })
 }
 
 fn decode(result: nix::Result<libc::c_int>) -> Installed {
