@@ -16,6 +16,7 @@ use gms_policy::ContentId;
 use gms_transport::message::{Control, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor, Status};
 use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerIdentity};
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::IntoBytes;
@@ -110,7 +111,8 @@ impl Core {
     pub fn new(now: Instant, store: Store, stats: Arc<Stats>) -> Self {
         let core = Self {
             store,
-            tenants: Tenants::default(),
+            // The standard library's hashers are the random numbers which it has.
+            tenants: Tenants::new(RandomState::new().build_hasher().finish()),
             links: HashMap::new(),
             exchanges: HashMap::new(),
             found: Vec::with_capacity(PAGES_MAX),
@@ -326,7 +328,9 @@ impl Core {
         {
             // One workload a link: a second hello is a retry of the first.
             let status = if other == key { Status::Ok } else { Status::Invalid };
-            return control.reply(status);
+            let mut reply = control.reply(status);
+            reply.compare = U64::new(self.tenants.session(tenant));
+            return reply;
         }
         if self.draining && !self.tenants.knows(&key) {
             return control.reply(Status::Draining);
@@ -338,6 +342,7 @@ impl Core {
         self.publish(now);
         let mut reply = control.reply(Status::Ok);
         reply.value = U64::new(lease.as_millis() as u64);
+        reply.compare = U64::new(self.tenants.session(tenant));
         reply
     }
 

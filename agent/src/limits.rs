@@ -10,7 +10,7 @@ pub const FRAMES_MAX: u64 = 1 << 30;
 /// Most tenants at a time, those whose frames are being freed included.
 pub const TENANTS_MAX: usize = 4096;
 /// Most links at a time.
-pub const LINKS_MAX: usize = 1024;
+pub const LINKS_MAX: usize = 256;
 /// Most exchanges in progress at a time, all links together.
 pub const EXCHANGES_MAX: usize = 4096;
 /// An exchange whose request has not come whole by then is given up.

@@ -33,8 +33,9 @@ fn main() -> ExitCode {
         }
     };
     let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    // Failures to write are not reported: that would be to stderr, and must not end the agent when nobody reads it any more.
     let log = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(colours);
-    log.with_max_level(options.level).init();
+    log.log_internal_errors(false).with_max_level(options.level).init();
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

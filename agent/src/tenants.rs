@@ -30,6 +30,7 @@ enum State {
 #[derive(Debug)]
 struct Tenant {
     key: TenantKey,
+    session: u64,
     lease: Duration,
     pages: u64,
     state: State,
@@ -43,9 +44,20 @@ pub struct Tenants {
     by_key: HashMap<TenantKey, TenantId>,
     dead_pages: u64,
     leased: usize,
+    last_session: u64,
 }
 
 impl Tenants {
+    /// No tenants. Sessions are numbered from `first_session` on: a random number, so that those of a restarted agent are others.
+    pub fn new(first_session: u64) -> Tenants {
+        Tenants { last_session: first_session, ..Tenants::default() }
+    }
+
+    /// The number of a tenant's session: another one tells the workload that its pages are gone.
+    pub fn session(&self, id: TenantId) -> u64 {
+        self.slots[usize::from(id.0)].as_ref().map_or(0, |tenant| tenant.session)
+    }
+
     /// A new link of `key`, which asks for `lease_ms` (0: the default). The tenant, and the lease granted; `None` if
     /// there are too many.
     pub fn link(&mut self, key: TenantKey, lease_ms: u64) -> Option<(TenantId, Duration)> {
@@ -187,7 +199,9 @@ impl Tenants {
         };
         // `link` gives it its first link at once.
         let state = State::Linked { links: 0 };
-        self.slots[index] = Some(Tenant { key, lease: LEASE_DEFAULT, pages: 0, state });
+        self.last_session = self.last_session.wrapping_add(1);
+        let session = self.last_session;
+        self.slots[index] = Some(Tenant { key, session, lease: LEASE_DEFAULT, pages: 0, state });
         let id = TenantId(index as u16);
         self.by_key.insert(key, id);
         Some(id)
@@ -237,6 +251,21 @@ mod tests {
         assert_ne!(id, other);
         tenants.remove_page(id);
         assert_eq!(tenants.link(key(2), 0).map(|(id, _)| id), Some(id));
+    }
+
+    #[test]
+    fn a_session_is_the_same_until_its_pages_are_gone() {
+        let (mut tenants, start) = (Tenants::new(7), Instant::now());
+        let (id, lease) = tenants.link(key(1), 0).expect("room");
+        let first = tenants.session(id);
+        tenants.add_page(id);
+        tenants.unlink(start, id);
+        let again = tenants.link(key(1), 0).expect("known");
+        assert_eq!((again.0, tenants.session(again.0)), (id, first));
+        tenants.unlink(start, id);
+        assert_eq!(tenants.expire(start + lease), 1);
+        let (id, _) = tenants.link(key(1), 0).expect("room");
+        assert_ne!(tenants.session(id), first);
     }
 
     #[test]

@@ -124,7 +124,7 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         ));
     }
     let page_shift = args.page_size.unwrap_or(PageSize::Small).shift();
-    let (keys, verbose) = (args.keys, args.verbose);
+    let (keys, verbose, quiet) = (args.keys, args.verbose, args.quiet);
     let session = SessionConfig {
         budget_bytes,
         page_shift,
@@ -132,6 +132,7 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         keys,
         export_bytes,
         verbose,
+        quiet,
     };
     Ok(Options { session, stats: args.stats, quiet: args.quiet })
 }

@@ -324,6 +324,7 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
         keys: Some(keys.clone()),
         export_bytes: 0,
         verbose: false,
+        quiet: true,
     };
     let cure = "start it (gms-agent), open its UDP port, use keys of one 'gms keys init'";
     match Session::prepare(config) {

@@ -34,8 +34,11 @@ use crate::tree::{Root, Tree};
 use crate::uffd::Installed;
 use crate::victims::{choose_victims, move_out, read_moved};
 
-/// The tree's processes are looked for this often.
+/// The tree's processes are looked for this often, and more often once some are paged: another may need it soon.
 const TREE_EVERY: Duration = Duration::from_millis(20);
+const TREE_EVERY_PAGED: Duration = Duration::from_millis(5);
+/// A forked child is looked for after this.
+const MET_AFTER: Duration = Duration::from_millis(1);
 /// How often sharing among processes is measured, and figures published.
 const MEASURE_EVERY: Duration = Duration::from_millis(50);
 /// Agents are asked for their state this often.
@@ -230,7 +233,9 @@ impl<T: Transport> EvictThread<T> {
                 EvictCommand::Forked(space) => {
                     self.spaces.insert(space.id, space.clone());
                     self.orphans.push(space);
+                    // It may live for a short time only.
                     self.next_tree = now;
+                    self.next_look = self.next_look.min(now + MET_AFTER);
                 }
                 EvictCommand::Referenced(place) => self.clock.referenced(place),
             }
@@ -286,7 +291,8 @@ impl<T: Transport> EvictThread<T> {
     }
 
     fn refresh_tree(&mut self, now: Instant) {
-        self.next_tree = now + TREE_EVERY;
+        self.next_tree =
+            now + if self.processes.is_empty() { TREE_EVERY } else { TREE_EVERY_PAGED };
         self.tree.refresh(&self.evictors());
         let ended: Vec<i32> = self
             .processes
@@ -400,7 +406,7 @@ impl<T: Transport> EvictThread<T> {
         self.gauges.attached += 1;
         self.gauges.attach = self.gauges.attach.max(stopped_for);
         if self.shared.config.verbose {
-            eprintln!("gms: paging process {pid} (stopped for {stopped_for:?})");
+            self.notice(format_args!("paging process {pid} (stopped for {stopped_for:?})"));
         }
         Ok(())
     }
@@ -413,7 +419,7 @@ impl<T: Transport> EvictThread<T> {
         if self.attached_root && self.processes.is_empty() && !passing {
             self.shared.fail(format!("process {pid} cannot be paged: {error}"));
         } else if !told && !passing {
-            eprintln!("gms: process {pid} cannot be paged and stays resident: {error}");
+            self.notice(format_args!("process {pid} cannot be paged and stays resident: {error}"));
         } else if passing && !told {
             self.refused.insert(pid, (now + Duration::from_millis(2), false));
         }
@@ -550,7 +556,14 @@ impl<T: Transport> EvictThread<T> {
             true => "the agents are full or away: add one, or give them more with --export",
             false => "nothing more can be evicted",
         };
-        eprintln!("gms: the workload exceeds its budget: {why}");
+        self.notice(format_args!("the workload exceeds its budget: {why}"));
+    }
+
+    /// Tells the user, who may have asked not to be told.
+    fn notice(&self, text: std::fmt::Arguments<'_>) {
+        if !self.shared.config.quiet {
+            eprintln!("gms: {text}");
+        }
     }
 
     // ---- the bulk lane

@@ -37,6 +37,9 @@ pub enum InjectError {
     /// Its system calls are filtered.
     #[error("it has a seccomp filter, under which the evictor cannot work")]
     Seccomp,
+    /// Its process ids are not ours.
+    #[error("it is in another PID namespace: run gms in there")]
+    Namespace,
     /// 32-bit code.
     #[error("it runs 32-bit code: only 64-bit processes can be paged")]
     NotNative,
@@ -154,6 +157,10 @@ fn may_be_traced(pid: i32) -> Result<()> {
             return Err(InjectError::Unstoppable);
         }
         Some(tracer) => return Err(InjectError::Traced(tracer)),
+    }
+    // The evictor tells its process id as it knows it.
+    if !proc::shares_pid_namespace(pid) {
+        return Err(InjectError::Namespace);
     }
     match proc::status_field(pid, "Seccomp:") {
         Some(mode) if mode != 0 => Err(InjectError::Seccomp),

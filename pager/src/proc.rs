@@ -166,6 +166,12 @@ pub fn blocked_in(tid: i32) -> Option<i64> {
     text.split_ascii_whitespace().next()?.parse().ok()
 }
 
+/// Whether process ids mean the same to the process as to us.
+pub fn shares_pid_namespace(pid: i32) -> bool {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    namespace(&pid.to_string()) == namespace("self")
+}
+
 /// Name of a thread.
 pub fn thread_name(tid: i32) -> Option<String> {
     read(&format!("/proc/{tid}/comm"))

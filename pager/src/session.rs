@@ -48,6 +48,8 @@ pub struct SessionConfig {
     pub export_bytes: u64,
     /// Say what happens on stderr.
     pub verbose: bool,
+    /// Give no notices on stderr either.
+    pub quiet: bool,
 }
 
 /// Why a session cannot start, or ended.

@@ -174,7 +174,7 @@ pub struct Control {
     pub oldest_age_ms: U32,
     /// Pages which the sender may put before it is granted more (replies).
     pub credits: U32,
-    /// Operand of atomics: the value expected.
+    /// Atomics: the value expected; hello reply: number of the session, another one if the workload's pages are gone.
     pub compare: U64,
     /// Atomics: the value to store or to add; hello: lease in ms; grant: pages announced; status reply: frames exported.
     pub value: U64,
