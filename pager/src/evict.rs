@@ -314,7 +314,10 @@ impl<T: Transport> EvictThread<T> {
         let dead = |space: &Arc<Space>| !space.faults.is_alive();
         let (gone, orphans) = std::mem::take(&mut self.orphans).into_iter().partition(dead);
         self.orphans = orphans;
-        gone.into_iter().for_each(|space: Arc<Space>| self.drop_space(space.id));
+        for space in gone {
+            self.shared.release(space.id);
+            self.drop_space(space.id);
+        }
         self.refused.retain(|&pid, _| self.tree.contains(pid));
         if self.tree.is_gone() {
             self.shared.finish(Outcome::TreeGone);
@@ -391,7 +394,10 @@ impl<T: Transport> EvictThread<T> {
         let mut frozen = Frozen::new(pid)?;
         let process = Process::attach(&self.shared, pid, &mut frozen, &mut self.orphans)?;
         let space = process.space.clone();
-        if self.spaces.insert(space.id, space.clone()).is_none() {
+        if self.spaces.insert(space.id, space.clone()).is_some() {
+            // A forked child: its evictor holds its userfaultfd from now on.
+            self.shared.release(space.id);
+        } else {
             lock(&self.shared.tables).add_space(space.id);
             if self.shared.to_fault.try_send(FaultCommand::Add(space)).is_err() {
                 self.shared.fail("the fault thread does not follow");
@@ -823,6 +829,7 @@ impl<T: Transport> EvictThread<T> {
     fn end(mut self) {
         self.publish();
         self.kill_remaining();
+        self.orphans.iter().for_each(|space| self.shared.release(space.id));
         for (_, process) in std::mem::take(&mut self.processes) {
             process.bury();
         }

@@ -178,6 +178,7 @@ pub fn run<P: Paging>(
     // Out of the shell's job, so that stopping it does not stop the pager; the command stays in it.
     nix::unistd::setpgid(nix::unistd::Pid::this(), nix::unistd::Pid::from_raw(0))
         .map_err(io::Error::from)?;
+    crate::holder::raise_descriptor_limit();
     let session = prepare()?;
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
     let root = held.pid;

@@ -9,6 +9,7 @@ pub mod evict;
 pub mod evictor;
 pub mod fault;
 pub mod frames;
+pub mod holder;
 pub mod inject;
 pub mod lane;
 pub mod launch;

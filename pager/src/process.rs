@@ -219,12 +219,13 @@ impl Process {
         let mut regions = Vec::new();
         let mut at = mapping.range.start;
         while at < mapping.range.end {
-            match self.page_tables.present(at..mapping.range.end, u64::MAX >> 12, &mut regions) {
+            match self.page_tables.occupied(at..mapping.range.end, u64::MAX >> 12, &mut regions) {
                 Ok(end) if end > at => at = end,
                 _ => break,
             }
         }
-        regions.iter().map(|r| r.end - r.start).sum()
+        let present = regions.iter().filter(|region| region.present);
+        present.map(|region| region.range.end - region.range.start).sum()
     }
 
     // ---- eviction

@@ -89,12 +89,23 @@ struct SpaceState {
     quarantine: RangeSet,
     /// What was in quarantine when the search for threads in madvise began.
     aging: RangeSet,
+    /// Removals that are not proved to be over, whatever was installed since: a page may still go there.
+    removing: RangeSet,
+    /// The same for what is `aging`.
+    aging_removing: RangeSet,
     /// Removals begun so far.
     removals: u64,
 }
 
 impl SpaceState {
-    /// Removals in the range are over.
+    /// The range is another mapping now: what was told of it is over.
+    fn renew(&mut self, range: Range<u64>) {
+        self.release(range.clone());
+        self.removing.remove(range.clone());
+        self.aging_removing.remove(range);
+    }
+
+    /// What was there has gone.
     fn release(&mut self, range: Range<u64>) {
         if !self.quarantine.is_empty() {
             self.quarantine.remove(range.clone());
@@ -185,7 +196,7 @@ impl Tables {
     pub fn register(&mut self, space: SpaceId, range: Range<u64>) {
         self.forget(space, range.clone());
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.release(range.clone());
+            state.renew(range.clone());
             state.registered.insert(range);
         }
     }
@@ -215,7 +226,13 @@ impl Tables {
         }
         match self.map.get(place.0, place.1) {
             State::Empty => FaultAction::Zero,
-            // A late message of a thread that is served already (then the copy finds the page there), or we are wrong:
+            // The page came and changed while a removal was under way, and that has taken it now.
+            State::Kept(content) if self.is_being_removed(place) => {
+                self.put(place, State::Empty);
+                self.release(content);
+                FaultAction::Zero
+            }
+            // Kept: a late message of a thread that is served already (then the copy finds the page there), or we are wrong:
             // fetching is right in both cases.
             State::Remote(content) | State::Kept(content) => FaultAction::Fetch(content),
             State::Slot(slot) if self.slots[slot as usize].phase == Phase::Leaving => {
@@ -224,6 +241,12 @@ impl Tables {
             }
             State::Slot(slot) => FaultAction::Buffered(slot),
         }
+    }
+
+    fn is_being_removed(&self, place: Place) -> bool {
+        self.spaces.get(&place.0).is_some_and(|s| {
+            s.removing.contains(place.1.get()) || s.aging_removing.contains(place.1.get())
+        })
     }
 
     /// How many pages from `page` on, up to `pages_max`, have no entry and lie in the same registered range.
@@ -378,6 +401,8 @@ impl Tables {
         let Some(state) = self.spaces.get_mut(&space) else { return false };
         let young = std::mem::take(&mut state.quarantine);
         young.iter().for_each(|range| state.aging.insert(range));
+        let young = std::mem::take(&mut state.removing);
+        young.iter().for_each(|range| state.aging_removing.insert(range));
         !state.aging.is_empty()
     }
 
@@ -385,6 +410,7 @@ impl Tables {
     pub fn end_quarantine(&mut self, space: SpaceId) {
         if let Some(state) = self.spaces.get_mut(&space) {
             state.aging = RangeSet::default();
+            state.aging_removing = RangeSet::default();
         }
     }
 
@@ -574,7 +600,10 @@ impl Tables {
         if let Some(state) = self.spaces.get_mut(&space) {
             state.removals += 1;
             let parts: Vec<_> = state.registered.overlaps(range).collect();
-            parts.into_iter().for_each(|part| state.quarantine.insert(part));
+            for part in parts {
+                state.removing.insert(part.clone());
+                state.quarantine.insert(part);
+            }
         }
     }
 
@@ -583,7 +612,7 @@ impl Tables {
         self.forget(space, range.clone());
         if let Some(state) = self.spaces.get_mut(&space) {
             state.registered.remove(range.clone());
-            state.release(range);
+            state.renew(range);
         }
     }
 
@@ -603,8 +632,8 @@ impl Tables {
             s.registered.remove(from..from + length);
             s.registered.insert(to..to + length);
             // A removal that another thread has begun acts on the old addresses, where nothing is any more.
-            s.release(from..from + length);
-            s.release(to..to + length);
+            s.renew(from..from + length);
+            s.renew(to..to + length);
         }
     }
 

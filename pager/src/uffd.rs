@@ -239,6 +239,15 @@ fn decode(result: nix::Result<libc::c_int>) -> Installed {
     }
 }
 
+/// Addresses which hold pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Occupied {
+    /// The addresses.
+    pub range: Range<u64>,
+    /// Whether the pages are in memory. If not, they have been swapped out or are being migrated.
+    pub present: bool,
+}
+
 /// The page tables of one address space.
 pub struct PageTables {
     pagemap: File,
@@ -250,15 +259,16 @@ impl PageTables {
         Ok(PageTables { pagemap: File::open(format!("/proc/{pid}/pagemap"))? })
     }
 
-    /// Appends the pages of `range` that are present and private (not file-backed, not the shared zero page) to `into`, up to
+    /// Appends the pages of `range` that are there and private (not file-backed, not the shared zero page) to `into`, up to
     /// `pages_max`; returns where the scan ended.
-    pub fn present(
+    pub fn occupied(
         &self,
         range: Range<u64>,
         pages_max: u64,
-        into: &mut Vec<Range<u64>>,
+        into: &mut Vec<Occupied>,
     ) -> nix::Result<u64> {
         const PRESENT: u64 = sys::PAGE_IS_PRESENT as u64;
+        const SWAPPED: u64 = sys::PAGE_IS_SWAPPED as u64;
         const UNWANTED: u64 = (sys::PAGE_IS_PFNZERO | sys::PAGE_IS_FILE) as u64;
         let mut regions = [sys::page_region { start: 0, end: 0, categories: 0 }; 128];
         let mut scan = sys::pm_scan_arg {
@@ -271,13 +281,16 @@ impl PageTables {
             vec_len: regions.len() as u64,
             max_pages: pages_max,
             category_inverted: UNWANTED,
-            category_mask: PRESENT | UNWANTED,
-            category_anyof_mask: 0,
-            return_mask: PRESENT,
+            category_mask: UNWANTED,
+            category_anyof_mask: PRESENT | SWAPPED,
+            return_mask: PRESENT | SWAPPED,
         };
         // SAFETY: `scan.vec` points to `vec_len` live regions; the kernel writes only to them and to `scan`.
         let found = unsafe { pagemap_scan(self.pagemap.as_raw_fd(), &raw mut scan)? };
-        into.extend(regions[..found as usize].iter().map(|r| r.start..r.end));
+        into.extend(regions[..found as usize].iter().map(|region| Occupied {
+            range: region.start..region.end,
+            present: region.categories & PRESENT != 0,
+        }));
         Ok(scan.walk_end)
     }
 }

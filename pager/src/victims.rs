@@ -37,16 +37,18 @@ fn window(shared: &Shared, process: &Process) -> (Vec<Place>, Option<u64>) {
             let room = (SCAN_WINDOW_MAX - places.len()) as u64;
             regions.clear();
             let removals = lock(&shared.tables).removals(id);
-            let Ok(end) = process.page_tables.present(at..range.end, room, &mut regions) else {
+            let Ok(end) = process.page_tables.occupied(at..range.end, room, &mut regions) else {
                 break;
             };
             let mut tables = lock(&shared.tables);
             let mut absent_from = at;
             for region in &regions {
-                tables.seen_absent(id, absent_from..region.start, removals);
-                absent_from = region.end;
-                let pages = (region.start..region.end).step_by(PAGE as usize);
-                places.extend(pages.map(|address| (id, PageAddr::containing(address))));
+                tables.seen_absent(id, absent_from..region.range.start, removals);
+                absent_from = region.range.end;
+                if region.present {
+                    let pages = region.range.clone().step_by(PAGE as usize);
+                    places.extend(pages.map(|address| (id, PageAddr::containing(address))));
+                }
             }
             tables.seen_absent(id, absent_from..end.max(absent_from), removals);
             drop(tables);

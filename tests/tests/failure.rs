@@ -66,6 +66,37 @@ fn killing_the_supervisor_kills_forked_children_too() {
     assert_nothing_wrong_was_read(&gms.finish());
 }
 
+/// Most of its children have no evictor yet, which would kill them.
+#[test]
+fn killing_the_supervisor_during_forks_spoils_no_page() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("forkstorm")]).args(["96"]).stdin_open();
+    for _ in 0..8 {
+        let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+        kill_now(status.supervisor_pid);
+        assert_nothing_wrong_was_read(&gms.finish());
+    }
+}
+
+/// Without a front, a keeper process holds what the children need.
+#[test]
+fn killing_an_attached_supervisor_during_forks_spoils_no_page() {
+    let Some(_stage) = Stage::set() else { return };
+    let program = Program::new([c_program("forkstorm")]).args(["96"]).stdin_open();
+    for _ in 0..4 {
+        let workload = program.spawn();
+        let pid = workload.pid().to_string();
+        let gms = Gms::line(["attach", &pid, "--local", "32M", "--export", "512M"]).spawn();
+        poll_until("pages at the agent", Duration::from_secs(30), || {
+            status_of(gms.pid()).filter(|status| status.remote_bytes > Mib(32).bytes())
+        });
+        kill_now(gms.pid());
+        drop(gms.finish());
+        assert_nothing_wrong_was_read(&workload.finish());
+    }
+}
+
 /// The process which stands for the workload towards the shell is not the one that pages it.
 #[test]
 fn killing_the_process_before_the_shell_spoils_no_page() {

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use super::summary::StatsFile;
 use super::{EXIT_GMS, Failure, say, summary};
 use crate::cli::AttachArgs;
+use crate::holder;
 use crate::launch::{self, Paged, Paging, Signals};
 use crate::proc;
 use crate::session::{Outcome, Session};
@@ -20,8 +21,10 @@ pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
     let cannot = |reason| Failure::new(EXIT_GMS, format!("process {}: {reason}", args.pid));
     target::check(args.pid).map_err(cannot)?;
     let stats_file = StatsFile::open(options.stats.as_deref())?;
+    let holder = holder::spawn().map_err(std::io::Error::from)?;
     let signals = Signals::block()?;
-    let session = Session::prepare(options.session)?;
+    holder::raise_descriptor_limit();
+    let session = Session::prepare(options.session, Some(holder))?;
     let paged = Paged::new(session, args.pid, proc::command_line(args.pid), self_pid());
     if let Err(error) = paged.session().adopt(args.pid, true) {
         paged.finish();

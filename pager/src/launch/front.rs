@@ -14,6 +14,7 @@ use super::child::{self, End, State};
 use super::signals::Signals;
 use crate::commands::{EXIT_GMS, say};
 use crate::evictor::pidfd_open;
+use crate::holder::{self, Holder, Keeper};
 use crate::target::self_pid;
 
 /// Looks at everything at least this often, in case a notice is lost.
@@ -31,45 +32,62 @@ pub enum Side {
 pub struct Front {
     pager: i32,
     signals: Signals,
+    keeper: Keeper,
 }
 
 /// The pager's hold on the front.
-pub struct Link(OwnedFd);
+pub struct Link {
+    front: OwnedFd,
+    holder: Option<Holder>,
+}
 
 /// Splits this process, which must have one thread only, with all signals blocked in both.
 pub fn split() -> io::Result<Side> {
     let signals = Signals::block()?;
-    let link = Link(pidfd_open(self_pid())?);
+    let (holder, keeper) = holder::pair()?;
+    let link = Link { front: pidfd_open(self_pid())?, holder: Some(holder) };
     // Were the pager killed, its children come here.
     nix::sys::prctl::set_child_subreaper(true)?;
     // SAFETY: there is no other thread whose locks the child could miss.
     match unsafe { fork()? } {
-        ForkResult::Parent { child } => Ok(Side::Front(Front { pager: child.as_raw(), signals })),
+        ForkResult::Parent { child } => {
+            holder::raise_descriptor_limit();
+            Ok(Side::Front(Front { pager: child.as_raw(), signals, keeper }))
+        }
         ForkResult::Child => Ok(Side::Pager(link, signals)),
     }
 }
 
 impl Link {
+    /// The front keeps what is given to this; once.
+    pub fn holder(&mut self) -> Option<Holder> {
+        self.holder.take()
+    }
+
     /// Sends the front a signal: SIGSTOP when the command stopped, SIGCONT when it goes on.
     pub fn send(&self, signal: i32) {
         // SAFETY: pidfd_send_signal reads no memory when the info is null. A front which is gone is seen by poll.
         unsafe {
-            libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, 0_usize, 0);
+            libc::syscall(libc::SYS_pidfd_send_signal, self.front.as_raw_fd(), signal, 0_usize, 0);
         }
     }
 
     /// Readable when the front is gone.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.front.as_fd()
     }
 }
 
 impl Front {
     /// Stands in for the command until the pager ends; returns the exit status.
-    pub fn stand_in(self) -> u8 {
+    pub fn stand_in(mut self) -> u8 {
+        let mut keeping = true;
         loop {
-            let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-            let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
+            let fds = [self.signals.as_fd(), self.keeper.fd()];
+            let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let watched = if keeping { 2 } else { 1 };
+            let _ = poll(&mut fds[..watched], PollTimeout::from(LOOK_MS));
+            keeping = keeping && self.keeper.take();
             while let Some(arrival) = self.signals.next() {
                 if arrival.is_for_the_command() {
                     child::send(self.pager, arrival.number);
