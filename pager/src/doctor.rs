@@ -327,7 +327,7 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
         quiet: true,
     };
     let cure = "start it (gms-agent), open its UDP port, use keys of one 'gms keys init'";
-    match Session::prepare(config, None) {
+    match Session::prepare(config) {
         Ok(session) => {
             session.finish();
             needed(&name, true, "answers", "")

@@ -5,7 +5,7 @@
 
 mod detach;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -102,7 +102,8 @@ pub struct EvictThread<T> {
     commands: Receiver<EvictCommand>,
     lane: Lane<T>,
     tree: Tree,
-    attached_root: bool,
+    /// The process that gms was told to attach to.
+    attached_root: Option<i32>,
     /// Whether the budget has been met once.
     settled: bool,
     processes: BTreeMap<i32, Process>,
@@ -128,6 +129,8 @@ pub struct EvictThread<T> {
     sharing: Sharing,
     unpageable: BTreeMap<i32, u64>,
     warned: bool,
+    /// Why processes could not be attached, as far as it has been told.
+    unpaged: BTreeSet<String>,
     gauges: Gauges,
 }
 
@@ -148,7 +151,10 @@ impl<T: Transport> EvictThread<T> {
             given: vec![0; lane.agents().count()],
             lane,
             tree: Tree::new(root),
-            attached_root: matches!(root, Root::Process(_)),
+            attached_root: match root {
+                Root::Process(pid) => Some(pid),
+                Root::OwnChildren(_) => None,
+            },
             settled: !matches!(root, Root::Process(_)),
             processes: BTreeMap::new(),
             spaces: HashMap::new(),
@@ -170,6 +176,7 @@ impl<T: Transport> EvictThread<T> {
             sharing: Sharing { sum: 0, shared: 0, expires: now },
             unpageable: BTreeMap::new(),
             warned: false,
+            unpaged: BTreeSet::new(),
             gauges,
             shared,
         }
@@ -294,6 +301,10 @@ impl<T: Transport> EvictThread<T> {
         self.next_tree =
             now + if self.processes.is_empty() { TREE_EVERY } else { TREE_EVERY_PAGED };
         self.tree.refresh(&self.evictors());
+        // One whose parent ended before we saw it may only be known by its faults.
+        for space in &self.orphans {
+            self.tree.meet(space.pid.load(Ordering::Relaxed));
+        }
         let ended: Vec<i32> = self
             .processes
             .values()
@@ -314,12 +325,9 @@ impl<T: Transport> EvictThread<T> {
         let dead = |space: &Arc<Space>| !space.faults.is_alive();
         let (gone, orphans) = std::mem::take(&mut self.orphans).into_iter().partition(dead);
         self.orphans = orphans;
-        for space in gone {
-            self.shared.release(space.id);
-            self.drop_space(space.id);
-        }
+        gone.into_iter().for_each(|space: Arc<Space>| self.drop_space(space.id));
         self.refused.retain(|&pid, _| self.tree.contains(pid));
-        if self.tree.is_gone() {
+        if self.tree.is_gone() && !self.spaces.values().any(|space| space.faults.is_alive()) {
             self.shared.finish(Outcome::TreeGone);
         }
     }
@@ -394,10 +402,7 @@ impl<T: Transport> EvictThread<T> {
         let mut frozen = Frozen::new(pid)?;
         let process = Process::attach(&self.shared, pid, &mut frozen, &mut self.orphans)?;
         let space = process.space.clone();
-        if self.spaces.insert(space.id, space.clone()).is_some() {
-            // A forked child: its evictor holds its userfaultfd from now on.
-            self.shared.release(space.id);
-        } else {
+        if self.spaces.insert(space.id, space.clone()).is_none() {
             lock(&self.shared.tables).add_space(space.id);
             if self.shared.to_fault.try_send(FaultCommand::Add(space)).is_err() {
                 self.shared.fail("the fault thread does not follow");
@@ -422,10 +427,12 @@ impl<T: Transport> EvictThread<T> {
             self.refused.insert(pid, (now + ATTACH_RETRY, true)).unwrap_or((now, false));
         let passing = matches!(error, InjectError::Gone | InjectError::Unstoppable)
             || !matches!(proc::state(pid), Some('R' | 'S' | 'D' | 'T'));
-        if self.attached_root && self.processes.is_empty() && !passing {
-            self.shared.fail(format!("process {pid} cannot be paged: {error}"));
-        } else if !told && !passing {
-            self.notice(format_args!("process {pid} cannot be paged and stays resident: {error}"));
+        if self.attached_root == Some(pid) && self.processes.is_empty() && !passing {
+            self.shared.finish(Outcome::Refused(format!("cannot be paged: {error}")));
+        } else if !told && !passing && self.unpaged.insert(error.to_string()) {
+            self.notice(format_args!(
+                "process {pid} cannot be paged and stays resident: {error} (others are not named)"
+            ));
         } else if passing && !told {
             self.refused.insert(pid, (now + Duration::from_millis(2), false));
         }
@@ -811,7 +818,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// No process may outlive its userfaultfd with pages away: it would read zeros.
     fn kill_remaining(&mut self) {
-        if matches!(self.shared.outcome(), Some(Outcome::Detached)) {
+        if matches!(self.shared.outcome(), Some(Outcome::Detached | Outcome::Refused(_))) {
             return;
         }
         let deadline = Instant::now() + KILL_DEADLINE;
@@ -829,7 +836,6 @@ impl<T: Transport> EvictThread<T> {
     fn end(mut self) {
         self.publish();
         self.kill_remaining();
-        self.orphans.iter().for_each(|space| self.shared.release(space.id));
         for (_, process) in std::mem::take(&mut self.processes) {
             process.bury();
         }

@@ -377,16 +377,11 @@ impl<T: Transport> FaultThread<T> {
         faults: Faults,
         seen: &mut Option<Vec<Range<u64>>>,
     ) -> Arc<Space> {
-        let id = self.shared.new_space();
-        // First of all: the child runs already.
-        if let Some(holder) = &self.shared.holder {
-            holder.hold(id, faults.as_fd());
-        }
         let pid = parent.pid.load(Ordering::Relaxed);
         // The fork began between the look and the read: looked up late is better than not at all.
         let not_inherited = seen.take().or_else(|| proc::not_inherited(pid)).unwrap_or_default();
         let child = Arc::new(Space {
-            id,
+            id: self.shared.new_space(),
             faults,
             gate: Default::default(),
             pid: AtomicI32::new(0),

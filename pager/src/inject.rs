@@ -325,6 +325,9 @@ impl Stopped {
     fn settle(&mut self) -> Result<()> {
         self.niceness = Some(Niceness::raise(self.tid));
         self.interrupted()?;
+        // If we die in the middle of an injected call, the thread must not run on from there.
+        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
+        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize).map_err(refused)?;
         self.settled = true;
         self.saved = self.registers()?;
         if !arch::is_native(&self.saved) {

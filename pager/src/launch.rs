@@ -178,7 +178,6 @@ pub fn run<P: Paging>(
     // Out of the shell's job, so that stopping it does not stop the pager; the command stays in it.
     nix::unistd::setpgid(nix::unistd::Pid::this(), nix::unistd::Pid::from_raw(0))
         .map_err(io::Error::from)?;
-    crate::holder::raise_descriptor_limit();
     let session = prepare()?;
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
     let root = held.pid;
@@ -236,7 +235,7 @@ struct Running<P> {
 impl<P: Paging> Running<P> {
     fn over(&self) -> bool {
         match &self.past {
-            None | Some((Outcome::Detached, ..)) => !self.children_left,
+            None | Some((Outcome::Detached | Outcome::Refused(_), ..)) => !self.children_left,
             // An evictor may be left which has not yet seen the end of its process.
             Some((Outcome::TreeGone, ..)) => self.end.is_some() || !self.children_left,
             Some((Outcome::Killed(_), _, since)) => {
@@ -269,6 +268,7 @@ impl<P: Paging> Running<P> {
         }
         if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
             let stats = self.paged.take().map(Paged::finish).unwrap_or_default();
+            self.link.dismiss_keeper(&outcome);
             self.past = Some((outcome, stats, Instant::now()));
         }
         Ok(())
@@ -342,7 +342,11 @@ impl<P: Paging> Running<P> {
     fn finish(mut self) -> Result<Finished, LaunchError> {
         let (outcome, stats) = match (self.past.take(), self.paged.take()) {
             (Some((outcome, stats, _)), _) => (outcome, stats),
-            (None, Some(paged)) => (Outcome::TreeGone, paged.finish()),
+            (None, Some(paged)) => {
+                let stats = paged.finish();
+                self.link.dismiss_keeper(&Outcome::TreeGone);
+                (Outcome::TreeGone, stats)
+            }
             (None, None) => (Outcome::TreeGone, Stats::default()),
         };
         let status = match (&outcome, self.end) {

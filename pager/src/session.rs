@@ -20,7 +20,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::evict::EvictThread;
 use crate::fault::FaultThread;
-use crate::holder::Holder;
 use crate::lane::{AgentAddress, Lane, LaneEvent};
 use crate::page_map::PAGE;
 use crate::proc;
@@ -84,6 +83,8 @@ pub enum Outcome {
     TreeGone,
     /// All pages are home, nothing is registered any more: the workload runs on by itself.
     Detached,
+    /// The process cannot be paged, and is as it was. The text says why.
+    Refused(String),
     /// Data could not be had or kept; the workload was killed. The text says why.
     Killed(String),
 }
@@ -105,8 +106,7 @@ pub struct Session {
 
 impl Session {
     /// Connects to every agent (or starts the embedded one) before the command starts. Bounded by a deadline of 5 s.
-    /// `holder` keeps the userfaultfds of forked children, should this process be killed.
-    pub fn prepare(config: SessionConfig, holder: Option<Holder>) -> Result<Session, SessionError> {
+    pub fn prepare(config: SessionConfig) -> Result<Session, SessionError> {
         abort_on_panic();
         let (identity, agents, embedded) = agents(&config)?;
         let mut random = [0u8; 24];
@@ -119,7 +119,7 @@ impl Session {
         let seed = random[16..].iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte));
         let lane = || lane(&identity, workload, &agents);
         let (demand, bulk) = (lane()?, lane()?);
-        let (shared, commands) = Shared::new(config, seed, holder)
+        let (shared, commands) = Shared::new(config, seed)
             .map_err(|e| SessionError::Fatal(format!("cannot set up the page map: {e}")))?;
         let parts = Mutex::new(Some(Parts { commands, demand, bulk }));
         Ok(Session { shared, parts, threads: Mutex::default(), embedded })

@@ -12,7 +12,6 @@ use hdrhistogram::Histogram;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::frames::Frames;
-use crate::holder::Holder;
 use crate::page_map::PAGE;
 use crate::session::{Outcome, SessionConfig};
 use crate::stats::AgentStats;
@@ -67,8 +66,6 @@ pub struct Shared {
     pub frames: Frames,
     /// Secret seed of the page checksums.
     pub seed: u64,
-    /// Keeps the userfaultfds of children without an evictor, should we die.
-    pub holder: Option<Holder>,
     /// Resident bytes of the tree: measured by the evict thread, advanced by both in between.
     pub resident: AtomicI64,
     /// Faults must not bring residents above this; the budget, unless nothing can be evicted.
@@ -137,11 +134,7 @@ pub struct Commands {
 
 impl Shared {
     /// Everything at its beginning.
-    pub fn new(
-        config: SessionConfig,
-        seed: u64,
-        holder: Option<Holder>,
-    ) -> std::io::Result<(Arc<Shared>, Commands)> {
+    pub fn new(config: SessionConfig, seed: u64) -> std::io::Result<(Arc<Shared>, Commands)> {
         let (to_fault, fault) = bounded(COMMANDS_MAX);
         let (to_evict, evict) = bounded(COMMANDS_MAX);
         let event_fd =
@@ -152,7 +145,6 @@ impl Shared {
             tables: Mutex::new(Tables::new(SLOTS)?),
             frames: Frames::new(SLOTS)?,
             seed,
-            holder,
             resident: AtomicI64::new(0),
             ceiling: AtomicI64::new(config.budget_bytes as i64),
             evictors: Mutex::default(),
@@ -238,13 +230,6 @@ impl Shared {
     pub fn fail(&self, reason: impl Into<String>) {
         self.finish(Outcome::Killed(reason.into()));
         self.kick_evict();
-    }
-
-    /// A space has an evictor, or is gone: it needs no keeper any more.
-    pub fn release(&self, space: SpaceId) {
-        if let Some(holder) = &self.holder {
-            holder.release(space);
-        }
     }
 
     /// How the session ended, if it did.

@@ -41,6 +41,13 @@ impl Tree {
         added
     }
 
+    /// Adds a process that belongs here, wherever its parent is; 0 is none.
+    pub fn meet(&mut self, pid: i32) {
+        if pid != 0 && !self.members.contains_key(&pid) && self.add(pid) {
+            self.empty = 0;
+        }
+    }
+
     /// Finds new members and drops those that have ended.
     pub fn refresh(&mut self, evictors: &[i32]) {
         self.members.retain(|_, process| !has_ended(process.as_fd()));

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use super::summary::StatsFile;
 use super::{EXIT_GMS, Failure, say, summary};
 use crate::cli::AttachArgs;
-use crate::holder;
+use crate::keeper::Keeper;
 use crate::launch::{self, Paged, Paging, Signals};
 use crate::proc;
 use crate::session::{Outcome, Session};
@@ -21,17 +21,17 @@ pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
     let cannot = |reason| Failure::new(EXIT_GMS, format!("process {}: {reason}", args.pid));
     target::check(args.pid).map_err(cannot)?;
     let stats_file = StatsFile::open(options.stats.as_deref())?;
-    let holder = holder::spawn().map_err(std::io::Error::from)?;
     let signals = Signals::block()?;
-    holder::raise_descriptor_limit();
-    let session = Session::prepare(options.session, Some(holder))?;
+    let keeper = Keeper::spawn(false).map_err(std::io::Error::from)?;
+    let session = Session::prepare(options.session)?;
     let paged = Paged::new(session, args.pid, proc::command_line(args.pid), self_pid());
     if let Err(error) = paged.session().adopt(args.pid, true) {
         paged.finish();
         return Err(error.into());
     }
     let (outcome, stats) = watch(paged, &signals);
-    if !options.quiet {
+    keeper.dismiss(&outcome);
+    if !options.quiet && !matches!(outcome, Outcome::Refused(_)) {
         say(summary::paragraph(&stats));
     }
     stats_file.write(&stats)?;
@@ -39,6 +39,7 @@ pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
         Outcome::Killed(reason) => {
             Err(Failure::new(EXIT_GMS, format!("workload killed: {reason}")))
         }
+        Outcome::Refused(reason) => Err(cannot(reason)),
         Outcome::Detached if !options.quiet => {
             say(format!("all pages are home; process {} runs on without gms", args.pid));
             Ok(0)

@@ -12,13 +12,12 @@ use crate::size::Memory;
 pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let options = config::resolve(args.paging, &Memory::read()?, false)?;
     let stats_file = StatsFile::open(options.stats.as_deref())?;
-    let (mut link, signals) = match launch::split()? {
+    let (link, signals) = match launch::split()? {
         Side::Front(front) => return Ok(front.stand_in()),
         Side::Pager(link, signals) => (link, signals),
     };
-    let (config, holder) = (options.session, link.holder());
-    let prepare = || Session::prepare(config, holder);
-    let finished = launch::run(&args.command, link, signals, prepare)?;
+    let config = options.session;
+    let finished = launch::run(&args.command, link, signals, || Session::prepare(config))?;
     if let Outcome::Killed(reason) = &finished.outcome {
         say(format!("workload killed: {reason}"));
     }

@@ -59,7 +59,6 @@ impl<T: Transport> EvictThread<T> {
             for range in lock(&self.shared.tables).registered(space.id).iter() {
                 let _ = space.faults.unregister(range);
             }
-            self.shared.release(space.id);
             self.drop_space(space.id);
         }
         self.publish();

@@ -12,11 +12,12 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::unistd::{ForkResult, fork, pipe2, read, write};
 
 use super::signals::{Inherited, Signals};
+use crate::keeper;
 use crate::proc;
 use crate::target::self_pid;
 
-/// Name which an evictor gives itself.
-const EVICTOR_NAME: &[u8] = b"gms-evictor";
+/// Names of processes of ours: an evictor, and the keeper.
+const OURS: [&[u8]; 2] = [b"gms-evictor", keeper::NAME.as_bytes()];
 /// For killed processes to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks for processes that were forked while their parent was being killed.
@@ -170,11 +171,11 @@ pub fn reap(mut ended: impl FnMut(i32, End)) -> bool {
 
 /// Children of this process that are of the workload: the command, and orphans of its tree.
 ///
-/// Not the evictors: they must outlive their processes, which would read zeros otherwise.
+/// Not evictors and keeper: they must outlive the workload's processes, which would read zeros otherwise.
 pub fn children() -> Vec<i32> {
     let name = |pid| fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let mut children = proc::children(self_pid());
-    children.retain(|&pid| name(pid).trim_ascii_end() != EVICTOR_NAME);
+    children.retain(|&pid| !OURS.contains(&name(pid).trim_ascii_end()));
     children
 }
 

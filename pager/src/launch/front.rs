@@ -14,7 +14,8 @@ use super::child::{self, End, State};
 use super::signals::Signals;
 use crate::commands::{EXIT_GMS, say};
 use crate::evictor::pidfd_open;
-use crate::holder::{self, Holder, Keeper};
+use crate::keeper::Keeper;
+use crate::session::Outcome;
 use crate::target::self_pid;
 
 /// Looks at everything at least this often, in case a notice is lost.
@@ -32,36 +33,31 @@ pub enum Side {
 pub struct Front {
     pager: i32,
     signals: Signals,
-    keeper: Keeper,
 }
 
 /// The pager's hold on the front.
 pub struct Link {
     front: OwnedFd,
-    holder: Option<Holder>,
+    keeper: Keeper,
 }
 
 /// Splits this process, which must have one thread only, with all signals blocked in both.
 pub fn split() -> io::Result<Side> {
     let signals = Signals::block()?;
-    let (holder, keeper) = holder::pair()?;
-    let link = Link { front: pidfd_open(self_pid())?, holder: Some(holder) };
+    let front = pidfd_open(self_pid())?;
     // Were the pager killed, its children come here.
     nix::sys::prctl::set_child_subreaper(true)?;
     // SAFETY: there is no other thread whose locks the child could miss.
     match unsafe { fork()? } {
-        ForkResult::Parent { child } => {
-            holder::raise_descriptor_limit();
-            Ok(Side::Front(Front { pager: child.as_raw(), signals, keeper }))
-        }
-        ForkResult::Child => Ok(Side::Pager(link, signals)),
+        ForkResult::Parent { child } => Ok(Side::Front(Front { pager: child.as_raw(), signals })),
+        ForkResult::Child => Ok(Side::Pager(Link { front, keeper: Keeper::spawn(true)? }, signals)),
     }
 }
 
 impl Link {
-    /// The front keeps what is given to this; once.
-    pub fn holder(&mut self) -> Option<Holder> {
-        self.holder.take()
+    /// See [`Keeper::dismiss`].
+    pub fn dismiss_keeper(&self, outcome: &Outcome) {
+        self.keeper.dismiss(outcome);
     }
 
     /// Sends the front a signal: SIGSTOP when the command stopped, SIGCONT when it goes on.
@@ -80,14 +76,10 @@ impl Link {
 
 impl Front {
     /// Stands in for the command until the pager ends; returns the exit status.
-    pub fn stand_in(mut self) -> u8 {
-        let mut keeping = true;
+    pub fn stand_in(self) -> u8 {
         loop {
-            let fds = [self.signals.as_fd(), self.keeper.fd()];
-            let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            let watched = if keeping { 2 } else { 1 };
-            let _ = poll(&mut fds[..watched], PollTimeout::from(LOOK_MS));
-            keeping = keeping && self.keeper.take();
+            let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
             while let Some(arrival) = self.signals.next() {
                 if arrival.is_for_the_command() {
                     child::send(self.pager, arrival.number);
