@@ -474,8 +474,7 @@ impl<T: Transport> EvictThread<T> {
             self.processes.values().map(|p| (p.resident, p.pid)).collect();
         by_size.sort_unstable_by(|a, b| b.cmp(a));
         for (_, pid) in by_size {
-            let moved = self.evict_batch(pid);
-            if moved > 0 {
+            if let Some(moved) = self.evict_batch(pid) {
                 self.stuck_at = None;
                 self.goal = self.goal.saturating_sub(moved * PAGE);
                 return true;
@@ -496,20 +495,18 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    /// Moves up to [`BATCH`] pages of a process out; returns how many.
-    fn evict_batch(&mut self, pid: i32) -> u64 {
-        let Some(process) = self.processes.get_mut(&pid) else { return 0 };
+    /// Moves up to [`BATCH`] pages of a process out; returns how many, or `None` if it got nowhere.
+    fn evict_batch(&mut self, pid: i32) -> Option<u64> {
+        let process = self.processes.get_mut(&pid)?;
         if process.victims.is_empty() {
             choose_victims(&self.shared, &mut self.clock, process);
         }
         let count = process.victims.len().min(BATCH);
         let mut pages: Vec<PageAddr> = process.victims.drain(..count).collect();
         pages.sort_unstable();
-        let Some((leaving, moved)) = move_out(&self.shared, process, &pages) else { return 0 };
-        let Some(outcomes) = read_moved(&self.shared, process, &leaving, &moved, self.zero_hash)
-        else {
-            return 0;
-        };
+        let (leaving, moved) = move_out(&self.shared, process, &pages)?;
+        let outcomes = read_moved(&self.shared, process, &leaving, &moved, self.zero_hash)?;
+        let shared = moved.shared;
         let mut wake: Vec<Place> = Vec::new();
         let mut tables = lock(&self.shared.tables);
         let mut moved = 0;
@@ -523,7 +520,18 @@ impl<T: Transport> EvictThread<T> {
         drop(tables);
         self.wake(&wake);
         self.shared.count_resident(-(moved as i64));
-        moved
+        if !shared.is_empty() {
+            // Now that they are no longer marked, so that a fault on them is served.
+            self.unshare(pid, &shared);
+        }
+        (moved > 0 || !shared.is_empty()).then_some(moved)
+    }
+
+    fn unshare(&mut self, pid: i32, pages: &[PageAddr]) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if process.unshare(pages).is_err() && !process.has_ended() {
+            self.shared.fail(format!("the evictor of process {pid} does not answer"));
+        }
     }
 
     /// Wakes the faults that wait for room, if there is some, or if none can be made.
@@ -558,14 +566,15 @@ impl<T: Transport> EvictThread<T> {
     }
 
     fn agents_are_full(&self) -> bool {
-        self.lane.views().iter().all(|v| !v.up || v.free_frames.0 == 0)
+        self.lane.views().iter().all(|v| !v.up || v.credits.0 < WRITE_PAGES as u64)
     }
 
     fn warn_stuck(&mut self) {
         if std::mem::replace(&mut self.warned, true) {
             return;
         }
-        let why = match self.agents_are_full() {
+        let unwritten = lock(&self.shared.tables).free_slots() < BATCH;
+        let why = match unwritten || self.agents_are_full() {
             true => "the agents are full or away: add one, or give them more with --export",
             false => "nothing more can be evicted",
         };

@@ -57,6 +57,8 @@ pub struct Process {
     uffd_number: u64,
     outbox: u64,
     outbox_full: bool,
+    /// Pages which have just been unshared.
+    unshared: Vec<PageAddr>,
     seen_changes: u64,
     seen_size: u64,
     next_scan: Instant,
@@ -66,6 +68,8 @@ pub struct Process {
 pub struct MovedPages {
     /// For each page of the batch: its place in the outbox if it moved.
     pub places: Vec<Option<u32>>,
+    /// Pages that stayed because another process shares them since a fork, and were not unshared before.
+    pub shared: Vec<PageAddr>,
 }
 
 impl Process {
@@ -101,6 +105,7 @@ impl Process {
             uffd_number,
             outbox: set_up.outbox,
             outbox_full: false,
+            unshared: Vec::new(),
             seen_changes: u64::MAX,
             seen_size: 0,
             next_scan: Instant::now(),
@@ -232,19 +237,30 @@ impl Process {
 
     /// Moves the pages out of the workload's way, into the outbox. The caller holds the gate and has marked them as leaving.
     pub fn move_out(&mut self, pages: &[PageAddr]) -> nix::Result<MovedPages> {
-        let mut moved = MovedPages { places: vec![None; pages.len()] };
-        let mut failed = self.move_runs(pages, &runs(pages), false, &mut moved)?;
+        let mut moved = MovedPages { places: vec![None; pages.len()], shared: Vec::new() };
+        let mut failed = self.move_runs(pages, &runs(pages), &mut moved)?;
         if !failed.is_empty() {
             let singles: Vec<(usize, usize)> = failed.iter().map(|&(i, _)| (i, 1)).collect();
-            failed = self.move_runs(pages, &singles, false, &mut moved)?;
+            failed = self.move_runs(pages, &singles, &mut moved)?;
         }
-        // A page shared since a fork cannot be moved until it has been copied for this process.
-        let shared: Vec<(usize, usize)> =
-            failed.iter().filter(|f| f.1 == Errno::EBUSY).map(|&(i, _)| (i, 1)).collect();
-        if !shared.is_empty() {
-            self.move_runs(pages, &shared, true, &mut moved)?;
-        }
+        let unshared = std::mem::take(&mut self.unshared);
+        let shared = failed.iter().filter(|f| f.1 == Errno::EBUSY).map(|f| pages[f.0]);
+        moved.shared = shared.filter(|page| !unshared.contains(page)).collect();
         Ok(moved)
+    }
+
+    /// Gives the process copies of its own of pages that it shares since a fork, so that they can be moved next. Not under the gate: a page
+    /// that has gone meanwhile faults, and is served like any other.
+    pub fn unshare(&mut self, pages: &[PageAddr]) -> nix::Result<()> {
+        let populate = |page: &PageAddr| {
+            Call::new(libc::SYS_madvise, &[page.get(), PAGE, MADV_POPULATE_WRITE])
+        };
+        // Those which cannot be populated will not move either.
+        let mut calls: Vec<Call> = pages.iter().map(populate).collect();
+        self.evictor.run(&mut calls, &mut [], &[])?;
+        self.unshared = pages.to_vec();
+        pages.iter().rev().for_each(|&page| self.victims.push_front(page));
+        Ok(())
     }
 
     /// Moves runs of adjacent pages (index, count); each page's place in the outbox is its index. Returns the pages that did not move.
@@ -252,17 +268,13 @@ impl Process {
         &mut self,
         pages: &[PageAddr],
         runs: &[(usize, usize)],
-        unshare: bool,
         moved: &mut MovedPages,
     ) -> nix::Result<Vec<(usize, Errno)>> {
-        let count = runs.len() * (1 + usize::from(unshare));
+        let count = runs.len();
         let mut calls = Vec::with_capacity(count);
         let mut aux = Vec::with_capacity(runs.len() * MOVE_LEN);
         for (n, &(index, length)) in runs.iter().enumerate() {
             let (source, bytes) = (pages[index].get(), length as u64 * PAGE);
-            if unshare {
-                calls.push(Call::new(libc::SYS_madvise, &[source, bytes, MADV_POPULATE_WRITE]));
-            }
             let argument = self.evictor.aux_address(count) + (n * MOVE_LEN) as u64;
             calls.push(Call::new(libc::SYS_ioctl, &[self.uffd_number, UFFDIO_MOVE, argument]));
             for word in [self.outbox + index as u64 * PAGE, source, bytes, DONTWAKE, 0] {

@@ -85,7 +85,7 @@ pub fn move_out(
     match process.move_out(&pages) {
         Ok(moved) => Some((leaving, moved)),
         Err(_) if process.has_ended() => {
-            let moved = MovedPages { places: vec![None; leaving.len()] };
+            let moved = MovedPages { places: vec![None; leaving.len()], shared: Vec::new() };
             Some((leaving, moved))
         }
         Err(errno) => {

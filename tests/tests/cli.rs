@@ -264,14 +264,16 @@ fn job_control_works_at_a_terminal() {
     let mut terminal = Terminal::open();
     terminal.expect("READY");
     terminal.type_in(&format!(
-        "{} run --local 64M --export 64M -- sh -c 'echo be''gun; exec sleep 60'\n",
+        "{} run --local 64M --export 64M -- \
+         sh -c 'trap \"echo ba\"\"ck\" CONT; echo be''gun; while :; do :; done'\n",
         gms_binary().display()
     ));
     terminal.expect("begun");
     terminal.type_in("\x1a");
     terminal.expect("Stopped");
     terminal.type_in("fg\n");
-    terminal.expect("sleep 60");
+    // Only now has the shell given it the terminal: an earlier Ctrl-C would be the shell's.
+    terminal.expect("back");
     terminal.type_in("\x03");
     terminal.expect("READY");
     terminal.type_in("echo status=$?\n");
@@ -301,6 +303,22 @@ fn doctor_finds_this_machine_fit() {
         .arg(Path::new("nowhere"))
         .finish();
     assert_eq!(lost.code, Some(1), "{}", lost.text());
+}
+
+#[test]
+fn top_shows_workloads_until_it_is_left() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([tool("cat")]).stdin_open();
+    let mut gms = Gms::run(&stage, &program).local(Mib(64)).arg("--export").arg("64M").spawn();
+    poll_until("gms in the list", Duration::from_secs(10), || status_of(gms.pid()));
+    let mut terminal = Terminal::open();
+    terminal.expect("READY");
+    terminal.type_in(&format!("{} top; echo left with $?\n", gms_binary().display()));
+    terminal.expect("64 MiB");
+    terminal.type_in("q");
+    terminal.expect("left with 0");
+    gms.close_stdin();
+    gms.finish().expect_code(0);
 }
 
 #[test]
