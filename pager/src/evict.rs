@@ -3,6 +3,7 @@
 //!
 //! `look` measures and decides -> `evict_batch` marks, moves, reads and hashes pages -> `write_back` sends them -> `replied` settles.
 
+mod bulk;
 mod detach;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,11 +16,9 @@ use crossbeam_channel::Receiver;
 use gms_policy::budget::{Budget, Decision};
 use gms_policy::eviction::{Clock, Eviction};
 use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
-use gms_policy::placement::{Placement, TwoChoices};
-use gms_transport::message::{Control, Op, PageDescriptor, Status};
+use gms_transport::message::{Control, Op};
 use gms_transport::{ExchangeId, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use zerocopy::IntoBytes;
 
 use crate::inject::{Frozen, InjectError, is_outside_madvise, release_late};
 use crate::lane::{Lane, LaneEvent};
@@ -31,12 +30,17 @@ use crate::shared::{EvictCommand, FaultCommand, Gauges, Shared, Space, drain, lo
 use crate::stats::AgentStats;
 use crate::tables::{EvictOutcome, Place};
 use crate::tree::{Root, Tree};
-use crate::uffd::Installed;
 use crate::victims::{choose_victims, move_out, read_moved};
 
 /// The tree's processes are looked for this often, and more often once some are paged: another may need it soon.
 const TREE_EVERY: Duration = Duration::from_millis(20);
 const TREE_EVERY_PAGED: Duration = Duration::from_millis(5);
+/// Between looks while faults wait for room.
+const LOOK_CROWDED: Duration = Duration::from_millis(1);
+/// Most time between looks, reached step by step while they find nothing new, a step after so many: mappings that are made then grow by
+/// 32 MiB meanwhile, at 3 GiB/s.
+const LOOK_CALM: Duration = Duration::from_millis(10);
+const CALM_LOOKS: u32 = 16;
 /// A forked child is looked for after this.
 const MET_AFTER: Duration = Duration::from_millis(1);
 /// How often sharing among processes is measured, and figures published.
@@ -126,6 +130,9 @@ pub struct EvictThread<T> {
     /// When eviction, tried in vain until then, counts as stuck.
     stuck_at: Option<Instant>,
     goal: u64,
+    /// Resident bytes and faults at the last look, and for how many looks they have been the same.
+    last_state: (u64, u64),
+    calm: u32,
     sharing: Sharing,
     unpageable: BTreeMap<i32, u64>,
     warned: bool,
@@ -173,6 +180,8 @@ impl<T: Transport> EvictThread<T> {
             next_proof: now,
             stuck_at: None,
             goal: 0,
+            last_state: (0, 0),
+            calm: 0,
             sharing: Sharing { sum: 0, shared: 0, expires: now },
             unpageable: BTreeMap::new(),
             warned: false,
@@ -281,7 +290,11 @@ impl<T: Transport> EvictThread<T> {
             self.ask_status(now);
         }
         let crowded = lock(&self.shared.tables).roomless() > 0;
-        let pause = if crowded { Duration::from_millis(1) } else { decision.look_again };
+        let state = (resident, self.shared.faults.load(Ordering::Relaxed));
+        self.calm = if state == self.last_state { self.calm + 1 } else { 0 };
+        self.last_state = state;
+        let calm = LOOK_CALM.min(decision.look_again * (1 + self.calm / CALM_LOOKS));
+        let pause = if crowded { LOOK_CROWDED } else { decision.look_again.max(calm) };
         self.next_look = now + pause;
     }
 
@@ -352,10 +365,10 @@ impl<T: Transport> EvictThread<T> {
         let mut largest = 0;
         let mut count = 0;
         for pid in self.tree.pids() {
-            let resident = proc::resident_anonymous(pid).unwrap_or(0);
-            if let Some(process) = self.processes.get_mut(&pid) {
-                process.resident = resident;
-            }
+            let resident = match self.processes.get_mut(&pid) {
+                Some(process) => process.measure().resident,
+                None => proc::resident_anonymous(pid).unwrap_or(0),
+            };
             sum += resident;
             largest = largest.max(resident);
             count += u32::from(resident >= ATTACH_MIN);
@@ -410,6 +423,7 @@ impl<T: Transport> EvictThread<T> {
             self.shared.kick_fault();
         }
         let process = self.processes.entry(pid).or_insert(process);
+        process.measure();
         if let Some(unpageable) = process.register_new(&self.shared, Instant::now()) {
             self.unpageable.insert(pid, unpageable);
         }
@@ -471,7 +485,7 @@ impl<T: Transport> EvictThread<T> {
             return false;
         }
         let mut by_size: Vec<(u64, i32)> =
-            self.processes.values().map(|p| (p.resident, p.pid)).collect();
+            self.processes.values().map(|p| (p.size.resident, p.pid)).collect();
         by_size.sort_unstable_by(|a, b| b.cmp(a));
         for (_, pid) in by_size {
             if let Some(moved) = self.evict_batch(pid) {
@@ -585,233 +599,6 @@ impl<T: Transport> EvictThread<T> {
     fn notice(&self, text: std::fmt::Arguments<'_>) {
         if !self.shared.config.quiet {
             eprintln!("gms: {text}");
-        }
-    }
-
-    // ---- the bulk lane
-
-    /// Sends what is ready to be written, and what agents may forget.
-    fn write_back(&mut self, now: Instant) -> bool {
-        let mut busy = false;
-        while lock(&self.shared.tables).has_ready() {
-            let mut views = self.lane.views();
-            views.retain(|v| v.inflight < WRITES_MAX && v.credits.0 >= WRITE_PAGES as u64);
-            let random = self.next_random();
-            let Some(agent) = TwoChoices.choose(&views, random) else { break };
-            if !self.write(now, agent) {
-                break;
-            }
-            busy = true;
-        }
-        self.discard(now);
-        busy
-    }
-
-    fn write(&mut self, now: Instant, agent: AgentId) -> bool {
-        let batch = lock(&self.shared.tables).start_write(agent, WRITE_PAGES);
-        if batch.is_empty() {
-            return false;
-        }
-        let descriptors: Vec<PageDescriptor> =
-            batch.iter().map(|(_, id, hash)| PageDescriptor::new(id.0, *hash)).collect();
-        let mut payload: Vec<&[u8]> = vec![descriptors.as_bytes()];
-        payload.extend(batch.iter().map(|(slot, ..)| self.shared.frames.read(*slot)));
-        let count = batch.len() as u16;
-        let make = |request, workload| Control::put(request, workload, count);
-        let sent = self.lane.send(now, agent, make, &payload, count.into());
-        let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
-        match sent {
-            Ok(exchange) => {
-                self.writes.insert(exchange, Write { agent, slots, stored: 0, sent: now });
-                true
-            }
-            Err(_) => {
-                self.settle(agent, &slots, 0);
-                false
-            }
-        }
-    }
-
-    fn settle(&mut self, agent: AgentId, slots: &[u32], stored: u64) {
-        let mut tables = lock(&self.shared.tables);
-        for (i, &slot) in slots.iter().enumerate().rev() {
-            tables.written(slot, stored >> i & 1 == 1);
-        }
-        drop(tables);
-        self.given[usize::from(agent.0)] += u64::from(stored.count_ones());
-    }
-
-    fn discard(&mut self, now: Instant) {
-        let waiting = lock(&self.shared.tables).discards_waiting();
-        if waiting < DISCARDS_BATCH && now < self.next_measure {
-            return;
-        }
-        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
-        for agent in agents {
-            let ids = lock(&self.shared.tables).take_discards(agent, DISCARDS_BATCH * 8);
-            if ids.is_empty() {
-                continue;
-            }
-            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.0.to_le_bytes()).collect();
-            let count = ids.len() as u16;
-            let make = |request, workload| Control::discard(request, workload, count);
-            // What is not sent stays at the agent until the workload ends.
-            let _ = self.lane.send(now, agent, make, &[&bytes], 0);
-        }
-    }
-
-    fn ask_status(&mut self, now: Instant) {
-        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
-        for agent in agents {
-            let make = |request, workload| Control::request(Op::Status, request, workload);
-            let _ = self.lane.send(now, agent, make, &[], 0);
-        }
-    }
-
-    /// Fetches pages home, before the workload is let go.
-    fn fetch(&mut self, now: Instant, space: SpaceId, pages: &[PageAddr]) {
-        let begun = lock(&self.shared.tables).begin_prefetch(space, pages);
-        let mut by_agent: BTreeMap<AgentId, Vec<(PageAddr, Content)>> = BTreeMap::new();
-        for (page, content) in begun {
-            by_agent.entry(content.agent).or_default().push((page, content));
-        }
-        for (agent, pages) in by_agent {
-            let ids: Vec<PageDescriptor> =
-                pages.iter().map(|(_, content)| PageDescriptor::new(content.id.0, 0)).collect();
-            let make = |request, workload| match ids.len() {
-                1 => Control::get(request, workload, ids[0].page.get()),
-                n => Control::get_many(request, workload, n as u16),
-            };
-            let payload = if ids.len() == 1 { &[][..] } else { ids.as_bytes() };
-            let sent = self.lane.send(now, agent, make, &[payload], ids.len() as u32);
-            let ahead = Ahead { space, pages, bytes: Vec::new(), done: 0, sent: now };
-            match sent {
-                Ok(exchange) => drop(self.ahead.insert(exchange, ahead)),
-                Err(_) => self.give_up(ahead),
-            }
-        }
-    }
-
-    /// The pages do not come: faults that wait for them try by themselves.
-    fn give_up(&mut self, ahead: Ahead) {
-        let mut tables = lock(&self.shared.tables);
-        let mut wake = Vec::new();
-        for (page, _) in ahead.pages {
-            if tables.end_prefetch((ahead.space, page)) {
-                wake.push((ahead.space, page));
-            }
-        }
-        drop(tables);
-        self.shared.wake(&self.spaces, &wake);
-    }
-
-    fn network(&mut self, now: Instant) -> bool {
-        let mut busy = match self.lane.drive(now) {
-            Ok(busy) => busy,
-            Err(error) => {
-                self.shared.fail(format!("receiving from the agents failed: {error}"));
-                false
-            }
-        };
-        while let Some(event) = self.lane.poll(now) {
-            busy = true;
-            match event {
-                LaneEvent::Reply { exchange, control } => self.replied(exchange, &control),
-                LaneEvent::Payload { exchange, bytes, .. } => {
-                    if let Some(ahead) = self.ahead.get_mut(&exchange) {
-                        ahead.bytes.extend_from_slice(&bytes);
-                    }
-                }
-                LaneEvent::Complete { exchange } => self.complete(exchange),
-                LaneEvent::Failed { exchange } => self.failed(exchange),
-                LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
-            }
-        }
-        busy
-    }
-
-    fn replied(&mut self, exchange: ExchangeId, control: &Control) {
-        if let Some(write) = self.writes.get_mut(&exchange)
-            && matches!(control.status, Status::Ok | Status::Full | Status::Draining)
-        {
-            write.stored = control.done.get();
-        }
-        if let Some(ahead) = self.ahead.get_mut(&exchange) {
-            ahead.done = control.done.get();
-        }
-    }
-
-    fn complete(&mut self, exchange: ExchangeId) {
-        if let Some(write) = self.writes.remove(&exchange) {
-            self.settle(write.agent, &write.slots, write.stored);
-        }
-        if let Some(ahead) = self.ahead.remove(&exchange) {
-            self.install(ahead);
-        }
-    }
-
-    fn failed(&mut self, exchange: ExchangeId) {
-        if let Some(write) = self.writes.remove(&exchange) {
-            self.settle(write.agent, &write.slots, 0);
-        }
-        if let Some(ahead) = self.ahead.remove(&exchange) {
-            self.give_up(ahead);
-        }
-    }
-
-    /// Installs pages that were fetched ahead. The gate is closed, so that no removal comes in between.
-    fn install(&mut self, ahead: Ahead) {
-        let page_len = PAGE as usize;
-        let several = ahead.pages.len() > 1;
-        let found = ahead.done.count_ones() as usize;
-        let head = if several { found * size_of::<PageDescriptor>() } else { 0 };
-        let Some(space) = self.spaces.get(&ahead.space).cloned() else {
-            return self.give_up(ahead);
-        };
-        if ahead.bytes.len() != head + found * page_len || !self.shared.has_room(found as u64) {
-            return self.give_up(ahead);
-        }
-        let mut at = head;
-        let mut wake = Vec::new();
-        let gate = lock(&space.gate);
-        for (i, &(page, content)) in ahead.pages.iter().enumerate() {
-            let place = (ahead.space, page);
-            let mut tables = lock(&self.shared.tables);
-            let mut outcome = Installed::Gone;
-            if ahead.done >> i & 1 == 1 {
-                let bytes = &ahead.bytes[at..at + page_len];
-                at += page_len;
-                // A wrong checksum is left to the demand fetch, which asks again or stops the workload.
-                if tables.is_remote(place, content) && self.shared.checksum(bytes) == content.hash {
-                    outcome = space.faults.copy(page.get(), bytes);
-                }
-            }
-            if matches!(outcome, Installed::Done | Installed::Exists) {
-                tables.fetched(place, content);
-            }
-            let waited = tables.end_prefetch(place);
-            drop(tables);
-            if outcome == Installed::Done {
-                self.shared.count_resident(1);
-                self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
-                self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
-            } else if waited {
-                wake.push(place);
-            }
-        }
-        drop(gate);
-        self.shared.wake(&self.spaces, &wake);
-    }
-
-    /// Gives up exchanges that were not answered in time.
-    fn expire(&mut self, now: Instant) {
-        let late = |sent: Instant| now.duration_since(sent) > EXCHANGE_DEADLINE;
-        let writes = self.writes.iter().filter(|(_, w)| late(w.sent)).map(|(e, _)| *e);
-        let ahead = self.ahead.iter().filter(|(_, a)| late(a.sent)).map(|(e, _)| *e);
-        let expired: Vec<ExchangeId> = writes.chain(ahead).collect();
-        for exchange in expired {
-            self.lane.abandon(exchange);
-            self.failed(exchange);
         }
     }
 

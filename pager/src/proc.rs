@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 /// One line of /proc/PID/maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,16 +116,39 @@ fn parse_not_inherited(smaps: &str) -> Vec<Range<u64>> {
 
 /// Resident anonymous memory in bytes.
 pub fn resident_anonymous(pid: i32) -> Option<u64> {
-    let text = read(&format!("/proc/{pid}/statm"))?;
-    let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>().ok());
-    let (resident, shared) = (fields.next()??, fields.next()??);
-    Some(resident.saturating_sub(shared) * 4096)
+    Some(parse_statm(&read(&format!("/proc/{pid}/statm"))?)?.resident)
 }
 
-/// Size of the address space in pages: changes when something is mapped or unmapped.
-pub fn virtual_size(pid: i32) -> Option<u64> {
-    let text = read(&format!("/proc/{pid}/statm"))?;
-    text.split_ascii_whitespace().next()?.parse().ok()
+/// How large a process is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statm {
+    /// Size of the address space in pages: changes when something is mapped or unmapped.
+    pub pages: u64,
+    /// Resident anonymous memory in bytes.
+    pub resident: u64,
+}
+
+fn parse_statm(text: &str) -> Option<Statm> {
+    let mut fields = text.split_ascii_whitespace().map(|f| f.parse::<u64>().ok());
+    let (pages, resident, shared) = (fields.next()??, fields.next()??, fields.next()??);
+    Some(Statm { pages, resident: resident.saturating_sub(shared) * 4096 })
+}
+
+/// For processes that are measured often: /proc/PID/statm, kept open.
+pub struct Measure(fs::File);
+
+impl Measure {
+    /// Of a process, whatever it executes.
+    pub fn open(pid: i32) -> std::io::Result<Measure> {
+        Ok(Measure(fs::File::open(format!("/proc/{pid}/statm"))?))
+    }
+
+    /// What it is now; `None` once the process is gone.
+    pub fn take(&self) -> Option<Statm> {
+        let mut text = [0; 256];
+        let length = self.0.read_at(&mut text, 0).ok()?;
+        parse_statm(std::str::from_utf8(&text[..length]).ok()?)
+    }
 }
 
 /// The process's share of anonymous memory in bytes: pages shared after a fork are divided among their users.
@@ -152,6 +176,11 @@ pub fn children(pid: i32) -> Vec<i32> {
         text.split_ascii_whitespace().filter_map(|f| f.parse().ok()).collect::<Vec<i32>>()
     };
     threads(pid).into_iter().flat_map(of_thread).collect()
+}
+
+/// The process (or thread) id given last: while it stays the same, nobody has been born.
+pub fn last_pid() -> Option<i32> {
+    read("/proc/loadavg")?.split_ascii_whitespace().last()?.parse().ok()
 }
 
 /// State letter of a process or thread (`R`, `S`, `D`, `Z`, `T` ...).
@@ -231,10 +260,13 @@ mod tests {
     fn own_process_is_readable() {
         let pid = std::process::id() as i32;
         assert!(resident_anonymous(pid).is_some_and(|b| b > 0));
+        let taken = Measure::open(pid).ok().and_then(|measure| measure.take());
+        assert!(taken.is_some_and(|statm| statm.resident > 0 && statm.pages > 0));
         assert!(proportional_anonymous(pid).is_some_and(|b| b > 0));
         assert!(threads(pid).contains(&pid) || !threads(pid).is_empty());
         assert!(!maps(pid).unwrap_or_default().is_empty());
         assert!(state(pid).is_some());
         assert_eq!(status_field(pid, "TracerPid:"), Some(0));
+        assert!(last_pid().is_some_and(|last| last > 0));
     }
 }

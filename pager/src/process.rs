@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 use crate::evictor::{Call, Evictor, has_ended, pidfd_getfd, pidfd_open, same_memory};
 use crate::inject::{Frozen, InjectError, Injected, remove_blob};
 use crate::page_map::PAGE;
-use crate::proc::{self, Mapping};
+use crate::proc::{self, Mapping, Measure, Statm};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::uffd::{Faults, PageTables, Registration, UFFDIO_MOVE, USERFAULTFD_IOC_NEW};
@@ -42,8 +42,8 @@ pub struct Process {
     pub pid: i32,
     /// Its memory.
     pub space: Arc<Space>,
-    /// Resident anonymous bytes at the last look.
-    pub resident: u64,
+    /// Its size at the last look.
+    pub size: Statm,
     /// Pages chosen to go out next.
     pub victims: VecDeque<PageAddr>,
     /// Where the clock's hand stands.
@@ -52,6 +52,7 @@ pub struct Process {
     pub sweep: RangeSet,
     /// Its page tables.
     pub page_tables: PageTables,
+    measure: Measure,
     pidfd: OwnedFd,
     evictor: Evictor,
     uffd_number: u64,
@@ -83,6 +84,7 @@ impl Process {
     ) -> Result<Process, InjectError> {
         let pidfd = pidfd_open(pid).map_err(|_| InjectError::Gone)?;
         let page_tables = PageTables::open(pid).map_err(|_| InjectError::Gone)?;
+        let measure = Measure::open(pid).map_err(|_| InjectError::Gone)?;
         let injected = frozen.inject()?;
         let evictor_pid = injected.evictor.as_raw();
         lock(&shared.evictors).push(evictor_pid);
@@ -95,11 +97,12 @@ impl Process {
         Ok(Process {
             pid,
             space,
-            resident: 0,
+            size: Statm::default(),
             victims: VecDeque::new(),
             hand: 0,
             sweep: RangeSet::default(),
             page_tables,
+            measure,
             pidfd,
             evictor,
             uffd_number,
@@ -155,11 +158,17 @@ impl Process {
         self.evictor.pid().as_raw()
     }
 
+    /// Measures its size; all zero once it is gone.
+    pub fn measure(&mut self) -> Statm {
+        self.size = self.measure.take().unwrap_or_default();
+        self.size
+    }
+
     // ---- mappings
 
     /// Registers what has been mapped since the last time, if anything may have been. Returns anonymous bytes that cannot be paged.
     pub fn register_new(&mut self, shared: &Shared, now: Instant) -> Option<u64> {
-        let size = proc::virtual_size(self.pid)?;
+        let size = self.size.pages;
         let changes = self.space.changes.load(Ordering::Relaxed);
         if (size, changes) == (self.seen_size, self.seen_changes) && now < self.next_scan {
             return None;

@@ -22,13 +22,19 @@ pub struct Tree {
     seen: u64,
     /// How often in a row nobody was found.
     empty: u32,
+    /// The id given last when members were looked for, and how often it has been that.
+    last_pid: (Option<i32>, u32),
 }
+
+/// Looks after the last birth in the system: a process has its id some moments before it is among its parent's children.
+const LOOKS_AFTER_BIRTH: u32 = 3;
 
 impl Tree {
     /// A tree of which only the first process is known yet.
     pub fn new(root: Root) -> Tree {
         let (Root::OwnChildren(first) | Root::Process(first)) = root;
-        let mut tree = Tree { root, members: BTreeMap::new(), seen: 0, empty: 0 };
+        let mut tree =
+            Tree { root, members: BTreeMap::new(), seen: 0, empty: 0, last_pid: (None, 0) };
         tree.add(first);
         tree
     }
@@ -51,6 +57,9 @@ impl Tree {
     /// Finds new members and drops those that have ended.
     pub fn refresh(&mut self, evictors: &[i32]) {
         self.members.retain(|_, process| !has_ended(process.as_fd()));
+        if !self.members.is_empty() && !self.may_have_grown() {
+            return;
+        }
         let start = match self.root {
             Root::OwnChildren(_) => proc::children(std::process::id() as i32),
             Root::Process(pid) => vec![pid],
@@ -67,6 +76,13 @@ impl Tree {
             queue.extend(proc::children(pid));
         }
         self.empty = if self.members.is_empty() { self.empty + 1 } else { 0 };
+    }
+
+    fn may_have_grown(&mut self) -> bool {
+        let last = proc::last_pid();
+        let looks = if last.is_some() && last == self.last_pid.0 { self.last_pid.1 + 1 } else { 0 };
+        self.last_pid = (last, looks);
+        looks < LOOKS_AFTER_BIRTH
     }
 
     /// Process ids of the members.
