@@ -225,6 +225,34 @@ mod tests {
         result
     }
 
+    /// `GMS_RENEW=1 cargo test -p gms-agent packaged` writes them.
+    #[test]
+    fn packaged_man_page_and_completions_are_current() {
+        use clap::CommandFactory;
+        use clap_complete::Shell;
+        let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+        let mut page = Vec::new();
+        clap_mangen::Man::new(Args::command()).render(&mut page).expect("a man page");
+        let mut files = vec![(packaging.join("man/gms-agent.1"), page)];
+        let shells = [
+            (Shell::Bash, "gms-agent.bash"),
+            (Shell::Zsh, "_gms-agent"),
+            (Shell::Fish, "gms-agent.fish"),
+        ];
+        for (shell, name) in shells {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "gms-agent", &mut script);
+            files.push((packaging.join("completions").join(name), script));
+        }
+        for (file, text) in files {
+            if std::env::var_os("GMS_RENEW").is_some() {
+                std::fs::write(&file, &text).expect("packaging");
+            }
+            let kept = std::fs::read(&file).unwrap_or_default();
+            assert!(kept == text, "{} is not what the options say", file.display());
+        }
+    }
+
     #[test]
     fn the_command_line_wins_over_the_file() {
         let file =

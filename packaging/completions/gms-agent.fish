@@ -1,0 +1,12 @@
+complete -c gms-agent -l listen -d 'Address and UDP port to listen on; port 0 takes a free one' -r
+complete -c gms-agent -l export -d 'Memory to export: 512M, 4G, or a share of the memory available at the start, as 80%' -r
+complete -c gms-agent -l keys -d 'Directory with ca.pem, node.pem and node-key.pem' -r -F
+complete -c gms-agent -l metrics -d 'Address and TCP port to serve metrics on, at /metrics, for Prometheus [default: none]' -r
+complete -c gms-agent -l spin -d 'Longest spin before blocking, in microseconds; 0 never spins [default: 50]' -r
+complete -c gms-agent -l drain -d 'On SIGTERM or SIGINT wait so long for workloads to take their pages away [default: 2]' -r
+complete -c gms-agent -l config -d 'TOML file with these options as keys, e.g. `export = "4G"`; the command line wins' -r -F
+complete -c gms-agent -l huge -d 'Export huge pages of 2 MiB; as many must be free (vm.nr_hugepages)'
+complete -c gms-agent -s q -l quiet -d 'Log errors only'
+complete -c gms-agent -s v -l verbose -d 'Log more; twice for everything'
+complete -c gms-agent -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c gms-agent -s V -l version -d 'Print version'
