@@ -14,7 +14,10 @@ mod placement;
 mod region;
 mod report;
 mod samples;
+mod scan;
 mod scratch;
+mod stack;
+mod workload;
 
 use std::process::ExitCode;
 
@@ -41,9 +44,10 @@ fn run(cli: Cli) -> Result<(), BenchError> {
     match &cli.command {
         Command::Floor(options) => floor::run(options, &mut report)?,
         Command::Fault(options) => fault::run(options, &mut report)?,
+        Command::Scan(options) => scan::run(options, &mut report)?,
         Command::IdleCost(options) => idle_cost::run(options, &mut report)?,
         Command::Peer(options) => return peer::serve(options),
-        Command::FaultWorkload(options) => return fault::workload::run(options),
+        Command::Workload { orders, found } => return workload::run(orders, found),
         Command::IdleWorkload { mib } => return idle_cost::workload(*mib),
     }
     report.publish(cli.json.as_deref())

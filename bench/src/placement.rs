@@ -48,6 +48,12 @@ pub struct Placement {
     pub cpus: Option<(usize, usize)>,
 }
 
+impl Placement {
+    /// Where the scheduler likes.
+    pub const ANYWHERE: Placement =
+        Placement { name: "anywhere, yielding", wait: Wait::Yield, cpus: None };
+}
+
 /// The placements to compare on this machine, the one of the ratios first. Those which need a second CPU are left out where there
 /// is none.
 pub fn placements() -> Result<Vec<Placement>, BenchError> {
@@ -58,7 +64,7 @@ pub fn placements() -> Result<Vec<Placement>, BenchError> {
     let mut all = vec![
         Placement { name: "same CPU, blocking", wait: Wait::Block, cpus: Some((one, one)) },
         Placement { name: "same CPU, yielding", wait: Wait::Yield, cpus: Some((one, one)) },
-        Placement { name: "anywhere, yielding", wait: Wait::Yield, cpus: None },
+        Placement::ANYWHERE,
     ];
     if let Some(&two) = cpus.get(1) {
         let apart = Some((one, two));

@@ -59,6 +59,10 @@ fn floors_are_measured() {
     let quic = p50(&report, "QUIC 128/4224 B, same CPU, blocking");
     assert!(fault < uffd, "a fault served by a program costs more than the kernel's own");
     assert!(udp < quic, "QUIC runs over UDP");
+    for bulk in ["gets", "puts"] {
+        let rate = figure(&report, &format!("QUIC bulk, {bulk} of 64 pages, anywhere, yielding"));
+        assert!(rate > 10.0, "{bulk}: {rate} MB/s");
+    }
     let machine = &report["machine"];
     assert!(machine["cpus"].as_u64().expect("cpus") > 0);
     for key in ["date", "cpu", "kernel"] {
@@ -88,6 +92,28 @@ fn remote_faults_are_measured() {
 fn threads_and_large_pages_are_measured() {
     let Some(report) = report(&["fault", "--page-size", "8k", "--threads", "2"]) else { return };
     check_faults(&report, "remote fault, 8k, threads: 2");
+}
+
+/// Checks that the figure `ratio` is `above / below`.
+fn check_ratio(report: &Value, ratio: &str, above: f64, below: f64) {
+    let ratio = figure(report, ratio);
+    assert!((ratio - above / below).abs() < 0.01 * ratio, "{ratio} is not {above} / {below}");
+}
+
+#[test]
+fn scans_are_measured() {
+    for stride in ["1", "3"] {
+        let Some(report) = report(&["scan", "--stride", stride]) else { return };
+        let bulk = figure(&report, "floor: QUIC bulk, gets of 64 pages");
+        let row = format!("scan, stride {stride}");
+        let (scan, shuffled) =
+            (figure(&report, &row), figure(&report, &format!("{row}, shuffled")));
+        assert!(shuffled > 1.0 && bulk > 10.0, "{shuffled} and {bulk} MB/s");
+        check_ratio(&report, "scan / bulk", scan, bulk);
+        check_ratio(&report, "scan with / without prefetch", scan, shuffled);
+        assert!(figure(&report, &format!("{row}: fetched ahead")) > 50.0, "{report:#}");
+        assert!(figure(&report, &format!("{row}, shuffled: fetched ahead")) < 5.0, "{report:#}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! A real agent with keys of its own, and `gms run` around the workload.
+//! Real agents with keys made for the run, and `gms run` around workloads.
 
+use std::cell::Cell;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -8,25 +9,37 @@ use std::process::{ChildStderr, Command, Stdio};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{PageSize, WorkloadOptions};
+use crate::cli::PageSize;
 use crate::error::{BenchError, Trying};
-use crate::fault::workload::Found;
 use crate::floor::quic::make_keys;
 use crate::peer::Process;
 use crate::scratch::Scratch;
+use crate::workload::Orders;
 
-/// Lines which the agent may log before it listens.
+/// Lines which an agent may log before it listens.
 const LOG_LINES_MAX: usize = 20;
 
-/// An agent which runs, and how to run programs on it.
+/// Agents which run, and how to run workloads on them.
 pub struct Stack {
     gms: PathBuf,
     scratch: Scratch,
-    local_mib: u32,
+    agents: Vec<Agent>,
+    /// Sessions so far.
+    sessions: Cell<u32>,
+}
+
+struct Agent {
     addr: String,
-    _agent: Process,
+    _process: Process,
     /// Held open for what the agent logs later, which is little.
     _log: Option<BufReader<ChildStderr>>,
+}
+
+/// A workload under its own `gms run`.
+pub struct Session {
+    process: Process,
+    found: PathBuf,
+    stats: PathBuf,
 }
 
 /// Of gms's own figures those which matter here.
@@ -40,6 +53,8 @@ pub struct Stats {
     pub pages_out: u64,
     /// Pages evicted without a transfer.
     pub clean_drops: u64,
+    /// Pages fetched ahead.
+    pub prefetched: u64,
     /// Faults met by the write-back buffer.
     pub second_chances: u64,
 }
@@ -60,9 +75,8 @@ impl Stats {
         100.0 * self.second_chances as f64 / all.max(1) as f64
     }
 
-    /// Checks that what was counted as remote faults was just that, but for `local_max` percent.
-    pub fn check(&self, orders: &WorkloadOptions, local_max: f64) -> Result<(), BenchError> {
-        let counted = (orders.threads * (orders.warm_up + orders.faults)) as u64;
+    /// Checks that `counted` faults were remote, but for `local_max` percent.
+    pub fn check(&self, counted: u64, local_max: f64) -> Result<(), BenchError> {
         if self.pages_in + self.second_chances < counted {
             let brought = self.pages_in + self.second_chances;
             let text = format!("{counted} faults were counted, but gms brought {brought} pages");
@@ -76,29 +90,42 @@ impl Stats {
     }
 }
 
-impl Stack {
-    /// Makes keys and starts an agent with room for `times` the budget.
-    pub fn start(programs: Option<&Path>, local_mib: u32, times: u32) -> Result<Stack, BenchError> {
-        let scratch = Scratch::new()?;
-        let keys = scratch.path("keys");
-        make_keys(&keys)?;
-        let export = format!("{}M", local_mib * (times + 1));
-        let mut agent = Process::start(
-            Command::new(program(programs, "gms-agent")?)
-                .args(["--listen", "127.0.0.1:0", "--export", &export, "--keys"])
-                .arg(&keys)
+impl Agent {
+    fn start(program: &Path, keys: &Path, export_mib: u32) -> Result<Agent, BenchError> {
+        let mut process = Process::start(
+            Command::new(program)
+                .args(["--listen", "127.0.0.1:0", "--export", &format!("{export_mib}M"), "--keys"])
+                .arg(keys)
                 .env("NO_COLOR", "1")
                 .stderr(Stdio::piped()),
         )?;
-        let mut log = agent.0.stderr.take().map(BufReader::new);
+        let mut log = process.0.stderr.take().map(BufReader::new);
         let addr = log.as_mut().and_then(|log| {
             let lines = log.lines().take(LOG_LINES_MAX).map_while(Result::ok);
             lines.filter(|line| line.contains("listening")).find_map(|line| address_in(&line))
         });
         let problem = "did not say where it listens".to_owned();
         let addr = addr.ok_or(BenchError::Program { program: "gms-agent".into(), problem })?;
+        Ok(Agent { addr, _process: process, _log: log })
+    }
+}
+
+impl Stack {
+    /// Makes keys and starts `agents` agents, each with room for `export_mib`.
+    pub fn start(
+        programs: Option<&Path>,
+        agents: usize,
+        export_mib: u32,
+    ) -> Result<Stack, BenchError> {
+        let scratch = Scratch::new()?;
+        let keys = scratch.path("keys");
+        make_keys(&keys)?;
+        let agent = program(programs, "gms-agent")?;
+        let agents = (0..agents)
+            .map(|_| Agent::start(&agent, &keys, export_mib))
+            .collect::<Result<_, _>>()?;
         let gms = program(programs, "gms")?;
-        Ok(Stack { gms, scratch, local_mib, addr, _agent: agent, _log: log })
+        Ok(Stack { gms, scratch, agents, sessions: Cell::new(0) })
     }
 
     /// A path in the stack's own directory.
@@ -106,29 +133,49 @@ impl Stack {
         self.scratch.path(name)
     }
 
-    /// Runs the workload under gms.
-    pub fn run(
+    /// Runs a workload on all agents: what it found, and gms's own figures.
+    pub fn run<F: DeserializeOwned>(
         &self,
         size: PageSize,
-        orders: &WorkloadOptions,
-    ) -> Result<(Found, Stats), BenchError> {
-        let stats = self.scratch.path("stats.json");
+        local_mib: u32,
+        orders: &Orders,
+    ) -> Result<(F, Stats), BenchError> {
+        self.spawn(size, local_mib, orders)?.finish()
+    }
+
+    /// Starts a workload on all agents.
+    pub fn spawn(
+        &self,
+        size: PageSize,
+        local_mib: u32,
+        orders: &Orders,
+    ) -> Result<Session, BenchError> {
+        let number = self.sessions.replace(self.sessions.get() + 1);
+        let found = self.path(&format!("found-{number}.json"));
+        let stats = self.path(&format!("stats-{number}.json"));
+        let orders =
+            serde_json::to_string(orders).map_err(|e| BenchError::Invalid(e.to_string()))?;
         let mut command = Command::new(&self.gms);
-        command
-            .args(["run", "-q", "--page-size", size.name(), "--agent", &self.addr, "--keys"])
-            .arg(self.scratch.path("keys"))
-            .args(["--local", &format!("{}M", self.local_mib), "--stats"])
-            .arg(&stats)
-            .arg("--")
-            .arg(std::env::current_exe().trying("cannot find gms-bench")?)
-            .args(orders.command_line());
-        let mut process = Process::start(&mut command)?;
-        let ended = process.0.wait().trying("cannot wait for gms")?;
+        command.args(["run", "-q", "--page-size", size.name(), "--keys"]).arg(self.path("keys"));
+        for agent in &self.agents {
+            command.args(["--agent", &agent.addr]);
+        }
+        command.args(["--local", &format!("{local_mib}M"), "--stats"]).arg(&stats).arg("--");
+        command.arg(std::env::current_exe().trying("cannot find gms-bench")?);
+        command.args(["workload", &orders]).arg(&found);
+        Ok(Session { process: Process::start(&mut command)?, found, stats })
+    }
+}
+
+impl Session {
+    /// Waits for its end.
+    pub fn finish<F: DeserializeOwned>(mut self) -> Result<(F, Stats), BenchError> {
+        let ended = self.process.0.wait().trying("cannot wait for gms")?;
         if !ended.success() {
             let problem = format!("ended with {ended}");
             return Err(BenchError::Program { program: "gms run".into(), problem });
         }
-        Ok((read(&orders.found)?, read(&stats)?))
+        Ok((read(&self.found)?, read(&self.stats)?))
     }
 }
 
@@ -152,7 +199,8 @@ fn address_in(line: &str) -> Option<String> {
     rest.split_whitespace().next().map(str::to_owned)
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Result<T, BenchError> {
+/// Reads JSON.
+pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, BenchError> {
     let what = path.display().to_string();
     let text = fs::read_to_string(path).trying(&what)?;
     serde_json::from_str(&text).map_err(|error| BenchError::Invalid(format!("{what}: {error}")))
