@@ -31,6 +31,8 @@ pub enum Command {
     Fault(FaultOptions),
     /// Scans of remote memory, with and without prefetch, beside the bulk throughput of the same run
     Scan(ScanOptions),
+    /// Write-back, beside the bulk throughput of the same run, and remote faults while another thread causes it
+    Evict(EvictOptions),
     /// What `gms run` costs a program which stays under its budget
     IdleCost(IdleOptions),
     /// The other end of an exchange
@@ -167,6 +169,17 @@ pub struct ScanOptions {
     /// Pages from one read to the next
     #[arg(long, value_name = "PAGES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
     pub stride: u32,
+}
+
+/// `gms-bench evict`.
+#[derive(Args, Debug)]
+pub struct EvictOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// What is paged.
+    #[command(flatten)]
+    pub paging: Paging,
 }
 
 /// `gms-bench idle-cost`.

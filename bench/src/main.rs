@@ -5,6 +5,7 @@
 
 mod cli;
 mod error;
+mod evict;
 mod fault;
 mod floor;
 mod idle_cost;
@@ -45,6 +46,7 @@ fn run(cli: Cli) -> Result<(), BenchError> {
         Command::Floor(options) => floor::run(options, &mut report)?,
         Command::Fault(options) => fault::run(options, &mut report)?,
         Command::Scan(options) => scan::run(options, &mut report)?,
+        Command::Evict(options) => evict::run(options, &mut report)?,
         Command::IdleCost(options) => idle_cost::run(options, &mut report)?,
         Command::Peer(options) => return peer::serve(options),
         Command::Workload { orders, found } => return workload::run(orders, found),

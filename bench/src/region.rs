@@ -39,8 +39,13 @@ impl Region {
     pub fn with_tables(pages: usize) -> Result<Region, BenchError> {
         let region = Region::new(pages)?;
         (0..pages).for_each(|page| region.store(page, 0, 1));
-        region.advise(MmapAdvise::MADV_DONTNEED)?;
+        region.discard()?;
         Ok(region)
+    }
+
+    /// Drops all pages; they are zeros when they are touched again.
+    pub fn discard(&self) -> Result<(), BenchError> {
+        self.advise(MmapAdvise::MADV_DONTNEED)
     }
 
     fn advise(&self, advice: MmapAdvise) -> Result<(), BenchError> {
@@ -74,7 +79,7 @@ impl Region {
         unsafe { self.word(page, word).read_volatile() }
     }
 
-    /// Writes a word. Callers do so before they share the region with other threads.
+    /// Writes a word. Callers do so only while no other thread uses the region.
     pub fn store(&self, page: usize, word: usize, value: u64) {
         // SAFETY: as in `load`; nobody else uses the word meanwhile.
         unsafe { self.word(page, word).write_volatile(value) }

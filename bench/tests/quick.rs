@@ -117,6 +117,21 @@ fn scans_are_measured() {
 }
 
 #[test]
+fn eviction_is_measured() {
+    let Some(report) = report(&["evict"]) else { return };
+    let bulk = figure(&report, "floor: QUIC bulk, puts of 64 pages");
+    let rate = figure(&report, "write-back");
+    check_ratio(&report, "write-back / bulk", rate, bulk);
+    let written = figure(&report, "pages written / dirtied over the budget");
+    assert!((0.5..1.2).contains(&written), "{written}: each page is written once");
+    let idle = p50(&report, "remote fault, no eviction of dirty pages");
+    let evicting = p50(&report, "remote fault, another thread dirties");
+    check_ratio(&report, "p50 while evicting / idle", evicting, idle);
+    assert!(figure(&report, "p99 while evicting / idle") > 0.1);
+    assert!(figure(&report, "dirtied beside the faults") > 1.0);
+}
+
+#[test]
 fn the_cost_of_doing_nothing_is_measured() {
     let Some(report) = report(&["idle-cost"]) else { return };
     let (alone, under) =

@@ -15,6 +15,25 @@ const IN_FLIGHT: usize = 4;
 /// Bytes of the pages of one exchange.
 const PAGES_LEN: usize = PAGES_MAX * PAGE_LEN;
 
+/// More memory than caches hold, as gms's pages come from memory too: a multiple of the pages of an exchange.
+const SOURCE_LEN: usize = 64 << 20;
+
+/// Pages to send.
+pub struct Pages(Vec<u8>);
+
+impl Pages {
+    /// All bytes of all pages are 7.
+    pub fn new() -> Pages {
+        Pages(vec![7; SOURCE_LEN])
+    }
+
+    /// `count` pages for exchange `number`: each time other ones.
+    pub fn of(&self, number: u64, count: usize) -> &[u8] {
+        let at = number as usize % (SOURCE_LEN / PAGES_LEN) * PAGES_LEN;
+        &self.0[at..at + count * PAGE_LEN]
+    }
+}
+
 /// Which way the pages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bulk {
@@ -45,7 +64,7 @@ pub fn throughput(
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
     let link = end.link;
     let descriptors = [0; PAGES_MAX * PageDescriptor::LEN];
-    let pages = [7; PAGES_LEN];
+    let pages = Pages::new();
     let warm_up = count / 10;
     let (mut asked, mut done, mut bytes) = (0, 0, 0);
     let mut start = Instant::now();
@@ -60,7 +79,7 @@ pub fn throughput(
                 }
                 Bulk::Put => {
                     let put = Control::put(number, workload, PAGES_MAX as u16);
-                    end.quic.request(now, link, &put, &[&descriptors, &pages])
+                    end.quic.request(now, link, &put, &[&descriptors, pages.of(number, PAGES_MAX)])
                 }
             };
             sent.map_err(failed)?;

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
+use super::bulk::Pages;
 use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
 use crate::peer::Peer;
@@ -117,7 +118,7 @@ pub fn serve(wait: Wait, keys: &Path) -> Result<(), BenchError> {
     let identity = keys::load(keys, Role::Node).map_err(bad_keys)?;
     let mut quic = Quic::server(any_port(), &identity).map_err(failed)?;
     println!("{}", quic.local_addr());
-    let (descriptors, pages) = ([0; PAGES_MAX * PageDescriptor::LEN], [7; PAGES_MAX * PAGE_LEN]);
+    let (descriptors, pages) = ([0; PAGES_MAX * PageDescriptor::LEN], Pages::new());
     let mut asked: HashMap<ExchangeId, Control> = HashMap::new();
     loop {
         let now = Instant::now();
@@ -130,7 +131,7 @@ pub fn serve(wait: Wait, keys: &Path) -> Result<(), BenchError> {
                     let count = usize::from(request.count.get());
                     let mut reply = request.reply(Status::Ok);
                     reply.done.set(u64::MAX >> (PAGES_MAX - count));
-                    let pages = &pages[..count * PAGE_LEN];
+                    let pages = pages.of(request.request.get(), count);
                     let payload: &[&[u8]] = match (request.op, count) {
                         (Op::Get, 1) => &[pages],
                         (Op::Get, _) => &[&descriptors[..count * PageDescriptor::LEN], pages],

@@ -1,6 +1,7 @@
 //! The programs which run under gms: this program again, as `gms-bench workload`. What to do is told as JSON, what was found is
 //! written as JSON.
 
+pub mod dirty;
 pub mod fault;
 pub mod scan;
 
@@ -23,6 +24,10 @@ pub enum Orders {
     Fault(fault::Orders),
     /// Read all pages in order.
     Scan(scan::Orders),
+    /// Dirty fresh memory.
+    Dirty(dirty::Orders),
+    /// Touch random absent pages while another thread dirties fresh memory.
+    Duel(dirty::DuelOrders),
 }
 
 /// `gms-bench workload ORDERS FOUND`.
@@ -31,6 +36,8 @@ pub fn run(orders: &str, found: &Path) -> Result<(), BenchError> {
     match orders.map_err(|error| BenchError::Invalid(format!("orders: {error}")))? {
         Orders::Fault(orders) => write(&fault::run(&orders)?, found),
         Orders::Scan(orders) => write(&scan::run(&orders)?, found),
+        Orders::Dirty(orders) => write(&dirty::run(&orders)?, found),
+        Orders::Duel(orders) => write(&dirty::duel(&orders)?, found),
     }
 }
 
