@@ -33,6 +33,8 @@ pub enum Command {
     Scan(ScanOptions),
     /// Write-back, beside the bulk throughput of the same run, and remote faults while another thread causes it
     Evict(EvictOptions),
+    /// More threads, more pagers on one agent, more agents of one pager: throughput and fairness
+    Scale(ScaleOptions),
     /// What `gms run` costs a program which stays under its budget
     IdleCost(IdleOptions),
     /// The other end of an exchange
@@ -103,7 +105,7 @@ pub struct Paging {
     /// Where the programs are.
     #[command(flatten)]
     pub programs: Programs,
-    /// The budget [default: 64, quick: 8]
+    /// The budget [default: 64, of scale 16, of --quick 8]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(4..=65536))]
     local: Option<u32>,
     /// The workload's memory as a multiple of the budget
@@ -112,9 +114,9 @@ pub struct Paging {
 }
 
 impl Paging {
-    /// Budget and memory of a workload, in MiB.
-    pub fn mib(&self, effort: &Effort) -> (u32, u32) {
-        let local = self.local.unwrap_or(if effort.is_quick() { 8 } else { 64 });
+    /// Budget and memory of a workload in MiB; `usual` is the budget unless the user or `--quick` say otherwise.
+    pub fn mib(&self, effort: &Effort, usual: u32) -> (u32, u32) {
+        let local = self.local.unwrap_or(if effort.is_quick() { 8 } else { usual });
         (local, local * self.times)
     }
 }
@@ -178,6 +180,17 @@ pub struct EvictOptions {
     #[command(flatten)]
     pub effort: Effort,
     /// What is paged.
+    #[command(flatten)]
+    pub paging: Paging,
+}
+
+/// `gms-bench scale`.
+#[derive(Args, Debug)]
+pub struct ScaleOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// What each pager pages.
     #[command(flatten)]
     pub paging: Paging,
 }

@@ -3,7 +3,7 @@
 use crate::cli::{EvictOptions, PageSize};
 use crate::error::BenchError;
 use crate::floor::{self, bulk::Bulk};
-use crate::region::PAGE;
+use crate::region::{PAGE, pages};
 use crate::report::{Report, Target};
 use crate::samples::Samples;
 use crate::stack::Stack;
@@ -24,7 +24,7 @@ const WRITTEN_MIN: f64 = 0.5;
 /// Measures.
 pub fn run(options: &EvictOptions, report: &mut Report) -> Result<(), BenchError> {
     let effort = &options.effort;
-    let (local, mib) = options.paging.mib(effort);
+    let (local, mib) = options.paging.mib(effort, 64);
     for run in 0..effort.runs() {
         let bulk = floor::bulk(effort, Bulk::Put, report)?;
         let room = DIRTY_TIMES * mib + local;
@@ -32,7 +32,7 @@ pub fn run(options: &EvictOptions, report: &mut Report) -> Result<(), BenchError
         write_back(&stack, local, DIRTY_TIMES * mib, bulk, report)?;
         let orders = workload::DuelOrders {
             mib: mib as usize,
-            warm_up: pages(local),
+            warm_up: pages(local as usize),
             faults: effort.count(FAULTS.0, FAULTS.1),
             seed: u64::from(run) + 1,
         };
@@ -50,7 +50,7 @@ fn write_back(
 ) -> Result<(), BenchError> {
     let orders = workload::Orders { mib: mib as usize, untimed_mib: local as usize };
     let (found, stats): (Found, _) = stack.run(PageSize::Small, local, &Orders::Dirty(orders))?;
-    let dirtied = pages(mib - local) as f64;
+    let dirtied = pages((mib - local) as usize) as f64;
     let written = stats.pages_out as f64 / dirtied;
     let rate = stats.pages_out as f64 * PAGE as f64 / found.seconds / 1e6;
     report.figure("write-back", "MB/s", rate);
@@ -81,9 +81,4 @@ fn duel(
     report.figure("dirtied beside the faults", "MB/s", rate);
     report.figure("faults met by the write-back buffer", "%", stats.second_percent());
     Ok(())
-}
-
-/// Pages of `mib` MiB.
-fn pages(mib: u32) -> usize {
-    ((mib as usize) << 20) / PAGE
 }

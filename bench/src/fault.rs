@@ -26,7 +26,7 @@ const RATIO_MAX: f64 = 2.5;
 /// Measures.
 pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError> {
     let effort = &options.effort;
-    let (local, all) = options.paging.mib(effort);
+    let (local, all) = options.paging.mib(effort, 64);
     let threads = options.threads as usize;
     let size = options.page_size.name();
     for run in 0..effort.runs() {
@@ -53,10 +53,11 @@ pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError
             mib: all as usize,
             threads,
             warm_up: effort.count(WARM_UP, 100).div_ceil(threads),
-            faults: per_thread,
+            measured: workload::Measured::Faults(per_thread as u64),
             seed: u64::from(run) + 1,
+            gate: None,
         };
-        let counted = (orders.threads * (orders.warm_up + orders.faults)) as u64;
+        let counted = (orders.threads * (orders.warm_up + per_thread)) as u64;
         let (found, stats): (Found, _) =
             stack.run(options.page_size, local, &Orders::Fault(orders))?;
         let latency = found.samples()?.latency();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::cli::IdleOptions;
 use crate::error::{BenchError, Trying};
 use crate::peer::Process;
-use crate::region::{PAGE, Region, WORDS};
+use crate::region::{Region, WORDS, pages};
 use crate::report::{Report, Target};
 use crate::stack::program;
 
@@ -72,7 +72,7 @@ pub fn workload(mib: usize) -> Result<(), BenchError> {
     if mib == 0 {
         return Ok(());
     }
-    let region = Region::new((mib << 20) / PAGE)?;
+    let region = Region::new(pages(mib))?;
     let mut state = 1u64;
     let mut next = || {
         state =

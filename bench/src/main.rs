@@ -8,6 +8,7 @@ mod error;
 mod evict;
 mod fault;
 mod floor;
+mod gate;
 mod idle_cost;
 mod machine;
 mod peer;
@@ -15,6 +16,7 @@ mod placement;
 mod region;
 mod report;
 mod samples;
+mod scale;
 mod scan;
 mod scratch;
 mod stack;
@@ -47,6 +49,7 @@ fn run(cli: Cli) -> Result<(), BenchError> {
         Command::Fault(options) => fault::run(options, &mut report)?,
         Command::Scan(options) => scan::run(options, &mut report)?,
         Command::Evict(options) => evict::run(options, &mut report)?,
+        Command::Scale(options) => scale::run(options, &mut report)?,
         Command::IdleCost(options) => idle_cost::run(options, &mut report)?,
         Command::Peer(options) => return peer::serve(options),
         Command::Workload { orders, found } => return workload::run(orders, found),

@@ -13,6 +13,11 @@ pub const PAGE: usize = 4096;
 /// Words of a page.
 pub const WORDS: usize = PAGE / size_of::<u64>();
 
+/// Pages of `mib` MiB.
+pub fn pages(mib: usize) -> usize {
+    mib * ((1 << 20) / PAGE)
+}
+
 /// Private anonymous memory without huge pages.
 pub struct Region {
     start: NonNull<c_void>,

@@ -21,7 +21,7 @@ const ABSENT_PERCENT_MIN: f64 = 50.0;
 
 /// Measures.
 pub fn run(options: &ScanOptions, report: &mut Report) -> Result<(), BenchError> {
-    let (local, mib) = options.paging.mib(&options.effort);
+    let (local, mib) = options.paging.mib(&options.effort, 64);
     for _ in 0..options.effort.runs() {
         let bulk = floor::bulk(&options.effort, Bulk::Get, report)?;
         let stack = Stack::start(options.paging.programs.dir(), 1, local + mib)?;

@@ -132,6 +132,25 @@ fn eviction_is_measured() {
 }
 
 #[test]
+fn scaling_is_measured() {
+    let Some(report) = report(&["scale"]) else { return };
+    let rate = |what: &str, count| figure(&report, &format!("faults/s, {what}: {count}"));
+    for (what, ratio) in [
+        ("threads", "2 threads / 1"),
+        ("pagers on one agent", "2 pagers / 1, total"),
+        ("agents of one pager", "2 agents / 1"),
+    ] {
+        assert!(rate(what, 1) > 100.0, "{what}");
+        check_ratio(&report, ratio, rate(what, 2), rate(what, 1));
+    }
+    let (least, greatest) = (
+        figure(&report, "2 pagers: least / fair share"),
+        figure(&report, "2 pagers: greatest / fair share"),
+    );
+    assert!((least + greatest - 2.0).abs() < 0.01 && least > 0.05, "{least}, {greatest}");
+}
+
+#[test]
 fn the_cost_of_doing_nothing_is_measured() {
     let Some(report) = report(&["idle-cost"]) else { return };
     let (alone, under) =

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::fault::{absent, touch};
+use super::fault::{absent, touch, warm_up};
 use super::{Dice, Memory, pattern};
 use crate::error::BenchError;
-use crate::region::{PAGE, Region, WORDS};
+use crate::region::{Region, WORDS, pages};
 use crate::samples::Samples;
 
 /// Pages looked at in the end.
@@ -32,8 +32,8 @@ pub struct Found {
 
 /// Does it.
 pub fn run(orders: &Orders) -> Result<Found, BenchError> {
-    let region = Region::new((orders.mib << 20) / PAGE)?;
-    let untimed = (orders.untimed_mib << 20) / PAGE;
+    let region = Region::new(pages(orders.mib))?;
+    let untimed = pages(orders.untimed_mib);
     let mut start = Instant::now();
     for page in 0..region.pages() {
         if page == untimed {
@@ -85,10 +85,7 @@ pub struct DuelFound {
 pub fn duel(orders: &DuelOrders) -> Result<DuelFound, BenchError> {
     let memory = Memory::filled(orders.mib)?;
     let mut dice = Dice::new(orders.seed, 0);
-    for _ in 0..orders.warm_up {
-        let page = absent(&memory, &mut dice)?.0;
-        memory.check(page)?;
-    }
+    warm_up(&memory, &mut dice, orders.warm_up)?;
     let idle = faults(&memory, &mut dice, orders.faults)?;
     let region = Region::new(memory.pages())?;
     let (stop, dirtied) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -123,8 +120,7 @@ fn beside(
 ) -> Result<DuelFound, BenchError> {
     // Until eviction is well under way.
     while dirtied.load(Ordering::Relaxed) < memory.pages() / 2 && !is_over() {
-        let page = absent(memory, dice)?.0;
-        memory.check(page)?;
+        warm_up(memory, dice, 1)?;
     }
     let (before, start) = (dirtied.load(Ordering::Relaxed), Instant::now());
     let evicting = faults(memory, dice, orders.faults)?.counts();

@@ -3,6 +3,7 @@
 //! Whether a page is absent is asked of /proc/self/pagemap just before the touch; only touches of absent pages count. Of those gms
 //! may still have a few in its write-back buffer: the caller learns how many from gms's own figures.
 
+use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::Instant;
 
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Dice, Memory};
 use crate::error::BenchError;
+use crate::gate;
 use crate::region::WORDS;
 use crate::samples::Samples;
 
@@ -25,10 +27,30 @@ pub struct Orders {
     pub threads: usize,
     /// Faults of each thread before it measures.
     pub warm_up: usize,
-    /// Faults of each thread measured.
-    pub faults: usize,
+    /// How much each thread measures.
+    pub measured: Measured,
     /// Of the order.
     pub seed: u64,
+    /// Where to wait before it is measured: see [`gate`].
+    pub gate: Option<PathBuf>,
+}
+
+/// How long to go on.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Measured {
+    /// For so many faults.
+    Faults(u64),
+    /// For this time.
+    Seconds(f64),
+}
+
+impl Measured {
+    fn is_over(self, faults: u64, began: Instant) -> bool {
+        match self {
+            Measured::Faults(most) => faults >= most,
+            Measured::Seconds(most) => began.elapsed().as_secs_f64() >= most,
+        }
+    }
 }
 
 /// What the workload found.
@@ -49,7 +71,7 @@ impl Found {
     }
 
     /// Faults that were measured.
-    fn faults(&self) -> u64 {
+    pub fn faults(&self) -> u64 {
         self.counts.iter().map(|(_, count)| count).sum()
     }
 
@@ -97,19 +119,29 @@ fn part(
     mut dice: Dice,
 ) -> Result<Part, BenchError> {
     let mut part = Part { samples: Samples::new(), seconds: 0.0, skipped: 0 };
-    for _ in 0..orders.warm_up {
-        let page = absent(memory, &mut dice)?.0;
-        memory.check(page)?;
-    }
+    let warm = warm_up(memory, &mut dice, orders.warm_up);
+    // Who fails comes to the barriers too: others wait there.
+    let opened = match (barrier.wait().is_leader(), &orders.gate) {
+        (true, Some(path)) => gate::pass(path),
+        _ => Ok(()),
+    };
     barrier.wait();
+    warm.and(opened)?;
     let began = Instant::now();
-    for _ in 0..orders.faults {
+    let mut faults = 0;
+    while !orders.measured.is_over(faults, began) {
         let (page, skipped) = absent(memory, &mut dice)?;
         part.skipped += skipped;
         touch(memory, page, &mut dice, &mut part.samples)?;
+        faults += 1;
     }
     part.seconds = began.elapsed().as_secs_f64();
     Ok(part)
+}
+
+/// So many faults which are not timed.
+pub fn warm_up(memory: &Memory, dice: &mut Dice, faults: usize) -> Result<(), BenchError> {
+    (0..faults).try_for_each(|_| memory.check(absent(memory, dice)?.0))
 }
 
 /// Times the touch of one page, and checks it.

@@ -12,7 +12,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Trying};
-use crate::region::{PAGE, Region, WORDS};
+use crate::region::{PAGE, Region, WORDS, pages};
 
 /// Bit of a pagemap entry: the page is in memory.
 const PRESENT: u64 = 1 << 63;
@@ -55,7 +55,7 @@ pub struct Memory {
 impl Memory {
     /// Of `mib` MiB, every word written.
     pub fn filled(mib: usize) -> Result<Memory, BenchError> {
-        let region = Region::new((mib << 20) / PAGE)?;
+        let region = Region::new(pages(mib))?;
         for page in 0..region.pages() {
             (0..WORDS).for_each(|word| region.store(page, word, pattern(page, word)));
         }
