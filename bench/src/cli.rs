@@ -215,8 +215,10 @@ pub struct IdleOptions {
 /// What a peer speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Protocol {
-    /// Bare datagrams.
+    /// Bare datagrams: a page comes back.
     Udp,
+    /// The same with a page of 8 KiB.
+    Udp8k,
     /// gms-transport.
     Quic,
 }

@@ -1,10 +1,10 @@
 //! `gms-bench fault`: random remote faults through the whole stack (`gms run`, `gms-agent`, each a process of its own), beside the
 //! floors measured just before.
 
-use crate::cli::FaultOptions;
+use crate::cli::{FaultOptions, Protocol};
 use crate::error::BenchError;
 use crate::floor::udp;
-use crate::floor::uffd::{Handler, faults};
+use crate::floor::uffd::{Answer, Handler, faults};
 use crate::placement::{Wait, placements};
 use crate::report::{Report, Target};
 use crate::stack::Stack;
@@ -32,15 +32,15 @@ pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError
     for run in 0..effort.runs() {
         let same = placements()?[0];
         let floors = effort.count(FLOORS, 300);
-        let uffd = faults(&same, Handler::Thread, floors)?.latency();
+        let uffd = faults(&same, Handler::Thread, Answer::Copy, floors)?.latency();
         report.latency(&format!("floor: uffd fault + COPY, {}", same.name), uffd);
-        let udp = udp::exchanges(&same, floors)?.latency();
+        let udp = udp::exchanges(&same, Protocol::Udp, floors)?.latency();
         report.latency(&format!("floor: UDP 128/4224 B, {}", same.name), udp);
 
         let two_cpus = placements()?.into_iter().find(|placement| placement.wait == Wait::Spin);
         let least = match two_cpus {
             Some(spinning) => {
-                let udp = udp::exchanges(&spinning, floors)?.latency();
+                let udp = udp::exchanges(&spinning, Protocol::Udp, floors)?.latency();
                 report.latency(&format!("floor: UDP 128/4224 B, {}", spinning.name), udp);
                 Some(udp.p50)
             }

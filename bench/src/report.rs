@@ -154,22 +154,22 @@ impl Report {
         }
         if !self.latencies.is_empty() {
             let heads = ["p50", "p90", "p99", "p99.9", "p50 of the runs"];
-            let _ = writeln!(out, "\n{:48}{}", "latency in us", columns(&heads));
+            let _ = writeln!(out, "\n{:52}{}", "latency in us", columns(&heads));
         }
         for row in &self.latencies {
             let (m, spread) = (&row.median, row.p50_spread);
             let cells = [m.p50, m.p90, m.p99, m.p999].map(digits);
             let [p50, p90, p99, p999] = &cells;
             let spread = format!("{}-{}", digits(spread.0), digits(spread.1));
-            let _ = writeln!(out, "{:48}{}", row.name, columns(&[p50, p90, p99, p999, &spread]));
+            let _ = writeln!(out, "{:52}{}", row.name, columns(&[p50, p90, p99, p999, &spread]));
         }
         if !self.figures.is_empty() {
-            let _ = writeln!(out, "\n{:48}{}", "figure", columns(&["median", "", "spread"]));
+            let _ = writeln!(out, "\n{:52}{}", "figure", columns(&["median", "", "spread"]));
         }
         for row in &self.figures {
             let spread = format!("{}-{}", digits(row.spread.0), digits(row.spread.1));
             let cells = columns(&[&digits(row.median), &row.unit, &spread]);
-            let _ = writeln!(out, "{:48}{cells}{}", row.name, row.verdict());
+            let _ = writeln!(out, "{:52}{cells}{}", row.name, row.verdict());
         }
         out
     }

@@ -59,6 +59,18 @@ fn floors_are_measured() {
     let quic = p50(&report, "QUIC 128/4224 B, same CPU, blocking");
     assert!(fault < uffd, "a fault served by a program costs more than the kernel's own");
     assert!(udp < quic, "QUIC runs over UDP");
+    assert!(udp < p50(&report, "UDP 128/8320 B, same CPU, blocking") * 2.0);
+    for answer in ["CONTINUE", "MOVE"] {
+        let row = format!("uffd fault + {answer}, thread, same CPU, blocking");
+        assert!(fault < p50(&report, &row), "{row}");
+    }
+    for row in ["MOVE of a page, no fault", "AES-128-GCM, seal 4 KiB", "AES-128-GCM, open 4 KiB"] {
+        assert!(p50(&report, row) < uffd, "{row} is a part of a fault");
+    }
+    assert!(p50(&report, "checksum (xxh3) of 4 KiB") < fault);
+    if report["machine"]["cpus"].as_u64() >= Some(2) {
+        p50(&report, "wake of a thread on an idle CPU");
+    }
     for bulk in ["gets", "puts"] {
         let rate = figure(&report, &format!("QUIC bulk, {bulk} of 64 pages, anywhere, yielding"));
         assert!(rate > 10.0, "{bulk}: {rate} MB/s");

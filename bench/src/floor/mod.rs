@@ -1,18 +1,20 @@
 //! `gms-bench floor`: the least that the parts of a remote fault cost on this machine.
 
 pub mod bulk;
+mod cpu;
 pub mod kernel;
 pub mod quic;
 pub mod udp;
 pub mod uffd;
+mod wake;
 
-use crate::cli::Effort;
+use crate::cli::{Effort, Protocol};
 use crate::error::BenchError;
 use crate::placement::{Placement, placements};
 use crate::report::Report;
 use crate::scratch::Scratch;
 use bulk::Bulk;
-use uffd::Handler;
+use uffd::{Answer, Handler};
 
 /// Samples of each subject and run.
 const COUNT: usize = 20_000;
@@ -28,16 +30,14 @@ pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
     let keys = Scratch::new()?;
     quic::make_keys(keys.as_ref())?;
     for _ in 0..effort.runs() {
-        report.latency("zero-fill fault, kernel", kernel::zero_fill(count)?.latency());
+        memory(count, report)?;
+        cpu(count, report)?;
         for placement in placements()? {
-            for handler in [Handler::Thread, Handler::Process] {
-                let name = format!("uffd fault + COPY, {}, {}", handler.name(), placement.name);
-                report.latency(&name, uffd::faults(&placement, handler, count)?.latency());
+            for (protocol, lengths) in [(Protocol::Udp, "128/4224"), (Protocol::Udp8k, "128/8320")]
+            {
+                let name = format!("UDP {lengths} B, {}", placement.name);
+                report.latency(&name, udp::exchanges(&placement, protocol, count)?.latency());
             }
-        }
-        for placement in placements()? {
-            let name = format!("UDP 128/4224 B, {}", placement.name);
-            report.latency(&name, udp::exchanges(&placement, count)?.latency());
         }
         for placement in placements()? {
             let name = format!("QUIC 128/4224 B, {}", placement.name);
@@ -50,6 +50,37 @@ pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
                 report.figure(&format!("{}, {}", bulk.name(), placement.name), "MB/s", rate);
             }
         }
+    }
+    Ok(())
+}
+
+/// Faults, and pages that are taken away.
+fn memory(count: usize, report: &mut Report) -> Result<(), BenchError> {
+    report.latency("zero-fill fault, kernel", kernel::zero_fill(count)?.latency());
+    for placement in placements()? {
+        for (answer, handler) in [
+            (Answer::Copy, Handler::Thread),
+            (Answer::Copy, Handler::Process),
+            (Answer::Continue, Handler::Thread),
+            (Answer::Move, Handler::Thread),
+        ] {
+            let (how, who) = (answer.name(), handler.name());
+            let name = format!("uffd fault + {how}, {who}, {}", placement.name);
+            report.latency(&name, uffd::faults(&placement, handler, answer, count)?.latency());
+        }
+    }
+    report.latency("MOVE of a page, no fault", uffd::moves(count)?.latency());
+    Ok(())
+}
+
+/// What the CPU does, and how long it sleeps on.
+fn cpu(count: usize, report: &mut Report) -> Result<(), BenchError> {
+    let (seals, opens) = cpu::aead(count)?;
+    report.latency("AES-128-GCM, seal 4 KiB", seals.latency());
+    report.latency("AES-128-GCM, open 4 KiB", opens.latency());
+    report.latency("checksum (xxh3) of 4 KiB", cpu::checksums(count).latency());
+    if let Some(wakes) = wake::wakes(count)? {
+        report.latency("wake of a thread on an idle CPU", wakes.latency());
     }
     Ok(())
 }
