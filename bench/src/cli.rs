@@ -37,6 +37,8 @@ pub enum Command {
     Scale(ScaleOptions),
     /// What `gms run` costs a program which stays under its budget
     IdleCost(IdleOptions),
+    /// One HTML page with plots from the JSON files of other commands
+    Report(PageOptions),
     /// The other end of an exchange
     #[command(hide = true)]
     Peer(PeerOptions),
@@ -210,6 +212,17 @@ pub struct IdleOptions {
     /// The command [default: fills, sorts and walks 256 MiB]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// `gms-bench report`.
+#[derive(Args, Debug)]
+pub struct PageOptions {
+    /// Files which other commands wrote by --json
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// The page
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    pub output: PathBuf,
 }
 
 /// What a peer speaks.

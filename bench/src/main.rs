@@ -11,6 +11,7 @@ mod floor;
 mod gate;
 mod idle_cost;
 mod machine;
+mod page;
 mod peer;
 mod placement;
 mod region;
@@ -20,6 +21,7 @@ mod scale;
 mod scan;
 mod scratch;
 mod stack;
+mod svg;
 mod workload;
 
 use std::process::ExitCode;
@@ -51,6 +53,7 @@ fn run(cli: Cli) -> Result<(), BenchError> {
         Command::Evict(options) => evict::run(options, &mut report)?,
         Command::Scale(options) => scale::run(options, &mut report)?,
         Command::IdleCost(options) => idle_cost::run(options, &mut report)?,
+        Command::Report(options) => return page::run(options),
         Command::Peer(options) => return peer::serve(options),
         Command::Workload { orders, found } => return workload::run(orders, found),
         Command::IdleWorkload { mib } => return idle_cost::workload(*mib),

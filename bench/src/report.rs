@@ -9,23 +9,28 @@ use serde::{Deserialize, Serialize};
 use crate::error::{BenchError, Trying};
 use crate::machine::Machine;
 use crate::samples::Latency;
+use crate::svg::digits;
 
 /// A report in the making.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    machine: Machine,
+    /// Where and when it was made.
+    pub machine: Machine,
     /// The command line.
-    command: Vec<String>,
-    latencies: Vec<LatencyRow>,
-    figures: Vec<Figure>,
+    pub command: Vec<String>,
+    /// All latencies.
+    pub latencies: Vec<LatencyRow>,
+    /// All else.
+    pub figures: Vec<Figure>,
 }
 
 /// Latencies of one subject, in us.
 #[derive(Debug, Serialize, Deserialize)]
-struct LatencyRow {
-    name: String,
+pub struct LatencyRow {
+    /// The subject.
+    pub name: String,
     /// Of each quantile its median over the runs.
-    median: Latency,
+    pub median: Latency,
     /// The least and the greatest p50 of the runs.
     p50_spread: (f64, f64),
     runs: Vec<Latency>,
@@ -33,13 +38,17 @@ struct LatencyRow {
 
 /// Any other figure.
 #[derive(Debug, Serialize, Deserialize)]
-struct Figure {
-    name: String,
-    unit: String,
-    median: f64,
-    spread: (f64, f64),
+pub struct Figure {
+    /// What it is.
+    pub name: String,
+    /// Of all values.
+    pub unit: String,
+    /// Over the runs.
+    pub median: f64,
+    /// The least and the greatest of the runs.
+    pub spread: (f64, f64),
     /// Where the median should lie.
-    target: Option<Target>,
+    pub target: Option<Target>,
     runs: Vec<f64>,
 }
 
@@ -54,7 +63,8 @@ pub enum Target {
 }
 
 impl Target {
-    fn is_met(self, value: f64) -> bool {
+    /// Whether `value` lies there.
+    pub fn is_met(self, value: f64) -> bool {
         match self {
             Target::AtMost(most) => value <= most,
             Target::AtLeast(least) => value >= least,
@@ -143,7 +153,7 @@ impl Report {
     }
 
     /// As a table.
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let Machine { date, commit, cpu, cpus, kernel, warning, .. } = &self.machine;
         let mut out = String::new();
         // Writing to a string does not fail.
@@ -187,12 +197,6 @@ impl Figure {
 
 fn columns(cells: &[&str]) -> String {
     cells.iter().map(|cell| format!(" {cell:>9}")).collect()
-}
-
-/// Three digits or more.
-fn digits(value: f64) -> String {
-    let decimals = if value.abs() < 10.0 { 2 } else { usize::from(value.abs() < 1000.0) };
-    format!("{value:.decimals$}")
 }
 
 /// Median (of an even number the mean of the two in the middle), least and greatest.

@@ -1,5 +1,6 @@
 //! Every benchmark, small: so that none rots. The figures are not judged, only that they are there and can be true.
 
+use std::fs;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -9,6 +10,12 @@ use serde_json::Value;
 const SKIP: &str = "GMS_TESTS_SKIP_PRIVILEGED";
 /// Seconds for one benchmark.
 const LIMIT: &str = "20";
+
+fn bench() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gms-bench"));
+    command.stdin(Stdio::null());
+    command
+}
 
 /// The report of `gms-bench ARGS --quick`; `None` where the user asked for privileged tests to be skipped.
 fn report(args: &[&str]) -> Option<Value> {
@@ -21,10 +28,9 @@ fn report(args: &[&str]) -> Option<Value> {
     }
     // They would disturb each other.
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let output = Command::new(env!("CARGO_BIN_EXE_gms-bench"))
+    let output = bench()
         .args(args)
         .args(["--quick", "--json", "-", "--limit", LIMIT])
-        .stdin(Stdio::null())
         .output()
         .expect("gms-bench");
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -170,4 +176,30 @@ fn the_cost_of_doing_nothing_is_measured() {
     assert!(alone > 0.001 && under > 0.001, "{alone} s, {under} s");
     let cost = figure(&report, "cost, of the medians");
     assert!(((under / alone - 1.0) * 100.0 - cost).abs() < 0.01, "{cost}");
+}
+
+#[test]
+fn a_page_is_made_of_reports() {
+    let Some(report) = report(&["scan"]) else { return };
+    let dir = std::env::temp_dir().join(format!("gms-bench-page-{}", std::process::id()));
+    fs::create_dir_all(&dir).expect("a directory");
+    let (file, page) = (dir.join("scan.json"), dir.join("page.html"));
+    let made = |text: &str| {
+        fs::write(&file, text).expect("a file");
+        bench().arg("report").arg(&file).arg("-o").arg(&page).output().expect("gms-bench")
+    };
+    let output = made(&report.to_string()[1..]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && !page.exists());
+    assert!(
+        errors.contains("scan.json is not a report") && errors.lines().count() == 1,
+        "{errors}"
+    );
+    let output = made(&report.to_string());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = fs::read_to_string(&page).expect("the page");
+    for shown in ["scan, stride 1, shuffled", "QUIC bulk, gets", "at least 0.6", "<svg"] {
+        assert!(text.contains(shown), "{shown} is not in {text}");
+    }
+    fs::remove_dir_all(&dir).expect("the directory goes");
 }
