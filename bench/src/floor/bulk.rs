@@ -18,13 +18,18 @@ const PAGES_LEN: usize = PAGES_MAX * PAGE_LEN;
 /// More memory than caches hold, as gms's pages come from memory too: a multiple of the pages of an exchange.
 const SOURCE_LEN: usize = 64 << 20;
 
+/// What the pages of an exchange are called.
+const DESCRIPTORS: [u8; PAGES_MAX * PageDescriptor::LEN] = [0; PAGES_MAX * PageDescriptor::LEN];
+/// Every byte of the pages which are sent.
+const PAGE_BYTE: u8 = 7;
+
 /// Pages to send.
 pub struct Pages(Vec<u8>);
 
 impl Pages {
-    /// All bytes of all pages are 7.
+    /// Fills them.
     pub fn new() -> Pages {
-        Pages(vec![7; SOURCE_LEN])
+        Pages(vec![PAGE_BYTE; SOURCE_LEN])
     }
 
     /// `count` pages for exchange `number`: each time other ones.
@@ -62,8 +67,6 @@ pub fn throughput(
 ) -> Result<f64, BenchError> {
     let (mut end, _peer) = Requester::start(placement, keys)?;
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
-    let link = end.link;
-    let descriptors = [0; PAGES_MAX * PageDescriptor::LEN];
     let pages = Pages::new();
     let warm_up = count / 10;
     let (mut asked, mut done, mut bytes) = (0, 0, 0);
@@ -71,24 +74,18 @@ pub fn throughput(
     while done < warm_up + count {
         let now = Instant::now();
         while asked < warm_up + count && asked - done < IN_FLIGHT {
-            let (number, workload) = (asked as u64, WorkloadId([1; 16]));
-            let sent = match bulk {
-                Bulk::Get => {
-                    let get = Control::get_many(number, workload, PAGES_MAX as u16);
-                    end.quic.request(now, link, &get, &[&descriptors])
-                }
-                Bulk::Put => {
-                    let put = Control::put(number, workload, PAGES_MAX as u16);
-                    end.quic.request(now, link, &put, &[&descriptors, pages.of(number, PAGES_MAX)])
-                }
-            };
-            sent.map_err(failed)?;
+            ask(&mut end, now, bulk, asked as u64, &pages)?;
             asked += 1;
-            end.quic.flush(now).trying("cannot send")?;
         }
         match end.event(now)? {
             Event::Control { control, .. } if control.status == Status::Ok => {}
-            Event::Payload { bytes: part, .. } => bytes += part.len(),
+            Event::Payload { offset, bytes: part, .. } => {
+                bytes += part.len();
+                let in_pages = offset as usize + part.len() > DESCRIPTORS.len();
+                if in_pages && part.last() != Some(&PAGE_BYTE) {
+                    return Err(BenchError::WrongBytes("of a page".into()));
+                }
+            }
             Event::Complete { .. } => {
                 done += 1;
                 if done == warm_up {
@@ -99,9 +96,32 @@ pub fn throughput(
         }
     }
     let seconds = start.elapsed().as_secs_f64();
-    let due = if bulk == Bulk::Get { done * (descriptors.len() + PAGES_LEN) } else { 0 };
+    let due = if bulk == Bulk::Get { done * (DESCRIPTORS.len() + PAGES_LEN) } else { 0 };
     if bytes != due {
         return Err(BenchError::WrongBytes(format!("{bytes} bytes of payload instead of {due}")));
     }
     Ok((count * PAGES_LEN) as f64 / seconds / 1e6)
+}
+
+/// Sends request `number`.
+fn ask(
+    end: &mut Requester,
+    now: Instant,
+    bulk: Bulk,
+    number: u64,
+    pages: &Pages,
+) -> Result<(), BenchError> {
+    let (link, workload, count) = (end.link, WorkloadId([1; 16]), PAGES_MAX as u16);
+    let sent = match bulk {
+        Bulk::Get => {
+            let get = Control::get_many(number, workload, count);
+            end.quic.request(now, link, &get, &[&DESCRIPTORS])
+        }
+        Bulk::Put => {
+            let put = Control::put(number, workload, count);
+            end.quic.request(now, link, &put, &[&DESCRIPTORS, pages.of(number, PAGES_MAX)])
+        }
+    };
+    sent.map_err(failed)?;
+    end.quic.flush(now).trying("cannot send")
 }
