@@ -23,6 +23,8 @@ const COUNT_QUICK: usize = 300;
 
 /// Exchanges of 64 pages in each run, usual and `--quick`.
 const BULK: (usize, usize) = (4000, 100);
+/// Tries of which the best is the denominator of a throughput.
+const BULK_TRIES: usize = 3;
 
 /// Measures everything.
 pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
@@ -85,13 +87,17 @@ fn cpu(count: usize, report: &mut Report) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// What the transport moves at best where the scheduler likes, as it may with gms: the denominator of the throughputs. Adds the
-/// row and returns it.
+/// What the transport moves at best where the scheduler likes, as it may with gms: the denominator of the throughputs. Of a few
+/// tries the best, since each is short. Adds the row and returns it.
 pub fn bulk(effort: &Effort, bulk: Bulk, report: &mut Report) -> Result<f64, BenchError> {
     let keys = Scratch::new()?;
     quic::make_keys(keys.as_ref())?;
     let count = effort.count(BULK.0, BULK.1);
-    let rate = bulk::throughput(&Placement::ANYWHERE, keys.as_ref(), bulk, count)?;
+    let mut rate = 0f64;
+    for _ in 0..BULK_TRIES {
+        let tried = bulk::throughput(&Placement::ANYWHERE, keys.as_ref(), bulk, count)?;
+        rate = rate.max(tried);
+    }
     report.figure(&format!("floor: {}", bulk.name()), "MB/s", rate);
     Ok(rate)
 }
