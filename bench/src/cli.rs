@@ -1,7 +1,7 @@
 //! The command line.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -29,14 +29,27 @@ pub enum Command {
     Floor(Effort),
     /// Random remote faults through the whole stack, beside the floors of the same run
     Fault(FaultOptions),
+    /// Scans of remote memory, with and without prefetch, beside the bulk throughput of the same run
+    Scan(ScanOptions),
+    /// Write-back, beside the bulk throughput of the same run, and remote faults while another thread causes it
+    Evict(EvictOptions),
+    /// More threads, more pagers on one agent, more agents of one pager: throughput and fairness
+    Scale(ScaleOptions),
     /// What `gms run` costs a program which stays under its budget
     IdleCost(IdleOptions),
+    /// One HTML page with plots from the JSON files of other commands
+    Report(PageOptions),
     /// The other end of an exchange
     #[command(hide = true)]
     Peer(PeerOptions),
-    /// The program which faults
+    /// A program which runs under gms
     #[command(hide = true)]
-    FaultWorkload(WorkloadOptions),
+    Workload {
+        /// What to do, as JSON
+        orders: String,
+        /// File for what was found
+        found: PathBuf,
+    },
     /// The program which stays under its budget
     #[command(hide = true)]
     IdleWorkload {
@@ -81,6 +94,35 @@ pub struct Programs {
     pub programs: Option<PathBuf>,
 }
 
+impl Programs {
+    /// The folder, if one was named.
+    pub fn dir(&self) -> Option<&Path> {
+        self.programs.as_deref()
+    }
+}
+
+/// What is paged.
+#[derive(Args, Clone, Debug)]
+pub struct Paging {
+    /// Where the programs are.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// The budget [default: 64, of scale 16, of --quick 8]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(4..=65536))]
+    local: Option<u32>,
+    /// The workload's memory as a multiple of the budget
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    times: u32,
+}
+
+impl Paging {
+    /// Budget and memory of a workload in MiB; `usual` is the budget unless the user or `--quick` say otherwise.
+    pub fn mib(&self, effort: &Effort, usual: u32) -> (u32, u32) {
+        let local = self.local.unwrap_or(if effort.is_quick() { 8 } else { usual });
+        (local, local * self.times)
+    }
+}
+
 /// Memory that faults bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PageSize {
@@ -108,21 +150,51 @@ pub struct FaultOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
-    /// Where the programs are.
+    /// What is paged.
     #[command(flatten)]
-    pub programs: Programs,
+    pub paging: Paging,
     /// Memory that a fault brings
     #[arg(long, value_enum, default_value = "4k")]
     pub page_size: PageSize,
     /// Threads which fault
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: u32,
-    /// The budget [default: 64, quick: 8]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(4..=65536))]
-    pub local: Option<u32>,
-    /// The workload's memory as a multiple of the budget
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
-    pub times: u32,
+}
+
+/// `gms-bench scan`.
+#[derive(Args, Debug)]
+pub struct ScanOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// What is paged.
+    #[command(flatten)]
+    pub paging: Paging,
+    /// Pages from one read to the next
+    #[arg(long, value_name = "PAGES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub stride: u32,
+}
+
+/// `gms-bench evict`.
+#[derive(Args, Debug)]
+pub struct EvictOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// What is paged.
+    #[command(flatten)]
+    pub paging: Paging,
+}
+
+/// `gms-bench scale`.
+#[derive(Args, Debug)]
+pub struct ScaleOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// What each pager pages.
+    #[command(flatten)]
+    pub paging: Paging,
 }
 
 /// `gms-bench idle-cost`.
@@ -142,11 +214,24 @@ pub struct IdleOptions {
     pub command: Vec<OsString>,
 }
 
+/// `gms-bench report`.
+#[derive(Args, Debug)]
+pub struct PageOptions {
+    /// Files which other commands wrote by --json
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// The page
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    pub output: PathBuf,
+}
+
 /// What a peer speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Protocol {
-    /// Bare datagrams.
+    /// Bare datagrams: a page comes back.
     Udp,
+    /// The same with a page of 8 KiB.
+    Udp8k,
     /// gms-transport.
     Quic,
 }
@@ -164,27 +249,4 @@ pub struct PeerOptions {
     /// Folder with the keys
     #[arg(long)]
     pub keys: Option<PathBuf>,
-}
-
-/// `gms-bench fault-workload`.
-#[derive(Args, Clone, Debug)]
-pub struct WorkloadOptions {
-    /// Memory
-    #[arg(long)]
-    pub mib: usize,
-    /// Threads which fault
-    #[arg(long)]
-    pub threads: usize,
-    /// Faults of each thread before it measures
-    #[arg(long)]
-    pub warm_up: usize,
-    /// Faults of each thread measured
-    #[arg(long)]
-    pub faults: usize,
-    /// Of the order
-    #[arg(long)]
-    pub seed: u64,
-    /// Where to write what was found
-    #[arg(long)]
-    pub found: PathBuf,
 }

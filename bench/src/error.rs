@@ -24,6 +24,14 @@ pub enum BenchError {
     /// A page or a reply had other bytes than it should.
     #[error("wrong bytes: {0}")]
     WrongBytes(String),
+    /// A file is not what it should be.
+    #[error("{file} is not a report which gms-bench wrote by --json: {problem}")]
+    NoReport {
+        /// Its path.
+        file: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The figures cannot be trusted.
     #[error("the measurement is not valid: {0}")]
     Invalid(String),

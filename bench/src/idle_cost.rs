@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use crate::cli::IdleOptions;
 use crate::error::{BenchError, Trying};
-use crate::fault::stack::program;
 use crate::peer::Process;
-use crate::region::{PAGE, Region, WORDS};
-use crate::report::Report;
+use crate::region::{Region, WORDS, pages};
+use crate::report::{Report, Target};
+use crate::stack::program;
 
 /// Memory of the default command in MiB, usual and `--quick`.
 const MIB: (usize, usize) = (256, 4);
@@ -26,11 +26,8 @@ pub fn run(options: &IdleOptions, report: &mut Report) -> Result<(), BenchError>
         let mib = options.effort.count(MIB.0, MIB.1).to_string();
         command = vec![own.clone().into(), "idle-workload".into(), mib.into()];
     }
-    let mut gms: Vec<OsString> = vec![
-        program(options.programs.programs.as_deref(), "gms")?.into(),
-        "run".into(),
-        "-q".into(),
-    ];
+    let mut gms: Vec<OsString> =
+        vec![program(options.programs.dir(), "gms")?.into(), "run".into(), "-q".into()];
     if let Some(local) = &options.local {
         gms.extend(["--local".into(), local.into()]);
     }
@@ -50,7 +47,8 @@ pub fn run(options: &IdleOptions, report: &mut Report) -> Result<(), BenchError>
         report.figure(START, "ms", start * 1e3);
     }
     let (alone, under) = (report.median("command alone"), report.median("command under gms run"));
-    report.limited("cost, of the medians", "%", (under / alone - 1.0) * 100.0, Some(COST_MAX));
+    let target = Some(Target::AtMost(COST_MAX));
+    report.judged("cost, of the medians", "%", (under / alone - 1.0) * 100.0, target);
     let running = under - report.median(START) / 1e3;
     report.figure("cost without start and end", "%", (running / alone - 1.0) * 100.0);
     Ok(())
@@ -74,7 +72,7 @@ pub fn workload(mib: usize) -> Result<(), BenchError> {
     if mib == 0 {
         return Ok(());
     }
-    let region = Region::new((mib << 20) / PAGE)?;
+    let region = Region::new(pages(mib))?;
     let mut state = 1u64;
     let mut next = || {
         state =

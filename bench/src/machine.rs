@@ -3,13 +3,13 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A load average above this says that others used the machine meanwhile.
 const LOAD_MAX: f64 = 0.5;
 
 /// The header of a report.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Machine {
     /// UTC.
     pub date: String,

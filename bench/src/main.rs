@@ -5,16 +5,24 @@
 
 mod cli;
 mod error;
+mod evict;
 mod fault;
 mod floor;
+mod gate;
 mod idle_cost;
 mod machine;
+mod page;
 mod peer;
 mod placement;
 mod region;
 mod report;
 mod samples;
+mod scale;
+mod scan;
 mod scratch;
+mod stack;
+mod svg;
+mod workload;
 
 use std::process::ExitCode;
 
@@ -41,9 +49,13 @@ fn run(cli: Cli) -> Result<(), BenchError> {
     match &cli.command {
         Command::Floor(options) => floor::run(options, &mut report)?,
         Command::Fault(options) => fault::run(options, &mut report)?,
+        Command::Scan(options) => scan::run(options, &mut report)?,
+        Command::Evict(options) => evict::run(options, &mut report)?,
+        Command::Scale(options) => scale::run(options, &mut report)?,
         Command::IdleCost(options) => idle_cost::run(options, &mut report)?,
+        Command::Report(options) => return page::run(options),
         Command::Peer(options) => return peer::serve(options),
-        Command::FaultWorkload(options) => return fault::workload::run(options),
+        Command::Workload { orders, found } => return workload::run(orders, found),
         Command::IdleWorkload { mib } => return idle_cost::workload(*mib),
     }
     report.publish(cli.json.as_deref())

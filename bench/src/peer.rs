@@ -16,8 +16,25 @@ use crate::placement::{Pinned, Placement, Wait};
 
 /// Bytes of a request.
 pub const REQUEST_LEN: usize = 128;
-/// Bytes of a reply: a control message and a page.
-pub const REPLY_LEN: usize = 128 + 4096;
+
+impl Protocol {
+    /// As the command line has it.
+    fn name(self) -> &'static str {
+        match self {
+            Protocol::Udp => "udp",
+            Protocol::Udp8k => "udp8k",
+            Protocol::Quic => "quic",
+        }
+    }
+
+    /// Bytes of a reply: a control message and a page.
+    pub fn reply_len(self) -> usize {
+        match self {
+            Protocol::Udp | Protocol::Quic => 128 + 4096,
+            Protocol::Udp8k => 128 + 8192,
+        }
+    }
+}
 
 /// A process that ends with this object, and with this process.
 pub struct Process(pub Child);
@@ -57,11 +74,7 @@ impl Peer {
         keys: Option<&Path>,
     ) -> Result<Peer, BenchError> {
         let mut command = Command::new(std::env::current_exe().trying("cannot find gms-bench")?);
-        let name = match protocol {
-            Protocol::Udp => "udp",
-            Protocol::Quic => "quic",
-        };
-        command.args(["peer", name, placement.wait.name()]).stdout(Stdio::piped());
+        command.args(["peer", protocol.name(), placement.wait.name()]).stdout(Stdio::piped());
         if let Some((_, cpu)) = placement.cpus {
             command.args(["--cpu", &cpu.to_string()]);
         }
@@ -84,16 +97,18 @@ impl Peer {
 pub fn serve(options: &PeerOptions) -> Result<(), BenchError> {
     let _pinned = Pinned::to(options.cpu)?;
     match (options.protocol, &options.keys) {
-        (Protocol::Udp, _) => serve_udp(options.wait),
+        (Protocol::Udp | Protocol::Udp8k, _) => {
+            serve_udp(options.wait, options.protocol.reply_len())
+        }
         (Protocol::Quic, Some(keys)) => quic::serve(options.wait, keys),
         (Protocol::Quic, None) => Err(BenchError::Invalid("quic needs --keys".into())),
     }
 }
 
-fn serve_udp(wait: Wait) -> Result<(), BenchError> {
+fn serve_udp(wait: Wait, reply_len: usize) -> Result<(), BenchError> {
     let socket = UdpSocket::bind("127.0.0.1:0").trying("cannot bind a UDP socket")?;
     println!("{}", socket.local_addr().trying("no local address")?);
-    let (mut request, reply) = ([0; REQUEST_LEN], [7; REPLY_LEN]);
+    let (mut request, reply) = ([0; REQUEST_LEN], vec![7; reply_len]);
     let (_, requester) = socket.recv_from(&mut request).trying("cannot receive")?;
     socket.connect(requester).trying("cannot connect")?;
     socket.set_nonblocking(wait != Wait::Block).trying("cannot set the socket's mode")?;

@@ -48,24 +48,39 @@ pub struct Placement {
     pub cpus: Option<(usize, usize)>,
 }
 
+impl Placement {
+    /// Where the scheduler likes.
+    pub const ANYWHERE: Placement =
+        Placement { name: "anywhere, yielding", wait: Wait::Yield, cpus: None };
+}
+
 /// The placements to compare on this machine, the one of the ratios first. Those which need a second CPU are left out where there
 /// is none.
 pub fn placements() -> Result<Vec<Placement>, BenchError> {
-    let allowed = sched_getaffinity(Pid::from_raw(0)).trying("cannot ask for the CPUs")?;
-    let cpus: Vec<usize> =
-        (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false)).collect();
-    let one = cpus[0];
+    let one = cpus()?[0];
     let mut all = vec![
         Placement { name: "same CPU, blocking", wait: Wait::Block, cpus: Some((one, one)) },
         Placement { name: "same CPU, yielding", wait: Wait::Yield, cpus: Some((one, one)) },
-        Placement { name: "anywhere, yielding", wait: Wait::Yield, cpus: None },
+        Placement::ANYWHERE,
     ];
-    if let Some(&two) = cpus.get(1) {
-        let apart = Some((one, two));
-        all.push(Placement { name: "other CPU, spinning", wait: Wait::Spin, cpus: apart });
-        all.push(Placement { name: "other CPU, blocking", wait: Wait::Block, cpus: apart });
+    if let Some(apart) = two_cpus()? {
+        let cpus = Some(apart);
+        all.push(Placement { name: "other CPU, spinning", wait: Wait::Spin, cpus });
+        all.push(Placement { name: "other CPU, blocking", wait: Wait::Block, cpus });
     }
     Ok(all)
+}
+
+/// Two CPUs, if there are so many.
+pub fn two_cpus() -> Result<Option<(usize, usize)>, BenchError> {
+    let cpus = cpus()?;
+    Ok(cpus.get(1).map(|&two| (cpus[0], two)))
+}
+
+/// The CPUs that may be used: at least one.
+fn cpus() -> Result<Vec<usize>, BenchError> {
+    let allowed = sched_getaffinity(Pid::from_raw(0)).trying("cannot ask for the CPUs")?;
+    Ok((0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false)).collect())
 }
 
 /// The calling thread's CPUs; restored when dropped.

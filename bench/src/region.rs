@@ -13,7 +13,12 @@ pub const PAGE: usize = 4096;
 /// Words of a page.
 pub const WORDS: usize = PAGE / size_of::<u64>();
 
-/// Private anonymous memory without huge pages.
+/// Pages of `mib` MiB.
+pub fn pages(mib: usize) -> usize {
+    mib * ((1 << 20) / PAGE)
+}
+
+/// Anonymous memory without huge pages.
 pub struct Region {
     start: NonNull<c_void>,
     pages: usize,
@@ -25,9 +30,21 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Of `pages` pages, none present.
     pub fn new(pages: usize) -> Result<Region, BenchError> {
+        Region::map(pages, MapFlags::MAP_PRIVATE)
+    }
+
+    /// Of `pages` pages, each beginning with `word`, which are in the kernel's page cache; mapped, but with no page present.
+    pub fn cached(pages: usize, word: u64) -> Result<Region, BenchError> {
+        let region = Region::map(pages, MapFlags::MAP_SHARED)?;
+        (0..pages).for_each(|page| region.store(page, 0, word));
+        region.discard()?;
+        Ok(region)
+    }
+
+    fn map(pages: usize, flags: MapFlags) -> Result<Region, BenchError> {
         let bytes = pages.checked_mul(PAGE).and_then(NonZeroUsize::new);
         let bytes = bytes.ok_or_else(|| BenchError::Invalid(format!("{pages} pages")))?;
-        let (prot, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE);
+        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address which the kernel chooses touches no other memory.
         let start = unsafe { mmap_anonymous(None, bytes, prot, flags) }.trying("no memory")?;
         let region = Region { start, pages };
@@ -39,12 +56,17 @@ impl Region {
     pub fn with_tables(pages: usize) -> Result<Region, BenchError> {
         let region = Region::new(pages)?;
         (0..pages).for_each(|page| region.store(page, 0, 1));
-        region.advise(MmapAdvise::MADV_DONTNEED)?;
+        region.discard()?;
         Ok(region)
     }
 
+    /// Drops all pages; those which no page cache has are zeros when they are touched again.
+    pub fn discard(&self) -> Result<(), BenchError> {
+        self.advise(MmapAdvise::MADV_DONTNEED)
+    }
+
     fn advise(&self, advice: MmapAdvise) -> Result<(), BenchError> {
-        // SAFETY: the range is this region's mapping; dropping its pages leaves zeros, which are valid words.
+        // SAFETY: the range is this region's mapping; any bytes are valid words.
         unsafe { madvise(self.start, self.len(), advice) }.trying("madvise")
     }
 
@@ -63,7 +85,8 @@ impl Region {
         self.pages
     }
 
-    fn word(&self, page: usize, word: usize) -> *mut u64 {
+    /// Address of a word; of a page that of its first.
+    pub fn word(&self, page: usize, word: usize) -> *mut u64 {
         assert!(page < self.pages && word < WORDS);
         self.start.as_ptr().cast::<u64>().wrapping_add(page * WORDS + word)
     }
@@ -74,7 +97,7 @@ impl Region {
         unsafe { self.word(page, word).read_volatile() }
     }
 
-    /// Writes a word. Callers do so before they share the region with other threads.
+    /// Writes a word. Callers do so only while no other thread uses the region.
     pub fn store(&self, page: usize, word: usize, value: u64) {
         // SAFETY: as in `load`; nobody else uses the word meanwhile.
         unsafe { self.word(page, word).write_volatile(value) }

@@ -1,46 +1,84 @@
 //! What was measured: as a table, and as JSON for other programs.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Trying};
 use crate::machine::Machine;
 use crate::samples::Latency;
+use crate::svg::digits;
 
 /// A report in the making.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    machine: Machine,
+    /// Where and when it was made.
+    pub machine: Machine,
     /// The command line.
-    command: Vec<String>,
-    latencies: Vec<LatencyRow>,
-    figures: Vec<Figure>,
+    pub command: Vec<String>,
+    /// All latencies.
+    pub latencies: Vec<LatencyRow>,
+    /// All else.
+    pub figures: Vec<Figure>,
 }
 
 /// Latencies of one subject, in us.
-#[derive(Debug, Serialize)]
-struct LatencyRow {
-    name: String,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LatencyRow {
+    /// The subject.
+    pub name: String,
     /// Of each quantile its median over the runs.
-    median: Latency,
+    pub median: Latency,
     /// The least and the greatest p50 of the runs.
     p50_spread: (f64, f64),
     runs: Vec<Latency>,
 }
 
 /// Any other figure.
-#[derive(Debug, Serialize)]
-struct Figure {
-    name: String,
-    unit: &'static str,
-    median: f64,
-    spread: (f64, f64),
-    /// What the median should not exceed.
-    at_most: Option<f64>,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Figure {
+    /// What it is.
+    pub name: String,
+    /// Of all values.
+    pub unit: String,
+    /// Over the runs.
+    pub median: f64,
+    /// The least and the greatest of the runs.
+    pub spread: (f64, f64),
+    /// Where the median should lie.
+    pub target: Option<Target>,
     runs: Vec<f64>,
+}
+
+/// Where a figure should lie.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// Here or below.
+    AtMost(f64),
+    /// Here or above.
+    AtLeast(f64),
+}
+
+impl Target {
+    /// Whether `value` lies there.
+    pub fn is_met(self, value: f64) -> bool {
+        match self {
+            Target::AtMost(most) => value <= most,
+            Target::AtLeast(least) => value >= least,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::AtMost(most) => write!(f, "at most {most}"),
+            Target::AtLeast(least) => write!(f, "at least {least}"),
+        }
+    }
 }
 
 impl Report {
@@ -78,15 +116,15 @@ impl Report {
     }
 
     /// Adds one run's value of the figure `name`.
-    pub fn figure(&mut self, name: &str, unit: &'static str, value: f64) {
-        self.limited(name, unit, value, None);
+    pub fn figure(&mut self, name: &str, unit: &str, value: f64) {
+        self.judged(name, unit, value, None);
     }
 
-    /// Adds one run's value of a figure whose median should be `at_most` so much.
-    pub fn limited(&mut self, name: &str, unit: &'static str, value: f64, at_most: Option<f64>) {
+    /// Adds one run's value of a figure whose median has a `target`.
+    pub fn judged(&mut self, name: &str, unit: &str, value: f64, target: Option<Target>) {
         let at = self.figures.iter().position(|row| row.name == name).unwrap_or_else(|| {
-            let (name, spread, runs) = (name.to_owned(), (value, value), Vec::new());
-            self.figures.push(Figure { name, unit, median: value, spread, at_most, runs });
+            let (name, unit, spread) = (name.to_owned(), unit.to_owned(), (value, value));
+            self.figures.push(Figure { name, unit, median: value, spread, target, runs: vec![] });
             self.figures.len() - 1
         });
         let row = &mut self.figures[at];
@@ -115,7 +153,7 @@ impl Report {
     }
 
     /// As a table.
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let Machine { date, commit, cpu, cpus, kernel, warning, .. } = &self.machine;
         let mut out = String::new();
         // Writing to a string does not fail.
@@ -126,22 +164,22 @@ impl Report {
         }
         if !self.latencies.is_empty() {
             let heads = ["p50", "p90", "p99", "p99.9", "p50 of the runs"];
-            let _ = writeln!(out, "\n{:48}{}", "latency in us", columns(&heads));
+            let _ = writeln!(out, "\n{:52}{}", "latency in us", columns(&heads));
         }
         for row in &self.latencies {
             let (m, spread) = (&row.median, row.p50_spread);
-            let cells = [m.p50, m.p90, m.p99, m.p999].map(|value| format!("{value:.1}"));
+            let cells = [m.p50, m.p90, m.p99, m.p999].map(digits);
             let [p50, p90, p99, p999] = &cells;
-            let spread = format!("{:.1}-{:.1}", spread.0, spread.1);
-            let _ = writeln!(out, "{:48}{}", row.name, columns(&[p50, p90, p99, p999, &spread]));
+            let spread = format!("{}-{}", digits(spread.0), digits(spread.1));
+            let _ = writeln!(out, "{:52}{}", row.name, columns(&[p50, p90, p99, p999, &spread]));
         }
         if !self.figures.is_empty() {
-            let _ = writeln!(out, "\n{:48}{}", "figure", columns(&["median", "", "spread"]));
+            let _ = writeln!(out, "\n{:52}{}", "figure", columns(&["median", "", "spread"]));
         }
         for row in &self.figures {
             let spread = format!("{}-{}", digits(row.spread.0), digits(row.spread.1));
-            let cells = columns(&[&digits(row.median), row.unit, &spread]);
-            let _ = writeln!(out, "{:48}{cells}{}", row.name, row.verdict());
+            let cells = columns(&[&digits(row.median), &row.unit, &spread]);
+            let _ = writeln!(out, "{:52}{cells}{}", row.name, row.verdict());
         }
         out
     }
@@ -149,9 +187,9 @@ impl Report {
 
 impl Figure {
     fn verdict(&self) -> String {
-        match self.at_most {
-            Some(most) if self.median <= most => format!("  (target: at most {most})"),
-            Some(most) => format!("  (MISSED the target: at most {most})"),
+        match self.target {
+            Some(target) if target.is_met(self.median) => format!("  (target: {target})"),
+            Some(target) => format!("  (MISSED the target: {target})"),
             None => String::new(),
         }
     }
@@ -159,12 +197,6 @@ impl Figure {
 
 fn columns(cells: &[&str]) -> String {
     cells.iter().map(|cell| format!(" {cell:>9}")).collect()
-}
-
-/// Three digits or more.
-fn digits(value: f64) -> String {
-    let decimals = if value.abs() < 10.0 { 2 } else { usize::from(value.abs() < 1000.0) };
-    format!("{value:.decimals$}")
 }
 
 /// Median (of an even number the mean of the two in the middle), least and greatest.
@@ -189,9 +221,11 @@ mod tests {
     #[test]
     fn a_missed_target_is_shouted() {
         let mut report = Report::new();
-        report.limited("ratio", "x", 3.0, Some(2.5));
-        assert!(report.text().contains("MISSED"));
-        report.limited("ratio", "x", 2.0, Some(2.5));
+        report.judged("cost", "x", 3.0, Some(Target::AtMost(2.5)));
+        assert!(report.text().contains("MISSED the target: at most 2.5"));
+        report.judged("cost", "x", 2.0, Some(Target::AtMost(2.5)));
         assert!(!report.text().contains("MISSED"));
+        report.judged("gain", "x", 0.5, Some(Target::AtLeast(0.6)));
+        assert!(report.text().contains("MISSED the target: at least 0.6"));
     }
 }

@@ -1,5 +1,6 @@
 //! Every benchmark, small: so that none rots. The figures are not judged, only that they are there and can be true.
 
+use std::fs;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -9,6 +10,12 @@ use serde_json::Value;
 const SKIP: &str = "GMS_TESTS_SKIP_PRIVILEGED";
 /// Seconds for one benchmark.
 const LIMIT: &str = "20";
+
+fn bench() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gms-bench"));
+    command.stdin(Stdio::null());
+    command
+}
 
 /// The report of `gms-bench ARGS --quick`; `None` where the user asked for privileged tests to be skipped.
 fn report(args: &[&str]) -> Option<Value> {
@@ -21,10 +28,9 @@ fn report(args: &[&str]) -> Option<Value> {
     }
     // They would disturb each other.
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let output = Command::new(env!("CARGO_BIN_EXE_gms-bench"))
+    let output = bench()
         .args(args)
         .args(["--quick", "--json", "-", "--limit", LIMIT])
-        .stdin(Stdio::null())
         .output()
         .expect("gms-bench");
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -59,6 +65,22 @@ fn floors_are_measured() {
     let quic = p50(&report, "QUIC 128/4224 B, same CPU, blocking");
     assert!(fault < uffd, "a fault served by a program costs more than the kernel's own");
     assert!(udp < quic, "QUIC runs over UDP");
+    assert!(udp < p50(&report, "UDP 128/8320 B, same CPU, blocking") * 2.0);
+    for answer in ["CONTINUE", "MOVE"] {
+        let row = format!("uffd fault + {answer}, thread, same CPU, blocking");
+        assert!(fault < p50(&report, &row), "{row}");
+    }
+    for row in ["MOVE of a page, no fault", "AES-128-GCM, seal 4 KiB", "AES-128-GCM, open 4 KiB"] {
+        assert!(p50(&report, row) < uffd, "{row} is a part of a fault");
+    }
+    assert!(p50(&report, "checksum (xxh3) of 4 KiB") < fault);
+    if report["machine"]["cpus"].as_u64() >= Some(2) {
+        p50(&report, "wake of a thread on an idle CPU");
+    }
+    for bulk in ["gets", "puts"] {
+        let rate = figure(&report, &format!("QUIC bulk, {bulk} of 64 pages, anywhere, yielding"));
+        assert!(rate > 10.0, "{bulk}: {rate} MB/s");
+    }
     let machine = &report["machine"];
     assert!(machine["cpus"].as_u64().expect("cpus") > 0);
     for key in ["date", "cpu", "kernel"] {
@@ -90,6 +112,62 @@ fn threads_and_large_pages_are_measured() {
     check_faults(&report, "remote fault, 8k, threads: 2");
 }
 
+/// Checks that the figure `ratio` is `above / below`.
+fn check_ratio(report: &Value, ratio: &str, above: f64, below: f64) {
+    let ratio = figure(report, ratio);
+    assert!((ratio - above / below).abs() < 0.01 * ratio, "{ratio} is not {above} / {below}");
+}
+
+#[test]
+fn scans_are_measured() {
+    for stride in ["1", "3"] {
+        let Some(report) = report(&["scan", "--stride", stride]) else { return };
+        let bulk = figure(&report, "floor: QUIC bulk, gets of 64 pages");
+        let row = format!("scan, stride {stride}");
+        let (scan, shuffled) =
+            (figure(&report, &row), figure(&report, &format!("{row}, shuffled")));
+        assert!(shuffled > 1.0 && bulk > 10.0, "{shuffled} and {bulk} MB/s");
+        check_ratio(&report, "scan / bulk", scan, bulk);
+        check_ratio(&report, "scan with / without prefetch", scan, shuffled);
+        assert!(figure(&report, &format!("{row}: fetched ahead")) > 50.0, "{report:#}");
+        assert!(figure(&report, &format!("{row}, shuffled: fetched ahead")) < 5.0, "{report:#}");
+    }
+}
+
+#[test]
+fn eviction_is_measured() {
+    let Some(report) = report(&["evict"]) else { return };
+    let bulk = figure(&report, "floor: QUIC bulk, puts of 64 pages");
+    let rate = figure(&report, "write-back");
+    check_ratio(&report, "write-back / bulk", rate, bulk);
+    let written = figure(&report, "pages written / dirtied over the budget");
+    assert!((0.5..1.2).contains(&written), "{written}: each page is written once");
+    let idle = p50(&report, "remote fault, no eviction of dirty pages");
+    let evicting = p50(&report, "remote fault, another thread dirties");
+    check_ratio(&report, "p50 while evicting / idle", evicting, idle);
+    assert!(figure(&report, "p99 while evicting / idle") > 0.1);
+    assert!(figure(&report, "dirtied beside the faults") > 1.0);
+}
+
+#[test]
+fn scaling_is_measured() {
+    let Some(report) = report(&["scale"]) else { return };
+    let rate = |what: &str, count| figure(&report, &format!("faults/s, {what}: {count}"));
+    for (what, ratio) in [
+        ("threads", "2 threads / 1"),
+        ("pagers on one agent", "2 pagers / 1, total"),
+        ("agents of one pager", "2 agents / 1"),
+    ] {
+        assert!(rate(what, 1) > 100.0, "{what}");
+        check_ratio(&report, ratio, rate(what, 2), rate(what, 1));
+    }
+    let (least, greatest) = (
+        figure(&report, "2 pagers: least / fair share"),
+        figure(&report, "2 pagers: greatest / fair share"),
+    );
+    assert!((least + greatest - 2.0).abs() < 0.01 && least > 0.05, "{least}, {greatest}");
+}
+
 #[test]
 fn the_cost_of_doing_nothing_is_measured() {
     let Some(report) = report(&["idle-cost"]) else { return };
@@ -98,4 +176,30 @@ fn the_cost_of_doing_nothing_is_measured() {
     assert!(alone > 0.001 && under > 0.001, "{alone} s, {under} s");
     let cost = figure(&report, "cost, of the medians");
     assert!(((under / alone - 1.0) * 100.0 - cost).abs() < 0.01, "{cost}");
+}
+
+#[test]
+fn a_page_is_made_of_reports() {
+    let Some(report) = report(&["scan"]) else { return };
+    let dir = std::env::temp_dir().join(format!("gms-bench-page-{}", std::process::id()));
+    fs::create_dir_all(&dir).expect("a directory");
+    let (file, page) = (dir.join("scan.json"), dir.join("page.html"));
+    let made = |text: &str| {
+        fs::write(&file, text).expect("a file");
+        bench().arg("report").arg(&file).arg("-o").arg(&page).output().expect("gms-bench")
+    };
+    let output = made(&report.to_string()[1..]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && !page.exists());
+    assert!(
+        errors.contains("scan.json is not a report") && errors.lines().count() == 1,
+        "{errors}"
+    );
+    let output = made(&report.to_string());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = fs::read_to_string(&page).expect("the page");
+    for shown in ["scan, stride 1, shuffled", "QUIC bulk, gets", "at least 0.6", "<svg"] {
+        assert!(text.contains(shown), "{shown} is not in {text}");
+    }
+    fs::remove_dir_all(&dir).expect("the directory goes");
 }

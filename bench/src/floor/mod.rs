@@ -1,21 +1,30 @@
 //! `gms-bench floor`: the least that the parts of a remote fault cost on this machine.
 
+pub mod bulk;
+mod cpu;
 pub mod kernel;
 pub mod quic;
 pub mod udp;
 pub mod uffd;
+mod wake;
 
-use crate::cli::Effort;
+use crate::cli::{Effort, Protocol};
 use crate::error::BenchError;
-use crate::placement::placements;
+use crate::placement::{Placement, placements};
 use crate::report::Report;
 use crate::scratch::Scratch;
-use uffd::Handler;
+use bulk::Bulk;
+use uffd::{Answer, Handler};
 
 /// Samples of each subject and run.
 const COUNT: usize = 20_000;
 /// The same for `--quick`.
 const COUNT_QUICK: usize = 300;
+
+/// Exchanges of 64 pages in each run, usual and `--quick`.
+const BULK: (usize, usize) = (4000, 100);
+/// Tries of which the best is the denominator of a throughput.
+const BULK_TRIES: usize = 3;
 
 /// Measures everything.
 pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
@@ -23,21 +32,72 @@ pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
     let keys = Scratch::new()?;
     quic::make_keys(keys.as_ref())?;
     for _ in 0..effort.runs() {
-        report.latency("zero-fill fault, kernel", kernel::zero_fill(count)?.latency());
+        memory(count, report)?;
+        cpu(count, report)?;
         for placement in placements()? {
-            for handler in [Handler::Thread, Handler::Process] {
-                let name = format!("uffd fault + COPY, {}, {}", handler.name(), placement.name);
-                report.latency(&name, uffd::faults(&placement, handler, count)?.latency());
+            for (protocol, lengths) in [(Protocol::Udp, "128/4224"), (Protocol::Udp8k, "128/8320")]
+            {
+                let name = format!("UDP {lengths} B, {}", placement.name);
+                report.latency(&name, udp::exchanges(&placement, protocol, count)?.latency());
             }
-        }
-        for placement in placements()? {
-            let name = format!("UDP 128/4224 B, {}", placement.name);
-            report.latency(&name, udp::exchanges(&placement, count)?.latency());
         }
         for placement in placements()? {
             let name = format!("QUIC 128/4224 B, {}", placement.name);
             report.latency(&name, quic::exchanges(&placement, keys.as_ref(), count)?.latency());
         }
+        for placement in placements()? {
+            for bulk in [Bulk::Get, Bulk::Put] {
+                let count = effort.count(BULK.0, BULK.1);
+                let rate = bulk::throughput(&placement, keys.as_ref(), bulk, count)?;
+                report.figure(&format!("{}, {}", bulk.name(), placement.name), "MB/s", rate);
+            }
+        }
     }
     Ok(())
+}
+
+/// Faults, and pages that are taken away.
+fn memory(count: usize, report: &mut Report) -> Result<(), BenchError> {
+    report.latency("zero-fill fault, kernel", kernel::zero_fill(count)?.latency());
+    for placement in placements()? {
+        for (answer, handler) in [
+            (Answer::Copy, Handler::Thread),
+            (Answer::Copy, Handler::Process),
+            (Answer::Continue, Handler::Thread),
+            (Answer::Move, Handler::Thread),
+        ] {
+            let (how, who) = (answer.name(), handler.name());
+            let name = format!("uffd fault + {how}, {who}, {}", placement.name);
+            report.latency(&name, uffd::faults(&placement, handler, answer, count)?.latency());
+        }
+    }
+    report.latency("MOVE of a page, no fault", uffd::moves(count)?.latency());
+    Ok(())
+}
+
+/// What the CPU does, and how long it sleeps on.
+fn cpu(count: usize, report: &mut Report) -> Result<(), BenchError> {
+    let (seals, opens) = cpu::aead(count)?;
+    report.latency("AES-128-GCM, seal 4 KiB", seals.latency());
+    report.latency("AES-128-GCM, open 4 KiB", opens.latency());
+    report.latency("checksum (xxh3) of 4 KiB", cpu::checksums(count).latency());
+    if let Some(wakes) = wake::wakes(count)? {
+        report.latency("wake of a thread on an idle CPU", wakes.latency());
+    }
+    Ok(())
+}
+
+/// What the transport moves at best where the scheduler likes, as it may with gms: the denominator of the throughputs. Of a few
+/// tries the best, since each is short. Adds the row and returns it.
+pub fn bulk(effort: &Effort, bulk: Bulk, report: &mut Report) -> Result<f64, BenchError> {
+    let keys = Scratch::new()?;
+    quic::make_keys(keys.as_ref())?;
+    let count = effort.count(BULK.0, BULK.1);
+    let mut rate = 0f64;
+    for _ in 0..BULK_TRIES {
+        let tried = bulk::throughput(&Placement::ANYWHERE, keys.as_ref(), bulk, count)?;
+        rate = rate.max(tried);
+    }
+    report.figure(&format!("floor: {}", bulk.name()), "MB/s", rate);
+    Ok(rate)
 }

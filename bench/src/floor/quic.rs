@@ -6,12 +6,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gms_transport::keys::{self, KeysError, Role};
-use gms_transport::message::{PAGE_LEN, Status, WorkloadId};
+use gms_transport::message::{Op, PAGE_LEN, PAGES_MAX, PageDescriptor, Status, WorkloadId};
 use gms_transport::{Control, Event, ExchangeId, LinkId, Quic, Transport, TransportError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
+use super::bulk::Pages;
 use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
 use crate::peer::Peer;
@@ -28,18 +29,14 @@ pub fn make_keys(dir: &Path) -> Result<(), BenchError> {
 
 /// `count` exchanges, and a tenth as many before them to warm up.
 pub fn exchanges(placement: &Placement, keys: &Path, count: usize) -> Result<Samples, BenchError> {
-    let peer = Peer::start(Protocol::Quic, placement, Some(keys))?;
+    let (mut end, _peer) = Requester::start(placement, keys)?;
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
-    let identity = keys::load(keys, Role::Client).map_err(bad_keys)?;
-    let quic = Quic::client(any_port(), &identity).map_err(failed)?;
-    let mut end = Requester { quic, wait: placement.wait, page: [0; PAGE_LEN] };
-    let link = end.connect(peer.addr)?;
     let mut samples = Samples::new();
     let warm_up = count / 10;
     for number in 0..count + warm_up {
         end.page[number % PAGE_LEN] = 0;
         let start = Instant::now();
-        end.exchange(link, start, number as u64)?;
+        end.exchange(start, number as u64)?;
         let took = start.elapsed();
         if end.page[number % PAGE_LEN] != 7 {
             return Err(BenchError::WrongBytes(format!("reply {number}")));
@@ -51,25 +48,34 @@ pub fn exchanges(placement: &Placement, keys: &Path, count: usize) -> Result<Sam
     Ok(samples)
 }
 
-struct Requester {
-    quic: Quic,
+/// This end of the link.
+pub struct Requester {
+    /// The endpoint.
+    pub quic: Quic,
+    /// Its link.
+    pub link: LinkId,
     wait: Wait,
     page: [u8; PAGE_LEN],
 }
 
 impl Requester {
-    fn connect(&mut self, addr: SocketAddr) -> Result<LinkId, BenchError> {
+    /// Starts a peer and connects to it.
+    pub fn start(placement: &Placement, keys: &Path) -> Result<(Requester, Peer), BenchError> {
+        let peer = Peer::start(Protocol::Quic, placement, Some(keys))?;
+        let identity = keys::load(keys, Role::Client).map_err(bad_keys)?;
+        let mut quic = Quic::client(any_port(), &identity).map_err(failed)?;
         let start = Instant::now();
-        self.quic.connect(start, addr).map_err(failed)?;
-        match self.event(start)? {
-            Event::Connected { link, .. } => Ok(link),
+        let link = quic.connect(start, peer.addr).map_err(failed)?;
+        let mut end = Requester { quic, link, wait: placement.wait, page: [0; PAGE_LEN] };
+        match end.event(start)? {
+            Event::Connected { .. } => Ok((end, peer)),
             other => Err(unexpected(&other)),
         }
     }
 
-    fn exchange(&mut self, link: LinkId, start: Instant, number: u64) -> Result<(), BenchError> {
+    fn exchange(&mut self, start: Instant, number: u64) -> Result<(), BenchError> {
         let request = Control::get(number, WorkloadId([1; 16]), 5);
-        self.quic.request(start, link, &request, &[]).map_err(failed)?;
+        self.quic.request(start, self.link, &request, &[]).map_err(failed)?;
         self.quic.flush(start).trying("cannot send")?;
         loop {
             match self.event(start)? {
@@ -85,7 +91,8 @@ impl Requester {
         }
     }
 
-    fn event(&mut self, since: Instant) -> Result<Event, BenchError> {
+    /// Waits for the next event; too long after `since` the link has failed.
+    pub fn event(&mut self, since: Instant) -> Result<Event, BenchError> {
         if let Some(event) = self.quic.poll(since) {
             return Ok(event);
         }
@@ -106,12 +113,12 @@ impl Requester {
     }
 }
 
-/// Replies to every request with a page, until it is killed.
+/// Replies to every request with the pages it asks for, until it is killed.
 pub fn serve(wait: Wait, keys: &Path) -> Result<(), BenchError> {
     let identity = keys::load(keys, Role::Node).map_err(bad_keys)?;
     let mut quic = Quic::server(any_port(), &identity).map_err(failed)?;
     println!("{}", quic.local_addr());
-    let page = [7; PAGE_LEN];
+    let (descriptors, pages) = ([0; PAGES_MAX * PageDescriptor::LEN], Pages::new());
     let mut asked: HashMap<ExchangeId, Control> = HashMap::new();
     loop {
         let now = Instant::now();
@@ -121,9 +128,16 @@ pub fn serve(wait: Wait, keys: &Path) -> Result<(), BenchError> {
                 Event::Control { exchange, control } => drop(asked.insert(exchange, control)),
                 Event::Complete { exchange } => {
                     let Some(request) = asked.remove(&exchange) else { continue };
+                    let count = usize::from(request.count.get());
                     let mut reply = request.reply(Status::Ok);
-                    reply.done.set(1);
-                    quic.reply(now, exchange, &reply, &[&page]).map_err(failed)?;
+                    reply.done.set(u64::MAX >> (PAGES_MAX - count));
+                    let pages = pages.of(request.request.get(), count);
+                    let payload: &[&[u8]] = match (request.op, count) {
+                        (Op::Get, 1) => &[pages],
+                        (Op::Get, _) => &[&descriptors[..count * PageDescriptor::LEN], pages],
+                        _ => &[],
+                    };
+                    quic.reply(now, exchange, &reply, payload).map_err(failed)?;
                 }
                 _ => {}
             }
@@ -152,7 +166,8 @@ fn any_port() -> SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }
 
-fn failed(error: TransportError) -> BenchError {
+/// An error of the transport.
+pub fn failed(error: TransportError) -> BenchError {
     BenchError::Program { program: "the transport".into(), problem: format!("failed: {error}") }
 }
 
@@ -160,6 +175,7 @@ fn bad_keys(error: KeysError) -> BenchError {
     BenchError::Program { program: "the key maker".into(), problem: format!("failed: {error}") }
 }
 
-fn unexpected(event: &Event) -> BenchError {
+/// An event for which nothing was done.
+pub fn unexpected(event: &Event) -> BenchError {
     BenchError::Program { program: "the peer".into(), problem: format!("caused {event:?}") }
 }

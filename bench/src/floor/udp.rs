@@ -1,11 +1,12 @@
-//! Bare datagrams between two processes on loopback: a request of 128 bytes, a reply of 128 bytes and a page.
+//! Bare datagrams between two processes on loopback: a request of 128 bytes, a reply of 128 bytes and a page of 4 or 8
+//! KiB.
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
-use crate::peer::{Peer, REPLY_LEN, REQUEST_LEN, receive};
+use crate::peer::{Peer, REQUEST_LEN, receive};
 use crate::placement::{Pinned, Placement, Wait};
 use crate::samples::Samples;
 
@@ -13,14 +14,18 @@ use crate::samples::Samples;
 const LOST: Duration = Duration::from_secs(5);
 
 /// `count` exchanges, and a tenth as many before them to warm up.
-pub fn exchanges(placement: &Placement, count: usize) -> Result<Samples, BenchError> {
-    let peer = Peer::start(Protocol::Udp, placement, None)?;
+pub fn exchanges(
+    placement: &Placement,
+    protocol: Protocol,
+    count: usize,
+) -> Result<Samples, BenchError> {
+    let peer = Peer::start(protocol, placement, None)?;
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
     let socket = UdpSocket::bind("127.0.0.1:0").trying("cannot bind a UDP socket")?;
     socket.connect(peer.addr).trying("cannot connect")?;
     socket.set_read_timeout(Some(LOST)).trying("cannot set a deadline")?;
     socket.set_nonblocking(placement.wait != Wait::Block).trying("cannot set the mode")?;
-    let (request, mut reply) = ([3; REQUEST_LEN], [0; REPLY_LEN]);
+    let (request, mut reply) = ([3; REQUEST_LEN], vec![0; protocol.reply_len()]);
     let mut samples = Samples::new();
     let warm_up = count / 10;
     for number in 0..count + warm_up {
@@ -28,7 +33,7 @@ pub fn exchanges(placement: &Placement, count: usize) -> Result<Samples, BenchEr
         socket.send(&request).trying("cannot send")?;
         let length = receive(&socket, placement.wait, &mut reply)?;
         let took = start.elapsed();
-        if length != REPLY_LEN || reply[number % REPLY_LEN] != 7 {
+        if length != reply.len() || reply[number % length] != 7 {
             return Err(BenchError::WrongBytes(format!("a reply of {length} bytes")));
         }
         if number >= warm_up {

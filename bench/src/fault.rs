@@ -1,16 +1,15 @@
 //! `gms-bench fault`: random remote faults through the whole stack (`gms run`, `gms-agent`, each a process of its own), beside the
 //! floors measured just before.
 
-pub mod stack;
-pub mod workload;
-
-use crate::cli::{FaultOptions, WorkloadOptions};
+use crate::cli::{FaultOptions, Protocol};
 use crate::error::BenchError;
 use crate::floor::udp;
-use crate::floor::uffd::{Handler, faults};
+use crate::floor::uffd::{Answer, Handler, faults};
 use crate::placement::{Wait, placements};
-use crate::report::Report;
-use stack::Stack;
+use crate::report::{Report, Target};
+use crate::stack::Stack;
+use crate::workload::Orders;
+use crate::workload::fault::{self as workload, Found};
 
 /// Samples of a floor in each run.
 const FLOORS: usize = 20_000;
@@ -18,55 +17,55 @@ const FLOORS: usize = 20_000;
 const FAULTS: usize = 20_000;
 /// Faults before them.
 const WARM_UP: usize = 4_000;
-/// The least budget in MiB that `--quick` and the usual run take.
-const LOCAL: (u32, u32) = (8, 64);
 /// Most faults, in percent, that the write-back buffer may have met, so that they were not remote: usual, and for `--quick`, where
 /// what was written last is a large part of all.
-const LOCAL_PERCENT_MAX: [f64; 2] = [2.0, 50.0];
+pub const LOCAL_PERCENT_MAX: [f64; 2] = [2.0, 50.0];
 /// p50 of a fault as a multiple of the floors.
 const RATIO_MAX: f64 = 2.5;
 
 /// Measures.
 pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError> {
     let effort = &options.effort;
-    let local = options.local.unwrap_or(effort.count(LOCAL.1 as usize, LOCAL.0 as usize) as u32);
+    let (local, all) = options.paging.mib(effort, 64);
     let threads = options.threads as usize;
     let size = options.page_size.name();
     for run in 0..effort.runs() {
         let same = placements()?[0];
         let floors = effort.count(FLOORS, 300);
-        let uffd = faults(&same, Handler::Thread, floors)?.latency();
+        let uffd = faults(&same, Handler::Thread, Answer::Copy, floors)?.latency();
         report.latency(&format!("floor: uffd fault + COPY, {}", same.name), uffd);
-        let udp = udp::exchanges(&same, floors)?.latency();
+        let udp = udp::exchanges(&same, Protocol::Udp, floors)?.latency();
         report.latency(&format!("floor: UDP 128/4224 B, {}", same.name), udp);
 
         let two_cpus = placements()?.into_iter().find(|placement| placement.wait == Wait::Spin);
         let least = match two_cpus {
             Some(spinning) => {
-                let udp = udp::exchanges(&spinning, floors)?.latency();
+                let udp = udp::exchanges(&spinning, Protocol::Udp, floors)?.latency();
                 report.latency(&format!("floor: UDP 128/4224 B, {}", spinning.name), udp);
                 Some(udp.p50)
             }
             None => None,
         };
 
-        let stack = Stack::start(options.programs.programs.as_deref(), local, options.times)?;
+        let stack = Stack::start(options.paging.programs.dir(), 1, local + all)?;
         let per_thread = effort.count(FAULTS, 600).div_ceil(threads);
-        let orders = WorkloadOptions {
-            mib: (local * options.times) as usize,
+        let orders = workload::Orders {
+            mib: all as usize,
             threads,
             warm_up: effort.count(WARM_UP, 100).div_ceil(threads),
-            faults: per_thread,
+            measured: workload::Measured::Faults(per_thread as u64),
             seed: u64::from(run) + 1,
-            found: stack.path("found.json"),
+            gate: None,
         };
-        let (found, stats) = stack.run(options.page_size, &orders)?;
+        let counted = (orders.threads * (orders.warm_up + per_thread)) as u64;
+        let (found, stats): (Found, _) =
+            stack.run(options.page_size, local, &Orders::Fault(orders))?;
         let latency = found.samples()?.latency();
         report.latency(&format!("remote fault, {size}, threads: {threads}"), latency);
 
-        let target = (threads == 1).then_some(RATIO_MAX);
+        let target = (threads == 1).then_some(Target::AtMost(RATIO_MAX));
         let floor = uffd.p50 + udp.p50;
-        report.limited("p50 / (uffd + UDP floors)", "x", latency.p50 / floor, target);
+        report.judged("p50 / (uffd + UDP floors)", "x", latency.p50 / floor, target);
         if let Some(least) = least {
             let name = "p50 / (uffd + UDP floors), UDP on two CPUs";
             report.figure(name, "x", latency.p50 / (uffd.p50 + least));
@@ -79,7 +78,7 @@ pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError
         report.figure("pages written back", "pages", stats.pages_out as f64);
         report.figure("clean drops", "pages", stats.clean_drops as f64);
         report.figure("faults met by the write-back buffer", "%", stats.second_percent());
-        stats.check(&orders, LOCAL_PERCENT_MAX[usize::from(effort.is_quick())])?;
+        stats.check(counted, LOCAL_PERCENT_MAX[usize::from(effort.is_quick())])?;
     }
     Ok(())
 }

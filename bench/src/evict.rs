@@ -1,0 +1,84 @@
+//! `gms-bench evict`: how fast pages leave, and what that costs those who wait for pages to come.
+
+use crate::cli::{EvictOptions, PageSize};
+use crate::error::BenchError;
+use crate::floor::{self, bulk::Bulk};
+use crate::region::{PAGE, pages};
+use crate::report::{Report, Target};
+use crate::samples::Samples;
+use crate::stack::Stack;
+use crate::workload::Orders;
+use crate::workload::dirty::{self as workload, DuelFound, Found};
+
+/// Share of the bulk throughput that write-back should reach.
+const OF_BULK_MIN: f64 = 0.5;
+/// p99 of a fault beside eviction at full rate, as a multiple of p99 without.
+const P99_MAX: f64 = 3.0;
+/// Faults measured in each of the two states, usual and `--quick`.
+const FAULTS: (usize, usize) = (10_000, 300);
+/// What is dirtied to measure the throughput, as a multiple of the memory that is faulted.
+const DIRTY_TIMES: u32 = 4;
+/// Least pages written per page dirtied: else eviction did not go at full rate.
+const WRITTEN_MIN: f64 = 0.5;
+
+/// Measures.
+pub fn run(options: &EvictOptions, report: &mut Report) -> Result<(), BenchError> {
+    let effort = &options.effort;
+    let (local, mib) = options.paging.mib(effort, 64);
+    for run in 0..effort.runs() {
+        let bulk = floor::bulk(effort, Bulk::Put, report)?;
+        let room = DIRTY_TIMES * mib + local;
+        let stack = Stack::start(options.paging.programs.dir(), 1, room)?;
+        write_back(&stack, local, DIRTY_TIMES * mib, bulk, report)?;
+        let orders = workload::DuelOrders {
+            mib: mib as usize,
+            warm_up: pages(local as usize),
+            faults: effort.count(FAULTS.0, FAULTS.1),
+            seed: u64::from(run) + 1,
+        };
+        duel(&stack, local, orders, report)?;
+    }
+    Ok(())
+}
+
+fn write_back(
+    stack: &Stack,
+    local: u32,
+    mib: u32,
+    bulk: f64,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let orders = workload::Orders { mib: mib as usize, untimed_mib: local as usize };
+    let (found, stats): (Found, _) = stack.run(PageSize::Small, local, &Orders::Dirty(orders))?;
+    let dirtied = pages((mib - local) as usize) as f64;
+    let written = stats.pages_out as f64 / dirtied;
+    let rate = stats.pages_out as f64 * PAGE as f64 / found.seconds / 1e6;
+    report.figure("write-back", "MB/s", rate);
+    report.figure("pages written / dirtied over the budget", "x", written);
+    report.judged("write-back / bulk", "x", rate / bulk, Some(Target::AtLeast(OF_BULK_MIN)));
+    match written > WRITTEN_MIN {
+        true => Ok(()),
+        false => Err(BenchError::Invalid(format!("only {written:.2} of the pages were written"))),
+    }
+}
+
+fn duel(
+    stack: &Stack,
+    local: u32,
+    orders: workload::DuelOrders,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let (found, stats): (DuelFound, _) =
+        stack.run(PageSize::Small, local, &Orders::Duel(orders))?;
+    let idle = Samples::from_counts(&found.idle)?.latency();
+    let evicting = Samples::from_counts(&found.evicting)?.latency();
+    report.latency("remote fault, no eviction of dirty pages", idle);
+    report.latency("remote fault, another thread dirties", evicting);
+    let target = Some(Target::AtMost(P99_MAX));
+    report.judged("p99 while evicting / idle", "x", evicting.p99 / idle.p99, target);
+    report.figure("p50 while evicting / idle", "x", evicting.p50 / idle.p50);
+    let rate = (found.dirtied * PAGE) as f64 / found.seconds / 1e6;
+    report.figure("dirtied beside the faults", "MB/s", rate);
+    report.figure("faults met by the write-back buffer", "%", stats.second_percent());
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Lets workloads which were started one by one begin to measure together.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::error::{BenchError, Trying};
+use crate::stack::Session;
+
+/// How often sessions are looked at which have not come.
+const LOOK_MS: u16 = 200;
+
+/// Where workloads wait.
+pub struct Gate(UnixListener);
+
+impl Gate {
+    /// A closed one at `path`.
+    pub fn new(path: &Path) -> Result<Gate, BenchError> {
+        Ok(Gate(UnixListener::bind(path).trying("no gate")?))
+    }
+
+    /// Opens when all sessions are there; fails if one ends before.
+    pub fn open(self, sessions: &mut [Session]) -> Result<(), BenchError> {
+        let mut there: Vec<UnixStream> = Vec::new();
+        while there.len() < sessions.len() {
+            let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::from(LOOK_MS)) {
+                Ok(0) => sessions.iter_mut().try_for_each(Session::check_alive)?,
+                Ok(_) => there.push(self.0.accept().trying("no one at the gate")?.0),
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error).trying("cannot wait for the workloads"),
+            }
+        }
+        there.iter_mut().try_for_each(|one| one.write_all(&[1])).trying("cannot open the gate")
+    }
+}
+
+/// Waits, as a workload, at the gate at `path`.
+pub fn pass(path: &Path) -> Result<(), BenchError> {
+    let mut gate = UnixStream::connect(path).trying("cannot reach the gate")?;
+    gate.read_exact(&mut [0]).trying("the gate did not open")
+}

@@ -1,0 +1,210 @@
+//! `gms-bench report`: one page with plots from the JSON files of other commands. It refers to nothing outside itself.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use crate::cli::PageOptions;
+use crate::error::{BenchError, Trying};
+use crate::report::{Figure, LatencyRow, Report};
+use crate::svg::{Bar, Scale, Series, bars, digits, escape, lines};
+
+/// Bytes of a file: hundreds of times what a command writes.
+const FILE_MAX: u64 = 16 << 20;
+/// Lines of the plot of all latencies.
+const SERIES_MAX: usize = 16;
+/// Quantiles of that plot.
+const QUANTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
+/// Begin the names of the latencies that are drawn there.
+const DRAWN: [&str; 2] = ["remote fault", "floor:"];
+/// Begins the names of the figures of which scaling is drawn: `faults/s, WHAT: COUNT`.
+const SCALED: &str = "faults/s, ";
+
+const HEAD: &str =
+    "<!DOCTYPE html>\n<html lang='en'><meta charset='utf-8'><title>gms-bench</title><style>
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em}
+svg{max-width:100%;height:auto;fill:currentColor;font-size:12px}
+polyline{fill:none;stroke-width:2}
+.grid{stroke:currentColor;opacity:.2}
+.span{stroke:currentColor;stroke-width:1.5}
+.legend{list-style:none;padding:0;columns:2}
+.legend i{display:inline-block;width:1.6em;margin-right:.5em;vertical-align:middle}
+table{border-collapse:collapse}
+td,th{padding:.15em .9em .15em 0;text-align:left;border-bottom:1px solid #8886}
+pre{overflow-x:auto;font-size:12px}
+.missed{font-weight:bold;color:#d1622b}
+</style>
+<h1>gms-bench</h1>
+";
+
+/// Reads the files and writes the page.
+pub fn run(options: &PageOptions) -> Result<(), BenchError> {
+    let reports: Result<Vec<Report>, BenchError> =
+        options.files.iter().map(|path| read(path)).collect();
+    fs::write(&options.output, page(&reports?)).trying(&options.output.display().to_string())
+}
+
+fn read(path: &Path) -> Result<Report, BenchError> {
+    let file = path.display().to_string();
+    let mut text = String::new();
+    let opened = File::open(path).trying(&file)?;
+    opened.take(FILE_MAX).read_to_string(&mut text).trying(&file)?;
+    serde_json::from_str(&text)
+        .map_err(|error| BenchError::NoReport { file, problem: error.to_string() })
+}
+
+fn page(reports: &[Report]) -> String {
+    let mut out = String::from(HEAD);
+    judged(&mut out, reports);
+    latencies(&mut out, reports);
+    scaling(&mut out, reports);
+    for report in reports {
+        each(&mut out, report);
+    }
+    out + "</html>\n"
+}
+
+/// Figures which have a target.
+fn judged(out: &mut String, reports: &[Report]) {
+    let figures = reports.iter().flat_map(|report| report.figures.iter().map(move |f| (report, f)));
+    let rows: Vec<(&Report, &Figure)> = figures.filter(|(_, f)| f.target.is_some()).collect();
+    if rows.is_empty() {
+        return;
+    }
+    out.push_str("<h2>Targets</h2><table><tr><th>figure<th>median<th>spread<th>target<th>of</tr>");
+    for (report, figure) in rows {
+        let Some(target) = figure.target else { continue };
+        let (class, verdict) =
+            if target.is_met(figure.median) { ("met", "") } else { ("missed", "missed: ") };
+        let (low, high) = figure.spread;
+        let _ = write!(
+            out,
+            "<tr class={class}><td>{}<td>{} {}<td>{}&ndash;{}<td>{verdict}{target}<td>{}</tr>",
+            escape(&figure.name),
+            digits(figure.median),
+            escape(&figure.unit),
+            digits(low),
+            digits(high),
+            escape(&title(report)),
+        );
+    }
+    out.push_str("</table>");
+}
+
+/// Quantiles of the faults and of the floors beside them, all files together.
+fn latencies(out: &mut String, reports: &[Report]) {
+    let several = reports.len() > 1;
+    let mut series = Vec::new();
+    for report in reports {
+        let drawn = |row: &&LatencyRow| DRAWN.iter().any(|begin| row.name.starts_with(begin));
+        for row in report.latencies.iter().filter(drawn) {
+            let m = &row.median;
+            let name = if several {
+                format!("{} ({})", row.name, title(report))
+            } else {
+                row.name.clone()
+            };
+            let values = [m.p50, m.p90, m.p99, m.p999, m.max].map(Some).to_vec();
+            series.push(Series { name, values });
+        }
+    }
+    if series.is_empty() {
+        return;
+    }
+    out.push_str("<h2>Faults and floors</h2><p>Medians of the quantiles over the runs.");
+    if series.len() > SERIES_MAX {
+        let _ = write!(out, " The first {SERIES_MAX} of {}.", series.len());
+        series.truncate(SERIES_MAX);
+    }
+    out.push_str(&lines(&QUANTILES.map(String::from), &series, Scale::Log, "us"));
+}
+
+/// Faults/s over the number of what there are more and more of.
+fn scaling(out: &mut String, reports: &[Report]) {
+    for report in reports {
+        let mut of: BTreeMap<&str, BTreeMap<u32, f64>> = BTreeMap::new();
+        for figure in &report.figures {
+            let rest = figure.name.strip_prefix(SCALED).and_then(|rest| rest.rsplit_once(": "));
+            if let Some((what, count)) = rest
+                && let Ok(count) = count.parse()
+            {
+                of.entry(what).or_default().insert(count, figure.median);
+            }
+        }
+        let mut counts: Vec<u32> = of.values().flat_map(|points| points.keys().copied()).collect();
+        counts.sort_unstable();
+        counts.dedup();
+        if counts.len() < 2 {
+            continue;
+        }
+        let line = |(what, points): (&&str, &BTreeMap<u32, f64>)| Series {
+            name: (*what).to_owned(),
+            values: counts.iter().map(|count| points.get(count).copied()).collect(),
+        };
+        let series: Vec<Series> = of.iter().map(line).collect();
+        let ticks: Vec<String> = counts.iter().map(u32::to_string).collect();
+        let _ = write!(out, "<h2>Scaling</h2><p>Faults/s, {}.", escape(&title(report)));
+        out.push_str(&lines(&ticks, &series, Scale::Linear, ""));
+    }
+}
+
+/// All of one file.
+fn each(out: &mut String, report: &Report) {
+    let _ = write!(out, "<h2>{}</h2>", escape(&title(report)));
+    let rates = report.figures.iter().filter(|figure| figure.unit == "MB/s");
+    let rates: Vec<Bar> =
+        rates.map(|f| Bar { name: f.name.clone(), value: f.median, span: f.spread }).collect();
+    if !rates.is_empty() {
+        out.push_str("<p>Throughput; the thin lines go from the least run to the greatest.</p>");
+        out.push_str(&bars(&rates, "MB/s"));
+    }
+    let bar = |row: &LatencyRow| Bar {
+        name: row.name.clone(),
+        value: row.median.p50,
+        span: (row.median.p50, row.median.p90),
+    };
+    let medians: Vec<Bar> = report.latencies.iter().map(bar).collect();
+    if !medians.is_empty() {
+        out.push_str("<p>Latency: p50; the thin lines go on to p90.</p>");
+        out.push_str(&bars(&medians, "us"));
+    }
+    let text = escape(&report.text());
+    let _ = write!(out, "<details><summary>All figures</summary><pre>{text}</pre></details>");
+}
+
+fn title(report: &Report) -> String {
+    let machine = &report.machine;
+    format!("{}, {}, commit {}", report.command.join(" "), machine.date, machine.commit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Target;
+    use crate::samples::Latency;
+
+    #[test]
+    fn a_page_shows_what_files_say_and_obeys_none_of_it() {
+        let mut report = Report::new();
+        let quantiles =
+            Latency { count: 9, p50: 20.0, p90: 30.0, p99: 40.0, p999: 50.0, max: 60.0 };
+        report.latency("remote fault, <script>", quantiles);
+        report.judged("gain", "x<br>", 2.0, Some(Target::AtLeast(5.0)));
+        report.figure("scan", "MB/s", 500.0);
+        for (count, rate) in [(1, 100.0), (8, 321.0)] {
+            report.figure(&format!("faults/s, threads & more: {count}"), "1/s", rate);
+        }
+        let text = serde_json::to_string(&report).expect("JSON");
+        let page = page(&[serde_json::from_str(&text).expect("a report"), report]);
+        assert!(!page.contains("<script") && !page.contains("x<br>"), "{page}");
+        for shown in ["remote fault, &lt;script&gt;", "missed: at least 5", "500.0 MB/s"] {
+            assert!(page.contains(shown), "{shown} is not in {page}");
+        }
+        assert_eq!(page.matches("<title>threads &amp; more: 321.0 ").count(), 2);
+        assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+        assert!(!page.contains("http"), "nothing from elsewhere");
+    }
+}

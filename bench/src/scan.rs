@@ -1,0 +1,54 @@
+//! `gms-bench scan`: reads of all pages in order through the whole stack, beside the bulk throughput of the same run.
+//!
+//! gms has no switch for its prefetch. "Without prefetch" is the same scan with each block of 1024 reads shuffled: nothing can be
+//! foreseen, as gms's own count of pages fetched ahead shows, and all else is as in the scan.
+
+use crate::cli::{PageSize, ScanOptions};
+use crate::error::BenchError;
+use crate::floor::{self, bulk::Bulk};
+use crate::region::PAGE;
+use crate::report::{Report, Target};
+use crate::stack::Stack;
+use crate::workload::Orders;
+use crate::workload::scan::{self as workload, Found};
+
+/// Share of the bulk throughput that a scan should reach.
+const OF_BULK_MIN: f64 = 0.6;
+/// What prefetch should make of a scan.
+const OF_SHUFFLED_MIN: f64 = 5.0;
+/// Least share of the pages, in percent, that must have been absent: else it was no scan of remote memory.
+const ABSENT_PERCENT_MIN: f64 = 50.0;
+
+/// Measures.
+pub fn run(options: &ScanOptions, report: &mut Report) -> Result<(), BenchError> {
+    let (local, mib) = options.paging.mib(&options.effort, 64);
+    for _ in 0..options.effort.runs() {
+        let bulk = floor::bulk(&options.effort, Bulk::Get, report)?;
+        let stack = Stack::start(options.paging.programs.dir(), 1, local + mib)?;
+        let stride = options.stride as usize;
+        let mut scan = |name: &str, shuffled| {
+            let orders = workload::Orders { mib: mib as usize, stride, shuffled };
+            let (found, stats): (Found, _) =
+                stack.run(PageSize::Small, local, &Orders::Scan(orders))?;
+            let rate = (found.pages * PAGE) as f64 / found.seconds / 1e6;
+            let absent = 100.0 * found.absent as f64 / found.pages as f64;
+            let ahead = 100.0 * stats.prefetched as f64 / stats.pages_in.max(1) as f64;
+            report.figure(name, "MB/s", rate);
+            report.figure(&format!("{name}: absent"), "%", absent);
+            report.figure(&format!("{name}: fetched ahead"), "%", ahead);
+            if absent < ABSENT_PERCENT_MIN {
+                let text = format!("{name}: only {absent:.0} % of the pages were absent");
+                return Err(BenchError::Invalid(text));
+            }
+            Ok(rate)
+        };
+        let in_order = scan(&format!("scan, stride {stride}"), false)?;
+        let shuffled = scan(&format!("scan, stride {stride}, shuffled"), true)?;
+        // The targets are for scans of one page after the other.
+        let judged = |least| (stride == 1).then_some(Target::AtLeast(least));
+        report.judged("scan / bulk", "x", in_order / bulk, judged(OF_BULK_MIN));
+        let target = judged(OF_SHUFFLED_MIN);
+        report.judged("scan with / without prefetch", "x", in_order / shuffled, target);
+    }
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! Real agents with keys made for the run, and `gms run` around workloads.
+
+use std::cell::Cell;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStderr, Command, Stdio};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::cli::PageSize;
+use crate::error::{BenchError, Trying};
+use crate::floor::quic::make_keys;
+use crate::peer::Process;
+use crate::scratch::Scratch;
+use crate::workload::Orders;
+
+/// Lines which an agent may log before it listens.
+const LOG_LINES_MAX: usize = 20;
+
+/// Agents which run, and how to run workloads on them.
+pub struct Stack {
+    gms: PathBuf,
+    scratch: Scratch,
+    agents: Vec<Agent>,
+    /// Sessions so far.
+    sessions: Cell<u32>,
+}
+
+struct Agent {
+    addr: String,
+    _process: Process,
+    /// Held open for what the agent logs later, which is little.
+    _log: Option<BufReader<ChildStderr>>,
+}
+
+/// A workload under its own `gms run`.
+pub struct Session {
+    process: Process,
+    found: PathBuf,
+    stats: PathBuf,
+}
+
+/// Of gms's own figures those which matter here.
+#[derive(Debug, Deserialize)]
+pub struct Stats {
+    /// Latency of remote faults, from the read of the message to the wake.
+    pub fault_us: FaultLatency,
+    /// Pages fetched.
+    pub pages_in: u64,
+    /// Pages written.
+    pub pages_out: u64,
+    /// Pages evicted without a transfer.
+    pub clean_drops: u64,
+    /// Pages fetched ahead.
+    pub prefetched: u64,
+    /// Faults met by the write-back buffer.
+    pub second_chances: u64,
+}
+
+/// See [`Stats::fault_us`].
+#[derive(Debug, Deserialize)]
+pub struct FaultLatency {
+    /// Median.
+    pub p50: f64,
+    /// 99 %.
+    pub p99: f64,
+}
+
+impl Stats {
+    /// Faults that were met by the write-back buffer, in percent of all that brought a page back.
+    pub fn second_percent(&self) -> f64 {
+        let all = self.pages_in + self.second_chances;
+        100.0 * self.second_chances as f64 / all.max(1) as f64
+    }
+
+    /// Checks that `counted` faults were remote, but for `local_max` percent. Two threads may have met at a page.
+    pub fn check(&self, counted: u64, local_max: f64) -> Result<(), BenchError> {
+        if self.pages_in + self.second_chances < counted - counted / 100 {
+            let brought = self.pages_in + self.second_chances;
+            let text = format!("{counted} faults were counted, but gms brought {brought} pages");
+            return Err(BenchError::Invalid(text));
+        }
+        if self.second_percent() > local_max {
+            let text = format!("{:.1} % of the faults were not remote", self.second_percent());
+            return Err(BenchError::Invalid(text));
+        }
+        Ok(())
+    }
+}
+
+impl Agent {
+    fn start(program: &Path, keys: &Path, export_mib: u32) -> Result<Agent, BenchError> {
+        let mut process = Process::start(
+            Command::new(program)
+                .args(["--listen", "127.0.0.1:0", "--export", &format!("{export_mib}M"), "--keys"])
+                .arg(keys)
+                .env("NO_COLOR", "1")
+                .stderr(Stdio::piped()),
+        )?;
+        let mut log = process.0.stderr.take().map(BufReader::new);
+        let addr = log.as_mut().and_then(|log| {
+            let lines = log.lines().take(LOG_LINES_MAX).map_while(Result::ok);
+            lines.filter(|line| line.contains("listening")).find_map(|line| address_in(&line))
+        });
+        let problem = "did not say where it listens".to_owned();
+        let addr = addr.ok_or(BenchError::Program { program: "gms-agent".into(), problem })?;
+        Ok(Agent { addr, _process: process, _log: log })
+    }
+}
+
+impl Stack {
+    /// Makes keys and starts `agents` agents, each with room for `export_mib`.
+    pub fn start(
+        programs: Option<&Path>,
+        agents: usize,
+        export_mib: u32,
+    ) -> Result<Stack, BenchError> {
+        let scratch = Scratch::new()?;
+        let keys = scratch.path("keys");
+        make_keys(&keys)?;
+        let agent = program(programs, "gms-agent")?;
+        let agents = (0..agents)
+            .map(|_| Agent::start(&agent, &keys, export_mib))
+            .collect::<Result<_, _>>()?;
+        let gms = program(programs, "gms")?;
+        Ok(Stack { gms, scratch, agents, sessions: Cell::new(0) })
+    }
+
+    /// A path in the stack's own directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path(name)
+    }
+
+    /// Runs a workload on all agents: what it found, and gms's own figures.
+    pub fn run<F: DeserializeOwned>(
+        &self,
+        size: PageSize,
+        local_mib: u32,
+        orders: &Orders,
+    ) -> Result<(F, Stats), BenchError> {
+        self.spawn(size, local_mib, orders)?.finish()
+    }
+
+    /// Starts a workload on all agents.
+    pub fn spawn(
+        &self,
+        size: PageSize,
+        local_mib: u32,
+        orders: &Orders,
+    ) -> Result<Session, BenchError> {
+        let number = self.sessions.replace(self.sessions.get() + 1);
+        let found = self.path(&format!("found-{number}.json"));
+        let stats = self.path(&format!("stats-{number}.json"));
+        let orders =
+            serde_json::to_string(orders).map_err(|e| BenchError::Invalid(e.to_string()))?;
+        let mut command = Command::new(&self.gms);
+        command.args(["run", "-q", "--page-size", size.name(), "--keys"]).arg(self.path("keys"));
+        for agent in &self.agents {
+            command.args(["--agent", &agent.addr]);
+        }
+        command.args(["--local", &format!("{local_mib}M"), "--stats"]).arg(&stats).arg("--");
+        command.arg(std::env::current_exe().trying("cannot find gms-bench")?);
+        command.args(["workload", &orders]).arg(&found);
+        Ok(Session { process: Process::start(&mut command)?, found, stats })
+    }
+}
+
+impl Session {
+    /// An error if it has ended already.
+    pub fn check_alive(&mut self) -> Result<(), BenchError> {
+        match self.process.0.try_wait().trying("cannot ask for gms")? {
+            None => Ok(()),
+            Some(ended) => Err(failed(format!("ended too early with {ended}"))),
+        }
+    }
+
+    /// Waits for its end.
+    pub fn finish<F: DeserializeOwned>(mut self) -> Result<(F, Stats), BenchError> {
+        let ended = self.process.0.wait().trying("cannot wait for gms")?;
+        if !ended.success() {
+            return Err(failed(format!("ended with {ended}")));
+        }
+        Ok((read(&self.found)?, read(&self.stats)?))
+    }
+}
+
+fn failed(problem: String) -> BenchError {
+    BenchError::Program { program: "gms run".into(), problem }
+}
+
+/// A program of gms, in `dir` or beside this one.
+pub fn program(dir: Option<&Path>, name: &str) -> Result<PathBuf, BenchError> {
+    let own = std::env::current_exe().trying("cannot find gms-bench")?;
+    let dir = dir.or(own.parent()).unwrap_or(Path::new("."));
+    let path = dir.join(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    let problem = format!(
+        "is not in {}: build it (cargo build --release --workspace --bins), or name its folder by --programs",
+        dir.display()
+    );
+    Err(BenchError::Program { program: name.into(), problem })
+}
+
+fn address_in(line: &str) -> Option<String> {
+    let (_, rest) = line.split_once("addr=")?;
+    rest.split_whitespace().next().map(str::to_owned)
+}
+
+/// Reads JSON.
+pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, BenchError> {
+    let what = path.display().to_string();
+    let text = fs::read_to_string(path).trying(&what)?;
+    serde_json::from_str(&text).map_err(|error| BenchError::Invalid(format!("{what}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_is_found() {
+        let line = "INFO gms_agent: listening addr=127.0.0.1:7400 export_mib=64";
+        assert_eq!(address_in(line).as_deref(), Some("127.0.0.1:7400"));
+        assert_eq!(address_in("listening"), None);
+    }
+}

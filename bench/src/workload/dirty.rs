@@ -1,0 +1,138 @@
+//! Dirties fresh memory as fast as it can: one word a page, so that all the rest of the time is gms's.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::fault::{absent, touch, warm_up};
+use super::{Dice, Memory, pattern};
+use crate::error::BenchError;
+use crate::region::{Region, WORDS, pages};
+use crate::samples::Samples;
+
+/// Pages looked at in the end.
+const CHECKED: usize = 256;
+
+/// What to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Orders {
+    /// Memory.
+    pub mib: usize,
+    /// Of it, what is dirtied before the time counts: the budget, which needs no eviction.
+    pub untimed_mib: usize,
+}
+
+/// What was found.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Found {
+    /// Time for all but the untimed part.
+    pub seconds: f64,
+}
+
+/// Does it.
+pub fn run(orders: &Orders) -> Result<Found, BenchError> {
+    let region = Region::new(pages(orders.mib))?;
+    let untimed = pages(orders.untimed_mib);
+    let mut start = Instant::now();
+    for page in 0..region.pages() {
+        if page == untimed {
+            start = Instant::now();
+        }
+        dirty(&region, page);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let mut dice = Dice::new(1, 0);
+    for page in (0..CHECKED).map(|_| dice.below(region.pages())) {
+        if region.load(page, page % WORDS) != pattern(page, page % WORDS) {
+            return Err(BenchError::WrongBytes(format!("page {page}")));
+        }
+    }
+    Ok(Found { seconds })
+}
+
+fn dirty(region: &Region, page: usize) {
+    region.store(page, page % WORDS, pattern(page, page % WORDS));
+}
+
+/// What to do when one thread faults and another one dirties.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DuelOrders {
+    /// Memory in which random pages are touched; as much again is dirtied, discarded, and dirtied again.
+    pub mib: usize,
+    /// Faults before the first are measured: enough for clean pages to have taken the place of all dirty ones.
+    pub warm_up: usize,
+    /// Faults measured, first alone, then beside the other thread.
+    pub faults: usize,
+    /// Of the order.
+    pub seed: u64,
+}
+
+/// What was found of both.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DuelFound {
+    /// Latencies without the other thread: see [`Samples::counts`].
+    pub idle: Vec<(u64, u64)>,
+    /// Latencies beside it.
+    pub evicting: Vec<(u64, u64)>,
+    /// Pages dirtied meanwhile.
+    pub dirtied: usize,
+    /// Time which that took.
+    pub seconds: f64,
+}
+
+/// Does it.
+pub fn duel(orders: &DuelOrders) -> Result<DuelFound, BenchError> {
+    let memory = Memory::filled(orders.mib)?;
+    let mut dice = Dice::new(orders.seed, 0);
+    warm_up(&memory, &mut dice, orders.warm_up)?;
+    let idle = faults(&memory, &mut dice, orders.faults)?;
+    let region = Region::new(memory.pages())?;
+    let (stop, dirtied) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let dirtier = scope.spawn(|| {
+            for page in (0..region.pages()).cycle() {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                if page == 0 {
+                    region.discard()?;
+                }
+                dirty(&region, page);
+                dirtied.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        let found = beside(&memory, &mut dice, orders, &dirtied, || dirtier.is_finished());
+        stop.store(true, Ordering::Relaxed);
+        dirtier.join().unwrap_or_else(|_| Err(BenchError::Invalid("a thread panicked".into())))?;
+        found.map(|found| DuelFound { idle: idle.counts(), ..found })
+    })
+}
+
+/// Measures while another thread counts what it has `dirtied`.
+fn beside(
+    memory: &Memory,
+    dice: &mut Dice,
+    orders: &DuelOrders,
+    dirtied: &AtomicUsize,
+    is_over: impl Fn() -> bool,
+) -> Result<DuelFound, BenchError> {
+    // Until eviction is well under way.
+    while dirtied.load(Ordering::Relaxed) < memory.pages() / 2 && !is_over() {
+        warm_up(memory, dice, 1)?;
+    }
+    let (before, start) = (dirtied.load(Ordering::Relaxed), Instant::now());
+    let evicting = faults(memory, dice, orders.faults)?.counts();
+    let dirtied = dirtied.load(Ordering::Relaxed) - before;
+    Ok(DuelFound { idle: vec![], evicting, dirtied, seconds: start.elapsed().as_secs_f64() })
+}
+
+fn faults(memory: &Memory, dice: &mut Dice, count: usize) -> Result<Samples, BenchError> {
+    let mut samples = Samples::new();
+    for _ in 0..count {
+        let page = absent(memory, dice)?.0;
+        touch(memory, page, dice, &mut samples)?;
+    }
+    Ok(samples)
+}

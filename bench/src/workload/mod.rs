@@ -1,0 +1,127 @@
+//! The programs which run under gms: this program again, as `gms-bench workload`. What to do is told as JSON, what was found is
+//! written as JSON.
+
+pub mod dirty;
+pub mod fault;
+pub mod scan;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{BenchError, Trying};
+use crate::region::{PAGE, Region, WORDS, pages};
+
+/// Bit of a pagemap entry: the page is in memory.
+const PRESENT: u64 = 1 << 63;
+
+/// What a workload shall do.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Orders {
+    /// Touch random absent pages.
+    Fault(fault::Orders),
+    /// Read all pages in order.
+    Scan(scan::Orders),
+    /// Dirty fresh memory.
+    Dirty(dirty::Orders),
+    /// Touch random absent pages while another thread dirties fresh memory.
+    Duel(dirty::DuelOrders),
+}
+
+/// `gms-bench workload ORDERS FOUND`.
+pub fn run(orders: &str, found: &Path) -> Result<(), BenchError> {
+    let orders = serde_json::from_str(orders);
+    match orders.map_err(|error| BenchError::Invalid(format!("orders: {error}")))? {
+        Orders::Fault(orders) => write(&fault::run(&orders)?, found),
+        Orders::Scan(orders) => write(&scan::run(&orders)?, found),
+        Orders::Dirty(orders) => write(&dirty::run(&orders)?, found),
+        Orders::Duel(orders) => write(&dirty::duel(&orders)?, found),
+    }
+}
+
+fn write(found: &impl Serialize, to: &Path) -> Result<(), BenchError> {
+    let text = serde_json::to_string(found).map_err(|e| BenchError::Invalid(e.to_string()))?;
+    fs::write(to, text).trying("cannot write what was found")
+}
+
+/// Memory whose words are all different, and which tells what of it is absent.
+pub struct Memory {
+    region: Region,
+    pagemap: File,
+}
+
+impl Memory {
+    /// Of `mib` MiB, every word written.
+    pub fn filled(mib: usize) -> Result<Memory, BenchError> {
+        let region = Region::new(pages(mib))?;
+        for page in 0..region.pages() {
+            (0..WORDS).for_each(|word| region.store(page, word, pattern(page, word)));
+        }
+        let pagemap = File::open("/proc/self/pagemap").trying("cannot open the pagemap")?;
+        Ok(Memory { region, pagemap })
+    }
+
+    /// Pages.
+    pub fn pages(&self) -> usize {
+        self.region.pages()
+    }
+
+    /// Reads a word: the access that is measured.
+    pub fn load(&self, page: usize, word: usize) -> u64 {
+        self.region.load(page, word)
+    }
+
+    /// Whether each page is absent now, of `count` pages from `page` on.
+    pub fn absent(&self, page: usize, count: usize) -> Result<Vec<bool>, BenchError> {
+        let first = self.region.start() as usize / PAGE + page;
+        let mut entries = vec![0; count * size_of::<u64>()];
+        let read = self.pagemap.read_exact_at(&mut entries, (first * size_of::<u64>()) as u64);
+        read.trying("cannot read the pagemap")?;
+        let (entries, _) = entries.as_chunks();
+        Ok(entries.iter().map(|&entry| u64::from_ne_bytes(entry) & PRESENT == 0).collect())
+    }
+
+    /// Checks every word of a page.
+    pub fn check(&self, page: usize) -> Result<(), BenchError> {
+        (0..WORDS).try_for_each(|word| self.check_word(page, word))
+    }
+
+    /// Reads and checks one word.
+    pub fn check_word(&self, page: usize, word: usize) -> Result<(), BenchError> {
+        match self.load(page, word) == pattern(page, word) {
+            true => Ok(()),
+            false => Err(BenchError::WrongBytes(format!("word {word} of page {page}"))),
+        }
+    }
+}
+
+/// What a word holds: different in every word, and never compressible.
+fn pattern(page: usize, word: usize) -> u64 {
+    mix((page * WORDS + word) as u64)
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+fn mix(value: u64) -> u64 {
+    let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+/// SplitMix64.
+pub struct Dice(u64);
+
+impl Dice {
+    /// Those of thread `thread`.
+    pub fn new(seed: u64, thread: usize) -> Dice {
+        Dice(mix(seed ^ (thread as u64) << 32))
+    }
+
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        (mix(self.0) % limit as u64) as usize
+    }
+}
