@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Set to 1 to let tests that need root pass without running, as in the integration tests.
 const SKIP: &str = "GMS_TESTS_SKIP_PRIVILEGED";
 /// Seconds for one benchmark.
-const LIMIT: &str = "20";
+const LIMIT: &str = "60";
 
 fn bench() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gms-bench"));

@@ -135,6 +135,7 @@ pub struct FaultThread<T> {
     /// Faults to be tried again once the events have been read.
     again: Vec<(Place, bool, i32)>,
     buffer: EventBuffer,
+    buffer_of_one: EventBuffer,
     zeros: Box<[u8]>,
 }
 
@@ -155,6 +156,7 @@ impl<T: Transport> FaultThread<T> {
             pending: HashSet::new(),
             again: Vec::new(),
             buffer: EventBuffer::new(MESSAGES),
+            buffer_of_one: EventBuffer::new(1),
             zeros: vec![0; (ZERO_RUN_MAX * PAGE) as usize].into(),
         }
     }
@@ -247,11 +249,10 @@ impl<T: Transport> FaultThread<T> {
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
         let gate = lock(&space.gate);
-        let mut fork = None;
-        if space.faults.has_event() {
-            fork = self.fork_under_way(&space);
-        }
-        self.read(&space, &mut messages);
+        let changing = space.faults.has_event();
+        let mut fork = if changing { self.fork_under_way(&space) } else { None };
+        // Without an event, what is readable is a fault: only that one, so that no fork which begins now is read without the look.
+        self.read(&space, changing, &mut messages);
         self.read_changes(&space, &mut messages);
         let mut faults = Vec::new();
         let mut events = Vec::new();
@@ -325,8 +326,9 @@ impl<T: Transport> FaultThread<T> {
         Some(first)
     }
 
-    fn read(&mut self, space: &Space, into: &mut Vec<Event>) {
-        if let Err(error) = space.faults.read(&mut self.buffer, into) {
+    fn read(&mut self, space: &Space, several: bool, into: &mut Vec<Event>) {
+        let buffer = if several { &mut self.buffer } else { &mut self.buffer_of_one };
+        if let Err(error) = space.faults.read(buffer, into) {
             self.shared.fail(format!("reading faults of process {:?} failed: {error}", space.pid));
         }
     }
@@ -337,7 +339,7 @@ impl<T: Transport> FaultThread<T> {
         let deadline = Instant::now() + CHANGE_DEADLINE;
         let is_change = |m: &Event| !matches!(m, Event::Pagefault { .. } | Event::Remove { .. });
         while messages.iter().any(is_change) && space.faults.has_event() {
-            self.read(space, messages);
+            self.read(space, true, messages);
             std::thread::yield_now();
             if Instant::now() > deadline {
                 return self.shared.fail("a change of the address space does not end");
