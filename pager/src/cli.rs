@@ -86,6 +86,9 @@ pub struct PagingArgs {
     /// Write the figures of the session to FILE as JSON when it ends
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// Write the time stamps of sampled remote faults to FILE as CSV when the session ends
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Read options from FILE (TOML with the names of the long options); the command line wins
     #[arg(long, value_name = "FILE", env = "GMS_CONFIG")]
     pub config: Option<PathBuf>,

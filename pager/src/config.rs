@@ -85,6 +85,7 @@ fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {
         keys: line.keys.or(file.keys),
         export: line.export.or(file.export),
         stats: line.stats.or(file.stats),
+        trace: line.trace.or(file.trace),
         config: None,
         quiet: line.quiet || (file.quiet && !line.verbose),
         verbose: line.verbose || (file.verbose && !line.quiet),
@@ -124,13 +125,14 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         ));
     }
     let page_shift = args.page_size.unwrap_or(PageSize::Small).shift();
-    let (keys, verbose, quiet) = (args.keys, args.verbose, args.quiet);
+    let (keys, trace, verbose, quiet) = (args.keys, args.trace, args.verbose, args.quiet);
     let session = SessionConfig {
         budget_bytes,
         page_shift,
         agents: args.agents,
         keys,
         export_bytes,
+        trace,
         verbose,
         quiet,
     };
@@ -176,10 +178,11 @@ fn set(args: &mut PagingArgs, base: &Path, key: &str, value: &DeValue<'_>) -> Re
         "keys" => args.keys = Some(base.join(string(value)?)),
         "export" => args.export = Some(size(value)?),
         "stats" => args.stats = Some(base.join(string(value)?)),
+        "trace" => args.trace = Some(base.join(string(value)?)),
         "quiet" => args.quiet = boolean(value)?,
         "verbose" => args.verbose = boolean(value)?,
         _ => {
-            return Err("unknown key; known are local, page-size, agent, keys, export, stats, quiet, verbose".into());
+            return Err("unknown key; known are local, page-size, agent, keys, export, stats, trace, quiet, verbose".into());
         }
     }
     if args.quiet && args.verbose {

@@ -20,6 +20,7 @@ use gms_transport::message::{Control, Op};
 use gms_transport::{ExchangeId, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::fault::ROOM_KEPT;
 use crate::inject::{Frozen, InjectError, is_outside_madvise, release_late};
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::{Content, PAGE};
@@ -548,7 +549,7 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    /// Wakes the faults that wait for room, if there is some, or if none can be made.
+    /// Wakes the faults that wait for room, if there is some also for first touches, or if none can be made.
     fn make_room(&mut self, now: Instant) {
         let budget = self.budget.bytes().0 as i64;
         let resident = self.shared.resident.load(Ordering::Relaxed);
@@ -560,12 +561,12 @@ impl<T: Transport> EvictThread<T> {
             }
             return;
         }
-        if self.stuck_at.is_some_and(|at| now > at) && !self.shared.has_room(waiting) {
+        if self.stuck_at.is_some_and(|at| now > at) && !self.shared.has_room(waiting + ROOM_KEPT) {
             self.shared.ceiling.store(resident.max(budget) + STUCK_STEP, Ordering::Relaxed);
             self.stuck_at = None;
             self.warn_stuck();
         }
-        if self.shared.has_room(waiting.min(BATCH as u64)) {
+        if self.shared.has_room(waiting.min(BATCH as u64) + ROOM_KEPT) {
             let places = lock(&self.shared.tables).take_roomless();
             self.wake(&places);
         }

@@ -9,18 +9,17 @@
 mod events;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
+use gms_policy::limits::SLACK_MIN;
 use gms_policy::prefetch::{Prefetch, Streams};
 use gms_transport::message::{Control, PAGES_MAX, PageDescriptor, Status};
 use gms_transport::{ExchangeId, Transport};
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use userfaultfd::{Event, EventBuffer, ReadWrite};
 use zerocopy::IntoBytes;
 
@@ -29,6 +28,7 @@ use crate::page_map::{Content, PAGE};
 use crate::proc;
 use crate::shared::{EvictCommand, FaultCommand, Shared, Space, drain, lock};
 use crate::tables::{FaultAction, Place};
+use crate::trace::Trace;
 use crate::uffd::{Faults, Installed};
 
 /// Messages read at once.
@@ -43,8 +43,14 @@ const FETCH_RETRY: Duration = Duration::from_secs(2);
 const FETCH_DEADLINE: Duration = Duration::from_secs(15);
 /// Faults which met an unread event are tried again after this at the latest.
 const AGAIN: Duration = Duration::from_millis(1);
-/// Pages are fetched ahead only if this many more would find room.
-const ROOM_KEPT: u64 = 32;
+/// Room that first touches and prefetches leave to demand fetches, in pages, so that those need not wait for an eviction while another
+/// thread fills memory. Less than the slack of any budget, so that eviction is under way by then.
+pub const ROOM_KEPT: u64 = 128;
+const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
+/// What is waited for: commands, packets, and from here on the spaces.
+const KICKS: u64 = 0;
+const PACKETS: u64 = 1;
+const SPACES: u64 = 2;
 /// Streams of first touches followed in each space.
 const ZERO_STREAMS: usize = 8;
 
@@ -54,13 +60,6 @@ struct SpaceFaults {
     prefetch_totals: (u64, u64),
     /// Where sequential first touches are expected to go on, and how many pages the last filled.
     zero_streams: Vec<(u64, u64)>,
-}
-
-/// What there is to do.
-struct Ready {
-    kicked: bool,
-    packets: bool,
-    spaces: Vec<SpaceId>,
 }
 
 /// One page of a fetch.
@@ -133,9 +132,14 @@ pub struct FaultThread<T> {
     pending: HashSet<Place>,
     /// Faults to be tried again once the events have been read.
     again: Vec<(Place, bool, i32)>,
+    /// Kicks, the lane and the spaces.
+    epoll: Epoll,
+    /// Spaces with something to read.
+    readable: Vec<SpaceId>,
     buffer: EventBuffer,
     buffer_of_one: EventBuffer,
     zeros: Box<[u8]>,
+    trace: Option<Trace>,
 }
 
 impl<T: Transport> FaultThread<T> {
@@ -144,8 +148,12 @@ impl<T: Transport> FaultThread<T> {
         shared: Arc<Shared>,
         commands: Receiver<FaultCommand>,
         lane: Lane<T>,
-    ) -> FaultThread<T> {
-        FaultThread {
+        trace: Option<Trace>,
+    ) -> nix::Result<FaultThread<T>> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(shared.fault_kicks(), EpollEvent::new(EpollFlags::EPOLLIN, KICKS))?;
+        epoll.add(lane.fd(), EpollEvent::new(EpollFlags::EPOLLIN, PACKETS))?;
+        Ok(FaultThread {
             shared,
             commands,
             lane,
@@ -154,10 +162,13 @@ impl<T: Transport> FaultThread<T> {
             unsent: Vec::new(),
             pending: HashSet::new(),
             again: Vec::new(),
+            epoll,
+            readable: Vec::new(),
             buffer: EventBuffer::new(MESSAGES),
             buffer_of_one: EventBuffer::new(1),
             zeros: vec![0; (ZERO_RUN_MAX * PAGE) as usize].into(),
-        }
+            trace,
+        })
     }
 
     /// Serves faults until the session stops.
@@ -166,15 +177,12 @@ impl<T: Transport> FaultThread<T> {
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             let spin = now < spin_until;
-            let ready = self.wait(now, spin);
-            let now = Instant::now();
-            if ready.kicked {
-                self.obey();
+            // A page that is awaited is looked for without asking whether there is anything.
+            let mut busy = !self.inflight.is_empty() && self.network(now);
+            if !busy || !self.inflight.is_empty() {
+                busy |= self.wait(now, spin || busy);
             }
-            if ready.packets || self.lane.deadline().is_some_and(|deadline| deadline <= now) {
-                self.network(now);
-            }
-            for &id in &ready.spaces {
+            for id in std::mem::take(&mut self.readable) {
                 self.read_space(id);
             }
             for (place, write, tid) in std::mem::take(&mut self.again) {
@@ -184,17 +192,25 @@ impl<T: Transport> FaultThread<T> {
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
-            if ready.kicked || ready.packets || !ready.spaces.is_empty() {
+            self.trace(Trace::sent);
+            if busy {
                 spin_until = now + SPIN;
             } else if spin {
                 std::thread::yield_now();
             }
         }
         self.lane.close(Instant::now());
+        if let Some(Err(error)) = self.trace.map(Trace::write) {
+            eprintln!("gms: --trace: cannot be written: {error}");
+        }
     }
 
-    /// Blocks (or, spinning, only looks) until a message, a packet, a command or a deadline.
-    fn wait(&self, now: Instant, spin: bool) -> Ready {
+    fn trace(&mut self, stamp: impl FnOnce(&mut Trace)) {
+        self.trace.as_mut().map(stamp);
+    }
+
+    /// Blocks (or, spinning, only looks) until a message, a packet, a command or a deadline; false if nothing came.
+    fn wait(&mut self, now: Instant, spin: bool) -> bool {
         let mut limit = match self.lane.deadline() {
             Some(deadline) => deadline.saturating_duration_since(now).min(FETCH_RETRY),
             None => FETCH_RETRY,
@@ -204,20 +220,23 @@ impl<T: Transport> FaultThread<T> {
         } else if !self.again.is_empty() {
             limit = AGAIN;
         }
-        let mut fds = Vec::with_capacity(2 + self.spaces.len());
-        fds.push(PollFd::new(self.shared.fault_kicks().as_fd(), PollFlags::POLLIN));
-        fds.push(PollFd::new(self.lane.fd(), PollFlags::POLLIN));
-        let faults = self.spaces.values().map(|s| s.space.faults.as_fd());
-        fds.extend(faults.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        // An interrupted or failed poll only means to look sooner.
-        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None);
-        let is_ready = |fd: &PollFd| fd.any().unwrap_or(false);
-        let ids = self.spaces.keys().copied();
-        Ready {
-            kicked: is_ready(&fds[0]),
-            packets: is_ready(&fds[1]),
-            spaces: ids.zip(&fds[2..]).filter(|(_, fd)| is_ready(fd)).map(|(id, _)| id).collect(),
+        let millis = limit.as_micros().div_ceil(1000) as u16;
+        let mut events = [EpollEvent::empty(); MESSAGES];
+        // An interrupted or failed wait only means to look sooner.
+        let ready = self.epoll.wait(&mut events, EpollTimeout::from(millis)).unwrap_or(0);
+        let now = if spin { now } else { Instant::now() };
+        let mut packets = self.lane.deadline().is_some_and(|deadline| deadline <= now);
+        for event in &events[..ready] {
+            match event.data() {
+                KICKS => self.obey(),
+                PACKETS => packets = true,
+                space => self.readable.push(SpaceId((space - SPACES) as u32)),
+            }
         }
+        if packets {
+            self.network(now);
+        }
+        ready > 0
     }
 
     fn obey(&mut self) {
@@ -225,7 +244,12 @@ impl<T: Transport> FaultThread<T> {
         while let Ok(command) = self.commands.try_recv() {
             match command {
                 FaultCommand::Add(space) => self.add(space),
-                FaultCommand::Drop(id) => drop(self.spaces.remove(&id)),
+                FaultCommand::Drop(id) => {
+                    if let Some(state) = self.spaces.remove(&id) {
+                        // Nothing is lost by failing: messages of unknown spaces are not read.
+                        let _ = self.epoll.delete(&state.space.faults);
+                    }
+                }
             }
         }
     }
@@ -237,6 +261,10 @@ impl<T: Transport> FaultThread<T> {
             zero_streams: Vec::with_capacity(ZERO_STREAMS),
             space,
         };
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, SPACES + u64::from(state.space.id.0));
+        if let Err(errno) = self.epoll.add(&state.space.faults, event) {
+            self.shared.fail(format!("faults cannot be waited for: {errno}"));
+        }
         self.spaces.insert(state.space.id, state);
     }
 
@@ -247,12 +275,23 @@ impl<T: Transport> FaultThread<T> {
         let Some(state) = self.spaces.get(&id) else { return };
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
-        let gate = lock(&space.gate);
-        let changing = space.faults.has_event();
-        let mut fork = if changing { self.fork_under_way(&space) } else { None };
-        // Without an event, what is readable is a fault: only that one, so that no fork which begins now is read without the look.
-        self.read(&space, changing, &mut messages);
+        let is_event = |m: &Event| !matches!(m, Event::Pagefault { .. });
+        let mut fork = None;
+        let gate = if space.faults.has_event() {
+            let gate = lock(&space.gate);
+            fork = self.fork_under_way(&space);
+            self.read(&space, true, &mut messages);
+            Some(gate)
+        } else {
+            // What is readable is a fault: only that one, so that no fork which begins now is read without the look.
+            let read = || {
+                self.read(&space, false, &mut messages);
+                messages.iter().any(is_event)
+            };
+            space.ungated.read(read, |&event| event).then(|| lock(&space.gate))
+        };
         self.read_changes(&space, &mut messages);
+        self.trace(Trace::read);
         let mut faults = Vec::new();
         let mut events = Vec::new();
         let mut children = Vec::new();
@@ -281,6 +320,9 @@ impl<T: Transport> FaultThread<T> {
             }
             self.shared.kick_evict();
         }
+        if gate.is_some() {
+            space.ungated.applied();
+        }
         drop(gate);
         if space.pid.load(Ordering::Relaxed) == 0
             && let Some(tgid) = faults.first().and_then(|f| proc::status_field(f.2, "Tgid:"))
@@ -295,11 +337,16 @@ impl<T: Transport> FaultThread<T> {
 
     /// One thread waits for one page.
     fn fault(&mut self, place: Place, write: bool, tid: i32) {
-        if !self.shared.has_room(1) && !lock(&self.shared.evictors).contains(&tid) {
+        let action = lock(&self.shared.tables).fault(place);
+        let room = match action {
+            FaultAction::Zero => 1 + ROOM_KEPT,
+            FaultAction::Buffered(_) | FaultAction::Fetch(_) => 1,
+            FaultAction::Wait => 0,
+        };
+        if !self.shared.has_room(room) && !lock(&self.shared.evictors).contains(&tid) {
             lock(&self.shared.tables).wait_for_room(place);
             return self.shared.kick_evict();
         }
-        let action = lock(&self.shared.tables).fault(place);
         match action {
             FaultAction::Zero => self.fill_zeros(place, write, tid),
             FaultAction::Buffered(_) => self.second_chance(place, write, tid),
@@ -314,7 +361,7 @@ impl<T: Transport> FaultThread<T> {
         let wanted = state.expected_run(address);
         let mut tables = lock(&self.shared.tables);
         let mut pages = tables.empty_run(place.0, place.1, wanted);
-        if !self.shared.has_room(pages) {
+        if !self.shared.has_room(pages + ROOM_KEPT) {
             pages = 1;
         }
         let range = address..address + pages * PAGE;
@@ -375,12 +422,17 @@ impl<T: Transport> FaultThread<T> {
         if !self.pending.insert(place) {
             return;
         }
+        self.trace(|trace| trace.looked_up(place));
+        let now = Instant::now();
+        let ahead = self.look_ahead(place);
+        if ahead.is_empty() {
+            return self.send(now, Fetch::new(now, vec![Wanted { place, content }], true));
+        }
         let mut by_agent = BTreeMap::from([(content.agent, vec![Wanted { place, content }])]);
-        for (page, content) in self.look_ahead(place) {
+        for (page, content) in ahead {
             let wanted = Wanted { place: (place.0, page), content };
             by_agent.entry(content.agent).or_default().push(wanted);
         }
-        let now = Instant::now();
         let first = by_agent.remove(&content.agent).map(|pages| Fetch::new(now, pages, true));
         let ahead = by_agent.into_values().map(|pages| Fetch::new(now, pages, false));
         for fetch in first.into_iter().chain(ahead) {
@@ -493,10 +545,13 @@ impl<T: Transport> FaultThread<T> {
 
     // ---- and back
 
-    fn network(&mut self, now: Instant) {
-        if let Err(error) = self.lane.drive(now) {
+    /// True if anything came or was due.
+    fn network(&mut self, now: Instant) -> bool {
+        self.trace(Trace::receiving);
+        let busy = self.lane.drive(now).unwrap_or_else(|error| {
             self.shared.fail(format!("receiving from the agents failed: {error}"));
-        }
+            false
+        });
         while let Some(event) = self.lane.poll(now) {
             match event {
                 LaneEvent::Reply { exchange, control } => self.reply(exchange, &control),
@@ -512,6 +567,7 @@ impl<T: Transport> FaultThread<T> {
                 LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
             }
         }
+        busy
     }
 
     fn agent_lost(&mut self, agent: AgentId) {
@@ -528,6 +584,10 @@ impl<T: Transport> FaultThread<T> {
 
     fn reply(&mut self, exchange: ExchangeId, control: &Control) {
         let Some(fetch) = self.inflight.get_mut(&exchange) else { return };
+        if let Some(trace) = &mut self.trace {
+            let (queue, service) = (control.queue_ns.get(), control.service_ns.get());
+            trace.answered(fetch.pages[0].place, queue, service);
+        }
         let all = u64::MAX >> (64 - fetch.pages.len());
         match control.status {
             Status::Ok if control.done.get() == all => fetch.accepted = true,
@@ -593,6 +653,7 @@ impl<T: Transport> FaultThread<T> {
             return false;
         }
         fetch.installed += 1;
+        self.trace(|trace| trace.opened(place));
         // The lock is held from the look to the copy: in between nobody may install, change and evict the page.
         let mut tables = lock(&self.shared.tables);
         let outcome = match self.spaces.get(&place.0) {
@@ -607,6 +668,7 @@ impl<T: Transport> FaultThread<T> {
         let waited =
             if demanded { self.pending.remove(&place) } else { tables.end_prefetch(place) };
         drop(tables);
+        self.trace(|trace| trace.installed(place, outcome == Installed::Done));
         if outcome == Installed::Done {
             self.count_installed(fetch.began, demanded);
         } else if waited {

@@ -24,6 +24,7 @@ pub mod stats;
 pub mod tables;
 pub mod target;
 pub mod top;
+pub mod trace;
 pub mod tree;
 pub mod uffd;
 pub mod victims;

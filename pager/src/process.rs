@@ -450,6 +450,7 @@ impl SetUp {
             id: shared.new_space(),
             faults,
             gate: Default::default(),
+            ungated: Default::default(),
             pid: AtomicI32::new(0),
             changes: AtomicU64::new(0),
         };

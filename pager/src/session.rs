@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -25,6 +25,7 @@ use crate::page_map::PAGE;
 use crate::proc;
 use crate::shared::{Commands, Gauges, Shared, lock};
 use crate::stats::{FaultLatency, Stats};
+use crate::trace::Trace;
 use crate::tree::Root;
 
 /// For every agent to answer before the command starts.
@@ -46,6 +47,8 @@ pub struct SessionConfig {
     pub keys: Option<PathBuf>,
     /// Size of the embedded agent in bytes.
     pub export_bytes: u64,
+    /// File for the time stamps of sampled faults.
+    pub trace: Option<PathBuf>,
     /// Say what happens on stderr.
     pub verbose: bool,
     /// Give no notices on stderr either.
@@ -92,6 +95,7 @@ pub enum Outcome {
 /// What the threads start with.
 struct Parts {
     commands: Commands,
+    trace: Option<Trace>,
     demand: Lane<Quic>,
     bulk: Lane<Quic>,
 }
@@ -108,6 +112,7 @@ impl Session {
     /// Connects to every agent (or starts the embedded one) before the command starts. Bounded by a deadline of 5 s.
     pub fn prepare(config: SessionConfig) -> Result<Session, SessionError> {
         abort_on_panic();
+        let trace = config.trace.as_ref().map(|path| create_trace(path)).transpose()?;
         let (identity, agents, embedded) = agents(&config)?;
         let mut random = [0u8; 24];
         // SAFETY: the kernel fills the array, which is live and of this length.
@@ -121,7 +126,7 @@ impl Session {
         let (demand, bulk) = (lane()?, lane()?);
         let (shared, commands) = Shared::new(config, seed)
             .map_err(|e| SessionError::Fatal(format!("cannot set up the page map: {e}")))?;
-        let parts = Mutex::new(Some(Parts { commands, demand, bulk }));
+        let parts = Mutex::new(Some(Parts { commands, trace, demand, bulk }));
         Ok(Session { shared, parts, threads: Mutex::default(), embedded })
     }
 
@@ -134,8 +139,9 @@ impl Session {
         let gauges = Gauges { root, command: proc::command_line(root), ..Gauges::default() };
         *lock(&self.shared.gauges) = gauges.clone();
         let tree = if attached { Root::Process(root) } else { Root::OwnChildren(root) };
-        let Parts { commands, demand, bulk } = parts;
-        let fault = FaultThread::new(self.shared.clone(), commands.fault, demand);
+        let Parts { commands, trace, demand, bulk } = parts;
+        let fault = FaultThread::new(self.shared.clone(), commands.fault, demand, trace)
+            .map_err(|e| SessionError::Fatal(format!("cannot wait for faults: {e}")))?;
         let evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, tree, gauges);
         self.spawn("fault", move || fault.run())?;
         self.spawn("evict", move || {
@@ -197,6 +203,12 @@ fn abort_on_panic() {
         report(info);
         std::process::abort();
     }));
+}
+
+fn create_trace(path: &Path) -> Result<Trace, SessionError> {
+    Trace::create(path).map_err(|error| {
+        SessionError::Fatal(format!("--trace: {} cannot be written: {error}", path.display()))
+    })
 }
 
 type Agents = (Identity, Vec<AgentAddress>, Option<Agent>);

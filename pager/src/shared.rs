@@ -34,10 +34,49 @@ pub struct Space {
     /// Excludes reading events from marking-and-moving pages: `UFFDIO_MOVE` would take pages of a mapping that came into place
     /// of the one whose pages were marked. Taken before the tables' lock.
     pub gate: Mutex<()>,
+    /// Reads without the gate, which expect a fault.
+    pub ungated: Ungated,
     /// Process whose memory it is; 0 while unknown (a child just forked).
     pub pid: AtomicI32,
     /// Events that changed the mappings, so that they must be looked at again.
     pub changes: AtomicU64,
+}
+
+/// Faults are read without the gate, so that they never wait for an eviction: nothing but a fault is there to be read if no event waits.
+/// But the fault may go (its thread got a signal) and an event come in between. Whoever relies on the gate finds that out here.
+#[derive(Default)]
+pub struct Ungated {
+    /// Odd while such a read is under way.
+    reads: AtomicU64,
+    /// An event was read so and has not been applied yet.
+    torn: AtomicBool,
+}
+
+impl Ungated {
+    /// Reads, and notes if `is_event` says that it was no fault.
+    pub fn read<R>(&self, read: impl FnOnce() -> R, is_event: impl FnOnce(&R) -> bool) -> R {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let result = read();
+        if is_event(&result) {
+            self.torn.store(true, Ordering::SeqCst);
+        }
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        result
+    }
+
+    /// What was read has been applied, by the gate's holder.
+    pub fn applied(&self) {
+        self.torn.store(false, Ordering::SeqCst);
+    }
+
+    /// For the gate's holder: whether no event had been read without the gate when this was called.
+    pub fn is_intact(&self) -> bool {
+        let seen = self.reads.load(Ordering::SeqCst);
+        while seen % 2 == 1 && self.reads.load(Ordering::SeqCst) == seen {
+            std::thread::yield_now();
+        }
+        !self.torn.load(Ordering::SeqCst)
+    }
 }
 
 /// For the fault thread.

@@ -76,6 +76,9 @@ pub fn move_out(
 ) -> Option<(Leaving, MovedPages)> {
     let space = process.space.clone();
     let _gate = lock(&space.gate);
+    if !space.ungated.is_intact() {
+        return None;
+    }
     let mut leaving = Vec::with_capacity(pages.len());
     lock(&shared.tables).begin_evict(space.id, pages, &mut leaving);
     if leaving.is_empty() {
@@ -83,7 +86,12 @@ pub fn move_out(
     }
     let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
     match process.move_out(&pages) {
-        Ok(moved) => Some((leaving, moved)),
+        Ok(moved) if space.ungated.is_intact() => Some((leaving, moved)),
+        Ok(_) => {
+            // Perhaps they were of a mapping that came in the place of the one that was meant.
+            shared.fail(format!("the memory of process {} changed under an eviction", process.pid));
+            None
+        }
         Err(_) if process.has_ended() => {
             let moved = MovedPages { places: vec![None; leaving.len()], shared: Vec::new() };
             Some((leaving, moved))

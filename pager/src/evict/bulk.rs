@@ -205,11 +205,12 @@ impl<T: Transport> EvictThread<T> {
         let mut at = head;
         let mut wake = Vec::new();
         let gate = lock(&space.gate);
+        let intact = space.ungated.is_intact();
         for (i, &(page, content)) in ahead.pages.iter().enumerate() {
             let place = (ahead.space, page);
             let mut tables = lock(&self.shared.tables);
             let mut outcome = Installed::Gone;
-            if ahead.done >> i & 1 == 1 {
+            if intact && ahead.done >> i & 1 == 1 {
                 let bytes = &ahead.bytes[at..at + page_len];
                 at += page_len;
                 // A wrong checksum is left to the demand fetch, which asks again or stops the workload.
@@ -229,6 +230,9 @@ impl<T: Transport> EvictThread<T> {
             } else if waited {
                 wake.push(place);
             }
+        }
+        if intact && !space.ungated.is_intact() {
+            self.shared.fail("the workload's memory changed while its pages were brought home");
         }
         drop(gate);
         self.shared.wake(&self.spaces, &wake);

@@ -118,6 +118,7 @@ impl<T: Transport> FaultThread<T> {
             id: self.shared.new_space(),
             faults,
             gate: Default::default(),
+            ungated: Default::default(),
             pid: AtomicI32::new(0),
             changes: AtomicU64::new(0),
         });
