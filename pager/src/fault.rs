@@ -7,6 +7,7 @@
 //! thread is woken then and faults again.
 
 mod events;
+mod follow;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use userfaultfd::{Event, EventBuffer, ReadWrite};
 use zerocopy::IntoBytes;
 
+use self::follow::Follow;
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::{Content, PAGE};
 use crate::proc;
@@ -35,6 +37,11 @@ use crate::uffd::{Faults, Installed};
 const MESSAGES: usize = 32;
 /// Longest that the thread polls before it blocks: waking an idle CPU costs more than a whole fault.
 const SPIN: Duration = Duration::from_micros(50);
+/// Commands and timers are looked at once in so many turns, however busy the thread is.
+const TURNS: u32 = 16;
+/// A yield that takes longer has given the CPU to somebody who keeps it. Then the thread blocks, which brings it back sooner, for a while.
+const YIELD_MAX: Duration = Duration::from_millis(2);
+const NO_SPIN: Duration = Duration::from_millis(10);
 /// Most pages filled with zeros for one fault.
 const ZERO_RUN_MAX: u64 = 64;
 /// A fetch without an answer is sent again after this.
@@ -140,6 +147,7 @@ pub struct FaultThread<T> {
     buffer_of_one: EventBuffer,
     zeros: Box<[u8]>,
     trace: Option<Trace>,
+    follow: Follow,
 }
 
 impl<T: Transport> FaultThread<T> {
@@ -168,19 +176,22 @@ impl<T: Transport> FaultThread<T> {
             buffer_of_one: EventBuffer::new(1),
             zeros: vec![0; (ZERO_RUN_MAX * PAGE) as usize].into(),
             trace,
+            follow: Follow::new(),
         })
     }
 
     /// Serves faults until the session stops.
     pub fn run(mut self) {
-        let mut spin_until = Instant::now();
+        let mut now = Instant::now();
+        let (mut spin_until, mut no_spin_until) = (now, now);
+        let mut turn = 0u32;
         while !self.shared.stop.load(Ordering::Relaxed) {
-            let now = Instant::now();
             let spin = now < spin_until;
-            // A page that is awaited is looked for without asking whether there is anything.
-            let mut busy = !self.inflight.is_empty() && self.network(now);
-            if !busy || !self.inflight.is_empty() {
-                busy |= self.wait(now, spin || busy);
+            turn = turn.wrapping_add(1);
+            let mut busy = spin && self.glance(now);
+            if !busy || turn.is_multiple_of(TURNS) {
+                busy |= self.wait(now, spin);
+                now = Instant::now();
             }
             for id in std::mem::take(&mut self.readable) {
                 self.read_space(id);
@@ -193,10 +204,18 @@ impl<T: Transport> FaultThread<T> {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
             self.trace(Trace::sent);
-            if busy {
+            self.follow.look();
+            if busy && now >= no_spin_until {
                 spin_until = now + SPIN;
-            } else if spin {
+            }
+            // Also after a page was installed: perhaps the thread that waited for it shares our CPU.
+            if spin && (!busy || self.inflight.is_empty()) {
                 std::thread::yield_now();
+                let before = std::mem::replace(&mut now, Instant::now());
+                if now - before > YIELD_MAX {
+                    (spin_until, no_spin_until) = (now, now + NO_SPIN);
+                    self.follow.release();
+                }
             }
         }
         self.lane.close(Instant::now());
@@ -207,6 +226,18 @@ impl<T: Transport> FaultThread<T> {
 
     fn trace(&mut self, stamp: impl FnOnce(&mut Trace)) {
         self.trace.as_mut().map(stamp);
+    }
+
+    /// What is most likely to come next is looked for without asking whether it is there; false if nothing came.
+    fn glance(&mut self, now: Instant) -> bool {
+        if !self.inflight.is_empty() {
+            return self.network(now);
+        }
+        let mut ids = self.spaces.keys();
+        match (ids.next(), ids.next()) {
+            (Some(&only), None) => self.read_space(only),
+            _ => false,
+        }
     }
 
     /// Blocks (or, spinning, only looks) until a message, a packet, a command or a deadline; false if nothing came.
@@ -270,9 +301,9 @@ impl<T: Transport> FaultThread<T> {
 
     // ---- from the kernel
 
-    /// Reads the messages of a space: events are applied before the gate is opened, faults afterwards.
-    fn read_space(&mut self, id: SpaceId) {
-        let Some(state) = self.spaces.get(&id) else { return };
+    /// Reads the messages of a space: events are applied before the gate is opened, faults afterwards. False if there were none.
+    fn read_space(&mut self, id: SpaceId) -> bool {
+        let Some(state) = self.spaces.get(&id) else { return false };
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
         let is_event = |m: &Event| !matches!(m, Event::Pagefault { .. });
@@ -290,6 +321,9 @@ impl<T: Transport> FaultThread<T> {
             };
             space.ungated.read(read, |&event| event).then(|| lock(&space.gate))
         };
+        if messages.is_empty() {
+            return false;
+        }
         self.read_changes(&space, &mut messages);
         self.trace(Trace::read);
         let mut faults = Vec::new();
@@ -333,6 +367,7 @@ impl<T: Transport> FaultThread<T> {
         for (page, write, tid) in faults {
             self.fault((id, page), write, tid);
         }
+        true
     }
 
     /// One thread waits for one page.
@@ -350,7 +385,10 @@ impl<T: Transport> FaultThread<T> {
         match action {
             FaultAction::Zero => self.fill_zeros(place, write, tid),
             FaultAction::Buffered(_) => self.second_chance(place, write, tid),
-            FaultAction::Fetch(content) => self.fetch(place, content),
+            FaultAction::Fetch(content) => {
+                self.follow.fault(tid);
+                self.fetch(place, content);
+            }
             FaultAction::Wait => {}
         }
     }
