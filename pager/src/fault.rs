@@ -37,6 +37,8 @@ use crate::uffd::{Faults, Installed};
 const MESSAGES: usize = 32;
 /// Longest that the thread polls before it blocks: waking an idle CPU costs more than a whole fault.
 const SPIN: Duration = Duration::from_micros(50);
+/// The same while pages are awaited.
+const SPIN_AWAITED: Duration = Duration::from_millis(1);
 /// Commands and timers are looked at once in so many turns, however busy the thread is.
 const TURNS: u32 = 16;
 /// A yield that takes longer has given the CPU to somebody who keeps it. Then the thread blocks, which brings it back sooner, for a while.
@@ -204,9 +206,9 @@ impl<T: Transport> FaultThread<T> {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
             self.trace(Trace::sent);
-            self.follow.look();
+            self.follow.look(&self.shared);
             if busy && now >= no_spin_until {
-                spin_until = now + SPIN;
+                spin_until = now + if self.inflight.is_empty() { SPIN } else { SPIN_AWAITED };
             }
             // Also after a page was installed: perhaps the thread that waited for it shares our CPU.
             if spin && (!busy || self.inflight.is_empty()) {
@@ -214,7 +216,7 @@ impl<T: Transport> FaultThread<T> {
                 let before = std::mem::replace(&mut now, Instant::now());
                 if now - before > YIELD_MAX {
                     (spin_until, no_spin_until) = (now, now + NO_SPIN);
-                    self.follow.release();
+                    self.follow.release(&self.shared);
                 }
             }
         }

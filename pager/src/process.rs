@@ -21,12 +21,17 @@ use crate::page_map::PAGE;
 use crate::proc::{self, Mapping, Measure, Statm};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
-use crate::uffd::{Faults, PageTables, Registration, UFFDIO_MOVE, USERFAULTFD_IOC_NEW};
+use crate::uffd::{Faults, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, USERFAULTFD_IOC_NEW};
 
 /// Most pages moved at once: bounds how long the gate is closed.
 pub const BATCH: usize = 64;
-const OUTBOX_LEN: u64 = BATCH as u64 * PAGE;
+/// Pages that find room before the outbox must be cleared, which takes the address space's lock for writing.
+const OUTBOX_PAGES: usize = 2 * BATCH;
+const OUTBOX_LEN: u64 = OUTBOX_PAGES as u64 * PAGE;
 const MOVE_LEN: usize = size_of::<sys::uffdio_move>();
+const CLEAR_CALLS: usize = 3;
+const CLEAR_LEN: usize = size_of::<sys::uffdio_register>();
+const MODE_MISSING: u64 = sys::UFFDIO_REGISTER_MODE_MISSING as u64;
 /// UFFDIO_MOVE_MODE_DONTWAKE.
 const DONTWAKE: u64 = 1;
 const MADV_POPULATE_WRITE: u64 = sys::MADV_POPULATE_WRITE as u64;
@@ -57,7 +62,8 @@ pub struct Process {
     evictor: Evictor,
     uffd_number: u64,
     outbox: u64,
-    outbox_full: bool,
+    /// Places used since it was cleared.
+    outbox_used: usize,
     /// Pages which have just been unshared.
     unshared: Vec<PageAddr>,
     seen_changes: u64,
@@ -107,7 +113,7 @@ impl Process {
             evictor,
             uffd_number,
             outbox: set_up.outbox,
-            outbox_full: false,
+            outbox_used: 0,
             unshared: Vec::new(),
             seen_changes: u64::MAX,
             seen_size: 0,
@@ -247,10 +253,16 @@ impl Process {
     /// Moves the pages out of the workload's way, into the outbox. The caller holds the gate and has marked them as leaving.
     pub fn move_out(&mut self, pages: &[PageAddr]) -> nix::Result<MovedPages> {
         let mut moved = MovedPages { places: vec![None; pages.len()], shared: Vec::new() };
-        let mut failed = self.move_runs(pages, &runs(pages), &mut moved)?;
+        let clears = self.outbox_used + pages.len() > OUTBOX_PAGES;
+        if clears {
+            self.outbox_used = 0;
+        }
+        let first = self.outbox_used;
+        self.outbox_used += pages.len();
+        let mut failed = self.move_runs(pages, &runs(pages), first, clears, &mut moved)?;
         if !failed.is_empty() {
             let singles: Vec<(usize, usize)> = failed.iter().map(|&(i, _)| (i, 1)).collect();
-            failed = self.move_runs(pages, &singles, &mut moved)?;
+            failed = self.move_runs(pages, &singles, first, false, &mut moved)?;
         }
         let unshared = std::mem::take(&mut self.unshared);
         let shared = failed.iter().filter(|f| f.1 == Errno::EBUSY).map(|f| pages[f.0]);
@@ -272,25 +284,41 @@ impl Process {
         Ok(())
     }
 
-    /// Moves runs of adjacent pages (index, count); each page's place in the outbox is its index. Returns the pages that did not move.
+    /// Moves runs of adjacent pages (index, count); each page's place in the outbox is its index behind `first`. Returns the pages that did
+    /// not move. Before that it `clears` the outbox, whose pages have been read.
     fn move_runs(
         &mut self,
         pages: &[PageAddr],
         runs: &[(usize, usize)],
+        first: usize,
+        clears: bool,
         moved: &mut MovedPages,
     ) -> nix::Result<Vec<(usize, Errno)>> {
-        let count = runs.len();
+        let clearing = if clears { CLEAR_CALLS } else { 0 };
+        let count = clearing + runs.len();
         let mut calls = Vec::with_capacity(count);
-        let mut aux = Vec::with_capacity(runs.len() * MOVE_LEN);
+        let mut aux = Vec::with_capacity(runs.len() * MOVE_LEN + CLEAR_LEN);
+        if clears {
+            calls.extend(self.clear_calls(self.evictor.aux_address(count) + (runs.len() * MOVE_LEN) as u64));
+        }
         for (n, &(index, length)) in runs.iter().enumerate() {
             let (source, bytes) = (pages[index].get(), length as u64 * PAGE);
             let argument = self.evictor.aux_address(count) + (n * MOVE_LEN) as u64;
             calls.push(Call::new(libc::SYS_ioctl, &[self.uffd_number, UFFDIO_MOVE, argument]));
-            for word in [self.outbox + index as u64 * PAGE, source, bytes, DONTWAKE, 0] {
+            let place = self.outbox + (first + index) as u64 * PAGE;
+            for word in [place, source, bytes, DONTWAKE, 0] {
+                aux.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+        if clears {
+            for word in [self.outbox, OUTBOX_LEN, MODE_MISSING, 0] {
                 aux.extend_from_slice(&word.to_le_bytes());
             }
         }
         self.evictor.run(&mut calls, &mut aux, &[])?;
+        for call in &calls[..clearing] {
+            call.outcome()?;
+        }
         let mut failed = Vec::new();
         for (n, &(index, length)) in runs.iter().enumerate() {
             let word = &aux[(n + 1) * MOVE_LEN - 8..(n + 1) * MOVE_LEN];
@@ -299,8 +327,7 @@ impl Process {
             ]);
             let done = (result.max(0) as u64 / PAGE) as usize;
             for i in index..index + done {
-                moved.places[i] = Some(i as u32);
-                self.outbox_full = true;
+                moved.places[i] = Some((first + i) as u32);
             }
             let errno = if result < 0 { Errno::from_raw(-result as i32) } else { Errno::EAGAIN };
             failed.extend((index + done..index + length).map(|i| (i, errno)));
@@ -308,24 +335,17 @@ impl Process {
         Ok(failed)
     }
 
-    /// Frees the pages in the outbox: they have been read. It is not registered meanwhile, or the kernel would report the removal to
-    /// us and block the evictor until we had read that.
-    pub fn clear_outbox(&mut self) -> nix::Result<()> {
-        if !self.outbox_full {
-            return Ok(());
-        }
-        let outbox = self.outbox..self.outbox + OUTBOX_LEN;
-        let as_errno = |_| Errno::EIO;
-        self.space.faults.unregister(outbox.clone()).map_err(as_errno)?;
+    /// The calls that free the pages in the outbox. It is not registered meanwhile, or the kernel would report the removal to us and block
+    /// the evictor until we had read that. `argument` is the address of a `uffdio_register` for the outbox.
+    fn clear_calls(&self, argument: u64) -> [Call; CLEAR_CALLS] {
+        let ioctl = |request| Call::new(libc::SYS_ioctl, &[self.uffd_number, request, argument]);
         let advice = libc::MADV_DONTNEED as u64;
-        self.evictor.run(
-            &mut [Call::new(libc::SYS_madvise, &[self.outbox, OUTBOX_LEN, advice])],
-            &mut [],
-            &[],
-        )?;
-        self.space.faults.register(outbox).map_err(as_errno)?;
-        self.outbox_full = false;
-        Ok(())
+        [
+            // Takes the range, with which the argument begins.
+            ioctl(UFFDIO_UNREGISTER),
+            Call::new(libc::SYS_madvise, &[self.outbox, OUTBOX_LEN, advice]),
+            ioctl(UFFDIO_REGISTER),
+        ]
     }
 
     /// Copies moved pages from the outbox: `into[i]` is the frame for the page at place `places[i]`.

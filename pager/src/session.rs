@@ -30,9 +30,6 @@ use crate::tree::Root;
 
 /// For every agent to answer before the command starts.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// The evict thread should run before the workload: best effort. Not so the fault thread: while it spins, its yields must let an agent
-/// on the same CPU run (p50 30 us instead of 60 to 75 us).
-const NICE: libc::c_int = -19;
 
 /// What the user asked for, parsed and validated.
 #[derive(Clone, Debug)]
@@ -144,11 +141,7 @@ impl Session {
             .map_err(|e| SessionError::Fatal(format!("cannot wait for faults: {e}")))?;
         let evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, tree, gauges);
         self.spawn("fault", move || fault.run())?;
-        self.spawn("evict", move || {
-            // SAFETY: no memory is involved; who 0 is the calling thread. Without the privilege nothing changes.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
-            evict.run();
-        })
+        self.spawn("evict", move || evict.run())
     }
 
     fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use gms_policy::ids::SpaceId;
+use gms_policy::budget::Budget;
+use gms_policy::ids::{Bytes, SpaceId};
 use hdrhistogram::Histogram;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -109,6 +110,10 @@ pub struct Shared {
     pub resident: AtomicI64,
     /// Faults must not bring residents above this; the budget, unless nothing can be evicted.
     pub ceiling: AtomicI64,
+    /// Above this eviction begins.
+    high: i64,
+    /// The CPU on which all faults of late were, and where they are handled; none if negative.
+    pub fault_cpu: AtomicI32,
     /// Processes of ours inside the workload: their faults never wait for room.
     pub evictors: Mutex<Vec<i32>>,
     next_space: AtomicU32,
@@ -186,6 +191,8 @@ impl Shared {
             seed,
             resident: AtomicI64::new(0),
             ceiling: AtomicI64::new(config.budget_bytes as i64),
+            high: Budget::new(Bytes(config.budget_bytes)).high().0 as i64,
+            fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),
             next_space: AtomicU32::new(1),
             to_fault,
@@ -227,7 +234,16 @@ impl Shared {
 
     /// Pages have become resident, or (negative) are no longer.
     pub fn count_resident(&self, pages: i64) {
-        self.resident.fetch_add(pages * PAGE as i64, Ordering::Relaxed);
+        let bytes = pages * PAGE as i64;
+        let before = self.resident.fetch_add(bytes, Ordering::Relaxed);
+        if before <= self.high && before + bytes > self.high {
+            self.kick_evict();
+        }
+    }
+
+    /// Whether so much is resident that pages should go out.
+    pub fn is_high(&self) -> bool {
+        self.resident.load(Ordering::Relaxed) > self.high
     }
 
     /// Wakes the fault thread.

@@ -32,6 +32,12 @@ const UFFD_TYPE: u8 = 0xAA;
 /// Request code of UFFDIO_MOVE, which the evictor issues inside the workload.
 pub const UFFDIO_MOVE: u64 =
     nix::request_code_readwrite!(UFFD_TYPE, 0x05, size_of::<sys::uffdio_move>());
+/// Request codes by which the evictor takes the outbox out of its userfaultfd and puts it back.
+pub const UFFDIO_UNREGISTER: u64 =
+    nix::request_code_read!(UFFD_TYPE, 0x01, size_of::<sys::uffdio_range>());
+/// See [`UFFDIO_UNREGISTER`].
+pub const UFFDIO_REGISTER: u64 =
+    nix::request_code_readwrite!(UFFD_TYPE, 0x00, size_of::<sys::uffdio_register>());
 /// Request code of USERFAULTFD_IOC_NEW on /dev/userfaultfd.
 pub const USERFAULTFD_IOC_NEW: u64 = nix::request_code_none!(UFFD_TYPE, 0x00);
 /// UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: absent pages in the middle of a range do not end the call.

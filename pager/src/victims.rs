@@ -125,7 +125,7 @@ pub fn read_moved(
         }
     };
     let mut frames: Vec<&mut [u8]> = gone.iter().map(frame).collect();
-    let read = process.read_outbox(&places, &mut frames).and_then(|()| process.clear_outbox());
+    let read = process.read_outbox(&places, &mut frames);
     match read {
         Ok(()) => {}
         Err(_) if process.has_ended() => return Some(outcomes),

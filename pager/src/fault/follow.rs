@@ -6,9 +6,12 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
+
+use crate::shared::Shared;
 
 /// Of so many faults one is looked at.
 const EVERY: u32 = 16;
@@ -47,26 +50,28 @@ impl Follow {
     }
 
     /// Looks, if it is time to, and goes where the faults are.
-    pub fn look(&mut self) {
+    pub fn look(&mut self, shared: &Shared) {
         let Some(cpu) = self.next.take().and_then(|tid| self.cpu_of(tid)) else { return };
         self.seen = if self.seen.0 == cpu { (cpu, self.seen.1 + 1) } else { (cpu, 1) };
         if self.pinned.is_some_and(|pinned| pinned != cpu) {
-            self.release();
+            self.release(shared);
         }
         if self.pinned.is_none() && self.seen.1 >= AGREE {
             let mut only = CpuSet::new();
             let may = self.allowed.is_set(cpu).unwrap_or(false) && only.set(cpu).is_ok();
             if may && sched_setaffinity(Pid::from_raw(0), &only).is_ok() {
                 self.pinned = Some(cpu);
+                shared.fault_cpu.store(cpu as i32, Ordering::Relaxed);
             }
         }
     }
 
     /// Runs wherever the scheduler likes.
-    pub fn release(&mut self) {
+    pub fn release(&mut self, shared: &Shared) {
         if self.pinned.take().is_some() {
             // Fails only if those CPUs have gone, and then the kernel has moved the thread already.
             let _ = sched_setaffinity(Pid::from_raw(0), &self.allowed);
+            shared.fault_cpu.store(-1, Ordering::Relaxed);
         }
     }
 
