@@ -33,7 +33,7 @@ use crate::shared::{EvictCommand, FaultCommand, Gauges, Shared, Space, drain, lo
 use crate::stats::AgentStats;
 use crate::tables::{EvictOutcome, Place};
 use crate::tree::{Root, Tree};
-use crate::victims::{choose_victims, move_out, read_moved};
+use crate::victims::{choose_victims, move_out, next_batch, read_moved};
 
 /// The tree's processes are looked for this often, and more often once some are paged: another may need it soon.
 const TREE_EVERY: Duration = Duration::from_millis(20);
@@ -207,6 +207,7 @@ impl<T: Transport> EvictThread<T> {
     pub fn run(mut self) {
         // What this thread reads of the workload (registers, sequences) may fault too, and must not wait for the room that it makes.
         lock(&self.shared.evictors).push(nix::unistd::gettid().as_raw());
+        gms_agent::spin::prefer_latency();
         // SAFETY: no memory is involved; who 0 is the calling thread. Without the privilege nothing changes.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
         while !self.shared.stop.load(Ordering::Relaxed) {
@@ -546,9 +547,7 @@ impl<T: Transport> EvictThread<T> {
         if process.victims.is_empty() {
             choose_victims(&self.shared, &mut self.clock, process);
         }
-        let count = process.victims.len().min(BATCH);
-        let mut pages: Vec<PageAddr> = process.victims.drain(..count).collect();
-        pages.sort_unstable();
+        let pages = next_batch(&mut process.victims);
         let (leaving, moved) = move_out(&self.shared, process, &pages)?;
         let outcomes = read_moved(&self.shared, process, &leaving, &moved, self.zero_hash)?;
         let shared = moved.shared;

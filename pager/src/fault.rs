@@ -184,6 +184,7 @@ impl<T: Transport> FaultThread<T> {
 
     /// Serves faults until the session stops.
     pub fn run(mut self) {
+        gms_agent::spin::prefer_latency();
         let mut now = Instant::now();
         let (mut spin_until, mut no_spin_until) = (now, now);
         let mut turn = 0u32;
@@ -196,7 +197,7 @@ impl<T: Transport> FaultThread<T> {
                 now = Instant::now();
             }
             for id in std::mem::take(&mut self.readable) {
-                self.read_space(id);
+                self.read_space(id, true);
             }
             for (place, write, tid) in std::mem::take(&mut self.again) {
                 self.fault(place, write, tid);
@@ -237,7 +238,7 @@ impl<T: Transport> FaultThread<T> {
         }
         let mut ids = self.spaces.keys();
         match (ids.next(), ids.next()) {
-            (Some(&only), None) => self.read_space(only),
+            (Some(&only), None) => self.read_space(only, false),
             _ => false,
         }
     }
@@ -304,25 +305,30 @@ impl<T: Transport> FaultThread<T> {
     // ---- from the kernel
 
     /// Reads the messages of a space: events are applied before the gate is opened, faults afterwards. False if there were none.
-    fn read_space(&mut self, id: SpaceId) -> bool {
+    /// `polled` says that something was readable.
+    fn read_space(&mut self, id: SpaceId, polled: bool) -> bool {
         let Some(state) = self.spaces.get(&id) else { return false };
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
-        let is_event = |m: &Event| !matches!(m, Event::Pagefault { .. });
-        let mut fork = None;
-        let gate = if space.faults.has_event() {
-            let gate = lock(&space.gate);
-            fork = self.fork_under_way(&space);
-            self.read(&space, true, &mut messages);
-            Some(gate)
-        } else {
-            // What is readable is a fault: only that one, so that no fork which begins now is read without the look.
-            let read = || {
-                self.read(&space, false, &mut messages);
-                messages.iter().any(is_event)
-            };
-            space.ungated.read(read, |&event| event).then(|| lock(&space.gate))
+        let mut gate = space.gate.try_lock().ok();
+        if gate.is_none() && !polled {
+            return false;
+        }
+        let changing = space.faults.has_event();
+        if changing && gate.is_none() {
+            gate = Some(lock(&space.gate));
+        }
+        let mut fork = if changing { self.fork_under_way(&space) } else { None };
+        // Without an event, what is readable is a fault: only that one, so that no fork which begins now is read without the look.
+        let mut read = || {
+            self.read(&space, changing, &mut messages);
+            messages.iter().any(|m| !matches!(m, Event::Pagefault { .. }))
         };
+        if gate.is_some() {
+            read();
+        } else if space.ungated.read(read, |&event| event) {
+            gate = Some(lock(&space.gate));
+        }
         if messages.is_empty() {
             return false;
         }

@@ -1,6 +1,6 @@
 //! What /proc tells of a process. Parsers take text, so that they can be tested; readers return `None` when the process is gone.
 
-use std::fs;
+use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
@@ -178,9 +178,21 @@ pub fn children(pid: i32) -> Vec<i32> {
     threads(pid).into_iter().flat_map(of_thread).collect()
 }
 
-/// The process (or thread) id given last: while it stays the same, nobody has been born.
-pub fn last_pid() -> Option<i32> {
-    read("/proc/loadavg")?.split_ascii_whitespace().last()?.parse().ok()
+/// Tells whether anybody has been born.
+pub struct Births(Option<File>);
+
+impl Births {
+    /// Watches this PID namespace.
+    pub fn watch() -> Births {
+        Births(File::open("/proc/loadavg").ok())
+    }
+
+    /// The process (or thread) id given last: while it stays the same, nobody has been born.
+    pub fn last_pid(&self) -> Option<i32> {
+        let mut text = [0u8; 128];
+        let length = self.0.as_ref()?.read_at(&mut text, 0).ok()?;
+        std::str::from_utf8(&text[..length]).ok()?.split_ascii_whitespace().last()?.parse().ok()
+    }
 }
 
 /// State letter of a process or thread (`R`, `S`, `D`, `Z`, `T` ...).
@@ -267,6 +279,6 @@ mod tests {
         assert!(!maps(pid).unwrap_or_default().is_empty());
         assert!(state(pid).is_some());
         assert_eq!(status_field(pid, "TracerPid:"), Some(0));
-        assert!(last_pid().is_some_and(|last| last > 0));
+        assert!(Births::watch().last_pid().is_some_and(|last| last > 0));
     }
 }

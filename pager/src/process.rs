@@ -21,7 +21,10 @@ use crate::page_map::PAGE;
 use crate::proc::{self, Mapping, Measure, Statm};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
-use crate::uffd::{Faults, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, USERFAULTFD_IOC_NEW};
+use crate::uffd::{
+    Faults, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
+    USERFAULTFD_IOC_NEW,
+};
 
 /// Most pages moved at once: bounds how long the gate is closed.
 pub const BATCH: usize = 64;
@@ -299,7 +302,9 @@ impl Process {
         let mut calls = Vec::with_capacity(count);
         let mut aux = Vec::with_capacity(runs.len() * MOVE_LEN + CLEAR_LEN);
         if clears {
-            calls.extend(self.clear_calls(self.evictor.aux_address(count) + (runs.len() * MOVE_LEN) as u64));
+            calls.extend(
+                self.clear_calls(self.evictor.aux_address(count) + (runs.len() * MOVE_LEN) as u64),
+            );
         }
         for (n, &(index, length)) in runs.iter().enumerate() {
             let (source, bytes) = (pages[index].get(), length as u64 * PAGE);
@@ -391,7 +396,7 @@ impl Process {
 }
 
 /// Runs of adjacent pages: (first index, count).
-fn runs(pages: &[PageAddr]) -> Vec<(usize, usize)> {
+pub fn runs(pages: &[PageAddr]) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (i, page) in pages.iter().enumerate() {
         match runs.last_mut() {

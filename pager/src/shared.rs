@@ -43,8 +43,9 @@ pub struct Space {
     pub changes: AtomicU64,
 }
 
-/// Faults are read without the gate, so that they never wait for an eviction: nothing but a fault is there to be read if no event waits.
-/// But the fault may go (its thread got a signal) and an event come in between. Whoever relies on the gate finds that out here.
+/// While pages are being moved faults are read without the gate, so that they need not wait for it: if something was readable and then no
+/// event waits, it is a fault. But it may go (its thread got a signal) and an event come in between. Who moved pages meanwhile finds that
+/// out here.
 #[derive(Default)]
 pub struct Ungated {
     /// Odd while such a read is under way.

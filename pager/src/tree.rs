@@ -22,6 +22,7 @@ pub struct Tree {
     seen: u64,
     /// How often in a row nobody was found.
     empty: u32,
+    births: proc::Births,
     /// The id given last when members were looked for, and how often it has been that.
     last_pid: (Option<i32>, u32),
 }
@@ -33,8 +34,14 @@ impl Tree {
     /// A tree of which only the first process is known yet.
     pub fn new(root: Root) -> Tree {
         let (Root::OwnChildren(first) | Root::Process(first)) = root;
-        let mut tree =
-            Tree { root, members: BTreeMap::new(), seen: 0, empty: 0, last_pid: (None, 0) };
+        let mut tree = Tree {
+            root,
+            members: BTreeMap::new(),
+            seen: 0,
+            empty: 0,
+            births: proc::Births::watch(),
+            last_pid: (None, 0),
+        };
         tree.add(first);
         tree
     }
@@ -79,7 +86,7 @@ impl Tree {
     }
 
     fn may_have_grown(&mut self) -> bool {
-        let last = proc::last_pid();
+        let last = self.births.last_pid();
         let looks = if last.is_some() && last == self.last_pid.0 { self.last_pid.1 + 1 } else { 0 };
         self.last_pid = (last, looks);
         looks < LOOKS_AFTER_BIRTH

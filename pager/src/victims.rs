@@ -1,13 +1,18 @@
 //! Which pages of a process go out next, and their way into the write-back slots.
 
+use std::collections::VecDeque;
+
 use gms_policy::eviction::{Clock, Eviction};
 use gms_policy::ids::PageAddr;
 use gms_policy::limits::SCAN_WINDOW_MAX;
 
 use crate::page_map::PAGE;
-use crate::process::{MovedPages, Process};
+use crate::process::{BATCH, MovedPages, Process, runs};
 use crate::shared::{Shared, lock};
 use crate::tables::{EvictOutcome, Place};
+
+/// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch.
+const RUNS_MAX: usize = 64;
 
 /// Fills `process.victims` from the next windows under the clock's hand, a lap at most.
 pub fn choose_victims(shared: &Shared, clock: &mut Clock, process: &mut Process) {
@@ -62,6 +67,17 @@ fn window(shared: &Shared, process: &Process) -> (Vec<Place>, Option<u64>) {
         }
     }
     (places, None)
+}
+
+/// Takes pages to be moved next: at most [`BATCH`], in at most [`RUNS_MAX`] runs of adjacent pages.
+pub fn next_batch(victims: &mut VecDeque<PageAddr>) -> Vec<PageAddr> {
+    let count = victims.len().min(BATCH);
+    let mut pages: Vec<PageAddr> = victims.drain(..count).collect();
+    pages.sort_unstable();
+    if let Some(&(end, _)) = runs(&pages).get(RUNS_MAX) {
+        pages.drain(end..).rev().for_each(|page| victims.push_front(page));
+    }
+    pages
 }
 
 /// Pages on their way out, each with its slot.

@@ -180,7 +180,7 @@ impl<T: Transport> FaultThread<T> {
                 self.shared.fail("a forked child does not stop changing its address space");
                 return Registration::Whole;
             }
-            self.read_space(child.id);
+            self.read_space(child.id, true);
         }
     }
 }
