@@ -7,26 +7,26 @@
 //! thread is woken then and faults again.
 
 mod events;
+mod fetch;
 mod follow;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use gms_policy::ids::{AgentId, PageAddr, SpaceId};
+use gms_policy::ids::{PageAddr, SpaceId};
 use gms_policy::limits::SLACK_MIN;
-use gms_policy::prefetch::{Prefetch, Streams};
-use gms_transport::message::{Control, PAGES_MAX, PageDescriptor, Status};
+use gms_policy::prefetch::Streams;
 use gms_transport::{ExchangeId, Transport};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use userfaultfd::{Event, EventBuffer, ReadWrite};
-use zerocopy::IntoBytes;
 
+use self::fetch::Fetch;
 use self::follow::Follow;
-use crate::lane::{Lane, LaneEvent};
-use crate::page_map::{Content, PAGE};
+use crate::lane::Lane;
+use crate::page_map::PAGE;
 use crate::proc;
 use crate::shared::{EvictCommand, FaultCommand, Shared, Space, drain, lock};
 use crate::tables::{FaultAction, Place};
@@ -69,63 +69,6 @@ struct SpaceFaults {
     prefetch_totals: (u64, u64),
     /// Where sequential first touches are expected to go on, and how many pages the last filled.
     zero_streams: Vec<(u64, u64)>,
-}
-
-/// One page of a fetch.
-#[derive(Clone, Copy)]
-struct Wanted {
-    place: Place,
-    content: Content,
-}
-
-/// A fetch in flight or waiting to be sent.
-struct Fetch {
-    pages: Vec<Wanted>,
-    /// Whether a thread waits for the first page. All others are fetched ahead.
-    demanded: bool,
-    began: Instant,
-    sent: Instant,
-    mismatches: u32,
-    /// Payload as far as it did not come in one piece.
-    bytes: Vec<u8>,
-    /// Pages installed so far.
-    installed: usize,
-    accepted: bool,
-}
-
-impl Fetch {
-    fn new(now: Instant, pages: Vec<Wanted>, demanded: bool) -> Fetch {
-        Fetch {
-            pages,
-            demanded,
-            began: now,
-            sent: now,
-            mismatches: 0,
-            bytes: Vec::new(),
-            installed: 0,
-            accepted: false,
-        }
-    }
-
-    /// Bytes of descriptors before the first page.
-    fn head(&self) -> usize {
-        if self.pages.len() > 1 { self.pages.len() * size_of::<PageDescriptor>() } else { 0 }
-    }
-
-    /// Forgets what came of a reply, but for the pages that are installed; `None` if those are all.
-    fn restart(&mut self) -> Option<()> {
-        self.demanded &= self.installed == 0;
-        self.pages.drain(..self.installed);
-        self.installed = 0;
-        self.bytes.clear();
-        self.accepted = false;
-        (!self.pages.is_empty()).then_some(())
-    }
-
-    /// Bytes of the whole payload.
-    fn payload(&self) -> usize {
-        self.head() + self.pages.len() * PAGE as usize
-    }
 }
 
 /// See the module's documentation.
@@ -458,286 +401,6 @@ impl<T: Transport> FaultThread<T> {
         } else {
             self.not_installed(place, outcome, write, tid);
         }
-    }
-
-    // ---- to the agent
-
-    /// Fetches the page, and behind it in the same exchange what will be needed next: the faulting thread is woken as soon as its own
-    /// page is there.
-    fn fetch(&mut self, place: Place, content: Content) {
-        if !self.pending.insert(place) {
-            return;
-        }
-        self.trace(|trace| trace.looked_up(place));
-        let now = Instant::now();
-        let ahead = self.look_ahead(place);
-        if ahead.is_empty() {
-            return self.send(now, Fetch::new(now, vec![Wanted { place, content }], true));
-        }
-        let mut by_agent = BTreeMap::from([(content.agent, vec![Wanted { place, content }])]);
-        for (page, content) in ahead {
-            let wanted = Wanted { place: (place.0, page), content };
-            by_agent.entry(content.agent).or_default().push(wanted);
-        }
-        let first = by_agent.remove(&content.agent).map(|pages| Fetch::new(now, pages, true));
-        let ahead = by_agent.into_values().map(|pages| Fetch::new(now, pages, false));
-        for fetch in first.into_iter().chain(ahead) {
-            self.send(now, fetch);
-        }
-    }
-
-    /// Pages to be fetched along: the other half of an 8 KiB page, and what the stream of faults will touch next. They are marked, so
-    /// that threads which fault on them wait for this fetch.
-    fn look_ahead(&mut self, place: Place) -> Vec<(PageAddr, Content)> {
-        let Some(state) = self.spaces.get_mut(&place.0) else { return Vec::new() };
-        let window = state.prefetch.on_fault(place.1);
-        let (issued, hits) = state.prefetch.totals();
-        let (_, hits_before) = std::mem::replace(&mut state.prefetch_totals, (issued, hits));
-        self.shared.prefetch_hits.fetch_add(hits - hits_before, Ordering::Relaxed);
-        let mut pages: Vec<PageAddr> = Vec::new();
-        if self.shared.config.page_shift == 13 {
-            pages.push(PageAddr::containing(place.1.get() ^ PAGE));
-        }
-        if self.shared.has_room(u64::from(window.count) + ROOM_KEPT) {
-            pages.extend(window.pages(place.1));
-        }
-        pages.truncate(PAGES_MAX - 1);
-        if pages.is_empty() {
-            return Vec::new();
-        }
-        lock(&self.shared.tables).begin_prefetch(place.0, &pages)
-    }
-
-    fn send(&mut self, now: Instant, mut fetch: Fetch) {
-        if fetch.restart().is_none() {
-            return;
-        }
-        let first = &fetch.pages[0].content;
-        let descriptors: Vec<PageDescriptor> = match fetch.pages.len() {
-            1 => Vec::new(),
-            _ => fetch.pages.iter().map(|p| PageDescriptor::new(p.content.id.0, 0)).collect(),
-        };
-        let sent = self.lane.send(
-            now,
-            first.agent,
-            |request, workload| match descriptors.len() {
-                0 => Control::get(request, workload, first.id.0),
-                n => Control::get_many(request, workload, n as u16),
-            },
-            &[descriptors.as_bytes()],
-            fetch.pages.len() as u32,
-        );
-        fetch.sent = now;
-        match sent {
-            Ok(exchange) => drop(self.inflight.insert(exchange, fetch)),
-            Err(_) => self.unsent.push(fetch),
-        }
-    }
-
-    /// Sends what could not be sent, or was not answered.
-    fn send_again(&mut self, now: Instant) {
-        let late = |fetch: &Fetch| now.duration_since(fetch.sent) > FETCH_RETRY;
-        if !self.inflight.is_empty() && self.inflight.values().any(late) {
-            let exchanges: Vec<ExchangeId> =
-                self.inflight.iter().filter(|(_, f)| late(f)).map(|(e, _)| *e).collect();
-            for exchange in exchanges {
-                self.lane.abandon(exchange);
-                let late = self.inflight.remove(&exchange);
-                self.requeue(late);
-            }
-        }
-        for fetch in std::mem::take(&mut self.unsent) {
-            if !fetch.demanded {
-                self.give_up(&fetch.pages);
-                continue;
-            }
-            let agent = fetch.pages[0].content.agent;
-            if now.duration_since(fetch.began) > FETCH_DEADLINE {
-                let (name, reason) = (self.lane.name(agent), self.lane.reason(agent));
-                self.shared.fail(format!("agent {name} does not give a page back: {reason}"));
-            }
-            if self.lane.is_up(agent) {
-                self.send(now, fetch);
-            } else {
-                self.unsent.push(fetch);
-            }
-        }
-    }
-
-    /// What is missing of a fetch is to be sent again.
-    fn requeue(&mut self, fetch: Option<Fetch>) {
-        if let Some(mut fetch) = fetch
-            && fetch.restart().is_some()
-        {
-            self.unsent.push(fetch);
-        }
-    }
-
-    /// Pages fetched ahead do not come: threads that wait for them try by themselves.
-    fn give_up(&self, pages: &[Wanted]) {
-        for page in pages {
-            let waited = lock(&self.shared.tables).end_prefetch(page.place);
-            if waited {
-                self.wake(page.place);
-            }
-        }
-    }
-
-    fn wake(&self, place: Place) {
-        if let Some(state) = self.spaces.get(&place.0) {
-            state.space.faults.wake(place.1.get()..place.1.get() + PAGE);
-        }
-    }
-
-    // ---- and back
-
-    /// True if anything came or was due.
-    fn network(&mut self, now: Instant) -> bool {
-        self.trace(Trace::receiving);
-        let busy = self.lane.drive(now).unwrap_or_else(|error| {
-            self.shared.fail(format!("receiving from the agents failed: {error}"));
-            false
-        });
-        while let Some(event) = self.lane.poll(now) {
-            match event {
-                LaneEvent::Reply { exchange, control } => self.reply(exchange, &control),
-                LaneEvent::Payload { exchange, offset, bytes } => {
-                    self.payload(exchange, offset, &bytes);
-                }
-                LaneEvent::Complete { exchange } => self.complete(exchange),
-                LaneEvent::Failed { exchange } => {
-                    let failed = self.inflight.remove(&exchange);
-                    self.requeue(failed);
-                }
-                LaneEvent::Up { agent, lost } if lost => self.agent_lost(agent),
-                LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
-            }
-        }
-        busy
-    }
-
-    fn agent_lost(&mut self, agent: AgentId) {
-        let mut tables = lock(&self.shared.tables);
-        if tables.depends_on(agent) {
-            drop(tables);
-            let name = self.lane.name(agent);
-            self.shared
-                .fail(format!("agent {name} was restarted and has lost the workload's pages"));
-        } else {
-            tables.forget_copies(agent);
-        }
-    }
-
-    fn reply(&mut self, exchange: ExchangeId, control: &Control) {
-        let Some(fetch) = self.inflight.get_mut(&exchange) else { return };
-        if let Some(trace) = &mut self.trace {
-            let (queue, service) = (control.queue_ns.get(), control.service_ns.get());
-            trace.answered(fetch.pages[0].place, queue, service);
-        }
-        let all = u64::MAX >> (64 - fetch.pages.len());
-        match control.status {
-            Status::Ok if control.done.get() == all => fetch.accepted = true,
-            // No session (yet): asked again when the link is up.
-            Status::Denied => {}
-            _ => self.lost(exchange, control),
-        }
-    }
-
-    /// The agent does not have every page that was asked for.
-    fn lost(&mut self, exchange: ExchangeId, control: &Control) {
-        let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
-        self.lane.abandon(exchange);
-        if fetch.restart().is_none() {
-            return;
-        }
-        if !fetch.demanded {
-            return self.give_up(&fetch.pages);
-        }
-        if fetch.pages.len() > 1 {
-            // Perhaps only pages for which nobody waits: ask for the other alone.
-            self.give_up(&fetch.pages.split_off(1));
-            return self.unsent.push(fetch);
-        }
-        let Wanted { place, content } = fetch.pages[0];
-        self.pending.remove(&place);
-        if lock(&self.shared.tables).is_remote(place, content) {
-            let name = self.lane.name(content.agent);
-            self.shared.fail(format!("agent {name} has lost a page ({:?})", control.status));
-        } else {
-            self.wake(place);
-        }
-    }
-
-    /// Bytes of pages, as they arrive. A page that comes in one piece is installed from the buffer in which it was received.
-    fn payload(&mut self, exchange: ExchangeId, offset: usize, bytes: &[u8]) {
-        let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
-        let page = PAGE as usize;
-        if !fetch.accepted {
-        } else if fetch.bytes.is_empty() && offset == 0 && bytes.len() == fetch.payload() {
-            let head = fetch.head();
-            bytes[head..].chunks_exact(page).all(|one| self.install(&mut fetch, one));
-        } else if offset == fetch.bytes.len() && offset + bytes.len() <= fetch.payload() {
-            let mut all = std::mem::take(&mut fetch.bytes);
-            all.extend_from_slice(bytes);
-            let from = (fetch.head() + fetch.installed * page).min(all.len());
-            all[from..].chunks_exact(page).all(|one| self.install(&mut fetch, one));
-            fetch.bytes = all;
-        }
-        self.inflight.insert(exchange, fetch);
-    }
-
-    /// Installs the next page of the fetch; false if it must be fetched again.
-    fn install(&mut self, fetch: &mut Fetch, bytes: &[u8]) -> bool {
-        let Wanted { place, content } = fetch.pages[fetch.installed];
-        let demanded = fetch.demanded && fetch.installed == 0;
-        if self.shared.checksum(bytes) != content.hash {
-            fetch.mismatches += 1;
-            if fetch.mismatches > 2 {
-                let name = self.lane.name(content.agent);
-                self.shared.fail(format!("agent {name} gives back a page with a wrong checksum"));
-            }
-            return false;
-        }
-        fetch.installed += 1;
-        self.trace(|trace| trace.opened(place));
-        // The lock is held from the look to the copy: in between nobody may install, change and evict the page.
-        let mut tables = lock(&self.shared.tables);
-        let outcome = match self.spaces.get(&place.0) {
-            Some(state) if tables.is_remote(place, content) => {
-                state.space.faults.copy(place.1.get(), bytes)
-            }
-            _ => Installed::Gone,
-        };
-        if matches!(outcome, Installed::Done | Installed::Exists) {
-            tables.fetched(place, content);
-        }
-        let waited =
-            if demanded { self.pending.remove(&place) } else { tables.end_prefetch(place) };
-        drop(tables);
-        self.trace(|trace| trace.installed(place, outcome == Installed::Done));
-        if outcome == Installed::Done {
-            self.count_installed(fetch.began, demanded);
-        } else if waited {
-            self.wake(place);
-        }
-        true
-    }
-
-    fn count_installed(&self, began: Instant, demanded: bool) {
-        self.shared.count_resident(1);
-        self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
-        if demanded {
-            let took = began.elapsed().as_nanos() as u64;
-            lock(&self.shared.latency).saturating_record(took);
-        } else {
-            self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn complete(&mut self, exchange: ExchangeId) {
-        let Some(fetch) = self.inflight.remove(&exchange) else { return };
-        // Not all came in good order: ask again for what is missing.
-        self.requeue(Some(fetch));
     }
 }
 

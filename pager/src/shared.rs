@@ -233,6 +233,12 @@ impl Shared {
         after <= self.ceiling.load(Ordering::Relaxed)
     }
 
+    /// Pages that may become resident now.
+    pub fn room(&self) -> u64 {
+        let left = self.ceiling.load(Ordering::Relaxed) - self.resident.load(Ordering::Relaxed);
+        left.max(0) as u64 / PAGE
+    }
+
     /// Pages have become resident, or (negative) are no longer.
     pub fn count_resident(&self, pages: i64) {
         let bytes = pages * PAGE as i64;

@@ -16,10 +16,10 @@ pub const CLOCK_SLOTS_MIN: usize = 4096;
 /// See [`CLOCK_SLOTS_MIN`]: 64 MiB for the references of 32 GiB of memory.
 pub const CLOCK_SLOTS_MAX: usize = 1 << 23;
 
-/// An exchange carries the page which faulted and its window: this many pages together.
+/// An exchange carries so many pages at most.
 pub const EXCHANGE_PAGES_MAX: u32 = 64;
-/// Most pages of a prefetch window, apart from the page which faulted.
-pub const WINDOW_MAX: u32 = EXCHANGE_PAGES_MAX - 1;
+/// Most pages of a prefetch window, apart from the page which faulted: some exchanges, which are under way together.
+pub const WINDOW_MAX: u32 = 4 * EXCHANGE_PAGES_MAX - 1;
 /// Streams which a prefetcher tells apart in one address space.
 pub const STREAMS_MAX: usize = 16;
 /// Deltas remembered of each stream (Leap's H_size).
@@ -29,7 +29,7 @@ pub const TREND_MIN: usize = 4;
 /// A fault further than this from a stream's last belongs to another stream, in pages.
 pub const STREAM_REACH_PAGES: i64 = 512;
 /// Prefetched pages after which older outcomes count half.
-pub const OUTCOME_WINDOW: u32 = 1024;
+pub const OUTCOME_WINDOW: u32 = 4096;
 
 /// Weight of a new sample in a moving average: 1/8 (RFC 6298's for round trips).
 pub const EWMA_SHIFT: u32 = 3;

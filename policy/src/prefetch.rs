@@ -11,8 +11,8 @@
 
 use crate::ids::PageAddr;
 use crate::limits::{
-    EXCHANGE_PAGES_MAX, FRAME_BYTES, OUTCOME_WINDOW, STREAM_REACH_PAGES, STREAMS_MAX,
-    TREND_HISTORY, TREND_MIN, WINDOW_MAX,
+    FRAME_BYTES, OUTCOME_WINDOW, STREAM_REACH_PAGES, STREAMS_MAX, TREND_HISTORY, TREND_MIN,
+    WINDOW_MAX,
 };
 
 /// Pages to fetch together with the one which faulted: `count` of them, each `stride` bytes after the last.
@@ -200,22 +200,22 @@ impl Stream {
         None
     }
 
-    /// The next window after `hits` pages of the last were used: Leap's sizes, the whole exchange (the page
-    /// which faulted and its window) being a power of two. Without a hit twice over the stream has lost its
+    /// The next window after `hits` pages of the last were used: Leap's sizes, the page which faulted and
+    /// its window being a power of two. Without a hit twice over the stream has lost its
     /// trend.
     fn grown(&mut self, hits: u32) -> u32 {
         if self.count == 0 {
             return 1;
         }
-        let exchange = match hits {
+        let together = match hits {
             0 => self.count.div_ceil(2),
             _ => (2 * (hits + 1).next_power_of_two()).max(self.count.div_ceil(2)),
         };
-        if exchange < 2 {
+        if together < 2 {
             *self = Self::new(self.last);
             return 0;
         }
-        exchange.min(EXCHANGE_PAGES_MAX) - 1
+        together.min(WINDOW_MAX + 1) - 1
     }
 }
 
@@ -283,13 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_soon_faults_once_in_64_pages() {
+    fn a_scan_soon_faults_once_in_256_pages() {
         for stride in [1, -1, 3, -7] {
             let mut streams = Streams::new(12);
             let faults = run(&mut streams, (0..10_000).map(|n| 1_000_000 + n * stride));
-            assert!(faults < 5 + 7 + 10_000 / 64, "stride {stride}: {faults} faults");
+            assert!(faults < 5 + 9 + 10_000 / 256, "stride {stride}: {faults} faults");
             let (issued, hits) = streams.totals();
-            assert!(hits >= issued - 64, "{hits} of {issued}");
+            assert!(hits >= issued - 256, "{hits} of {issued}");
         }
     }
 
@@ -297,14 +297,14 @@ mod tests {
     fn windows_start_off_and_double() {
         let mut streams = Streams::new(12);
         let mut page = 100;
-        let counts: Vec<u32> = (0..11)
+        let counts: Vec<u32> = (0..13)
             .map(|_| {
                 let count = streams.on_fault(at(page)).count;
                 page += i64::from(count) + 1;
                 count
             })
             .collect();
-        assert_eq!(counts, [0, 0, 0, 0, 1, 3, 7, 15, 31, 63, 63]);
+        assert_eq!(counts, [0, 0, 0, 0, 1, 3, 7, 15, 31, 63, 127, 255, 255]);
     }
 
     #[test]
@@ -347,10 +347,10 @@ mod tests {
     #[test]
     fn bad_outcomes_close_the_throttle_and_trends_open_it() {
         let mut streams = Streams::new(12);
-        streams.on_outcome(0, 1000);
+        streams.on_outcome(0, 4000);
         let first: u32 = (0..10).map(|page| streams.on_fault(at(page)).count).sum();
         assert_eq!(first, 0);
-        let later = (10..1500).map(|page| streams.on_fault(at(page)).count).max();
+        let later = (10..6000).map(|page| streams.on_fault(at(page)).count).max();
         assert!(later > Some(0));
     }
 

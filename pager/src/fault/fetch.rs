@@ -1,0 +1,435 @@
+//! Pages from the agents: what is asked for, sent again, and installed as it arrives.
+//!
+//! `fetch` -> `send` ... `network` -> `reply` -> `payload` -> `install`.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use gms_policy::ids::{AgentId, PageAddr};
+use gms_policy::prefetch::Prefetch;
+use gms_transport::message::{Control, PAGES_MAX, PageDescriptor, Status};
+use gms_transport::{ExchangeId, Transport};
+use zerocopy::IntoBytes;
+
+use super::{FETCH_DEADLINE, FETCH_RETRY, FaultThread, ROOM_KEPT};
+use crate::lane::LaneEvent;
+use crate::page_map::{Content, PAGE};
+use crate::shared::lock;
+use crate::tables::Place;
+use crate::trace::Trace;
+use crate::uffd::Installed;
+
+/// One page of a fetch.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    place: Place,
+    content: Content,
+}
+
+/// A fetch in flight or waiting to be sent.
+pub(super) struct Fetch {
+    pages: Vec<Wanted>,
+    /// Whether a thread waits for the first page. All others are fetched ahead.
+    demanded: bool,
+    began: Instant,
+    sent: Instant,
+    mismatches: u32,
+    /// Bytes of the payload that came.
+    received: usize,
+    /// The beginning of a page whose end has not come yet.
+    part: Vec<u8>,
+    /// Pages installed so far.
+    installed: usize,
+    accepted: bool,
+}
+
+impl Fetch {
+    fn new(now: Instant, pages: Vec<Wanted>, demanded: bool) -> Fetch {
+        Fetch {
+            pages,
+            demanded,
+            began: now,
+            sent: now,
+            mismatches: 0,
+            received: 0,
+            part: Vec::new(),
+            installed: 0,
+            accepted: false,
+        }
+    }
+
+    /// Whether a thread waits for the next page.
+    fn is_awaited(&self) -> bool {
+        self.demanded && self.installed == 0
+    }
+
+    /// Bytes of descriptors before the first page.
+    fn head(&self) -> usize {
+        if self.pages.len() > 1 { self.pages.len() * size_of::<PageDescriptor>() } else { 0 }
+    }
+
+    /// As exchanges, which have room for so many pages only.
+    fn split(self) -> impl Iterator<Item = Fetch> {
+        let (now, mut demanded) = (self.began, self.demanded);
+        let mut rest = self.pages;
+        std::iter::from_fn(move || {
+            let more = rest.split_off(rest.len().min(PAGES_MAX));
+            let pages = std::mem::replace(&mut rest, more);
+            let first = std::mem::take(&mut demanded);
+            (!pages.is_empty()).then(|| Fetch::new(now, pages, first))
+        })
+    }
+
+    /// Forgets what came of a reply, but for the pages that are installed; `None` if those are all.
+    fn restart(&mut self) -> Option<()> {
+        self.demanded = self.is_awaited();
+        self.pages.drain(..self.installed);
+        self.installed = 0;
+        self.received = 0;
+        self.part.clear();
+        self.accepted = false;
+        (!self.pages.is_empty()).then_some(())
+    }
+
+    /// Bytes of the whole payload.
+    fn payload(&self) -> usize {
+        self.head() + self.pages.len() * PAGE as usize
+    }
+}
+
+impl<T: Transport> FaultThread<T> {
+    /// Fetches the page, and behind it in the same exchange what will be needed next: the faulting thread is woken as soon as its own
+    /// page is there.
+    pub(super) fn fetch(&mut self, place: Place, content: Content) {
+        if !self.pending.insert(place) {
+            return;
+        }
+        self.trace(|trace| trace.looked_up(place));
+        let now = Instant::now();
+        let ahead = self.look_ahead(place);
+        if ahead.is_empty() {
+            return self.send(now, Fetch::new(now, vec![Wanted { place, content }], true));
+        }
+        let mut by_agent = BTreeMap::from([(content.agent, vec![Wanted { place, content }])]);
+        for (page, content) in ahead {
+            let wanted = Wanted { place: (place.0, page), content };
+            by_agent.entry(content.agent).or_default().push(wanted);
+        }
+        let first = by_agent.remove(&content.agent).map(|pages| Fetch::new(now, pages, true));
+        let ahead = by_agent.into_values().map(|pages| Fetch::new(now, pages, false));
+        for fetch in first.into_iter().chain(ahead) {
+            fetch.split().for_each(|fetch| self.send(now, fetch));
+        }
+    }
+
+    /// Pages to be fetched along: the other half of an 8 KiB page, and what the stream of faults will touch next. They are marked, so
+    /// that threads which fault on them wait for this fetch.
+    fn look_ahead(&mut self, place: Place) -> Vec<(PageAddr, Content)> {
+        let Some(state) = self.spaces.get_mut(&place.0) else { return Vec::new() };
+        let window = state.prefetch.on_fault(place.1);
+        let (issued, hits) = state.prefetch.totals();
+        let (_, hits_before) = std::mem::replace(&mut state.prefetch_totals, (issued, hits));
+        self.shared.prefetch_hits.fetch_add(hits - hits_before, Ordering::Relaxed);
+        let mut pages: Vec<PageAddr> = Vec::new();
+        if self.shared.config.page_shift == 13 {
+            pages.push(PageAddr::containing(place.1.get() ^ PAGE));
+        }
+        let room = self.shared.room().saturating_sub(ROOM_KEPT) as usize;
+        pages.extend(window.pages(place.1).take(room));
+        if pages.is_empty() {
+            return Vec::new();
+        }
+        lock(&self.shared.tables).begin_prefetch(place.0, &pages)
+    }
+
+    fn send(&mut self, now: Instant, mut fetch: Fetch) {
+        if fetch.restart().is_none() {
+            return;
+        }
+        let first = &fetch.pages[0].content;
+        let descriptors: Vec<PageDescriptor> = match fetch.pages.len() {
+            1 => Vec::new(),
+            _ => fetch.pages.iter().map(|p| PageDescriptor::new(p.content.id.0, 0)).collect(),
+        };
+        let sent = self.lane.send(
+            now,
+            first.agent,
+            |request, workload| match descriptors.len() {
+                0 => Control::get(request, workload, first.id.0),
+                n => Control::get_many(request, workload, n as u16),
+            },
+            &[descriptors.as_bytes()],
+            fetch.pages.len() as u32,
+        );
+        fetch.sent = now;
+        match sent {
+            Ok(exchange) => drop(self.inflight.insert(exchange, fetch)),
+            Err(_) => self.unsent.push(fetch),
+        }
+    }
+
+    /// Sends what could not be sent, or was not answered.
+    pub(super) fn send_again(&mut self, now: Instant) {
+        let late = |fetch: &Fetch| now.duration_since(fetch.sent) > FETCH_RETRY;
+        if !self.inflight.is_empty() && self.inflight.values().any(late) {
+            let exchanges: Vec<ExchangeId> =
+                self.inflight.iter().filter(|(_, f)| late(f)).map(|(e, _)| *e).collect();
+            for exchange in exchanges {
+                self.lane.abandon(exchange);
+                let late = self.inflight.remove(&exchange);
+                self.requeue(late);
+            }
+        }
+        for fetch in std::mem::take(&mut self.unsent) {
+            if !fetch.demanded {
+                self.give_up(&fetch.pages);
+                continue;
+            }
+            let agent = fetch.pages[0].content.agent;
+            if now.duration_since(fetch.began) > FETCH_DEADLINE {
+                let (name, reason) = (self.lane.name(agent), self.lane.reason(agent));
+                self.shared.fail(format!("agent {name} does not give a page back: {reason}"));
+            }
+            if self.lane.is_up(agent) {
+                self.send(now, fetch);
+            } else {
+                self.unsent.push(fetch);
+            }
+        }
+    }
+
+    /// What is missing of a fetch is to be sent again.
+    fn requeue(&mut self, fetch: Option<Fetch>) {
+        if let Some(mut fetch) = fetch
+            && fetch.restart().is_some()
+        {
+            self.unsent.push(fetch);
+        }
+    }
+
+    /// Pages fetched ahead do not come: threads that wait for them try by themselves.
+    fn give_up(&self, pages: &[Wanted]) {
+        for page in pages {
+            let waited = lock(&self.shared.tables).end_prefetch(page.place);
+            if waited {
+                self.wake(page.place);
+            }
+        }
+    }
+
+    pub(super) fn wake(&self, place: Place) {
+        if let Some(state) = self.spaces.get(&place.0) {
+            state.space.faults.wake(place.1.get()..place.1.get() + PAGE);
+        }
+    }
+
+    // ---- and back
+
+    /// True if anything came or was due.
+    pub(super) fn network(&mut self, now: Instant) -> bool {
+        self.trace(Trace::receiving);
+        let busy = self.lane.drive(now).unwrap_or_else(|error| {
+            self.shared.fail(format!("receiving from the agents failed: {error}"));
+            false
+        });
+        while let Some(event) = self.lane.poll(now) {
+            match event {
+                LaneEvent::Reply { exchange, control } => self.reply(exchange, &control),
+                LaneEvent::Payload { exchange, offset, bytes } => {
+                    self.payload(exchange, offset, &bytes);
+                }
+                LaneEvent::Complete { exchange } => self.complete(exchange),
+                LaneEvent::Failed { exchange } => {
+                    let failed = self.inflight.remove(&exchange);
+                    self.requeue(failed);
+                }
+                LaneEvent::Up { agent, lost } if lost => self.agent_lost(agent),
+                LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
+            }
+        }
+        busy
+    }
+
+    fn agent_lost(&mut self, agent: AgentId) {
+        let mut tables = lock(&self.shared.tables);
+        if tables.depends_on(agent) {
+            drop(tables);
+            let name = self.lane.name(agent);
+            self.shared
+                .fail(format!("agent {name} was restarted and has lost the workload's pages"));
+        } else {
+            tables.forget_copies(agent);
+        }
+    }
+
+    fn reply(&mut self, exchange: ExchangeId, control: &Control) {
+        let Some(fetch) = self.inflight.get_mut(&exchange) else { return };
+        if let Some(trace) = &mut self.trace {
+            let (queue, service) = (control.queue_ns.get(), control.service_ns.get());
+            trace.answered(fetch.pages[0].place, queue, service);
+        }
+        let all = u64::MAX >> (64 - fetch.pages.len());
+        match control.status {
+            Status::Ok if control.done.get() == all => fetch.accepted = true,
+            // No session (yet): asked again when the link is up.
+            Status::Denied => {}
+            _ => self.lost(exchange, control),
+        }
+    }
+
+    /// The agent does not have every page that was asked for.
+    fn lost(&mut self, exchange: ExchangeId, control: &Control) {
+        let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
+        self.lane.abandon(exchange);
+        if fetch.restart().is_none() {
+            return;
+        }
+        if !fetch.demanded {
+            return self.give_up(&fetch.pages);
+        }
+        if fetch.pages.len() > 1 {
+            // Perhaps only pages for which nobody waits: ask for the other alone.
+            self.give_up(&fetch.pages.split_off(1));
+            return self.unsent.push(fetch);
+        }
+        let Wanted { place, content } = fetch.pages[0];
+        self.pending.remove(&place);
+        if lock(&self.shared.tables).is_remote(place, content) {
+            let name = self.lane.name(content.agent);
+            self.shared.fail(format!("agent {name} has lost a page ({:?})", control.status));
+        } else {
+            self.wake(place);
+        }
+    }
+
+    /// Bytes of pages, as they arrive. Pages which are whole in what was received are installed from there.
+    fn payload(&mut self, exchange: ExchangeId, offset: usize, bytes: &[u8]) {
+        let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
+        if fetch.accepted && offset == fetch.received && offset + bytes.len() <= fetch.payload() {
+            fetch.received += bytes.len();
+            let descriptors = fetch.head().saturating_sub(offset).min(bytes.len());
+            // After a wrong page the rest is asked for again.
+            fetch.accepted = self.take_in(&mut fetch, &bytes[descriptors..]);
+        }
+        self.inflight.insert(exchange, fetch);
+    }
+
+    /// Takes in the next bytes of a fetch's pages; false if one of them is wrong.
+    fn take_in(&mut self, fetch: &mut Fetch, mut bytes: &[u8]) -> bool {
+        let page = PAGE as usize;
+        if !fetch.part.is_empty() {
+            let missing = (page - fetch.part.len()).min(bytes.len());
+            fetch.part.extend_from_slice(&bytes[..missing]);
+            bytes = &bytes[missing..];
+            if fetch.part.len() < page {
+                return true;
+            }
+            let part = std::mem::take(&mut fetch.part);
+            if !self.install(fetch, &part) {
+                return false;
+            }
+        }
+        let whole = bytes.len() - bytes.len() % page;
+        let good = self.install(fetch, &bytes[..whole]);
+        fetch.part.extend_from_slice(&bytes[whole..]);
+        good
+    }
+
+    /// Installs the next pages of the fetch; false if one must be fetched again.
+    fn install(&mut self, fetch: &mut Fetch, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            let good = self.next_run(fetch, bytes);
+            if good == 0 {
+                return self.mismatch(fetch);
+            }
+            let (run, rest) = bytes.split_at(good * PAGE as usize);
+            self.install_run(fetch, good, run);
+            fetch.installed += good;
+            bytes = rest;
+        }
+        true
+    }
+
+    /// How many pages can be installed in one call: they are adjacent and their checksums right. The page for which a thread waits is one
+    /// for itself, so that it does not wait for the others.
+    fn next_run(&mut self, fetch: &Fetch, bytes: &[u8]) -> usize {
+        let pages = &fetch.pages[fetch.installed..];
+        let most = if fetch.is_awaited() { 1 } else { pages.len() };
+        let first = pages[0].place.1.get();
+        let adjacent = |i: usize| pages[i].place.1.get() == first + i as u64 * PAGE;
+        let good = |i: usize, page: &[u8]| self.shared.checksum(page) == pages[i].content.hash;
+        let each = bytes.chunks_exact(PAGE as usize).take(most).enumerate();
+        each.take_while(|&(i, page)| adjacent(i) && good(i, page)).count()
+    }
+
+    fn mismatch(&self, fetch: &mut Fetch) -> bool {
+        fetch.mismatches += 1;
+        if fetch.mismatches > 2 {
+            let name = self.lane.name(fetch.pages[0].content.agent);
+            self.shared.fail(format!("agent {name} gives back a page with a wrong checksum"));
+        }
+        false
+    }
+
+    /// Installs adjacent pages of a fetch.
+    fn install_run(&mut self, fetch: &Fetch, count: usize, bytes: &[u8]) {
+        let run = &fetch.pages[fetch.installed..fetch.installed + count];
+        let (id, start) = (run[0].place.0, run[0].place.1.get());
+        self.trace(|trace| trace.opened(run[0].place));
+        // The lock is held from the look to the copy: in between nobody may install, change and evict a page.
+        let mut tables = lock(&self.shared.tables);
+        let space = self.spaces.get(&id).map(|state| state.space.clone());
+        let mut wake = Vec::new();
+        let mut at = 0;
+        while at < count {
+            let remote = |wanted: &&Wanted| tables.is_remote(wanted.place, wanted.content);
+            let remote = run[at..].iter().take_while(remote).count();
+            let (copied, outcome) = match &space {
+                Some(space) if remote > 0 => {
+                    let from = start + at as u64 * PAGE;
+                    let range = from..from + remote as u64 * PAGE;
+                    space.faults.copy_run(range, &bytes[at * PAGE as usize..])
+                }
+                _ => (0, Installed::Gone),
+            };
+            let end = at + copied as usize;
+            for (i, wanted) in run.iter().enumerate().take(end.max(at + 1)).skip(at) {
+                let outcome = if i < end { Installed::Done } else { outcome };
+                if matches!(outcome, Installed::Done | Installed::Exists) {
+                    tables.fetched(wanted.place, wanted.content);
+                }
+                let waited = match fetch.is_awaited() {
+                    true => self.pending.remove(&wanted.place),
+                    false => tables.end_prefetch(wanted.place),
+                };
+                if outcome == Installed::Done {
+                    self.count_installed(fetch);
+                } else if waited {
+                    wake.push(wanted.place);
+                }
+            }
+            at = end.max(at + 1);
+        }
+        drop(tables);
+        self.trace(|trace| trace.installed(run[0].place, wake.is_empty()));
+        wake.into_iter().for_each(|place| self.wake(place));
+    }
+
+    fn count_installed(&self, fetch: &Fetch) {
+        self.shared.count_resident(1);
+        self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
+        if fetch.is_awaited() {
+            let took = fetch.began.elapsed().as_nanos() as u64;
+            lock(&self.shared.latency).saturating_record(took);
+        } else {
+            self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn complete(&mut self, exchange: ExchangeId) {
+        let Some(fetch) = self.inflight.remove(&exchange) else { return };
+        // Not all came in good order: ask again for what is missing.
+        self.requeue(Some(fetch));
+    }
+}
