@@ -40,9 +40,7 @@ const TREE_EVERY: Duration = Duration::from_millis(20);
 const TREE_EVERY_PAGED: Duration = Duration::from_millis(5);
 /// Between looks while faults wait for room.
 const LOOK_CROWDED: Duration = Duration::from_millis(1);
-/// Most time between looks, reached step by step while they find nothing new, a step after so many: mappings that are made then grow by
-/// 32 MiB meanwhile, at 3 GiB/s.
-const LOOK_CALM: Duration = Duration::from_millis(10);
+/// The time between looks grows step by step while they find nothing new, a step after so many, up to what the budget allows.
 const CALM_LOOKS: u32 = 16;
 /// What may have grown unseen from one look to the next, the outbox included.
 const GROWTH_CALM: i64 = 1 << 20;
@@ -308,7 +306,7 @@ impl<T: Transport> EvictThread<T> {
         let crowded = lock(&self.shared.tables).roomless() > 0;
         let calm = resident as i64 - counted < GROWTH_CALM;
         self.calm = if calm { self.calm + 1 } else { 0 };
-        let calm = LOOK_CALM.min(decision.look_again * (1 + self.calm / CALM_LOOKS));
+        let calm = self.budget.calm().min(decision.look_again * (1 + self.calm / CALM_LOOKS));
         let pause = if crowded { LOOK_CROWDED } else { decision.look_again.max(calm) };
         self.next_look = now + pause;
     }
@@ -491,7 +489,7 @@ impl<T: Transport> EvictThread<T> {
 
     // ---- evicting
 
-    /// Leaves the CPU on which faults are handled to them, with the evictors.
+    /// Leaves the CPU on which faults are handled to them.
     fn make_way(&mut self) {
         let cpu = self.shared.fault_cpu.load(Ordering::Relaxed);
         if std::mem::replace(&mut self.avoided, cpu) == cpu {
@@ -501,11 +499,8 @@ impl<T: Transport> EvictThread<T> {
         if cpu >= 0 && cpus.unset(cpu as usize).is_err() {
             return;
         }
-        let evictors = self.processes.values().map(Process::evictor_pid);
-        for tid in std::iter::once(0).chain(evictors) {
-            // Where there is but one CPU the empty set is refused, and nothing changes.
-            let _ = sched_setaffinity(Pid::from_raw(tid), &cpus);
-        }
+        // Where there is but one CPU the empty set is refused, and nothing changes.
+        let _ = sched_setaffinity(Pid::from_raw(0), &cpus);
     }
 
     /// Evicts one batch from the process with the most resident memory.

@@ -255,6 +255,7 @@ impl Process {
 
     /// Moves the pages out of the workload's way, into the outbox. The caller holds the gate and has marked them as leaving.
     pub fn move_out(&mut self, pages: &[PageAddr]) -> nix::Result<MovedPages> {
+        self.evictor.come_here();
         let mut moved = MovedPages { places: vec![None; pages.len()], shared: Vec::new() };
         let clears = self.outbox_used + pages.len() > OUTBOX_PAGES;
         if clears {

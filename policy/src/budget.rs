@@ -11,8 +11,8 @@
 
 use crate::ids::{Bytes, PageCount};
 use crate::limits::{
-    ALLOCATION_BYTES_PER_S, BUDGET_MIN, EXCHANGE_PAGES_MAX, LOOK_MAX, LOOK_MIN, OVERSHOOT_MIN,
-    PAGE_HEADROOM_MIN, SLACK_MAX, SLACK_MIN,
+    ALLOCATION_BYTES_PER_S, BUDGET_MIN, CALM_BYTES_PER_S, EXCHANGE_PAGES_MAX, LOOK_MAX, LOOK_MIN,
+    OVERSHOOT_MIN, PAGE_HEADROOM_MIN, SLACK_MAX, SLACK_MIN,
 };
 use std::time::Duration;
 
@@ -66,6 +66,12 @@ impl Budget {
         Bytes(self.budget.saturating_add((self.budget / 10).max(OVERSHOOT_MIN)))
     }
 
+    /// How long a calm workload may go unseen: in this time it does not exceed the limit.
+    pub fn calm(&self) -> Duration {
+        let overshoot = self.limit().saturating_sub(self.bytes()).0;
+        time_for(overshoot, CALM_BYTES_PER_S)
+    }
+
     /// What to do when `resident` bytes are resident.
     pub fn decide(&self, resident: Bytes) -> Decision {
         let headroom = self.bytes().saturating_sub(resident).0;
@@ -78,14 +84,14 @@ impl Budget {
             page: headroom < self.page_headroom,
             evict,
             install_max: PageCount(pages),
-            look_again: look_again(headroom),
+            look_again: time_for(headroom, ALLOCATION_BYTES_PER_S),
         }
     }
 }
 
-/// How long a workload which allocates at full speed needs for `headroom` bytes, within the bounds.
-fn look_again(headroom: u64) -> Duration {
-    let micros = u128::from(headroom) * 1_000_000 / u128::from(ALLOCATION_BYTES_PER_S);
+/// How long a workload which allocates `bytes_per_s` needs for `bytes`, within the bounds of looks.
+fn time_for(bytes: u64, bytes_per_s: u64) -> Duration {
+    let micros = u128::from(bytes) * 1_000_000 / u128::from(bytes_per_s);
     Duration::from_micros(micros.try_into().unwrap_or(u64::MAX)).clamp(LOOK_MIN, LOOK_MAX)
 }
 
@@ -114,6 +120,14 @@ mod tests {
         assert_eq!(budget.decide(Bytes(62 * MIB)).evict, Bytes(0));
         assert_eq!(budget.decide(Bytes(63 * MIB)).evict, Bytes(3 * MIB));
         assert_eq!(budget.decide(Bytes(64 * MIB)).install_max, PageCount(1));
+    }
+
+    #[test]
+    fn the_calm_are_looked_at_as_seldom_as_their_budget_allows() {
+        let calm = |mib| Budget::new(Bytes(mib * MIB)).calm();
+        assert_eq!(calm(64), Duration::from_micros(10_416));
+        assert_eq!(calm(800), Duration::from_micros(26_041));
+        assert_eq!(calm(1 << 20), LOOK_MAX);
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub const SLACK_MAX: u64 = 64 * MIB;
 pub const PAGE_HEADROOM_MIN: u64 = 16 * MIB;
 /// A workload is assumed to allocate no faster than this, in bytes per second: some threads that fill huge pages.
 pub const ALLOCATION_BYTES_PER_S: u64 = 16 << 30;
+/// A workload in which nothing has grown unseen for a while is assumed to allocate no faster than this when it begins again.
+pub const CALM_BYTES_PER_S: u64 = 3 << 30;
 /// Soonest next look at the resident bytes.
 pub const LOOK_MIN: Duration = Duration::from_millis(1);
 /// Latest next look at the resident bytes.
