@@ -37,11 +37,22 @@ pub enum Command {
     Scale(ScaleOptions),
     /// What `gms run` costs a program which stays under its budget
     IdleCost(IdleOptions),
+    /// gms beside swap on a disk, on zram, on NBD and on NVMe/TCP: the same programs, with the same memory
+    Peers(PeersOptions),
     /// One HTML page with plots from the JSON files of other commands
     Report(PageOptions),
     /// The other end of an exchange
     #[command(hide = true)]
     Peer(PeerOptions),
+    /// The first process of a guest
+    #[command(hide = true)]
+    GuestInit,
+    /// What a guest measures
+    #[command(hide = true)]
+    RemoteSwap(RemoteSwapOptions),
+    /// Undoes what was set up, when its input ends
+    #[command(hide = true)]
+    Undo,
     /// A program which runs under gms
     #[command(hide = true)]
     Workload {
@@ -212,6 +223,52 @@ pub struct IdleOptions {
     /// The command [default: fills, sorts and walks 256 MiB]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// Where gms is compared with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// On this machine: swap on a disk and on zram.
+    Host,
+    /// In a virtual machine under emulation: swap on NBD and on NVMe/TCP.
+    Guest,
+}
+
+/// `gms-bench peers`.
+#[derive(Args, Debug)]
+pub struct PeersOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// What is paged.
+    #[command(flatten)]
+    pub paging: Paging,
+    /// Leave out the other part
+    #[arg(long, value_enum, value_name = "PART")]
+    pub only: Option<Part>,
+    /// Directory on a disk, for the swap file
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub disk: PathBuf,
+    /// Where a package of a kernel for the guest was unpacked [default: those installed, in /boot and /lib/modules]
+    #[arg(long, value_name = "DIR", env = "GMS_BENCH_KERNEL")]
+    pub kernel: Option<PathBuf>,
+    /// Where umap is installed: runs its pfbenchmark-read, too
+    #[arg(long, value_name = "DIR")]
+    pub umap: Option<PathBuf>,
+    /// Where fltrace was built: runs the same faults under it, too
+    #[arg(long, value_name = "DIR")]
+    pub fltrace: Option<PathBuf>,
+}
+
+/// `gms-bench remote-swap`.
+#[derive(Args, Debug)]
+pub struct RemoteSwapOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// Where the programs are.
+    #[command(flatten)]
+    pub programs: Programs,
 }
 
 /// `gms-bench report`.

@@ -32,6 +32,9 @@ pub enum BenchError {
         /// What is wrong with it.
         problem: String,
     },
+    /// The machine is not prepared.
+    #[error("this cannot be measured here: {0}")]
+    Needs(String),
     /// The figures cannot be trusted.
     #[error("the measurement is not valid: {0}")]
     Invalid(String),

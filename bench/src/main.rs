@@ -11,8 +11,10 @@ mod floor;
 mod gate;
 mod idle_cost;
 mod machine;
+mod memcg;
 mod page;
 mod peer;
+mod peers;
 mod placement;
 mod region;
 mod report;
@@ -22,6 +24,8 @@ mod scan;
 mod scratch;
 mod stack;
 mod svg;
+mod swap;
+mod undo;
 mod workload;
 
 use std::process::ExitCode;
@@ -45,18 +49,38 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<(), BenchError> {
     // A hung subject ends the benchmark; processes which it has started die with it.
     nix::unistd::alarm::set(cli.limit_s);
-    let mut report = Report::new();
     match &cli.command {
+        Command::Report(options) => page::run(options),
+        Command::Peer(options) => peer::serve(options),
+        Command::Workload { orders, found } => workload::run(orders, found),
+        Command::IdleWorkload { mib } => idle_cost::workload(*mib),
+        Command::GuestInit => peers::init::run(),
+        Command::Undo => {
+            undo::wait();
+            Ok(())
+        }
+        command => measure(&cli, command),
+    }
+}
+
+/// Only here a report is begun: its header takes other programs, which have no place in what is measured.
+fn measure(cli: &Cli, command: &Command) -> Result<(), BenchError> {
+    let mut report = Report::new();
+    match command {
         Command::Floor(options) => floor::run(options, &mut report)?,
         Command::Fault(options) => fault::run(options, &mut report)?,
         Command::Scan(options) => scan::run(options, &mut report)?,
         Command::Evict(options) => evict::run(options, &mut report)?,
         Command::Scale(options) => scale::run(options, &mut report)?,
+        Command::Peers(options) => peers::run(options, &mut report)?,
+        Command::RemoteSwap(options) => peers::remote_swap::run(options, &mut report)?,
         Command::IdleCost(options) => idle_cost::run(options, &mut report)?,
-        Command::Report(options) => return page::run(options),
-        Command::Peer(options) => return peer::serve(options),
-        Command::Workload { orders, found } => return workload::run(orders, found),
-        Command::IdleWorkload { mib } => return idle_cost::workload(*mib),
+        Command::Report(_)
+        | Command::Peer(_)
+        | Command::Workload { .. }
+        | Command::IdleWorkload { .. }
+        | Command::GuestInit
+        | Command::Undo => return Err(BenchError::Invalid("this makes no report".into())),
     }
     report.publish(cli.json.as_deref())
 }

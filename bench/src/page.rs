@@ -17,8 +17,13 @@ const FILE_MAX: u64 = 16 << 20;
 const SERIES_MAX: usize = 16;
 /// Quantiles of that plot.
 const QUANTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
-/// Begin the names of the latencies that are drawn there.
-const DRAWN: [&str; 2] = ["remote fault", "floor:"];
+/// The plots of latencies: heading, and what the names of the rows begin with. Those of an emulated guest are apart from the others.
+const PLOTS: [(&str, &[&str]); 2] = [
+    ("Faults, floors and peers", &["remote fault", "fault, ", "floor:"]),
+    ("In an emulated guest: only ratios mean something", &["guest: fault, ", "guest: floor:"]),
+];
+/// Begins the names of the rows of an emulated guest.
+pub const GUEST: &str = "guest: ";
 /// Begins the names of the figures of which scaling is drawn: `faults/s, WHAT: COUNT`.
 const SCALED: &str = "faults/s, ";
 
@@ -59,7 +64,7 @@ fn read(path: &Path) -> Result<Report, BenchError> {
 fn page(reports: &[Report]) -> String {
     let mut out = String::from(HEAD);
     judged(&mut out, reports);
-    latencies(&mut out, reports);
+    PLOTS.iter().for_each(|(heading, drawn)| latencies(&mut out, reports, heading, drawn));
     scaling(&mut out, reports);
     for report in reports {
         each(&mut out, report);
@@ -94,12 +99,12 @@ fn judged(out: &mut String, reports: &[Report]) {
     out.push_str("</table>");
 }
 
-/// Quantiles of the faults and of the floors beside them, all files together.
-fn latencies(out: &mut String, reports: &[Report]) {
+/// Quantiles of the rows whose names begin with one of `begins`, all files together.
+fn latencies(out: &mut String, reports: &[Report], heading: &str, begins: &[&str]) {
     let several = reports.len() > 1;
     let mut series = Vec::new();
     for report in reports {
-        let drawn = |row: &&LatencyRow| DRAWN.iter().any(|begin| row.name.starts_with(begin));
+        let drawn = |row: &&LatencyRow| begins.iter().any(|begin| row.name.starts_with(begin));
         for row in report.latencies.iter().filter(drawn) {
             let m = &row.median;
             let name = if several {
@@ -114,7 +119,7 @@ fn latencies(out: &mut String, reports: &[Report]) {
     if series.is_empty() {
         return;
     }
-    out.push_str("<h2>Faults and floors</h2><p>Medians of the quantiles over the runs.");
+    let _ = write!(out, "<h2>{heading}</h2><p>Medians of the quantiles over the runs.");
     if series.len() > SERIES_MAX {
         let _ = write!(out, " The first {SERIES_MAX} of {}.", series.len());
         series.truncate(SERIES_MAX);
@@ -166,10 +171,12 @@ fn each(out: &mut String, report: &Report) {
         value: row.median.p50,
         span: (row.median.p50, row.median.p90),
     };
-    let medians: Vec<Bar> = report.latencies.iter().map(bar).collect();
-    if !medians.is_empty() {
+    // What an emulated guest takes is of another scale.
+    let (guest, own): (Vec<&LatencyRow>, Vec<&LatencyRow>) =
+        report.latencies.iter().partition(|row| row.name.starts_with(GUEST));
+    for rows in [own, guest].into_iter().filter(|rows| !rows.is_empty()) {
         out.push_str("<p>Latency: p50; the thin lines go on to p90.</p>");
-        out.push_str(&bars(&medians, "us"));
+        out.push_str(&bars(&rows.into_iter().map(bar).collect::<Vec<Bar>>(), "us"));
     }
     let text = escape(&report.text());
     let _ = write!(out, "<details><summary>All figures</summary><pre>{text}</pre></details>");
@@ -185,6 +192,20 @@ mod tests {
     use super::*;
     use crate::report::Target;
     use crate::samples::Latency;
+
+    #[test]
+    fn an_emulated_guest_has_plots_of_its_own() {
+        let mut report = Report::new();
+        let quantiles = Latency { count: 9, p50: 2.0, p90: 3.0, p99: 4.0, p999: 5.0, max: 6.0 };
+        for name in ["fault, gms", "fault, disk swap", "guest: fault, gms", "other"] {
+            report.latency(name, quantiles);
+        }
+        let page = page(&[report]);
+        let (own, guest) = page.split_once("In an emulated guest").expect("two plots");
+        assert!(own.contains("fault, disk swap") && !own.contains("guest: fault"), "{page}");
+        assert_eq!(page.matches("<svg").count(), 4, "of each two: quantiles and bars");
+        assert!(guest.contains("guest: fault, gms"));
+    }
 
     #[test]
     fn a_page_shows_what_files_say_and_obeys_none_of_it() {

@@ -18,6 +18,9 @@ pub struct Report {
     pub machine: Machine,
     /// The command line.
     pub command: Vec<String>,
+    /// What else must be known of the figures.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// All latencies.
     pub latencies: Vec<LatencyRow>,
     /// All else.
@@ -85,7 +88,13 @@ impl Report {
     /// Empty, with this machine in its header.
     pub fn new() -> Report {
         let command = std::env::args().skip(1).collect();
-        Report { machine: Machine::now(), command, latencies: Vec::new(), figures: Vec::new() }
+        Report {
+            machine: Machine::now(),
+            command,
+            notes: Vec::new(),
+            latencies: Vec::new(),
+            figures: Vec::new(),
+        }
     }
 
     /// Adds the latencies of one run of the subject `name`.
@@ -132,6 +141,14 @@ impl Report {
         (row.median, row.spread) = median_and_spread(&row.runs);
     }
 
+    /// Adds the rows of another machine; `note` tells what is to be known of them.
+    pub fn absorb(&mut self, other: Report, note: &str) {
+        let Machine { cpu, cpus, kernel, .. } = &other.machine;
+        self.notes.push(format!("{note} ({cpu}, {cpus} CPUs, Linux {kernel})"));
+        self.latencies.extend(other.latencies);
+        self.figures.extend(other.figures);
+    }
+
     /// The median of the figure `name` so far; not a number if there is none.
     pub fn median(&self, name: &str) -> f64 {
         self.figures.iter().find(|row| row.name == name).map_or(f64::NAN, |row| row.median)
@@ -161,6 +178,9 @@ impl Report {
         let _ = writeln!(out, "{date}, commit {commit}, {cpu}, {cpus} CPUs, Linux {kernel}");
         if let Some(warning) = warning {
             let _ = writeln!(out, "WARNING: {warning}");
+        }
+        for note in &self.notes {
+            let _ = writeln!(out, "{note}");
         }
         if !self.latencies.is_empty() {
             let heads = ["p50", "p90", "p99", "p99.9", "p50 of the runs"];

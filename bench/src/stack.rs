@@ -153,16 +153,13 @@ impl Stack {
         let number = self.sessions.replace(self.sessions.get() + 1);
         let found = self.path(&format!("found-{number}.json"));
         let stats = self.path(&format!("stats-{number}.json"));
-        let orders =
-            serde_json::to_string(orders).map_err(|e| BenchError::Invalid(e.to_string()))?;
         let mut command = Command::new(&self.gms);
         command.args(["run", "-q", "--page-size", size.name(), "--keys"]).arg(self.path("keys"));
         for agent in &self.agents {
             command.args(["--agent", &agent.addr]);
         }
         command.args(["--local", &format!("{local_mib}M"), "--stats"]).arg(&stats).arg("--");
-        command.arg(std::env::current_exe().trying("cannot find gms-bench")?);
-        command.args(["workload", &orders]).arg(&found);
+        command.args(orders.command(&found)?);
         Ok(Session { process: Process::start(&mut command)?, found, stats })
     }
 }

@@ -8,6 +8,8 @@ use serde_json::Value;
 
 /// Set to 1 to let tests that need root pass without running, as in the integration tests.
 const SKIP: &str = "GMS_TESTS_SKIP_PRIVILEGED";
+/// Names the kernel of the guest of `peers`.
+const KERNEL: &str = "GMS_BENCH_KERNEL";
 /// Seconds for one benchmark.
 const LIMIT: &str = "60";
 
@@ -17,20 +19,26 @@ fn bench() -> Command {
     command
 }
 
+/// Held by who runs a benchmark: they would disturb each other.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// The report of `gms-bench ARGS --quick`; `None` where the user asked for privileged tests to be skipped.
 fn report(args: &[&str]) -> Option<Value> {
-    static TURN: Mutex<()> = Mutex::new(());
+    report_within(LIMIT, args)
+}
+
+/// The same within so many seconds.
+fn report_within(limit: &str, args: &[&str]) -> Option<Value> {
     if !nix::unistd::geteuid().is_root() {
         let skip = std::env::var_os(SKIP).is_some_and(|value| value == "1");
         assert!(skip, "needs root (userfaultfd, ptrace): run as root, or set {SKIP}=1");
         eprintln!("SKIPPED, not root: gms-bench {args:?}");
         return None;
     }
-    // They would disturb each other.
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let output = bench()
         .args(args)
-        .args(["--quick", "--json", "-", "--limit", LIMIT])
+        .args(["--quick", "--json", "-", "--limit", limit])
         .output()
         .expect("gms-bench");
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -166,6 +174,100 @@ fn scaling_is_measured() {
         figure(&report, "2 pagers: greatest / fair share"),
     );
     assert!((least + greatest - 2.0).abs() < 0.01 && least > 0.05, "{least}, {greatest}");
+}
+
+fn swaps() -> usize {
+    fs::read_to_string("/proc/swaps").expect("/proc/swaps").lines().count() - 1
+}
+
+/// Whether this machine is one for `peers`.
+fn can_swap() -> bool {
+    let why = match fs::exists("/sys/class/zram-control") {
+        Ok(true) if swaps() == 0 => return true,
+        Ok(true) => "swap is on",
+        _ => "there is no zram",
+    };
+    eprintln!("SKIPPED, {why}: gms-bench peers");
+    false
+}
+
+#[test]
+fn peers_on_this_machine_are_measured() {
+    if !can_swap() {
+        return;
+    }
+    let Some(report) = report(&["peers", "--only", "host"]) else { return };
+    let (gms, disk) = (p50(&report, "fault, gms"), p50(&report, "fault, disk swap"));
+    check_ratio(&report, "p50, gms / disk swap", gms, disk);
+    check_ratio(&report, "p50, gms / zram swap", gms, p50(&report, "fault, zram swap"));
+    for peer in ["disk swap", "zram swap"] {
+        assert!(figure(&report, &format!("{peer}: faults which read from it")) > 90.0);
+        let killed = figure(&report, &format!("{peer}: killed for want of memory, and run again"));
+        assert!(killed >= 5.0 || figure(&report, &format!("job, {peer}")) > 0.01);
+    }
+    assert_eq!(swaps(), 0, "swap was left on");
+    assert!(!fs::read_dir("/var/tmp").expect("/var/tmp").any(|entry| {
+        entry.expect("entry").file_name().to_string_lossy().starts_with("gms-bench-swap")
+    }));
+}
+
+#[test]
+fn peers_in_a_guest_are_measured() {
+    let output = bench()
+        .args(["peers", "--only", "guest", "--quick", "--kernel", "/nowhere"])
+        .output()
+        .expect("gms-bench");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.lines().count() == 1, "{errors}");
+    assert!(
+        errors.contains("linux-image-6.12-amd64") && errors.contains("--only host"),
+        "{errors}"
+    );
+
+    let packages = ["qemu-system-x86_64", "nbd-server", "nbd-client"].map(|name| {
+        ["/usr/bin", "/usr/sbin"]
+            .iter()
+            .any(|dir| fs::exists(format!("{dir}/{name}")).is_ok_and(|is| is))
+    });
+    if std::env::var_os(KERNEL).is_none() || packages.contains(&false) {
+        eprintln!("SKIPPED, no {KERNEL}, or no qemu, nbd-server and nbd-client: a guest");
+        return;
+    }
+    let Some(report) = report_within("300", &["peers", "--only", "guest"]) else { return };
+    let gms = p50(&report, "guest: fault, gms");
+    for peer in ["NBD swap", "NVMe/TCP swap"] {
+        let other = p50(&report, &format!("guest: fault, {peer}"));
+        check_ratio(&report, &format!("guest: p50, gms / {peer}"), gms, other);
+        assert!(figure(&report, &format!("guest: {peer}: faults which read from it")) > 80.0);
+        assert!(figure(&report, &format!("guest: job, {peer}")) > 0.01);
+    }
+    assert!(report["notes"][0].as_str().is_some_and(|note| note.contains("TCG")), "{report:#}");
+}
+
+#[test]
+fn what_was_set_up_is_undone_even_after_a_kill() {
+    if !nix::unistd::geteuid().is_root() || !can_swap() {
+        return;
+    }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // What a killed benchmark leaves in the temporary directory.
+    let temporary = std::env::temp_dir().join(format!("gms-bench-killed-{}", std::process::id()));
+    fs::create_dir_all(&temporary).expect("a directory");
+    let mut peers = bench();
+    peers.args(["peers", "--only", "host"]).env("TMPDIR", &temporary);
+    let mut peers = peers.spawn().expect("gms-bench");
+    let until = |count: usize| {
+        let began = std::time::Instant::now();
+        while swaps() != count {
+            assert!(began.elapsed().as_secs() < 30, "{count} swaps: not reached");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    until(1);
+    peers.kill().expect("a kill");
+    peers.wait().expect("an end");
+    until(0);
+    fs::remove_dir_all(&temporary).expect("the directory goes");
 }
 
 #[test]

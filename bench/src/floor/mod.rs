@@ -1,7 +1,7 @@
 //! `gms-bench floor`: the least that the parts of a remote fault cost on this machine.
 
 pub mod bulk;
-mod cpu;
+pub mod cpu;
 pub mod kernel;
 pub mod quic;
 pub mod udp;

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::Instant;
 
+use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 
 use super::{Dice, Memory};
-use crate::error::BenchError;
+use crate::error::{BenchError, Trying};
 use crate::gate;
 use crate::region::WORDS;
 use crate::samples::Samples;
@@ -62,6 +63,9 @@ pub struct Found {
     pub seconds: f64,
     /// Pages that were not touched because they were resident.
     skipped: u64,
+    /// Measured faults for which the kernel had to read from a device: those of swap.
+    #[serde(default)]
+    major: u64,
 }
 
 impl Found {
@@ -73,6 +77,11 @@ impl Found {
     /// Faults that were measured.
     pub fn faults(&self) -> u64 {
         self.counts.iter().map(|(_, count)| count).sum()
+    }
+
+    /// Measured faults for which the kernel had to read from a device, in percent.
+    pub fn major_percent(&self) -> f64 {
+        100.0 * self.major as f64 / self.faults().max(1) as f64
     }
 
     /// Random choices which fell on resident pages, in percent.
@@ -102,6 +111,7 @@ pub fn run(orders: &Orders) -> Result<Found, BenchError> {
         counts: samples.counts(),
         seconds: all.iter().map(|part| part.seconds).fold(0.0, f64::max),
         skipped: all.iter().map(|part| part.skipped).sum(),
+        major: all.iter().map(|part| part.major).sum(),
     })
 }
 
@@ -109,6 +119,7 @@ struct Part {
     samples: Samples,
     seconds: f64,
     skipped: u64,
+    major: u64,
 }
 
 /// One thread's share.
@@ -118,7 +129,7 @@ fn part(
     orders: &Orders,
     mut dice: Dice,
 ) -> Result<Part, BenchError> {
-    let mut part = Part { samples: Samples::new(), seconds: 0.0, skipped: 0 };
+    let mut part = Part { samples: Samples::new(), seconds: 0.0, skipped: 0, major: 0 };
     let warm = warm_up(memory, &mut dice, orders.warm_up);
     // Who fails comes to the barriers too: others wait there.
     let opened = match (barrier.wait().is_leader(), &orders.gate) {
@@ -127,7 +138,7 @@ fn part(
     };
     barrier.wait();
     warm.and(opened)?;
-    let began = Instant::now();
+    let (began, major) = (Instant::now(), major_faults()?);
     let mut faults = 0;
     while !orders.measured.is_over(faults, began) {
         let (page, skipped) = absent(memory, &mut dice)?;
@@ -136,7 +147,14 @@ fn part(
         faults += 1;
     }
     part.seconds = began.elapsed().as_secs_f64();
+    part.major = major_faults()? - major;
     Ok(part)
+}
+
+/// Of the calling thread, so far.
+fn major_faults() -> Result<u64, BenchError> {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD).trying("no usage of resources")?;
+    Ok(usage.major_page_faults() as u64)
 }
 
 /// So many faults which are not timed.

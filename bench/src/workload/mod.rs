@@ -4,7 +4,9 @@
 pub mod dirty;
 pub mod fault;
 pub mod scan;
+pub mod sort;
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -24,10 +26,21 @@ pub enum Orders {
     Fault(fault::Orders),
     /// Read all pages in order.
     Scan(scan::Orders),
+    /// Sort numbers.
+    Sort(sort::Orders),
     /// Dirty fresh memory.
     Dirty(dirty::Orders),
     /// Touch random absent pages while another thread dirties fresh memory.
     Duel(dirty::DuelOrders),
+}
+
+impl Orders {
+    /// The command which follows them and writes what it finds to `found`.
+    pub fn command(&self, found: &Path) -> Result<Vec<OsString>, BenchError> {
+        let own = std::env::current_exe().trying("cannot find gms-bench")?;
+        let orders = serde_json::to_string(self).map_err(|e| BenchError::Invalid(e.to_string()))?;
+        Ok(vec![own.into(), "workload".into(), orders.into(), found.into()])
+    }
 }
 
 /// `gms-bench workload ORDERS FOUND`.
@@ -36,6 +49,7 @@ pub fn run(orders: &str, found: &Path) -> Result<(), BenchError> {
     match orders.map_err(|error| BenchError::Invalid(format!("orders: {error}")))? {
         Orders::Fault(orders) => write(&fault::run(&orders)?, found),
         Orders::Scan(orders) => write(&scan::run(&orders)?, found),
+        Orders::Sort(orders) => write(&sort::run(orders)?, found),
         Orders::Dirty(orders) => write(&dirty::run(&orders)?, found),
         Orders::Duel(orders) => write(&dirty::duel(&orders)?, found),
     }

@@ -1,0 +1,111 @@
+//! A cgroup whose memory is limited, of version 2 or 1.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::{BenchError, Trying};
+use crate::undo::{Step, Undo};
+
+/// Joined by who writes 0 to it.
+const PROCS: &str = "cgroup.procs";
+
+/// The cgroup. Goes when it is dropped, and when this process is killed; its processes must have ended.
+pub struct Memcg {
+    procs: Arc<File>,
+    _undo: Undo,
+}
+
+/// The tree of cgroups which has the memory controller.
+#[derive(Debug, PartialEq)]
+struct Tree {
+    root: PathBuf,
+    /// File of the limit in bytes.
+    limit: &'static str,
+}
+
+impl Memcg {
+    /// With a limit of `mib` MiB; what is above goes to swap.
+    pub fn new(mib: u32) -> Result<Memcg, BenchError> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let mounts = fs::read_to_string("/proc/self/mountinfo").trying("/proc/self/mountinfo")?;
+        let tree = Tree::of(&mounts).ok_or_else(|| {
+            BenchError::Needs("no cgroup of version 2, nor of version 1 with memory".into())
+        })?;
+        let mut undo = Undo::new()?;
+        if tree.limit == "memory.max" {
+            tree.give_memory(&mut undo)?;
+        }
+        let path = tree.root.join(format!("gms-bench-{}-{count}", std::process::id()));
+        let what = path.display().to_string();
+        undo.add(&Step::RemoveDir(path.clone()))?;
+        fs::create_dir(&path).trying(&what)?;
+        fs::write(path.join(tree.limit), (u64::from(mib) << 20).to_string()).trying(&what)?;
+        let procs = File::options().write(true).open(path.join(PROCS)).trying(&what)?;
+        Ok(Memcg { procs: Arc::new(procs), _undo: undo })
+    }
+
+    /// `command` will run in it.
+    pub fn enter(&self, command: &mut Command) {
+        let procs = Arc::clone(&self.procs);
+        let join = move || nix::unistd::write(procs.as_fd(), b"0").map(drop).map_err(Into::into);
+        // SAFETY: between fork and exec the child only makes a system call.
+        unsafe { command.pre_exec(join) };
+    }
+}
+
+impl Tree {
+    /// From the content of /proc/self/mountinfo.
+    fn of(mounts: &str) -> Option<Tree> {
+        let mut unified = None;
+        for line in mounts.lines() {
+            let Some((mount, system)) = line.split_once(" - ") else { continue };
+            let Some(root) = mount.split(' ').nth(4).map(PathBuf::from) else { continue };
+            let mut system = system.split(' ');
+            match (system.next(), system.next_back()) {
+                (Some("cgroup"), Some(options)) if options.split(',').any(|o| o == "memory") => {
+                    return Some(Tree { root, limit: "memory.limit_in_bytes" });
+                }
+                (Some("cgroup2"), _) => unified = Some(Tree { root, limit: "memory.max" }),
+                _ => {}
+            }
+        }
+        unified
+    }
+
+    /// Makes sure that its children have the memory controller.
+    fn give_memory(&self, undo: &mut Undo) -> Result<(), BenchError> {
+        let path = self.root.join("cgroup.subtree_control");
+        let what = path.display().to_string();
+        let given = fs::read_to_string(&path).trying(&what)?;
+        if given.split_whitespace().any(|controller| controller == "memory") {
+            return Ok(());
+        }
+        undo.add(&Step::Write(path.clone(), "-memory".into()))?;
+        fs::write(&path, "+memory").trying(&what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_with_memory_is_found() {
+        let two = "26 1 0:22 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+        let found = Tree::of(two).expect("version 2");
+        assert_eq!(found, Tree { root: "/sys/fs/cgroup".into(), limit: "memory.max" });
+        let one = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                   36 31 0:33 / /sys/fs/cgroup/devices rw - cgroup cgroup rw,devices\n\
+                   41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw";
+        let found = Tree::of(one).expect("version 1, of which memory is");
+        let root = "/sys/fs/cgroup/memory".into();
+        assert_eq!(found, Tree { root, limit: "memory.limit_in_bytes" });
+        assert_eq!(Tree::of("23 1 254:0 / / rw - ext4 /dev/vda rw"), None);
+    }
+}

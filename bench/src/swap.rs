@@ -1,0 +1,102 @@
+//! A swap device for the time of a measurement.
+
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use crate::error::{BenchError, Trying};
+use crate::region::PAGE;
+use crate::undo::{Step, Undo, swap_on};
+
+/// Pages which the kernel reads at a swap fault, as a power of two.
+const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
+/// Where zram devices are made and unmade.
+const ZRAM_CONTROL: &str = "/sys/class/zram-control";
+
+/// What lies behind the swap.
+#[derive(Clone, Debug)]
+pub enum Backing {
+    /// A file in this directory, which must be on a disk.
+    Disk(PathBuf),
+    /// Memory of this machine, compressed.
+    Zram,
+    /// This block device, whose content is lost.
+    Device(PathBuf),
+}
+
+/// Swap which is on, without readahead. Goes when it is dropped, and when this process is killed.
+pub struct Swap {
+    _undo: Undo,
+}
+
+impl Swap {
+    /// Of `mib` MiB; a device is taken whole. Refuses where swap is on already: it would be used, too.
+    ///
+    /// A swap which is more than half full forgets what it holds of pages that have come back, and must write them again: give it
+    /// more than twice of what it will hold.
+    pub fn on(backing: &Backing, mib: u32) -> Result<Swap, BenchError> {
+        let swaps = fs::read_to_string("/proc/swaps").trying("no /proc/swaps")?;
+        if let Some(line) = swaps.lines().nth(1) {
+            let path = line.split_whitespace().next().unwrap_or_default();
+            let text = format!("swap is on already ({path}): switch it off (swapoff -a) meanwhile");
+            return Err(BenchError::Needs(text));
+        }
+        let mut undo = Undo::new()?;
+        let cluster = fs::read_to_string(PAGE_CLUSTER).trying(PAGE_CLUSTER)?;
+        undo.add(&Step::Write(PAGE_CLUSTER.into(), cluster))?;
+        fs::write(PAGE_CLUSTER, "0").trying(PAGE_CLUSTER)?;
+        let path = match backing {
+            Backing::Disk(dir) => file(dir, mib, &mut undo)?,
+            Backing::Zram => zram(mib, &mut undo)?,
+            Backing::Device(path) => path.clone(),
+        };
+        make(&path)?;
+        undo.add(&Step::SwapOff(path.clone()))?;
+        swap_on(&path).trying(&format!("cannot swap on {}", path.display()))?;
+        Ok(Swap { _undo: undo })
+    }
+}
+
+fn file(dir: &Path, mib: u32, undo: &mut Undo) -> Result<PathBuf, BenchError> {
+    let path = dir.join(format!("gms-bench-swap-{}", std::process::id()));
+    undo.add(&Step::RemoveFile(path.clone()))?;
+    let what = format!("cannot make {}", path.display());
+    let mut new = File::options();
+    let file = new.read(true).write(true).create_new(true).mode(0o600).open(&path).trying(&what)?;
+    fallocate(&file, FallocateFlags::empty(), 0, i64::from(mib) << 20).trying(&what)?;
+    file.sync_all().trying(&what)?;
+    Ok(path)
+}
+
+fn zram(mib: u32, undo: &mut Undo) -> Result<PathBuf, BenchError> {
+    let control = Path::new(ZRAM_CONTROL);
+    let number = fs::read_to_string(control.join("hot_add")).map_err(|error| {
+        BenchError::Needs(format!("no zram ({ZRAM_CONTROL}/hot_add: {error}): modprobe zram"))
+    })?;
+    let number = number.trim();
+    undo.add(&Step::Write(control.join("hot_remove"), number.to_owned()))?;
+    let size = format!("/sys/block/zram{number}/disksize");
+    fs::write(&size, format!("{mib}M")).trying(&size)?;
+    Ok(format!("/dev/zram{number}").into())
+}
+
+/// Writes what `mkswap` writes: `union swap_header` of the kernel's include/linux/swap.h.
+fn make(path: &Path) -> Result<(), BenchError> {
+    let what = path.display().to_string();
+    let mut file = File::options().read(true).write(true).open(path).trying(&what)?;
+    let bytes = file.seek(SeekFrom::End(0)).trying(&what)?;
+    let pages = u32::try_from(bytes / PAGE as u64).unwrap_or(u32::MAX);
+    if pages < 10 {
+        return Err(BenchError::Invalid(format!("{what} is too small for swap: {bytes} bytes")));
+    }
+    let mut header = [0; PAGE];
+    // Version, and the last page.
+    header[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
+    header[1028..1032].copy_from_slice(&(pages - 1).to_ne_bytes());
+    header[PAGE - 10..].copy_from_slice(b"SWAPSPACE2");
+    file.write_all_at(&header, 0).trying(&what)?;
+    file.sync_all().trying(&what)
+}
