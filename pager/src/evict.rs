@@ -575,18 +575,18 @@ impl<T: Transport> EvictThread<T> {
 
     /// Wakes the faults that wait for room, if there is some also for first touches, or if none can be made.
     fn make_room(&mut self, now: Instant) {
-        let budget = self.budget.bytes().0 as i64;
+        let ceiling = self.budget.ceiling().0 as i64;
         let resident = self.shared.resident.load(Ordering::Relaxed);
         let waiting = lock(&self.shared.tables).roomless();
         if waiting == 0 {
-            if resident < budget {
+            if resident < ceiling {
                 self.stuck_at = None;
-                self.shared.ceiling.store(budget, Ordering::Relaxed);
+                self.shared.ceiling.store(ceiling, Ordering::Relaxed);
             }
             return;
         }
         if self.stuck_at.is_some_and(|at| now > at) && !self.shared.has_room(waiting + ROOM_KEPT) {
-            self.shared.ceiling.store(resident.max(budget) + STUCK_STEP, Ordering::Relaxed);
+            self.shared.ceiling.store(resident.max(ceiling) + STUCK_STEP, Ordering::Relaxed);
             self.stuck_at = None;
             self.warn_stuck();
         }

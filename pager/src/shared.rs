@@ -109,7 +109,7 @@ pub struct Shared {
     pub seed: u64,
     /// Resident bytes of the tree: measured by the evict thread, advanced by both in between.
     pub resident: AtomicI64,
-    /// Faults must not bring residents above this; the budget, unless nothing can be evicted.
+    /// Faults must not bring residents above this; the budget's ceiling, unless nothing can be evicted.
     pub ceiling: AtomicI64,
     /// Above this eviction begins.
     high: i64,
@@ -184,6 +184,7 @@ impl Shared {
         let (to_evict, evict) = bounded(COMMANDS_MAX);
         let event_fd =
             || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let budget = Budget::new(Bytes(config.budget_bytes));
         let latency = Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, 3)
             .map_err(|e| std::io::Error::other(e.to_string()))?;
         let shared = Shared {
@@ -191,8 +192,8 @@ impl Shared {
             frames: Frames::new(SLOTS)?,
             seed,
             resident: AtomicI64::new(0),
-            ceiling: AtomicI64::new(config.budget_bytes as i64),
-            high: Budget::new(Bytes(config.budget_bytes)).high().0 as i64,
+            ceiling: AtomicI64::new(budget.ceiling().0 as i64),
+            high: budget.high().0 as i64,
             fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),
             next_space: AtomicU32::new(1),

@@ -1,13 +1,14 @@
 //! Watermarks for the resident budget: when to page a workload, to evict, and to look again.
 //!
 //! ```text
-//!  0 ........ page ......... low ....... high ...... budget ...... limit
-//!             headroom       budget      budget                    budget + overshoot
-//!             < R            - 2 slack   - slack
+//!  0 ........ page ......... low ..... budget ..... high ........ ceiling ........ limit
+//!             headroom       budget                 budget        high             budget + overshoot
+//!             < R            - slack/2              + slack/2     + slack
 //! ```
 //! R = max(budget/8, 16 MiB), at most budget/2; slack = budget/32 within 1..64 MiB. Below `page` a workload
-//! is not touched at all. Above `high` pages are evicted down
-//! to `low`, so that a burst as large as the slack stays within the budget.
+//! is not touched at all. Above `high` pages are evicted down to `low`, so that the budget is what is resident on
+//! average, and a program which needs just as much is not evicted at all. Faults may fill memory up to `ceiling`,
+//! so that a burst as large as the slack need not wait.
 
 use crate::ids::{Bytes, PageCount};
 use crate::limits::{
@@ -53,12 +54,17 @@ impl Budget {
 
     /// Eviction starts above this.
     pub const fn high(&self) -> Bytes {
-        Bytes(self.budget - self.slack)
+        Bytes(self.budget.saturating_add(self.slack / 2))
     }
 
     /// Eviction goes down to this.
     pub const fn low(&self) -> Bytes {
-        Bytes(self.budget - 2 * self.slack)
+        Bytes(self.budget - self.slack / 2)
+    }
+
+    /// Faults wait rather than make more than this resident.
+    pub const fn ceiling(&self) -> Bytes {
+        Bytes(self.budget.saturating_add(self.slack + self.slack / 2))
     }
 
     /// The most that may ever be resident: a tenth more than the budget, or 32 MiB if that is more.
@@ -113,12 +119,13 @@ mod tests {
     #[test]
     fn the_watermarks_of_64_mib() {
         let budget = Budget::new(Bytes(64 * MIB));
-        assert_eq!((budget.high(), budget.low()), (Bytes(62 * MIB), Bytes(60 * MIB)));
+        assert_eq!((budget.low(), budget.high()), (Bytes(63 * MIB), Bytes(65 * MIB)));
+        assert_eq!(budget.ceiling(), Bytes(67 * MIB));
         assert_eq!(budget.limit(), Bytes(96 * MIB));
         assert!(!budget.decide(Bytes(48 * MIB)).page);
         assert!(budget.decide(Bytes(49 * MIB)).page);
-        assert_eq!(budget.decide(Bytes(62 * MIB)).evict, Bytes(0));
-        assert_eq!(budget.decide(Bytes(63 * MIB)).evict, Bytes(3 * MIB));
+        assert_eq!(budget.decide(Bytes(65 * MIB)).evict, Bytes(0));
+        assert_eq!(budget.decide(Bytes(66 * MIB)).evict, Bytes(3 * MIB));
         assert_eq!(budget.decide(Bytes(64 * MIB)).install_max, PageCount(1));
     }
 
@@ -147,7 +154,8 @@ mod tests {
         fn marks_are_ordered(budget: u64, resident: u64) {
             let budget = Budget::new(Bytes(budget));
             prop_assert!(Bytes(0) < budget.low() && budget.low() < budget.high());
-            prop_assert!(budget.high() < budget.bytes() && budget.bytes() <= budget.limit());
+            prop_assert!(budget.low() < budget.bytes() && budget.bytes() <= budget.high());
+            prop_assert!(budget.high() <= budget.ceiling() && budget.ceiling() <= budget.limit());
             let decision = budget.decide(Bytes(resident));
             prop_assert!(decision.evict == Bytes(0) || decision.page);
             prop_assert!(decision.evict.0 <= resident);
