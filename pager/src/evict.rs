@@ -57,9 +57,9 @@ const ATTACH_RETRY: Duration = Duration::from_millis(100);
 /// Processes smaller than this are not worth an attach.
 const ATTACH_MIN: u64 = 256 << 10;
 /// Pages in one write.
-const WRITE_PAGES: usize = 32;
+const WRITE_PAGES: usize = 64;
 /// Writes in flight to one agent.
-const WRITES_MAX: u32 = 16;
+const WRITES_MAX: u32 = 8;
 /// Exchanges that fetch ahead, all agents together.
 const PREFETCHES_MAX: usize = 16;
 /// Discards are sent when so many wait, or at the next measurement.
