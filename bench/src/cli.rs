@@ -168,8 +168,23 @@ pub struct FaultOptions {
     #[arg(long, value_enum, default_value = "4k")]
     pub page_size: PageSize,
     /// Threads which fault
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub threads: u32,
+    /// Agents over which the pages are spread
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub agents: u32,
+    /// Touch pages in strides instead of at random
+    #[arg(long, value_name = "PAGES", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub stride: Option<u32>,
+    /// Share of the touches that write
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub writes: u32,
+    /// Tell where the time of a fault goes
+    #[arg(long)]
+    pub stages: bool,
+    /// Let the scheduler place the only thread and the agents
+    #[arg(long)]
+    pub unpinned: bool,
 }
 
 /// `gms-bench scan`.

@@ -3,6 +3,7 @@
 use crate::cli::{EvictOptions, PageSize};
 use crate::error::BenchError;
 use crate::floor::{self, bulk::Bulk};
+use crate::memory;
 use crate::region::{PAGE, pages};
 use crate::report::{Report, Target};
 use crate::samples::Samples;
@@ -28,6 +29,7 @@ pub fn run(options: &EvictOptions, report: &mut Report) -> Result<(), BenchError
     for run in 0..effort.runs() {
         let bulk = floor::bulk(effort, Bulk::Put, report)?;
         let room = DIRTY_TIMES * mib + local;
+        memory::touch(room + local)?;
         let stack = Stack::start(options.paging.programs.dir(), 1, room)?;
         write_back(&stack, local, DIRTY_TIMES * mib, bulk, report)?;
         let orders = workload::DuelOrders {

@@ -9,7 +9,8 @@ use std::path::Path;
 use crate::cli::PageOptions;
 use crate::error::{BenchError, Trying};
 use crate::report::{Figure, LatencyRow, Report};
-use crate::svg::{Bar, Scale, Series, bars, digits, escape, lines};
+use crate::stages;
+use crate::svg::{Bar, Scale, Series, bars, digits, escape, lines, stacked};
 
 /// Bytes of a file: hundreds of times what a command writes.
 const FILE_MAX: u64 = 16 << 20;
@@ -65,6 +66,7 @@ fn page(reports: &[Report]) -> String {
     let mut out = String::from(HEAD);
     judged(&mut out, reports);
     PLOTS.iter().for_each(|(heading, drawn)| latencies(&mut out, reports, heading, drawn));
+    breakdown(&mut out, reports);
     scaling(&mut out, reports);
     for report in reports {
         each(&mut out, report);
@@ -125,6 +127,48 @@ fn latencies(out: &mut String, reports: &[Report], heading: &str, begins: &[&str
         series.truncate(SERIES_MAX);
     }
     out.push_str(&lines(&QUANTILES.map(String::from), &series, Scale::Log, "us"));
+}
+
+/// The stages of faults: a row for what was measured in each report.
+fn breakdown(out: &mut String, reports: &[Report]) {
+    let texts = [
+        "Medians of the stages, which need not sum up to the median of the whole.",
+        "Of the slowest hundredth of the faults: the mean of each stage.",
+    ];
+    let mut heading = "<h2>Where the time of a fault goes</h2>";
+    for (begin, text) in stages::ROWS.into_iter().zip(texts) {
+        let mut names: Vec<String> = Vec::new();
+        let mut rows = Vec::new();
+        for report in reports {
+            let latencies = report.latencies.iter().map(|row| (&row.name, row.median.p50));
+            let figures = report.figures.iter().map(|figure| (&figure.name, figure.median));
+            let mut of: BTreeMap<&str, BTreeMap<usize, f64>> = BTreeMap::new();
+            for (name, value) in latencies.chain(figures) {
+                let rest = name.strip_prefix(begin).and_then(|rest| rest.split_once(": "));
+                let Some((what, stage)) = rest else { continue };
+                let number = names.iter().position(|name| name == stage).unwrap_or_else(|| {
+                    names.push(stage.to_owned());
+                    names.len() - 1
+                });
+                of.entry(what).or_default().insert(number, value.max(0.0));
+            }
+            let name = |what: &str| match reports.len() {
+                1 => what.to_owned(),
+                _ => format!("{what}: {}", report.command.join(" ")),
+            };
+            rows.extend(of.into_iter().map(|(what, parts)| (name(what), parts)));
+        }
+        if rows.is_empty() {
+            continue;
+        }
+        let all = |parts: &BTreeMap<usize, f64>| {
+            (0..names.len()).map(|number| parts.get(&number).copied().unwrap_or(0.0)).collect()
+        };
+        let rows: Vec<(String, Vec<f64>)> =
+            rows.into_iter().map(|(name, parts)| (name, all(&parts))).collect();
+        let _ = write!(out, "{heading}<p>{text}</p>{}", stacked(&names, &rows, "us"));
+        heading = "";
+    }
 }
 
 /// Faults/s over the number of what there are more and more of.
@@ -192,6 +236,22 @@ mod tests {
     use super::*;
     use crate::report::Target;
     use crate::samples::Latency;
+
+    #[test]
+    fn stages_are_stacked() {
+        let mut report = Report::new();
+        let of = |p50| Latency { count: 9, p50, p90: 99.0, p99: 99.0, p999: 99.0, max: 99.0 };
+        for (name, p50) in [("4k: lookup", 2.0), ("4k: COPY", 3.0), ("8k: COPY", 4.0)] {
+            report.latency(&format!("stage, {name}"), of(p50));
+            report.figure(&format!("slowest 1 %, {name}"), "us", 10.0 * p50);
+        }
+        let page = page(&[report]);
+        let (plots, _) = page.split_once("Latency: p50").expect("the other plots");
+        for shown in ["<title>lookup: 2.00 us<", "5.00 us<", "<title>COPY: 40.0 us<", "50.0 us<"] {
+            assert_eq!(plots.matches(shown).count(), 1, "{shown} in {plots}");
+        }
+        assert_eq!(plots.matches("Where the time").count(), 1);
+    }
 
     #[test]
     fn an_emulated_guest_has_plots_of_its_own() {

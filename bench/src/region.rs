@@ -97,7 +97,7 @@ impl Region {
         unsafe { self.word(page, word).read_volatile() }
     }
 
-    /// Writes a word. Callers do so only while no other thread uses the region.
+    /// Writes a word. Callers do so only while no other thread uses it.
     pub fn store(&self, page: usize, word: usize, value: u64) {
         // SAFETY: as in `load`; nobody else uses the word meanwhile.
         unsafe { self.word(page, word).write_volatile(value) }

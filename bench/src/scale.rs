@@ -2,8 +2,9 @@
 
 use crate::cli::{Effort, PageSize, ScaleOptions};
 use crate::error::BenchError;
-use crate::fault::LOCAL_PERCENT_MAX;
+use crate::fault::{LOCAL_PERCENT_MAX, WARM_UP_TIMES};
 use crate::gate::Gate;
+use crate::memory;
 use crate::region::pages;
 use crate::report::{Report, Target};
 use crate::samples::Samples;
@@ -63,8 +64,10 @@ pub fn run(options: &ScaleOptions, report: &mut Report) -> Result<(), BenchError
         for &count in counts {
             pagers.push(measure(&format!("pagers on one agent: {count}"), 1, count, 1)?);
         }
+        // One thread would wait for one agent at a time.
+        let many = counts[counts.len() - 1];
         for &count in counts {
-            agents.push(measure(&format!("agents of one pager: {count}"), 1, 1, count)?);
+            agents.push(measure(&format!("agents of one pager: {count}"), many, 1, count)?);
         }
         let judged = |count, target| (count == JUDGED).then_some(target);
         for (at, &count) in counts.iter().enumerate().skip(1) {
@@ -82,6 +85,8 @@ pub fn run(options: &ScaleOptions, report: &mut Report) -> Result<(), BenchError
             report.judged(&format!("{count} pagers: least / fair share"), "x", least, target);
             let target = judged(count, Target::AtMost(SHARE.1));
             report.judged(&format!("{count} pagers: greatest / fair share"), "x", greatest, target);
+            let longest = pagers[at].samples.latency().max / 1e3;
+            report.figure(&format!("{count} pagers: longest fault of all"), "ms", longest);
         }
     }
     Ok(())
@@ -93,11 +98,11 @@ fn measure(options: &ScaleOptions, subject: &Subject, seed: u64) -> Result<Rates
     let quick = usize::from(effort.is_quick());
     let (local, mib) = options.paging.mib(effort, 16);
     let room = (local + mib) * subject.pagers as u32;
+    memory::touch(room + local * subject.pagers as u32)?;
     let stack = Stack::start(options.paging.programs.dir(), subject.agents, room)?;
     let path = stack.path("gate");
     let gate = Gate::new(&path)?;
-    // Until clean pages have taken the place of all which the filling has left dirty.
-    let warm_up = pages(local as usize).div_ceil(subject.threads);
+    let warm_up = (WARM_UP_TIMES * pages(local as usize)).div_ceil(subject.threads);
     let spawn = |pager: usize| {
         let orders = workload::Orders {
             mib: mib as usize,
@@ -106,6 +111,7 @@ fn measure(options: &ScaleOptions, subject: &Subject, seed: u64) -> Result<Rates
             measured: workload::Measured::Seconds(SECONDS[quick]),
             seed: seed << 8 | pager as u64,
             gate: Some(path.clone()),
+            manner: workload::Manner::default(),
         };
         stack.spawn(PageSize::Small, local, &Orders::Fault(orders))
     };

@@ -6,6 +6,7 @@
 use crate::cli::{PageSize, ScanOptions};
 use crate::error::BenchError;
 use crate::floor::{self, bulk::Bulk};
+use crate::memory;
 use crate::region::PAGE;
 use crate::report::{Report, Target};
 use crate::stack::Stack;
@@ -24,6 +25,7 @@ pub fn run(options: &ScanOptions, report: &mut Report) -> Result<(), BenchError>
     let (local, mib) = options.paging.mib(&options.effort, 64);
     for _ in 0..options.effort.runs() {
         let bulk = floor::bulk(&options.effort, Bulk::Get, report)?;
+        memory::touch(local + local + mib)?;
         let stack = Stack::start(options.paging.programs.dir(), 1, local + mib)?;
         let stride = options.stride as usize;
         let mut scan = |name: &str, shuffled| {

@@ -13,6 +13,7 @@ use crate::cli::PageSize;
 use crate::error::{BenchError, Trying};
 use crate::floor::quic::make_keys;
 use crate::peer::Process;
+use crate::placement::Pinned;
 use crate::scratch::Scratch;
 use crate::workload::Orders;
 
@@ -91,7 +92,15 @@ impl Stats {
 }
 
 impl Agent {
-    fn start(program: &Path, keys: &Path, export_mib: u32) -> Result<Agent, BenchError> {
+    /// `cpu`: where it stays; `None`: where the scheduler likes.
+    fn start(
+        program: &Path,
+        keys: &Path,
+        export_mib: u32,
+        cpu: Option<usize>,
+    ) -> Result<Agent, BenchError> {
+        // What is started inherits it.
+        let _pinned = Pinned::to(cpu)?;
         let mut process = Process::start(
             Command::new(program)
                 .args(["--listen", "127.0.0.1:0", "--export", &format!("{export_mib}M"), "--keys"])
@@ -111,8 +120,18 @@ impl Agent {
 }
 
 impl Stack {
-    /// Makes keys and starts `agents` agents, each with room for `export_mib`.
+    /// Makes keys and starts `agents` agents, each with room for `export_mib`, where the scheduler likes.
     pub fn start(
+        programs: Option<&Path>,
+        agents: usize,
+        export_mib: u32,
+    ) -> Result<Stack, BenchError> {
+        Stack::start_on(None, programs, agents, export_mib)
+    }
+
+    /// As [`Stack::start`], with the agents on `cpu` if one is named.
+    pub fn start_on(
+        cpu: Option<usize>,
         programs: Option<&Path>,
         agents: usize,
         export_mib: u32,
@@ -122,7 +141,7 @@ impl Stack {
         make_keys(&keys)?;
         let agent = program(programs, "gms-agent")?;
         let agents = (0..agents)
-            .map(|_| Agent::start(&agent, &keys, export_mib))
+            .map(|_| Agent::start(&agent, &keys, export_mib, cpu))
             .collect::<Result<_, _>>()?;
         let gms = program(programs, "gms")?;
         Ok(Stack { gms, scratch, agents, sessions: Cell::new(0) })
@@ -143,12 +162,33 @@ impl Stack {
         self.spawn(size, local_mib, orders)?.finish()
     }
 
+    /// As [`Stack::run`], and gms writes the time stamps of some faults to `trace`.
+    pub fn run_traced<F: DeserializeOwned>(
+        &self,
+        size: PageSize,
+        local_mib: u32,
+        orders: &Orders,
+        trace: &Path,
+    ) -> Result<(F, Stats), BenchError> {
+        self.spawn_with(size, local_mib, orders, Some(trace))?.finish()
+    }
+
     /// Starts a workload on all agents.
     pub fn spawn(
         &self,
         size: PageSize,
         local_mib: u32,
         orders: &Orders,
+    ) -> Result<Session, BenchError> {
+        self.spawn_with(size, local_mib, orders, None)
+    }
+
+    fn spawn_with(
+        &self,
+        size: PageSize,
+        local_mib: u32,
+        orders: &Orders,
+        trace: Option<&Path>,
     ) -> Result<Session, BenchError> {
         let number = self.sessions.replace(self.sessions.get() + 1);
         let found = self.path(&format!("found-{number}.json"));
@@ -157,6 +197,9 @@ impl Stack {
         command.args(["run", "-q", "--page-size", size.name(), "--keys"]).arg(self.path("keys"));
         for agent in &self.agents {
             command.args(["--agent", &agent.addr]);
+        }
+        if let Some(trace) = trace {
+            command.arg("--trace").arg(trace);
         }
         command.args(["--local", &format!("{local_mib}M"), "--stats"]).arg(&stats).arg("--");
         command.args(orders.command(&found)?);

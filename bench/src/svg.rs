@@ -1,4 +1,4 @@
-//! Plots as inline SVG. Two kinds are all that a report needs, so that a plotting library would be the larger part.
+//! Plots as inline SVG. Three kinds are all that a report needs, so that a plotting library would be the larger part.
 
 use std::fmt::Write as _;
 
@@ -10,9 +10,11 @@ const LEFT: (f64, f64) = (84.0, 360.0);
 const RIGHT: f64 = 90.0;
 const MARGIN: f64 = 24.0;
 const BAR: f64 = 22.0;
-/// Distinct on white and on black; a series beyond them begins again with dashes.
-const COLOURS: [&str; 8] =
-    ["#3778c2", "#d1622b", "#2e9a5c", "#9a4fb5", "#b8921a", "#1d9aa8", "#c2407a", "#7a7a7a"];
+/// Distinct on white and on black, as many as a fault has stages; a series beyond them begins again with dashes.
+const COLOURS: [&str; 9] = [
+    "#3778c2", "#d1622b", "#2e9a5c", "#9a4fb5", "#b8921a", "#1d9aa8", "#c2407a", "#7a7a7a",
+    "#8a5a3c",
+];
 
 /// A line of a plot.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,6 +145,37 @@ pub fn bars(bars: &[Bar], unit: &str) -> String {
     out + "</svg>"
 }
 
+/// Bars of parts one after the other, on one linear axis from zero, with a legend. All rows have the parts `names`, none below zero.
+pub fn stacked(names: &[String], rows: &[(String, Vec<f64>)], unit: &str) -> String {
+    let sum = |parts: &[f64]| parts.iter().sum::<f64>();
+    let greatest = rows.iter().map(|row| sum(&row.1)).fold(f64::MIN_POSITIVE, f64::max);
+    let scale = (WIDTH - LEFT.1 - RIGHT - MARGIN) / greatest;
+    let colour = |number: usize| COLOURS[number % COLOURS.len()];
+    let mut out = open(rows.len() as f64 * BAR + 6.0);
+    for (row, (name, parts)) in rows.iter().enumerate() {
+        let (top, height, mut x) = (row as f64 * BAR + 4.0, BAR - 6.0, LEFT.1);
+        text(&mut out, LEFT.1 - 8.0, top + height / 2.0 + 4.0, "end", name);
+        for (number, (part, name)) in parts.iter().zip(names).enumerate() {
+            let (width, fill) = (part * scale, colour(number));
+            let title = format!("{}: {} {unit}", escape(name), digits(*part));
+            let _ = write!(
+                out,
+                "<rect x='{x:.1}' y='{top}' width='{width:.1}' height='{height}' fill='{fill}'>\
+                 <title>{title}</title></rect>"
+            );
+            x += width;
+        }
+        let total = format!("{} {unit}", digits(sum(parts)));
+        text(&mut out, x + 6.0, top + height / 2.0 + 4.0, "start", &total);
+    }
+    let mut legend = String::from("<ul class=legend>");
+    for (number, name) in names.iter().enumerate() {
+        let (colour, name) = (colour(number), escape(name));
+        let _ = write!(legend, "<li><i style='border-top:9px solid {colour}'></i>{name}</li>");
+    }
+    out + "</svg>" + &legend + "</ul>"
+}
+
 /// Beginning and end of the y axis, as positions, and its marks, as values.
 fn axis<I: Iterator<Item = f64>>(scale: Scale, values: impl Fn() -> I) -> (f64, f64, Vec<f64>) {
     let greatest = values().fold(f64::MIN_POSITIVE, f64::max);
@@ -189,6 +222,22 @@ mod tests {
         assert!(!bars(&[bar], "us").contains("<script>"));
         let series = Series { name: "<b>".into(), values: vec![Some(1.0)] };
         assert!(!lines(&["<i>".into()], &[series], Scale::Log, "us").contains("<b>"));
+    }
+
+    #[test]
+    fn parts_lie_one_after_the_other() {
+        let names = ["<a>".to_owned(), "b".to_owned()];
+        let plot =
+            stacked(&names, &[("x".into(), vec![1.0, 3.0]), ("<y>".into(), vec![0.0, 2.0])], "us");
+        let numbers = |key: &str| -> Vec<f64> {
+            let values = plot.split(key).skip(1).map(|rest| rest.split('\'').next());
+            values.map(|value| value.expect("a value").parse().expect("a number")).collect()
+        };
+        let (x, width) = (numbers("rect x='"), numbers(" width='"));
+        // The first width is the whole picture's.
+        assert!((x[0] + width[1] - x[1]).abs() < 0.2 && (width[2] - 3.0 * width[1]).abs() < 0.2);
+        assert!(x[1] + width[2] <= WIDTH - RIGHT && plot.contains("4.00 us"));
+        assert!(!plot.contains("<a>") && !plot.contains("<y>"));
     }
 
     #[test]

@@ -96,28 +96,67 @@ fn floors_are_measured() {
     }
 }
 
-fn check_faults(report: &Value, row: &str) {
-    let fault = p50(report, row);
+/// Checks the faults of `size`; `p50` is that of their row.
+fn check_faults(report: &Value, size: &str, fault: f64) {
     let floors = p50(report, "floor: uffd fault + COPY, same CPU, blocking")
         + p50(report, "floor: UDP 128/4224 B, same CPU, blocking");
-    let ratio = figure(report, "p50 / (uffd + UDP floors)");
+    let ratio = figure(report, &format!("{size}: p50 / (uffd + UDP floors)"));
     assert!((ratio - fault / floors).abs() < 0.01, "{ratio} is not {fault} / {floors}");
     // A fault which needs no network costs a third of the floors.
     assert!(ratio > 0.7, "{ratio}: these were no remote faults");
-    assert!(figure(report, "pages written back") > 1000.0);
-    assert!(figure(report, "faults/s") > 10.0);
+    assert!(figure(report, &format!("{size}: pages written back")) > 1000.0);
+    assert!(figure(report, &format!("{size}: faults/s")) > 10.0);
 }
 
 #[test]
 fn remote_faults_are_measured() {
     let Some(report) = report(&["fault"]) else { return };
-    check_faults(&report, "remote fault, 4k, threads: 1");
+    check_faults(&report, "4k", p50(&report, "remote fault, 4k, threads: 1"));
+    assert!(!report.to_string().contains("stage, "), "nothing is traced unless asked for");
 }
 
 #[test]
 fn threads_and_large_pages_are_measured() {
     let Some(report) = report(&["fault", "--page-size", "8k", "--threads", "2"]) else { return };
-    check_faults(&report, "remote fault, 8k, threads: 2");
+    let [small, large] = ["4k", "8k"].map(|size| {
+        let p50 = p50(&report, &format!("remote fault, {size}, threads: 2"));
+        check_faults(&report, size, p50);
+        p50
+    });
+    check_ratio(&report, "p50, 8k / 4k", large, small);
+}
+
+#[test]
+fn strided_faults_are_measured() {
+    let Some(report) = report(&["fault", "--stride", "4", "--unpinned"]) else { return };
+    assert!(report.to_string().contains("touch, fault or not, 4k, threads: 1, stride 4"));
+    assert!(figure(&report, "4k: touches/s") > 10.0);
+    let early = figure(&report, "4k: fetched ahead in time, of all touches");
+    let ahead = figure(&report, "4k: fetched ahead, of all pages fetched");
+    assert!(ahead > 50.0 && early > 10.0, "a stride is foreseen: {ahead} %, {early} %");
+}
+
+#[test]
+fn stages_agents_and_writes_are_measured() {
+    let options = ["fault", "--stages", "--agents", "2", "--writes", "30"];
+    let Some(report) = report(&options) else { return };
+    let row = "remote fault, 4k, threads: 1, agents: 2, writes 30 %";
+    let fault = p50(&report, row);
+    check_faults(&report, "4k", fault);
+    p50(&report, &format!("{row}: reads"));
+    p50(&report, &format!("{row}: writes"));
+    let rows = |key: &str, begin: &str, value: &str| -> Vec<f64> {
+        let rows = report[key].as_array().expect(key).iter();
+        let rows = rows.filter(|row| row["name"].as_str().is_some_and(|n| n.starts_with(begin)));
+        rows.map(|row| row.pointer(value).and_then(Value::as_f64).expect(value)).collect()
+    };
+    let medians = rows("latencies", "stage, 4k: ", "/median/p50");
+    let sum: f64 = medians.iter().sum();
+    assert!(medians.len() == 9 && medians[..8].iter().all(|one| *one > 0.0), "{medians:?}");
+    assert!((0.4..1.6).contains(&(sum / fault)), "{medians:?} are not the stages of {fault} us");
+    let slowest = rows("figures", "slowest 1 %, 4k: ", "/median");
+    assert!(slowest.len() == 9 && slowest.iter().sum::<f64>() > fault, "{slowest:?}");
+    assert!(rows("latencies", "stage, 4k: ", "/median/count").iter().all(|count| *count > 100.0));
 }
 
 /// Checks that the figure `ratio` is `above / below`.

@@ -95,6 +95,7 @@ impl Race<'_> {
             measured: fault::Measured::Faults(self.faults.0),
             seed,
             gate: None,
+            manner: fault::Manner::default(),
         })
     }
 

@@ -1,11 +1,11 @@
 //! Dirties fresh memory as fast as it can: one word a page, so that all the rest of the time is gms's.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::fault::{absent, touch, warm_up};
+use super::touch::Toucher;
 use super::{Dice, Memory, pattern};
 use crate::error::BenchError;
 use crate::region::{Region, WORDS, pages};
@@ -84,9 +84,9 @@ pub struct DuelFound {
 /// Does it.
 pub fn duel(orders: &DuelOrders) -> Result<DuelFound, BenchError> {
     let memory = Memory::filled(orders.mib)?;
-    let mut dice = Dice::new(orders.seed, 0);
-    warm_up(&memory, &mut dice, orders.warm_up)?;
-    let idle = faults(&memory, &mut dice, orders.faults)?;
+    let mut toucher = Toucher::random(&memory, Dice::new(orders.seed, 0));
+    toucher.warm_up(orders.warm_up)?;
+    let idle = faults(&mut toucher, orders.faults)?;
     let region = Region::new(memory.pages())?;
     let (stop, dirtied) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
@@ -103,36 +103,36 @@ pub fn duel(orders: &DuelOrders) -> Result<DuelFound, BenchError> {
             }
             Ok(())
         });
-        let found = beside(&memory, &mut dice, orders, &dirtied, || dirtier.is_finished());
+        let found =
+            beside(&mut toucher, orders, (memory.pages(), &dirtied), || dirtier.is_finished());
         stop.store(true, Ordering::Relaxed);
         dirtier.join().unwrap_or_else(|_| Err(BenchError::Invalid("a thread panicked".into())))?;
         found.map(|found| DuelFound { idle: idle.counts(), ..found })
     })
 }
 
-/// Measures while another thread counts what it has `dirtied`.
+/// Measures while another thread counts what it has `dirtied`, which before is half of `pages`.
 fn beside(
-    memory: &Memory,
-    dice: &mut Dice,
+    toucher: &mut Toucher<'_>,
     orders: &DuelOrders,
-    dirtied: &AtomicUsize,
+    (pages, dirtied): (usize, &AtomicUsize),
     is_over: impl Fn() -> bool,
 ) -> Result<DuelFound, BenchError> {
     // Until eviction is well under way.
-    while dirtied.load(Ordering::Relaxed) < memory.pages() / 2 && !is_over() {
-        warm_up(memory, dice, 1)?;
+    while dirtied.load(Ordering::Relaxed) < pages / 2 && !is_over() {
+        toucher.warm_up(1)?;
     }
     let (before, start) = (dirtied.load(Ordering::Relaxed), Instant::now());
-    let evicting = faults(memory, dice, orders.faults)?.counts();
+    let evicting = faults(toucher, orders.faults)?.counts();
     let dirtied = dirtied.load(Ordering::Relaxed) - before;
     Ok(DuelFound { idle: vec![], evicting, dirtied, seconds: start.elapsed().as_secs_f64() })
 }
 
-fn faults(memory: &Memory, dice: &mut Dice, count: usize) -> Result<Samples, BenchError> {
+fn faults(toucher: &mut Toucher<'_>, count: usize) -> Result<Samples, BenchError> {
     let mut samples = Samples::new();
     for _ in 0..count {
-        let page = absent(memory, dice)?.0;
-        touch(memory, page, dice, &mut samples)?;
+        let touch = toucher.touch()?;
+        samples.add(Duration::from_nanos(touch.after - touch.before));
     }
     Ok(samples)
 }

@@ -1,23 +1,23 @@
-//! Fills memory, then touches random pages which are absent, and times each touch.
+//! Fills memory, then touches pages which are absent, and times each touch.
 //!
 //! Whether a page is absent is asked of /proc/self/pagemap just before the touch; only touches of absent pages count. Of those gms
 //! may still have a few in its write-back buffer: the caller learns how many from gms's own figures.
 
 use std::path::PathBuf;
 use std::sync::Barrier;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 
+use super::pen::Pen;
+use super::touch::{Touch, Toucher};
+use super::walk::Walk;
 use super::{Dice, Memory};
 use crate::error::{BenchError, Trying};
 use crate::gate;
-use crate::region::WORDS;
+use crate::placement::Pinned;
 use crate::samples::Samples;
-
-/// Touches of resident pages in a row, after which the memory is taken not to be paged at all.
-const RESIDENT_MAX: u32 = 10_000;
 
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -34,31 +34,61 @@ pub struct Orders {
     pub seed: u64,
     /// Where to wait before it is measured: see [`gate`].
     pub gate: Option<PathBuf>,
+    /// How pages are touched.
+    pub manner: Manner,
+}
+
+/// How pages are touched: unless told otherwise reads of random pages, where the scheduler likes.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Manner {
+    /// Pages from one touch to the next.
+    pub stride: Option<usize>,
+    /// Share of the touches that write.
+    pub writes_percent: usize,
+    /// CPU on which the threads stay.
+    pub cpu: Option<usize>,
+    /// Whether the times of each measured fault are handed over.
+    pub stamped: bool,
+}
+
+/// One measured fault. Times are CLOCK_MONOTONIC in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stamp {
+    /// Address of the page.
+    pub page: u64,
+    /// Just before the touch.
+    pub before: u64,
+    /// Just after it.
+    pub after: u64,
 }
 
 /// How long to go on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Measured {
-    /// For so many faults.
+    /// For so many touches of pages that were absent when they were chosen.
     Faults(u64),
     /// For this time.
     Seconds(f64),
 }
 
 impl Measured {
-    fn is_over(self, faults: u64, began: Instant) -> bool {
+    fn is_over(self, touches: u64, began: Instant) -> bool {
         match self {
-            Measured::Faults(most) => faults >= most,
+            Measured::Faults(most) => touches >= most,
             Measured::Seconds(most) => began.elapsed().as_secs_f64() >= most,
         }
     }
 }
 
-/// What the workload found.
+/// What the workload found. Latencies: see [`Samples::counts`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Found {
-    /// Latencies: see [`Samples::counts`].
-    counts: Vec<(u64, u64)>,
+    /// Of faults that read.
+    reads: Vec<(u64, u64)>,
+    /// Of faults that wrote.
+    writes: Vec<(u64, u64)>,
+    /// Of touches of pages that were fetched ahead meanwhile, so that they were no faults.
+    early: Vec<(u64, u64)>,
     /// From the first measured fault to the last.
     pub seconds: f64,
     /// Pages that were not touched because they were resident.
@@ -66,17 +96,44 @@ pub struct Found {
     /// Measured faults for which the kernel had to read from a device: those of swap.
     #[serde(default)]
     major: u64,
+    /// Each measured fault, where that was asked for.
+    pub stamps: Vec<Stamp>,
 }
 
 impl Found {
-    /// The latencies.
+    /// Latencies of all faults.
     pub fn samples(&self) -> Result<Samples, BenchError> {
-        Samples::from_counts(&self.counts)
+        let mut samples = self.reads()?;
+        samples.merge(&self.writes()?);
+        Ok(samples)
+    }
+
+    /// Latencies of faults that read.
+    pub fn reads(&self) -> Result<Samples, BenchError> {
+        Samples::from_counts(&self.reads)
+    }
+
+    /// Latencies of faults that wrote.
+    pub fn writes(&self) -> Result<Samples, BenchError> {
+        Samples::from_counts(&self.writes)
+    }
+
+    /// Latencies of all touches, whether they were faults or the pages had been fetched ahead.
+    pub fn touches(&self) -> Result<Samples, BenchError> {
+        let mut samples = self.samples()?;
+        samples.merge(&Samples::from_counts(&self.early)?);
+        Ok(samples)
     }
 
     /// Faults that were measured.
     pub fn faults(&self) -> u64 {
-        self.counts.iter().map(|(_, count)| count).sum()
+        total(&self.reads) + total(&self.writes)
+    }
+
+    /// Touches of pages that had been fetched ahead, in percent of all measured touches.
+    pub fn early_percent(&self) -> f64 {
+        let early = total(&self.early);
+        100.0 * early as f64 / (early + self.faults()).max(1) as f64
     }
 
     /// Measured faults for which the kernel had to read from a device, in percent.
@@ -84,10 +141,15 @@ impl Found {
         100.0 * self.major as f64 / self.faults().max(1) as f64
     }
 
-    /// Random choices which fell on resident pages, in percent.
+    /// Choices which fell on resident pages, in percent.
     pub fn skipped_percent(&self) -> f64 {
-        100.0 * self.skipped as f64 / (self.skipped + self.faults()).max(1) as f64
+        let touched = self.faults() + total(&self.early);
+        100.0 * self.skipped as f64 / (self.skipped + touched).max(1) as f64
     }
+}
+
+fn total(counts: &[(u64, u64)]) -> u64 {
+    counts.iter().map(|(_, count)| count).sum()
 }
 
 /// Does it.
@@ -97,7 +159,7 @@ pub fn run(orders: &Orders) -> Result<Found, BenchError> {
     let all: Result<Vec<Part>, BenchError> = std::thread::scope(|scope| {
         let spawn = |thread: usize| {
             let (memory, barrier) = (&memory, &barrier);
-            scope.spawn(move || part(memory, barrier, orders, Dice::new(orders.seed, thread)))
+            scope.spawn(move || part(memory, barrier, orders, thread))
         };
         // All must run before the first is waited for.
         let threads: Vec<_> = (0..orders.threads).map(spawn).collect();
@@ -105,21 +167,48 @@ pub fn run(orders: &Orders) -> Result<Found, BenchError> {
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
     });
     let all = all?;
-    let mut samples = Samples::new();
-    all.iter().for_each(|part| samples.merge(&part.samples));
+    let merged = |of: fn(&Part) -> &Samples| {
+        let mut samples = Samples::new();
+        all.iter().for_each(|part| samples.merge(of(part)));
+        samples.counts()
+    };
     Ok(Found {
-        counts: samples.counts(),
+        reads: merged(|part| &part.reads),
+        writes: merged(|part| &part.writes),
+        early: merged(|part| &part.early),
         seconds: all.iter().map(|part| part.seconds).fold(0.0, f64::max),
         skipped: all.iter().map(|part| part.skipped).sum(),
         major: all.iter().map(|part| part.major).sum(),
+        stamps: all.into_iter().flat_map(|part| part.stamps).collect(),
     })
 }
 
+/// What one thread found.
 struct Part {
-    samples: Samples,
+    reads: Samples,
+    writes: Samples,
+    early: Samples,
     seconds: f64,
     skipped: u64,
     major: u64,
+    stamps: Vec<Stamp>,
+}
+
+impl Part {
+    fn new() -> Part {
+        let (reads, writes, early) = (Samples::new(), Samples::new(), Samples::new());
+        Part { reads, writes, early, seconds: 0.0, skipped: 0, major: 0, stamps: Vec::new() }
+    }
+
+    fn count(&mut self, touch: &Touch) {
+        let samples = match (touch.step.absent, touch.wrote) {
+            (false, _) => &mut self.early,
+            (true, true) => &mut self.writes,
+            (true, false) => &mut self.reads,
+        };
+        samples.add(Duration::from_nanos(touch.after - touch.before));
+        self.skipped += touch.step.skipped;
+    }
 }
 
 /// One thread's share.
@@ -127,10 +216,14 @@ fn part(
     memory: &Memory,
     barrier: &Barrier,
     orders: &Orders,
-    mut dice: Dice,
+    thread: usize,
 ) -> Result<Part, BenchError> {
-    let mut part = Part { samples: Samples::new(), seconds: 0.0, skipped: 0, major: 0 };
-    let warm = warm_up(memory, &mut dice, orders.warm_up);
+    let (manner, of) = (orders.manner, (thread, orders.threads));
+    let pinned = Pinned::to(manner.cpu);
+    let walk = Walk::new(manner.stride, memory.pages(), of);
+    let pen = Pen::new(manner.writes_percent, memory.pages(), of);
+    let mut toucher = Toucher::new(memory, Dice::new(orders.seed, thread), walk, pen);
+    let warm = toucher.warm_up(orders.warm_up);
     // Who fails comes to the barriers too: others wait there.
     let opened = match (barrier.wait().is_leader(), &orders.gate) {
         (true, Some(path)) => gate::pass(path),
@@ -138,16 +231,22 @@ fn part(
     };
     barrier.wait();
     warm.and(opened)?;
+    let _pinned = pinned?;
+    let mut part = Part::new();
     let (began, major) = (Instant::now(), major_faults()?);
-    let mut faults = 0;
-    while !orders.measured.is_over(faults, began) {
-        let (page, skipped) = absent(memory, &mut dice)?;
-        part.skipped += skipped;
-        touch(memory, page, &mut dice, &mut part.samples)?;
-        faults += 1;
+    let mut touches = 0;
+    while !orders.measured.is_over(touches, began) {
+        let touch = toucher.touch()?;
+        part.count(&touch);
+        if manner.stamped && touch.step.absent {
+            let page = memory.address(touch.step.page);
+            part.stamps.push(Stamp { page, before: touch.before, after: touch.after });
+        }
+        touches += 1;
     }
     part.seconds = began.elapsed().as_secs_f64();
     part.major = major_faults()? - major;
+    toucher.check_all()?;
     Ok(part)
 }
 
@@ -155,34 +254,4 @@ fn part(
 fn major_faults() -> Result<u64, BenchError> {
     let usage = getrusage(UsageWho::RUSAGE_THREAD).trying("no usage of resources")?;
     Ok(usage.major_page_faults() as u64)
-}
-
-/// So many faults which are not timed.
-pub fn warm_up(memory: &Memory, dice: &mut Dice, faults: usize) -> Result<(), BenchError> {
-    (0..faults).try_for_each(|_| memory.check(absent(memory, dice)?.0))
-}
-
-/// Times the touch of one page, and checks it.
-pub fn touch(
-    memory: &Memory,
-    page: usize,
-    dice: &mut Dice,
-    samples: &mut Samples,
-) -> Result<(), BenchError> {
-    let word = dice.below(WORDS);
-    let start = Instant::now();
-    std::hint::black_box(memory.load(page, word));
-    samples.add(start.elapsed());
-    memory.check(page)
-}
-
-/// A random page which is absent, and how many were looked at before it.
-pub fn absent(memory: &Memory, dice: &mut Dice) -> Result<(usize, u64), BenchError> {
-    for skipped in 0..RESIDENT_MAX {
-        let page = dice.below(memory.pages());
-        if memory.absent(page, 1)?[0] {
-            return Ok((page, u64::from(skipped)));
-        }
-    }
-    Err(BenchError::Invalid("the memory is not paged".into()))
 }

@@ -3,14 +3,18 @@
 
 pub mod dirty;
 pub mod fault;
+mod pen;
 pub mod scan;
 pub mod sort;
+mod touch;
+mod walk;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Trying};
@@ -87,6 +91,21 @@ impl Memory {
         self.region.load(page, word)
     }
 
+    /// Address of a page.
+    pub fn address(&self, page: usize) -> u64 {
+        self.region.word(page, 0) as u64
+    }
+
+    /// Writes a word. No other thread uses it.
+    pub fn store(&self, page: usize, word: usize, value: u64) {
+        self.region.store(page, word, value);
+    }
+
+    /// Whether a page is absent now.
+    pub fn is_absent(&self, page: usize) -> Result<bool, BenchError> {
+        Ok(self.absent(page, 1)?[0])
+    }
+
     /// Whether each page is absent now, of `count` pages from `page` on.
     pub fn absent(&self, page: usize, count: usize) -> Result<Vec<bool>, BenchError> {
         let first = self.region.start() as usize / PAGE + page;
@@ -97,11 +116,6 @@ impl Memory {
         Ok(entries.iter().map(|&entry| u64::from_ne_bytes(entry) & PRESENT == 0).collect())
     }
 
-    /// Checks every word of a page.
-    pub fn check(&self, page: usize) -> Result<(), BenchError> {
-        (0..WORDS).try_for_each(|word| self.check_word(page, word))
-    }
-
     /// Reads and checks one word.
     pub fn check_word(&self, page: usize, word: usize) -> Result<(), BenchError> {
         match self.load(page, word) == pattern(page, word) {
@@ -109,6 +123,12 @@ impl Memory {
             false => Err(BenchError::WrongBytes(format!("word {word} of page {page}"))),
         }
     }
+}
+
+/// CLOCK_MONOTONIC, which all programs of a machine share.
+fn now_ns() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock that every Linux has");
+    time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64
 }
 
 /// What a word holds: different in every word, and never compressible.
