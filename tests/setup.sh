@@ -37,6 +37,8 @@ want_to_test() {
   want java default-jre-headless
   want redis-server redis-server
   want redis-benchmark redis-tools
+  want sqlite3 sqlite3
+  /usr/bin/python3 -c 'import numpy' >/dev/null 2>&1 || { need+=(python3-numpy); why+=(numpy); }
   want ip iproute2
   want tc iproute2
   want ps procps

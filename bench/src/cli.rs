@@ -1,10 +1,12 @@
 //! The command line.
 
+use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::app::{Program, Under};
 use crate::placement::Wait;
 
 /// Measures gms, and what this machine can do at best.
@@ -14,12 +16,20 @@ pub struct Cli {
     /// Write the report as JSON to FILE (`-`: standard output, instead of the text)
     #[arg(long, global = true, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// End after this many seconds whatever happens
-    #[arg(long = "limit", global = true, value_name = "SECONDS", default_value_t = 900)]
-    pub limit_s: u32,
+    /// End after this many seconds whatever happens [default: 900, of app 7200]
+    #[arg(long = "limit", global = true, value_name = "SECONDS")]
+    limit_s: Option<u32>,
     /// What to measure.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// When to end whatever happens.
+    pub fn limit_s(&self) -> u32 {
+        let usual = if matches!(self.command, Command::App(_)) { 7200 } else { 900 };
+        self.limit_s.unwrap_or(usual)
+    }
 }
 
 /// What can be measured.
@@ -39,6 +49,8 @@ pub enum Command {
     IdleCost(IdleOptions),
     /// gms beside swap on a disk, on zram, on NBD and on NVMe/TCP: the same programs, with the same memory
     Peers(PeersOptions),
+    /// Real programs with less and less memory of their own, under gms, disk swap and zram
+    App(AppOptions),
     /// One HTML page with plots from the JSON files of other commands
     Report(PageOptions),
     /// The other end of an exchange
@@ -284,6 +296,62 @@ pub struct RemoteSwapOptions {
     /// Where the programs are.
     #[command(flatten)]
     pub programs: Programs,
+}
+
+/// `gms-bench app`.
+#[derive(Args, Debug)]
+#[command(mut_arg("runs", |runs| runs.default_value("3")))]
+pub struct AppOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// Where the programs of gms are.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// A program to measure; give it once for each [default: all]
+    #[arg(long = "program", value_enum, value_name = "NAME")]
+    only: Vec<Program>,
+    /// What pages it; give it once for each [default: all]
+    #[arg(long = "under", value_enum, value_name = "NAME")]
+    under: Vec<Under>,
+    /// Local memory in percent of what the program uses; give it once for each [default: 100 75 50 25, of --quick 50]
+    #[arg(long = "share", value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(5..=100))]
+    shares: Vec<u32>,
+    /// About what each program uses [default: 200, of --quick 32]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(32..=4096))]
+    memory: Option<u32>,
+    /// Directory for the file of the disk swap
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub disk: PathBuf,
+}
+
+impl AppOptions {
+    /// Those to measure.
+    pub fn programs(&self) -> Vec<Program> {
+        if self.only.is_empty() { Program::value_variants().to_vec() } else { self.only.clone() }
+    }
+
+    /// Whether programs are to run under this.
+    pub fn is_asked(&self, under: Under) -> bool {
+        self.under.is_empty() || self.under.contains(&under)
+    }
+
+    /// In percent, the greatest first.
+    pub fn shares(&self) -> Vec<u32> {
+        let mut shares = match (&self.shares[..], self.effort.is_quick()) {
+            ([], false) => vec![100, 75, 50, 25],
+            ([], true) => vec![50],
+            (shares, _) => shares.to_vec(),
+        };
+        shares.sort_unstable_by_key(|share| Reverse(*share));
+        shares.dedup();
+        shares
+    }
+
+    /// About what each program uses, in MiB.
+    pub fn mib(&self) -> u32 {
+        self.memory.unwrap_or(if self.effort.is_quick() { 32 } else { 200 })
+    }
 }
 
 /// `gms-bench report`.

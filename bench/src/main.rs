@@ -3,12 +3,14 @@
 //! A command measures each of its subjects once a run, one after the other, so that a machine which drifts drifts for all of them;
 //! the report gives medians over the runs and how far they lie apart.
 
+mod app;
 mod cli;
 mod error;
 mod evict;
 mod fault;
 mod floor;
 mod gate;
+mod graph;
 mod idle_cost;
 mod machine;
 mod memcg;
@@ -23,6 +25,7 @@ mod samples;
 mod scale;
 mod scan;
 mod scratch;
+mod slow_down;
 mod stack;
 mod stages;
 mod svg;
@@ -50,7 +53,7 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<(), BenchError> {
     // A hung subject ends the benchmark; processes which it has started die with it.
-    nix::unistd::alarm::set(cli.limit_s);
+    nix::unistd::alarm::set(cli.limit_s());
     match &cli.command {
         Command::Report(options) => page::run(options),
         Command::Peer(options) => peer::serve(options),
@@ -74,6 +77,7 @@ fn measure(cli: &Cli, command: &Command) -> Result<(), BenchError> {
         Command::Scan(options) => scan::run(options, &mut report)?,
         Command::Evict(options) => evict::run(options, &mut report)?,
         Command::Scale(options) => scale::run(options, &mut report)?,
+        Command::App(options) => app::run(options, &mut report)?,
         Command::Peers(options) => peers::run(options, &mut report)?,
         Command::RemoteSwap(options) => peers::remote_swap::run(options, &mut report)?,
         Command::IdleCost(options) => idle_cost::run(options, &mut report)?,

@@ -8,6 +8,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::error::{BenchError, Trying};
 use crate::undo::{Step, Undo};
 
@@ -16,6 +19,8 @@ const PROCS: &str = "cgroup.procs";
 
 /// The cgroup. Goes when it is dropped, and when this process is killed; its processes must have ended.
 pub struct Memcg {
+    path: PathBuf,
+    tree: Tree,
     procs: Arc<File>,
     _undo: Undo,
 }
@@ -26,11 +31,32 @@ struct Tree {
     root: PathBuf,
     /// File of the limit in bytes.
     limit: &'static str,
+    /// File of the most that was ever charged, in bytes.
+    peak: &'static str,
+    /// Key of memory.stat: anonymous memory in bytes.
+    anon: &'static str,
+    /// File which counts the processes that were killed for want of memory.
+    kills: &'static str,
 }
+
+/// Of [`Tree`]: limit, peak, anon and kills.
+type Names = [&'static str; 4];
+const ONE: Names =
+    ["memory.limit_in_bytes", "memory.max_usage_in_bytes", "rss", "memory.oom_control"];
+const TWO: Names = ["memory.max", "memory.peak", "anon", "memory.events"];
 
 impl Memcg {
     /// With a limit of `mib` MiB; what is above goes to swap.
     pub fn new(mib: u32) -> Result<Memcg, BenchError> {
+        let memcg = Memcg::unlimited()?;
+        let path = memcg.path.join(memcg.tree.limit);
+        let what = path.display().to_string();
+        fs::write(&path, (u64::from(mib) << 20).to_string()).trying(&what)?;
+        Ok(memcg)
+    }
+
+    /// Without a limit: to see what is used.
+    pub fn unlimited() -> Result<Memcg, BenchError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let mounts = fs::read_to_string("/proc/self/mountinfo").trying("/proc/self/mountinfo")?;
@@ -38,16 +64,53 @@ impl Memcg {
             BenchError::Needs("no cgroup of version 2, nor of version 1 with memory".into())
         })?;
         let mut undo = Undo::new()?;
-        if tree.limit == "memory.max" {
+        if tree.limit == TWO[0] {
             tree.give_memory(&mut undo)?;
         }
         let path = tree.root.join(format!("gms-bench-{}-{count}", std::process::id()));
         let what = path.display().to_string();
         undo.add(&Step::RemoveDir(path.clone()))?;
         fs::create_dir(&path).trying(&what)?;
-        fs::write(path.join(tree.limit), (u64::from(mib) << 20).to_string()).trying(&what)?;
         let procs = File::options().write(true).open(path.join(PROCS)).trying(&what)?;
-        Ok(Memcg { procs: Arc::new(procs), _undo: undo })
+        Ok(Memcg { path, tree, procs: Arc::new(procs), _undo: undo })
+    }
+
+    /// Resident anonymous memory of its processes in bytes.
+    pub fn anon(&self) -> Result<u64, BenchError> {
+        self.value("memory.stat", self.tree.anon)
+    }
+
+    /// Processes which the kernel killed because it found no page to evict.
+    pub fn kills(&self) -> Result<u64, BenchError> {
+        self.value(self.tree.kills, "oom_kill")
+    }
+
+    /// What a file of lines `KEY VALUE` says of `key`.
+    fn value(&self, file: &str, key: &str) -> Result<u64, BenchError> {
+        let text = self.read(file)?;
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        let value = lines.find(|line| line.0 == key).and_then(|line| line.1.parse().ok());
+        value.ok_or_else(|| BenchError::Invalid(format!("no {key} in {file}")))
+    }
+
+    /// The most that was charged so far in bytes: anonymous memory, the kernel's for it, and files that it read first.
+    pub fn peak(&self) -> Result<u64, BenchError> {
+        let text = self.read(self.tree.peak)?;
+        text.trim().parse().map_err(|_| BenchError::Invalid(format!("{}: {text}", self.tree.peak)))
+    }
+
+    /// Kills its processes.
+    pub fn kill(&self) -> Result<(), BenchError> {
+        for pid in self.read(PROCS)?.lines().filter_map(|line| line.parse().ok()) {
+            // It may have ended meanwhile.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        Ok(())
+    }
+
+    fn read(&self, name: &str) -> Result<String, BenchError> {
+        let path = self.path.join(name);
+        fs::read_to_string(&path).trying(&path.display().to_string())
     }
 
     /// `command` will run in it.
@@ -60,6 +123,10 @@ impl Memcg {
 }
 
 impl Tree {
+    fn new(root: PathBuf, [limit, peak, anon, kills]: Names) -> Tree {
+        Tree { root, limit, peak, anon, kills }
+    }
+
     /// From the content of /proc/self/mountinfo.
     fn of(mounts: &str) -> Option<Tree> {
         let mut unified = None;
@@ -69,9 +136,9 @@ impl Tree {
             let mut system = system.split(' ');
             match (system.next(), system.next_back()) {
                 (Some("cgroup"), Some(options)) if options.split(',').any(|o| o == "memory") => {
-                    return Some(Tree { root, limit: "memory.limit_in_bytes" });
+                    return Some(Tree::new(root, ONE));
                 }
-                (Some("cgroup2"), _) => unified = Some(Tree { root, limit: "memory.max" }),
+                (Some("cgroup2"), _) => unified = Some(Tree::new(root, TWO)),
                 _ => {}
             }
         }
@@ -99,13 +166,12 @@ mod tests {
     fn the_tree_with_memory_is_found() {
         let two = "26 1 0:22 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
         let found = Tree::of(two).expect("version 2");
-        assert_eq!(found, Tree { root: "/sys/fs/cgroup".into(), limit: "memory.max" });
+        assert_eq!(found, Tree::new("/sys/fs/cgroup".into(), TWO));
         let one = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
                    36 31 0:33 / /sys/fs/cgroup/devices rw - cgroup cgroup rw,devices\n\
                    41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw";
         let found = Tree::of(one).expect("version 1, of which memory is");
-        let root = "/sys/fs/cgroup/memory".into();
-        assert_eq!(found, Tree { root, limit: "memory.limit_in_bytes" });
+        assert_eq!(found, Tree::new("/sys/fs/cgroup/memory".into(), ONE));
         assert_eq!(Tree::of("23 1 254:0 / / rw - ext4 /dev/vda rw"), None);
     }
 }

@@ -9,6 +9,7 @@ use std::path::Path;
 use crate::cli::PageOptions;
 use crate::error::{BenchError, Trying};
 use crate::report::{Figure, LatencyRow, Report};
+use crate::slow_down;
 use crate::stages;
 use crate::svg::{Bar, Scale, Series, bars, digits, escape, lines, stacked};
 
@@ -68,6 +69,7 @@ fn page(reports: &[Report]) -> String {
     PLOTS.iter().for_each(|(heading, drawn)| latencies(&mut out, reports, heading, drawn));
     breakdown(&mut out, reports);
     scaling(&mut out, reports);
+    slow_downs(&mut out, reports);
     for report in reports {
         each(&mut out, report);
     }
@@ -200,6 +202,24 @@ fn scaling(out: &mut String, reports: &[Report]) {
     }
 }
 
+/// Slow-down over the share of memory that is local, one plot for each program.
+fn slow_downs(out: &mut String, reports: &[Report]) {
+    for report in reports.iter().filter(|report| !report.slow_downs.is_empty()) {
+        let all = &report.slow_downs;
+        let _ = write!(
+            out,
+            "<h2>Programs</h2><p>Slow-down over the share of memory that is local, {}.",
+            escape(&title(report))
+        );
+        let ticks: Vec<String> =
+            slow_down::shares(all).iter().map(|share| format!("{share} %")).collect();
+        for program in slow_down::programs(all) {
+            let _ = write!(out, "<h3>{}</h3>", escape(program));
+            out.push_str(&lines(&ticks, &slow_down::series(all, program), Scale::Log, "x"));
+        }
+    }
+}
+
 /// All of one file.
 fn each(out: &mut String, report: &Report) {
     let _ = write!(out, "<h2>{}</h2>", escape(&title(report)));
@@ -236,6 +256,7 @@ mod tests {
     use super::*;
     use crate::report::Target;
     use crate::samples::Latency;
+    use crate::slow_down::Run;
 
     #[test]
     fn stages_are_stacked() {
@@ -278,6 +299,10 @@ mod tests {
         for (count, rate) in [(1, 100.0), (8, 321.0)] {
             report.figure(&format!("faults/s, threads & more: {count}"), "1/s", rate);
         }
+        for share in [100, 50] {
+            let run = Run { seconds: 6.0, free_s: 2.0, budget_mib: 9.0, peak_mib: 9.0, gms: None };
+            report.slow_down(("sort", "<i>gms", share), run);
+        }
         let text = serde_json::to_string(&report).expect("JSON");
         let page = page(&[serde_json::from_str(&text).expect("a report"), report]);
         assert!(!page.contains("<script") && !page.contains("x<br>"), "{page}");
@@ -285,6 +310,8 @@ mod tests {
             assert!(page.contains(shown), "{shown} is not in {page}");
         }
         assert_eq!(page.matches("<title>threads &amp; more: 321.0 ").count(), 2);
+        assert!(page.contains("<h3>sort</h3><svg"), "{page}");
+        assert_eq!(page.matches("<title>&lt;i&gt;gms: 3.00 x</title>").count(), 4);
         assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
         assert!(!page.contains("http"), "nothing from elsewhere");
     }

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Trying};
 use crate::machine::Machine;
-use crate::samples::Latency;
+use crate::samples::{Latency, median_and_spread};
+use crate::slow_down::{self, Run, SlowDown};
 use crate::svg::digits;
 
 /// A report in the making.
@@ -23,6 +24,9 @@ pub struct Report {
     pub notes: Vec<String>,
     /// All latencies.
     pub latencies: Vec<LatencyRow>,
+    /// Programs with less memory of their own.
+    #[serde(default)]
+    pub slow_downs: Vec<SlowDown>,
     /// All else.
     pub figures: Vec<Figure>,
 }
@@ -93,6 +97,7 @@ impl Report {
             command,
             notes: Vec::new(),
             latencies: Vec::new(),
+            slow_downs: Vec::new(),
             figures: Vec::new(),
         }
     }
@@ -122,6 +127,11 @@ impl Report {
             max: of(|run| run.max).0,
         };
         row.p50_spread = of(|run| run.p50).1;
+    }
+
+    /// Adds one run of a program, under what pages it, with a share of its memory.
+    pub fn slow_down(&mut self, of: (&str, &str, u32), run: Run) {
+        slow_down::add(&mut self.slow_downs, of, run);
     }
 
     /// Adds one run's value of the figure `name`.
@@ -193,6 +203,9 @@ impl Report {
             let spread = format!("{}-{}", digits(spread.0), digits(spread.1));
             let _ = writeln!(out, "{:52}{}", row.name, columns(&[p50, p90, p99, p999, &spread]));
         }
+        if !self.slow_downs.is_empty() {
+            out.push_str(&slow_down::text(&self.slow_downs));
+        }
         if !self.figures.is_empty() {
             let _ = writeln!(out, "\n{:52}{}", "figure", columns(&["median", "", "spread"]));
         }
@@ -219,24 +232,9 @@ fn columns(cells: &[&str]) -> String {
     cells.iter().map(|cell| format!(" {cell:>9}")).collect()
 }
 
-/// Median (of an even number the mean of the two in the middle), least and greatest.
-fn median_and_spread(values: &[f64]) -> (f64, (f64, f64)) {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let (last, middle) = (sorted.len() - 1, sorted.len() / 2);
-    ((sorted[last - middle] + sorted[middle]) / 2.0, (sorted[0], sorted[last]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians_are_in_the_middle() {
-        assert_eq!(median_and_spread(&[3.0, 1.0, 2.0]), (2.0, (1.0, 3.0)));
-        assert_eq!(median_and_spread(&[4.0, 1.0, 2.0, 3.0]), (2.5, (1.0, 4.0)));
-        assert_eq!(median_and_spread(&[7.0]), (7.0, (7.0, 7.0)));
-    }
 
     #[test]
     fn a_missed_target_is_shouted() {

@@ -76,9 +76,24 @@ impl Samples {
     }
 }
 
+/// Median (of an even number the mean of the two in the middle), least and greatest.
+pub fn median_and_spread(values: &[f64]) -> (f64, (f64, f64)) {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (last, middle) = (sorted.len() - 1, sorted.len() / 2);
+    ((sorted[last - middle] + sorted[middle]) / 2.0, (sorted[0], sorted[last]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn medians_are_in_the_middle() {
+        assert_eq!(median_and_spread(&[3.0, 1.0, 2.0]), (2.0, (1.0, 3.0)));
+        assert_eq!(median_and_spread(&[4.0, 1.0, 2.0, 3.0]), (2.5, (1.0, 4.0)));
+        assert_eq!(median_and_spread(&[7.0]), (7.0, (7.0, 7.0)));
+    }
 
     #[test]
     fn counts_carry_everything_across() {

@@ -193,6 +193,19 @@ impl Stack {
         let number = self.sessions.replace(self.sessions.get() + 1);
         let found = self.path(&format!("found-{number}.json"));
         let stats = self.path(&format!("stats-{number}.json"));
+        let mut command = self.command(size, local_mib, &stats, trace);
+        command.args(orders.command(&found)?);
+        Ok(Session { process: Process::start(&mut command)?, found, stats })
+    }
+
+    /// `gms run` on all agents; what to run is to be added.
+    pub fn command(
+        &self,
+        size: PageSize,
+        local_mib: u32,
+        stats: &Path,
+        trace: Option<&Path>,
+    ) -> Command {
         let mut command = Command::new(&self.gms);
         command.args(["run", "-q", "--page-size", size.name(), "--keys"]).arg(self.path("keys"));
         for agent in &self.agents {
@@ -201,9 +214,8 @@ impl Stack {
         if let Some(trace) = trace {
             command.arg("--trace").arg(trace);
         }
-        command.args(["--local", &format!("{local_mib}M"), "--stats"]).arg(&stats).arg("--");
-        command.args(orders.command(&found)?);
-        Ok(Session { process: Process::start(&mut command)?, found, stats })
+        command.args(["--local", &format!("{local_mib}M"), "--stats"]).arg(stats).arg("--");
+        command
     }
 }
 

@@ -1,6 +1,7 @@
 //! Every benchmark, small: so that none rots. The figures are not judged, only that they are there and can be true.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -307,6 +308,56 @@ fn what_was_set_up_is_undone_even_after_a_kill() {
     peers.wait().expect("an end");
     until(0);
     fs::remove_dir_all(&temporary).expect("the directory goes");
+}
+
+#[test]
+fn programs_are_measured() {
+    let Some(report) = report(&["app"]) else { return };
+    let swap = can_swap();
+    let rows = report["slow_downs"].as_array().expect("slow-downs");
+    for program in ["redis", "sort", "numpy", "sqlite", "gcc", "bfs"] {
+        let free = figure(&report, &format!("{program}, no limit"));
+        let used = figure(&report, &format!("{program}, no limit: resident"));
+        let seconds = |under: &str| {
+            let is = |row: &&Value| row["program"] == program && row["under"] == under;
+            let row =
+                rows.iter().find(is).unwrap_or_else(|| panic!("{program}, {under}: {rows:#?}"));
+            let value = |key: &str| row[key].as_f64().expect(key);
+            assert!((value("budget_mib") - used / 2.0).abs() < 0.1 && row["share"] == 50);
+            // Besides gms's own memory: a small budget may be exceeded by 32 MiB.
+            assert!(value("peak_mib") < used.min(value("budget_mib") + 40.0), "{row:#}");
+            assert!((value("seconds") / free - value("median")).abs() < 0.01 * value("median"));
+            if under == "gms" {
+                assert!(row["gms"]["pages_out"].as_u64() > Some(500), "nothing was paged: {row:#}");
+            }
+            value("seconds")
+        };
+        let gms = seconds("gms");
+        for under in ["zram swap", "disk swap"].into_iter().filter(|_| swap) {
+            let ratio = format!("{program}, 50 % local: gms / {under}");
+            check_ratio(&report, &ratio, gms, seconds(under));
+        }
+    }
+    assert!(!swap || swaps() == 0, "swap was left on");
+}
+
+#[test]
+fn a_wrong_result_ends_the_benchmark() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = std::env::temp_dir().join(format!("gms-bench-sort-{}", std::process::id()));
+    fs::create_dir_all(&dir).expect("a directory");
+    let sort = dir.join("sort");
+    fs::write(&sort, "#!/bin/sh\nexec /bin/date +%N\n").expect("a program");
+    fs::set_permissions(&sort, fs::Permissions::from_mode(0o755)).expect("permissions");
+    let mut app = bench();
+    app.args(["app", "--quick", "--program", "sort"]).env("PATH", &dir);
+    let output = app.output().expect("gms-bench");
+    fs::remove_dir_all(&dir).expect("the directory goes");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("wrong bytes: sort"), "{errors}");
 }
 
 #[test]

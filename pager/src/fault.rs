@@ -150,7 +150,7 @@ impl<T: Transport> FaultThread<T> {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
             self.trace(Trace::sent);
-            self.follow.look(&self.shared);
+            self.follow.look(&self.shared.fault_cpu);
             if busy && now >= no_spin_until {
                 spin_until = now + if self.inflight.is_empty() { SPIN } else { SPIN_AWAITED };
             }
@@ -160,7 +160,7 @@ impl<T: Transport> FaultThread<T> {
                 let before = std::mem::replace(&mut now, Instant::now());
                 if now - before > YIELD_MAX {
                     (spin_until, no_spin_until) = (now, now + NO_SPIN);
-                    self.follow.release(&self.shared);
+                    self.follow.release(&self.shared.fault_cpu);
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! The programs which run under gms: this program again, as `gms-bench workload`. What to do is told as JSON, what was found is
 //! written as JSON.
 
+pub mod bfs;
 pub mod dirty;
 pub mod fault;
 mod pen;
@@ -32,6 +33,8 @@ pub enum Orders {
     Scan(scan::Orders),
     /// Sort numbers.
     Sort(sort::Orders),
+    /// Search a graph.
+    Bfs(bfs::Orders),
     /// Dirty fresh memory.
     Dirty(dirty::Orders),
     /// Touch random absent pages while another thread dirties fresh memory.
@@ -54,6 +57,7 @@ pub fn run(orders: &str, found: &Path) -> Result<(), BenchError> {
         Orders::Fault(orders) => write(&fault::run(&orders)?, found),
         Orders::Scan(orders) => write(&scan::run(&orders)?, found),
         Orders::Sort(orders) => write(&sort::run(orders)?, found),
+        Orders::Bfs(orders) => write(&bfs::run(&orders)?, found),
         Orders::Dirty(orders) => write(&dirty::run(&orders)?, found),
         Orders::Duel(orders) => write(&dirty::duel(&orders)?, found),
     }
@@ -137,7 +141,7 @@ fn pattern(page: usize, word: usize) -> u64 {
 }
 
 /// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -153,9 +157,14 @@ impl Dice {
         Dice(mix(seed ^ (thread as u64) << 32))
     }
 
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
     /// A number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        (mix(self.0) % limit as u64) as usize
+        (self.bits() % limit as u64) as usize
     }
 }

@@ -6,12 +6,10 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-
-use crate::shared::Shared;
 
 /// Of so many faults one is looked at.
 const EVERY: u32 = 16;
@@ -49,29 +47,29 @@ impl Follow {
         }
     }
 
-    /// Looks, if it is time to, and goes where the faults are.
-    pub fn look(&mut self, shared: &Shared) {
+    /// Looks, if it is time to, and goes where the faults are; `fault_cpu` is told.
+    pub fn look(&mut self, fault_cpu: &AtomicI32) {
         let Some(cpu) = self.next.take().and_then(|tid| self.cpu_of(tid)) else { return };
         self.seen = if self.seen.0 == cpu { (cpu, self.seen.1 + 1) } else { (cpu, 1) };
         if self.pinned.is_some_and(|pinned| pinned != cpu) {
-            self.release(shared);
+            self.release(fault_cpu);
         }
         if self.pinned.is_none() && self.seen.1 >= AGREE {
             let mut only = CpuSet::new();
             let may = self.allowed.is_set(cpu).unwrap_or(false) && only.set(cpu).is_ok();
             if may && sched_setaffinity(Pid::from_raw(0), &only).is_ok() {
                 self.pinned = Some(cpu);
-                shared.fault_cpu.store(cpu as i32, Ordering::Relaxed);
+                fault_cpu.store(cpu as i32, Ordering::Relaxed);
             }
         }
     }
 
     /// Runs wherever the scheduler likes.
-    pub fn release(&mut self, shared: &Shared) {
+    pub fn release(&mut self, fault_cpu: &AtomicI32) {
         if self.pinned.take().is_some() {
             // Fails only if those CPUs have gone, and then the kernel has moved the thread already.
             let _ = sched_setaffinity(Pid::from_raw(0), &self.allowed);
-            shared.fault_cpu.store(-1, Ordering::Relaxed);
+            fault_cpu.store(-1, Ordering::Relaxed);
         }
     }
 
@@ -113,15 +111,17 @@ mod tests {
     fn faults_in_one_place_are_followed_and_others_not() {
         let mut follow = Follow::new();
         let tid = nix::unistd::gettid().as_raw();
+        let cpu = AtomicI32::new(-1);
         let faults = |follow: &mut Follow, tid| {
             for _ in 0..EVERY * AGREE {
                 follow.fault(tid);
-                follow.look();
+                follow.look(&cpu);
             }
         };
         faults(&mut follow, tid);
-        assert!(follow.pinned.is_some());
-        follow.release();
+        assert!(follow.pinned.is_some() && cpu.load(Ordering::Relaxed) >= 0);
+        follow.release(&cpu);
+        assert_eq!(cpu.load(Ordering::Relaxed), -1);
         let back = sched_getaffinity(Pid::from_raw(0)).unwrap();
         assert_eq!(back, follow.allowed);
         faults(&mut follow, i32::MAX);

@@ -1,0 +1,262 @@
+//! redis, and a client which asks for some keys much more often than for others. The client's own memory is not limited.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Instant;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::error::{BenchError, Trying};
+use crate::workload::{Dice, mix};
+
+/// Bytes of a value.
+pub const VALUE: usize = 1024;
+/// Bytes of text of which values are parts.
+const TEXT: usize = 1 << 16;
+/// Requests that are sent together.
+const BATCH: usize = 16;
+/// Of so many requests one is a SET.
+const SET_EVERY: usize = 10;
+/// The skew of YCSB.
+const THETA: f64 = 0.99;
+/// Lines which a server may print before it listens.
+const LINES_MAX: usize = 100;
+
+/// A server's job.
+pub struct Job {
+    /// redis-server.
+    pub program: PathBuf,
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// Keys.
+    pub keys: usize,
+    /// Requests that are timed, after a third of so many to warm up.
+    pub requests: usize,
+}
+
+impl Job {
+    /// The server's command line.
+    pub fn server(&self) -> Vec<OsString> {
+        let options = ["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"];
+        let mut line = vec![self.program.clone().into()];
+        line.extend(options.map(OsString::from));
+        line.push(self.socket.clone().into());
+        line
+    }
+
+    /// Loads a server which has just been started, asks it, and ends it: time and digest of the replies.
+    pub fn talk(&self, server: &mut Child) -> Result<(f64, u64), BenchError> {
+        let printed = server.stdout.take().map(BufReader::new);
+        let mut printed = printed.ok_or_else(|| failed("has no output".into()))?;
+        let ready = |line: &String| line.to_lowercase().contains("ready to accept");
+        let lines = printed.by_ref().lines().take(LINES_MAX).map_while(Result::ok);
+        if !{ lines }.any(|line| ready(&line)) {
+            return Err(failed("did not say that it is ready".into()));
+        }
+        let mut client = Client::connect(&self.socket, self.keys)?;
+        client.load()?;
+        let zipf = Zipf::new(self.keys);
+        client.ask(&zipf, self.requests / 3)?;
+        let start = Instant::now();
+        client.ask(&zipf, self.requests)?;
+        let seconds = start.elapsed().as_secs_f64();
+        client.end()?;
+        Ok((seconds, client.digest.digest()))
+    }
+}
+
+fn failed(problem: String) -> BenchError {
+    BenchError::Program { program: "redis-server".into(), problem }
+}
+
+/// A request whose reply is awaited.
+#[derive(Clone, Copy)]
+enum Request {
+    Set,
+    Get { key: usize, version: u32 },
+}
+
+struct Client {
+    to: UnixStream,
+    from: BufReader<UnixStream>,
+    text: Vec<u8>,
+    /// How often each key was set.
+    versions: Vec<u32>,
+    digest: Xxh3,
+    dice: Dice,
+    /// Of the batch: as sent, and in order.
+    sent: Vec<u8>,
+    awaited: Vec<Request>,
+}
+
+impl Client {
+    fn connect(socket: &Path, keys: usize) -> Result<Client, BenchError> {
+        let to = UnixStream::connect(socket).trying("cannot reach redis-server")?;
+        let from = BufReader::new(to.try_clone().trying("no second handle")?);
+        let mut dice = Dice::new(1, 0);
+        let mut text = String::with_capacity(TEXT + VALUE);
+        while text.len() < TEXT + VALUE {
+            // Compresses to a half, as text does.
+            let _ = write!(
+                text,
+                "{{\"name\": \"{:012x}\", \"n\": {}}}, ",
+                dice.bits() >> 16,
+                text.len()
+            );
+        }
+        let text = text.into_bytes();
+        let versions = vec![0; keys];
+        let (digest, sent, awaited) = (Xxh3::new(), Vec::new(), Vec::new());
+        Ok(Client { to, from, text, versions, digest, dice, sent, awaited })
+    }
+
+    fn load(&mut self) -> Result<(), BenchError> {
+        (0..self.versions.len()).try_for_each(|key| self.set(key))?;
+        self.exchange()
+    }
+
+    fn ask(&mut self, zipf: &Zipf, requests: usize) -> Result<(), BenchError> {
+        for _ in 0..requests {
+            let key = zipf.key(&mut self.dice);
+            match self.dice.below(SET_EVERY) {
+                0 => self.set(key)?,
+                _ => self.get(key)?,
+            }
+        }
+        self.exchange()
+    }
+
+    fn set(&mut self, key: usize) -> Result<(), BenchError> {
+        self.versions[key] += 1;
+        let head = head(key, self.versions[key]);
+        let body = &self.text[place(key, self.versions[key])..][..VALUE - head.len()];
+        let _ = write!(self.sent, "*3\r\n$3\r\nSET\r\n$12\r\nkey:{key:08}\r\n${VALUE}\r\n{head}");
+        self.sent.extend_from_slice(body);
+        self.sent.extend_from_slice(b"\r\n");
+        self.queue(Request::Set)
+    }
+
+    fn get(&mut self, key: usize) -> Result<(), BenchError> {
+        let _ = write!(self.sent, "*2\r\n$3\r\nGET\r\n$12\r\nkey:{key:08}\r\n");
+        self.queue(Request::Get { key, version: self.versions[key] })
+    }
+
+    fn queue(&mut self, request: Request) -> Result<(), BenchError> {
+        self.awaited.push(request);
+        if self.awaited.len() < BATCH { Ok(()) } else { self.exchange() }
+    }
+
+    /// Sends what is queued and checks the replies.
+    fn exchange(&mut self) -> Result<(), BenchError> {
+        self.to.write_all(&self.sent).trying("cannot send to redis-server")?;
+        self.sent.clear();
+        for request in std::mem::take(&mut self.awaited) {
+            match request {
+                Request::Set => self.expect(b"+OK\r\n")?,
+                Request::Get { key, version } => {
+                    self.expect(format!("${VALUE}\r\n").as_bytes())?;
+                    let head = head(key, version);
+                    self.expect(head.as_bytes())?;
+                    let (at, len) = (place(key, version), VALUE - head.len());
+                    let body = self.text[at..at + len].to_vec();
+                    self.expect(&body)?;
+                    self.expect(b"\r\n")?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn expect(&mut self, expected: &[u8]) -> Result<(), BenchError> {
+        let mut reply = [0; VALUE];
+        let reply = &mut reply[..expected.len()];
+        self.from.read_exact(reply).trying("redis-server does not answer")?;
+        self.digest.update(reply);
+        match reply == expected {
+            true => Ok(()),
+            false => Err(BenchError::WrongBytes(format!(
+                "redis answered {:?} instead of {:?}",
+                String::from_utf8_lossy(reply),
+                String::from_utf8_lossy(expected)
+            ))),
+        }
+    }
+
+    /// Ends the server, which closes the connection.
+    fn end(&mut self) -> Result<(), BenchError> {
+        let shutdown = b"*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n";
+        self.to.write_all(shutdown).trying("cannot send to redis-server")?;
+        let mut rest = Vec::new();
+        // It may be gone already.
+        let _ = self.from.by_ref().take(VALUE as u64).read_to_end(&mut rest);
+        match rest.is_empty() {
+            true => Ok(()),
+            false => Err(failed(format!("does not end: {}", String::from_utf8_lossy(&rest)))),
+        }
+    }
+}
+
+/// Begins the value of a key.
+fn head(key: usize, version: u32) -> String {
+    format!("{key:08}:{version:08}:")
+}
+
+/// Where in the text the rest of the value is.
+fn place(key: usize, version: u32) -> usize {
+    mix((key as u64) << 32 | u64::from(version)) as usize % TEXT
+}
+
+/// Numbers of which the few first come often (Gray and others 1994, as in YCSB).
+struct Zipf {
+    count: usize,
+    zeta: f64,
+    eta: f64,
+}
+
+impl Zipf {
+    fn new(count: usize) -> Zipf {
+        let zeta = |n: usize| (1..=n).map(|i| (i as f64).powf(-THETA)).sum::<f64>();
+        let all = zeta(count);
+        let eta = (1.0 - (2.0 / count as f64).powf(1.0 - THETA)) / (1.0 - zeta(2) / all);
+        Zipf { count, zeta: all, eta }
+    }
+
+    /// 0 comes most often.
+    fn rank(&self, dice: &mut Dice) -> usize {
+        let chance = (dice.bits() >> 11) as f64 / (1u64 << 53) as f64;
+        let place = chance * self.zeta;
+        if place < 1.0 {
+            return 0;
+        }
+        if place < 1.0 + 0.5f64.powf(THETA) {
+            return 1;
+        }
+        let rank = (self.eta * chance - self.eta + 1.0).powf(1.0 / (1.0 - THETA));
+        ((self.count as f64 * rank) as usize).min(self.count - 1)
+    }
+
+    /// The same, with the frequent keys anywhere among the others.
+    fn key(&self, dice: &mut Dice) -> usize {
+        (mix(self.rank(dice) as u64) % self.count as u64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_keys_come_often() {
+        let (zipf, mut dice) = (Zipf::new(10_000), Dice::new(3, 0));
+        let mut counts = vec![0u32; 10_000];
+        (0..100_000).for_each(|_| counts[zipf.rank(&mut dice)] += 1);
+        // 1 / zeta(10 000) is 0.1.
+        assert!((8_500..11_500).contains(&counts[0]), "{}", counts[0]);
+        assert!(counts[..100].iter().sum::<u32>() > 45_000);
+        assert!(counts[5_000..].iter().sum::<u32>() > 3_000, "all come");
+    }
+}
