@@ -121,7 +121,7 @@ _gms() {
             return 0
             ;;
         gms__subcmd__attach)
-            opts="-q -v -h --local --page-size --agent --keys --export --stats --config --quiet --verbose --help"
+            opts="-q -v -h --local --page-size --agent --keys --export --stats --trace --config --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -148,6 +148,10 @@ _gms() {
                     return 0
                     ;;
                 --stats)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --trace)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -507,7 +511,7 @@ _gms() {
             return 0
             ;;
         gms__subcmd__run)
-            opts="-q -v -h --local --page-size --agent --keys --export --stats --config --quiet --verbose --help"
+            opts="-q -v -h --local --page-size --agent --keys --export --stats --trace --config --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -534,6 +538,10 @@ _gms() {
                     return 0
                     ;;
                 --stats)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --trace)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

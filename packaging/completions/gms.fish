@@ -43,6 +43,7 @@ complete -c gms -n "__fish_gms_using_subcommand run" -l agent -d 'An agent which
 complete -c gms -n "__fish_gms_using_subcommand run" -l keys -d 'Directory with the keys of the cluster (see `gms keys init`); needed with --agent' -r -F
 complete -c gms -n "__fish_gms_using_subcommand run" -l export -d 'Size of the agent inside gms, used without --agent [default: half of the memory available]' -r
 complete -c gms -n "__fish_gms_using_subcommand run" -l stats -d 'Write the figures of the session to FILE as JSON when it ends' -r -F
+complete -c gms -n "__fish_gms_using_subcommand run" -l trace -d 'Write the time stamps of sampled remote faults to FILE as CSV when the session ends' -r -F
 complete -c gms -n "__fish_gms_using_subcommand run" -l config -d 'Read options from FILE (TOML with the names of the long options); the command line wins' -r -F
 complete -c gms -n "__fish_gms_using_subcommand run" -s q -l quiet -d 'Print no summary'
 complete -c gms -n "__fish_gms_using_subcommand run" -s v -l verbose -d 'Say what happens'
@@ -54,6 +55,7 @@ complete -c gms -n "__fish_gms_using_subcommand attach" -l agent -d 'An agent wh
 complete -c gms -n "__fish_gms_using_subcommand attach" -l keys -d 'Directory with the keys of the cluster (see `gms keys init`); needed with --agent' -r -F
 complete -c gms -n "__fish_gms_using_subcommand attach" -l export -d 'Size of the agent inside gms, used without --agent [default: half of the memory available]' -r
 complete -c gms -n "__fish_gms_using_subcommand attach" -l stats -d 'Write the figures of the session to FILE as JSON when it ends' -r -F
+complete -c gms -n "__fish_gms_using_subcommand attach" -l trace -d 'Write the time stamps of sampled remote faults to FILE as CSV when the session ends' -r -F
 complete -c gms -n "__fish_gms_using_subcommand attach" -l config -d 'Read options from FILE (TOML with the names of the long options); the command line wins' -r -F
 complete -c gms -n "__fish_gms_using_subcommand attach" -s q -l quiet -d 'Print no summary'
 complete -c gms -n "__fish_gms_using_subcommand attach" -s v -l verbose -d 'Say what happens'

@@ -11,8 +11,9 @@ mod fetch;
 mod follow;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -253,25 +254,7 @@ impl<T: Transport> FaultThread<T> {
         let Some(state) = self.spaces.get(&id) else { return false };
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
-        let mut gate = space.gate.try_lock().ok();
-        if gate.is_none() && !polled {
-            return false;
-        }
-        let changing = space.faults.has_event();
-        if changing && gate.is_none() {
-            gate = Some(lock(&space.gate));
-        }
-        let mut fork = if changing { self.fork_under_way(&space) } else { None };
-        // Without an event, what is readable is a fault: only that one, so that no fork which begins now is read without the look.
-        let mut read = || {
-            self.read(&space, changing, &mut messages);
-            messages.iter().any(|m| !matches!(m, Event::Pagefault { .. }))
-        };
-        if gate.is_some() {
-            read();
-        } else if space.ungated.read(read, |&event| event) {
-            gate = Some(lock(&space.gate));
-        }
+        let (gate, mut fork) = self.read_messages(&space, polled, &mut messages);
         if messages.is_empty() {
             return false;
         }
@@ -319,6 +302,36 @@ impl<T: Transport> FaultThread<T> {
             self.fault((id, page), write, tid);
         }
         true
+    }
+
+    /// Reads one fault, or what there is if an event is unread. Returns the gate, closed, if an event may have been read, and what a child
+    /// will not inherit if a process is blocked in fork.
+    fn read_messages<'a>(
+        &mut self,
+        space: &'a Space,
+        polled: bool,
+        messages: &mut Vec<Event>,
+    ) -> (Option<MutexGuard<'a, ()>>, Option<Vec<Range<u64>>>) {
+        let mut gate = space.gate.try_lock().ok();
+        if gate.is_none() && !polled {
+            return (None, None);
+        }
+        let changing = space.faults.has_event();
+        if changing && gate.is_none() {
+            gate = Some(lock(&space.gate));
+        }
+        let fork = if changing { self.fork_under_way(space) } else { None };
+        // Without an event, what is readable is a fault: only that one, so that no fork which begins now is read without the look.
+        let mut read = || {
+            self.read(space, changing, messages);
+            messages.iter().any(|m| !matches!(m, Event::Pagefault { .. }))
+        };
+        if gate.is_some() {
+            read();
+        } else if space.ungated.read(read, |&event| event) {
+            gate = Some(lock(&space.gate));
+        }
+        (gate, fork)
     }
 
     /// One thread waits for one page.
