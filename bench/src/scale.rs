@@ -1,5 +1,8 @@
 //! `gms-bench scale`: more threads, more pagers, more agents.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use crate::cli::{Effort, PageSize, ScaleOptions};
 use crate::error::BenchError;
 use crate::fault::{LOCAL_PERCENT_MAX, WARM_UP_TIMES};
@@ -26,17 +29,29 @@ const PAGERS_MIN: f64 = 1.0;
 const SHARE: (f64, f64) = (0.8, 1.2);
 
 /// One subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Subject {
     threads: usize,
     pagers: usize,
     agents: usize,
 }
 
+/// What is made more and more of, and the subject with `count` of it. Threads for many agents are `most`: one would wait for one
+/// agent at a time.
+type Series = (&'static str, fn(count: usize, most: usize) -> Subject);
+const THREADS: Series = ("threads", |threads, _| Subject { threads, pagers: 1, agents: 1 });
+const PAGERS: Series =
+    ("pagers on one agent", |pagers, _| Subject { threads: 1, pagers, agents: 1 });
+const AGENTS: Series =
+    ("agents of one pager", |agents, threads| Subject { threads, pagers: 1, agents });
+
 /// What came out.
 struct Rates {
     /// Faults/s of each pager.
     each: Vec<f64>,
     samples: Samples,
+    /// The least and the greatest share of the pages that an agent of the last pager was given.
+    agents: (f64, f64),
 }
 
 impl Rates {
@@ -48,48 +63,55 @@ impl Rates {
 /// Measures.
 pub fn run(options: &ScaleOptions, report: &mut Report) -> Result<(), BenchError> {
     let counts = COUNTS[usize::from(options.effort.is_quick())];
+    let most = counts[counts.len() - 1];
     for run in 0..options.effort.runs() {
-        let seed = u64::from(run) + 1;
-        let mut measure = |what: &str, threads, pagers, agents| {
-            let subject = Subject { threads, pagers, agents };
-            let rates = measure(options, &subject, seed)?;
-            report.latency(&format!("remote fault, {what}"), rates.samples.latency());
-            report.figure(&format!("faults/s, {what}"), "1/s", rates.total());
-            Ok::<Rates, BenchError>(rates)
-        };
-        let (mut threads, mut pagers, mut agents) = (vec![], vec![], vec![]);
-        for &count in counts {
-            threads.push(measure(&format!("threads: {count}"), count, 1, 1)?);
+        let mut measured: BTreeMap<Subject, Rates> = BTreeMap::new();
+        for (what, subject) in [THREADS, PAGERS, AGENTS] {
+            for &count in counts {
+                // What belongs to two series is measured once.
+                let rates = match measured.entry(subject(count, most)) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => {
+                        let rates = measure(options, new.key(), u64::from(run) + 1)?;
+                        new.insert(rates)
+                    }
+                };
+                let latency = rates.samples.latency();
+                report.latency(&format!("remote fault, {what}: {count}"), latency);
+                report.figure(&format!("faults/s, {what}: {count}"), "1/s", rates.total());
+            }
         }
-        for &count in counts {
-            pagers.push(measure(&format!("pagers on one agent: {count}"), 1, count, 1)?);
-        }
-        // One thread would wait for one agent at a time.
-        let many = counts[counts.len() - 1];
-        for &count in counts {
-            agents.push(measure(&format!("agents of one pager: {count}"), many, 1, count)?);
-        }
-        let judged = |count, target| (count == JUDGED).then_some(target);
-        for (at, &count) in counts.iter().enumerate().skip(1) {
-            let of_one = |rates: &[Rates]| rates[at].total() / rates[0].total();
-            let target = judged(count, Target::AtLeast(THREADS_MIN));
-            report.judged(&format!("{count} threads / 1"), "x", of_one(&threads), target);
-            let target = judged(count, Target::AtLeast(PAGERS_MIN));
-            report.judged(&format!("{count} pagers / 1, total"), "x", of_one(&pagers), target);
-            report.figure(&format!("{count} agents / 1"), "x", of_one(&agents));
-            let each = &pagers[at].each;
-            let fair = pagers[at].total() / count as f64;
-            let least = each.iter().copied().fold(f64::INFINITY, f64::min) / fair;
-            let greatest = each.iter().copied().fold(0.0, f64::max) / fair;
-            let target = judged(count, Target::AtLeast(SHARE.0));
-            report.judged(&format!("{count} pagers: least / fair share"), "x", least, target);
-            let target = judged(count, Target::AtMost(SHARE.1));
-            report.judged(&format!("{count} pagers: greatest / fair share"), "x", greatest, target);
-            let longest = pagers[at].samples.latency().max / 1e3;
-            report.figure(&format!("{count} pagers: longest fault of all"), "ms", longest);
+        for &count in &counts[1..] {
+            let of = |series: Series, count| &measured[&(series.1)(count, most)];
+            judge(count, of, report);
         }
     }
     Ok(())
+}
+
+/// What has come of `count`, beside what has come of one.
+fn judge<'a>(count: usize, of: impl Fn(Series, usize) -> &'a Rates, report: &mut Report) {
+    let mut figure = |name: String, unit: &str, value: f64, target: Option<Target>| {
+        report.judged(&name, unit, value, target.filter(|_| count == JUDGED));
+    };
+    let of_one = |series| of(series, count).total() / of(series, 1).total();
+    let target = Some(Target::AtLeast(THREADS_MIN));
+    figure(format!("{count} threads / 1"), "x", of_one(THREADS), target);
+    figure(format!("{count} agents / 1"), "x", of_one(AGENTS), None);
+    let target = Some(Target::AtLeast(PAGERS_MIN));
+    figure(format!("{count} pagers / 1, total"), "x", of_one(PAGERS), target);
+    let pagers = of(PAGERS, count);
+    let shares = || pagers.each.iter().map(|one| one * count as f64 / pagers.total());
+    let (least, greatest) = (shares().fold(f64::INFINITY, f64::min), shares().fold(0.0, f64::max));
+    let target = Some(Target::AtLeast(SHARE.0));
+    figure(format!("{count} pagers: least / fair share"), "x", least, target);
+    let target = Some(Target::AtMost(SHARE.1));
+    figure(format!("{count} pagers: greatest / fair share"), "x", greatest, target);
+    let (least, greatest) = of(AGENTS, count).agents;
+    figure(format!("{count} agents: least / fair share of the pages"), "x", least, None);
+    figure(format!("{count} agents: greatest / fair share of the pages"), "x", greatest, None);
+    let longest = pagers.samples.latency().max / 1e3;
+    figure(format!("{count} pagers: longest fault of all"), "ms", longest, None);
 }
 
 /// Runs the pagers of a subject side by side for a while.
@@ -117,13 +139,14 @@ fn measure(options: &ScaleOptions, subject: &Subject, seed: u64) -> Result<Rates
     };
     let mut sessions = (0..subject.pagers).map(spawn).collect::<Result<Vec<Session>, _>>()?;
     gate.open(&mut sessions)?;
-    let mut rates = Rates { each: Vec::new(), samples: Samples::new() };
+    let mut rates = Rates { each: Vec::new(), samples: Samples::new(), agents: (1.0, 1.0) };
     for session in sessions {
         let (found, stats): (Found, _) = session.finish()?;
         let counted = found.faults() + (subject.threads * warm_up) as u64;
         stats.check(counted, LOCAL_PERCENT_MAX[quick])?;
         rates.each.push(found.faults() as f64 / found.seconds);
         rates.samples.merge(&found.samples()?);
+        rates.agents = stats.agent_shares();
     }
     Ok(rates)
 }

@@ -58,6 +58,14 @@ pub struct Stats {
     pub prefetched: u64,
     /// Faults met by the write-back buffer.
     pub second_chances: u64,
+    /// The agents.
+    agents: Vec<AgentStats>,
+}
+
+#[derive(Debug, Deserialize)]
+struct AgentStats {
+    /// Pages it was given.
+    pages: u64,
 }
 
 /// See [`Stats::fault_us`].
@@ -74,6 +82,14 @@ impl Stats {
     pub fn second_percent(&self) -> f64 {
         let all = self.pages_in + self.second_chances;
         100.0 * self.second_chances as f64 / all.max(1) as f64
+    }
+
+    /// The least and the greatest share of the pages that an agent was given, as a multiple of the fair one.
+    pub fn agent_shares(&self) -> (f64, f64) {
+        let all: u64 = self.agents.iter().map(|agent| agent.pages).sum();
+        let fair = all.max(1) as f64 / self.agents.len().max(1) as f64;
+        let shares = || self.agents.iter().map(|agent| agent.pages as f64 / fair);
+        (shares().fold(f64::INFINITY, f64::min), shares().fold(0.0, f64::max))
     }
 
     /// Checks that `counted` faults were remote, but for `local_max` percent. Two threads may have met at a page.

@@ -28,7 +28,7 @@ const FUNCTIONS: usize = 13;
 /// Bytes which redis needs for a key besides its value.
 const KEY: usize = 280;
 /// Requests to redis for each of its keys.
-const REQUESTS: usize = 2;
+const REQUESTS: usize = 3;
 /// Searches in the graph.
 const SEARCHES: u32 = 6;
 /// Neighbours in each MiB of a graph.

@@ -1,5 +1,6 @@
 //! redis, and a client which asks for some keys much more often than for others. The client's own memory is not limited.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};
@@ -19,6 +20,8 @@ pub const VALUE: usize = 1024;
 const TEXT: usize = 1 << 16;
 /// Requests that are sent together.
 const BATCH: usize = 16;
+/// Requests whose replies may be awaited: so many that neither end waits for the other to wake.
+const AWAITED_MAX: usize = 64;
 /// Of so many requests one is a SET.
 const SET_EVERY: usize = 10;
 /// The skew of YCSB.
@@ -88,9 +91,10 @@ struct Client {
     versions: Vec<u32>,
     digest: Xxh3,
     dice: Dice,
-    /// Of the batch: as sent, and in order.
-    sent: Vec<u8>,
-    awaited: Vec<Request>,
+    /// The batch to be sent, and how many requests are in it.
+    batch: Vec<u8>,
+    batched: usize,
+    awaited: VecDeque<Request>,
 }
 
 impl Client {
@@ -110,13 +114,13 @@ impl Client {
         }
         let text = text.into_bytes();
         let versions = vec![0; keys];
-        let (digest, sent, awaited) = (Xxh3::new(), Vec::new(), Vec::new());
-        Ok(Client { to, from, text, versions, digest, dice, sent, awaited })
+        let (digest, batch, awaited) = (Xxh3::new(), Vec::new(), VecDeque::new());
+        Ok(Client { to, from, text, versions, digest, dice, batch, batched: 0, awaited })
     }
 
     fn load(&mut self) -> Result<(), BenchError> {
         (0..self.versions.len()).try_for_each(|key| self.set(key))?;
-        self.exchange()
+        self.settle()
     }
 
     fn ask(&mut self, zipf: &Zipf, requests: usize) -> Result<(), BenchError> {
@@ -127,34 +131,52 @@ impl Client {
                 _ => self.get(key)?,
             }
         }
-        self.exchange()
+        self.settle()
     }
 
     fn set(&mut self, key: usize) -> Result<(), BenchError> {
         self.versions[key] += 1;
         let head = head(key, self.versions[key]);
         let body = &self.text[place(key, self.versions[key])..][..VALUE - head.len()];
-        let _ = write!(self.sent, "*3\r\n$3\r\nSET\r\n$12\r\nkey:{key:08}\r\n${VALUE}\r\n{head}");
-        self.sent.extend_from_slice(body);
-        self.sent.extend_from_slice(b"\r\n");
+        let _ = write!(self.batch, "*3\r\n$3\r\nSET\r\n$12\r\nkey:{key:08}\r\n${VALUE}\r\n{head}");
+        self.batch.extend_from_slice(body);
+        self.batch.extend_from_slice(b"\r\n");
         self.queue(Request::Set)
     }
 
     fn get(&mut self, key: usize) -> Result<(), BenchError> {
-        let _ = write!(self.sent, "*2\r\n$3\r\nGET\r\n$12\r\nkey:{key:08}\r\n");
+        let _ = write!(self.batch, "*2\r\n$3\r\nGET\r\n$12\r\nkey:{key:08}\r\n");
         self.queue(Request::Get { key, version: self.versions[key] })
     }
 
     fn queue(&mut self, request: Request) -> Result<(), BenchError> {
-        self.awaited.push(request);
-        if self.awaited.len() < BATCH { Ok(()) } else { self.exchange() }
+        self.awaited.push_back(request);
+        self.batched += 1;
+        if self.batched < BATCH {
+            return Ok(());
+        }
+        self.send()?;
+        self.receive(AWAITED_MAX - BATCH)
     }
 
-    /// Sends what is queued and checks the replies.
-    fn exchange(&mut self) -> Result<(), BenchError> {
-        self.to.write_all(&self.sent).trying("cannot send to redis-server")?;
-        self.sent.clear();
-        for request in std::mem::take(&mut self.awaited) {
+    fn send(&mut self) -> Result<(), BenchError> {
+        self.to.write_all(&self.batch).trying("cannot send to redis-server")?;
+        self.batch.clear();
+        self.batched = 0;
+        Ok(())
+    }
+
+    /// Sends what is left and awaits all replies.
+    fn settle(&mut self) -> Result<(), BenchError> {
+        self.send()?;
+        self.receive(0)
+    }
+
+    /// Checks replies until no more than `left` are awaited.
+    fn receive(&mut self, left: usize) -> Result<(), BenchError> {
+        while self.awaited.len() > left
+            && let Some(request) = self.awaited.pop_front()
+        {
             match request {
                 Request::Set => self.expect(b"+OK\r\n")?,
                 Request::Get { key, version } => {

@@ -167,4 +167,9 @@ impl Dice {
     pub fn below(&mut self, limit: usize) -> usize {
         (self.bits() % limit as u64) as usize
     }
+
+    /// Any order is as likely as any other (Fisher and Yates).
+    pub fn shuffle(&mut self, pages: &mut [usize]) {
+        (1..pages.len()).rev().for_each(|at| pages.swap(at, self.below(at + 1)));
+    }
 }

@@ -49,10 +49,7 @@ fn order(pages: usize, orders: &Orders) -> Vec<usize> {
         (0..stride).flat_map(|first| (first..pages).step_by(stride)).collect();
     if orders.shuffled {
         let mut dice = Dice::new(1, 0);
-        for block in order.chunks_mut(BLOCK) {
-            // Fisher and Yates.
-            (1..block.len()).rev().for_each(|at| block.swap(at, dice.below(at + 1)));
-        }
+        order.chunks_mut(BLOCK).for_each(|block| dice.shuffle(block));
     }
     order
 }

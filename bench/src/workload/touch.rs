@@ -62,7 +62,7 @@ impl<'a> Toucher<'a> {
     }
 
     /// Checks in the end what was written to any page.
-    pub fn check_all(&self) -> Result<(), BenchError> {
-        self.pen.check_all(self.memory)
+    pub fn check_all(&mut self) -> Result<(), BenchError> {
+        self.pen.check_all(self.memory, &mut self.dice)
     }
 }
