@@ -69,13 +69,11 @@ impl Slab {
         Ok(Self { warmer: None, file, map, frames: frames as u32, huge })
     }
 
-    /// From now on takes memory from the kernel a little ahead of its use, in a thread. Huge pages need it not.
+    /// From the first use on takes memory from the kernel a little ahead of its use, in a thread. Huge pages need it not.
     pub fn warm_ahead(&mut self) -> io::Result<()> {
         if let (false, Some(base)) = (self.huge, NonNull::new(self.map.as_mut_ptr())) {
             // SAFETY: the mapping is dropped after the warmer: fields are dropped in order.
-            let warmer = unsafe { Warmer::spawn(base, self.frames)? };
-            warmer.used_to(0);
-            self.warmer = Some(warmer);
+            self.warmer = Some(unsafe { Warmer::spawn(base, self.frames)? });
         }
         Ok(())
     }
@@ -157,6 +155,7 @@ mod tests {
     fn frames_are_taken_ahead_of_their_use() {
         let mut slab = Slab::new(Bytes(100 << 20), false).expect("memory");
         slab.warm_ahead().expect("a thread");
+        slab.used_to(0);
         slab.write(0).fill(7);
         let until = |slab: &Slab, frames| {
             let end = std::time::Instant::now() + std::time::Duration::from_secs(10);

@@ -111,8 +111,8 @@ impl Store {
         let frame = match self.free_list {
             0 if self.fresh == self.frames() => return None,
             0 => {
-                self.fresh += 1;
                 self.slab.used_to(self.fresh);
+                self.fresh += 1;
                 self.fresh - 1
             }
             first => {

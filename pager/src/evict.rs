@@ -661,7 +661,10 @@ impl<T: Transport> EvictThread<T> {
             process.bury();
         }
         let deadline = Instant::now() + GOODBYE_DEADLINE;
-        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
+        // The embedded agent ends with this process.
+        let outlives = !self.shared.config.agents.is_empty();
+        let agents: Vec<AgentId> =
+            self.lane.agents().filter(|&a| outlives && self.lane.is_up(a)).collect();
         let goodbye = |request, workload| Control::request(Op::Goodbye, request, workload);
         let mut open: Vec<ExchangeId> = agents
             .into_iter()

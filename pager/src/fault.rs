@@ -68,8 +68,8 @@ struct SpaceFaults {
     space: Arc<Space>,
     prefetch: Streams,
     prefetch_totals: (u64, u64),
-    /// Where sequential first touches are expected to go on, and how many pages the last filled.
-    zero_streams: Vec<(u64, u64)>,
+    /// What recent first touches filled: where they are sequential, upwards or downwards, the next fills twice as much.
+    zero_streams: Vec<Range<u64>>,
 }
 
 /// See the module's documentation.
@@ -142,6 +142,11 @@ impl<T: Transport> FaultThread<T> {
             }
             for id in std::mem::take(&mut self.readable) {
                 self.read_space(id, true);
+                // Where several threads wait, their requests go out together.
+                let mut more = MESSAGES;
+                while more > 0 && self.inflight.len() > 1 && self.read_space(id, false) {
+                    more -= 1;
+                }
             }
             for (place, write, tid) in std::mem::take(&mut self.again) {
                 self.fault(place, write, tid);
@@ -350,7 +355,7 @@ impl<T: Transport> FaultThread<T> {
             FaultAction::Zero => self.fill_zeros(place, write, tid),
             FaultAction::Buffered(_) => self.second_chance(place, write, tid),
             FaultAction::Fetch(content) => {
-                self.follow.fault(tid);
+                if self.inflight.is_empty() { self.follow.fault(tid); } else { self.follow.release(&self.shared.fault_cpu); }
                 self.fetch(place, content);
             }
             FaultAction::Wait => {}
@@ -359,27 +364,32 @@ impl<T: Transport> FaultThread<T> {
 
     fn fill_zeros(&mut self, place: Place, write: bool, tid: i32) {
         let Some(state) = self.spaces.get_mut(&place.0) else { return };
-        let address = place.1.get();
-        let wanted = state.expected_run(address);
+        let one = place.1.get()..place.1.get() + PAGE;
+        let wanted = state.expected_run(&one);
         let mut tables = lock(&self.shared.tables);
-        let mut pages = tables.empty_run(place.0, place.1, wanted);
-        if !self.shared.has_room(pages + ROOM_KEPT) {
-            pages = 1;
+        let mut range = tables.empty_run(place.0, wanted, &one);
+        if !self.shared.has_room((range.end - range.start) / PAGE + ROOM_KEPT) {
+            range = one.clone();
         }
-        let range = address..address + pages * PAGE;
         // A write gets its own page at once; a read gets the shared zero page, which costs no memory.
-        let (installed, outcome) = match write {
-            true => state.space.faults.copy_run(range, &self.zeros),
-            false => state.space.faults.zero(range),
+        let fill = |range: &Range<u64>| match write {
+            true => state.space.faults.copy_run(range.clone(), &self.zeros),
+            false => state.space.faults.zero(range.clone()),
         };
-        tables.installed(place.0, address..address + installed * PAGE);
-        drop(tables);
-        state.zero_streams.insert(0, (address + installed.max(1) * PAGE, installed));
-        state.zero_streams.truncate(ZERO_STREAMS);
-        self.shared.zero_fills.fetch_add(installed, Ordering::Relaxed);
-        if write {
-            self.shared.count_resident(installed as i64);
+        let (mut installed, mut outcome) = fill(&range);
+        if range.start + installed * PAGE <= one.start && range != one {
+            // Something below is present.
+            tables.installed(place.0, range.start..range.start + installed * PAGE);
+            self.shared.count_zeros(installed, write);
+            range = one.clone();
+            (installed, outcome) = fill(&range);
         }
+        range.end = range.start + installed * PAGE;
+        tables.installed(place.0, range.clone());
+        drop(tables);
+        self.shared.count_zeros(installed, write);
+        state.zero_streams.insert(0, if installed > 0 { range } else { one });
+        state.zero_streams.truncate(ZERO_STREAMS);
         if installed == 0 {
             self.not_installed(place, outcome, write, tid);
         }
@@ -418,10 +428,15 @@ impl<T: Transport> FaultThread<T> {
 }
 
 impl SpaceFaults {
-    /// How many pages to fill at a first touch: twice as many as at the last, if this one goes on where that one ended.
-    fn expected_run(&mut self, address: u64) -> u64 {
-        let Some(at) = self.zero_streams.iter().position(|s| s.0 == address) else { return 1 };
-        let (_, last) = self.zero_streams.remove(at);
-        (last * 2).clamp(1, ZERO_RUN_MAX)
+    /// What to fill at a first touch of the page `one`.
+    fn expected_run(&mut self, one: &Range<u64>) -> Range<u64> {
+        let next_to = |last: &Range<u64>| last.end == one.start || last.start == one.end;
+        let Some(at) = self.zero_streams.iter().position(next_to) else { return one.clone() };
+        let last = self.zero_streams.remove(at);
+        let bytes = (2 * (last.end - last.start)).min(ZERO_RUN_MAX * PAGE);
+        match last.end == one.start {
+            true => one.start..one.start + bytes,
+            false => one.end.saturating_sub(bytes)..one.end,
+        }
     }
 }

@@ -106,7 +106,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects to every agent (or starts the embedded one) before the command starts. Bounded by a deadline of 5 s.
+    /// Connects to every agent before the command starts, with a deadline of 5 s, or starts the embedded one, for whose links nobody waits.
     pub fn prepare(config: SessionConfig) -> Result<Session, SessionError> {
         abort_on_panic();
         let trace = config.trace.as_ref().map(|path| create_trace(path)).transpose()?;
@@ -119,7 +119,10 @@ impl Session {
         let mut workload = WorkloadId([0; 16]);
         workload.0.copy_from_slice(&random[..16]);
         let seed = random[16..].iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte));
-        let lane = || lane(&identity, workload, &agents);
+        let lane = || {
+            let lane = lane(&identity, workload, &agents)?;
+            if embedded.is_some() { Ok(lane) } else { connected(lane) }
+        };
         let (demand, bulk) = (lane()?, lane()?);
         let (shared, commands) = Shared::new(config, seed)
             .map_err(|e| SessionError::Fatal(format!("cannot set up the page map: {e}")))?;
@@ -183,7 +186,8 @@ impl Session {
             let _ = thread.join();
         }
         let stats = stats(&self.shared);
-        drop(self.embedded);
+        // The process is about to end, and with it the agent: it has nobody to say goodbye to.
+        std::mem::forget(self.embedded);
         stats
     }
 }
@@ -239,7 +243,7 @@ fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
     Ok(AgentAddress { name: name.to_owned(), socket })
 }
 
-/// A lane with a link to every agent.
+/// A lane to the agents, its links not made yet.
 fn lane(
     identity: &Identity,
     workload: WorkloadId,
@@ -250,7 +254,11 @@ fn lane(
         if v4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let quic = Quic::client(SocketAddr::new(any, 0), identity)
         .map_err(|e| SessionError::Fatal(e.to_string()))?;
-    let mut lane = Lane::new(Instant::now(), quic, workload, agents);
+    Ok(Lane::new(Instant::now(), quic, workload, agents))
+}
+
+/// The lane, once it has a link to every agent.
+fn connected(mut lane: Lane<Quic>) -> Result<Lane<Quic>, SessionError> {
     let deadline = Instant::now() + CONNECT_DEADLINE;
     loop {
         let now = Instant::now();

@@ -249,6 +249,14 @@ impl Shared {
         }
     }
 
+    /// First touches were filled; only written ones cost memory.
+    pub fn count_zeros(&self, pages: u64, written: bool) {
+        self.zero_fills.fetch_add(pages, Ordering::Relaxed);
+        if written {
+            self.count_resident(pages as i64);
+        }
+    }
+
     /// Whether so much is resident that pages should go out.
     pub fn is_high(&self) -> bool {
         self.resident.load(Ordering::Relaxed) > self.high

@@ -249,16 +249,22 @@ impl Tables {
         })
     }
 
-    /// How many pages from `page` on, up to `pages_max`, have no entry and lie in the same registered range.
-    pub fn empty_run(&self, space: SpaceId, page: PageAddr, pages_max: u64) -> u64 {
-        let Some(around) = self.registered_around(space, page) else { return 1 };
-        let end = around.end.min(page.get() + pages_max * PAGE);
-        let mut stop = end;
-        self.map.visit(space, page.get()..end, |known, _| {
-            stop = known.get();
-            false
+    /// Of `wanted` the pages around the page `one`, the first or last of it, that have no entry and lie in the same registered range.
+    pub fn empty_run(&self, space: SpaceId, wanted: Range<u64>, one: &Range<u64>) -> Range<u64> {
+        let Some(around) = self.registered_around(space, PageAddr::containing(one.start)) else {
+            return one.clone();
+        };
+        let (start, end) = (wanted.start.max(around.start), wanted.end.min(around.end));
+        let mut run = start..end;
+        self.map.visit(space, start..end, |known, _| {
+            let known = known.get();
+            match known < one.start {
+                true => run.start = known + PAGE,
+                false => run.end = run.end.min(known),
+            }
+            known < one.start
         });
-        ((stop - page.get()) / PAGE).max(1)
+        run.start..run.end.max(one.end)
     }
 
     /// Zeros (or fetched bytes) were installed at these addresses: removals there are over.
