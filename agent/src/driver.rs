@@ -76,13 +76,14 @@ impl<T: Transport> Driver<T> {
         let mut busy = self.transport.drive(received)?;
         let mut handled = 0;
         while let Some(event) = self.transport.poll(received) {
-            self.handle(At { now: Instant::now(), received }, event);
-            handled += 1;
-            if handled % FLUSH_EVENTS == 0 {
+            busy = true;
+            handled += 1 + self.handle(At { now: Instant::now(), received }, event);
+            // The requester can take pages in while the next are looked up.
+            if handled >= FLUSH_EVENTS {
                 self.transport.flush(received)?;
+                handled = 0;
             }
         }
-        busy |= handled > 0;
         if self.core.deadline(received).is_some_and(|deadline| deadline <= received) {
             self.core.handle_timeout(received);
             while let Some(reply) = self.core.poll_stalled(received) {
@@ -94,7 +95,8 @@ impl<T: Transport> Driver<T> {
         Ok(busy)
     }
 
-    fn handle(&mut self, at: At, event: Event) {
+    /// Handles an event; returns how many pages the answer carries.
+    fn handle(&mut self, at: At, event: Event) -> usize {
         let (core, transport, stats) = (&mut self.core, &mut self.transport, &self.stats);
         let (link, answer) = match event {
             Event::Connected { link, peer } => {
@@ -103,7 +105,8 @@ impl<T: Transport> Driver<T> {
             }
             Event::Closed { link, reason } => {
                 tracing::info!(%reason, "disconnected");
-                return core.handle_closed(at.now, link);
+                core.handle_closed(at.now, link);
+                return 0;
             }
             Event::Control { exchange, control } => {
                 (exchange.link, core.handle_control(at, exchange, control))
@@ -114,14 +117,16 @@ impl<T: Transport> Driver<T> {
             Event::Complete { exchange } => (exchange.link, core.handle_complete(at, exchange)),
             Event::Aborted { exchange, reason } => {
                 tracing::debug!(?exchange, %reason, "request aborted");
-                return core.handle_aborted(exchange);
+                core.handle_aborted(exchange);
+                return 0;
             }
         };
         match answer {
             Answer::Nothing => {}
-            Answer::Reply(reply) => send(transport, stats, at, &reply),
+            Answer::Reply(reply) => return send(transport, stats, at, &reply),
             Answer::Close(code) => close(transport, at.now, link, code),
         }
+        0
     }
 
     /// Waits for packets, a deadline, `latest`, or (unless it came already) the request to stop.
@@ -180,8 +185,8 @@ struct Idle {
     spins: bool,
 }
 
-/// Stamps a reply with its service time and sends it.
-fn send<T: Transport>(transport: &mut T, stats: &Stats, at: At, reply: &Reply<'_>) {
+/// Stamps a reply with its service time and sends it. Returns how many slices (pages, descriptors) it carries.
+fn send<T: Transport>(transport: &mut T, stats: &Stats, at: At, reply: &Reply<'_>) -> usize {
     let mut control = reply.control;
     let now = Instant::now();
     let service_ns = now.saturating_duration_since(at.now).as_nanos() as u64;
@@ -192,6 +197,7 @@ fn send<T: Transport>(transport: &mut T, stats: &Stats, at: At, reply: &Reply<'_
     if let Err(error) = transport.reply(now, reply.exchange, &control, &slices[..used]) {
         tracing::debug!(exchange = ?reply.exchange, %error, "reply not sent");
     }
+    used
 }
 
 fn close<T: Transport>(transport: &mut T, now: Instant, link: LinkId, code: CloseCode) {

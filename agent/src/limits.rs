@@ -49,7 +49,7 @@ pub const AGE_SECONDS_MAX: usize = 1 << 16;
 
 /// Longest spin before the loop blocks.
 pub const SPIN_MAX: Duration = Duration::from_micros(50);
-/// Events handled before replies are sent.
+/// Events handled, and pages looked up, before replies are sent.
 pub const FLUSH_EVENTS: usize = 32;
 /// Longest block of the loop, whatever the deadlines.
 pub const BLOCK_MAX: Duration = Duration::from_secs(60);

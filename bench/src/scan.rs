@@ -1,6 +1,6 @@
 //! `gms-bench scan`: reads of all pages in order through the whole stack, beside the bulk throughput of the same run.
 //!
-//! gms has no switch for its prefetch. "Without prefetch" is the same scan with each block of 1024 reads shuffled: nothing can be
+//! gms has no switch for its prefetch. "Without prefetch" is the same scan with each block of 8192 reads shuffled: nothing can be
 //! foreseen, as gms's own count of pages fetched ahead shows, and all else is as in the scan.
 
 use crate::cli::{PageSize, ScanOptions};

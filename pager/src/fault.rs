@@ -355,10 +355,14 @@ impl<T: Transport> FaultThread<T> {
             FaultAction::Zero => self.fill_zeros(place, write, tid),
             FaultAction::Buffered(_) => self.second_chance(place, write, tid),
             FaultAction::Fetch(content) => {
-                if self.inflight.is_empty() { self.follow.fault(tid); } else { self.follow.release(&self.shared.fault_cpu); }
+                if self.inflight.is_empty() {
+                    self.follow.fault(tid);
+                } else {
+                    self.follow.release(&self.shared.fault_cpu);
+                }
                 self.fetch(place, content);
             }
-            FaultAction::Wait => {}
+            FaultAction::Wait => self.fetch_on(place),
         }
     }
 

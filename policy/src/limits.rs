@@ -20,6 +20,8 @@ pub const CLOCK_SLOTS_MAX: usize = 1 << 23;
 pub const EXCHANGE_PAGES_MAX: u32 = 64;
 /// Most pages of a prefetch window, apart from the page which faulted: some exchanges, which are under way together.
 pub const WINDOW_MAX: u32 = 4 * EXCHANGE_PAGES_MAX - 1;
+/// A stream with no smaller window goes on before that is used up.
+pub const AHEAD_MIN: u32 = 15;
 /// Streams which a prefetcher tells apart in one address space.
 pub const STREAMS_MAX: usize = 16;
 /// Deltas remembered of each stream (Leap's H_size).

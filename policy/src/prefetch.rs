@@ -11,8 +11,8 @@
 
 use crate::ids::PageAddr;
 use crate::limits::{
-    FRAME_BYTES, OUTCOME_WINDOW, STREAM_REACH_PAGES, STREAMS_MAX, TREND_HISTORY, TREND_MIN,
-    WINDOW_MAX,
+    AHEAD_MIN, FRAME_BYTES, OUTCOME_WINDOW, STREAM_REACH_PAGES, STREAMS_MAX, TREND_HISTORY,
+    TREND_MIN, WINDOW_MAX,
 };
 
 /// Pages to fetch together with the one which faulted: `count` of them, each `stride` bytes after the last.
@@ -35,6 +35,10 @@ impl Window {
 pub trait Prefetch {
     /// `page` faulted and must be fetched: what else to fetch with it.
     fn on_fault(&mut self, page: PageAddr) -> Window;
+
+    /// A thread waits for `page`, which is being fetched ahead: what to fetch now, counted from the returned page, so that the stream
+    /// goes on while the rest of its window is used.
+    fn on_wait(&mut self, page: PageAddr) -> Option<(PageAddr, Window)>;
 
     /// Of `issued` prefetched pages, `hits` were used. The prefetcher infers this from the faults by itself;
     /// the driver may add what only it knows (a window dropped, pages evicted untouched).
@@ -125,6 +129,26 @@ impl Prefetch for Streams {
         stream.count = count;
         self.issued_total += u64::from(count);
         Window { stride: stream.stride * page_bytes, count }
+    }
+
+    fn on_wait(&mut self, page: PageAddr) -> Option<(PageAddr, Window)> {
+        let page = (page.get() / self.page_bytes as u64) as i64;
+        let (at, steps) = self.continued(page)?;
+        let Stream { last, stride, count, .. } = self.streams[at];
+        if !(count / 8..=count).contains(&steps) || count < AHEAD_MIN {
+            return None;
+        }
+        let end = PageAddr::containing((last * self.page_bytes) as u64)
+            .offset(stride * self.page_bytes * i64::from(count))?;
+        // The rest of the window counts as used: the stream is as it will be when its last page is touched.
+        self.on_outcome(count, count);
+        let (cap, page_bytes) = (self.throttle.cap(), self.page_bytes);
+        let stream = self.touch(Some(at), page);
+        stream.follow(last + stride * i64::from(count));
+        stream.count = stream.grown(count).min(cap);
+        let window = Window { stride: stride * page_bytes, count: stream.count };
+        self.issued_total += u64::from(window.count);
+        (window.count > 0).then_some((end, window))
     }
 
     fn on_outcome(&mut self, hits: u32, issued: u32) {
@@ -290,6 +314,23 @@ mod tests {
             assert!(faults < 5 + 9 + 10_000 / 256, "stride {stride}: {faults} faults");
             let (issued, hits) = streams.totals();
             assert!(hits >= issued - 256, "{hits} of {issued}");
+        }
+    }
+
+    #[test]
+    fn a_scan_which_overtakes_its_window_is_fetched_ahead_of() {
+        for stride in [1i64, -1, 3] {
+            let (mut streams, start) = (Streams::new(12), 1 << 20);
+            run(&mut streams, (0..512).map(|n| start + n * stride));
+            let fault = start + 512 * stride;
+            let window = streams.on_fault(at(fault));
+            assert_eq!(window.count, 255, "the test is of no use");
+            assert_eq!(streams.on_wait(at(fault + 3 * stride)), None, "too early");
+            assert_eq!(streams.on_wait(at(fault + 1000 * stride)), None, "not of the window");
+            let next = streams.on_wait(at(fault + 130 * stride));
+            assert_eq!(next, Some((at(fault + 255 * stride), window)));
+            assert_eq!(streams.on_wait(at(fault + 200 * stride)), None, "a second time");
+            assert_eq!(streams.on_fault(at(fault + 511 * stride)), window, "it does not go on");
         }
     }
 

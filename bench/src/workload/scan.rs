@@ -9,7 +9,7 @@ use crate::error::BenchError;
 use crate::region::WORDS;
 
 /// Reads between two looks at what is absent, which are not timed.
-const BLOCK: usize = 1024;
+const BLOCK: usize = 8192;
 /// Words of a page that are read: each names its page.
 const CHECKED: usize = 8;
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use gms_policy::ids::{AgentId, PageAddr};
+use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::prefetch::Prefetch;
 use gms_transport::message::{Control, PAGES_MAX, PageDescriptor, Status};
 use gms_transport::{ExchangeId, Transport};
@@ -108,39 +108,63 @@ impl<T: Transport> FaultThread<T> {
         self.trace(|trace| trace.looked_up(place));
         let now = Instant::now();
         let ahead = self.look_ahead(place);
+        let demanded = Wanted { place, content };
         if ahead.is_empty() {
-            return self.send(now, Fetch::new(now, vec![Wanted { place, content }], true));
+            return self.send(now, Fetch::new(now, vec![demanded], true));
         }
-        let mut by_agent = BTreeMap::from([(content.agent, vec![Wanted { place, content }])]);
-        for (page, content) in ahead {
-            let wanted = Wanted { place: (place.0, page), content };
-            by_agent.entry(content.agent).or_default().push(wanted);
+        self.fetch_all(now, Some(demanded), ahead);
+    }
+
+    /// A thread waits for a page that is being fetched ahead: the stream goes on behind it.
+    pub(super) fn fetch_on(&mut self, place: Place) {
+        let Some(state) = self.spaces.get_mut(&place.0) else { return };
+        let Some((end, window)) = state.prefetch.on_wait(place.1) else { return };
+        let ahead = self.begin_ahead(place.0, Vec::new(), window.pages(end));
+        self.fetch_all(Instant::now(), None, ahead);
+    }
+
+    fn fetch_all(&mut self, now: Instant, demanded: Option<Wanted>, ahead: Vec<Wanted>) {
+        let mut by_agent: BTreeMap<AgentId, Vec<Wanted>> = BTreeMap::new();
+        for wanted in demanded.into_iter().chain(ahead) {
+            by_agent.entry(wanted.content.agent).or_default().push(wanted);
         }
-        let first = by_agent.remove(&content.agent).map(|pages| Fetch::new(now, pages, true));
+        let first = demanded.and_then(|d| by_agent.remove(&d.content.agent));
+        let first = first.map(|pages| Fetch::new(now, pages, true));
         let ahead = by_agent.into_values().map(|pages| Fetch::new(now, pages, false));
         for fetch in first.into_iter().chain(ahead) {
             fetch.split().for_each(|fetch| self.send(now, fetch));
         }
     }
 
-    /// Pages to be fetched along: the other half of an 8 KiB page, and what the stream of faults will touch next. They are marked, so
-    /// that threads which fault on them wait for this fetch.
-    fn look_ahead(&mut self, place: Place) -> Vec<(PageAddr, Content)> {
+    /// Pages to be fetched along: the other half of an 8 KiB page, and what the stream of faults will touch next.
+    fn look_ahead(&mut self, place: Place) -> Vec<Wanted> {
         let Some(state) = self.spaces.get_mut(&place.0) else { return Vec::new() };
         let window = state.prefetch.on_fault(place.1);
-        let (issued, hits) = state.prefetch.totals();
-        let (_, hits_before) = std::mem::replace(&mut state.prefetch_totals, (issued, hits));
-        self.shared.prefetch_hits.fetch_add(hits - hits_before, Ordering::Relaxed);
         let mut pages: Vec<PageAddr> = Vec::new();
         if self.shared.config.page_shift == 13 {
             pages.push(PageAddr::containing(place.1.get() ^ PAGE));
         }
-        let room = self.shared.room().saturating_sub(ROOM_KEPT) as usize;
-        pages.extend(window.pages(place.1).take(room));
+        self.begin_ahead(place.0, pages, window.pages(place.1))
+    }
+
+    /// Those of the pages that are remote, and of `more` as many as there is room for. They are marked, so that threads which fault on
+    /// them wait for this fetch.
+    fn begin_ahead(
+        &mut self,
+        id: SpaceId,
+        mut pages: Vec<PageAddr>,
+        more: impl Iterator<Item = PageAddr>,
+    ) -> Vec<Wanted> {
+        let Some(state) = self.spaces.get_mut(&id) else { return Vec::new() };
+        let (issued, hits) = state.prefetch.totals();
+        let (_, hits_before) = std::mem::replace(&mut state.prefetch_totals, (issued, hits));
+        self.shared.prefetch_hits.fetch_add(hits - hits_before, Ordering::Relaxed);
+        pages.extend(more.take(self.shared.room().saturating_sub(ROOM_KEPT) as usize));
         if pages.is_empty() {
             return Vec::new();
         }
-        lock(&self.shared.tables).begin_prefetch(place.0, &pages)
+        let begun = lock(&self.shared.tables).begin_prefetch(id, &pages);
+        begun.into_iter().map(|(page, content)| Wanted { place: (id, page), content }).collect()
     }
 
     fn send(&mut self, now: Instant, mut fetch: Fetch) {
