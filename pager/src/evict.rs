@@ -38,6 +38,8 @@ use crate::victims::{choose_victims, move_out, next_batch, read_moved};
 /// The tree's processes are looked for this often, and more often once some are paged: another may need it soon.
 const TREE_EVERY: Duration = Duration::from_millis(20);
 const TREE_EVERY_PAGED: Duration = Duration::from_millis(5);
+/// While nothing grows and nobody is born, it is seen this often who has ended or executes something else.
+const TREE_EVERY_CALM: Duration = Duration::from_millis(50);
 /// Between looks while faults wait for room.
 const LOOK_CROWDED: Duration = Duration::from_millis(1);
 /// The time between looks grows step by step while they find nothing new, a step after so many, up to what the budget allows.
@@ -131,6 +133,7 @@ pub struct EvictThread<T> {
     // Clockwork.
     next_look: Instant,
     next_tree: Instant,
+    next_all: Instant,
     next_measure: Instant,
     next_status: Instant,
     next_proof: Instant,
@@ -184,6 +187,7 @@ impl<T: Transport> EvictThread<T> {
             random: shared.seed | 1,
             next_look: now,
             next_tree: now,
+            next_all: now,
             next_measure: now,
             next_status: now,
             next_proof: now,
@@ -208,10 +212,11 @@ impl<T: Transport> EvictThread<T> {
         gms_agent::spin::prefer_latency();
         // SAFETY: no memory is involved; who 0 is the calling thread. Without the privilege nothing changes.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+        let mut packets = true;
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             let mut busy = self.obey(now);
-            busy |= self.network(now);
+            busy |= packets && self.network(now);
             if now >= self.next_look {
                 self.look(now);
             } else if self.goal == 0 && self.shared.is_high() {
@@ -219,7 +224,7 @@ impl<T: Transport> EvictThread<T> {
                 self.goal = self.budget.decide(Bytes(resident)).evict.0;
             }
             if self.shared.has_failed() {
-                self.tree.refresh(&self.evictors());
+                self.tree.refresh(&self.evictors(), true);
                 self.tree.kill();
             } else if self.shared.detaching.load(Ordering::Relaxed) {
                 busy |= self.bring_home(now);
@@ -237,14 +242,13 @@ impl<T: Transport> EvictThread<T> {
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
-            if !busy {
-                self.wait();
-            }
+            packets = busy || self.wait();
         }
         self.end();
     }
 
-    fn wait(&self) {
+    /// Waits for the next look, a kick, or packets (or that the transport's timers are due): true if for those.
+    fn wait(&self) -> bool {
         let now = Instant::now();
         let deadline = self.lane.deadline().unwrap_or(self.next_look).min(self.next_look);
         let limit = deadline.saturating_duration_since(now);
@@ -255,7 +259,11 @@ impl<T: Transport> EvictThread<T> {
         let millis = limit.as_micros().div_ceil(1000).min(1000) as u16;
         // An interrupted or failed poll only means to look sooner.
         let _ = poll(&mut fds, PollTimeout::from(millis));
-        drain(self.shared.evict_kicks());
+        let [kicked, received] = fds.map(|fd| fd.any().unwrap_or(true));
+        if kicked {
+            drain(self.shared.evict_kicks());
+        }
+        received || self.lane.deadline().is_some_and(|deadline| deadline <= Instant::now())
     }
 
     fn obey(&mut self, now: Instant) -> bool {
@@ -326,7 +334,11 @@ impl<T: Transport> EvictThread<T> {
     fn refresh_tree(&mut self, now: Instant) {
         self.next_tree =
             now + if self.processes.is_empty() { TREE_EVERY } else { TREE_EVERY_PAGED };
-        self.tree.refresh(&self.evictors());
+        let all = self.calm < CALM_LOOKS || now >= self.next_all;
+        if !self.tree.refresh(&self.evictors(), all) {
+            return;
+        }
+        self.next_all = now + TREE_EVERY_CALM;
         // One whose parent ended before we saw it may only be known by its faults.
         for space in &self.orphans {
             self.tree.meet(space.pid.load(Ordering::Relaxed));
@@ -650,7 +662,7 @@ impl<T: Transport> EvictThread<T> {
                 std::process::abort();
             }
             let _ = poll(&mut [], PollTimeout::from(1u8));
-            self.tree.refresh(&self.evictors());
+            self.tree.refresh(&self.evictors(), true);
         }
     }
 

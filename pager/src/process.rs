@@ -41,6 +41,10 @@ const MADV_POPULATE_WRITE: u64 = sys::MADV_POPULATE_WRITE as u64;
 /// Top of a thread's stack, where the C library keeps the thread's own data. The kernel writes the end of the thread there and does
 /// not wait for a page then (handle_userfault refuses exiting threads), so that a join would wait for ever.
 const THREAD_TOP: u64 = 2 * PAGE;
+/// Mappings are looked at again though nothing tells of new ones: so often if the resident memory has changed by so much, or else so much later.
+const SCAN_EVERY: Duration = Duration::from_millis(100);
+const SCAN_GROWTH: u64 = 1 << 20;
+const SCAN_CALM: Duration = Duration::from_millis(900);
 /// Guard areas below thread stacks are at most this long.
 const GUARD_MAX: u64 = 1 << 20;
 
@@ -71,6 +75,7 @@ pub struct Process {
     unshared: Vec<PageAddr>,
     seen_changes: u64,
     seen_size: u64,
+    seen_resident: u64,
     next_scan: Instant,
 }
 
@@ -120,6 +125,7 @@ impl Process {
             unshared: Vec::new(),
             seen_changes: u64::MAX,
             seen_size: 0,
+            seen_resident: 0,
             next_scan: Instant::now(),
         })
     }
@@ -179,14 +185,17 @@ impl Process {
     pub fn register_new(&mut self, shared: &Shared, now: Instant) -> Option<u64> {
         let size = self.size.pages;
         let changes = self.space.changes.load(Ordering::Relaxed);
-        if (size, changes) == (self.seen_size, self.seen_changes) && now < self.next_scan {
+        let grown = self.size.resident.abs_diff(self.seen_resident) > SCAN_GROWTH;
+        let due = if grown { self.next_scan } else { self.next_scan + SCAN_CALM };
+        if (size, changes) == (self.seen_size, self.seen_changes) && now < due {
             return None;
         }
         let mappings = proc::maps(self.pid)?;
         let unpageable = self.register_mappings(shared, &mappings);
         (self.seen_size, self.seen_changes) = (size, changes);
+        self.seen_resident = self.size.resident;
         // Mappings of equal size may have come and gone unseen: look again in any case, but spend little on it.
-        self.next_scan = Instant::now() + (now.elapsed() * 50).max(Duration::from_millis(100));
+        self.next_scan = Instant::now() + (now.elapsed() * 50).max(SCAN_EVERY);
         Some(unpageable)
     }
 

@@ -61,11 +61,15 @@ impl Tree {
         }
     }
 
-    /// Finds new members and drops those that have ended.
-    pub fn refresh(&mut self, evictors: &[i32]) {
+    /// Finds new members and drops those that have ended, unless nobody was born and not `all` is asked for: then it returns false.
+    pub fn refresh(&mut self, evictors: &[i32], all: bool) -> bool {
+        let grown = self.may_have_grown();
+        if !grown && !all {
+            return false;
+        }
         self.members.retain(|_, process| !has_ended(process.as_fd()));
-        if !self.members.is_empty() && !self.may_have_grown() {
-            return;
+        if !self.members.is_empty() && !grown {
+            return true;
         }
         let start = match self.root {
             Root::OwnChildren(_) => proc::children(std::process::id() as i32),
@@ -83,6 +87,7 @@ impl Tree {
             queue.extend(proc::children(pid));
         }
         self.empty = if self.members.is_empty() { self.empty + 1 } else { 0 };
+        true
     }
 
     fn may_have_grown(&mut self) -> bool {

@@ -162,18 +162,17 @@ impl Model {
         }
         match self.tables.fault(place) {
             FaultAction::Zero => {
-                let run = self.tables.empty_run(place.0, place.1, 4);
-                let process = self.process(place.0);
-                let mut end = place.1.get();
-                for _ in 0..run {
-                    let page = PageAddr::containing(end);
-                    if process.present.contains_key(&page) || !process.truth.contains_key(&page) {
-                        break;
-                    }
-                    process.present.insert(page, 0);
-                    end += PAGE;
+                let one = place.1.get()..place.1.get() + PAGE;
+                // Upwards from some pages, downwards from others.
+                let wanted = match place.1.get() / PAGE % 2 {
+                    0 => one.start..one.start + 4 * PAGE,
+                    _ => one.end.saturating_sub(4 * PAGE)..one.end,
+                };
+                let run = self.tables.empty_run(place.0, wanted, &one);
+                assert!(run.start <= one.start && one.end <= run.end, "{run:?} without {one:?}");
+                if self.fill(place.0, run) <= one.start {
+                    assert_eq!(self.fill(place.0, one.clone()), one.end);
                 }
-                self.tables.installed(place.0, place.1.get()..end);
             }
             FaultAction::Buffered(slot) => {
                 let tag = self.frames[&slot];
@@ -187,6 +186,22 @@ impl Model {
             }
         }
         true
+    }
+
+    /// Makes pages present up to the first that is already, or is not mapped; returns where.
+    fn fill(&mut self, space: SpaceId, run: Range<u64>) -> u64 {
+        let process = self.process(space);
+        let mut end = run.start;
+        while end < run.end {
+            let page = PageAddr::containing(end);
+            if process.present.contains_key(&page) || !process.truth.contains_key(&page) {
+                break;
+            }
+            process.present.insert(page, 0);
+            end += PAGE;
+        }
+        self.tables.installed(space, run.start..end);
+        end
     }
 
     /// The reply to a fetch has come.

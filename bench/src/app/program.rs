@@ -30,7 +30,7 @@ const KEY: usize = 280;
 /// Requests to redis for each of its keys.
 const REQUESTS: usize = 3;
 /// Searches in the graph.
-const SEARCHES: u32 = 6;
+const SEARCHES: u32 = 20;
 /// Neighbours in each MiB of a graph.
 const NEIGHBOURS: usize = (1 << 20) / size_of::<u32>();
 /// Bounds of the number of neighbours that a node has on average.
