@@ -9,6 +9,7 @@ use clap::ValueEnum;
 
 use crate::cli::AppOptions;
 use crate::error::BenchError;
+use crate::memory;
 use crate::report::{Report, Target};
 use crate::slow_down::Run;
 use crate::stack::Stack;
@@ -107,9 +108,15 @@ impl Trial<'_> {
         Ok(())
     }
 
+    /// Runs the job in memory that the machine has, also that of an agent.
+    fn run_in(&self, room: Room) -> Result<Ended, BenchError> {
+        memory::touch(2 * self.options.mib())?;
+        self.job.run(room)
+    }
+
     /// Measures it without a limit.
     fn free(&self, report: &mut Report) -> Result<Outcome, BenchError> {
-        let free = self.job.run(Room::Free)?.done()?;
+        let free = self.run_in(Room::Free)?.done()?;
         self.check(&free, "without a limit")?;
         report.figure(&format!("{}, no limit", self.name), "s", free.seconds);
         report.figure(&format!("{}, no limit: resident", self.name), "MiB", free.anon_mib);
@@ -176,7 +183,7 @@ impl Trial<'_> {
         free: &Outcome,
         report: &mut Report,
     ) -> Result<Option<f64>, BenchError> {
-        let outcome = match self.job.run(room)? {
+        let outcome = match self.run_in(room)? {
             Ended::Killed(why) if under != Under::Gms => {
                 self.leave_out(under, share, &why, report);
                 return Ok(None);
