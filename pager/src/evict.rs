@@ -550,9 +550,10 @@ impl<T: Transport> EvictThread<T> {
 
     /// Moves up to [`BATCH`] pages of a process out; returns how many, or `None` if it got nowhere.
     fn evict_batch(&mut self, pid: i32) -> Option<u64> {
+        let random = self.next_random();
         let process = self.processes.get_mut(&pid)?;
         if process.victims.is_empty() {
-            choose_victims(&self.shared, &mut self.clock, process);
+            choose_victims(&self.shared, &mut self.clock, process, random);
         }
         let pages = next_batch(&mut process.victims);
         let (leaving, moved) = move_out(&self.shared, process, &pages)?;

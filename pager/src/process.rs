@@ -1,4 +1,4 @@
-//! An attached process: its evictor, its outbox and where the clock's hand stands in its memory.
+//! An attached process: its evictor, its outbox and its mappings.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -58,8 +58,6 @@ pub struct Process {
     pub size: Statm,
     /// Pages chosen to go out next.
     pub victims: VecDeque<PageAddr>,
-    /// Where the clock's hand stands.
-    pub hand: u64,
     /// What may be evicted: writable, registered when last looked at.
     pub sweep: RangeSet,
     /// Its page tables.
@@ -113,7 +111,6 @@ impl Process {
             space,
             size: Statm::default(),
             victims: VecDeque::new(),
-            hand: 0,
             sweep: RangeSet::default(),
             page_tables,
             measure,

@@ -1,6 +1,7 @@
 //! Which pages of a process go out next, and their way into the write-back slots.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use gms_policy::eviction::{Clock, Eviction};
 use gms_policy::ids::PageAddr;
@@ -14,16 +15,19 @@ use crate::tables::{EvictOutcome, Place};
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch.
 const RUNS_MAX: usize = 64;
 
-/// Fills `process.victims` from the next windows under the clock's hand, a lap at most.
-pub fn choose_victims(shared: &Shared, clock: &mut Clock, process: &mut Process) {
+/// Fills `process.victims` from a window of present pages anywhere, and where all of those have been referenced from the next ones, a lap at
+/// most. A hand that went round in the order of addresses would go before a program that reads its memory over and over: it would evict
+/// just what is read next.
+pub fn choose_victims(shared: &Shared, clock: &mut Clock, process: &mut Process, random: u64) {
     let id = process.space.id;
     let mut chosen = Vec::new();
     let mut wrapped = false;
+    let mut hand = anywhere(process, random);
     while chosen.is_empty() {
-        let (window, hand) = window(shared, process);
-        process.hand = hand.unwrap_or(0);
+        let (window, next) = window(shared, process, hand);
+        hand = next.unwrap_or(0);
         clock.pick(&window, &mut chosen);
-        if hand.is_none() && std::mem::replace(&mut wrapped, true) {
+        if next.is_none() && std::mem::replace(&mut wrapped, true) {
             break;
         }
     }
@@ -31,12 +35,26 @@ pub fn choose_victims(shared: &Shared, clock: &mut Clock, process: &mut Process)
     process.victims.extend(chosen.into_iter().map(|place| place.1));
 }
 
+/// An address of what may be evicted, each page as likely as the others.
+fn anywhere(process: &Process, random: u64) -> u64 {
+    let length = |range: &Range<u64>| range.end - range.start;
+    let total: u64 = process.sweep.iter().map(|range| length(&range)).sum();
+    let mut at = random % total.max(1);
+    for range in process.sweep.iter() {
+        if at < length(&range) {
+            return (range.start + at) / PAGE * PAGE;
+        }
+        at -= length(&range);
+    }
+    0
+}
+
 /// Present pages from the hand on, and where the hand stands then (`None`: at the end).
-fn window(shared: &Shared, process: &Process) -> (Vec<Place>, Option<u64>) {
+fn window(shared: &Shared, process: &Process, hand: u64) -> (Vec<Place>, Option<u64>) {
     let id = process.space.id;
     let mut places = Vec::with_capacity(SCAN_WINDOW_MAX);
     let mut regions = Vec::new();
-    for range in process.sweep.overlaps(process.hand..u64::MAX) {
+    for range in process.sweep.overlaps(hand..u64::MAX) {
         let mut at = range.start;
         while at < range.end {
             let room = (SCAN_WINDOW_MAX - places.len()) as u64;
