@@ -10,8 +10,9 @@ use crate::ids::{PageAddr, SpaceId};
 use crate::limits::{CLOCK_SLOTS_MAX, CLOCK_SLOTS_MIN, CLOCK_WAYS, FRAME_BYTES};
 use std::ops::Range;
 
-/// An order of eviction. The driver owns the hand: it sets it down anywhere in the present pages (so that a program which reads its
-/// memory over and over does not meet a hand that evicts just what is read next) and offers them from there in windows of up to [`SCAN_WINDOW_MAX`](crate::limits::SCAN_WINDOW_MAX).
+/// An order of eviction. The driver owns the hand: it sets it down anywhere in the present pages, so that a program which
+/// reads its memory over and over does not meet a hand that evicts just what is read next, and offers them from there in
+/// windows of up to [`SCAN_WINDOW_MAX`](crate::limits::SCAN_WINDOW_MAX).
 pub trait Eviction {
     /// The page was used: it came back soon after it had been chosen. (A page which comes back after more than
     /// a lap of the hand tells nothing: a scan of everything would mark everything.)
