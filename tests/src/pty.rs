@@ -30,9 +30,13 @@ impl Terminal {
         let mut command = Command::new(tool("bash"));
         command.args(["--norc", "--noprofile", "-i"]).env("PS1", "READY ").env("TERM", "dumb");
         command.stdin(side()).stdout(side()).stderr(side());
-        // SAFETY: between fork and exec only two async-signal-safe calls are made, on descriptor 0 of the child.
+        // SAFETY: between fork and exec only async-signal-safe calls are made, for the child itself and on its descriptor 0.
         unsafe {
             command.pre_exec(|| {
+                // Ignored where the tests were started in the background; then nothing that the shell starts would heed Ctrl-C.
+                for signal in [libc::SIGINT, libc::SIGQUIT] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
                 nix::unistd::setsid()?;
                 match libc::ioctl(0, libc::TIOCSCTTY, 0) {
                     -1 => Err(std::io::Error::last_os_error()),
