@@ -144,7 +144,7 @@ impl<T: Transport> FaultThread<T> {
                 self.read_space(id, true);
                 // Where several threads wait, their requests go out together.
                 let mut more = MESSAGES;
-                while more > 0 && self.inflight.len() > 1 && self.read_space(id, false) {
+                while more > 0 && self.pending.len() > 1 && self.read_space(id, false) {
                     more -= 1;
                 }
             }
@@ -355,7 +355,7 @@ impl<T: Transport> FaultThread<T> {
             FaultAction::Zero => self.fill_zeros(place, write, tid),
             FaultAction::Buffered(_) => self.second_chance(place, write, tid),
             FaultAction::Fetch(content) => {
-                if self.inflight.is_empty() {
+                if self.pending.is_empty() {
                     self.follow.fault(tid);
                 } else {
                     self.follow.release(&self.shared.fault_cpu);

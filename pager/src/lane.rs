@@ -158,6 +158,11 @@ impl<T: Transport> Lane<T> {
         matches!(self.peers[usize::from(agent.0)].phase, Phase::Up(_))
     }
 
+    /// Whether requests could ever be sent to the agent.
+    pub fn has_been_up(&self, agent: AgentId) -> bool {
+        self.peers[usize::from(agent.0)].session.is_some()
+    }
+
     /// What placement may know of every agent.
     pub fn views(&self) -> Vec<AgentView> {
         self.agents().zip(&self.peers).map(|(id, peer)| self.view(id, peer)).collect()

@@ -330,6 +330,11 @@ impl Tables {
         begun
     }
 
+    /// Pages which are being prefetched.
+    pub fn prefetching(&self) -> usize {
+        self.prefetching.len()
+    }
+
     /// The prefetch of a page is over; returns whether a fault waits for it.
     pub fn end_prefetch(&mut self, place: Place) -> bool {
         self.prefetching.remove(&place);

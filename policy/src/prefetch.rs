@@ -132,18 +132,17 @@ impl Prefetch for Streams {
     }
 
     fn on_wait(&mut self, page: PageAddr) -> Option<(PageAddr, Window)> {
-        let page = (page.get() / self.page_bytes as u64) as i64;
-        let (at, steps) = self.continued(page)?;
+        let number = (page.get() / self.page_bytes as u64) as i64;
+        let (at, steps) = self.continued(number)?;
         let Stream { last, stride, count, .. } = self.streams[at];
         if !(count / 8..=count).contains(&steps) || count < AHEAD_MIN {
             return None;
         }
-        let end = PageAddr::containing((last * self.page_bytes) as u64)
-            .offset(stride * self.page_bytes * i64::from(count))?;
+        let end = page.offset(stride * self.page_bytes * i64::from(count - steps))?;
         // The rest of the window counts as used: the stream is as it will be when its last page is touched.
         self.on_outcome(count, count);
         let (cap, page_bytes) = (self.throttle.cap(), self.page_bytes);
-        let stream = self.touch(Some(at), page);
+        let stream = self.touch(Some(at), number);
         stream.follow(last + stride * i64::from(count));
         stream.count = stream.grown(count).min(cap);
         let window = Window { stride: stride * page_bytes, count: stream.count };
@@ -417,6 +416,11 @@ mod tests {
                 prop_assert!(window.count == 0 || window.stride != 0);
                 prop_assert!(window.pages(page).all(|p| p != page));
                 prop_assert!(streams.streams.len() <= STREAMS_MAX);
+                for waited in window.pages(page) {
+                    let Some((end, next)) = streams.on_wait(waited) else { continue };
+                    prop_assert!(next.count <= WINDOW_MAX && next.stride == window.stride);
+                    prop_assert_eq!(Some(end), window.pages(page).last());
+                }
             }
         }
 

@@ -155,6 +155,10 @@ impl<T: Transport> EvictThread<T> {
                 }
                 LaneEvent::Complete { exchange } => self.complete(exchange),
                 LaneEvent::Failed { exchange } => self.failed(exchange),
+                // Others had to be up before the command was started.
+                LaneEvent::Down { agent, reason } if !self.lane.has_been_up(agent) => {
+                    self.shared.fail(format!("agent {}: {reason}", self.lane.name(agent)));
+                }
                 LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
             }
         }

@@ -159,11 +159,15 @@ impl<T: Transport> FaultThread<T> {
         let (issued, hits) = state.prefetch.totals();
         let (_, hits_before) = std::mem::replace(&mut state.prefetch_totals, (issued, hits));
         self.shared.prefetch_hits.fetch_add(hits - hits_before, Ordering::Relaxed);
-        pages.extend(more.take(self.shared.room().saturating_sub(ROOM_KEPT) as usize));
-        if pages.is_empty() {
+        let mut more = more.peekable();
+        if pages.is_empty() && more.peek().is_none() {
             return Vec::new();
         }
-        let begun = lock(&self.shared.tables).begin_prefetch(id, &pages);
+        let mut tables = lock(&self.shared.tables);
+        // What is under way will need room too.
+        let taken = ROOM_KEPT + tables.prefetching() as u64;
+        pages.extend(more.take(self.shared.room().saturating_sub(taken) as usize));
+        let begun = tables.begin_prefetch(id, &pages);
         begun.into_iter().map(|(page, content)| Wanted { place: (id, page), content }).collect()
     }
 
