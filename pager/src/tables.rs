@@ -7,16 +7,16 @@
 //! An entry exists only inside a registered range. Everything that happens to the address space arrives as an event before it can
 //! be observed through a fault, because the kernel refuses COPY, ZEROPAGE and MOVE while an event is unread.
 //!
-//! **Quarantine.** REMOVE arrives before the pages go. If such a page were evicted in between, the workload would later get its
-//! old bytes instead of zeros. So the range is quarantined: a page in it is not evicted until it has been seen absent or been
-//! installed anew, both of which prove that the removal is over. Pages that MADV_FREE left in place show neither: for them the evict
-//! thread proves that no thread is in madvise any more (`age_quarantine`, `end_quarantine`).
+//! Pages that are being removed are in quarantine (`tables/space.rs`).
+
+mod space;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
+use self::space::SpaceState;
 use crate::page_map::{CONTENT_ID_MAX, Content, PAGE, PageMap, State};
 use crate::range_set::RangeSet;
 
@@ -81,39 +81,6 @@ struct Slot {
     was_remote: bool,
     id: ContentId,
     hash: u64,
-}
-
-#[derive(Default)]
-struct SpaceState {
-    registered: RangeSet,
-    quarantine: RangeSet,
-    /// What was in quarantine when the search for threads in madvise began.
-    aging: RangeSet,
-    /// Removals that are not proved to be over, whatever was installed since: a page may still go there.
-    removing: RangeSet,
-    /// The same for what is `aging`.
-    aging_removing: RangeSet,
-    /// Removals begun so far.
-    removals: u64,
-}
-
-impl SpaceState {
-    /// The range is another mapping now: what was told of it is over.
-    fn renew(&mut self, range: Range<u64>) {
-        self.release(range.clone());
-        self.removing.remove(range.clone());
-        self.aging_removing.remove(range);
-    }
-
-    /// What was there has gone.
-    fn release(&mut self, range: Range<u64>) {
-        if !self.quarantine.is_empty() {
-            self.quarantine.remove(range.clone());
-        }
-        if !self.aging.is_empty() {
-            self.aging.remove(range);
-        }
-    }
 }
 
 /// See the module's documentation.
@@ -244,9 +211,7 @@ impl Tables {
     }
 
     fn is_being_removed(&self, place: Place) -> bool {
-        self.spaces.get(&place.0).is_some_and(|s| {
-            s.removing.contains(place.1.get()) || s.aging_removing.contains(place.1.get())
-        })
+        self.spaces.get(&place.0).is_some_and(|s| s.is_being_removed(place.1))
     }
 
     /// Of `wanted` the pages around the page `one`, the first or last of it, that have no entry and lie in the same registered range.
@@ -388,10 +353,7 @@ impl Tables {
 
     /// Whether the page is ours to take: in a registered range, not being removed, not being fetched.
     fn is_evictable(&self, place: Place) -> bool {
-        let Some(space) = self.spaces.get(&place.0) else { return false };
-        space.registered.contains(place.1.get())
-            && !space.quarantine.contains(place.1.get())
-            && !space.aging.contains(place.1.get())
+        self.spaces.get(&place.0).is_some_and(|s| s.is_evictable(place.1))
             && !self.prefetching.contains(&place)
     }
 
@@ -409,19 +371,13 @@ impl Tables {
 
     /// Begins to prove that the removals of a space are over; false if there are none. Those that come later are not meant.
     pub fn age_quarantine(&mut self, space: SpaceId) -> bool {
-        let Some(state) = self.spaces.get_mut(&space) else { return false };
-        let young = std::mem::take(&mut state.quarantine);
-        young.iter().for_each(|range| state.aging.insert(range));
-        let young = std::mem::take(&mut state.removing);
-        young.iter().for_each(|range| state.aging_removing.insert(range));
-        !state.aging.is_empty()
+        self.spaces.get_mut(&space).is_some_and(SpaceState::age)
     }
 
     /// It has been proved.
     pub fn end_quarantine(&mut self, space: SpaceId) {
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.aging = RangeSet::default();
-            state.aging_removing = RangeSet::default();
+            state.end_aging();
         }
     }
 
@@ -609,12 +565,7 @@ impl Tables {
     pub fn remove(&mut self, space: SpaceId, range: Range<u64>) {
         self.forget(space, range.clone());
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.removals += 1;
-            let parts: Vec<_> = state.registered.overlaps(range).collect();
-            for part in parts {
-                state.removing.insert(part.clone());
-                state.quarantine.insert(part);
-            }
+            state.remove(range);
         }
     }
 
@@ -663,7 +614,7 @@ impl Tables {
             }
             self.put((child, page), state);
         }
-        self.spaces.insert(child, SpaceState { registered, ..SpaceState::default() });
+        self.spaces.insert(child, SpaceState::new(registered));
     }
 
     // ---- references

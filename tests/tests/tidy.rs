@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Longest file in lines: one noun a file.
-const FILE_LINES_MAX: usize = 900;
+const FILE_LINES_MAX: usize = 700;
 /// Longest function in lines outside tests.
 const FUNCTION_LINES_MAX: usize = 70;
 /// `unwrap()` outside tests, a crate: each was argued for. Lower it when one goes; never raise it.
@@ -82,7 +82,7 @@ fn files_are_short() {
         let generated = source.path.ends_with("Cargo.lock");
         (lines > FILE_LINES_MAX && !generated).then(|| format!("{}: {lines} lines", source.path))
     };
-    report("files stay under 900 lines", sources().iter().filter_map(long).collect());
+    report("files stay under 700 lines", sources().iter().filter_map(long).collect());
 }
 
 /// Functions by rustfmt's layout: from a line with `fn` to the closing brace at the same depth.

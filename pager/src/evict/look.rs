@@ -1,0 +1,264 @@
+//! Looking: how much the tree holds, who belongs to it, what must be paged and how much must go.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use gms_policy::budget::Decision;
+use gms_policy::eviction::Eviction;
+use gms_policy::ids::{Bytes, PageAddr, SpaceId};
+use gms_transport::Transport;
+
+use super::EvictThread;
+use crate::inject::{Frozen, InjectError};
+use crate::proc;
+use crate::process::Process;
+use crate::session::Outcome;
+use crate::shared::{FaultCommand, Space, lock};
+use crate::stats::AgentStats;
+
+/// The tree's processes are looked for this often, and more often once some are paged: another may need it soon.
+const TREE_EVERY: Duration = Duration::from_millis(20);
+const TREE_EVERY_PAGED: Duration = Duration::from_millis(5);
+/// While nothing grows and nobody is born, it is seen this often who has ended or executes something else.
+const TREE_EVERY_CALM: Duration = Duration::from_millis(50);
+/// Between looks while faults wait for room.
+const LOOK_CROWDED: Duration = Duration::from_millis(1);
+/// The time between looks grows step by step while they find nothing new, a step after so many, up to what the budget allows.
+const CALM_LOOKS: u32 = 16;
+/// What may have grown unseen from one look to the next, the outbox included.
+const GROWTH_CALM: i64 = 1 << 20;
+/// How often sharing among processes is measured, and figures published.
+const MEASURE_EVERY: Duration = Duration::from_millis(50);
+/// Agents are asked for their state this often.
+const STATUS_EVERY: Duration = Duration::from_secs(1);
+/// Growth of the sum after which sharing is measured again at once.
+const SHARING_GROWTH: u64 = 4 << 20;
+/// A process that could not be attached is tried again after this.
+const ATTACH_RETRY: Duration = Duration::from_millis(100);
+/// Processes smaller than this are not worth an attach.
+const ATTACH_MIN: u64 = 256 << 10;
+
+/// What the processes of the tree share after forks.
+pub(super) struct Sharing {
+    /// Sum of their resident bytes when it was measured.
+    pub sum: u64,
+    /// How much of that was counted more than once.
+    pub shared: u64,
+    pub expires: Instant,
+}
+
+impl<T: Transport> EvictThread<T> {
+    pub(super) fn look(&mut self, now: Instant) {
+        if now >= self.next_tree {
+            self.refresh_tree(now);
+        }
+        let measure = now >= self.next_measure;
+        let resident = self.measure(now);
+        let counted = self.shared.resident.swap(resident as i64, Ordering::Relaxed);
+        // A program attached, or being let go, was or will be resident as a whole.
+        self.settled |= resident <= self.budget.bytes().0;
+        if self.settled && !self.shared.detaching.load(Ordering::Relaxed) {
+            self.gauges.resident_peak = self.gauges.resident_peak.max(resident);
+        }
+        let decision = self.budget.decide(Bytes(resident));
+        if !self.shared.detaching.load(Ordering::Relaxed) {
+            self.act(now, decision);
+        }
+        if measure {
+            self.next_measure = now + MEASURE_EVERY;
+            self.publish();
+            self.expire(now);
+        }
+        if now >= self.next_status {
+            self.next_status = now + STATUS_EVERY;
+            self.ask_status(now);
+        }
+        let crowded = lock(&self.shared.tables).roomless() > 0;
+        let calm = resident as i64 - counted < GROWTH_CALM;
+        self.calm = if calm { self.calm + 1 } else { 0 };
+        let calm = self.budget.calm().min(decision.look_again * (1 + self.calm / CALM_LOOKS));
+        let pause = if crowded { LOOK_CROWDED } else { decision.look_again.max(calm) };
+        self.next_look = now + pause;
+    }
+
+    fn act(&mut self, now: Instant, decision: Decision) {
+        if decision.page {
+            self.attach_largest(now);
+            for process in self.processes.values_mut() {
+                if let Some(unpageable) = process.register_new(&self.shared, now) {
+                    self.unpageable.insert(process.pid, unpageable);
+                }
+            }
+        }
+        self.goal = decision.evict.0;
+    }
+
+    pub(super) fn refresh_tree(&mut self, now: Instant) {
+        self.next_tree =
+            now + if self.processes.is_empty() { TREE_EVERY } else { TREE_EVERY_PAGED };
+        let all = self.calm < CALM_LOOKS || now >= self.next_all;
+        if !self.tree.refresh(&self.evictors(), all) {
+            return;
+        }
+        self.next_all = now + TREE_EVERY_CALM;
+        // One whose parent ended before we saw it may only be known by its faults.
+        for space in &self.orphans {
+            self.tree.meet(space.pid.load(Ordering::Relaxed));
+        }
+        let ended: Vec<i32> = self
+            .processes
+            .values()
+            .filter(|p| p.has_ended() || p.has_execed())
+            .map(|p| p.pid)
+            .collect();
+        for pid in ended {
+            if let Some(process) = self.processes.remove(&pid) {
+                self.drop_space(process.space.id);
+                lock(&self.shared.evictors).retain(|&e| e != process.evictor_pid());
+                process.bury();
+            }
+            self.unpageable.remove(&pid);
+        }
+        if let Some(process) = self.processes.values().find(|p| p.evictor_died()) {
+            self.shared.fail(format!("the evictor of process {} was killed", process.pid));
+        }
+        let dead = |space: &Arc<Space>| !space.faults.is_alive();
+        let (gone, orphans) = std::mem::take(&mut self.orphans).into_iter().partition(dead);
+        self.orphans = orphans;
+        gone.into_iter().for_each(|space: Arc<Space>| self.drop_space(space.id));
+        self.refused.retain(|&pid, _| self.tree.contains(pid));
+        if self.tree.is_gone() && !self.spaces.values().any(|space| space.faults.is_alive()) {
+            self.shared.finish(Outcome::TreeGone);
+        }
+    }
+
+    pub(super) fn drop_space(&mut self, id: SpaceId) {
+        lock(&self.shared.tables).drop_space(id);
+        self.spaces.remove(&id);
+        self.clock.forget(id, PageAddr::containing(0)..PageAddr::containing(u64::MAX));
+        if self.shared.to_fault.try_send(FaultCommand::Drop(id)).is_ok() {
+            self.shared.kick_fault();
+        }
+    }
+
+    pub(super) fn evictors(&self) -> Vec<i32> {
+        lock(&self.shared.evictors).clone()
+    }
+
+    /// Resident anonymous bytes of the tree. Memory which processes share after a fork must be counted once: how much that is
+    /// takes a walk over the page tables, so that it is measured anew only when it may have changed much.
+    fn measure(&mut self, now: Instant) -> u64 {
+        let mut sum = 0;
+        let mut largest = 0;
+        let mut count = 0;
+        for pid in self.tree.pids() {
+            let resident = match self.processes.get_mut(&pid) {
+                Some(process) => process.measure().resident,
+                None => proc::resident_anonymous(pid).unwrap_or(0),
+            };
+            sum += resident;
+            largest = largest.max(resident);
+            count += u32::from(resident >= ATTACH_MIN);
+        }
+        let matters = count > 1 && sum > self.budget.low().0;
+        let grown = sum > self.sharing.sum + SHARING_GROWTH;
+        if !matters {
+            self.sharing = Sharing { sum, shared: 0, expires: now };
+        } else if grown || now >= self.sharing.expires {
+            let proportional: u64 = self.tree.pids().filter_map(proc::proportional_anonymous).sum();
+            // Sharing that is there can end quickly: look again soon, but do not spend most of the time on it.
+            let pause = (now.elapsed() * 4).clamp(Duration::from_millis(4), MEASURE_EVERY);
+            let shared = sum.saturating_sub(proportional);
+            self.sharing = Sharing { sum, shared, expires: now + pause };
+        }
+        sum.saturating_sub(self.sharing.shared).max(largest)
+    }
+
+    fn attach_largest(&mut self, now: Instant) {
+        let candidate = self
+            .tree
+            .pids()
+            .filter(|pid| !self.processes.contains_key(pid))
+            .filter(|pid| self.refused.get(pid).is_none_or(|(at, _)| now >= *at))
+            .filter_map(|pid| Some((proc::resident_anonymous(pid)?, pid)))
+            .filter(|(resident, _)| *resident >= ATTACH_MIN)
+            .max();
+        let Some((_, pid)) = candidate else { return };
+        // If it was forked from a space of ours, that event has been read: wait until it has been handled too.
+        self.spaces.values().for_each(|space| drop(lock(&space.gate)));
+        self.obey(now);
+        if self.processes.values().any(|process| process.shares_memory_with(pid)) {
+            // A vfork child, until it executes something else.
+            self.refused.insert(pid, (now + ATTACH_RETRY, true));
+            return;
+        }
+        if let Err(error) = self.attach(pid) {
+            self.not_attached(now, pid, error);
+        }
+    }
+
+    /// Starts to page a process. It does not run until all of its memory is registered: from then on its faults wait for room.
+    fn attach(&mut self, pid: i32) -> Result<(), InjectError> {
+        let mut frozen = Frozen::new(pid)?;
+        let process = Process::attach(&self.shared, pid, &mut frozen, &mut self.orphans)?;
+        let space = process.space.clone();
+        if self.spaces.insert(space.id, space.clone()).is_none() {
+            lock(&self.shared.tables).add_space(space.id);
+            if self.shared.to_fault.try_send(FaultCommand::Add(space)).is_err() {
+                self.shared.fail("the fault thread does not follow");
+            }
+            self.shared.kick_fault();
+        }
+        let process = self.processes.entry(pid).or_insert(process);
+        process.measure();
+        if let Some(unpageable) = process.register_new(&self.shared, Instant::now()) {
+            self.unpageable.insert(pid, unpageable);
+        }
+        let stopped_for = frozen.elapsed();
+        self.gauges.attached += 1;
+        self.gauges.attach = self.gauges.attach.max(stopped_for);
+        if self.shared.config.verbose {
+            self.notice(format_args!("paging process {pid} (stopped for {stopped_for:?})"));
+        }
+        Ok(())
+    }
+
+    fn not_attached(&mut self, now: Instant, pid: i32, error: InjectError) {
+        let (_, told) =
+            self.refused.insert(pid, (now + ATTACH_RETRY, true)).unwrap_or((now, false));
+        let passing = matches!(error, InjectError::Gone | InjectError::Unstoppable)
+            || !matches!(proc::state(pid), Some('R' | 'S' | 'D' | 'T'));
+        if self.attached_root == Some(pid) && self.processes.is_empty() && !passing {
+            self.shared.finish(Outcome::Refused(format!("cannot be paged: {error}")));
+        } else if !told && !passing && self.unpaged.insert(error.to_string()) {
+            self.notice(format_args!(
+                "process {pid} cannot be paged and stays resident: {error} (others are not named)"
+            ));
+        } else if passing && !told {
+            self.refused.insert(pid, (now + Duration::from_millis(2), false));
+        }
+    }
+
+    pub(super) fn publish(&mut self) {
+        let unpageable = self.unpageable.values().sum();
+        let paths = self.lane.views();
+        self.gauges.agents = self
+            .lane
+            .agents()
+            .zip(&paths)
+            .map(|(id, view)| AgentStats {
+                addr: self.lane.name(id).to_owned(),
+                pages: self.given[usize::from(id.0)],
+                pages_held: lock(&self.shared.tables).held_by(id),
+                rtt_us: view.rtt.as_secs_f64() * 1e6,
+                queue_us: view.queue.as_secs_f64() * 1e6,
+                refusals: self.lane.refusals(id),
+                up: view.up,
+            })
+            .collect();
+        self.gauges.unpageable = unpageable;
+        self.gauges.processes = self.tree.seen();
+        *lock(&self.shared.gauges) = self.gauges.clone();
+    }
+}
