@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use gms_policy::budget::Budget;
-use gms_policy::eviction::{Clock, Eviction};
 use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
 use gms_transport::message::{Control, Op};
 use gms_transport::{ExchangeId, Transport};
@@ -94,7 +93,6 @@ pub struct EvictThread<T> {
     orphans: Vec<Arc<Space>>,
     refused: HashMap<i32, (Instant, bool)>,
     budget: Budget,
-    clock: Clock,
     writes: HashMap<ExchangeId, Write>,
     ahead: HashMap<ExchangeId, Ahead>,
     given: Vec<u64>,
@@ -149,7 +147,6 @@ impl<T: Transport> EvictThread<T> {
             spaces: HashMap::new(),
             orphans: Vec::new(),
             refused: HashMap::new(),
-            clock: Clock::new((shared.config.budget_bytes / PAGE) as usize),
             budget,
             writes: HashMap::new(),
             ahead: HashMap::new(),
@@ -238,18 +235,13 @@ impl<T: Transport> EvictThread<T> {
 
     fn obey(&mut self, now: Instant) -> bool {
         let mut busy = false;
-        while let Ok(command) = self.commands.try_recv() {
+        while let Ok(EvictCommand::Forked(space)) = self.commands.try_recv() {
             busy = true;
-            match command {
-                EvictCommand::Forked(space) => {
-                    self.spaces.insert(space.id, space.clone());
-                    self.orphans.push(space);
-                    // It may live for a short time only.
-                    self.next_tree = now;
-                    self.next_look = self.next_look.min(now + MET_AFTER);
-                }
-                EvictCommand::Referenced(place) => self.clock.referenced(place),
-            }
+            self.spaces.insert(space.id, space.clone());
+            self.orphans.push(space);
+            // It may live for a short time only.
+            self.next_tree = now;
+            self.next_look = self.next_look.min(now + MET_AFTER);
         }
         busy
     }
@@ -308,7 +300,7 @@ impl<T: Transport> EvictThread<T> {
         let random = self.next_random();
         let process = self.processes.get_mut(&pid)?;
         if process.victims.is_empty() {
-            choose_victims(&self.shared, &mut self.clock, process, random);
+            choose_victims(&self.shared, process, random);
         }
         let pages = next_batch(&mut process.victims);
         let (leaving, moved) = move_out(&self.shared, process, &pages)?;

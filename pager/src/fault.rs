@@ -362,7 +362,7 @@ impl<T: Transport> FaultThread<T> {
                 }
                 self.fetch(place, content);
             }
-            FaultAction::Wait => self.fetch_on(place),
+            FaultAction::Wait => {}
         }
     }
 
@@ -423,8 +423,6 @@ impl<T: Transport> FaultThread<T> {
         drop(tables);
         if outcome == Installed::Done {
             self.shared.count_resident(1);
-            // Only a hint: dropped when the queue is full.
-            let _ = self.shared.to_evict.try_send(EvictCommand::Referenced(place));
         } else {
             self.not_installed(place, outcome, write, tid);
         }

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
+use gms_policy::eviction::{MARK_BITS, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use memmap2::MmapMut;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -52,7 +53,7 @@ pub struct Content {
     pub hash: u64,
 }
 
-/// Entry as stored: bits 0..3 state, 3..13 placement, 16..64 content id or slot; then the checksum.
+/// Entry as stored: bits 0..3 state, 3..13 placement, 13..20 mark, 20..64 content id or slot; then the checksum.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct Entry {
@@ -61,31 +62,38 @@ struct Entry {
 }
 const _: () = assert!(size_of::<Entry>() == 16, "16 bytes a page are promised");
 
+const MARK_SHIFT: u32 = 13;
+const ID_SHIFT: u32 = MARK_SHIFT + MARK_BITS;
 /// Largest content id that fits.
-pub const CONTENT_ID_MAX: u64 = (1 << 48) - 1;
+pub const CONTENT_ID_MAX: u64 = (1 << (u64::BITS - ID_SHIFT)) - 1;
 
 impl Entry {
-    fn encode(state: State) -> Entry {
+    fn encode(state: State, mark: Mark) -> Entry {
+        let marked = |tag: u64| tag | u64::from(mark) << MARK_SHIFT;
         let pack = |tag: u64, c: Content| Entry {
-            word: tag | u64::from(c.agent.0) << 3 | c.id.0 << 16,
+            word: marked(tag) | u64::from(c.agent.0) << 3 | c.id.0 << ID_SHIFT,
             hash: c.hash,
         };
         match state {
             State::Empty => Entry::default(),
-            State::Slot(slot) => Entry { word: 1 | u64::from(slot) << 16, hash: 0 },
+            State::Slot(slot) => Entry { word: marked(1) | u64::from(slot) << ID_SHIFT, hash: 0 },
             State::Remote(content) => pack(2, content),
             State::Kept(content) => pack(3, content),
         }
     }
 
+    fn mark(self) -> Mark {
+        (self.word >> MARK_SHIFT) as Mark & ((1 << MARK_BITS) - 1)
+    }
+
     fn decode(self) -> State {
         let content = || Content {
-            id: ContentId(self.word >> 16),
+            id: ContentId(self.word >> ID_SHIFT),
             agent: AgentId((self.word >> 3) as u8),
             hash: self.hash,
         };
         match self.word & 7 {
-            1 => State::Slot((self.word >> 16) as u32),
+            1 => State::Slot((self.word >> ID_SHIFT) as u32),
             2 => State::Remote(content()),
             3 => State::Kept(content()),
             _ => State::Empty,
@@ -125,13 +133,22 @@ impl PageMap {
 
     /// What is known of a page.
     pub fn get(&self, space: SpaceId, page: PageAddr) -> State {
-        let Some(chunk) = self.find(space, page.get()) else { return State::Empty };
-        self.entries(chunk)[slot_of(page.get())].decode()
+        self.entry(space, page).decode()
+    }
+
+    /// The page's mark; zero if nothing is known.
+    pub fn mark(&self, space: SpaceId, page: PageAddr) -> Mark {
+        self.entry(space, page).mark()
+    }
+
+    fn entry(&self, space: SpaceId, page: PageAddr) -> Entry {
+        let Some(chunk) = self.find(space, page.get()) else { return Entry::default() };
+        self.entries(chunk)[slot_of(page.get())]
     }
 
     /// Sets what is known of a page. False if the map is full, which changes nothing.
     #[must_use]
-    pub fn set(&mut self, space: SpaceId, page: PageAddr, state: State) -> bool {
+    pub fn set(&mut self, space: SpaceId, page: PageAddr, state: State, mark: Mark) -> bool {
         let chunk = match self.find(space, page.get()) {
             Some(chunk) => chunk,
             None if state == State::Empty => return true,
@@ -143,7 +160,7 @@ impl PageMap {
         let (header, entries) = self.chunk_mut(chunk);
         let entry = &mut entries[slot_of(page.get())];
         let (was, is) = (entry.word != 0, state != State::Empty);
-        *entry = Entry::encode(state);
+        *entry = Entry::encode(state, mark);
         header.used = header.used + u32::from(is) - u32::from(was);
         if header.used == 0 {
             self.release(space, chunk);
@@ -259,12 +276,13 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn behaves_like_a_map(ops in prop::collection::vec((0u32..3, 0u64..2000, state()), 0..300), from in 0u64..2000, n in 0u64..2000) {
+        fn behaves_like_a_map(ops in prop::collection::vec((0u32..3, 0u64..2000, state(), 0u8..128), 0..300), from in 0u64..2000, n in 0u64..2000) {
             let mut map = PageMap::new().unwrap();
             let mut oracle = BTreeMap::new();
-            for (space, page, state) in ops {
+            for (space, page, state, mark) in ops {
                 let page = PageAddr::containing(page * PAGE);
-                prop_assert!(map.set(SpaceId(space), page, state));
+                prop_assert!(map.set(SpaceId(space), page, state, mark));
+                prop_assert_eq!(map.mark(SpaceId(space), page), if state == State::Empty { 0 } else { mark });
                 oracle.insert((SpaceId(space), page), state);
             }
             for (&(space, page), &state) in &oracle {
@@ -276,7 +294,7 @@ mod tests {
                 .map(|((_, p), state)| (*p, *state)).collect();
             prop_assert_eq!(map.known(SpaceId(1), range), expected);
             for (space, page) in oracle.keys() {
-                prop_assert!(map.set(*space, *page, State::Empty));
+                prop_assert!(map.set(*space, *page, State::Empty, 0));
             }
             prop_assert!(map.index.is_empty());
         }

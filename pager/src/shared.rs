@@ -93,8 +93,6 @@ pub enum FaultCommand {
 pub enum EvictCommand {
     /// A child was forked; its process is to be found.
     Forked(Arc<Space>),
-    /// The page was used soon after it was chosen to go.
-    Referenced(Place),
 }
 
 /// See the module's documentation.
@@ -188,7 +186,7 @@ impl Shared {
         let latency = Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, 3)
             .map_err(|e| std::io::Error::other(e.to_string()))?;
         let shared = Shared {
-            tables: Mutex::new(Tables::new(SLOTS)?),
+            tables: Mutex::new(Tables::new(SLOTS, config.budget_bytes / PAGE)?),
             frames: Frames::new(SLOTS)?,
             seed,
             resident: AtomicI64::new(0),

@@ -14,6 +14,7 @@ mod space;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
+use gms_policy::eviction::{Ages, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
 use self::space::SpaceState;
@@ -79,6 +80,8 @@ struct Slot {
     kept: Option<Content>,
     /// Whether the entry said that the page was only there.
     was_remote: bool,
+    /// When the page went out.
+    mark: Mark,
     id: ContentId,
     hash: u64,
 }
@@ -90,6 +93,7 @@ pub struct Tables {
     slots: Vec<Slot>,
     free: Vec<u32>,
     ready: VecDeque<u32>,
+    ages: Ages,
     /// Contents with more than one entry.
     shared: HashMap<ContentId, u32>,
     /// Faults that wait for somebody else's work.
@@ -112,13 +116,14 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Empty tables with a write-back buffer of `slots` pages.
-    pub fn new(slots: u32) -> std::io::Result<Tables> {
+    /// Empty tables with a write-back buffer of `slots` pages, for a budget of `budget` pages.
+    pub fn new(slots: u32, budget: u64) -> std::io::Result<Tables> {
         let slot = |_| Slot {
             phase: Phase::Free,
             owners: Vec::new(),
             kept: None,
             was_remote: false,
+            mark: 0,
             id: ContentId(0),
             hash: 0,
         };
@@ -128,6 +133,7 @@ impl Tables {
             slots: (0..slots).map(slot).collect(),
             free: (0..slots).rev().collect(),
             ready: VecDeque::new(),
+            ages: Ages::new(budget),
             shared: HashMap::new(),
             waiters: HashSet::new(),
             roomless: HashSet::new(),
@@ -245,11 +251,12 @@ impl Tables {
         self.disown(place);
     }
 
-    /// The page was installed from `content`. False if the entry has changed meanwhile.
-    pub fn fetched(&mut self, place: Place, content: Content) -> bool {
+    /// The page was installed from `content`, because a thread waits for it or ahead of its use. False if the entry has changed meanwhile.
+    pub fn fetched(&mut self, place: Place, content: Content, waited: bool) -> bool {
         let same = self.is_remote(place, content);
         if same {
-            self.put(place, State::Kept(content));
+            let heat = if waited { self.ages.heat(self.map.mark(place.0, place.1)) } else { 0 };
+            self.put_marked(place, State::Kept(content), heat);
             self.installed(place.0, place.1.get()..place.1.get() + PAGE);
         }
         same
@@ -278,14 +285,20 @@ impl Tables {
 
     // ---- prefetch
 
+    /// Whether the page is only at an agent, and not on its way.
+    pub fn is_away(&self, place: Place) -> bool {
+        matches!(self.map.get(place.0, place.1), State::Remote(_))
+            && !self.prefetching.contains(&place)
+    }
+
     /// The pages which of these are only at an agent and not yet on their way; they are marked as being fetched.
     pub fn begin_prefetch(
         &mut self,
         space: SpaceId,
-        pages: &[PageAddr],
+        pages: impl Iterator<Item = PageAddr>,
     ) -> Vec<(PageAddr, Content)> {
         let mut begun = Vec::new();
-        for &page in pages {
+        for page in pages {
             if let State::Remote(content) = self.map.get(space, page)
                 && self.prefetching.insert((space, page))
             {
@@ -381,6 +394,23 @@ impl Tables {
         }
     }
 
+    /// Appends those of `window`'s pages that should go out now: the others cool.
+    pub fn choose(
+        &mut self,
+        space: SpaceId,
+        window: &[PageAddr],
+        victims: &mut VecDeque<PageAddr>,
+    ) {
+        for &page in window {
+            match (self.map.get(space, page), self.map.mark(space, page)) {
+                (State::Kept(content), heat @ 1..) => {
+                    self.put_marked((space, page), State::Kept(content), heat - 1);
+                }
+                _ => victims.push_back(page),
+            }
+        }
+    }
+
     /// Marks pages as leaving; returns the slot for each that may go. Pages which are in quarantine, or on their way already, are left out.
     pub fn begin_evict(
         &mut self,
@@ -405,6 +435,7 @@ impl Tables {
             slot.owners.push((space, page));
             slot.kept = kept;
             slot.was_remote = was_remote;
+            slot.mark = self.ages.evict();
             out.push((page, index));
         }
     }
@@ -440,7 +471,7 @@ impl Tables {
             self.release(old);
         }
         let id = ContentId(self.next_content);
-        assert!(id.0 <= CONTENT_ID_MAX, "2^48 evictions in one workload");
+        assert!(id.0 <= CONTENT_ID_MAX, "2^44 evictions in one workload");
         self.next_content += 1;
         let slot = &mut self.slots[index as usize];
         (slot.phase, slot.owners, slot.id, slot.hash) = (Phase::Ready, owners, id, hash);
@@ -456,8 +487,12 @@ impl Tables {
                 _ => self.release(content),
             }
         }
+        let mark = match state {
+            State::Remote(_) => self.slots[index as usize].mark,
+            _ => 0,
+        };
         for place in owners {
-            self.put(place, state);
+            self.put_marked(place, state, mark);
         }
         let slot = &mut self.slots[index as usize];
         slot.phase = Phase::Free;
@@ -583,8 +618,9 @@ impl Tables {
         self.forget(space, to..to + length);
         for (page, state) in self.map.known(space, from..from + length) {
             let target = PageAddr::containing(page.get() - from + to);
+            let mark = self.map.mark(space, page);
             self.put((space, page), State::Empty);
-            self.put((space, target), state);
+            self.put_marked((space, target), state, mark);
             if let State::Slot(index) = state {
                 let owners = &mut self.slots[index as usize].owners;
                 owners.iter_mut().filter(|o| **o == (space, page)).for_each(|o| o.1 = target);
@@ -612,7 +648,7 @@ impl Tables {
                 State::Slot(index) => self.slots[index as usize].owners.push((child, page)),
                 State::Empty => {}
             }
-            self.put((child, page), state);
+            self.put_marked((child, page), state, self.map.mark(parent, page));
         }
         self.spaces.insert(child, SpaceState::new(registered));
     }
@@ -646,10 +682,12 @@ impl Tables {
         }
     }
 
-    fn put(&mut self, place: Place, state: State) -> bool {
-        let set = self.map.set(place.0, place.1, state);
-        self.exhausted |= !set;
-        set
+    fn put(&mut self, place: Place, state: State) {
+        self.put_marked(place, state, 0);
+    }
+
+    fn put_marked(&mut self, place: Place, state: State, mark: Mark) {
+        self.exhausted |= !self.map.set(place.0, place.1, state, mark);
     }
 
     fn share(&mut self, id: ContentId, more: u32) {

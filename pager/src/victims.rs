@@ -3,36 +3,31 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use gms_policy::eviction::{Clock, Eviction};
 use gms_policy::ids::PageAddr;
 use gms_policy::limits::SCAN_WINDOW_MAX;
 
 use crate::page_map::PAGE;
 use crate::process::{BATCH, MovedPages, Process, runs};
 use crate::shared::{Shared, lock};
-use crate::tables::{EvictOutcome, Place};
+use crate::tables::EvictOutcome;
 
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch.
 const RUNS_MAX: usize = 64;
 
-/// Fills `process.victims` from a window of present pages anywhere, and where all of those have been referenced from the next ones, a lap at
-/// most. A hand that went round in the order of addresses would go before a program that reads its memory over and over: it would evict
+/// Fills `process.victims` from a window of present pages anywhere, and where all of those are hot from the next ones, a lap at most. A hand that went round in the order of addresses would go before a program that reads its memory over and over: it would evict
 /// just what is read next.
-pub fn choose_victims(shared: &Shared, clock: &mut Clock, process: &mut Process, random: u64) {
+pub fn choose_victims(shared: &Shared, process: &mut Process, random: u64) {
     let id = process.space.id;
-    let mut chosen = Vec::new();
     let mut wrapped = false;
     let mut hand = anywhere(process, random);
-    while chosen.is_empty() {
+    while process.victims.is_empty() {
         let (window, next) = window(shared, process, hand);
         hand = next.unwrap_or(0);
-        clock.pick(&window, &mut chosen);
+        lock(&shared.tables).choose(id, &window, &mut process.victims);
         if next.is_none() && std::mem::replace(&mut wrapped, true) {
             break;
         }
     }
-    debug_assert!(chosen.iter().all(|place| place.0 == id));
-    process.victims.extend(chosen.into_iter().map(|place| place.1));
 }
 
 /// An address of what may be evicted, each page as likely as the others.
@@ -50,14 +45,14 @@ fn anywhere(process: &Process, random: u64) -> u64 {
 }
 
 /// Present pages from the hand on, and where the hand stands then (`None`: at the end).
-fn window(shared: &Shared, process: &Process, hand: u64) -> (Vec<Place>, Option<u64>) {
+fn window(shared: &Shared, process: &Process, hand: u64) -> (Vec<PageAddr>, Option<u64>) {
     let id = process.space.id;
-    let mut places = Vec::with_capacity(SCAN_WINDOW_MAX);
+    let mut found = Vec::with_capacity(SCAN_WINDOW_MAX);
     let mut regions = Vec::new();
     for range in process.sweep.overlaps(hand..u64::MAX) {
         let mut at = range.start;
         while at < range.end {
-            let room = (SCAN_WINDOW_MAX - places.len()) as u64;
+            let room = (SCAN_WINDOW_MAX - found.len()) as u64;
             regions.clear();
             let removals = lock(&shared.tables).removals(id);
             let Ok(end) = process.page_tables.occupied(at..range.end, room, &mut regions) else {
@@ -70,13 +65,13 @@ fn window(shared: &Shared, process: &Process, hand: u64) -> (Vec<Place>, Option<
                 absent_from = region.range.end;
                 if region.present {
                     let pages = region.range.clone().step_by(PAGE as usize);
-                    places.extend(pages.map(|address| (id, PageAddr::containing(address))));
+                    found.extend(pages.map(PageAddr::containing));
                 }
             }
             tables.seen_absent(id, absent_from..end.max(absent_from), removals);
             drop(tables);
-            if places.len() >= SCAN_WINDOW_MAX {
-                return (places, Some(end));
+            if found.len() >= SCAN_WINDOW_MAX {
+                return (found, Some(end));
             }
             if end <= at {
                 break;
@@ -84,7 +79,7 @@ fn window(shared: &Shared, process: &Process, hand: u64) -> (Vec<Place>, Option<
             at = end;
         }
     }
-    (places, None)
+    (found, None)
 }
 
 /// Takes pages to be moved next: at most [`BATCH`], in at most [`RUNS_MAX`] runs of adjacent pages.

@@ -5,7 +5,7 @@
 //! (If a page was written, evicted, fetched and written again while another thread's removal of it was under way, the first of the
 //! writes may come back: the tables then still name the agent's copy. Only the kernel's own zap could tell them.)
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use gms_pager::page_map::{Content, PAGE};
@@ -110,7 +110,7 @@ struct Model {
 impl Model {
     fn new() -> Model {
         let mut model = Model {
-            tables: Tables::new(SLOTS).unwrap(),
+            tables: Tables::new(SLOTS, 8).unwrap(),
             processes: BTreeMap::new(),
             frames: BTreeMap::new(),
             agents: (0..AGENTS).map(|a| (AgentId(a), BTreeMap::new())).collect(),
@@ -214,7 +214,7 @@ impl Model {
         let process = self.process(place.0);
         assert!(process.truth.contains_key(&place.1), "content of a page that is not mapped");
         process.present.entry(place.1).or_insert(tag);
-        assert!(self.tables.fetched(place, content));
+        assert!(self.tables.fetched(place, content, true));
     }
 
     fn read(&mut self, place: Place) {
@@ -251,8 +251,11 @@ impl Model {
         let range = span(from, pages);
         let victims: Vec<PageAddr> =
             present.keys().copied().filter(|p| range.contains(&p.get())).collect();
-        let mut leaving = Vec::new();
-        self.tables.begin_evict(space, &victims, &mut leaving);
+        let (mut chosen, mut leaving) = (VecDeque::new(), Vec::new());
+        while chosen.is_empty() && !victims.is_empty() {
+            self.tables.choose(space, &victims, &mut chosen);
+        }
+        self.tables.begin_evict(space, chosen.make_contiguous(), &mut leaving);
         for (i, (page, slot)) in leaving.into_iter().enumerate() {
             let stays = pinned >> (i % 32) & 1 == 1;
             let tag = if stays { None } else { self.process(space).present.remove(&page) };
@@ -463,7 +466,7 @@ impl Model {
             }
             Op::StartPrefetch(_, from, count) => {
                 let pages: Vec<PageAddr> = (from..(from + count).min(PAGES)).map(at).collect();
-                let begun = self.tables.begin_prefetch(space, &pages);
+                let begun = self.tables.begin_prefetch(space, pages.into_iter());
                 self.prefetches.push((space, begun));
             }
             Op::Remove(_, from, count, lazily) => self.remove(space, span(from, count), lazily),
@@ -677,4 +680,31 @@ fn a_fetch_that_a_remap_overtakes_brings_nothing_to_the_old_place() {
         Op::Read(0, 3),
         Op::Read(0, 20),
     ]);
+}
+
+#[test]
+fn a_page_that_came_back_at_once_is_spared_and_one_that_was_guessed_is_not() {
+    let (space, pages) = (SpaceId(1), [at(1), at(2)]);
+    let mut tables = Tables::new(SLOTS, 1024).unwrap();
+    tables.add_space(space);
+    tables.register(space, span(0, PAGES));
+    let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+    tables.begin_evict(space, &pages, &mut leaving);
+    for &(page, slot) in &leaving {
+        tables.finish_evict(slot, EvictOutcome::Moved(hash(page.get())), &mut wake);
+    }
+    for (slot, _, _) in tables.start_write(AgentId(0), 2) {
+        tables.written(slot, true);
+    }
+    for page in pages {
+        let FaultAction::Fetch(content) = tables.fault((space, page)) else { panic!("not away") };
+        assert!(tables.fetched((space, page), content, page == pages[0]));
+    }
+    let mut chosen = VecDeque::new();
+    tables.choose(space, &pages, &mut chosen);
+    assert_eq!(chosen, [pages[1]]);
+    for _ in 0..100 {
+        tables.choose(space, &pages[..1], &mut chosen);
+    }
+    assert!(chosen.contains(&pages[0]), "it never cools");
 }

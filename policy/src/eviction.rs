@@ -1,114 +1,47 @@
-//! Which resident pages go out: CLOCK over the address order (Corbató, "A paging experiment with the Multics
-//! system", 1968).
+//! Which resident pages go out: generalized CLOCK (Smith, "Sequentiality and prefetching in database systems", 1978) with
+//! refault distances (as in Linux's mm/workingset.c) in the place of accessed bits, which nobody can read from outside a workload.
 //!
-//! No accessed bit can be read from outside a workload. What is seen is a page which came back: it faulted
-//! soon after its eviction, or it was touched while it still sat in the write-back buffer (a second chance). That
-//! sets the page's reference; the hand clears it instead of evicting the page when it next comes by. A page
-//! which never came back goes out when the hand first meets it.
+//! What is seen is a page which came back: how many pages had gone out since it did is how soon it was used again. A page gets heat
+//! by that; whoever looks for victims takes a degree of heat from each page that is met and leaves it, and takes those without.
+//! A page which never came back, or was fetched ahead of its use, has none.
 
-use crate::ids::{PageAddr, SpaceId};
-use crate::limits::{CLOCK_SLOTS_MAX, CLOCK_SLOTS_MIN, CLOCK_WAYS, FRAME_BYTES};
-use std::ops::Range;
+/// When a page went out, in epochs, or how hot it is: a page away has the one, a resident page the other.
+pub type Mark = u8;
+/// Bits of a mark.
+pub const MARK_BITS: u32 = 7;
 
-/// An order of eviction. The driver owns the hand: it sets it down anywhere in the present pages, so that a program which
-/// reads its memory over and over does not meet a hand that evicts just what is read next, and offers them from there in
-/// windows of up to [`SCAN_WINDOW_MAX`](crate::limits::SCAN_WINDOW_MAX).
-pub trait Eviction {
-    /// The page was used: it came back soon after it had been chosen. (A page which comes back after more than
-    /// a lap of the hand tells nothing: a scan of everything would mark everything.)
-    fn referenced(&mut self, page: (SpaceId, PageAddr));
+/// Epochs in which as many pages go out as the budget holds.
+const EPOCHS: u64 = 32;
+const _: () = assert!(4 * EPOCHS == 1 << MARK_BITS);
 
-    /// Appends those pages of `window` to `out` which should go out now. Every page of a window that is
-    /// passed over is chosen when it is next offered, unless it has been referenced in between; so a second
-    /// lap always yields victims.
-    fn pick(&mut self, window: &[(SpaceId, PageAddr)], out: &mut Vec<(SpaceId, PageAddr)>);
-
-    /// The addresses `range` of `space` are gone (unmapped, discarded, or the space has ended).
-    fn forget(&mut self, space: SpaceId, range: Range<PageAddr>);
-}
-
-/// The clock: a bounded set of references, 8 bytes each, in sets of [`CLOCK_WAYS`].
-///
-/// A set which is full forgets its oldest reference: that page merely loses its second chance, so that a
-/// working set beyond the bound turns CLOCK into FIFO and breaks nothing.
+/// Counts evictions.
 #[derive(Clone, Debug)]
-pub struct Clock {
-    /// Each set is in order of age, youngest first; zero is an empty slot.
-    slots: Box<[u64]>,
+pub struct Ages {
+    evicted: u64,
+    epoch: u64,
 }
 
-impl Clock {
-    /// A clock which remembers references of about `pages` pages (rounded up to a power of two, within the
-    /// bounds), at 8 bytes each.
-    pub fn new(pages: usize) -> Self {
-        let slots = pages.clamp(CLOCK_SLOTS_MIN, CLOCK_SLOTS_MAX).next_power_of_two();
-        Self { slots: vec![0; slots].into_boxed_slice() }
+impl Ages {
+    /// For a budget of so many pages.
+    pub fn new(budget: u64) -> Ages {
+        Ages { evicted: 0, epoch: (budget / EPOCHS).max(1) }
     }
 
-    fn set(&mut self, key: u64) -> &mut [u64] {
-        let sets = self.slots.len() / CLOCK_WAYS;
-        // Fibonacci hashing (Knuth, vol. 3, 6.4): its high bits are the well-mixed ones.
-        let index = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & (sets - 1);
-        &mut self.slots[index * CLOCK_WAYS..(index + 1) * CLOCK_WAYS]
+    /// A page goes out: its mark while it is away.
+    pub fn evict(&mut self) -> Mark {
+        self.evicted += 1;
+        self.now()
     }
 
-    /// Removes the reference; returns whether there was one.
-    fn take(&mut self, key: u64) -> bool {
-        let set = self.set(key);
-        let Some(at) = set.iter().position(|&slot| slot == key) else { return false };
-        set[at..].rotate_left(1);
-        set[CLOCK_WAYS - 1] = 0;
-        true
-    }
-}
-
-/// Packs a page in 63 bits: 45 of page number (57-bit addresses), 18 of space, never zero. Spaces which are
-/// equal in those 18 bits share references, which costs a second chance and nothing else.
-fn key((space, page): (SpaceId, PageAddr)) -> u64 {
-    space_bits(space) | ((page.get() / FRAME_BYTES) & ((1 << 45) - 1))
-}
-
-fn space_bits(space: SpaceId) -> u64 {
-    1 << 63 | (u64::from(space.0) & 0x3FFFF) << 45
-}
-
-impl Eviction for Clock {
-    fn referenced(&mut self, page: (SpaceId, PageAddr)) {
-        let key = key(page);
-        let set = self.set(key);
-        let at = set.iter().position(|&slot| slot == key || slot == 0).unwrap_or(CLOCK_WAYS - 1);
-        set[..=at].rotate_right(1);
-        set[0] = key;
+    /// The heat of a page that is used, and went out at `mark`: how many times it would have been used while as many pages go out as the
+    /// budget holds, so that it stays for so long. (Marks repeat after four times that: then it is taken for hotter than it is.)
+    pub fn heat(&self, mark: Mark) -> Mark {
+        let distance = self.now().wrapping_sub(mark) & ((1 << MARK_BITS) - 1);
+        (EPOCHS / u64::from(distance.max(1))) as Mark
     }
 
-    fn pick(&mut self, window: &[(SpaceId, PageAddr)], out: &mut Vec<(SpaceId, PageAddr)>) {
-        out.extend(window.iter().copied().filter(|&page| !self.take(key(page))));
-    }
-
-    fn forget(&mut self, space: SpaceId, range: Range<PageAddr>) {
-        let pages = range.end.get().saturating_sub(range.start.get()) / FRAME_BYTES;
-        if pages <= self.slots.len() as u64 / 4 {
-            for page in 0..pages {
-                self.take(key((
-                    space,
-                    PageAddr::containing(range.start.get() + page * FRAME_BYTES),
-                )));
-            }
-            return;
-        }
-        let first = key((space, range.start));
-        let last = space_bits(space)
-            | (range.end.get().saturating_sub(1) / FRAME_BYTES).min((1 << 45) - 1);
-        for set in self.slots.chunks_exact_mut(CLOCK_WAYS) {
-            let mut kept = 0;
-            for at in 0..CLOCK_WAYS {
-                if set[at] != 0 && !(first..=last).contains(&set[at]) {
-                    set[kept] = set[at];
-                    kept += 1;
-                }
-            }
-            set[kept..].fill(0);
-        }
+    fn now(&self) -> Mark {
+        ((self.evicted / self.epoch) & ((1 << MARK_BITS) - 1)) as Mark
     }
 }
 
@@ -116,111 +49,73 @@ impl Eviction for Clock {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::{BTreeSet, HashSet, VecDeque};
+    use std::collections::BTreeMap;
 
-    fn page(space: u32, number: u64) -> (SpaceId, PageAddr) {
-        (SpaceId(space), PageAddr::containing(number * FRAME_BYTES))
-    }
-
-    fn picked(clock: &mut Clock, window: &[(SpaceId, PageAddr)]) -> Vec<(SpaceId, PageAddr)> {
-        let mut out = Vec::new();
-        clock.pick(window, &mut out);
-        out
-    }
-
-    #[test]
-    fn a_lap_of_referenced_pages_yields_them_on_the_next() {
-        let mut clock = Clock::new(1 << 16);
-        let window: Vec<_> = (0..4096).map(|n| page(1, n)).collect();
-        window.iter().for_each(|&p| clock.referenced(p));
-        let first: usize = window.chunks(512).map(|w| picked(&mut clock, w).len()).sum();
-        assert!(first < 100, "sets overflow rarely at a sixteenth of the capacity: {first}");
-        assert_eq!(picked(&mut clock, &window), window);
-    }
-
-    #[test]
-    fn beyond_the_bound_pages_only_lose_their_second_chance() {
-        let mut clock = Clock::new(0);
-        let window: Vec<_> = (0..100_000).map(|n| page(1, n)).collect();
-        window.iter().for_each(|&p| clock.referenced(p));
-        let skipped = window.len() - picked(&mut clock, &window).len();
-        assert!(skipped > CLOCK_SLOTS_MIN / 2 && skipped <= CLOCK_SLOTS_MIN, "{skipped}");
-    }
-
-    /// Every other use is of 100 hot pages, the rest scan 1100 cold ones; 600 of the 1200 are resident, and an
-    /// evicted page can be had back from a write-back buffer of 200. Returns how often hot pages went out.
-    fn hot_evictions(clock: &mut Clock, second_chances: bool) -> u32 {
-        let (mut resident, mut buffer) = (BTreeSet::new(), VecDeque::new());
-        let (mut hand, mut evictions) = (0, 0);
+    /// Every other use is of 100 hot pages, the rest of 1100 cold ones, of which `cold` says which; 600 of the 1200 are resident. Returns how
+    /// often pages came back, hot and cold ones.
+    fn faults(with_heat: bool, cold: impl Fn(u64) -> u64) -> (u32, u32) {
+        let mut ages = Ages::new(600);
+        let (mut resident, mut away) = (BTreeMap::new(), BTreeMap::new());
+        let (mut hand, mut hot_faults, mut cold_faults) = (0, 0, 0);
         for step in 0..200_000u64 {
-            let number = if step % 2 == 0 { step / 2 % 100 } else { 100 + step / 2 % 1100 };
-            resident.insert(number);
-            if let Some(at) = buffer.iter().position(|&n| n == number) {
-                buffer.remove(at);
-                if second_chances {
-                    clock.referenced(page(0, number));
-                }
+            let page = if step % 2 == 0 { step / 2 % 100 } else { 100 + cold(step / 2) };
+            if resident.contains_key(&page) {
+                continue;
             }
+            let heat = away.remove(&page).map_or(0, |mark| {
+                let faults = if page < 100 { &mut hot_faults } else { &mut cold_faults };
+                *faults += 1;
+                ages.heat(mark)
+            });
+            resident.insert(page, if with_heat { heat } else { 0 });
             while resident.len() > 600 {
-                let window: Vec<_> = resident.range(hand..).take(64).map(|&n| page(0, n)).collect();
-                hand = window.last().map_or(0, |p| p.1.get() / FRAME_BYTES + 1);
-                for (_, gone) in picked(clock, &window) {
-                    resident.remove(&(gone.get() / FRAME_BYTES));
-                    evictions += u32::from(gone.get() / FRAME_BYTES < 100);
-                    buffer.push_back(gone.get() / FRAME_BYTES);
+                let Some((&met, heat)) = resident.range_mut(hand..).next() else {
+                    hand = 0;
+                    continue;
+                };
+                hand = met + 1;
+                match heat {
+                    0 => {
+                        resident.remove(&met);
+                        away.insert(met, ages.evict());
+                    }
+                    _ => *heat -= 1,
                 }
-                buffer.drain(..buffer.len().saturating_sub(200));
             }
         }
-        evictions
+        (hot_faults, cold_faults)
     }
 
     #[test]
-    fn second_chances_keep_the_pages_in_use() {
-        let fifo = hot_evictions(&mut Clock::new(1 << 14), false);
-        let clock = hot_evictions(&mut Clock::new(1 << 14), true);
-        assert!(3 * clock < 2 * fifo, "{clock} evictions, {fifo} without second chances");
+    fn pages_in_use_stay() {
+        for cold in [|n| n % 1100, |n: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15) % 1100] {
+            let ((hot, of_all), (before, _)) = (faults(true, cold), faults(false, cold));
+            assert!(3 * hot < before, "{hot} faults of hot pages, {before} without heat");
+            assert!(20 * hot < of_all, "{hot} faults of hot pages, {of_all} of cold ones");
+        }
     }
 
-    #[derive(Clone, Debug)]
-    enum Op {
-        Reference(u32, u64),
-        Pick(u32, u64, u64),
-        Forget(u32, u64, u64),
-    }
-
-    fn op() -> impl Strategy<Value = Op> {
-        prop_oneof![
-            (0..3u32, 0..64u64).prop_map(|(s, n)| Op::Reference(s, n)),
-            (0..3u32, 0..64u64, 0..32u64).prop_map(|(s, n, len)| Op::Pick(s, n, len)),
-            (0..3u32, 0..64u64, prop_oneof![0..32u64, Just(1 << 40)])
-                .prop_map(|(s, n, len)| Op::Forget(s, n, len)),
-        ]
+    #[test]
+    fn a_page_is_the_hotter_the_sooner_it_comes_back() {
+        let mut ages = Ages::new(3200);
+        let mark = ages.evict();
+        let mut heats = Vec::new();
+        for _ in 0..2 * 3200 {
+            heats.push(ages.heat(mark));
+            ages.evict();
+        }
+        assert!(heats.is_sorted_by(|a, b| a >= b));
+        assert_eq!((heats[0], heats[1500], heats[3100], heats[3400]), (32, 2, 1, 0));
     }
 
     proptest! {
-        /// Well below its capacity the clock is exactly a set of references.
         #[test]
-        fn equals_a_set(ops in prop::collection::vec(op(), 0..200)) {
-            let (mut clock, mut oracle) = (Clock::new(1 << 16), HashSet::new());
-            for op in ops {
-                match op {
-                    Op::Reference(s, n) => {
-                        clock.referenced(page(s, n));
-                        oracle.insert(page(s, n));
-                    }
-                    Op::Pick(s, n, len) => {
-                        let window: Vec<_> = (n..n + len).map(|n| page(s, n)).collect();
-                        let expected: Vec<_> =
-                            window.iter().copied().filter(|p| !oracle.remove(p)).collect();
-                        prop_assert_eq!(picked(&mut clock, &window), expected);
-                    }
-                    Op::Forget(s, n, len) => {
-                        clock.forget(SpaceId(s), page(s, n).1..page(s, n + len).1);
-                        oracle.retain(|p| p.0.0 != s || !(n..n + len).contains(&(p.1.get() / FRAME_BYTES)));
-                    }
-                }
+        fn heat_is_bounded(budget in any::<u64>(), mark in 0..1u8 << MARK_BITS, evicted in 0..5000) {
+            let mut ages = Ages::new(budget);
+            for _ in 0..evicted {
+                prop_assert!(ages.evict() < 1 << MARK_BITS);
             }
+            prop_assert!(u64::from(ages.heat(mark)) <= EPOCHS);
         }
     }
 }

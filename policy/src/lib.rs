@@ -3,7 +3,7 @@
 //!
 //! | question | module | source |
 //! |---|---|---|
-//! | which page goes out | [`eviction`] | CLOCK (Corbató 1968), refaults as the reference signal |
+//! | which page goes out | [`eviction`] | generalized CLOCK (Smith 1978), refault distances as the reference signal |
 //! | to which agent | [`placement`] | power of two choices (Mitzenmacher 1996), GMS weights |
 //! | which pages come in early | [`prefetch`] | Leap (Al Maruf and Chowdhury, ATC'20) |
 //! | when to act at all | [`budget`] | watermarks |
@@ -20,7 +20,7 @@ pub mod prefetch;
 pub mod size;
 
 pub use budget::{Budget, Decision};
-pub use eviction::{Clock, Eviction};
+pub use eviction::{Ages, Mark};
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
 pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices};
 pub use prefetch::{Prefetch, Streams, Window};

@@ -7,21 +7,21 @@ const MIB: u64 = 1 << 20;
 /// Bytes of a page frame.
 pub const FRAME_BYTES: u64 = 4096;
 
-/// Most pages in one window that [`crate::Eviction::pick`] is given.
+/// Most pages among which victims are chosen at a time.
 pub const SCAN_WINDOW_MAX: usize = 512;
-/// Slots of one set of the referenced pages: one cache line.
-pub const CLOCK_WAYS: usize = 8;
-/// Least and most references a [`crate::Clock`] remembers (8 bytes each).
-pub const CLOCK_SLOTS_MIN: usize = 4096;
-/// See [`CLOCK_SLOTS_MIN`]: 64 MiB for the references of 32 GiB of memory.
-pub const CLOCK_SLOTS_MAX: usize = 1 << 23;
 
 /// An exchange carries so many pages at most.
 pub const EXCHANGE_PAGES_MAX: u32 = 64;
 /// Most pages of a prefetch window, apart from the page which faulted: some exchanges, which are under way together.
 pub const WINDOW_MAX: u32 = 4 * EXCHANGE_PAGES_MAX - 1;
-/// A stream with no smaller window goes on before that is used up.
-pub const AHEAD_MIN: u32 = 15;
+/// One page of a window that is not smaller is left out, to see whether it is used.
+pub const MARKED_MIN: u32 = 7;
+/// It is one of the first of so many parts.
+pub const MARKED_PART: u64 = 4;
+/// Percentage of prefetched pages which must be used for windows of any size.
+pub const FRUGAL: u32 = 95;
+/// Below this nothing is prefetched. A page fetched ahead costs a fifth of a fault; one fetched in vain that, and soon a fault.
+pub const WASTEFUL: u32 = 70;
 /// Streams which a prefetcher tells apart in one address space.
 pub const STREAMS_MAX: usize = 16;
 /// Deltas remembered of each stream (Leap's H_size).
@@ -64,8 +64,6 @@ pub const OVERSHOOT_MIN: u64 = 32 * MIB;
 
 const _: () = {
     assert!(FRAME_BYTES.is_power_of_two());
-    assert!(CLOCK_SLOTS_MIN.is_power_of_two() && CLOCK_SLOTS_MAX.is_power_of_two());
-    assert!(CLOCK_SLOTS_MIN >= CLOCK_WAYS * SCAN_WINDOW_MAX && CLOCK_SLOTS_MIN <= CLOCK_SLOTS_MAX);
     assert!(EXCHANGE_PAGES_MAX.is_power_of_two() && WINDOW_MAX < OUTCOME_WINDOW);
     assert!(TREND_MIN <= TREND_HISTORY && TREND_HISTORY.is_multiple_of(TREND_MIN));
     assert!(STREAM_REACH_PAGES > 2 * WINDOW_MAX as i64);

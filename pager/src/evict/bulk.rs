@@ -101,7 +101,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// Fetches pages home, before the workload is let go.
     pub(super) fn fetch(&mut self, now: Instant, space: SpaceId, pages: &[PageAddr]) {
-        let begun = lock(&self.shared.tables).begin_prefetch(space, pages);
+        let begun = lock(&self.shared.tables).begin_prefetch(space, pages.iter().copied());
         let mut by_agent: BTreeMap<AgentId, Vec<(PageAddr, Content)>> = BTreeMap::new();
         for (page, content) in begun {
             by_agent.entry(content.agent).or_default().push((page, content));
@@ -223,7 +223,7 @@ impl<T: Transport> EvictThread<T> {
                 }
             }
             if matches!(outcome, Installed::Done | Installed::Exists) {
-                tables.fetched(place, content);
+                tables.fetched(place, content, false);
             }
             let waited = tables.end_prefetch(place);
             drop(tables);

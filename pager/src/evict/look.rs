@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gms_policy::budget::Decision;
-use gms_policy::eviction::Eviction;
-use gms_policy::ids::{Bytes, PageAddr, SpaceId};
+use gms_policy::ids::{Bytes, SpaceId};
 use gms_transport::Transport;
 
 use super::EvictThread;
@@ -136,7 +135,6 @@ impl<T: Transport> EvictThread<T> {
     pub(super) fn drop_space(&mut self, id: SpaceId) {
         lock(&self.shared.tables).drop_space(id);
         self.spaces.remove(&id);
-        self.clock.forget(id, PageAddr::containing(0)..PageAddr::containing(u64::MAX));
         if self.shared.to_fault.try_send(FaultCommand::Drop(id)).is_ok() {
             self.shared.kick_fault();
         }

@@ -115,14 +115,6 @@ impl<T: Transport> FaultThread<T> {
         self.fetch_all(now, Some(demanded), ahead);
     }
 
-    /// A thread waits for a page that is being fetched ahead: the stream goes on behind it.
-    pub(super) fn fetch_on(&mut self, place: Place) {
-        let Some(state) = self.spaces.get_mut(&place.0) else { return };
-        let Some((end, window)) = state.prefetch.on_wait(place.1) else { return };
-        let ahead = self.begin_ahead(place.0, Vec::new(), window.pages(end));
-        self.fetch_all(Instant::now(), None, ahead);
-    }
-
     fn fetch_all(&mut self, now: Instant, demanded: Option<Wanted>, ahead: Vec<Wanted>) {
         let mut by_agent: BTreeMap<AgentId, Vec<Wanted>> = BTreeMap::new();
         for wanted in demanded.into_iter().chain(ahead) {
@@ -139,20 +131,18 @@ impl<T: Transport> FaultThread<T> {
     /// Pages to be fetched along: the other half of an 8 KiB page, and what the stream of faults will touch next.
     fn look_ahead(&mut self, place: Place) -> Vec<Wanted> {
         let Some(state) = self.spaces.get_mut(&place.0) else { return Vec::new() };
-        let window = state.prefetch.on_fault(place.1);
-        let mut pages: Vec<PageAddr> = Vec::new();
-        if self.shared.config.page_shift == 13 {
-            pages.push(PageAddr::containing(place.1.get() ^ PAGE));
-        }
-        self.begin_ahead(place.0, pages, window.pages(place.1))
+        let (from, window) = state.prefetch.on_fault(place.1);
+        let half = (self.shared.config.page_shift == 13)
+            .then(|| PageAddr::containing(place.1.get() ^ PAGE));
+        self.begin_ahead(place.0, half, window.pages(from))
     }
 
-    /// Those of the pages that are remote, and of `more` as many as there is room for. They are marked, so that threads which fault on
-    /// them wait for this fetch.
+    /// Those of the pages that are remote: the other half of a page, and of `more` as many as there is room for, less the one which the
+    /// prefetcher leaves out. They are marked, so that threads which fault on them wait for this fetch.
     fn begin_ahead(
         &mut self,
         id: SpaceId,
-        mut pages: Vec<PageAddr>,
+        half: Option<PageAddr>,
         more: impl Iterator<Item = PageAddr>,
     ) -> Vec<Wanted> {
         let Some(state) = self.spaces.get_mut(&id) else { return Vec::new() };
@@ -160,14 +150,19 @@ impl<T: Transport> FaultThread<T> {
         let (_, hits_before) = std::mem::replace(&mut state.prefetch_totals, (issued, hits));
         self.shared.prefetch_hits.fetch_add(hits - hits_before, Ordering::Relaxed);
         let mut more = more.peekable();
-        if pages.is_empty() && more.peek().is_none() {
+        if half.is_none() && more.peek().is_none() {
             return Vec::new();
         }
         let mut tables = lock(&self.shared.tables);
         // What is under way will need room too.
         let taken = ROOM_KEPT + tables.prefetching() as u64;
-        pages.extend(more.take(self.shared.room().saturating_sub(taken) as usize));
-        let begun = tables.begin_prefetch(id, &pages);
+        let room = self.shared.room().saturating_sub(taken) as usize;
+        let mut ahead: Vec<PageAddr> =
+            more.filter(|&page| tables.is_away((id, page))).take(room).collect();
+        if let Some(marker) = state.prefetch.leave_out(&ahead) {
+            ahead.remove(marker);
+        }
+        let begun = tables.begin_prefetch(id, half.into_iter().chain(ahead));
         begun.into_iter().map(|(page, content)| Wanted { place: (id, page), content }).collect()
     }
 
@@ -424,13 +419,13 @@ impl<T: Transport> FaultThread<T> {
             let end = at + copied as usize;
             for (i, wanted) in run.iter().enumerate().take(end.max(at + 1)).skip(at) {
                 let outcome = if i < end { Installed::Done } else { outcome };
-                if matches!(outcome, Installed::Done | Installed::Exists) {
-                    tables.fetched(wanted.place, wanted.content);
-                }
                 let waited = match fetch.is_awaited() {
                     true => self.pending.remove(&wanted.place),
                     false => tables.end_prefetch(wanted.place),
                 };
+                if matches!(outcome, Installed::Done | Installed::Exists) {
+                    tables.fetched(wanted.place, wanted.content, waited);
+                }
                 if outcome == Installed::Done {
                     self.count_installed(fetch);
                 } else if waited {
