@@ -62,6 +62,10 @@ struct Entry {
 }
 const _: () = assert!(size_of::<Entry>() == 16, "16 bytes a page are promised");
 
+const TAGS: u64 = 7;
+const SLOT: u64 = 1;
+const REMOTE: u64 = 2;
+const KEPT: u64 = 3;
 const MARK_SHIFT: u32 = 13;
 const ID_SHIFT: u32 = MARK_SHIFT + MARK_BITS;
 /// Largest content id that fits.
@@ -76,9 +80,11 @@ impl Entry {
         };
         match state {
             State::Empty => Entry::default(),
-            State::Slot(slot) => Entry { word: marked(1) | u64::from(slot) << ID_SHIFT, hash: 0 },
-            State::Remote(content) => pack(2, content),
-            State::Kept(content) => pack(3, content),
+            State::Slot(slot) => {
+                Entry { word: marked(SLOT) | u64::from(slot) << ID_SHIFT, hash: 0 }
+            }
+            State::Remote(content) => pack(REMOTE, content),
+            State::Kept(content) => pack(KEPT, content),
         }
     }
 
@@ -92,10 +98,10 @@ impl Entry {
             agent: AgentId((self.word >> 3) as u8),
             hash: self.hash,
         };
-        match self.word & 7 {
-            1 => State::Slot((self.word >> ID_SHIFT) as u32),
-            2 => State::Remote(content()),
-            3 => State::Kept(content()),
+        match self.word & TAGS {
+            SLOT => State::Slot((self.word >> ID_SHIFT) as u32),
+            REMOTE => State::Remote(content()),
+            KEPT => State::Kept(content()),
             _ => State::Empty,
         }
     }
@@ -166,6 +172,25 @@ impl PageMap {
             self.release(space, chunk);
         }
         true
+    }
+
+    /// Takes one from the mark of each of these pages that is `Kept` and has any; calls `cold` for the others.
+    pub fn cool(&mut self, space: SpaceId, pages: &[PageAddr], mut cold: impl FnMut(PageAddr)) {
+        let base = |page: &PageAddr| page.get() & !(CHUNK_SPAN - 1);
+        for pages in pages.chunk_by(|a, b| base(a) == base(b)) {
+            let Some(chunk) = self.find(space, pages[0].get()) else {
+                pages.iter().for_each(|&page| cold(page));
+                continue;
+            };
+            let (_, entries) = self.chunk_mut(chunk);
+            for &page in pages {
+                let entry = &mut entries[slot_of(page.get())];
+                match entry.word & TAGS {
+                    KEPT if entry.mark() > 0 => entry.word -= 1 << MARK_SHIFT,
+                    _ => cold(page),
+                }
+            }
+        }
     }
 
     /// Every page of `range` about which something is known, in address order.
@@ -293,6 +318,16 @@ mod tests {
                 .filter(|((s, p), state)| s.0 == 1 && range.contains(&p.get()) && **state != State::Empty)
                 .map(|((_, p), state)| (*p, *state)).collect();
             prop_assert_eq!(map.known(SpaceId(1), range), expected);
+            let pages: Vec<_> = oracle.keys().filter(|(s, _)| s.0 == 2).map(|(_, p)| *p).collect();
+            let before: Vec<_> = pages.iter().map(|&p| (map.get(SpaceId(2), p), map.mark(SpaceId(2), p))).collect();
+            let mut cold = Vec::new();
+            map.cool(SpaceId(2), &pages, |page| cold.push(page));
+            for (&page, (state, mark)) in pages.iter().zip(before) {
+                let cools = matches!(state, State::Kept(_)) && mark > 0;
+                prop_assert_eq!(map.get(SpaceId(2), page), state);
+                prop_assert_eq!(map.mark(SpaceId(2), page), mark - u8::from(cools));
+                prop_assert_eq!(cold.contains(&page), !cools);
+            }
             for (space, page) in oracle.keys() {
                 prop_assert!(map.set(*space, *page, State::Empty, 0));
             }

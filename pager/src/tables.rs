@@ -9,6 +9,7 @@
 //!
 //! Pages that are being removed are in quarantine (`tables/space.rs`).
 
+mod eviction;
 mod space;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -18,7 +19,7 @@ use gms_policy::eviction::{Ages, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
 use self::space::SpaceState;
-use crate::page_map::{CONTENT_ID_MAX, Content, PAGE, PageMap, State};
+use crate::page_map::{Content, PAGE, PageMap, State};
 use crate::range_set::RangeSet;
 
 /// A page of a space.
@@ -357,187 +358,7 @@ impl Tables {
         found
     }
 
-    // ---- eviction
-
-    /// Slots free for pages on their way out.
-    pub fn free_slots(&self) -> usize {
-        self.free.len()
-    }
-
-    /// Whether the page is ours to take: in a registered range, not being removed, not being fetched.
-    fn is_evictable(&self, place: Place) -> bool {
-        self.spaces.get(&place.0).is_some_and(|s| s.is_evictable(place.1))
-            && !self.prefetching.contains(&place)
-    }
-
-    /// Removals begun in a space so far.
-    pub fn removals(&self, space: SpaceId) -> u64 {
-        self.spaces.get(&space).map_or(0, |s| s.removals)
-    }
-
-    /// Addresses seen without a page: removals there are over, if none has begun since the look (`removals` then).
-    pub fn seen_absent(&mut self, space: SpaceId, range: Range<u64>, removals: u64) {
-        if self.removals(space) == removals {
-            self.installed(space, range);
-        }
-    }
-
-    /// Begins to prove that the removals of a space are over; false if there are none. Those that come later are not meant.
-    pub fn age_quarantine(&mut self, space: SpaceId) -> bool {
-        self.spaces.get_mut(&space).is_some_and(SpaceState::age)
-    }
-
-    /// It has been proved.
-    pub fn end_quarantine(&mut self, space: SpaceId) {
-        if let Some(state) = self.spaces.get_mut(&space) {
-            state.end_aging();
-        }
-    }
-
-    /// Appends those of `window`'s pages that should go out now: the others cool.
-    pub fn choose(
-        &mut self,
-        space: SpaceId,
-        window: &[PageAddr],
-        victims: &mut VecDeque<PageAddr>,
-    ) {
-        for &page in window {
-            match (self.map.get(space, page), self.map.mark(space, page)) {
-                (State::Kept(content), heat @ 1..) => {
-                    self.put_marked((space, page), State::Kept(content), heat - 1);
-                }
-                _ => victims.push_back(page),
-            }
-        }
-    }
-
-    /// Marks pages as leaving; returns the slot for each that may go. Pages which are in quarantine, or on their way already, are left out.
-    pub fn begin_evict(
-        &mut self,
-        space: SpaceId,
-        pages: &[PageAddr],
-        out: &mut Vec<(PageAddr, u32)>,
-    ) {
-        for &page in pages {
-            let (kept, was_remote) = match self.map.get(space, page) {
-                State::Empty => (None, false),
-                State::Kept(content) => (Some(content), false),
-                State::Remote(content) => (Some(content), true),
-                State::Slot(_) => continue,
-            };
-            if !self.is_evictable((space, page)) {
-                continue;
-            }
-            let Some(index) = self.free.pop() else { return };
-            self.put((space, page), State::Slot(index));
-            let slot = &mut self.slots[index as usize];
-            slot.phase = Phase::Leaving;
-            slot.owners.push((space, page));
-            slot.kept = kept;
-            slot.was_remote = was_remote;
-            slot.mark = self.ages.evict();
-            out.push((page, index));
-        }
-    }
-
-    /// The MOVE of a leaving page is over. Appends the places whose threads must be woken.
-    pub fn finish_evict(&mut self, index: u32, outcome: EvictOutcome, wake: &mut Vec<Place>) {
-        let slot = &mut self.slots[index as usize];
-        debug_assert_eq!(slot.phase, Phase::Leaving);
-        let owners = std::mem::take(&mut slot.owners);
-        let (kept, was_remote) = (slot.kept.take(), slot.was_remote);
-        wake.extend(owners.iter().filter(|&place| self.waiters.remove(place)));
-        let state = match (outcome, kept) {
-            (EvictOutcome::Stayed, Some(content)) if was_remote => State::Remote(content),
-            (EvictOutcome::Stayed, Some(content)) => State::Kept(content),
-            (EvictOutcome::Moved(hash), Some(content)) if hash == content.hash => {
-                self.counters.clean_drops += 1;
-                State::Remote(content)
-            }
-            (EvictOutcome::Moved(hash), _) if !owners.is_empty() => {
-                return self.make_ready(index, owners, kept, hash);
-            }
-            (EvictOutcome::Zero, _) => {
-                self.counters.zero_drops += 1;
-                State::Empty
-            }
-            _ => State::Empty,
-        };
-        self.settle(index, owners, state, kept);
-    }
-
-    fn make_ready(&mut self, index: u32, owners: Vec<Place>, kept: Option<Content>, hash: u64) {
-        if let Some(old) = kept {
-            self.release(old);
-        }
-        let id = ContentId(self.next_content);
-        assert!(id.0 <= CONTENT_ID_MAX, "2^44 evictions in one workload");
-        self.next_content += 1;
-        let slot = &mut self.slots[index as usize];
-        (slot.phase, slot.owners, slot.id, slot.hash) = (Phase::Ready, owners, id, hash);
-        self.ready.push_back(index);
-    }
-
-    /// Gives every owner the final state and frees the slot. `reference` is the reference which the slot held on a content.
-    fn settle(&mut self, index: u32, owners: Vec<Place>, state: State, reference: Option<Content>) {
-        let keeps = matches!(state, State::Kept(_) | State::Remote(_));
-        if let Some(content) = reference {
-            match (keeps, owners.len() as u32) {
-                (true, n) if n > 0 => self.share(content.id, n - 1),
-                _ => self.release(content),
-            }
-        }
-        let mark = match state {
-            State::Remote(_) => self.slots[index as usize].mark,
-            _ => 0,
-        };
-        for place in owners {
-            self.put_marked(place, state, mark);
-        }
-        let slot = &mut self.slots[index as usize];
-        slot.phase = Phase::Free;
-        slot.kept = None;
-        self.free.push(index);
-    }
-
-    /// Whether bytes wait to be written.
-    pub fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
-    }
-
-    /// Takes up to `max` slots to be written to `agent`: slot, content id, checksum.
-    pub fn start_write(&mut self, agent: AgentId, max: usize) -> Vec<(u32, ContentId, u64)> {
-        let mut started = Vec::new();
-        while started.len() < max
-            && let Some(index) = self.ready.pop_front()
-        {
-            let slot = &mut self.slots[index as usize];
-            if slot.phase == Phase::Ready && !slot.owners.is_empty() {
-                slot.phase = Phase::Sent(agent);
-                started.push((index, slot.id, slot.hash));
-            }
-        }
-        started
-    }
-
-    /// The agent has stored the slot's page, or has not.
-    pub fn written(&mut self, index: u32, stored: bool) {
-        let slot = &mut self.slots[index as usize];
-        let Phase::Sent(agent) = slot.phase else { return };
-        if !stored && !slot.owners.is_empty() {
-            slot.phase = Phase::Ready;
-            self.ready.push_front(index);
-            return;
-        }
-        let content = Content { id: slot.id, agent, hash: slot.hash };
-        let owners = std::mem::take(&mut slot.owners);
-        if stored {
-            self.counters.pages_out += 1;
-        }
-        // A write without owners left was in vain; an unanswered one may still have been stored.
-        self.count_remote(agent);
-        self.settle(index, owners, State::Remote(content), Some(content));
-    }
+    // ---- agents
 
     /// Gives up to `max` contents that the agent may forget.
     pub fn take_discards(&mut self, agent: AgentId, max: usize) -> Vec<ContentId> {

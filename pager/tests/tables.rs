@@ -681,30 +681,3 @@ fn a_fetch_that_a_remap_overtakes_brings_nothing_to_the_old_place() {
         Op::Read(0, 20),
     ]);
 }
-
-#[test]
-fn a_page_that_came_back_at_once_is_spared_and_one_that_was_guessed_is_not() {
-    let (space, pages) = (SpaceId(1), [at(1), at(2)]);
-    let mut tables = Tables::new(SLOTS, 1024).unwrap();
-    tables.add_space(space);
-    tables.register(space, span(0, PAGES));
-    let (mut leaving, mut wake) = (Vec::new(), Vec::new());
-    tables.begin_evict(space, &pages, &mut leaving);
-    for &(page, slot) in &leaving {
-        tables.finish_evict(slot, EvictOutcome::Moved(hash(page.get())), &mut wake);
-    }
-    for (slot, _, _) in tables.start_write(AgentId(0), 2) {
-        tables.written(slot, true);
-    }
-    for page in pages {
-        let FaultAction::Fetch(content) = tables.fault((space, page)) else { panic!("not away") };
-        assert!(tables.fetched((space, page), content, page == pages[0]));
-    }
-    let mut chosen = VecDeque::new();
-    tables.choose(space, &pages, &mut chosen);
-    assert_eq!(chosen, [pages[1]]);
-    for _ in 0..100 {
-        tables.choose(space, &pages[..1], &mut chosen);
-    }
-    assert!(chosen.contains(&pages[0]), "it never cools");
-}
