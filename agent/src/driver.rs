@@ -3,7 +3,7 @@
 
 use crate::core::{Answer, At, Core, Reply};
 use crate::limits::{BLOCK_MAX, DRAIN_MAX, FAREWELL, FLUSH_EVENTS, TICK};
-use crate::spin::{Spin, prefer_latency};
+use crate::spin::{SLICE, Spin, prefer_latency};
 use crate::stats::Stats;
 use crate::stop::Stop;
 use gms_transport::{CloseCode, Event, LinkId, Transport};
@@ -43,7 +43,7 @@ impl<T: Transport> Driver<T> {
     /// # Errors
     /// When the socket or the clock of the machine fails for good.
     pub fn run(mut self) -> io::Result<()> {
-        prefer_latency();
+        prefer_latency(SLICE);
         let mut idle: Option<Idle> = None;
         while self.stop.requested().is_none() {
             if self.turn()? {

@@ -59,9 +59,13 @@ const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// For agents to free the workload's frames at the end.
 const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// The evict thread should run before the workload: best effort. Not so the fault thread: while it spins, its yields must let an agent on the
+/// The evict thread looks before the workload runs on: best effort. Not so the fault thread: while it spins, its yields must let an agent on the
 /// same CPU run (p50 30 us instead of 60 to 75 us).
 const NICE: libc::c_int = -19;
+/// While it makes room ahead of need, it shares a CPU with an agent for which faults wait: those met by it would wait for milliseconds.
+const NICE_AHEAD: libc::c_int = 0;
+/// An agent that is woken runs at once (its slice is shorter), and the evict thread where programs run.
+const EVICT_SLICE: Duration = Duration::from_micros(400);
 
 struct Write {
     agent: AgentId,
@@ -111,6 +115,7 @@ pub struct EvictThread<T> {
     /// Where the thread may run, and the CPU which it leaves to the faults.
     allowed: CpuSet,
     avoided: i32,
+    nice: libc::c_int,
     /// For how many looks nothing has grown but by faults, which are counted as they come.
     calm: u32,
     sharing: Sharing,
@@ -162,6 +167,7 @@ impl<T: Transport> EvictThread<T> {
             goal: 0,
             allowed: sched_getaffinity(Pid::from_raw(0)).unwrap_or_default(),
             avoided: -1,
+            nice: 0,
             calm: 0,
             sharing: Sharing { sum: 0, shared: 0, expires: now },
             unpageable: BTreeMap::new(),
@@ -176,12 +182,11 @@ impl<T: Transport> EvictThread<T> {
     pub fn run(mut self) {
         // What this thread reads of the workload (registers, sequences) may fault too, and must not wait for the room that it makes.
         lock(&self.shared.evictors).push(nix::unistd::gettid().as_raw());
-        gms_agent::spin::prefer_latency();
-        // SAFETY: no memory is involved; who 0 is the calling thread. Without the privilege nothing changes.
-        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+        gms_agent::spin::prefer_latency(EVICT_SLICE);
         let mut packets = true;
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
+            self.be_nice();
             let mut busy = self.obey(now);
             busy |= packets && self.network(now);
             if now >= self.next_look {
@@ -247,6 +252,17 @@ impl<T: Transport> EvictThread<T> {
     }
 
     // ---- evicting
+
+    fn be_nice(&mut self) {
+        let nice = match self.goal > 0 && self.shared.has_room(1) {
+            true => NICE_AHEAD,
+            false => NICE,
+        };
+        if std::mem::replace(&mut self.nice, nice) != nice {
+            // SAFETY: no memory is involved; who 0 is the calling thread. Without the privilege nothing changes.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+        }
+    }
 
     /// Leaves the CPU on which faults are handled to them.
     fn make_way(&mut self) {

@@ -128,7 +128,7 @@ impl<T: Transport> FaultThread<T> {
 
     /// Serves faults until the session stops.
     pub fn run(mut self) {
-        gms_agent::spin::prefer_latency();
+        gms_agent::spin::prefer_latency(gms_agent::spin::SLICE);
         let mut now = Instant::now();
         let (mut spin_until, mut no_spin_until) = (now, now);
         let mut turn = 0u32;

@@ -11,8 +11,8 @@ use crate::process::{BATCH, MovedPages, Process, runs};
 use crate::shared::{Shared, lock};
 use crate::tables::EvictOutcome;
 
-/// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch.
-const RUNS_MAX: usize = 64;
+/// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
+const RUNS_MAX: usize = 16;
 
 /// Fills `process.victims` from a window of present pages anywhere, and where all of those are hot from the next ones, a lap at most. A hand that went round in the order of addresses would go before a program that reads its memory over and over: it would evict
 /// just what is read next.
