@@ -277,7 +277,7 @@ impl Stream {
     }
 
     /// The next window after the use that the last had: Leap's sizes, the page which faulted and its window being a power of two.
-    /// Without a hit again and again the stream has lost its trend.
+    /// One that was not used is cut to a sixteenth; without a hit again and again the stream has lost its trend.
     fn grown(&mut self, growth: Growth) -> u32 {
         if self.count == 0 {
             return 1;
