@@ -14,7 +14,8 @@ use crate::tables::EvictOutcome;
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
 const RUNS_MAX: usize = 16;
 
-/// Fills `process.victims` from a window of present pages anywhere, and where all of those are hot from the next ones, a lap at most. A hand that went round in the order of addresses would go before a program that reads its memory over and over: it would evict
+/// Fills `process.victims` from a window of present pages anywhere, and where all of those are hot from the next ones; after a lap
+/// of hot pages some of those go. A hand that went round in the order of addresses would go before a program that reads its memory over and over: it would evict
 /// just what is read next.
 pub fn choose_victims(shared: &Shared, process: &mut Process, random: u64) {
     let id = process.space.id;
@@ -25,6 +26,9 @@ pub fn choose_victims(shared: &Shared, process: &mut Process, random: u64) {
         hand = next.unwrap_or(0);
         lock(&shared.tables).choose(id, &window, &mut process.victims);
         if next.is_none() && std::mem::replace(&mut wrapped, true) {
+            if process.victims.is_empty() {
+                process.victims.extend(window);
+            }
             break;
         }
     }
