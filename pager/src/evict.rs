@@ -186,7 +186,7 @@ impl<T: Transport> EvictThread<T> {
         let mut packets = true;
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
-            self.be_nice();
+            self.be_nice(now);
             let mut busy = self.obey(now);
             busy |= packets && self.network(now);
             if now >= self.next_look {
@@ -253,8 +253,9 @@ impl<T: Transport> EvictThread<T> {
 
     // ---- evicting
 
-    fn be_nice(&mut self) {
-        let nice = match self.goal > 0 && self.shared.has_room(1) {
+    fn be_nice(&mut self, now: Instant) {
+        let ahead = self.goal > 0 && self.shared.has_room(1);
+        let nice = match ahead && now < self.next_look {
             true => NICE_AHEAD,
             false => NICE,
         };

@@ -254,13 +254,18 @@ impl Tables {
 
     /// The page was installed from `content`, because a thread waits for it or ahead of its use. False if the entry has changed meanwhile.
     pub fn fetched(&mut self, place: Place, content: Content, waited: bool) -> bool {
-        let same = self.is_remote(place, content);
-        if same {
-            let heat = if waited { self.ages.heat(self.map.mark(place.0, place.1)) } else { 0 };
-            self.put_marked(place, State::Kept(content), heat);
-            self.installed(place.0, place.1.get()..place.1.get() + PAGE);
-        }
-        same
+        let heat = match self.map.get(place.0, place.1) {
+            State::Remote(known) if known == content && waited => {
+                self.ages.heat(self.map.mark(place.0, place.1))
+            }
+            State::Remote(known) if known == content => 0,
+            // By somebody else, meanwhile.
+            State::Kept(known) if known == content => self.map.mark(place.0, place.1),
+            _ => return false,
+        };
+        self.put_marked(place, State::Kept(content), heat);
+        self.installed(place.0, place.1.get()..place.1.get() + PAGE);
+        true
     }
 
     /// Whether the page still is where the fetch went to look for it.
@@ -286,20 +291,17 @@ impl Tables {
 
     // ---- prefetch
 
-    /// Whether the page is only at an agent, and not on its way.
-    pub fn is_away(&self, place: Place) -> bool {
-        matches!(self.map.get(place.0, place.1), State::Remote(_))
-            && !self.prefetching.contains(&place)
-    }
-
-    /// The pages which of these are only at an agent and not yet on their way; they are marked as being fetched.
+    /// The pages which of these are only at an agent and not yet on their way, `max` at most; they are marked as being fetched.
     pub fn begin_prefetch(
         &mut self,
         space: SpaceId,
-        pages: impl Iterator<Item = PageAddr>,
+        mut pages: impl Iterator<Item = PageAddr>,
+        max: usize,
     ) -> Vec<(PageAddr, Content)> {
         let mut begun = Vec::new();
-        for page in pages {
+        while begun.len() < max
+            && let Some(page) = pages.next()
+        {
             if let State::Remote(content) = self.map.get(space, page)
                 && self.prefetching.insert((space, page))
             {

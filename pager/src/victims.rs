@@ -14,9 +14,9 @@ use crate::tables::EvictOutcome;
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
 const RUNS_MAX: usize = 16;
 
-/// Fills `process.victims` from a window of present pages anywhere, and where all of those are hot from the next ones; after a lap
-/// of hot pages some of those go. A hand that went round in the order of addresses would go before a program that reads its memory over and over: it would evict
-/// just what is read next.
+/// Fills `process.victims` from a window of present pages anywhere, and where all of those are hot from the next ones; after a lap of hot
+/// pages some of those go. A hand that went round in the order of addresses would go before a program that reads its memory over and over:
+/// it would evict just what is read next.
 pub fn choose_victims(shared: &Shared, process: &mut Process, random: u64) {
     let id = process.space.id;
     let mut wrapped = false;

@@ -466,7 +466,7 @@ impl Model {
             }
             Op::StartPrefetch(_, from, count) => {
                 let pages: Vec<PageAddr> = (from..(from + count).min(PAGES)).map(at).collect();
-                let begun = self.tables.begin_prefetch(space, pages.into_iter());
+                let begun = self.tables.begin_prefetch(space, pages.into_iter(), usize::MAX);
                 self.prefetches.push((space, begun));
             }
             Op::Remove(_, from, count, lazily) => self.remove(space, span(from, count), lazily),

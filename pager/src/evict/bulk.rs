@@ -101,7 +101,8 @@ impl<T: Transport> EvictThread<T> {
 
     /// Fetches pages home, before the workload is let go.
     pub(super) fn fetch(&mut self, now: Instant, space: SpaceId, pages: &[PageAddr]) {
-        let begun = lock(&self.shared.tables).begin_prefetch(space, pages.iter().copied());
+        let begun =
+            lock(&self.shared.tables).begin_prefetch(space, pages.iter().copied(), pages.len());
         let mut by_agent: BTreeMap<AgentId, Vec<(PageAddr, Content)>> = BTreeMap::new();
         for (page, content) in begun {
             by_agent.entry(content.agent).or_default().push((page, content));

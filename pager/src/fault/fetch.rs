@@ -157,13 +157,15 @@ impl<T: Transport> FaultThread<T> {
         // What is under way will need room too.
         let taken = ROOM_KEPT + tables.prefetching() as u64;
         let room = self.shared.room().saturating_sub(taken) as usize;
-        let mut ahead: Vec<PageAddr> =
-            more.filter(|&page| tables.is_away((id, page))).take(room).collect();
-        if let Some(marker) = state.prefetch.leave_out(&ahead) {
+        let half = tables.begin_prefetch(id, half.into_iter(), 1);
+        let mut ahead = tables.begin_prefetch(id, more, room);
+        let pages: Vec<PageAddr> = ahead.iter().map(|&(page, _)| page).collect();
+        if let Some(marker) = state.prefetch.leave_out(&pages) {
             ahead.remove(marker);
+            tables.end_prefetch((id, pages[marker]));
         }
-        let begun = tables.begin_prefetch(id, half.into_iter().chain(ahead));
-        begun.into_iter().map(|(page, content)| Wanted { place: (id, page), content }).collect()
+        let wanted = |(page, content)| Wanted { place: (id, page), content };
+        half.into_iter().chain(ahead).map(wanted).collect()
     }
 
     fn send(&mut self, now: Instant, mut fetch: Fetch) {
