@@ -28,7 +28,7 @@ const RMEM_BYTES_MIN: u64 = 2 << 20;
 const MEMLOCK_BYTES_MIN: u64 = 64 << 20;
 const CAP_SYS_PTRACE: u32 = 19;
 
-const UFFD_NAMES: [(u32, &str); 8] = [
+const UFFD_NAMES: [(u32, &str); 9] = [
     (sys::UFFD_FEATURE_EVENT_FORK, "EVENT_FORK"),
     (sys::UFFD_FEATURE_EVENT_REMAP, "EVENT_REMAP"),
     (sys::UFFD_FEATURE_EVENT_REMOVE, "EVENT_REMOVE"),
@@ -36,7 +36,8 @@ const UFFD_NAMES: [(u32, &str); 8] = [
     (sys::UFFD_FEATURE_THREAD_ID, "THREAD_ID"),
     (sys::UFFD_FEATURE_MOVE, "MOVE"),
     (sys::UFFD_FEATURE_PAGEFAULT_FLAG_WP, "PAGEFAULT_FLAG_WP"),
-    (sys::UFFD_FEATURE_WP_ASYNC, "WP_ASYNC"),
+    (sys::UFFD_FEATURE_WP_UNPOPULATED, "WP_UNPOPULATED"),
+    (sys::UFFD_FEATURE_POISON, "POISON"),
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -147,7 +148,7 @@ fn userfaultfd() -> Check {
         let absent = which.iter().filter(|(bit, _)| offered & u64::from(*bit) == 0);
         absent.map(|(_, name)| (*name).to_string()).collect()
     };
-    let (absent, unneeded) = (missing(&UFFD_NAMES[..6]), missing(&UFFD_NAMES[6..]));
+    let (absent, unneeded) = (missing(&UFFD_NAMES), missing(&UFFD_NAMES[6..]));
     if !absent.is_empty() {
         let finding = format!("without {}", absent.join(", "));
         return needed(
@@ -376,7 +377,7 @@ mod tests {
 
     #[test]
     fn names_cover_what_the_pager_needs() {
-        let named = UFFD_NAMES[..6].iter().fold(0, |bits, (bit, _)| bits | u64::from(*bit));
+        let named = UFFD_NAMES.iter().fold(0, |bits, (bit, _)| bits | u64::from(*bit));
         assert_eq!(named, uffd::FEATURES);
     }
 }

@@ -6,6 +6,7 @@
 mod bulk;
 mod detach;
 mod look;
+mod reconcile;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::AsFd;
@@ -24,15 +25,16 @@ use nix::unistd::Pid;
 
 use self::look::Sharing;
 use crate::fault::ROOM_KEPT;
-use crate::inject::{is_outside_madvise, release_late};
+use crate::inject::is_outside_madvise;
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::{Content, PAGE};
 use crate::process::{BATCH, Process};
 use crate::session::Outcome;
 use crate::shared::{EvictCommand, Gauges, Shared, Space, drain, lock};
+use crate::stopped::release_late;
 use crate::tables::{EvictOutcome, Place};
 use crate::tree::{Root, Tree};
-use crate::victims::{choose_victims, move_out, next_batch, read_moved};
+use crate::victims::{choose_victims, finish, move_out, next_batch, read_moved};
 
 /// A forked child is looked for after this.
 const MET_AFTER: Duration = Duration::from_millis(1);
@@ -54,6 +56,8 @@ const STUCK_WRITING: Duration = Duration::from_secs(1);
 const STUCK_STEP: i64 = 1 << 20;
 /// How often it may be asked, when nothing else can be evicted, whether removals are over: running threads are stopped for it.
 const PROOF_EVERY: Duration = Duration::from_millis(20);
+/// For changes of an address space that began while pages were moved out to be told.
+const MARK_DEADLINE: Duration = Duration::from_secs(15);
 /// For killed processes to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// For agents to free the workload's frames at the end.
@@ -66,6 +70,9 @@ const NICE: libc::c_int = -19;
 const NICE_AHEAD: libc::c_int = 0;
 /// An agent that is woken runs at once (its slice is shorter), and the evict thread where programs run.
 const EVICT_SLICE: Duration = Duration::from_micros(400);
+
+/// Chunks of the page map let go at once: 0.1 ms at most.
+const BURY_CHUNKS: usize = 8;
 
 struct Write {
     agent: AgentId,
@@ -180,8 +187,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// Works until the session stops.
     pub fn run(mut self) {
-        // What this thread reads of the workload (registers, sequences) may fault too, and must not wait for the room that it makes.
-        lock(&self.shared.evictors).push(nix::unistd::gettid().as_raw());
+        self.shared.evict_thread.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
         gms_agent::spin::prefer_latency(EVICT_SLICE);
         let mut packets = true;
         while !self.shared.stop.load(Ordering::Relaxed) {
@@ -210,6 +216,7 @@ impl<T: Transport> EvictThread<T> {
             }
             self.make_room(now);
             busy |= release_late();
+            busy |= lock(&self.shared.tables).bury(BURY_CHUNKS);
             busy |= self.write_back(now);
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
@@ -291,7 +298,7 @@ impl<T: Transport> EvictThread<T> {
             self.processes.values().map(|p| (p.size.resident, p.pid)).collect();
         by_size.sort_unstable_by(|a, b| b.cmp(a));
         for (_, pid) in by_size {
-            if let Some(moved) = self.evict_batch(pid) {
+            if let Some(moved) = self.evict_batch(pid, now) {
                 self.stuck_at = None;
                 self.goal = self.goal.saturating_sub(moved * PAGE);
                 return true;
@@ -313,7 +320,7 @@ impl<T: Transport> EvictThread<T> {
     }
 
     /// Moves up to [`BATCH`] pages of a process out; returns how many, or `None` if it got nowhere.
-    fn evict_batch(&mut self, pid: i32) -> Option<u64> {
+    fn evict_batch(&mut self, pid: i32, now: Instant) -> Option<u64> {
         let random = self.next_random();
         let process = self.processes.get_mut(&pid)?;
         if process.victims.is_empty() {
@@ -323,24 +330,42 @@ impl<T: Transport> EvictThread<T> {
         let (leaving, moved) = move_out(&self.shared, process, &pages)?;
         let outcomes = read_moved(&self.shared, process, &leaving, &moved, self.zero_hash)?;
         let shared = moved.shared;
-        let mut wake: Vec<Place> = Vec::new();
-        let mut tables = lock(&self.shared.tables);
-        let mut moved = 0;
-        for ((_, slot), outcome) in leaving.iter().zip(outcomes) {
-            moved += u64::from(outcome != EvictOutcome::Stayed);
-            tables.finish_evict(*slot, outcome, &mut wake);
-        }
-        if tables.exhausted {
-            self.shared.fail("the page map is full");
-        }
-        drop(tables);
-        self.wake(&wake);
+        let leaving = leaving.into_iter().map(|(_, slot)| slot).zip(outcomes).collect();
+        let moved = self.finish(leaving, now);
         self.shared.count_resident(-(moved as i64));
         if !shared.is_empty() {
             // Now that they are no longer marked, so that a fault on them is served.
             self.unshare(pid, &shared);
         }
         (moved > 0 || !shared.is_empty()).then_some(moved)
+    }
+
+    /// Sees pages through their leaving; returns how many have gone. Changes of the address space that came in between are told meanwhile.
+    fn finish(&mut self, mut leaving: Vec<(u32, EvictOutcome)>, now: Instant) -> u64 {
+        let mut moved = 0;
+        let mut wake: Vec<Place> = Vec::new();
+        loop {
+            leaving.retain(|&(slot, outcome)| {
+                let spaces = &self.spaces;
+                let ended = finish(&self.shared, spaces, slot, outcome, self.zero_hash, &mut wake);
+                moved += u64::from(ended.is_some_and(|ended| ended != EvictOutcome::Stayed));
+                ended.is_none()
+            });
+            self.wake(&std::mem::take(&mut wake));
+            if leaving.is_empty() || self.shared.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            if now.elapsed() > MARK_DEADLINE {
+                self.shared.fail("a change of the workload's address space does not end");
+                break;
+            }
+            std::thread::yield_now();
+            self.obey(now);
+        }
+        if lock(&self.shared.tables).exhausted {
+            self.shared.fail("the page map is full");
+        }
+        moved
     }
 
     fn unshare(&mut self, pid: i32, pages: &[PageAddr]) {

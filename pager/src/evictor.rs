@@ -67,9 +67,9 @@ pub struct Evictor {
 
 impl Evictor {
     /// Connects to an evictor that has just been injected.
-    pub fn connect(injected: &Injected) -> Result<Evictor, InjectError> {
+    pub fn connect(injected: Injected) -> Result<Evictor, InjectError> {
         let os = |what| move |errno| InjectError::Os { what, errno };
-        let process = pidfd_open(injected.evictor.as_raw()).map_err(os("opening the evictor"))?;
+        let process = injected.process;
         // The evictor's table was empty when it made the pair: the ends are 0 (its own) and 1 (ours).
         let socket = pidfd_getfd(process.as_fd(), 1).map_err(os("taking the evictor's socket"))?;
         let buffer = Vec::with_capacity(arch::BUFFER_LEN);
@@ -214,6 +214,14 @@ pub fn pidfd_open(pid: i32) -> nix::Result<OwnedFd> {
     let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
     // SAFETY: the kernel has just given us this descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Kills a process.
+pub fn kill(process: &OwnedFd) {
+    // SAFETY: pidfd_send_signal reads no memory when the info is null. Fails only if the process has ended.
+    unsafe {
+        libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), libc::SIGKILL, 0usize, 0);
+    }
 }
 
 /// A duplicate of descriptor `number` of another process.

@@ -9,6 +9,7 @@
 mod events;
 mod fetch;
 mod follow;
+mod local;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -24,15 +25,14 @@ use gms_transport::{ExchangeId, Transport};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use userfaultfd::{Event, EventBuffer, ReadWrite};
 
+use self::events::Stuck;
 use self::fetch::Fetch;
 use self::follow::Follow;
 use crate::lane::Lane;
-use crate::page_map::PAGE;
-use crate::proc;
-use crate::shared::{EvictCommand, FaultCommand, Shared, Space, drain, lock};
+use crate::page_map::{Content, PAGE};
+use crate::shared::{FaultCommand, Shared, Space, drain, lock};
 use crate::tables::{FaultAction, Place};
 use crate::trace::Trace;
-use crate::uffd::{Faults, Installed};
 
 /// Messages read at once.
 const MESSAGES: usize = 32;
@@ -45,8 +45,6 @@ const TURNS: u32 = 16;
 /// A yield that takes longer has given the CPU to somebody who keeps it. Then the thread blocks, which brings it back sooner, for a while.
 const YIELD_MAX: Duration = Duration::from_millis(2);
 const NO_SPIN: Duration = Duration::from_millis(10);
-/// Most pages filled with zeros for one fault.
-const ZERO_RUN_MAX: u64 = 64;
 /// A fetch without an answer is sent again after this.
 const FETCH_RETRY: Duration = Duration::from_secs(2);
 /// After this long without its page the workload is stopped: the page is lost.
@@ -61,8 +59,6 @@ const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
 const KICKS: u64 = 0;
 const PACKETS: u64 = 1;
 const SPACES: u64 = 2;
-/// Streams of first touches followed in each space.
-const ZERO_STREAMS: usize = 8;
 
 struct SpaceFaults {
     space: Arc<Space>,
@@ -70,6 +66,20 @@ struct SpaceFaults {
     prefetch_totals: (u64, u64),
     /// What recent first touches filled: where they are sequential, upwards or downwards, the next fills twice as much.
     zero_streams: Vec<Range<u64>>,
+    /// Children forked since all changes of the address space were told: changes told later may have come before the fork.
+    young: Vec<Arc<Space>>,
+    /// Changes could not be told apart by their order once: an address of which nothing is known must not have a marker.
+    contested: bool,
+    stuck: Option<Stuck>,
+}
+
+/// One thread waits for one page.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    place: Place,
+    write: bool,
+    /// As the kernel tells it, in the thread's own PID namespace: good for hints only.
+    tid: i32,
 }
 
 /// See the module's documentation.
@@ -84,7 +94,9 @@ pub struct FaultThread<T> {
     /// Pages in `inflight` and `unsent`: threads that fault on the same page share one fetch.
     pending: HashSet<Place>,
     /// Faults to be tried again once the events have been read.
-    again: Vec<(Place, bool, i32)>,
+    again: Vec<Fault>,
+    /// Demanded pages whose markers have not been looked for yet.
+    unproved: Vec<(Place, Content)>,
     /// Kicks, the lane and the spaces.
     epoll: Epoll,
     /// Spaces with something to read.
@@ -116,11 +128,12 @@ impl<T: Transport> FaultThread<T> {
             unsent: Vec::new(),
             pending: HashSet::new(),
             again: Vec::new(),
+            unproved: Vec::new(),
             epoll,
             readable: Vec::new(),
             buffer: EventBuffer::new(MESSAGES),
             buffer_of_one: EventBuffer::new(1),
-            zeros: vec![0; (ZERO_RUN_MAX * PAGE) as usize].into(),
+            zeros: local::zeros(),
             trace,
             follow: Follow::new(),
         })
@@ -148,14 +161,16 @@ impl<T: Transport> FaultThread<T> {
                     more -= 1;
                 }
             }
-            for (place, write, tid) in std::mem::take(&mut self.again) {
-                self.fault(place, write, tid);
+            for fault in std::mem::take(&mut self.again) {
+                self.fault(fault);
             }
+            self.relieve(now);
             self.send_again(now);
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
             self.trace(Trace::sent);
+            self.prove_demanded();
             self.follow.look(&self.shared.fault_cpu);
             if busy && now >= no_spin_until {
                 spin_until = now + if self.inflight.is_empty() { SPIN } else { SPIN_AWAITED };
@@ -241,7 +256,10 @@ impl<T: Transport> FaultThread<T> {
         let state = SpaceFaults {
             prefetch: Streams::new(12),
             prefetch_totals: (0, 0),
-            zero_streams: Vec::with_capacity(ZERO_STREAMS),
+            zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
+            young: Vec::new(),
+            contested: false,
+            stuck: None,
             space,
         };
         let event = EpollEvent::new(EpollFlags::EPOLLIN, SPACES + u64::from(state.space.id.0));
@@ -259,74 +277,48 @@ impl<T: Transport> FaultThread<T> {
         let Some(state) = self.spaces.get(&id) else { return false };
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
-        let (gate, mut fork) = self.read_messages(&space, polled, &mut messages);
+        let gate = self.read_messages(&space, polled, &mut messages);
         if messages.is_empty() {
             return false;
         }
-        self.read_changes(&space, &mut messages);
         self.trace(Trace::read);
-        let mut faults = Vec::new();
-        let mut events = Vec::new();
-        let mut children = Vec::new();
-        for (order, message) in messages.into_iter().enumerate() {
-            match message {
-                Event::Pagefault { rw, addr, thread_id, .. } => {
-                    let page = PageAddr::containing(addr as u64);
-                    faults.push((page, rw == ReadWrite::Write, thread_id.as_raw()));
-                }
-                Event::Fork { uffd } => {
-                    let child = self.fork(&space, Faults::of_child(uffd), &mut fork);
-                    children.push((order, child));
-                }
-                event => events.push((order, event)),
-            }
-        }
-        for (order, event) in events {
-            for (forked, child) in &children {
-                self.event_around_fork(child, *forked > order, &event);
-            }
-            self.event(&space, event);
-        }
-        for (_, child) in children {
-            if self.shared.to_evict.try_send(EvictCommand::Forked(child)).is_err() {
-                self.shared.fail("too many processes were forked at once");
-            }
-            self.shared.kick_evict();
-        }
-        if gate.is_some() {
+        let is_event = |m: &Event| !matches!(m, Event::Pagefault { .. });
+        let changed = gate.is_some() && messages.iter().any(is_event);
+        let settled = !changed || self.read_changes(&space, &mut messages);
+        let (faults, events): (Vec<Event>, Vec<Event>) =
+            messages.into_iter().partition(|message| !is_event(message));
+        if changed {
+            self.change(&space, events, settled);
             space.ungated.applied();
         }
         drop(gate);
-        if space.pid.load(Ordering::Relaxed) == 0
-            && let Some(tgid) = faults.first().and_then(|f| proc::status_field(f.2, "Tgid:"))
-        {
-            space.pid.store(tgid as i32, Ordering::Relaxed);
-        }
         self.shared.faults.fetch_add(faults.len() as u64, Ordering::Relaxed);
-        for (page, write, tid) in faults {
-            self.fault((id, page), write, tid);
+        for message in faults {
+            if let Event::Pagefault { rw, addr, thread_id, .. } = message {
+                let place = (id, PageAddr::containing(addr as u64));
+                let write = rw == ReadWrite::Write;
+                self.fault(Fault { place, write, tid: thread_id.as_raw() });
+            }
         }
         true
     }
 
-    /// Reads one fault, or what there is if an event is unread. Returns the gate, closed, if an event may have been read, and what a child
-    /// will not inherit if a process is blocked in fork.
+    /// Reads one fault, or what there is if an event is unread. Returns the gate, closed, if an event may have been read.
     fn read_messages<'a>(
         &mut self,
         space: &'a Space,
         polled: bool,
         messages: &mut Vec<Event>,
-    ) -> (Option<MutexGuard<'a, ()>>, Option<Vec<Range<u64>>>) {
+    ) -> Option<MutexGuard<'a, ()>> {
         let mut gate = space.gate.try_lock().ok();
         if gate.is_none() && !polled {
-            return (None, None);
+            return None;
         }
         let changing = space.faults.has_event();
         if changing && gate.is_none() {
             gate = Some(lock(&space.gate));
         }
-        let fork = if changing { self.fork_under_way(space) } else { None };
-        // Without an event, what is readable is a fault: only that one, so that no fork which begins now is read without the look.
+        self.repair(space);
         let mut read = || {
             self.read(space, changing, messages);
             messages.iter().any(|m| !matches!(m, Event::Pagefault { .. }))
@@ -336,109 +328,38 @@ impl<T: Transport> FaultThread<T> {
         } else if space.ungated.read(read, |&event| event) {
             gate = Some(lock(&space.gate));
         }
-        (gate, fork)
+        gate
     }
 
     /// One thread waits for one page.
-    fn fault(&mut self, place: Place, write: bool, tid: i32) {
+    fn fault(&mut self, fault: Fault) {
+        let place = fault.place;
+        let Some(state) = self.spaces.get(&place.0) else { return };
+        let never_waits = self.shared.is_ours(fault.tid, &state.space);
+        let same_ids = state.space.same_ids.load(Ordering::Relaxed);
         let action = lock(&self.shared.tables).fault(place);
         let room = match action {
             FaultAction::Zero => 1 + ROOM_KEPT,
             FaultAction::Buffered(_) | FaultAction::Fetch(_) => 1,
-            FaultAction::Wait => 0,
+            FaultAction::Wait | FaultAction::Resident => 0,
         };
-        if !self.shared.has_room(room) && !lock(&self.shared.evictors).contains(&tid) {
+        if !self.shared.has_room(room) && !never_waits {
             lock(&self.shared.tables).wait_for_room(place);
             return self.shared.kick_evict();
         }
         match action {
-            FaultAction::Zero => self.fill_zeros(place, write, tid),
-            FaultAction::Buffered(_) => self.second_chance(place, write, tid),
+            FaultAction::Zero => self.fill_zeros(fault),
+            FaultAction::Resident => self.look_at_resident(fault),
+            FaultAction::Buffered(_) => self.second_chance(fault),
             FaultAction::Fetch(content) => {
-                if self.pending.is_empty() {
-                    self.follow.fault(tid);
+                if self.pending.is_empty() && same_ids {
+                    self.follow.fault(fault.tid);
                 } else {
                     self.follow.release(&self.shared.fault_cpu);
                 }
                 self.fetch(place, content);
             }
             FaultAction::Wait => {}
-        }
-    }
-
-    fn fill_zeros(&mut self, place: Place, write: bool, tid: i32) {
-        let Some(state) = self.spaces.get_mut(&place.0) else { return };
-        let one = place.1.get()..place.1.get() + PAGE;
-        let wanted = state.expected_run(&one);
-        let mut tables = lock(&self.shared.tables);
-        let mut range = tables.empty_run(place.0, wanted, &one);
-        if !self.shared.has_room((range.end - range.start) / PAGE + ROOM_KEPT) {
-            range = one.clone();
-        }
-        // A write gets its own page at once; a read gets the shared zero page, which costs no memory.
-        let fill = |range: &Range<u64>| match write {
-            true => state.space.faults.copy_run(range.clone(), &self.zeros),
-            false => state.space.faults.zero(range.clone()),
-        };
-        let (mut installed, mut outcome) = fill(&range);
-        if range.start + installed * PAGE <= one.start && range != one {
-            // Something below is present.
-            tables.installed(place.0, range.start..range.start + installed * PAGE);
-            self.shared.count_zeros(installed, write);
-            range = one.clone();
-            (installed, outcome) = fill(&range);
-        }
-        range.end = range.start + installed * PAGE;
-        tables.installed(place.0, range.clone());
-        drop(tables);
-        self.shared.count_zeros(installed, write);
-        state.zero_streams.insert(0, if installed > 0 { range } else { one });
-        state.zero_streams.truncate(ZERO_STREAMS);
-        if installed == 0 {
-            self.not_installed(place, outcome, write, tid);
-        }
-    }
-
-    /// A page was not installed although its thread waits for it.
-    fn not_installed(&mut self, place: Place, outcome: Installed, write: bool, tid: i32) {
-        match outcome {
-            Installed::Changing => self.again.push((place, write, tid)),
-            // Somebody was faster, or the mapping has gone: the thread finds out by itself.
-            _ => self.wake(place),
-        }
-    }
-
-    /// The page is still in the write-back buffer. The lock is held over the copy, so that the slot cannot be reused.
-    fn second_chance(&mut self, place: Place, write: bool, tid: i32) {
-        let Some(state) = self.spaces.get(&place.0) else { return };
-        let mut tables = lock(&self.shared.tables);
-        let FaultAction::Buffered(slot) = tables.fault(place) else {
-            drop(tables);
-            return self.again.push((place, write, tid));
-        };
-        let outcome = state.space.faults.copy(place.1.get(), self.shared.frames.read(slot));
-        if outcome == Installed::Done {
-            tables.second_chance(place);
-        }
-        drop(tables);
-        if outcome == Installed::Done {
-            self.shared.count_resident(1);
-        } else {
-            self.not_installed(place, outcome, write, tid);
-        }
-    }
-}
-
-impl SpaceFaults {
-    /// What to fill at a first touch of the page `one`.
-    fn expected_run(&mut self, one: &Range<u64>) -> Range<u64> {
-        let next_to = |last: &Range<u64>| last.end == one.start || last.start == one.end;
-        let Some(at) = self.zero_streams.iter().position(next_to) else { return one.clone() };
-        let last = self.zero_streams.remove(at);
-        let bytes = (2 * (last.end - last.start)).min(ZERO_RUN_MAX * PAGE);
-        match last.end == one.start {
-            true => one.start..one.start + bytes,
-            false => one.end.saturating_sub(bytes)..one.end,
         }
     }
 }

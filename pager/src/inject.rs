@@ -3,20 +3,25 @@
 //!
 //! Every ptrace request of one injection must come from the thread that began it.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
+use crate::evictor::{Evictor, has_ended, pidfd_open, same_memory};
+use crate::stopped::{Stopped, refused};
 use crate::{arch, proc};
 
-/// Longest that a thread may take to stop.
-const STOP_DEADLINE: Duration = Duration::from_millis(30);
-/// Longest that one injected system call may take.
-const SYSCALL_DEADLINE: Duration = Duration::from_secs(2);
+/// Name of the evictor's process: not one by which people end gms.
+pub const EVICTOR_NAME: &str = "far-evictor";
+/// PR_GET_TID_ADDRESS.
+const GET_TID_ADDRESS: u64 = 40;
+/// For an evictor to get ready.
+const READY_DEADLINE: Duration = Duration::from_secs(2);
 /// How often running threads are looked for.
 const FREEZE_ROUNDS: usize = 4;
 /// Most threads that are stopped: each costs some 10 us.
@@ -37,8 +42,8 @@ pub enum InjectError {
     /// Its system calls are filtered.
     #[error("it has a seccomp filter, under which the evictor cannot work")]
     Seccomp,
-    /// Its process ids are not ours.
-    #[error("it is in another PID namespace: run gms in there")]
+    /// Its next child is to be the first process of a PID namespace, which an evictor must not become.
+    #[error("it is about to start a PID namespace")]
     Namespace,
     /// 32-bit code.
     #[error("it runs 32-bit code: only 64-bit processes can be paged")]
@@ -66,13 +71,29 @@ pub enum InjectError {
 
 type Result<T> = std::result::Result<T, InjectError>;
 
-/// An evictor that has just been started.
+/// An evictor that has just been started, proved to be one of this process.
 #[derive(Debug)]
 pub struct Injected {
     /// Base of the blob's mapping in the process.
     pub base: u64,
     /// Process id of the evictor.
     pub evictor: Pid,
+    /// Its process.
+    pub process: OwnedFd,
+    /// Its process id in the namespace of the workload.
+    pub own_id: i32,
+    /// Where the kernel notes the end of the thread that was stopped; for musl's programs the lock of the list of threads.
+    pub tid_address: Option<u64>,
+}
+
+/// Whose child an evictor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parent {
+    /// Nobody's in the workload: not even `wait4(-1, __WALL)` sees it.
+    Adopted,
+    /// The process's, where an adopted one would be seen by others in the workload, who reap orphans: a subreaper, the first process of
+    /// a PID namespace. An ordinary wait of the process does not see it.
+    Process,
 }
 
 /// Threads of a process that were running, stopped until this is dropped, so that the process does not outgrow its budget while it is
@@ -108,6 +129,11 @@ impl Frozen {
     /// How long the threads have been stopped.
     pub fn elapsed(&self) -> Duration {
         self.since.elapsed()
+    }
+
+    /// A thread of the process that was stopped and has its memory.
+    pub fn witness(&self) -> i32 {
+        self.threads.first().map_or(self.pid, |thread| thread.tid.as_raw())
     }
 
     /// Starts an evictor: by a thread that ran, so that no system call is interrupted, or else by one that is blocked.
@@ -158,8 +184,7 @@ fn may_be_traced(pid: i32) -> Result<()> {
         }
         Some(tracer) => return Err(InjectError::Traced(tracer)),
     }
-    // The evictor tells its process id as it knows it.
-    if !proc::shares_pid_namespace(pid) {
+    if proc::starts_pid_namespace(pid) {
         return Err(InjectError::Namespace);
     }
     match proc::status_field(pid, "Seccomp:") {
@@ -190,13 +215,14 @@ pub fn remove_blob(pid: i32, base: u64) -> Result<()> {
     let tid = running.or_else(|| blocked_threads(pid).first().copied());
     let mut thread = Stopped::new(tid.ok_or(InjectError::Unstoppable)?)?;
     let args = [base, arch::BLOB_LEN as u64, 0, 0, 0, 0];
-    let unmapped = syscall_instruction(pid)
+    let unmapped = syscall_instruction(thread.tid.as_raw())
         .and_then(|(at, _)| thread.syscall(at, "munmap", libc::SYS_munmap, args));
     thread.resume()?;
     unmapped.map(drop)
 }
 
-/// A syscall instruction in the vdso, so that no text of the program is patched, and the memory of the process.
+/// A syscall instruction in the vdso, so that no text of the program is patched, and the memory of the thread: its process's first thread may
+/// have ended.
 fn syscall_instruction(pid: i32) -> Result<(u64, File)> {
     let memory = File::options()
         .read(true)
@@ -218,15 +244,6 @@ fn syscall_instruction(pid: i32) -> Result<(u64, File)> {
     Ok((vdso.range.start + offset as u64, memory))
 }
 
-fn refused(errno: Errno) -> InjectError {
-    match errno {
-        Errno::ESRCH | Errno::ENOENT => InjectError::Gone,
-        Errno::EPERM | Errno::EACCES => InjectError::NotPermitted(errno),
-        Errno::ECHILD => InjectError::Gone,
-        _ => InjectError::Os { what: "attaching", errno },
-    }
-}
-
 /// Blocked threads which can be stopped: not one that waits for its vfork child, is uninterruptible, or is stopped.
 fn blocked_threads(pid: i32) -> Vec<i32> {
     const VFORKS: [i64; 3] = [libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3];
@@ -237,270 +254,47 @@ fn blocked_threads(pid: i32) -> Vec<i32> {
     threads
 }
 
-/// A thread stopped by us, or about to stop. To be ended with [`Stopped::resume`] or [`Stopped::let_go`].
-struct Stopped {
-    tid: Pid,
-    saved: arch::Registers,
-    mask: u64,
-    /// Whether registers and mask are to be put back.
-    altered: bool,
-    /// Whether it has stopped, and that has been taken note of.
-    settled: bool,
-    niceness: Option<Niceness>,
-}
-
-/// The niceness of a thread while it is stopped: every step of an injection waits for the thread to be scheduled, and its siblings go on
-/// allocating meanwhile. The evictor inherits it.
-struct Niceness {
-    tid: Pid,
-    before: libc::c_int,
-}
-
-impl Niceness {
-    fn raise(tid: Pid) -> Niceness {
-        // SAFETY: no memory is involved.
-        let before = unsafe { libc::getpriority(libc::PRIO_PROCESS, tid.as_raw() as libc::id_t) };
-        let niceness = Niceness { tid, before };
-        niceness.set(-20);
-        niceness
-    }
-
-    /// Best effort: without the privilege nothing changes.
-    fn set(&self, nice: libc::c_int) {
-        // SAFETY: no memory is involved.
-        unsafe { libc::setpriority(libc::PRIO_PROCESS, self.tid.as_raw() as libc::id_t, nice) };
-    }
-}
-
 impl Stopped {
-    /// Stops a thread and waits until it has stopped.
-    fn new(tid: i32) -> Result<Stopped> {
-        let mut thread = Stopped::seize(tid)?;
-        match thread.settle() {
-            Ok(()) => Ok(thread),
-            Err(error) => {
-                thread.let_go();
-                Err(error)
-            }
-        }
-    }
-
-    /// Asks a thread to stop: it leaves user mode at once, and stops when it has finished what it does in the kernel.
-    fn seize(tid: i32) -> Result<Stopped> {
-        let tid = Pid::from_raw(tid);
-        request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
-            .map_err(refused)?;
-        // Fails only if the thread has been killed, which is found later.
-        let _ = request(libc::PTRACE_INTERRUPT, tid, 0, 0);
-        // SAFETY: a struct of integers, for which all-zero is a value.
-        let saved = unsafe { std::mem::zeroed() };
-        Ok(Stopped { tid, saved, mask: 0, altered: false, settled: false, niceness: None })
-    }
-
-    /// Whether the thread, which did not stop in time, is ours no longer. It stops as soon as it can, and must not stay so.
-    fn try_release(&mut self) -> bool {
-        match self.wait(Duration::ZERO) {
-            Err(InjectError::Unstoppable) => false,
-            Err(_) => true,
-            Ok(status) => {
-                let ours = is_event_stop(status) || is_syscall_stop(status);
-                let signal = if ours { 0 } else { signal_of(status) };
-                if self.altered {
-                    self.put_back();
-                } else if let Ok(mut registers) = self.registers()
-                    && ours
-                    && !proc::has_deliverable_signal(self.tid.as_raw())
-                    && arch::restart_interrupted(&mut registers)
-                {
-                    // Fails only if the thread has been killed meanwhile.
-                    let _ = self.set_registers(&registers);
-                }
-                let _ = request(libc::PTRACE_DETACH, self.tid, 0, signal);
-                true
-            }
-        }
-    }
-
-    /// Waits until the thread has stopped at the boundary between kernel and program, ready for injected calls.
-    fn settle(&mut self) -> Result<()> {
-        self.niceness = Some(Niceness::raise(self.tid));
-        self.interrupted()?;
-        // If we die in the middle of an injected call, the thread must not run on from there.
-        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
-        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize).map_err(refused)?;
-        self.settled = true;
-        self.saved = self.registers()?;
-        if !arch::is_native(&self.saved) {
-            return Err(InjectError::NotNative);
-        }
-        self.leave_restartable_sequence()?;
-        if !proc::has_deliverable_signal(self.tid.as_raw()) {
-            arch::restart_interrupted(&mut self.saved);
-        }
-        self.mask = self.signal_mask()?;
-        self.altered = true;
-        self.set_signal_mask(u64::MAX)
-    }
-
-    /// Waits for the stop that was asked for, passing on the signals met on the way.
-    fn interrupted(&self) -> Result<()> {
-        loop {
-            let status = self.wait(STOP_DEADLINE)?;
-            if is_event_stop(status) {
-                return Ok(());
-            }
-            request(libc::PTRACE_CONT, self.tid, 0, signal_of(status)).map_err(refused)?;
-        }
-    }
-
-    /// Waits for the next stop. There is no wait for a ptrace stop with a time-out, so it looks again at growing intervals.
-    fn wait(&self, limit: Duration) -> Result<i32> {
-        let deadline = Instant::now() + limit;
-        let mut pause = Duration::from_micros(5);
-        loop {
-            // SAFETY: a struct of integers, for which all-zero is a value.
-            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-            // Stops only: the end of a child of ours is for whoever waits for that. __WALL is implied for traced threads.
-            let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
-            // SAFETY: waitid writes one siginfo, which lives on this stack frame.
-            let waited = unsafe {
-                libc::waitid(libc::P_PID, self.tid.as_raw() as libc::id_t, &raw mut info, flags)
-            };
-            // SAFETY: after a successful waitid these fields are set, or all of it is still zero.
-            let (stopped, status) = unsafe { (info.si_pid() != 0, info.si_status()) };
-            if waited == 0 && stopped {
-                return match info.si_code {
-                    libc::CLD_TRAPPED | libc::CLD_STOPPED => Ok(status),
-                    _ => Err(InjectError::Gone),
-                };
-            }
-            if waited < 0 && Errno::last() != Errno::EINTR {
-                return Err(InjectError::Gone);
-            }
-            if Instant::now() > deadline {
-                return Err(InjectError::Unstoppable);
-            }
-            std::thread::yield_now();
-            if pause > Duration::from_micros(40) {
-                if matches!(proc::state(self.tid.as_raw()), None | Some('Z' | 'X')) {
-                    self.reap();
-                    return Err(InjectError::Gone);
-                }
-                std::thread::park_timeout(pause);
-            }
-            pause = (pause * 2).min(Duration::from_millis(1));
-        }
-    }
-
-    /// The thread has ended while we traced it: takes note, or nobody else could. Only the end of a child of ours is left alone: its
-    /// exit status is for another thread of this process.
-    fn reap(&self) {
-        let tid = self.tid.as_raw();
-        let leader = proc::status_field(tid, "Tgid:") == Some(tid.into());
-        let ours = proc::status_field(tid, "PPid:") == Some(std::process::id().into());
-        if leader && ours {
-            return;
-        }
-        // SAFETY: a struct of integers, for which all-zero is a value.
-        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        let flags = libc::WEXITED | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
-        // SAFETY: waitid writes one siginfo, which lives on this stack frame.
-        unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, flags) };
-    }
-
-    /// A thread inside a restartable sequence is sent to its abort handler, as the kernel would do: it may not go on in
-    /// the middle, because the kernel forgets the sequence as soon as it sees the thread elsewhere.
-    fn leave_restartable_sequence(&mut self) -> Result<()> {
-        // SAFETY: a struct of integers, for which all-zero is a value.
-        let mut config: libc::ptrace_rseq_configuration = unsafe { std::mem::zeroed() };
-        let size = size_of_val(&config);
-        let got = request(
-            libc::PTRACE_GET_RSEQ_CONFIGURATION,
-            self.tid,
-            size,
-            (&raw mut config) as usize,
-        );
-        if got.is_err() || config.rseq_abi_pointer == 0 {
-            return Ok(());
-        }
-        let word = |address: u64| self.peek(address);
-        let section = word(config.rseq_abi_pointer + 8)?;
-        if section == 0 {
-            return Ok(());
-        }
-        let (start, length, abort) = (word(section + 8)?, word(section + 16)?, word(section + 24)?);
-        let ip = arch::instruction_pointer(&self.saved);
-        if ip.wrapping_sub(start) < length {
-            arch::set_instruction_pointer(&mut self.saved, abort);
-        }
-        Ok(())
-    }
-
-    fn peek(&self, address: u64) -> Result<u64> {
-        nix::sys::ptrace::read(self.tid, address as *mut libc::c_void)
-            .map(|word| word as u64)
-            .map_err(refused)
-    }
-
-    fn registers(&self) -> Result<arch::Registers> {
-        nix::sys::ptrace::getregs(self.tid).map_err(refused)
-    }
-
-    fn set_registers(&self, registers: &arch::Registers) -> Result<()> {
-        nix::sys::ptrace::setregs(self.tid, *registers).map_err(refused)
-    }
-
-    fn signal_mask(&self) -> Result<u64> {
-        let mut mask = 0u64;
-        request(libc::PTRACE_GETSIGMASK as _, self.tid, 8, (&raw mut mask) as usize)
-            .map_err(refused)?;
-        Ok(mask)
-    }
-
-    fn set_signal_mask(&self, mask: u64) -> Result<()> {
-        request(libc::PTRACE_SETSIGMASK as _, self.tid, 8, (&raw const mask) as usize)
-            .map_err(refused)
-    }
-
-    /// Lets the thread issue one system call.
-    fn syscall(&mut self, at: u64, name: &'static str, nr: i64, args: [u64; 6]) -> Result<i64> {
-        self.set_registers(&arch::prepare_syscall(&self.saved, at, nr, args))?;
-        for _entry_then_exit in 0..2 {
-            loop {
-                request(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(refused)?;
-                let status = self.wait(SYSCALL_DEADLINE)?;
-                if is_syscall_stop(status) {
-                    break;
-                }
-                // All signals are blocked: only a fault at the instruction itself gets here, or a job control stop.
-                if !is_event_stop(status) {
-                    return Err(InjectError::Os { what: name, errno: Errno::EFAULT });
-                }
-            }
-        }
-        let result = arch::syscall_result(&self.registers()?);
-        if (-4095..0).contains(&result) {
-            return Err(InjectError::Syscall {
-                call: name,
-                errno: Errno::from_raw(-result as i32),
-            });
-        }
-        Ok(result)
-    }
-
     /// Lets the thread start an evictor; it stays stopped, as it was before.
     fn inject(&mut self, pid: i32) -> Result<Injected> {
+        let foreign = !proc::shares_pid_namespace(pid) || IN_TREE_REAPER.get();
+        let parent = if foreign { Parent::Process } else { Parent::Adopted };
         // Found only now: while it ran, the process might have executed another program.
-        let injected = syscall_instruction(pid)
-            .and_then(|(instruction, memory)| self.start_evictor(instruction, &memory));
+        let injected = syscall_instruction(self.tid.as_raw()).and_then(|(instruction, memory)| {
+            let started = self.start_evictor(pid, instruction, &memory, parent)?;
+            match parent == Parent::Adopted && is_seen_in_workload(&started, pid) {
+                false => Ok(started),
+                true => {
+                    IN_TREE_REAPER.set(true);
+                    self.take_back(instruction, started);
+                    self.start_evictor(pid, instruction, &memory, Parent::Process)
+                }
+            }
+        });
         self.restore()?;
         injected
     }
 
-    fn start_evictor(&mut self, instruction: u64, memory: &File) -> Result<Injected> {
+    /// An evictor that has done nothing yet ends, and its memory goes.
+    fn take_back(&mut self, instruction: u64, injected: Injected) {
+        let args = [injected.base, arch::BLOB_LEN as u64, 0, 0, 0, 0];
+        // Somebody gets its end from wait: it is a good one.
+        if let Ok(evictor) = Evictor::connect(injected) {
+            evictor.dismiss();
+        }
+        // It has ended or will; what is left otherwise is 44 KiB of address space.
+        let _ = self.syscall(instruction, "munmap", libc::SYS_munmap, args);
+    }
+
+    fn start_evictor(
+        &mut self,
+        pid: i32,
+        instruction: u64,
+        memory: &File,
+        parent: Parent,
+    ) -> Result<Injected> {
         const PRIVATE: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        const READ_EXEC: u64 = (libc::PROT_READ | libc::PROT_EXEC) as u64;
         let length = arch::BLOB_LEN as u64;
         let base = self.syscall(
             instruction,
@@ -508,117 +302,96 @@ impl Stopped {
             libc::SYS_mmap,
             [0, length, READ_WRITE, PRIVATE, u64::MAX, 0],
         )? as u64;
-        let started = self.run_blob(instruction, memory, base, READ_EXEC);
+        let started = self.run_blob(pid, instruction, memory, base, parent);
         if started.is_err() {
             // Best effort: the error that matters is the first one.
             let _ =
                 self.syscall(instruction, "munmap", libc::SYS_munmap, [base, length, 0, 0, 0, 0]);
         }
-        let evictor = started?;
-        Ok(Injected { base, evictor })
+        started
     }
 
-    fn run_blob(&mut self, instruction: u64, memory: &File, base: u64, exec: u64) -> Result<Pid> {
+    fn run_blob(
+        &mut self,
+        pid: i32,
+        instruction: u64,
+        memory: &File,
+        base: u64,
+        parent: Parent,
+    ) -> Result<Injected> {
+        const READ_EXEC: u64 = (libc::PROT_READ | libc::PROT_EXEC) as u64;
         let os = |what| move |_| InjectError::Os { what, errno: Errno::EIO };
-        memory.write_all_at(&arch::blob_image(base), base).map_err(os("writing the blob"))?;
-        self.syscall(
-            instruction,
-            "mprotect",
-            libc::SYS_mprotect,
-            [base, arch::DATA, exec, 0, 0, 0],
-        )?;
+        let image = arch::blob_image(base, parent == Parent::Process);
+        memory.write_all_at(&image, base).map_err(os("writing the blob"))?;
+        let protect = [base, arch::DATA, READ_EXEC, 0, 0, 0];
+        self.syscall(instruction, "mprotect", libc::SYS_mprotect, protect)?;
         let dontfork = [base, arch::BLOB_LEN as u64, libc::MADV_DONTFORK as u64, 0, 0, 0];
         self.syscall(instruction, "madvise", libc::SYS_madvise, dontfork)?;
+        let tid_address = [GET_TID_ADDRESS, base + arch::TID_ADDRESS, 0, 0, 0, 0];
+        // Kernels without CONFIG_CHECKPOINT_RESTORE do not tell.
+        let knows = self.syscall(instruction, "prctl", libc::SYS_prctl, tid_address).is_ok();
         let flags = (libc::CLONE_VM | libc::CLONE_FILES) as u64;
         let stack = base + arch::BLOB_LEN as u64;
         let child = self.syscall(base, "clone", libc::SYS_clone, [flags, stack, 0, 0, 0, 0])?;
-        let reap = [child as u64, 0, libc::__WALL as u64, 0, 0, 0];
-        self.syscall(instruction, "wait4", libc::SYS_wait4, reap)?;
-        let mut words = [0u8; 8];
-        memory.read_exact_at(&mut words, base + arch::READY).map_err(os("reading the blob"))?;
-        let [ready, pid] =
-            [&words[..4], &words[4..]].map(|w| i32::from_le_bytes([w[0], w[1], w[2], w[3]]));
-        if ready != 1 || pid <= 0 {
-            return Err(InjectError::Os { what: "starting the evictor", errno: Errno::ETIMEDOUT });
+        if parent == Parent::Adopted {
+            let reap = [child as u64, 0, libc::__WALL as u64, 0, 0, 0];
+            self.syscall(instruction, "wait4", libc::SYS_wait4, reap)?;
         }
-        Ok(Pid::from_raw(pid))
+        let word = |at: u64| {
+            let mut bytes = [0u8; 8];
+            memory.read_exact_at(&mut bytes, base + at).map(|()| u64::from_le_bytes(bytes))
+        };
+        let deadline = Instant::now() + READY_DEADLINE;
+        while word(arch::READY).map_err(os("reading the blob"))? as u32 != 1 {
+            if parent == Parent::Adopted || Instant::now() > deadline {
+                let what = "starting the evictor";
+                return Err(InjectError::Os { what, errno: Errno::ETIMEDOUT });
+            }
+            std::thread::yield_now();
+        }
+        let own_id = match parent {
+            Parent::Process => child as i32,
+            Parent::Adopted => (word(arch::READY).map_err(os("reading the blob"))? >> 32) as i32,
+        };
+        let tid_address = word(arch::TID_ADDRESS).ok().filter(|&at| knows && at != 0);
+        let (evictor, process) = self.find_evictor(pid, own_id, parent).ok_or({
+            let what = "finding the evictor";
+            InjectError::Os { what, errno: Errno::ESRCH }
+        })?;
+        Ok(Injected { base, evictor, process, own_id, tid_address })
     }
 
-    /// Puts everything back and lets the thread go.
-    fn resume(mut self) -> Result<()> {
-        let restored = self.restore();
-        self.let_go();
-        restored
-    }
-
-    /// Registers go back at a fresh stop on the way out of the kernel: there, and only there, the kernel restarts a system call that
-    /// the first stop interrupted.
-    fn restore(&mut self) -> Result<()> {
-        self.set_registers(&self.saved)?;
-        request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
-        request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
-        while !is_event_stop(self.wait(SYSCALL_DEADLINE)?) {
-            request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
-        }
-        self.set_registers(&self.saved)?;
-        self.set_signal_mask(self.mask)?;
-        self.altered = false;
-        Ok(())
-    }
-
-    /// In the middle of an injected call. Fails only if the thread has been killed meanwhile.
-    fn put_back(&self) {
-        let _ = self.set_registers(&self.saved);
-        let _ = self.set_signal_mask(self.mask);
-    }
-
-    fn let_go(mut self) {
-        if let Some(niceness) = &self.niceness {
-            niceness.set(niceness.before);
-        }
-        if self.settled && self.altered {
-            self.put_back();
-        }
-        if self.settled && request(libc::PTRACE_DETACH, self.tid, 0, 0).is_ok() {
-            return;
-        }
-        if !self.try_release() {
-            LINGERING.with_borrow_mut(|lingering| lingering.push(self));
-        }
+    /// The evictor as seen from here. What it is has to be proved: ids are names that may mean somebody else.
+    fn find_evictor(&self, pid: i32, own_id: i32, parent: Parent) -> Option<(Pid, OwnedFd)> {
+        let candidates = match parent {
+            Parent::Adopted => vec![own_id],
+            Parent::Process => proc::children(pid),
+        };
+        candidates.into_iter().find_map(|candidate| {
+            let process = pidfd_open(candidate).ok()?;
+            let is_it = proc::own_id(candidate) == Some(own_id)
+                && proc::thread_name(candidate).is_some_and(|name| name.trim_end() == EVICTOR_NAME)
+                && same_memory(Pid::from_raw(candidate), self.tid) == Ok(true)
+                && !has_ended(process.as_fd());
+            is_it.then_some((Pid::from_raw(candidate), process))
+        })
     }
 }
 
-/// Whether a stop (as waitid reports it) is an answer to PTRACE_INTERRUPT, or a job control stop.
-fn is_event_stop(status: i32) -> bool {
-    status >> 8 == libc::PTRACE_EVENT_STOP
-}
-
-/// Whether a stop is at the beginning or the end of an injected call.
-fn is_syscall_stop(status: i32) -> bool {
-    status == libc::SIGTRAP | 0x80
-}
-
-/// The signal of a stop.
-fn signal_of(status: i32) -> usize {
-    (status & 0x7f) as usize
+/// Whether somebody in the workload would get the evictor's end from wait: whoever is its parent now, unless that is us or above us.
+fn is_seen_in_workload(injected: &Injected, pid: i32) -> bool {
+    let Some(parent) = proc::status_field(injected.evictor.as_raw(), "PPid:") else { return false };
+    let parent = parent as i32;
+    let us = std::process::id() as i32;
+    // Above the workload's first process, or above us: an init, a service manager. They know how to deal with orphans.
+    parent != us
+        && parent != 0
+        && !crate::target::descends(us, parent)
+        && crate::target::descends(pid, parent)
+        || parent == pid
 }
 
 thread_local! {
-    /// Threads that were asked to stop and have not done so yet: only a stopped thread can be detached.
-    static LINGERING: RefCell<Vec<Stopped>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Detaches threads which stopped too late for an injection. To be called often by the thread that injects; true if some are left.
-pub fn release_late() -> bool {
-    LINGERING.with_borrow_mut(|lingering| {
-        lingering.retain_mut(|thread| !thread.try_release());
-        !lingering.is_empty()
-    })
-}
-
-fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> nix::Result<()> {
-    // SAFETY: callers pass integers, or the address and length of a live local which the kernel fills; ptrace changes only
-    // the traced thread otherwise.
-    let result = unsafe { libc::ptrace(request, tid.as_raw(), address, data) };
-    Errno::result(result).map(drop)
+    /// Whether an orphan of the workload was seen to be adopted by a process of the workload: those to come will be too.
+    static IN_TREE_REAPER: Cell<bool> = const { Cell::new(false) };
 }

@@ -1,30 +1,31 @@
 //! A process beside the pager that shares its table of descriptors. If the pager is killed the userfaultfds stay open in it, so that
 //! nobody reads zeros where pages are away: evictors kill their processes, and the keeper kills those that have none (forked children not met
-//! yet, or not attachable) as soon as they fault.
+//! yet, or not attachable) as soon as they fault. Whose memory that is has to be proved: the thread id in a fault may be one of another PID namespace.
 
 use std::fs;
 use std::ops::Range;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nix::errno::Errno;
+use gms_policy::ids::PageAddr;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 use userfaultfd::{Event, EventBuffer, Uffd};
 
 use crate::commands::say;
-use crate::evictor::{has_ended, pidfd_open};
+use crate::evictor::{has_ended, kill, pidfd_open};
 use crate::page_map::PAGE;
+use crate::proc;
 use crate::session::Outcome;
 use crate::target::self_pid;
-use crate::uffd::Faults;
+use crate::uffd::{Faults, PageTables};
 
-/// Its name, by which it is told from processes of the workload.
-pub const NAME: &str = "gms-keeper";
+/// Its name, by which it is told from processes of the workload. Not one by which people end gms: it must outlive the pager.
+pub const NAME: &str = "far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
 /// Messages read at once.
@@ -32,6 +33,8 @@ const MESSAGES: usize = 32;
 /// Where programs can have memory.
 const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
+/// Fields of /proc/PID/stat, counted from behind the command's name, before the start and the end of the arguments.
+const ARG_START: usize = 45;
 
 /// The pager's hold on its keeper.
 #[derive(Debug)]
@@ -91,6 +94,7 @@ fn keep(pager: &OwnedFd, over: &AtomicBool) {
     let _ = SigSet::all().thread_block();
     let _ = nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0));
     let _ = fs::write("/proc/self/comm", NAME);
+    hide_command_line();
     while !has_ended(pager.as_fd()) {
         let _ = poll(&mut [PollFd::new(pager.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE);
     }
@@ -107,16 +111,36 @@ fn keep(pager: &OwnedFd, over: &AtomicBool) {
             return;
         }
         let _ = poll(&mut [], PollTimeout::from(LOOK_MS));
-        let mut messages = Vec::new();
-        // What cannot be read has ended, or waits for the next turn.
-        left.iter().for_each(|faults| drop(faults.read(&mut buffer, &mut messages)));
-        for message in messages {
-            match message {
-                Event::Pagefault { thread_id, .. } => kill_at_fault(thread_id.as_raw()),
-                Event::Fork { uffd } => left.push(Faults::of_child(uffd)),
-                Event::Remap { .. } | Event::Remove { .. } | Event::Unmap { .. } => {}
+        let mut born = Vec::new();
+        for faults in &left {
+            let mut messages = Vec::new();
+            // What cannot be read has ended, or waits for the next turn.
+            let _ = faults.read(&mut buffer, &mut messages);
+            for message in messages {
+                match message {
+                    Event::Pagefault { thread_id, addr, .. } => {
+                        stop_at_fault(faults, thread_id.as_raw(), addr as u64);
+                    }
+                    Event::Fork { uffd } => born.push(Faults::of_child(uffd)),
+                    Event::Remap { .. } | Event::Remove { .. } | Event::Unmap { .. } => {}
+                }
             }
         }
+        left.extend(born);
+    }
+}
+
+/// Whoever ends gms by its command line must not end the keeper with it.
+fn hide_command_line() {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_ascii_whitespace());
+    let mut addresses = fields.into_iter().flatten().skip(ARG_START).map(str::parse::<usize>);
+    if let (Some(Ok(start)), Some(Ok(end))) = (addresses.next(), addresses.next())
+        && start != 0
+        && start < end
+    {
+        // SAFETY: the kernel tells where our arguments lie, on the stack that this process has a copy of; nobody reads them any more.
+        unsafe { std::ptr::write_bytes(start as *mut u8, 0, end - start) };
     }
 }
 
@@ -139,11 +163,31 @@ fn inherit() -> Vec<Faults> {
     left
 }
 
-fn kill_at_fault(thread: i32) {
-    // The first of several threads, or an evictor, may have been faster.
-    if kill(Pid::from_raw(thread), Signal::SIGKILL) != Err(Errno::ESRCH) {
-        say(format!(
-            "the pager has died: process {thread} is killed, because its evicted pages are lost"
-        ));
+/// Kills the process that faults, or lets it get SIGBUS: its page is lost.
+fn stop_at_fault(faults: &Faults, thread: i32, address: u64) {
+    let page = PageAddr::containing(address).get();
+    let hint = proc::status_field(thread, "Tgid:").map(|tgid| tgid as i32);
+    let found = hint.into_iter().chain(proc::all()).find_map(|pid| {
+        let process = pidfd_open(pid).ok()?;
+        (pid != self_pid() && has_memory(pid, faults, page)).then_some((pid, process))
+    });
+    match found {
+        Some((pid, process)) => {
+            kill(&process);
+            say(format!(
+                "the pager has died: process {pid} is killed, because its evicted pages are lost"
+            ));
+        }
+        None => faults.poison(page),
     }
+}
+
+/// Whether a process has the memory of this userfaultfd: markers that are set and taken away through the one are seen to come and go in the other.
+fn has_memory(pid: i32, faults: &Faults, page: u64) -> bool {
+    let Ok(page_tables) = PageTables::open(pid) else { return false };
+    let range = page..page + PAGE;
+    [true, false, true, false, true].into_iter().all(|marked| {
+        let seen = || page_tables.marked(range.clone()).is_ok_and(|found| !found.is_empty());
+        faults.mark(range.clone(), marked).is_ok() && seen() == marked
+    })
 }

@@ -21,6 +21,7 @@ pub mod session;
 pub mod shared;
 pub mod size;
 pub mod stats;
+pub mod stopped;
 pub mod tables;
 pub mod target;
 pub mod top;

@@ -1,8 +1,7 @@
 //! The page map: 16 bytes for each page that the supervisor holds something about, in a memfd.
 //!
-//! The layout is fixed and self-describing, so that a supervisor started anew can adopt the memfd: a superblock, then chunks of
-//! [`CHUNK_PAGES`] entries, each behind a header which says what address range of which space it covers. The index over the chunks
-//! is not stored; it is rebuilt from the headers.
+//! Chunks of [`CHUNK_PAGES`] entries lie one behind the other; an index says which chunk covers which addresses of which space. A forked
+//! space begins with the chunks of its parent: a chunk is copied when one of those who share it changes an entry ([`PageMap::own`]).
 //!
 //! An entry has room for what comes later: `placement` numbers a *set* of locations (today: one agent), and the content id is
 //! unique for the life of the workload, so that it can serve as the nonce of a per-workload AEAD key.
@@ -12,7 +11,7 @@ use std::ops::Range;
 
 use gms_policy::eviction::{MARK_BITS, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
-use memmap2::MmapMut;
+use memmap2::{MmapMut, UncheckedAdvice};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -22,12 +21,12 @@ pub const PAGE: u64 = 4096;
 pub const CHUNK_PAGES: u64 = 512;
 /// Address space that a chunk covers, in bytes.
 const CHUNK_SPAN: u64 = CHUNK_PAGES * PAGE;
-/// Most chunks: 2 TiB of tracked memory. The memfd is sparse, so that this costs nothing until it is used.
-const CHUNKS_MAX: usize = 1 << 20;
-const HEADER_LEN: usize = size_of::<ChunkHeader>();
-const CHUNK_LEN: usize = HEADER_LEN + CHUNK_PAGES as usize * size_of::<Entry>();
-const SUPERBLOCK_LEN: usize = 4096;
-const MAGIC: u64 = u64::from_le_bytes(*b"gmsmap01");
+/// Most chunks: 2 TiB of tracked memory, shared chunks counted once. The memfd is sparse, so that this costs nothing until it is used.
+pub const CHUNKS_MAX: u32 = 1 << 20;
+/// Chunks that eviction leaves to changes of the address space, which cannot be refused.
+const CHUNKS_KEPT: u32 = CHUNKS_MAX / 16;
+const WARM_MAX: usize = 64;
+const CHUNK_LEN: usize = CHUNK_PAGES as usize * size_of::<Entry>();
 
 /// Where a page is, as far as the supervisor knows. (A page without an entry is the kernel's: resident, or never touched.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,34 +106,59 @@ impl Entry {
     }
 }
 
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct ChunkHeader {
-    /// Space + 1; 0 = free.
-    owner: u32,
+/// What is known of a chunk besides its entries.
+#[derive(Clone, Copy, Default)]
+struct Header {
+    /// Spaces which have it; 0 = free.
+    owners: u32,
     /// Entries that are not empty.
-    used: u32,
-    /// First address covered.
-    base: u64,
+    used: u16,
+    /// Entries that name a slot.
+    slots: u16,
 }
+
+/// A chunk, by its number.
+pub type Chunk = u32;
+
+/// The map has no room left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
 
 /// The map of every space of a workload.
 pub struct PageMap {
     memory: MmapMut,
-    index: HashMap<SpaceId, BTreeMap<u64, u32>>,
-    free: Vec<u32>,
-    next: u32,
+    headers: Vec<Header>,
+    index: HashMap<SpaceId, BTreeMap<u64, Chunk>>,
+    /// Free chunks without memory.
+    free: Vec<Chunk>,
+    /// Free chunks that still have theirs, at most [`WARM_MAX`]: pages that go out and come back use the same few again and again.
+    warm: Vec<Chunk>,
+    limit: u32,
 }
 
 impl PageMap {
-    /// An empty map.
-    pub fn new() -> std::io::Result<PageMap> {
+    /// An empty map of `limit` chunks at most.
+    pub fn new(limit: u32) -> std::io::Result<PageMap> {
         let file = std::fs::File::from(memfd_create("gms-page-map", MFdFlags::MFD_CLOEXEC)?);
-        file.set_len((SUPERBLOCK_LEN + CHUNKS_MAX * CHUNK_LEN) as u64)?;
+        file.set_len(u64::from(limit) * CHUNK_LEN as u64)?;
         // SAFETY: the memfd is ours alone; nobody else maps, writes or truncates it while this mapping lives.
-        let mut memory = unsafe { MmapMut::map_mut(&file)? };
-        memory[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        Ok(PageMap { memory, index: HashMap::new(), free: Vec::new(), next: 0 })
+        let memory = unsafe { MmapMut::map_mut(&file)? };
+        let (headers, free, warm) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(PageMap { memory, headers, index: HashMap::new(), free, warm, limit })
+    }
+
+    /// Whether there is no room left for pages that go out. What is left is for changes of the address space.
+    pub fn is_full(&self) -> bool {
+        self.chunks_used() + CHUNKS_KEPT.min(self.limit / 16) >= self.limit
+    }
+
+    fn chunks_used(&self) -> u32 {
+        (self.headers.len() - self.free.len() - self.warm.len()) as u32
+    }
+
+    /// Memory of the map, in bytes.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.chunks_used()) * (CHUNK_LEN + size_of::<Header>()) as u64
     }
 
     /// What is known of a page.
@@ -152,26 +176,45 @@ impl PageMap {
         self.entries(chunk)[slot_of(page.get())]
     }
 
-    /// Sets what is known of a page. False if the map is full, which changes nothing.
-    #[must_use]
-    pub fn set(&mut self, space: SpaceId, page: PageAddr, state: State, mark: Mark) -> bool {
-        let chunk = match self.find(space, page.get()) {
-            Some(chunk) => chunk,
-            None if state == State::Empty => return true,
-            None => match self.allocate(space, page.get() & !(CHUNK_SPAN - 1)) {
-                Some(chunk) => chunk,
-                None => return false,
-            },
-        };
-        let (header, entries) = self.chunk_mut(chunk);
-        let entry = &mut entries[slot_of(page.get())];
-        let (was, is) = (entry.word != 0, state != State::Empty);
-        *entry = Entry::encode(state, mark);
-        header.used = header.used + u32::from(is) - u32::from(was);
-        if header.used == 0 {
-            self.release(space, chunk);
+    /// Makes sure that the page's entry can be set to something else than `Empty`, and for this space alone. Returns the chunk that
+    /// was copied for it, if one was: its contents have another reference each.
+    pub fn own(&mut self, space: SpaceId, page: PageAddr) -> Result<Option<Chunk>, Full> {
+        let base = page.get() & !(CHUNK_SPAN - 1);
+        let shared = self.find(space, base);
+        if shared.is_some_and(|chunk| self.headers[chunk as usize].owners == 1) {
+            return Ok(None);
         }
-        true
+        let own = self.allocate()?;
+        if let Some(shared) = shared {
+            let at = |chunk: Chunk| chunk as usize * CHUNK_LEN;
+            self.memory.copy_within(at(shared)..at(shared) + CHUNK_LEN, at(own));
+            self.headers[shared as usize].owners -= 1;
+            self.headers[own as usize] = Header { owners: 1, ..self.headers[shared as usize] };
+        }
+        self.index.entry(space).or_default().insert(base, own);
+        Ok(shared.map(|_| own))
+    }
+
+    /// Sets what is known of a page, whose chunk the space must own.
+    pub fn set(&mut self, space: SpaceId, page: PageAddr, state: State, mark: Mark) {
+        let Some(chunk) = self.find(space, page.get()) else {
+            assert_eq!(state, State::Empty, "an entry without a chunk");
+            return;
+        };
+        let was = self.entries(chunk)[slot_of(page.get())].decode();
+        self.entries_mut(chunk)[slot_of(page.get())] = Entry::encode(state, mark);
+        let header = &mut self.headers[chunk as usize];
+        assert_eq!(header.owners, 1, "a shared chunk was changed");
+        let count = |set: bool| u16::from(set);
+        header.used = header.used + count(state != State::Empty) - count(was != State::Empty);
+        let is_slot = |state| count(matches!(state, State::Slot(_)));
+        header.slots = header.slots + is_slot(state) - is_slot(was);
+        if header.used == 0 {
+            self.index.entry(space).and_modify(|index| {
+                index.remove(&(page.get() & !(CHUNK_SPAN - 1)));
+            });
+            self.release_empty(chunk);
+        }
     }
 
     /// Takes one from the mark of each of these pages that is `Kept` and has any; calls `cold` for the others.
@@ -182,7 +225,8 @@ impl PageMap {
                 pages.iter().for_each(|&page| cold(page));
                 continue;
             };
-            let (_, entries) = self.chunk_mut(chunk);
+            // A chunk that is shared after a fork is cooled for all who have it: marks are but hints.
+            let entries = self.entries_mut(chunk);
             for &page in pages {
                 let entry = &mut entries[slot_of(page.get())];
                 match entry.word & TAGS {
@@ -203,6 +247,16 @@ impl PageMap {
         found
     }
 
+    /// Whether anything is known of the range.
+    pub fn knows(&self, space: SpaceId, range: Range<u64>) -> bool {
+        let mut known = false;
+        self.visit(space, range, |_, _| {
+            known = true;
+            false
+        });
+        known
+    }
+
     /// Calls `each` for every known page of `range` in address order until it returns false.
     pub fn visit(
         &self,
@@ -215,62 +269,116 @@ impl PageMap {
             return;
         }
         for (&base, &chunk) in index.range(range.start & !(CHUNK_SPAN - 1)..range.end) {
-            for (i, entry) in self.entries(chunk).iter().enumerate() {
-                let address = base + i as u64 * PAGE;
-                if entry.word != 0
-                    && range.contains(&address)
-                    && !each(PageAddr::containing(address), entry.decode())
-                {
+            let first = range.start.saturating_sub(base).div_ceil(PAGE).min(CHUNK_PAGES);
+            let last = (range.end - base).div_ceil(PAGE).min(CHUNK_PAGES);
+            let entries = &self.entries(chunk)[first as usize..last as usize];
+            for (address, entry) in (base + first * PAGE..).step_by(PAGE as usize).zip(entries) {
+                if entry.word != 0 && !each(PageAddr::containing(address), entry.decode()) {
                     return;
                 }
             }
         }
     }
 
-    fn find(&self, space: SpaceId, address: u64) -> Option<u32> {
+    // ---- whole chunks
+
+    /// `child`, of which nothing is known, begins with the chunks of `parent`.
+    pub fn fork(&mut self, parent: SpaceId, child: SpaceId) {
+        let Some(index) = self.index.get(&parent).cloned() else { return };
+        for &chunk in index.values() {
+            self.headers[chunk as usize].owners += 1;
+        }
+        self.index.insert(child, index);
+    }
+
+    /// Takes the chunks of a space away that lie within the range and name no slot. The caller buries them.
+    pub fn take(&mut self, space: SpaceId, range: Range<u64>) -> Vec<Chunk> {
+        let Some(index) = self.index.get_mut(&space) else { return Vec::new() };
+        let end = range.end & !(CHUNK_SPAN - 1);
+        let start = range.start.div_ceil(CHUNK_SPAN).saturating_mul(CHUNK_SPAN);
+        if start >= end {
+            return Vec::new();
+        }
+        let headers = &self.headers;
+        let whole = index.range(start..end).map(|(&base, &chunk)| (base, chunk));
+        let free_of_slots = |&(_, chunk): &(u64, Chunk)| headers[chunk as usize].slots == 0;
+        let taken: Vec<(u64, Chunk)> = whole.filter(free_of_slots).collect();
+        for (base, _) in &taken {
+            index.remove(base);
+        }
+        if index.is_empty() {
+            self.index.remove(&space);
+        }
+        taken.into_iter().map(|(_, chunk)| chunk).collect()
+    }
+
+    /// Lets one owner of a chunk go. If it was the last, calls `each` for every entry and frees the chunk.
+    pub fn bury(&mut self, chunk: Chunk, mut each: impl FnMut(State)) {
+        let header = &mut self.headers[chunk as usize];
+        if header.owners > 1 {
+            header.owners -= 1;
+            return;
+        }
+        self.entries(chunk).iter().map(|entry| entry.decode()).for_each(&mut each);
+        self.release(chunk);
+    }
+
+    /// The entries of a chunk.
+    pub fn states(&self, chunk: Chunk) -> impl Iterator<Item = State> + '_ {
+        self.entries(chunk).iter().map(|entry| entry.decode())
+    }
+
+    fn find(&self, space: SpaceId, address: u64) -> Option<Chunk> {
         self.index.get(&space)?.get(&(address & !(CHUNK_SPAN - 1))).copied()
     }
 
-    fn allocate(&mut self, space: SpaceId, base: u64) -> Option<u32> {
-        let chunk = match self.free.pop() {
-            Some(chunk) => chunk,
-            None if (self.next as usize) < CHUNKS_MAX => {
-                self.next += 1;
-                self.next - 1
-            }
-            None => return None,
-        };
-        let (header, _) = self.chunk_mut(chunk);
-        *header = ChunkHeader { owner: space.0 + 1, used: 0, base };
-        self.index.entry(space).or_default().insert(base, chunk);
-        Some(chunk)
+    /// A chunk of empty entries with one owner.
+    fn allocate(&mut self) -> Result<Chunk, Full> {
+        let header = Header { owners: 1, ..Header::default() };
+        if let Some(chunk) = self.warm.pop().or_else(|| self.free.pop()) {
+            self.headers[chunk as usize] = header;
+            return Ok(chunk);
+        }
+        if self.headers.len() as u32 >= self.limit {
+            return Err(Full);
+        }
+        self.headers.push(header);
+        Ok(self.headers.len() as Chunk - 1)
     }
 
-    fn release(&mut self, space: SpaceId, chunk: u32) {
-        let (header, _) = self.chunk_mut(chunk);
-        header.owner = 0;
-        let base = header.base;
-        if let Some(index) = self.index.get_mut(&space) {
-            index.remove(&base);
-            if index.is_empty() {
-                self.index.remove(&space);
-            }
+    /// Frees a chunk whose entries are empty.
+    fn release_empty(&mut self, chunk: Chunk) {
+        if self.warm.len() < WARM_MAX {
+            self.headers[chunk as usize] = Header::default();
+            self.warm.push(chunk);
+        } else {
+            self.release(chunk);
+        }
+    }
+
+    /// Frees a chunk and gives its memory back, which empties its entries.
+    fn release(&mut self, chunk: Chunk) {
+        self.headers[chunk as usize] = Header::default();
+        let (offset, length) = (chunk as usize * CHUNK_LEN, CHUNK_LEN);
+        // SAFETY: the range is within the mapping, and nothing refers to entries of a chunk that is free.
+        let removed =
+            unsafe { self.memory.unchecked_advise_range(UncheckedAdvice::Remove, offset, length) };
+        if removed.is_err() {
+            self.memory[offset..offset + length].fill(0);
         }
         self.free.push(chunk);
     }
 
-    fn entries(&self, chunk: u32) -> &[Entry] {
-        let start = SUPERBLOCK_LEN + chunk as usize * CHUNK_LEN + HEADER_LEN;
-        let bytes = &self.memory[start..start + CHUNK_LEN - HEADER_LEN];
+    fn entries(&self, chunk: Chunk) -> &[Entry] {
+        let start = chunk as usize * CHUNK_LEN;
+        let bytes = &self.memory[start..start + CHUNK_LEN];
         <[Entry]>::ref_from_bytes(bytes).expect("chunks are aligned and a whole number of entries")
     }
 
-    fn chunk_mut(&mut self, chunk: u32) -> (&mut ChunkHeader, &mut [Entry]) {
-        let start = SUPERBLOCK_LEN + chunk as usize * CHUNK_LEN;
-        let (header, entries) = self.memory[start..start + CHUNK_LEN].split_at_mut(HEADER_LEN);
-        let header = ChunkHeader::mut_from_bytes(header).expect("chunks are aligned");
-        let entries = <[Entry]>::mut_from_bytes(entries).expect("a whole number of entries");
-        (header, entries)
+    fn entries_mut(&mut self, chunk: Chunk) -> &mut [Entry] {
+        let start = chunk as usize * CHUNK_LEN;
+        let bytes = &mut self.memory[start..start + CHUNK_LEN];
+        <[Entry]>::mut_from_bytes(bytes).expect("chunks are aligned and a whole number of entries")
     }
 }
 
@@ -298,27 +406,87 @@ mod tests {
         ]
     }
 
+    #[derive(Clone, Debug)]
+    enum Op {
+        Set(u32, u64, State, Mark),
+        Fork(u32, u32),
+        Drop(u32, u64, u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            20 => (0u32..3, 0u64..2000, state(), 0u8..128).prop_map(|(s, p, state, m)| Op::Set(s, p, state, m)),
+            1 => (0u32..3, 0u32..3).prop_map(|(p, c)| Op::Fork(p, c)),
+            1 => (0u32..3, 0u64..2000, 0u64..2000).prop_map(|(s, f, n)| Op::Drop(s, f, n)),
+        ]
+    }
+
+    /// Owns and sets, as the tables do.
+    fn put(map: &mut PageMap, space: u32, page: PageAddr, state: State, mark: Mark) {
+        if state != State::Empty || map.get(SpaceId(space), page) != State::Empty {
+            map.own(SpaceId(space), page).unwrap();
+            map.set(SpaceId(space), page, state, mark);
+        }
+    }
+
+    fn clear(map: &mut PageMap, space: u32, range: Range<u64>) {
+        for chunk in map.take(SpaceId(space), range.clone()) {
+            map.bury(chunk, |state| assert!(!matches!(state, State::Slot(_))));
+        }
+        for (page, _) in map.known(SpaceId(space), range) {
+            put(map, space, page, State::Empty, 0);
+        }
+    }
+
+    type Oracle = BTreeMap<(u32, PageAddr), (State, Mark)>;
+
+    fn apply(map: &mut PageMap, oracle: &mut Oracle, op: Op) {
+        match op {
+            Op::Set(space, page, state, mark) => {
+                let page = PageAddr::containing(page * PAGE);
+                put(map, space, page, state, mark);
+                oracle.insert((space, page), (state, if state == State::Empty { 0 } else { mark }));
+            }
+            Op::Fork(parent, child) if parent != child => {
+                clear(map, child, 0..1 << 40);
+                map.fork(SpaceId(parent), SpaceId(child));
+                oracle.retain(|(space, _), _| *space != child);
+                let copies: Oracle = oracle
+                    .iter()
+                    .filter(|((s, _), _)| *s == parent)
+                    .map(|(&(_, page), &known)| ((child, page), known))
+                    .collect();
+                oracle.extend(copies);
+            }
+            Op::Fork(..) => {}
+            Op::Drop(space, from, count) => {
+                let range = from * PAGE..(from + count) * PAGE;
+                clear(map, space, range.clone());
+                oracle.retain(|(s, page), _| *s != space || !range.contains(&page.get()));
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn behaves_like_a_map(ops in prop::collection::vec((0u32..3, 0u64..2000, state(), 0u8..128), 0..300), from in 0u64..2000, n in 0u64..2000) {
-            let mut map = PageMap::new().unwrap();
-            let mut oracle = BTreeMap::new();
-            for (space, page, state, mark) in ops {
-                let page = PageAddr::containing(page * PAGE);
-                prop_assert!(map.set(SpaceId(space), page, state, mark));
-                prop_assert_eq!(map.mark(SpaceId(space), page), if state == State::Empty { 0 } else { mark });
-                oracle.insert((SpaceId(space), page), state);
+        fn behaves_like_a_map(ops in prop::collection::vec(op(), 0..300), from in 0u64..2000, n in 0u64..2000) {
+            let mut map = PageMap::new(64).unwrap();
+            let mut oracle = Oracle::new();
+            for op in ops {
+                apply(&mut map, &mut oracle, op);
             }
-            for (&(space, page), &state) in &oracle {
-                prop_assert_eq!(map.get(space, page), state);
+            for (&(space, page), &(state, mark)) in &oracle {
+                prop_assert_eq!(map.get(SpaceId(space), page), state);
+                prop_assert_eq!(map.mark(SpaceId(space), page), mark);
             }
             let range = from * PAGE..(from + n) * PAGE;
             let expected: Vec<_> = oracle.iter()
-                .filter(|((s, p), state)| s.0 == 1 && range.contains(&p.get()) && **state != State::Empty)
-                .map(|((_, p), state)| (*p, *state)).collect();
+                .filter(|((s, p), (state, _))| *s == 1 && range.contains(&p.get()) && *state != State::Empty)
+                .map(|((_, p), (state, _))| (*p, *state)).collect();
+            prop_assert_eq!(map.knows(SpaceId(1), range.clone()), !expected.is_empty());
             prop_assert_eq!(map.known(SpaceId(1), range), expected);
-            let pages: Vec<_> = oracle.keys().filter(|(s, _)| s.0 == 2).map(|(_, p)| *p).collect();
+            let pages: Vec<_> = oracle.keys().filter(|(s, _)| *s == 2).map(|(_, p)| *p).collect();
             let before: Vec<_> = pages.iter().map(|&p| (map.get(SpaceId(2), p), map.mark(SpaceId(2), p))).collect();
             let mut cold = Vec::new();
             map.cool(SpaceId(2), &pages, |page| cold.push(page));
@@ -328,10 +496,28 @@ mod tests {
                 prop_assert_eq!(map.mark(SpaceId(2), page), mark - u8::from(cools));
                 prop_assert_eq!(cold.contains(&page), !cools);
             }
-            for (space, page) in oracle.keys() {
-                prop_assert!(map.set(*space, *page, State::Empty, 0));
+            for space in 0..3 {
+                clear(&mut map, space, 0..1 << 40);
             }
-            prop_assert!(map.index.is_empty());
+            prop_assert_eq!(map.chunks_used(), 0);
+            prop_assert_eq!(map.bytes(), 0);
         }
+    }
+
+    #[test]
+    fn a_full_map_says_so_before_and_a_fork_needs_no_room() {
+        let mut map = PageMap::new(16).unwrap();
+        let page = |chunk: u64| PageAddr::containing(chunk * CHUNK_SPAN);
+        let fill = |map: &mut PageMap, space: u32, chunk: u64| {
+            let owned = map.own(SpaceId(space), page(chunk));
+            owned.inspect(|_| map.set(SpaceId(space), page(chunk), State::Slot(1), 0))
+        };
+        (0..15).for_each(|chunk| assert_eq!(fill(&mut map, 1, chunk), Ok(None)));
+        assert!(map.is_full());
+        (2..1000).for_each(|child| map.fork(SpaceId(1), SpaceId(child)));
+        assert_eq!(map.get(SpaceId(999), page(14)), State::Slot(1));
+        fill(&mut map, 2, 15).unwrap();
+        assert_eq!(fill(&mut map, 2, 14), Err(Full));
+        assert_eq!(map.get(SpaceId(2), page(14)), State::Slot(1), "a failed copy changes nothing");
     }
 }

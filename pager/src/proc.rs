@@ -74,25 +74,6 @@ pub fn not_inherited(pid: i32) -> Option<Vec<Range<u64>>> {
     Some(parse_not_inherited(&String::from_utf8_lossy(&bytes)))
 }
 
-/// Whether a thread of the process is blocked in a fork (not: in waiting for its vfork child).
-pub fn is_forking(pid: i32) -> bool {
-    const FORKS: [i64; 3] = [libc::SYS_fork, libc::SYS_clone, libc::SYS_clone3];
-    let forks = |tid: i32| blocked_in(tid).is_some_and(|call| FORKS.contains(&call));
-    threads(pid).into_iter().any(forks)
-}
-
-/// A process and everything below it.
-pub fn descendants(root: i32) -> Vec<i32> {
-    let mut found = vec![root];
-    let mut next = 0;
-    while let Some(&pid) = found.get(next) {
-        next += 1;
-        let new: Vec<i32> = children(pid).into_iter().filter(|pid| !found.contains(pid)).collect();
-        found.extend(new);
-    }
-    found
-}
-
 /// All processes.
 pub fn all() -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -211,6 +192,20 @@ pub fn blocked_in(tid: i32) -> Option<i64> {
 pub fn shares_pid_namespace(pid: i32) -> bool {
     let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     namespace(&pid.to_string()) == namespace("self")
+}
+
+/// Whether the next child of the process is to be the first process of a PID namespace, or to join another one.
+pub fn starts_pid_namespace(pid: i32) -> bool {
+    let namespace = |name: &str| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok();
+    // Before the first child the new namespace cannot be read.
+    namespace("pid") != namespace("pid_for_children")
+}
+
+/// The id by which a process knows itself, in its own PID namespace.
+pub fn own_id(pid: i32) -> Option<i32> {
+    let text = read(&format!("/proc/{pid}/status"))?;
+    let ids = text.lines().find_map(|l| l.strip_prefix("NSpid:"))?;
+    ids.split_ascii_whitespace().last()?.parse().ok()
 }
 
 /// Name of a thread.

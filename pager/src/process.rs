@@ -1,12 +1,12 @@
 //! An attached process: its evictor, its outbox and its mappings.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::PageAddr;
@@ -22,7 +22,7 @@ use crate::proc::{self, Mapping, Measure, Statm};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::uffd::{
-    Faults, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
+    Faults, Occupant, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
     USERFAULTFD_IOC_NEW,
 };
 
@@ -45,6 +45,12 @@ const THREAD_TOP: u64 = 2 * PAGE;
 const SCAN_EVERY: Duration = Duration::from_millis(100);
 const SCAN_GROWTH: u64 = 1 << 20;
 const SCAN_CALM: Duration = Duration::from_millis(900);
+/// Attempts to register what is mapped before that changes.
+const REGISTER_TRIES: usize = 3;
+/// It is asked of the kernel at most this often whether anybody still has an address space.
+const PROOF_EVERY: Duration = Duration::from_millis(20);
+/// For a killed process to let its memory go after its evictor was killed with it.
+const END_DEADLINE: Duration = Duration::from_secs(1);
 /// Guard areas below thread stacks are at most this long.
 const GUARD_MAX: u64 = 1 << 20;
 
@@ -60,8 +66,13 @@ pub struct Process {
     pub victims: VecDeque<PageAddr>,
     /// What may be evicted: writable, registered when last looked at.
     pub sweep: RangeSet,
-    /// Its page tables.
-    pub page_tables: PageTables,
+    /// Pages that must stay because the kernel itself writes there, without waiting for them.
+    pub pinned: BTreeSet<PageAddr>,
+    /// Mappings in which guards were seen (MADV_GUARD_INSTALL): left resident, as guards come and go without an event.
+    guarded: RangeSet,
+    /// A thread which had this memory when last looked at.
+    witness: i32,
+    next_proof: Instant,
     measure: Measure,
     pidfd: OwnedFd,
     evictor: Evictor,
@@ -95,24 +106,37 @@ impl Process {
         orphans: &mut Vec<Arc<Space>>,
     ) -> Result<Process, InjectError> {
         let pidfd = pidfd_open(pid).map_err(|_| InjectError::Gone)?;
-        let page_tables = PageTables::open(pid).map_err(|_| InjectError::Gone)?;
-        let measure = Measure::open(pid).map_err(|_| InjectError::Gone)?;
         let injected = frozen.inject()?;
+        // By the evictor, which has the memory for as long as it lives: the first thread of a process may end before the others.
+        let page_tables =
+            PageTables::open(injected.evictor.as_raw()).map_err(|_| InjectError::Gone)?;
+        let measure = Measure::open(injected.evictor.as_raw()).map_err(|_| InjectError::Gone)?;
         let evictor_pid = injected.evictor.as_raw();
+        let (own_id, tid_address) = (injected.own_id, injected.tid_address);
         lock(&shared.evictors).push(evictor_pid);
-        let set_up = Process::set_up(shared, pid, &injected, orphans);
+        let set_up = Process::set_up(shared, pid, injected, orphans);
         if set_up.is_err() {
             lock(&shared.evictors).retain(|&pid| pid != evictor_pid);
         }
         let (evictor, set_up, space, uffd_number) = set_up?;
         space.pid.store(pid, Ordering::Relaxed);
+        space.evictor.store(own_id, Ordering::Relaxed);
+        space.same_ids.store(proc::shares_pid_namespace(pid), Ordering::Relaxed);
+        // Set before only if the space was met twice, which cannot be.
+        let _ = space.page_tables.set(page_tables);
+        // What a child has inherited is proved anew.
+        lock(&shared.tables).unregister(space.id, 0..u64::MAX);
+        let kernel_writes = tid_address.map(PageAddr::containing);
         Ok(Process {
             pid,
             space,
             size: Statm::default(),
             victims: VecDeque::new(),
             sweep: RangeSet::default(),
-            page_tables,
+            pinned: kernel_writes.into_iter().collect(),
+            guarded: RangeSet::default(),
+            witness: frozen.witness(),
+            next_proof: Instant::now(),
             measure,
             pidfd,
             evictor,
@@ -130,7 +154,7 @@ impl Process {
     fn set_up(
         shared: &Shared,
         pid: i32,
-        injected: &Injected,
+        injected: Injected,
         orphans: &mut Vec<Arc<Space>>,
     ) -> Result<(Evictor, SetUp, Arc<Space>, u64), InjectError> {
         let os = |what| move |errno| InjectError::Os { what, errno };
@@ -145,17 +169,49 @@ impl Process {
         Ok((evictor, set_up, space, uffd_number))
     }
 
-    /// Whether the process has ended.
-    pub fn has_ended(&self) -> bool {
-        has_ended(self.pidfd.as_fd())
+    /// Whether nobody has the address space any more: neither the process nor anybody who shares its memory (a thread that outlives the
+    /// first one, a vfork child whose parent was killed, any CLONE_VM child).
+    pub fn is_gone(&mut self) -> bool {
+        if self.evictor_died() {
+            return !self.space.faults.is_alive();
+        }
+        if self.shares_memory_with(self.witness) || Instant::now() < self.next_proof {
+            return false;
+        }
+        let threads = proc::threads(self.pid);
+        if let Some(tid) = threads.into_iter().find(|&tid| self.shares_memory_with(tid)) {
+            self.witness = tid;
+            return false;
+        }
+        self.next_proof = Instant::now() + PROOF_EVERY;
+        // The kernel lets a process unshare its memory, which changes nothing then, only if nobody shares it.
+        let mut unshare = [Call::new(libc::SYS_unshare, &[libc::CLONE_VM as u64])];
+        match self.evictor.run(&mut unshare, &mut [], &[]) {
+            Ok(()) => unshare[0].outcome().is_ok(),
+            Err(_) => self.ends(),
+        }
+    }
+
+    /// After its evictor could not be reached: whether it was killed together with the process, as the first process of a PID namespace ends all
+    /// others in it.
+    pub fn ends(&self) -> bool {
+        let deadline = Instant::now() + END_DEADLINE;
+        while Instant::now() < deadline {
+            if self.evictor_died() && !self.space.faults.is_alive() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        false
     }
 
     /// Whether the process runs another program now, in another address space.
     pub fn has_execed(&self) -> bool {
-        matches!(same_memory(Pid::from_raw(self.pid), self.evictor.pid()), Ok(false))
+        proc::state(self.pid) != Some('Z')
+            && matches!(same_memory(Pid::from_raw(self.pid), self.evictor.pid()), Ok(false))
     }
 
-    /// Whether the other process has the same memory.
+    /// Whether the other process or thread has the same memory.
     pub fn shares_memory_with(&self, pid: i32) -> bool {
         matches!(same_memory(Pid::from_raw(pid), self.evictor.pid()), Ok(true))
     }
@@ -163,6 +219,16 @@ impl Process {
     /// Whether the evictor has been killed, which leaves nobody to evict, or to stop the workload if we die.
     pub fn evictor_died(&self) -> bool {
         has_ended(self.evictor.process())
+    }
+
+    /// Whether the process has ended. Its memory may live on.
+    pub fn has_ended(&self) -> bool {
+        has_ended(self.pidfd.as_fd())
+    }
+
+    /// Its page tables.
+    pub fn page_tables(&self) -> Option<&PageTables> {
+        self.space.page_tables.get()
     }
 
     /// Process id of the evictor.
@@ -187,8 +253,7 @@ impl Process {
         if (size, changes) == (self.seen_size, self.seen_changes) && now < due {
             return None;
         }
-        let mappings = proc::maps(self.pid)?;
-        let unpageable = self.register_mappings(shared, &mappings);
+        let unpageable = self.register_mappings(shared)?;
         (self.seen_size, self.seen_changes) = (size, changes);
         self.seen_resident = self.size.resident;
         // Mappings of equal size may have come and gone unseen: look again in any case, but spend little on it.
@@ -196,15 +261,20 @@ impl Process {
         Some(unpageable)
     }
 
-    fn register_mappings(&mut self, shared: &Shared, mappings: &[Mapping]) -> u64 {
+    fn register_mappings(&mut self, shared: &Shared) -> Option<u64> {
+        let mappings = self.register_spans(shared)?;
+        let registered = lock(&shared.tables).registered(self.space.id);
         let mut sweep = RangeSet::default();
         let mut unpageable = 0;
         for (i, mapping) in mappings.iter().enumerate() {
-            if !mapping.is_anonymous() || self.is_ours(mapping) {
+            if !self.is_ours_to_page(mapping) {
                 continue;
             }
-            let registered = self.register(shared, mapping);
-            if registered && mapping.is_writable() && !mapping.is_executable() {
+            let pageable = registered.gaps(mapping.range.clone()).is_empty()
+                && self.guarded.overlaps(mapping.range.clone()).next().is_none()
+                && mapping.is_writable()
+                && !mapping.is_executable();
+            if pageable {
                 sweep.insert(mapping.range.clone());
                 if i > 0 && is_thread_stack(&mappings[i - 1], mapping) {
                     sweep.remove(mapping.range.end - THREAD_TOP..mapping.range.end);
@@ -213,8 +283,23 @@ impl Process {
                 unpageable += self.resident_in(mapping);
             }
         }
+        for page in &self.pinned {
+            sweep.remove(page.get()..page.get() + PAGE);
+        }
         self.sweep = sweep;
-        unpageable
+        Some(unpageable)
+    }
+
+    /// A guard was seen at the address: the mapping around it stays resident from now on.
+    pub fn spare_guarded(&mut self, guard: Range<u64>) {
+        let around = self.sweep.containing(guard.start).unwrap_or(guard);
+        self.sweep.remove(around.clone());
+        self.guarded.insert(around);
+        self.victims.clear();
+    }
+
+    fn is_ours_to_page(&self, mapping: &Mapping) -> bool {
+        mapping.is_anonymous() && !self.is_ours(mapping)
     }
 
     fn is_ours(&self, mapping: &Mapping) -> bool {
@@ -225,35 +310,88 @@ impl Process {
         overlaps(blob, crate::arch::BLOB_LEN as u64) || overlaps(self.outbox, OUTBOX_LEN)
     }
 
-    /// The gate is closed meanwhile: an unmap that we have not seen must not come between the registration and its record.
-    fn register(&self, shared: &Shared, mapping: &Mapping) -> bool {
-        let _gate = lock(&self.space.gate);
-        let parts = lock(&shared.tables).unregistered_parts(self.space.id, mapping.range.clone());
-        parts.into_iter().all(|part| self.register_part(shared, part))
+    /// Registers what is not yet; returns the mappings.
+    ///
+    /// A mapping that grows after we have read of it must not be registered in part: it would be split, and fail an mremap of the whole.
+    /// So all between two mappings that are not to be registered is, whatever has come there meanwhile, and then mappings are looked at again.
+    fn register_spans(&mut self, shared: &Shared) -> Option<Vec<Mapping>> {
+        let maps = || proc::maps(self.evictor.pid().as_raw());
+        let mut mappings = maps()?;
+        for _ in 0..REGISTER_TRIES {
+            let spans = self.unregistered_spans(shared, &mappings);
+            if spans.is_empty() {
+                break;
+            }
+            // An unmap that we have not seen must not come between a registration and its record.
+            let _gate = lock(&self.space.gate);
+            // Fails if something has come there that cannot be registered: found at the next look.
+            spans.iter().for_each(|span| drop(self.space.faults.register(span.clone())));
+            mappings = maps()?;
+            self.record(shared, &spans, &mappings);
+        }
+        Some(mappings)
+    }
+
+    /// Stretches between mappings which are not to be registered, in which something is that should be.
+    fn unregistered_spans(&self, shared: &Shared, mappings: &[Mapping]) -> Vec<Range<u64>> {
+        let registered = lock(&shared.tables).registered(self.space.id);
+        let mut spans = Vec::new();
+        let mut start = 0;
+        let mut missing = false;
+        for mapping in mappings {
+            if self.is_ours_to_page(mapping) {
+                missing |= !registered.gaps(mapping.range.clone()).is_empty();
+                continue;
+            }
+            spans.extend(missing.then_some(start..mapping.range.start));
+            (start, missing) = (mapping.range.end, false);
+        }
+        let end = mappings.last().map_or(start, |last| last.range.end);
+        spans.extend(missing.then_some(start..end));
+        spans.iter_mut().for_each(|span| span.start = span.start.max(PAGE));
+        spans
     }
 
     /// The kernel skips holes silently; what it had not registered is unmapped without an event, and not registered in a child whose
     /// fork came first. So only what is proved counts; the rest is tried again at the next look.
-    fn register_part(&self, shared: &Shared, part: Range<u64>) -> bool {
-        let faults = &self.space.faults;
-        let registered = faults.register(part.clone()).is_ok()
-            && faults.registration(part.clone()) == Registration::Whole;
-        if registered {
-            lock(&shared.tables).register(self.space.id, part);
+    fn record(&self, shared: &Shared, spans: &[Range<u64>], mappings: &[Mapping]) {
+        let within = |mapping: &&Mapping| {
+            spans.iter().any(|s| s.start <= mapping.range.start && mapping.range.end <= s.end)
+        };
+        for mapping in mappings.iter().filter(within) {
+            if !self.is_ours_to_page(mapping) {
+                // It has come meanwhile, and is none of ours.
+                let _ = self.space.faults.unregister(mapping.range.clone());
+                continue;
+            }
+            let id = self.space.id;
+            let parts = lock(&shared.tables).unregistered_parts(id, mapping.range.clone());
+            if parts.is_empty()
+                || self.space.faults.registration(mapping.range.clone()) != Registration::Whole
+            {
+                continue;
+            }
+            for part in parts {
+                let known = lock(&shared.tables).knows(id, part.clone());
+                let marked = self.page_tables().filter(|_| known).map(|t| t.marked(part.clone()));
+                // What cannot be looked at has ended.
+                let Some(marked) = marked.transpose().ok() else { return };
+                lock(&shared.tables).register(id, part, &marked.unwrap_or_default());
+            }
         }
-        registered
     }
 
     fn resident_in(&self, mapping: &Mapping) -> u64 {
         let mut regions = Vec::new();
         let mut at = mapping.range.start;
+        let Some(page_tables) = self.page_tables() else { return 0 };
         while at < mapping.range.end {
-            match self.page_tables.occupied(at..mapping.range.end, u64::MAX >> 12, &mut regions) {
+            match page_tables.occupied(at..mapping.range.end, 0, &mut regions) {
                 Ok(end) if end > at => at = end,
                 _ => break,
             }
         }
-        let present = regions.iter().filter(|region| region.present);
+        let present = regions.iter().filter(|region| region.by == Occupant::Present);
         present.map(|region| region.range.end - region.range.start).sum()
     }
 
@@ -393,10 +531,10 @@ impl Process {
         let base = self.evictor.base();
         self.evictor.dismiss();
         // 44 KiB of address space stay behind if no thread can be stopped for it.
-        let _ = remove_blob(self.pid, base);
+        let _ = remove_blob(self.witness, base);
     }
 
-    /// The process is gone: lets its evictor end.
+    /// The address space is gone: lets its evictor end.
     pub fn bury(self) {
         self.evictor.dismiss();
     }
@@ -438,6 +576,7 @@ impl SetUp {
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
         let mut fds: Vec<RawFd> = vec![libc::STDERR_FILENO];
         fds.extend(device.as_ref().map(AsRawFd::as_raw_fd));
+        let own_id = proc::own_id(pid).ok_or(Errno::ESRCH)?;
         let outbox = outbox_address();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -446,7 +585,10 @@ impl SetUp {
             Call::new(libc::SYS_mmap, &mmap),
             Call::new(libc::SYS_madvise, &[outbox, OUTBOX_LEN, libc::MADV_NOHUGEPAGE as u64]),
             Call::new(libc::SYS_madvise, &[outbox, OUTBOX_LEN, libc::MADV_DONTFORK as u64]),
-            Call::new(libc::SYS_pidfd_open, &[pid as u64, 0]),
+            // Process ids are those of the workload's PID namespace.
+            Call::new(libc::SYS_pidfd_open, &[own_id as u64, 0]),
+            // Under MCL_FUTURE it would be locked, and take no pages of other mappings.
+            Call::new(libc::SYS_munlock, &[outbox, OUTBOX_LEN]),
         ];
         evictor.run(&mut calls, &mut [], &fds)?;
         calls[0].outcome()?;
@@ -461,7 +603,9 @@ impl SetUp {
         orphans: &mut Vec<Arc<Space>>,
     ) -> Option<nix::Result<(Arc<Space>, u64)>> {
         let outbox = self.outbox..self.outbox + OUTBOX_LEN;
-        let at = orphans.iter().position(|space| space.faults.register(outbox.clone()).is_ok())?;
+        let at = orphans
+            .iter()
+            .position(|space| space.faults.register_outbox(outbox.clone()).is_ok())?;
         let fd = orphans[at].faults.as_fd().as_raw_fd();
         let sent = evictor.run(&mut [], &mut [], &[fd]);
         Some(sent.map(|()| (orphans.swap_remove(at), self.pidfd_number + 1)))
@@ -477,16 +621,9 @@ impl SetUp {
         evictor.run(&mut calls, &mut [], &[])?;
         let number = calls[0].outcome()?;
         let faults = Faults::enable(pidfd_getfd(evictor.process(), number as RawFd)?)?;
-        faults.register(self.outbox..self.outbox + OUTBOX_LEN).map_err(|_| Errno::EINVAL)?;
-        let space = Space {
-            id: shared.new_space(),
-            faults,
-            gate: Default::default(),
-            ungated: Default::default(),
-            pid: AtomicI32::new(0),
-            changes: AtomicU64::new(0),
-        };
-        Ok((Arc::new(space), number))
+        let outbox = self.outbox..self.outbox + OUTBOX_LEN;
+        faults.register_outbox(outbox).map_err(|_| Errno::EINVAL)?;
+        Ok((Arc::new(Space::new(shared.new_space(), faults)), number))
     }
 
     /// If we die the evictor says so and kills the workload, before it could read zeros where pages were.

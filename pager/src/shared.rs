@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::budget::Budget;
-use gms_policy::ids::{Bytes, SpaceId};
+use gms_policy::ids::{Bytes, PageAddr, SpaceId};
 use hdrhistogram::Histogram;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -17,12 +17,10 @@ use crate::page_map::PAGE;
 use crate::session::{Outcome, SessionConfig};
 use crate::stats::AgentStats;
 use crate::tables::{Place, Tables};
-use crate::uffd::Faults;
+use crate::uffd::{Faults, PageTables};
 
 /// Pages of the write-back buffer: 16 MiB.
 pub const SLOTS: u32 = 4096;
-/// Most commands waiting for a thread. Prefetches beyond it are dropped; the rest is rare.
-const COMMANDS_MAX: usize = 1024;
 /// Longest fault latency that is told apart from longer ones.
 const LATENCY_MAX: Duration = Duration::from_secs(60);
 
@@ -32,15 +30,53 @@ pub struct Space {
     pub id: SpaceId,
     /// Its userfaultfd.
     pub faults: Faults,
-    /// Excludes reading events from marking-and-moving pages: `UFFDIO_MOVE` would take pages of a mapping that came into place
-    /// of the one whose pages were marked. Taken before the tables' lock.
+    /// Excludes reading events from moving pages and leaving their markers: `UFFDIO_MOVE` would take pages of a mapping that came into place
+    /// of the one whose pages were meant. Taken before the tables' lock.
     pub gate: Mutex<()>,
     /// Reads without the gate, which expect a fault.
     pub ungated: Ungated,
-    /// Process whose memory it is; 0 while unknown (a child just forked).
+    /// Process whose memory it is, for messages to people; 0 while unknown (a child just forked).
     pub pid: AtomicI32,
+    /// Thread id of its evictor as its faults tell it, in the PID namespace of the workload.
+    pub evictor: AtomicI32,
+    /// Whether thread ids in its faults mean to us what they mean there; only ever a hint.
+    pub same_ids: AtomicBool,
+    /// Its page tables; unknown until its process has been attached.
+    pub page_tables: OnceLock<PageTables>,
     /// Events that changed the mappings, so that they must be looked at again.
     pub changes: AtomicU64,
+}
+
+impl Space {
+    /// A space that nobody has met yet.
+    pub fn new(id: SpaceId, faults: Faults) -> Space {
+        Space {
+            id,
+            faults,
+            gate: Mutex::default(),
+            ungated: Ungated::default(),
+            pid: AtomicI32::new(0),
+            evictor: AtomicI32::new(0),
+            same_ids: AtomicBool::new(false),
+            page_tables: OnceLock::new(),
+            changes: AtomicU64::new(0),
+        }
+    }
+
+    /// For messages.
+    pub fn name(&self) -> String {
+        match self.pid.load(Ordering::Relaxed) {
+            0 => "a forked child".into(),
+            pid => format!("process {pid}"),
+        }
+    }
+
+    /// Whether a page's address is known to have a marker.
+    pub fn has_marker(&self, page: PageAddr) -> bool {
+        let range = page.get()..page.get() + PAGE;
+        let marked = self.page_tables.get().and_then(|tables| tables.marked(range).ok());
+        marked.is_some_and(|marked| !marked.is_empty())
+    }
 }
 
 /// While pages are being moved faults are read without the gate, so that they need not wait for it: if something was readable and then no
@@ -113,13 +149,13 @@ pub struct Shared {
     high: i64,
     /// The CPU on which all faults of late were, and where they are handled; none if negative.
     pub fault_cpu: AtomicI32,
-    /// Processes of ours inside the workload: their faults never wait for room.
+    /// Processes of ours inside the workload: they are not a part of it.
     pub evictors: Mutex<Vec<i32>>,
+    /// What the evict thread reads of the workload may fault too, and must not wait for the room that it makes.
+    pub evict_thread: AtomicI32,
     next_space: AtomicU32,
-    /// To the fault thread.
-    pub to_fault: Sender<FaultCommand>,
-    /// To the evict thread.
-    pub to_evict: Sender<EvictCommand>,
+    to_fault: Sender<FaultCommand>,
+    to_evict: Sender<EvictCommand>,
     kick_fault: EventFd,
     kick_evict: EventFd,
     done: EventFd,
@@ -178,8 +214,9 @@ pub struct Commands {
 impl Shared {
     /// Everything at its beginning.
     pub fn new(config: SessionConfig, seed: u64) -> std::io::Result<(Arc<Shared>, Commands)> {
-        let (to_fault, fault) = bounded(COMMANDS_MAX);
-        let (to_evict, evict) = bounded(COMMANDS_MAX);
+        // Their commands concern address spaces, each of which needs a descriptor: that is their bound.
+        let (to_fault, fault) = unbounded();
+        let (to_evict, evict) = unbounded();
         let event_fd =
             || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let budget = Budget::new(Bytes(config.budget_bytes));
@@ -194,6 +231,7 @@ impl Shared {
             high: budget.high().0 as i64,
             fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),
+            evict_thread: AtomicI32::new(0),
             next_space: AtomicU32::new(1),
             to_fault,
             to_evict,
@@ -258,6 +296,25 @@ impl Shared {
     /// Whether so much is resident that pages should go out.
     pub fn is_high(&self) -> bool {
         self.resident.load(Ordering::Relaxed) > self.high
+    }
+
+    /// Asks the fault thread for something.
+    pub fn tell_fault(&self, command: FaultCommand) {
+        // The receiver lives as long as the thread: nobody needs to be told any more.
+        let _ = self.to_fault.send(command);
+        self.kick_fault();
+    }
+
+    /// Tells the evict thread of a new child.
+    pub fn tell_forked(&self, child: Arc<Space>) {
+        let _ = self.to_evict.send(EvictCommand::Forked(child));
+        self.kick_evict();
+    }
+
+    /// Whether a fault is by a thread of ours: of the evictor in that space, or of the evict thread, which reads the workload's memory.
+    pub fn is_ours(&self, tid: i32, space: &Space) -> bool {
+        tid == space.evictor.load(Ordering::Relaxed)
+            || tid == self.evict_thread.load(Ordering::Relaxed)
     }
 
     /// Wakes the fault thread.

@@ -4,13 +4,17 @@
 //! Life of a page: resident -> `Slot` (marked before the MOVE, so that a fault at any moment finds it) -> `Remote` -> fault ->
 //! `Kept` (resident, the agent's copy still good) -> evicted again: unchanged pages go straight back to `Remote`.
 //!
-//! An entry exists only inside a registered range. Everything that happens to the address space arrives as an event before it can
-//! be observed through a fault, because the kernel refuses COPY, ZEROPAGE and MOVE while an event is unread.
+//! **Proof.** The address of a page in `Slot` (but for those that are leaving) or `Remote` holds a marker, as long as the page is the workload's
+//! (see `uffd`). Whoever is about to serve such a page looks for the marker first: without one the program has discarded the page
+//! ([`Tables::discarded`]). So what is told of an address space may come late, in another order (`tables/changes.rs`), or not at all.
 //!
 //! Pages that are being removed are in quarantine (`tables/space.rs`).
 
+mod changes;
 mod eviction;
 mod space;
+
+pub use changes::{Doubt, Remap};
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -19,7 +23,7 @@ use gms_policy::eviction::{Ages, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
 use self::space::SpaceState;
-use crate::page_map::{Content, PAGE, PageMap, State};
+use crate::page_map::{CHUNKS_MAX, Chunk, Content, PAGE, PageMap, State};
 use crate::range_set::RangeSet;
 
 /// A page of a space.
@@ -30,6 +34,8 @@ pub type Place = (SpaceId, PageAddr);
 pub enum FaultAction {
     /// Nothing was ever there (or it was discarded): install zeros.
     Zero,
+    /// It was resident: it still is (a late message of a thread that is served already), or the program has discarded it.
+    Resident,
     /// Install the bytes of this write-back slot, then call [`Tables::second_chance`].
     Buffered(u32),
     /// Fetch from the agent, verify, install, then call [`Tables::fetched`].
@@ -65,7 +71,7 @@ pub struct Counters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Free,
-    /// Marked; the MOVE is to come or under way. Left by `finish_evict`.
+    /// The MOVE is to come or under way, or a marker could not be left yet. Left by `finish_evict`.
     Leaving,
     /// The bytes are in the buffer. Left by `start_write`, or when no owner is left.
     Ready,
@@ -73,14 +79,24 @@ enum Phase {
     Sent(AgentId),
 }
 
+/// A page whose bytes are in a slot.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    place: Place,
+    /// Whether its address has a marker. All have when they cease to be leaving.
+    marked: bool,
+}
+
 struct Slot {
     phase: Phase,
     /// The pages whose bytes these are: one, or several after forks.
-    owners: Vec<Place>,
+    owners: Vec<Owner>,
     /// The agent's copy of the page before it changed.
     kept: Option<Content>,
     /// Whether the entry said that the page was only there.
     was_remote: bool,
+    /// Whether children forked while it leaves do not inherit it.
+    private: bool,
     /// When the page went out.
     mark: Mark,
     id: ContentId,
@@ -91,8 +107,12 @@ struct Slot {
 pub struct Tables {
     map: PageMap,
     spaces: BTreeMap<SpaceId, SpaceState>,
+    /// Chunks of which nobody needs to know any more, but their contents are to be released.
+    graveyard: Vec<Chunk>,
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Slots which are leaving: few.
+    leaving: Vec<u32>,
     ready: VecDeque<u32>,
     ages: Ages,
     /// Contents with more than one entry.
@@ -110,7 +130,7 @@ pub struct Tables {
     held: BTreeMap<AgentId, u64>,
     /// Highest number of pages at agents.
     pub remote_pages_peak: u64,
-    /// The page map was full when an entry had to be made: the workload cannot go on.
+    /// The page map was full when an entry had to be changed: the workload cannot go on.
     pub exhausted: bool,
     /// Outcomes so far.
     pub counters: Counters,
@@ -124,15 +144,18 @@ impl Tables {
             owners: Vec::new(),
             kept: None,
             was_remote: false,
+            private: false,
             mark: 0,
             id: ContentId(0),
             hash: 0,
         };
         Ok(Tables {
-            map: PageMap::new()?,
+            map: PageMap::new(CHUNKS_MAX)?,
             spaces: BTreeMap::new(),
+            graveyard: Vec::new(),
             slots: (0..slots).map(slot).collect(),
             free: (0..slots).rev().collect(),
+            leaving: Vec::new(),
             ready: VecDeque::new(),
             ages: Ages::new(budget),
             shared: HashMap::new(),
@@ -158,6 +181,7 @@ impl Tables {
 
     /// A space has ended.
     pub fn drop_space(&mut self, space: SpaceId) {
+        self.settle_changes(space);
         self.forget(space, 0..u64::MAX);
         self.spaces.remove(&space);
         self.waiters.retain(|w| w.0 != space);
@@ -165,14 +189,26 @@ impl Tables {
         self.prefetching.retain(|w| w.0 != space);
     }
 
-    /// A range has been registered, of which nothing was registered before: whatever was known of its addresses is of an
-    /// older mapping.
-    pub fn register(&mut self, space: SpaceId, range: Range<u64>) {
-        self.forget(space, range.clone());
+    /// A range is registered, all of it is one mapping. Of what is known there the pages with a marker (`marked`) belong to it, the others
+    /// to an older mapping.
+    pub fn register(&mut self, space: SpaceId, range: Range<u64>, marked: &RangeSet) {
+        self.forget_unmarked(space, range.clone(), marked);
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.renew(range.clone());
+            state.release(range.clone());
             state.registered.insert(range);
         }
+    }
+
+    /// The range is not registered, or it is not known whether it is.
+    pub fn unregister(&mut self, space: SpaceId, range: Range<u64>) {
+        if let Some(state) = self.spaces.get_mut(&space) {
+            state.registered.remove(range);
+        }
+    }
+
+    /// Whether anything is known of pages in the range.
+    pub fn knows(&self, space: SpaceId, range: Range<u64>) -> bool {
+        self.map.knows(space, range)
     }
 
     /// The registered ranges of a space.
@@ -200,15 +236,8 @@ impl Tables {
         }
         match self.map.get(place.0, place.1) {
             State::Empty => FaultAction::Zero,
-            // The page came and changed while a removal was under way, and that has taken it now.
-            State::Kept(content) if self.is_being_removed(place) => {
-                self.put(place, State::Empty);
-                self.release(content);
-                FaultAction::Zero
-            }
-            // Kept: a late message of a thread that is served already (then the copy finds the page there), or we are wrong:
-            // fetching is right in both cases.
-            State::Remote(content) | State::Kept(content) => FaultAction::Fetch(content),
+            State::Kept(_) => FaultAction::Resident,
+            State::Remote(content) => FaultAction::Fetch(content),
             State::Slot(slot) if self.slots[slot as usize].phase == Phase::Leaving => {
                 self.waiters.insert(place);
                 FaultAction::Wait
@@ -217,8 +246,23 @@ impl Tables {
         }
     }
 
-    fn is_being_removed(&self, place: Place) -> bool {
-        self.spaces.get(&place.0).is_some_and(|s| s.is_being_removed(place.1))
+    /// The address of a page of which something was known has neither page nor marker, and all events have been read: the program has discarded
+    /// it. False if nothing was known after all, or the page is leaving.
+    pub fn discarded(&mut self, place: Place) -> bool {
+        if matches!(self.map.get(place.0, place.1), State::Empty) || self.is_leaving(place) {
+            return false;
+        }
+        self.forget(place.0, place.1.get()..place.1.get() + PAGE);
+        true
+    }
+
+    fn is_leaving(&self, place: Place) -> bool {
+        matches!(self.map.get(place.0, place.1), State::Slot(slot) if self.slots[slot as usize].phase == Phase::Leaving)
+    }
+
+    /// Whether nothing is known of the page.
+    pub fn is_empty(&self, place: Place) -> bool {
+        self.map.get(place.0, place.1) == State::Empty
     }
 
     /// Of `wanted` the pages around the page `one`, the first or last of it, that have no entry and lie in the same registered range.
@@ -239,8 +283,8 @@ impl Tables {
         run.start..run.end.max(one.end)
     }
 
-    /// Zeros (or fetched bytes) were installed at these addresses: removals there are over.
-    pub fn installed(&mut self, space: SpaceId, range: Range<u64>) {
+    /// Zeros were installed at these addresses: removals there are over, or take zeros.
+    pub fn zeroed(&mut self, space: SpaceId, range: Range<u64>) {
         if let Some(state) = self.spaces.get_mut(&space) {
             state.release(range);
         }
@@ -263,15 +307,13 @@ impl Tables {
             State::Kept(known) if known == content => self.map.mark(place.0, place.1),
             _ => return false,
         };
-        self.put_marked(place, State::Kept(content), heat);
-        self.installed(place.0, place.1.get()..place.1.get() + PAGE);
-        true
+        // Without room for the change the entry stays `Remote`; if the page is discarded some day, its missing marker tells.
+        self.put_marked(place, State::Kept(content), heat)
     }
 
     /// Whether the page still is where the fetch went to look for it.
     pub fn is_remote(&self, place: Place, content: Content) -> bool {
-        let state = self.map.get(place.0, place.1);
-        state == State::Remote(content) || state == State::Kept(content)
+        self.map.get(place.0, place.1) == State::Remote(content)
     }
 
     /// A fault waits until room is made.
@@ -330,6 +372,31 @@ impl Tables {
                 found.push(page);
             }
             found.len() < max
+        });
+        found
+    }
+
+    /// The first address of the range of which something is known, or its end.
+    pub fn next_known(&self, space: SpaceId, range: Range<u64>) -> u64 {
+        let mut next = range.end;
+        self.map.visit(space, range, |page, _| {
+            next = page.get();
+            false
+        });
+        next
+    }
+
+    /// The first page of the range that has a marker, if it is the workload's.
+    pub fn first_evicted(&self, space: SpaceId, range: Range<u64>) -> Option<PageAddr> {
+        let mut found = None;
+        self.map.visit(space, range, |page, state| {
+            let evicted = match state {
+                State::Remote(_) => true,
+                State::Slot(_) => !self.is_leaving((space, page)),
+                State::Kept(_) | State::Empty => false,
+            };
+            found = evicted.then_some(page);
+            !evicted
         });
         found
     }
@@ -417,87 +484,68 @@ impl Tables {
         self.discards.remove(&agent);
     }
 
-    // ---- events
-
-    /// MADV_DONTNEED, MADV_FREE or MADV_REMOVE is about to act on the range.
-    pub fn remove(&mut self, space: SpaceId, range: Range<u64>) {
-        self.forget(space, range.clone());
-        if let Some(state) = self.spaces.get_mut(&space) {
-            state.remove(range);
-        }
-    }
-
-    /// The range is no longer mapped.
-    pub fn unmap(&mut self, space: SpaceId, range: Range<u64>) {
-        self.forget(space, range.clone());
-        if let Some(state) = self.spaces.get_mut(&space) {
-            state.registered.remove(range.clone());
-            state.renew(range);
-        }
-    }
-
-    /// The range `from..from + length` has moved to `to`. Threads that wait for a page of either must be woken.
-    pub fn remap(&mut self, space: SpaceId, from: u64, to: u64, length: u64) {
-        self.forget(space, to..to + length);
-        for (page, state) in self.map.known(space, from..from + length) {
-            let target = PageAddr::containing(page.get() - from + to);
-            let mark = self.map.mark(space, page);
-            self.put((space, page), State::Empty);
-            self.put_marked((space, target), state, mark);
-            if let State::Slot(index) = state {
-                let owners = &mut self.slots[index as usize].owners;
-                owners.iter_mut().filter(|o| **o == (space, page)).for_each(|o| o.1 = target);
-            }
-        }
-        if let Some(s) = self.spaces.get_mut(&space) {
-            s.registered.remove(from..from + length);
-            s.registered.insert(to..to + length);
-            // A removal that another thread has begun acts on the old addresses, where nothing is any more.
-            s.renew(from..from + length);
-            s.renew(to..to + length);
-        }
-    }
-
-    /// `child` begins as a copy of `parent`, less the ranges that children do not inherit.
-    pub fn fork(&mut self, parent: SpaceId, child: SpaceId, not_inherited: &[Range<u64>]) {
-        let mut registered = self.registered(parent);
-        not_inherited.iter().for_each(|range| registered.remove(range.clone()));
-        for (page, state) in self.map.known(parent, 0..u64::MAX) {
-            if !registered.contains(page.get()) {
-                continue;
-            }
-            match state {
-                State::Remote(content) | State::Kept(content) => self.share(content.id, 1),
-                State::Slot(index) => self.slots[index as usize].owners.push((child, page)),
-                State::Empty => {}
-            }
-            self.put_marked((child, page), state, self.map.mark(parent, page));
-        }
-        self.spaces.insert(child, SpaceState::new(registered));
-    }
-
     // ---- references
 
-    /// Nothing is known of the range any more.
+    /// Nothing is known of the range any more. Whole chunks only wait for [`Tables::bury`].
     fn forget(&mut self, space: SpaceId, range: Range<u64>) {
+        let chunks = self.map.take(space, range.clone());
+        self.graveyard.extend(chunks);
         for (page, state) in self.map.known(space, range) {
-            match state {
-                State::Remote(content) | State::Kept(content) => {
-                    self.put((space, page), State::Empty);
+            self.forget_page((space, page), state);
+        }
+    }
+
+    fn forget_page(&mut self, place: Place, state: State) {
+        match state {
+            State::Remote(content) | State::Kept(content) => {
+                // Without room for the change the entry stays, and so does its reference.
+                if self.put(place, State::Empty) {
                     self.release(content);
                 }
-                State::Slot(_) => self.disown((space, page)),
-                State::Empty => {}
+            }
+            State::Slot(_) => self.disown(place),
+            State::Empty => {}
+        }
+    }
+
+    /// Nothing is known of evicted pages of the range any more but of those that have a marker, or are leaving. Returns whether there are
+    /// any. (A page that is thought to be a clean copy and is not harms nobody: it is compared when it is evicted, and looked for when it faults.)
+    fn forget_unmarked(&mut self, space: SpaceId, range: Range<u64>, marked: &RangeSet) -> bool {
+        let mut left = false;
+        for (page, state) in self.map.known(space, range) {
+            let place = (space, page);
+            match state {
+                State::Kept(_) | State::Empty => {}
+                _ if marked.contains(page.get()) || self.is_leaving(place) => left = true,
+                _ => self.forget_page(place, state),
             }
         }
+        left
+    }
+
+    /// Releases the contents of up to `chunks` chunks of which nobody needs to know any more; true if some are left. To be called often: the
+    /// end of a large process or mapping must not keep the tables from others.
+    pub fn bury(&mut self, chunks: usize) -> bool {
+        for _ in 0..chunks {
+            let Some(chunk) = self.graveyard.pop() else { return false };
+            let mut released = Vec::new();
+            self.map.bury(chunk, |state| match state {
+                State::Remote(content) | State::Kept(content) => released.push(content),
+                State::Slot(_) | State::Empty => {}
+            });
+            released.into_iter().for_each(|content| self.release(content));
+        }
+        !self.graveyard.is_empty()
     }
 
     /// A page in the write-back buffer is no longer the slot's.
     fn disown(&mut self, place: Place) {
         let State::Slot(index) = self.map.get(place.0, place.1) else { return };
-        self.put(place, State::Empty);
+        if !self.put(place, State::Empty) {
+            self.exhausted = true;
+        }
         let slot = &mut self.slots[index as usize];
-        slot.owners.retain(|owner| *owner != place);
+        slot.owners.retain(|owner| owner.place != place);
         // Leaving and sent slots are freed when that ends.
         if slot.owners.is_empty() && slot.phase == Phase::Ready {
             self.ready.retain(|&i| i != index);
@@ -505,12 +553,23 @@ impl Tables {
         }
     }
 
-    fn put(&mut self, place: Place, state: State) {
-        self.put_marked(place, state, 0);
+    fn put(&mut self, place: Place, state: State) -> bool {
+        self.put_marked(place, state, 0)
     }
 
-    fn put_marked(&mut self, place: Place, state: State, mark: Mark) {
-        self.exhausted |= !self.map.set(place.0, place.1, state, mark);
+    /// Changes an entry; false if there is no room for it, and nothing has changed.
+    fn put_marked(&mut self, place: Place, state: State, mark: Mark) -> bool {
+        let (space, page) = place;
+        if state == State::Empty && self.map.get(space, page) == State::Empty {
+            return true;
+        }
+        let Ok(copied) = self.map.own(space, page) else { return false };
+        if let Some(chunk) = copied {
+            let contents: Vec<ContentId> = self.map.states(chunk).filter_map(content_of).collect();
+            contents.into_iter().for_each(|id| self.share(id, 1));
+        }
+        self.map.set(space, page, state, mark);
+        true
     }
 
     fn share(&mut self, id: ContentId, more: u32) {
@@ -537,5 +596,13 @@ impl Tables {
         *self.held.entry(agent).or_default() += 1;
         self.remote_pages += 1;
         self.remote_pages_peak = self.remote_pages_peak.max(self.remote_pages);
+    }
+}
+
+/// The content that an entry refers to.
+fn content_of(state: State) -> Option<ContentId> {
+    match state {
+        State::Remote(content) | State::Kept(content) => Some(content.id),
+        State::Slot(_) | State::Empty => None,
     }
 }

@@ -1,9 +1,10 @@
-//! The processes of a workload: everything below the root, without our own evictors.
+//! The processes of a workload: everything below the root, without our own evictors. Ids are names which may mean somebody else a moment later:
+//! a process belongs here because its parent does, which is checked while its id cannot be given to another.
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::evictor::{has_ended, pidfd_open};
+use crate::evictor::{has_ended, kill, pidfd_open};
 use crate::proc;
 
 /// Where the tree begins.
@@ -42,23 +43,30 @@ impl Tree {
             births: proc::Births::watch(),
             last_pid: (None, 0),
         };
-        tree.add(first);
+        tree.add(first, |_| true);
         tree
     }
 
-    fn add(&mut self, pid: i32) -> bool {
-        let alive = pidfd_open(pid).ok().filter(|process| !has_ended(process.as_fd()));
-        let added = alive.is_some();
-        self.seen += u64::from(added);
-        self.members.extend(alive.map(|process| (pid, process)));
+    /// Adds a process, if what was opened under its id `belongs`.
+    fn add(&mut self, pid: i32, belongs: impl FnOnce(&Tree) -> bool) -> bool {
+        let Ok(process) = pidfd_open(pid) else { return false };
+        // While it has not ended its id is no other process's: what was looked up by that is true of this one.
+        let added = belongs(self) && !has_ended(process.as_fd());
+        if added {
+            self.seen += 1;
+            self.members.insert(pid, process);
+        }
         added
     }
 
-    /// Adds a process that belongs here, wherever its parent is; 0 is none.
-    pub fn meet(&mut self, pid: i32) {
-        if pid != 0 && !self.members.contains_key(&pid) && self.add(pid) {
-            self.empty = 0;
-        }
+    /// Whether the parent of a process is a member that has not ended, or this process, as a subreaper of the members' children.
+    fn is_child(&self, pid: i32) -> bool {
+        let Some(parent) = proc::status_field(pid, "PPid:").map(|parent| parent as i32) else {
+            return false;
+        };
+        let adopted =
+            matches!(self.root, Root::OwnChildren(_)) && parent == std::process::id() as i32;
+        adopted || self.members.get(&parent).is_some_and(|process| !has_ended(process.as_fd()))
     }
 
     /// Finds new members and drops those that have ended, unless nobody was born and not `all` is asked for: then it returns false.
@@ -81,7 +89,7 @@ impl Tree {
             if !visited.insert(pid) {
                 continue;
             }
-            if !self.members.contains_key(&pid) && !self.add(pid) {
+            if !self.members.contains_key(&pid) && !self.add(pid, |tree| tree.is_child(pid)) {
                 continue;
             }
             queue.extend(proc::children(pid));
@@ -119,18 +127,6 @@ impl Tree {
 
     /// Kills every member that is known now.
     pub fn kill(&self) {
-        use std::os::fd::AsRawFd;
-        for process in self.members.values() {
-            // SAFETY: pidfd_send_signal reads no memory when the info is null; a member that is gone already is what we want.
-            unsafe {
-                libc::syscall(
-                    libc::SYS_pidfd_send_signal,
-                    process.as_raw_fd(),
-                    libc::SIGKILL,
-                    0usize,
-                    0,
-                );
-            }
-        }
+        self.members.values().for_each(kill);
     }
 }

@@ -6,6 +6,11 @@
 //! * REMOVE is sent *before* the pages go: after it has been read there is a window in which they are still present. Such ranges
 //!   are quarantined (see `tables`).
 //! * MOVE takes pages from any writable mapping, registered or not: the caller must exclude event reads (the *gate*).
+//!
+//! **Markers.** Where a page was moved out, a write-protect marker is left in the page table (UFFDIO_WRITEPROTECT of an absent page, under
+//! WP_UNPOPULATED). The kernel moves markers with mremap, copies them at fork where the child inherits, and drops them with munmap, MADV_DONTNEED and
+//! MADV_GUARD_INSTALL. So the address space itself proves where evicted pages belong, whatever was told, in whatever order, or not at all
+//! (guards raise no event): a page that should be away and has no marker has been discarded by the program and is zeros.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -16,9 +21,10 @@ use std::sync::OnceLock;
 use linux_raw_sys::general as sys;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
-use userfaultfd::{Event, EventBuffer, Uffd};
+use userfaultfd::{Event, EventBuffer, RegisterMode, Uffd};
 
 use crate::page_map::PAGE;
+use crate::range_set::RangeSet;
 
 /// Features without which a workload cannot be paged.
 pub const FEATURES: u64 = (sys::UFFD_FEATURE_EVENT_FORK
@@ -26,7 +32,10 @@ pub const FEATURES: u64 = (sys::UFFD_FEATURE_EVENT_FORK
     | sys::UFFD_FEATURE_EVENT_REMOVE
     | sys::UFFD_FEATURE_EVENT_UNMAP
     | sys::UFFD_FEATURE_THREAD_ID
-    | sys::UFFD_FEATURE_MOVE) as u64;
+    | sys::UFFD_FEATURE_MOVE
+    | sys::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | sys::UFFD_FEATURE_WP_UNPOPULATED
+    | sys::UFFD_FEATURE_POISON) as u64;
 
 const UFFD_TYPE: u8 = 0xAA;
 /// Request code of UFFDIO_MOVE, which the evictor issues inside the workload.
@@ -43,16 +52,23 @@ pub const USERFAULTFD_IOC_NEW: u64 = nix::request_code_none!(UFFD_TYPE, 0x00);
 /// UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: absent pages in the middle of a range do not end the call.
 pub const MOVE_ALLOW_HOLES: u64 = 2;
 
+/// UFFDIO_WRITEPROTECT_MODE_WP: leave markers; without it they are taken away.
+const WRITEPROTECT_MODE_WP: u64 = 1;
+/// UFFDIO_WRITEPROTECT_MODE_DONTWAKE.
+const WRITEPROTECT_MODE_DONTWAKE: u64 = 2;
+
 mod requests {
     #![allow(missing_docs, reason = "the kernel's names")]
     use super::{UFFD_TYPE, sys};
     nix::ioctl_readwrite!(uffdio_api, UFFD_TYPE, 0x3F, sys::uffdio_api);
     nix::ioctl_readwrite!(uffdio_copy, UFFD_TYPE, 0x03, sys::uffdio_copy);
     nix::ioctl_readwrite!(uffdio_zeropage, UFFD_TYPE, 0x04, sys::uffdio_zeropage);
+    nix::ioctl_readwrite!(uffdio_writeprotect, UFFD_TYPE, 0x06, sys::uffdio_writeprotect);
+    nix::ioctl_readwrite!(uffdio_poison, UFFD_TYPE, 0x08, sys::uffdio_poison);
     nix::ioctl_readwrite!(pagemap_scan, b'f', 16, sys::pm_scan_arg);
 }
 pub use requests::{pagemap_scan, uffdio_api};
-use requests::{uffdio_copy, uffdio_zeropage};
+use requests::{uffdio_copy, uffdio_poison, uffdio_writeprotect, uffdio_zeropage};
 
 /// What an address range is to a userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +79,19 @@ pub enum Registration {
     Not,
     /// An event must be read first.
     Changing,
+}
+
+/// What an attempt to put the shared zero page somewhere has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// Neither page nor marker was there: now zeros are. Nobody has been woken.
+    Absent,
+    /// A page or a marker is there.
+    Occupied,
+    /// An event must be read first.
+    Changing,
+    /// No such mapping any more, or the process has ended.
+    Gone,
 }
 
 /// How an attempt to install a page ended.
@@ -112,9 +141,54 @@ impl Faults {
         Ok(())
     }
 
-    /// Registers whole mappings: their missing pages fault to us from now on.
+    /// Registers whole mappings: their missing pages fault to us from now on, and can be marked.
     pub fn register(&self, range: Range<u64>) -> Result<(), userfaultfd::Error> {
-        self.uffd.register(range.start as *mut _, (range.end - range.start) as usize).map(drop)
+        self.register_for(range, RegisterMode::MISSING | RegisterMode::WRITE_PROTECT)
+    }
+
+    /// Registers memory of ours, which is never marked.
+    pub fn register_outbox(&self, range: Range<u64>) -> Result<(), userfaultfd::Error> {
+        self.register_for(range, RegisterMode::MISSING)
+    }
+
+    fn register_for(
+        &self,
+        range: Range<u64>,
+        mode: RegisterMode,
+    ) -> Result<(), userfaultfd::Error> {
+        let (start, length) = (range.start as *mut _, (range.end - range.start) as usize);
+        self.uffd.register_with_mode(start, length, mode).map(drop)
+    }
+
+    /// Leaves markers at absent pages, or takes them away without waking anybody. The caller has made sure that no page of the range is present.
+    pub fn mark(&self, range: Range<u64>, marked: bool) -> nix::Result<()> {
+        let mode = match marked {
+            true => WRITEPROTECT_MODE_WP,
+            false => WRITEPROTECT_MODE_DONTWAKE,
+        };
+        let range = sys::uffdio_range { start: range.start, len: range.end - range.start };
+        let mut protect = sys::uffdio_writeprotect { range, mode };
+        // SAFETY: `protect` is a live struct of the layout which the request expects; the kernel only reads it.
+        unsafe { uffdio_writeprotect(self.uffd.as_raw_fd(), &raw mut protect) }.map(drop)
+    }
+
+    /// Whoever touches the page from now on gets SIGBUS. Best effort: a page that is not mapped any more needs none.
+    pub fn poison(&self, page: u64) {
+        let _ = self.mark(page..page + PAGE, false);
+        let range = sys::uffdio_range { start: page, len: PAGE };
+        let mut poison = sys::uffdio_poison { range, mode: 0, updated: 0 };
+        // SAFETY: the kernel writes only to `poison` and to the workload's page tables.
+        let _ = unsafe { uffdio_poison(self.uffd.as_raw_fd(), &raw mut poison) };
+    }
+
+    /// What is at a page for which a thread waits, or has waited.
+    pub fn probe(&self, page: u64) -> Probe {
+        match self.zero_errno(page) {
+            None => Probe::Absent,
+            Some(Errno::EEXIST) => Probe::Occupied,
+            Some(Errno::EAGAIN) => Probe::Changing,
+            Some(_) => Probe::Gone,
+        }
     }
 
     /// Gives a range back to the kernel.
@@ -245,18 +319,51 @@ fn decode(result: nix::Result<libc::c_int>) -> Installed {
     }
 }
 
-/// Addresses which hold pages.
+/// What an address holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occupant {
+    /// A page in memory.
+    Present,
+    /// A guard of MADV_GUARD_INSTALL (told by Linux 6.15 and later).
+    Guard,
+    /// A page that was swapped out or is being migrated (or, before Linux 6.15, a guard).
+    Elsewhere,
+}
+
+/// Addresses which hold the same kind of thing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Occupied {
     /// The addresses.
     pub range: Range<u64>,
-    /// Whether the pages are in memory. If not, they have been swapped out or are being migrated.
-    pub present: bool,
+    /// What they hold.
+    pub by: Occupant,
 }
 
 /// The page tables of one address space.
+#[derive(Debug)]
 pub struct PageTables {
     pagemap: File,
+}
+
+const PRESENT: u64 = sys::PAGE_IS_PRESENT as u64;
+const SWAPPED: u64 = sys::PAGE_IS_SWAPPED as u64;
+/// Not write-protected by a userfaultfd: all but markers, as we protect nothing else.
+const WRITTEN: u64 = sys::PAGE_IS_WRITTEN as u64;
+/// Told by Linux 6.15 and later.
+const GUARD: u64 = sys::PAGE_IS_GUARD as u64;
+/// Regions told by one scan.
+const REGIONS: usize = 128;
+
+/// Which pages a scan tells of.
+struct Filter {
+    /// Categories that count as set where they are not.
+    inverted: u64,
+    /// All of these must be set.
+    all: u64,
+    /// At least one of these.
+    any: u64,
+    /// Told of each region.
+    told: u64,
 }
 
 impl PageTables {
@@ -265,7 +372,7 @@ impl PageTables {
         Ok(PageTables { pagemap: File::open(format!("/proc/{pid}/pagemap"))? })
     }
 
-    /// Appends the pages of `range` that are there and private (not file-backed, not the shared zero page) to `into`, up to
+    /// Appends what is there and private (not file-backed, not the shared zero page, no marker) of `range` to `into`, up to
     /// `pages_max`; returns where the scan ended.
     pub fn occupied(
         &self,
@@ -273,10 +380,59 @@ impl PageTables {
         pages_max: u64,
         into: &mut Vec<Occupied>,
     ) -> nix::Result<u64> {
-        const PRESENT: u64 = sys::PAGE_IS_PRESENT as u64;
-        const SWAPPED: u64 = sys::PAGE_IS_SWAPPED as u64;
         const UNWANTED: u64 = (sys::PAGE_IS_PFNZERO | sys::PAGE_IS_FILE) as u64;
-        let mut regions = [sys::page_region { start: 0, end: 0, categories: 0 }; 128];
+        // Kernels which do not know guards refuse to tell of them.
+        let guard = if knows_guards() { GUARD } else { 0 };
+        let filter = Filter {
+            inverted: UNWANTED,
+            all: UNWANTED | WRITTEN,
+            any: PRESENT | SWAPPED,
+            told: PRESENT | SWAPPED | guard,
+        };
+        self.scan(range, pages_max, &filter, |range, categories| {
+            let by = match categories {
+                c if c & GUARD != 0 => Occupant::Guard,
+                c if c & PRESENT != 0 => Occupant::Present,
+                _ => Occupant::Elsewhere,
+            };
+            into.push(Occupied { range, by });
+        })
+    }
+
+    /// The markers in `range`: where evicted pages belong.
+    pub fn marked(&self, range: Range<u64>) -> nix::Result<RangeSet> {
+        let filter = Filter { inverted: WRITTEN, all: WRITTEN | SWAPPED, any: 0, told: SWAPPED };
+        self.all(range, &filter)
+    }
+
+    /// What of `range` holds a page (the shared zero page too), a marker, a guard, anything.
+    pub fn taken(&self, range: Range<u64>) -> nix::Result<RangeSet> {
+        let filter = Filter { inverted: 0, all: 0, any: PRESENT | SWAPPED, told: PRESENT };
+        self.all(range, &filter)
+    }
+
+    fn all(&self, range: Range<u64>, filter: &Filter) -> nix::Result<RangeSet> {
+        let mut found = RangeSet::default();
+        let mut at = range.start;
+        while at < range.end {
+            let end = self.scan(at..range.end, 0, filter, |range, _| found.insert(range))?;
+            if end <= at {
+                break;
+            }
+            at = end;
+        }
+        Ok(found)
+    }
+
+    /// One PAGEMAP_SCAN; returns where it ended.
+    fn scan(
+        &self,
+        range: Range<u64>,
+        pages_max: u64,
+        filter: &Filter,
+        mut each: impl FnMut(Range<u64>, u64),
+    ) -> nix::Result<u64> {
+        let mut regions = [sys::page_region { start: 0, end: 0, categories: 0 }; REGIONS];
         let mut scan = sys::pm_scan_arg {
             size: size_of::<sys::pm_scan_arg>() as u64,
             flags: 0,
@@ -286,17 +442,26 @@ impl PageTables {
             vec: regions.as_mut_ptr() as u64,
             vec_len: regions.len() as u64,
             max_pages: pages_max,
-            category_inverted: UNWANTED,
-            category_mask: UNWANTED,
-            category_anyof_mask: PRESENT | SWAPPED,
-            return_mask: PRESENT | SWAPPED,
+            category_inverted: filter.inverted,
+            category_mask: filter.all,
+            category_anyof_mask: filter.any,
+            return_mask: filter.told,
         };
         // SAFETY: `scan.vec` points to `vec_len` live regions; the kernel writes only to them and to `scan`.
         let found = unsafe { pagemap_scan(self.pagemap.as_raw_fd(), &raw mut scan)? };
-        into.extend(regions[..found as usize].iter().map(|region| Occupied {
-            range: region.start..region.end,
-            present: region.categories & PRESENT != 0,
-        }));
+        for region in &regions[..found as usize] {
+            each(region.start..region.end, region.categories);
+        }
         Ok(scan.walk_end)
     }
+}
+
+/// Whether PAGEMAP_SCAN of this kernel tells of guards.
+fn knows_guards() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let Ok(own) = PageTables::open(std::process::id() as i32) else { return false };
+        let filter = Filter { inverted: 0, all: 0, any: PRESENT, told: PRESENT | GUARD };
+        own.scan(PAGE..2 * PAGE, 0, &filter, |_, _| ()).is_ok()
+    })
 }

@@ -1,15 +1,20 @@
 //! Which pages of a process go out next, and their way into the write-back slots.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
-use gms_policy::ids::PageAddr;
+use gms_policy::ids::{PageAddr, SpaceId};
 use gms_policy::limits::SCAN_WINDOW_MAX;
+use nix::errno::Errno;
 
 use crate::page_map::PAGE;
+use crate::proc;
 use crate::process::{BATCH, MovedPages, Process, runs};
-use crate::shared::{Shared, lock};
-use crate::tables::EvictOutcome;
+use crate::range_set::RangeSet;
+use crate::shared::{Shared, Space, lock};
+use crate::tables::{EvictOutcome, Place};
+use crate::uffd::{Occupant, Occupied};
 
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
 const RUNS_MAX: usize = 16;
@@ -49,41 +54,70 @@ fn anywhere(process: &Process, random: u64) -> u64 {
 }
 
 /// Present pages from the hand on, and where the hand stands then (`None`: at the end).
-fn window(shared: &Shared, process: &Process, hand: u64) -> (Vec<PageAddr>, Option<u64>) {
-    let id = process.space.id;
+fn window(shared: &Shared, process: &mut Process, hand: u64) -> (Vec<PageAddr>, Option<u64>) {
     let mut found = Vec::with_capacity(SCAN_WINDOW_MAX);
     let mut regions = Vec::new();
-    for range in process.sweep.overlaps(hand..u64::MAX) {
+    let mut guards = Vec::new();
+    let mut end = None;
+    'scan: for range in process.sweep.overlaps(hand..u64::MAX) {
         let mut at = range.start;
         while at < range.end {
             let room = (SCAN_WINDOW_MAX - found.len()) as u64;
             regions.clear();
-            let removals = lock(&shared.tables).removals(id);
-            let Ok(end) = process.page_tables.occupied(at..range.end, room, &mut regions) else {
+            let Some(next) = scan(shared, process, at..range.end, room, &mut regions) else {
                 break;
             };
-            let mut tables = lock(&shared.tables);
-            let mut absent_from = at;
             for region in &regions {
-                tables.seen_absent(id, absent_from..region.range.start, removals);
-                absent_from = region.range.end;
-                if region.present {
-                    let pages = region.range.clone().step_by(PAGE as usize);
-                    found.extend(pages.map(PageAddr::containing));
+                match region.by {
+                    Occupant::Present => {
+                        let pages = region.range.clone().step_by(PAGE as usize);
+                        found.extend(pages.map(PageAddr::containing));
+                    }
+                    Occupant::Guard => guards.push(region.range.clone()),
+                    Occupant::Elsewhere => {}
                 }
             }
-            tables.seen_absent(id, absent_from..end.max(absent_from), removals);
-            drop(tables);
             if found.len() >= SCAN_WINDOW_MAX {
-                return (found, Some(end));
+                end = Some(next);
+                break 'scan;
             }
-            if end <= at {
+            if next <= at {
                 break;
             }
-            at = end;
+            at = next;
         }
     }
-    (found, None)
+    guards.into_iter().for_each(|guard| process.spare_guarded(guard));
+    found.retain(|page| process.sweep.contains(page.get()));
+    (found, end)
+}
+
+/// Scans a range for what is there; returns where it ended. Where nothing is, removals are over.
+fn scan(
+    shared: &Shared,
+    process: &Process,
+    range: Range<u64>,
+    room: u64,
+    regions: &mut Vec<Occupied>,
+) -> Option<u64> {
+    let id = process.space.id;
+    let page_tables = process.page_tables()?;
+    let tables = lock(&shared.tables);
+    let (removals, quarantined) = (tables.removals(id), tables.has_quarantine(id, &range));
+    drop(tables);
+    let end = page_tables.occupied(range.clone(), room, regions).ok()?;
+    if !quarantined {
+        return Some(end);
+    }
+    let mut empty = RangeSet::default();
+    empty.insert(range.start..end);
+    regions.iter().for_each(|region| empty.remove(region.range.clone()));
+    // A page that went out before its removal would come back with its old bytes.
+    let marked = page_tables.marked(range.start..end).ok()?;
+    marked.iter().for_each(|range| empty.remove(range));
+    let mut tables = lock(&shared.tables);
+    empty.iter().for_each(|range| tables.seen_absent(id, range, removals));
+    Some(end)
 }
 
 /// Takes pages to be moved next: at most [`BATCH`], in at most [`RUNS_MAX`] runs of adjacent pages.
@@ -100,8 +134,8 @@ pub fn next_batch(victims: &mut VecDeque<PageAddr>) -> Vec<PageAddr> {
 /// Pages on their way out, each with its slot.
 pub type Leaving = Vec<(PageAddr, u32)>;
 
-/// Marks pages as leaving and moves them to the outbox. The gate is closed from the one to the other: whatever happens to the mappings
-/// is seen either before the marks, or by the kernel as too late for the move. `None` if none can go or the workload must be stopped.
+/// Notes pages as leaving, moves them to the outbox and leaves markers. The gate is closed from the one to the other: whatever happens to the mappings
+/// is seen either before, or by the kernel as too late for the move. `None` if none can go or the workload must be stopped.
 pub fn move_out(
     shared: &Shared,
     process: &mut Process,
@@ -119,13 +153,16 @@ pub fn move_out(
     }
     let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
     match process.move_out(&pages) {
-        Ok(moved) if space.ungated.is_intact() => Some((leaving, moved)),
+        Ok(moved) if space.ungated.is_intact() => {
+            leave_markers(shared, process, &leaving, &moved);
+            Some((leaving, moved))
+        }
         Ok(_) => {
             // Perhaps they were of a mapping that came in the place of the one that was meant.
             shared.fail(format!("the memory of process {} changed under an eviction", process.pid));
             None
         }
-        Err(_) if process.has_ended() => {
+        Err(_) if process.ends() => {
             let moved = MovedPages { places: vec![None; leaving.len()], shared: Vec::new() };
             Some((leaving, moved))
         }
@@ -133,6 +170,36 @@ pub fn move_out(
             shared.fail(format!("the evictor of process {} does not answer: {errno}", process.pid));
             None
         }
+    }
+}
+
+/// Leaves markers where pages were just moved from. That fails if the address space is being changed, or has been since the move: then
+/// [`finish`] tries again when it is known how.
+fn leave_markers(shared: &Shared, process: &Process, leaving: &Leaving, moved: &MovedPages) {
+    let space = &process.space;
+    let gone = |i: &usize| moved.places[*i].is_some();
+    let moved: Vec<usize> = (0..leaving.len()).filter(gone).collect();
+    let pages: Vec<PageAddr> = moved.iter().map(|&i| leaving[i].0).collect();
+    let mut left: Vec<usize> = Vec::new();
+    for (first, count) in runs(&pages) {
+        let start = pages[first].get();
+        let run = &moved[first..first + count];
+        match space.faults.mark(start..start + count as u64 * PAGE, true) {
+            Ok(()) => {
+                let mut tables = lock(&shared.tables);
+                run.iter().for_each(|&i| tables.marked(leaving[i].1, (space.id, leaving[i].0)));
+            }
+            Err(_) => left.extend(run),
+        }
+    }
+    if left.is_empty() {
+        return;
+    }
+    // If a fork is under way, its child has no markers either, whether it inherits the page or not.
+    let wiped = proc::not_inherited(process.evictor_pid()).unwrap_or_default();
+    let mut tables = lock(&shared.tables);
+    for &i in left.iter().filter(|&&i| wiped.iter().any(|r| r.contains(&leaving[i].0.get()))) {
+        tables.make_private(leaving[i].1);
     }
 }
 
@@ -158,10 +225,10 @@ pub fn read_moved(
         }
     };
     let mut frames: Vec<&mut [u8]> = gone.iter().map(frame).collect();
-    let read = process.read_outbox(&places, &mut frames);
-    match read {
+    match process.read_outbox(&places, &mut frames) {
         Ok(()) => {}
-        Err(_) if process.has_ended() => return Some(outcomes),
+        // Nobody is left to see what becomes of them.
+        Err(_) if process.ends() => return Some(outcomes),
         Err(errno) => {
             shared.fail(format!("evicted pages of process {} are lost: {errno}", process.pid));
             return None;
@@ -173,4 +240,57 @@ pub fn read_moved(
         outcomes[i] = if zero { EvictOutcome::Zero } else { EvictOutcome::Moved(hash) };
     }
     Some(outcomes)
+}
+
+/// Ends a page's leaving, if its markers are as they must be: at every address that has it, or at none if it holds zeros. Returns what became of
+/// it, or `None` if an event must be read first. Appends the places whose threads must be woken.
+///
+/// What address has the page may have changed since it was moved, so that the gates of those spaces are closed, one after the other.
+pub fn finish(
+    shared: &Shared,
+    spaces: &HashMap<SpaceId, Arc<Space>>,
+    slot: u32,
+    outcome: EvictOutcome,
+    zero_hash: u64,
+    wake: &mut Vec<Place>,
+) -> Option<EvictOutcome> {
+    let mut outcome = outcome;
+    if outcome == EvictOutcome::Zero {
+        let only = lock(&shared.tables).only_owner(slot);
+        let unmarked = only.and_then(|place| {
+            let space = spaces.get(&place.0)?;
+            let gate = lock(&space.gate);
+            let range = place.1.get()..place.1.get() + PAGE;
+            let here = lock(&shared.tables).only_owner(slot) == Some(place);
+            (here && space.faults.mark(range, false).is_ok()).then_some(gate)
+        });
+        if unmarked.is_some() {
+            lock(&shared.tables).finish_evict(slot, outcome, wake);
+            return Some(outcome);
+        }
+        // Zeros like any other bytes then.
+        outcome = EvictOutcome::Moved(zero_hash);
+    }
+    loop {
+        let mut tables = lock(&shared.tables);
+        let next = tables.unmarked(slot).next();
+        let Some(place) = next.filter(|_| outcome != EvictOutcome::Stayed) else {
+            tables.finish_evict(slot, outcome, wake);
+            return Some(outcome);
+        };
+        drop(tables);
+        // A child of which the fault thread has not told yet.
+        let space = spaces.get(&place.0)?;
+        let _gate = lock(&space.gate);
+        let mut tables = lock(&shared.tables);
+        if !tables.unmarked(slot).any(|unmarked| unmarked == place) {
+            continue;
+        }
+        match space.faults.mark(place.1.get()..place.1.get() + PAGE, true) {
+            Ok(()) => tables.marked(slot, place),
+            Err(Errno::EAGAIN) => return None,
+            // It is not mapped any more, or the process has ended.
+            Err(_) => tables.unowned(place),
+        }
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! The blob is position-independent, uses no stack and calls nothing. It has two parts:
 //! * the *stub*, a `syscall` instruction which stopped threads are pointed at; only a child of an injected `clone` ever runs
-//!   past it, into the *intermediate*, which clones the *evictor*, waits until that is ready and exits;
+//!   past it, into the *intermediate*, which clones the *evictor*, waits until that is ready and exits; or, if the evictor is to stay
+//!   a child of the process ([`DIRECT`]), into the evictor itself;
 //! * the *evictor*: gives itself an empty descriptor table, makes a socket pair and then serves lists of system calls that arrive on it.
 //!   When the other end is gone it executes its *will*, a list prepared in advance, and exits.
 
@@ -15,8 +16,12 @@ pub type Registers = libc::user_regs_struct;
 pub const DATA: u64 = 0x1000;
 /// `u32`: 1 once the evictor can be talked to.
 pub const READY: u64 = DATA;
-/// `u32`: process id of the evictor.
+/// `u32`: process id of the evictor in the namespace of the workload.
 pub const EVICTOR_PID: u64 = DATA + 4;
+/// `u32`: 1 if the evictor is to stay a child of the process.
+pub const DIRECT: u64 = DATA + 8;
+/// `u64`: where the kernel clears the id of the thread that was stopped, when that ends.
+pub const TID_ADDRESS: u64 = DATA + 0x18;
 /// Received messages: a call list.
 pub const BUFFER: u64 = 0x2000;
 /// Bytes of [`BUFFER`].
@@ -39,6 +44,8 @@ global_asm!(
     "syscall",
     // ---- intermediate: clone(CLONE_VM|CLONE_FILES|CLONE_PARENT_SETTID, stack, &pid)
     "lea rbx, [rip + gms_blob_start]",
+    "cmp dword ptr [rbx + 0x1008], 0",
+    "jne 20f",
     "mov eax, 56",
     "mov edi, 0x100500",
     "lea rsi, [rbx + 0xB000]",
@@ -77,7 +84,7 @@ global_asm!(
     "jnz 19b",
     "mov eax, 112", // setsid()
     "syscall",
-    "mov eax, 157", // prctl(PR_SET_NAME, "gms-evictor")
+    "mov eax, 157", // prctl(PR_SET_NAME, "far-evictor")
     "mov edi, 15",
     "lea rsi, [rbx + 0x1030]",
     "syscall",
@@ -165,7 +172,7 @@ unsafe extern "C" {
 }
 
 /// The whole image to be written at the base of the mapping: code page and initial data page.
-pub fn blob_image(base: u64) -> Vec<u8> {
+pub fn blob_image(base: u64, direct: bool) -> Vec<u8> {
     // SAFETY: both symbols delimit one object emitted by the `global_asm!` above, read-only for the life of the program.
     let code = unsafe {
         let start = &raw const gms_blob_start;
@@ -177,9 +184,10 @@ pub fn blob_image(base: u64) -> Vec<u8> {
     let mut put = |offset: u64, value: u64| {
         image[offset as usize..offset as usize + 8].copy_from_slice(&value.to_le_bytes());
     };
+    put(DIRECT, direct.into());
     put(0x1020, 0); // timespec of the intermediate's wait: 10 ms
     put(0x1028, 10_000_000);
-    put(0x1030, u64::from_le_bytes(*b"gms-evic"));
+    put(0x1030, u64::from_le_bytes(*b"far-evic"));
     put(0x1038, u64::from_le_bytes(*b"tor\0\0\0\0\0"));
     // msghdr at 0x1040: name, namelen, iov, iovlen, control, controllen, flags
     put(0x1050, base + 0x1080);
@@ -274,7 +282,7 @@ mod tests {
 
     #[test]
     fn blob_fits_its_page_and_starts_with_a_syscall() {
-        let image = blob_image(0x7000_0000_0000);
+        let image = blob_image(0x7000_0000_0000, false);
         assert_eq!(image[..2], SYSCALL_INSTRUCTION);
         assert!(
             image[DATA as usize - 64..DATA as usize].iter().all(|&b| b == 0),

@@ -67,6 +67,7 @@ impl<T: Transport> EvictThread<T> {
         if measure {
             self.next_measure = now + MEASURE_EVERY;
             self.publish();
+            self.reconcile();
             self.expire(now);
         }
         if now >= self.next_status {
@@ -101,17 +102,9 @@ impl<T: Transport> EvictThread<T> {
             return;
         }
         self.next_all = now + TREE_EVERY_CALM;
-        // One whose parent ended before we saw it may only be known by its faults.
-        for space in &self.orphans {
-            self.tree.meet(space.pid.load(Ordering::Relaxed));
-        }
-        let ended: Vec<i32> = self
-            .processes
-            .values()
-            .filter(|p| p.has_ended() || p.has_execed())
-            .map(|p| p.pid)
-            .collect();
-        for pid in ended {
+        let gone: Vec<i32> =
+            self.processes.iter_mut().filter_map(|(&pid, p)| p.is_gone().then_some(pid)).collect();
+        for pid in gone {
             if let Some(process) = self.processes.remove(&pid) {
                 self.drop_space(process.space.id);
                 lock(&self.shared.evictors).retain(|&e| e != process.evictor_pid());
@@ -119,7 +112,7 @@ impl<T: Transport> EvictThread<T> {
             }
             self.unpageable.remove(&pid);
         }
-        if let Some(process) = self.processes.values().find(|p| p.evictor_died()) {
+        if let Some(process) = self.processes.values().find(|p| p.evictor_died() && !p.ends()) {
             self.shared.fail(format!("the evictor of process {} was killed", process.pid));
         }
         let dead = |space: &Arc<Space>| !space.faults.is_alive();
@@ -135,9 +128,7 @@ impl<T: Transport> EvictThread<T> {
     pub(super) fn drop_space(&mut self, id: SpaceId) {
         lock(&self.shared.tables).drop_space(id);
         self.spaces.remove(&id);
-        if self.shared.to_fault.try_send(FaultCommand::Drop(id)).is_ok() {
-            self.shared.kick_fault();
-        }
+        self.shared.tell_fault(FaultCommand::Drop(id));
     }
 
     pub(super) fn evictors(&self) -> Vec<i32> {
@@ -203,10 +194,7 @@ impl<T: Transport> EvictThread<T> {
         let space = process.space.clone();
         if self.spaces.insert(space.id, space.clone()).is_none() {
             lock(&self.shared.tables).add_space(space.id);
-            if self.shared.to_fault.try_send(FaultCommand::Add(space)).is_err() {
-                self.shared.fail("the fault thread does not follow");
-            }
-            self.shared.kick_fault();
+            self.shared.tell_fault(FaultCommand::Add(space));
         }
         let process = self.processes.entry(pid).or_insert(process);
         process.measure();

@@ -1,186 +1,303 @@
-//! Changes of an address space: what the kernel tells of forks, unmaps, remaps and removals, brought into an order and applied to the tables.
+//! Changes of an address space: what the kernel tells of forks, unmaps, remaps and removals, applied to the tables.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gms_transport::Transport;
 use userfaultfd::Event;
 
-use super::FaultThread;
+use super::{Fault, FaultThread};
 use crate::page_map::PAGE;
-use crate::proc;
+use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
-use crate::uffd::{Faults, Registration};
+use crate::tables::{FaultAction, Remap};
+use crate::uffd::{Faults, Probe, Registration};
 
-/// For a thread that changes its address space to say so when it has done it.
-const CHANGE_DEADLINE: Duration = Duration::from_secs(2);
-/// The same if no fork has been told of with which it must be compared.
+/// For changes that have begun to be told, so that their order can be known. Threads that change the address space without end must not
+/// keep the others from being served.
 const CHANGE_PATIENCE: Duration = Duration::from_millis(5);
+/// For a forked child to stop changing its address space.
+const CHILD_DEADLINE: Duration = Duration::from_secs(2);
+/// A fault which can be served for so long only when an event is told, although none is, waits for the very thread that is to tell.
+const STUCK_AFTER: Duration = Duration::from_millis(20);
+/// Most memory taken out of a userfaultfd for such a thread at once.
+const RELIEF_MAX: u64 = 64 << 20;
+
+/// A thread in mremap of locked memory populates what it gains before it tells of the change, and nothing can be installed until it has told.
+pub(super) struct Stuck {
+    since: Instant,
+    /// Taken out of the userfaultfd so that the thread can go on; to be put back before it does.
+    relief: Option<Range<u64>>,
+}
 
 impl<T: Transport> FaultThread<T> {
-    /// If a process with this space is blocked in fork: what its child will not inherit.
-    pub(super) fn fork_under_way(&self, space: &Space) -> Option<Vec<Range<u64>>> {
-        let pid = space.pid.load(Ordering::Relaxed);
-        if pid != 0 {
-            return proc::is_forking(pid).then(|| proc::not_inherited(pid)).flatten();
-        }
-        // A forked child that has not been met yet: one of those unknown that are blocked in fork.
-        let mut known = lock(&self.shared.evictors).clone();
-        known.extend(self.spaces.values().map(|s| s.space.pid.load(Ordering::Relaxed)));
-        let forking = |pids: Vec<i32>| -> Vec<i32> {
-            let unknown = |pid: &i32| !known.contains(pid) && proc::is_forking(*pid);
-            pids.into_iter().filter(unknown).collect()
-        };
-        let root = lock(&self.shared.gauges).root;
-        let mut candidates = forking(proc::descendants(std::process::id() as i32));
-        candidates.extend(forking(proc::descendants(root)));
-        if candidates.is_empty() {
-            candidates = forking(proc::all());
-        }
-        candidates.sort_unstable();
-        candidates.dedup();
-        if let [only] = candidates[..] {
-            space.pid.store(only, Ordering::Relaxed);
-        }
-        let mut seen = candidates.into_iter().filter_map(proc::not_inherited);
-        let first = seen.next()?;
-        if seen.any(|other| other != first) {
-            self.shared.fail("several processes fork at once, and it is not known which is which");
-        }
-        Some(first)
-    }
-
     pub(super) fn read(&mut self, space: &Space, several: bool, into: &mut Vec<Event>) {
         let buffer = if several { &mut self.buffer } else { &mut self.buffer_of_one };
         if let Err(error) = space.faults.read(buffer, into) {
-            self.shared.fail(format!("reading faults of process {:?} failed: {error}", space.pid));
+            self.shared.fail(format!("reading faults of {} failed: {error}", space.name()));
         }
     }
 
     /// A thread that forks, unmaps or moves memory tells of it when it has done so: of several that do so at once, the later may tell first.
-    /// So all that has begun is read together.
-    pub(super) fn read_changes(&mut self, space: &Space, messages: &mut Vec<Event>) {
+    /// So all that has begun is read together; false if that does not end.
+    pub(super) fn read_changes(&mut self, space: &Space, messages: &mut Vec<Event>) -> bool {
         let begun = Instant::now();
-        let is_change = |m: &Event| !matches!(m, Event::Pagefault { .. } | Event::Remove { .. });
-        let is_fork = |m: &Event| matches!(m, Event::Fork { .. });
-        while messages.iter().any(is_change) && space.faults.has_event() {
+        while space.faults.has_event() {
+            if begun.elapsed() > CHANGE_PATIENCE {
+                return false;
+            }
             self.read(space, true, messages);
             std::thread::yield_now();
-            let forked = messages.iter().any(is_fork);
-            if forked && begun.elapsed() > CHANGE_DEADLINE {
-                return self.shared.fail("a change of the address space does not end");
+        }
+        true
+    }
+
+    /// Applies what was read together; `settled` says that no other change is under way. The gate is closed.
+    pub(super) fn change(&mut self, space: &Arc<Space>, messages: Vec<Event>, settled: bool) {
+        let mut events = Vec::new();
+        let mut born = Vec::new();
+        for (order, message) in messages.into_iter().enumerate() {
+            match message {
+                Event::Fork { uffd } => {
+                    let child = self.fork(space, Faults::of_child(uffd));
+                    born.push((order, child));
+                }
+                event => events.push((order, event)),
             }
-            // Threads that unmap without end must not keep the others from being served.
-            if !forked && begun.elapsed() > CHANGE_PATIENCE {
-                return;
+        }
+        for (order, event) in events {
+            for (forked, child) in &born {
+                self.event_around_fork(child, *forked > order, &event);
             }
+            for child in self.young(space) {
+                self.event_around_fork(&child, false, &event);
+            }
+            self.event(space, &event, settled);
+        }
+        let born: Vec<Arc<Space>> = born.into_iter().map(|(_, child)| child).collect();
+        for child in &born {
+            self.shared.tell_forked(child.clone());
+        }
+        let Some(state) = self.spaces.get_mut(&space.id) else { return };
+        match settled {
+            true => {
+                state.young.clear();
+                lock(&self.shared.tables).settle_changes(space.id);
+            }
+            false => state.young.extend(born),
         }
     }
 
-    pub(super) fn event(&mut self, space: &Arc<Space>, event: Event) {
-        let mut tables = lock(&self.shared.tables);
+    fn young(&self, space: &Space) -> Vec<Arc<Space>> {
+        self.spaces.get(&space.id).map(|state| state.young.clone()).unwrap_or_default()
+    }
+
+    fn event(&mut self, space: &Arc<Space>, event: &Event, settled: bool) {
         // Threads that wait for a page of the range (on its way, or being fetched) try again: what they wait for may never come.
-        let wake = match event {
+        let wake = match *event {
             Event::Remove { start, end } => {
-                tables.remove(space.id, start as u64..end as u64);
-                start as u64..end as u64
+                let range = start as u64..end as u64;
+                lock(&self.shared.tables).remove(space.id, range.clone());
+                range
             }
             Event::Unmap { start, end } => {
-                tables.unmap(space.id, start as u64..end as u64);
+                let range = start as u64..end as u64;
+                let marked = self.contested_markers(space, [range.clone()]);
+                lock(&self.shared.tables).unmap(space.id, range.clone(), marked.as_ref(), settled);
                 space.changes.fetch_add(1, Ordering::Relaxed);
-                start as u64..end as u64
+                range
             }
             Event::Remap { from, to, len } => {
-                tables.remap(space.id, from as u64, to as u64, len as u64);
+                let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
+                let marked = self.contested_markers(space, [remap.source(), remap.target()]);
+                let done = lock(&self.shared.tables).remap(space.id, remap, marked.as_ref());
+                if done.is_err() {
+                    let name = space.name();
+                    self.shared.fail(format!(
+                        "{name} moves memory about in several threads, and it is not known which pages are where"
+                    ));
+                }
                 space.changes.fetch_add(1, Ordering::Relaxed);
-                from as u64..from as u64 + len as u64
+                remap.source()
             }
             Event::Fork { .. } | Event::Pagefault { .. } => return,
         };
-        drop(tables);
         space.faults.wake(wake);
     }
 
-    /// A child begins with the map of its parent, less what it does not inherit (`seen`): that must have been looked up before the message
-    /// was read, because the parent is blocked in fork until then, and may change it afterwards.
-    pub(super) fn fork(
+    /// The markers in the ranges, if it is in question what a change of one of them means.
+    fn contested_markers<const N: usize>(
         &mut self,
-        parent: &Arc<Space>,
-        faults: Faults,
-        seen: &mut Option<Vec<Range<u64>>>,
-    ) -> Arc<Space> {
-        let pid = parent.pid.load(Ordering::Relaxed);
-        // The fork began between the look and the read: looked up late is better than not at all.
-        let not_inherited = seen.take().or_else(|| proc::not_inherited(pid)).unwrap_or_default();
-        let child = Arc::new(Space {
-            id: self.shared.new_space(),
-            faults,
-            gate: Default::default(),
-            ungated: Default::default(),
-            pid: AtomicI32::new(0),
-            changes: AtomicU64::new(0),
-        });
-        lock(&self.shared.tables).fork(parent.id, child.id, &not_inherited);
+        space: &Space,
+        ranges: [Range<u64>; N],
+    ) -> Option<RangeSet> {
+        let tables = lock(&self.shared.tables);
+        if !ranges.iter().any(|range| tables.is_contested(space.id, range)) {
+            return None;
+        }
+        drop(tables);
+        self.spaces.get_mut(&space.id)?.contested = true;
+        // Of a space that nobody has met yet markers cannot be seen, but a child has one thread to begin with.
+        let page_tables = space.page_tables.get()?;
+        let mut marked = RangeSet::default();
+        for range in ranges {
+            // Without an address space there is nothing to be mistaken about.
+            let found = page_tables.marked(range).unwrap_or_default();
+            found.iter().for_each(|range| marked.insert(range));
+        }
+        Some(marked)
+    }
+
+    // ---- forks
+
+    /// A child begins with the map of its parent. What it does not inherit has no markers in its address space.
+    fn fork(&mut self, parent: &Arc<Space>, faults: Faults) -> Arc<Space> {
+        let child = Arc::new(Space::new(self.shared.new_space(), faults));
+        let mut tables = lock(&self.shared.tables);
+        tables.fork(parent.id, child.id);
+        let remaps = tables.unsettled_remaps(parent.id);
+        drop(tables);
         self.add(child.clone());
+        // Told of before, but perhaps it came after the fork.
+        for remap in remaps.into_iter().rev() {
+            if self.has_moved(&child, &remap, remap.target()) == Some(false) {
+                let back = Remap { from: remap.to, to: remap.from, length: remap.length };
+                self.remap_child(&child, back);
+            }
+        }
         child
     }
 
     /// An event of the parent which was read together with the fork (`told`: before it). The child begins with the tables from before
     /// both; whether the change came before the fork, its address space tells.
-    pub(super) fn event_around_fork(&mut self, child: &Arc<Space>, told: bool, event: &Event) {
-        match *event {
-            Event::Unmap { start, end } => self.forked_without(child, start as u64..end as u64),
-            Event::Remap { from, to, len } => {
-                let (from, to, length) = (from as u64, to as u64, len as u64);
-                let is_there = |at: u64| self.registration(child, at..at + PAGE);
-                let moved = match [from, to].map(is_there) {
-                    [Registration::Whole, Registration::Whole] => told,
-                    [there, _] => there != Registration::Whole,
-                };
-                if moved {
-                    lock(&self.shared.tables).remap(child.id, from, to, length);
-                }
+    fn event_around_fork(&mut self, child: &Arc<Space>, told: bool, event: &Event) {
+        // What was unmapped or removed before the fork has no markers in the child.
+        if let Event::Remap { from, to, len } = *event {
+            let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
+            if self.has_moved(child, &remap, remap.source()).unwrap_or(told) {
+                self.remap_child(child, remap);
             }
-            // Removals are told before they are made: a fork that is told earlier has the pages.
-            Event::Remove { start, end } if told => {
-                lock(&self.shared.tables).remove(child.id, start as u64..end as u64);
-            }
-            _ => {}
         }
     }
 
-    /// What of the range the child's address space does not have is not in its tables either.
-    fn forked_without(&mut self, child: &Arc<Space>, range: Range<u64>) {
-        let registered = lock(&self.shared.tables).registered(child.id);
-        let mut parts: Vec<Range<u64>> = registered.overlaps(range).collect();
-        while let Some(part) = parts.pop() {
-            let pages = (part.end - part.start) / PAGE;
-            match self.registration(child, part.clone()) {
-                Registration::Whole => {}
-                _ if pages > 1 => {
-                    let middle = part.start + pages / 2 * PAGE;
-                    parts.extend([part.start..middle, middle..part.end]);
+    fn remap_child(&self, child: &Space, remap: Remap) {
+        if lock(&self.shared.tables).remap(child.id, remap, None).is_err() {
+            self.shared
+                .fail("a child was forked while its parent moved memory about in several threads");
+        }
+    }
+
+    /// Whether a child was forked after the remap. Its tables have the pages in the range `known`.
+    fn has_moved(&mut self, child: &Arc<Space>, remap: &Remap, known: Range<u64>) -> Option<bool> {
+        let is_there = |this: &mut Self, at: u64| {
+            this.registration(child, at..at + PAGE) == Registration::Whole
+        };
+        match (is_there(self, remap.from), is_there(self, remap.to)) {
+            (false, _) => Some(true),
+            (true, false) => Some(false),
+            (true, true) => {
+                let page = lock(&self.shared.tables).first_evicted(child.id, known.clone())?;
+                let offset = page.get() - known.start;
+                let mut has = |at| self.probe(child, at + offset) == Probe::Occupied;
+                match (has(remap.from), has(remap.to)) {
+                    (true, false) => Some(false),
+                    (false, true) => Some(true),
+                    _ => None,
                 }
-                _ => lock(&self.shared.tables).unmap(child.id, part),
             }
         }
     }
 
     /// What the range is to a child. Events of its own are read first.
     fn registration(&mut self, child: &Arc<Space>, range: Range<u64>) -> Registration {
-        let deadline = Instant::now() + CHANGE_DEADLINE;
+        self.when_settled(child, |faults| {
+            Some(faults.registration(range.clone())).filter(|r| *r != Registration::Changing)
+        })
+        .unwrap_or(Registration::Not)
+    }
+
+    /// What a child has at the address.
+    fn probe(&mut self, child: &Arc<Space>, at: u64) -> Probe {
+        self.when_settled(child, |faults| {
+            Some(faults.probe(at)).filter(|probe| *probe != Probe::Changing)
+        })
+        .unwrap_or(Probe::Gone)
+    }
+
+    fn when_settled<R>(
+        &mut self,
+        child: &Arc<Space>,
+        look: impl Fn(&Faults) -> Option<R>,
+    ) -> Option<R> {
+        let deadline = Instant::now() + CHILD_DEADLINE;
         loop {
-            let found = child.faults.registration(range.clone());
-            if found != Registration::Changing {
+            let found = look(&child.faults);
+            if found.is_some() {
                 return found;
             }
             if Instant::now() > deadline {
                 self.shared.fail("a forked child does not stop changing its address space");
-                return Registration::Whole;
+                return None;
             }
             self.read_space(child.id, true);
+        }
+    }
+
+    // ---- threads that wait for themselves
+
+    /// Faults that wait for an event, none of which comes: their threads are let through to the kernel's own zeros.
+    pub(super) fn relieve(&mut self, now: Instant) {
+        for state in self.spaces.values_mut() {
+            let waits = |fault: &&Fault| fault.place.0 == state.space.id;
+            if state.stuck.is_some() && !self.again.iter().any(|fault| waits(&fault)) {
+                state.stuck.take_if(|stuck| stuck.relief.is_none());
+            }
+        }
+        for fault in self.again.clone() {
+            let Some(state) = self.spaces.get_mut(&fault.place.0) else { continue };
+            let stuck = state.stuck.get_or_insert(Stuck { since: now, relief: None });
+            if now.duration_since(stuck.since) > STUCK_AFTER {
+                stuck.since = now;
+                self.let_through(fault);
+            }
+        }
+    }
+
+    /// Takes what lies free from the page on out of the userfaultfd, if nothing is known of it.
+    fn let_through(&mut self, fault: Fault) {
+        let (id, page) = (fault.place.0, fault.place.1);
+        let Some(state) = self.spaces.get_mut(&id) else { return };
+        let space = state.space.clone();
+        let _gate = lock(&space.gate);
+        let mut tables = lock(&self.shared.tables);
+        if tables.fault(fault.place) != FaultAction::Zero || !space.faults.has_event() {
+            return;
+        }
+        let Some(page_tables) = space.page_tables.get() else { return };
+        let range = page.get()..page.get().saturating_add(RELIEF_MAX);
+        let taken = page_tables.taken(range.clone()).unwrap_or_default();
+        let end = taken.iter().next().map_or(range.end, |taken| taken.start);
+        let free = page.get()..tables.next_known(id, page.get()..end);
+        tables.unregister(id, free.clone());
+        drop(tables);
+        // Wakes the thread. Holes behind the mapping are no error; what is not mapped any more needs no relief.
+        if space.faults.unregister(free.clone()).is_ok()
+            && let Some(stuck) = &mut state.stuck
+        {
+            let before = stuck.relief.take().unwrap_or(free.clone());
+            stuck.relief = Some(before.start.min(free.start)..before.end.max(free.end));
+        }
+        space.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What was taken out is put back before the thread that waited is told to go on: split mappings would make its next mremap fail.
+    pub(super) fn repair(&mut self, space: &Space) {
+        let Some(state) = self.spaces.get_mut(&space.id) else { return };
+        if let Some(relief) = state.stuck.as_mut().and_then(|stuck| stuck.relief.take()) {
+            // It is recorded as registered when it is next looked at. A mapping that cannot be registered is left resident.
+            let _ = space.faults.register(relief);
         }
     }
 }

@@ -3,6 +3,7 @@
 //! `fetch` -> `send` ... `network` -> `reply` -> `payload` -> `install`.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ use zerocopy::IntoBytes;
 use super::{FETCH_DEADLINE, FETCH_RETRY, FaultThread, ROOM_KEPT};
 use crate::lane::LaneEvent;
 use crate::page_map::{Content, PAGE};
+use crate::range_set::RangeSet;
 use crate::shared::lock;
 use crate::tables::Place;
 use crate::trace::Trace;
@@ -105,6 +107,7 @@ impl<T: Transport> FaultThread<T> {
         if !self.pending.insert(place) {
             return;
         }
+        self.unproved.push((place, content));
         self.trace(|trace| trace.looked_up(place));
         let now = Instant::now();
         let ahead = self.look_ahead(place);
@@ -131,6 +134,10 @@ impl<T: Transport> FaultThread<T> {
     /// Pages to be fetched along: the other half of an 8 KiB page, and what the stream of faults will touch next.
     fn look_ahead(&mut self, place: Place) -> Vec<Wanted> {
         let Some(state) = self.spaces.get_mut(&place.0) else { return Vec::new() };
+        // Nobody waits for these pages: without a look at their markers it would not be known whether they still belong there.
+        if state.space.page_tables.get().is_none() {
+            return Vec::new();
+        }
         let (from, window) = state.prefetch.on_fault(place.1);
         let half = (self.shared.config.page_shift == 13)
             .then(|| PageAddr::containing(place.1.get() ^ PAGE));
@@ -402,13 +409,17 @@ impl<T: Transport> FaultThread<T> {
         let run = &fetch.pages[fetch.installed..fetch.installed + count];
         let (id, start) = (run[0].place.0, run[0].place.1.get());
         self.trace(|trace| trace.opened(run[0].place));
+        let proved = self.proved(fetch, start..start + count as u64 * PAGE);
         // The lock is held from the look to the copy: in between nobody may install, change and evict a page.
         let mut tables = lock(&self.shared.tables);
         let space = self.spaces.get(&id).map(|state| state.space.clone());
         let mut wake = Vec::new();
         let mut at = 0;
         while at < count {
-            let remote = |wanted: &&Wanted| tables.is_remote(wanted.place, wanted.content);
+            let remote = |wanted: &&Wanted| {
+                proved.contains(wanted.place.1.get())
+                    && tables.is_remote(wanted.place, wanted.content)
+            };
             let remote = run[at..].iter().take_while(remote).count();
             let (copied, outcome) = match &space {
                 Some(space) if remote > 0 => {
@@ -439,6 +450,24 @@ impl<T: Transport> FaultThread<T> {
         drop(tables);
         self.trace(|trace| trace.installed(run[0].place, wake.is_empty()));
         wake.into_iter().for_each(|place| self.wake(place));
+    }
+
+    /// Those of the addresses that may be installed to: they have markers. That of an awaited page has been looked for after it was asked for.
+    fn proved(&mut self, fetch: &Fetch, range: Range<u64>) -> RangeSet {
+        let mut proved = RangeSet::default();
+        if !fetch.is_awaited() {
+            let space = self.spaces.get(&fetch.pages[0].place.0).map(|state| &state.space);
+            let page_tables = space.and_then(|space| space.page_tables.get());
+            return page_tables.and_then(|t| t.marked(range).ok()).unwrap_or(proved);
+        }
+        let Wanted { place, content } = fetch.pages[fetch.installed];
+        let unproved = self.unproved.iter().position(|(unproved, _)| *unproved == place);
+        unproved.map(|at| self.unproved.swap_remove(at));
+        // If it cannot be known now, the thread faults again.
+        if unproved.is_none() || self.prove(place, content) {
+            proved.insert(range);
+        }
+        proved
     }
 
     fn count_installed(&self, fetch: &Fetch) {

@@ -12,12 +12,13 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::unistd::{ForkResult, fork, pipe2, read, write};
 
 use super::signals::{Inherited, Signals};
+use crate::inject::EVICTOR_NAME;
 use crate::keeper;
 use crate::proc;
 use crate::target::self_pid;
 
 /// Names of processes of ours: an evictor, and the keeper.
-const OURS: [&[u8]; 2] = [b"gms-evictor", keeper::NAME.as_bytes()];
+const OURS: [&[u8]; 2] = [EVICTOR_NAME.as_bytes(), keeper::NAME.as_bytes()];
 /// For killed processes to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks for processes that were forked while their parent was being killed.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
-use super::{EvictOutcome, Phase, Place, SpaceState, Tables};
+use super::{EvictOutcome, Owner, Phase, Place, SpaceState, Tables};
 use crate::page_map::{CONTENT_ID_MAX, Content, State};
 
 impl Tables {
@@ -25,11 +25,16 @@ impl Tables {
         self.spaces.get(&space).map_or(0, |s| s.removals)
     }
 
-    /// Addresses seen without a page: removals there are over, if none has begun since the look (`removals` then).
+    /// Addresses seen with neither page nor marker: removals there are over, if none has begun since the look (`removals` then).
     pub fn seen_absent(&mut self, space: SpaceId, range: Range<u64>, removals: u64) {
         if self.removals(space) == removals {
-            self.installed(space, range);
+            self.zeroed(space, range);
         }
+    }
+
+    /// Whether anything of the range is in quarantine.
+    pub fn has_quarantine(&self, space: SpaceId, range: &Range<u64>) -> bool {
+        self.spaces.get(&space).is_some_and(|s| s.has_quarantine(range))
     }
 
     /// Begins to prove that the removals of a space are over; false if there are none. Those that come later are not meant.
@@ -54,7 +59,8 @@ impl Tables {
         self.map.cool(space, window, |page| victims.push_back(page));
     }
 
-    /// Marks pages as leaving; returns the slot for each that may go. Pages which are in quarantine, or on their way already, are left out.
+    /// Notes pages as leaving; appends the slot for each that may go. Pages which are in quarantine, or on their way already, are left out, and
+    /// all of them when the page map has no room.
     pub fn begin_evict(
         &mut self,
         space: SpaceId,
@@ -62,32 +68,79 @@ impl Tables {
         out: &mut Vec<(PageAddr, u32)>,
     ) {
         for &page in pages {
+            let place = (space, page);
             let (kept, was_remote) = match self.map.get(space, page) {
                 State::Empty => (None, false),
                 State::Kept(content) => (Some(content), false),
                 State::Remote(content) => (Some(content), true),
                 State::Slot(_) => continue,
             };
-            if !self.is_evictable((space, page)) {
+            if !self.is_evictable(place) || self.map.is_full() {
                 continue;
             }
-            let Some(index) = self.free.pop() else { return };
-            self.put((space, page), State::Slot(index));
+            let Some(&index) = self.free.last() else { return };
+            if !self.put(place, State::Slot(index)) {
+                continue;
+            }
+            self.free.pop();
+            self.leaving.push(index);
             let slot = &mut self.slots[index as usize];
             slot.phase = Phase::Leaving;
-            slot.owners.push((space, page));
+            slot.owners.push(Owner { place, marked: false });
             slot.kept = kept;
             slot.was_remote = was_remote;
+            slot.private = false;
             slot.mark = self.ages.evict();
             out.push((page, index));
         }
     }
 
-    /// The MOVE of a leaving page is over. Appends the places whose threads must be woken.
+    /// Whether no more pages can be evicted because the page map has no room to note them.
+    pub fn is_full(&self) -> bool {
+        self.map.is_full()
+    }
+
+    /// Memory of the page map, in bytes.
+    pub fn map_bytes(&self) -> u64 {
+        self.map.bytes()
+    }
+
+    /// Children that are forked before this leaving page has a marker do not inherit it.
+    pub fn make_private(&mut self, index: u32) {
+        self.slots[index as usize].private = true;
+    }
+
+    /// The addresses of a leaving slot's page that have no marker yet.
+    pub fn unmarked(&self, index: u32) -> impl Iterator<Item = Place> + '_ {
+        let owners = self.slots[index as usize].owners.iter();
+        owners.filter(|owner| !owner.marked).map(|owner| owner.place)
+    }
+
+    /// The address of a leaving page, if it has just one owner.
+    pub fn only_owner(&self, index: u32) -> Option<Place> {
+        match self.slots[index as usize].owners[..] {
+            [owner] => Some(owner.place),
+            _ => None,
+        }
+    }
+
+    /// A leaving page's address has its marker.
+    pub fn marked(&mut self, index: u32, place: Place) {
+        let owners = self.slots[index as usize].owners.iter_mut();
+        owners.filter(|owner| owner.place == place).for_each(|owner| owner.marked = true);
+    }
+
+    /// There is no such address any more, so that nobody owns a leaving page there.
+    pub fn unowned(&mut self, place: Place) {
+        self.disown(place);
+    }
+
+    /// A leaving page has stayed, or all of its addresses have markers (none if it is `Zero`). Appends the places whose threads must be woken.
     pub fn finish_evict(&mut self, index: u32, outcome: EvictOutcome, wake: &mut Vec<Place>) {
         let slot = &mut self.slots[index as usize];
         debug_assert_eq!(slot.phase, Phase::Leaving);
-        let owners = std::mem::take(&mut slot.owners);
+        self.leaving.retain(|&leaving| leaving != index);
+        let owners: Vec<Place> = slot.owners.drain(..).map(|owner| owner.place).collect();
         let (kept, was_remote) = (slot.kept.take(), slot.was_remote);
         wake.extend(owners.iter().filter(|&place| self.waiters.remove(place)));
         let state = match (outcome, kept) {
@@ -117,7 +170,8 @@ impl Tables {
         assert!(id.0 <= CONTENT_ID_MAX, "2^44 evictions in one workload");
         self.next_content += 1;
         let slot = &mut self.slots[index as usize];
-        (slot.phase, slot.owners, slot.id, slot.hash) = (Phase::Ready, owners, id, hash);
+        slot.owners = owners.into_iter().map(|place| Owner { place, marked: true }).collect();
+        (slot.phase, slot.id, slot.hash) = (Phase::Ready, id, hash);
         self.ready.push_back(index);
     }
 
@@ -141,7 +195,9 @@ impl Tables {
             _ => 0,
         };
         for place in owners {
-            self.put_marked(place, state, mark);
+            if !self.put_marked(place, state, mark) {
+                self.exhausted = true;
+            }
         }
         let slot = &mut self.slots[index as usize];
         slot.phase = Phase::Free;
@@ -179,7 +235,7 @@ impl Tables {
             return;
         }
         let content = Content { id: slot.id, agent, hash: slot.hash };
-        let owners = std::mem::take(&mut slot.owners);
+        let owners: Vec<Place> = slot.owners.drain(..).map(|owner| owner.place).collect();
         if stored {
             self.counters.pages_out += 1;
         }
@@ -193,6 +249,7 @@ impl Tables {
 mod tests {
     use super::*;
     use crate::page_map::PAGE;
+    use crate::range_set::RangeSet;
     use crate::tables::FaultAction;
 
     #[test]
@@ -200,7 +257,7 @@ mod tests {
         let (space, pages) = (SpaceId(1), [PAGE, 2 * PAGE].map(PageAddr::containing));
         let mut tables = Tables::new(2, 1024).expect("a memfd");
         tables.add_space(space);
-        tables.register(space, 0..4 * PAGE);
+        tables.register(space, 0..4 * PAGE, &RangeSet::default());
         let (mut leaving, mut wake) = (Vec::new(), Vec::new());
         tables.begin_evict(space, &pages, &mut leaving);
         for &(page, slot) in &leaving {

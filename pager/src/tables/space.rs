@@ -1,14 +1,15 @@
 //! What is registered in a space, and what is being removed there.
 //!
-//! **Quarantine.** REMOVE arrives before the pages go. If such a page were evicted in between, the workload would later get its
-//! old bytes instead of zeros. So the range is quarantined: a page in it is not evicted until it has been seen absent or been
-//! installed anew, both of which prove that the removal is over. Pages that MADV_FREE left in place show neither: for them the evict
+//! **Quarantine.** REMOVE arrives before the pages go. A page that was evicted in between would be moved out, miss the removal, and get its marker
+//! after it: the workload would later get its old bytes instead of zeros. So the range is quarantined: a page in it is not evicted until
+//! the address has been seen empty or been filled with zeros. Pages that MADV_FREE left in place show neither: for them the evict
 //! thread proves that no thread is in madvise any more (`age_quarantine`, `end_quarantine`).
 
 use std::ops::Range;
 
 use gms_policy::ids::PageAddr;
 
+use super::changes::Remap;
 use crate::range_set::RangeSet;
 
 /// See the module's documentation.
@@ -18,12 +19,12 @@ pub(super) struct SpaceState {
     quarantine: RangeSet,
     /// What was in quarantine when the search for threads in madvise began.
     aging: RangeSet,
-    /// Removals that are not proved to be over, whatever was installed since: a page may still go there.
-    removing: RangeSet,
-    /// The same for what is `aging`.
-    aging_removing: RangeSet,
+    /// What has been removed while something was known of it: perhaps the program has discarded that.
+    stale: RangeSet,
     /// Removals begun so far.
     pub(super) removals: u64,
+    /// Remaps told of while other changes were under way.
+    pub(super) remaps: Vec<Remap>,
 }
 
 impl SpaceState {
@@ -32,14 +33,13 @@ impl SpaceState {
         SpaceState { registered, ..SpaceState::default() }
     }
 
-    /// The range is another mapping now: what was told of it is over.
-    pub(super) fn renew(&mut self, range: Range<u64>) {
-        self.release(range.clone());
-        self.removing.remove(range.clone());
-        self.aging_removing.remove(range);
+    /// Whether the range concerns one to which a remap has led lately.
+    pub(super) fn is_contested(&self, range: &Range<u64>) -> bool {
+        let overlaps = |other: Range<u64>| other.start < range.end && range.start < other.end;
+        self.remaps.iter().any(|remap| overlaps(remap.target()))
     }
 
-    /// What was there has gone.
+    /// A removal there is over, or concerns another mapping.
     pub(super) fn release(&mut self, range: Range<u64>) {
         if !self.quarantine.is_empty() {
             self.quarantine.remove(range.clone());
@@ -50,17 +50,25 @@ impl SpaceState {
     }
 
     /// What is registered of the range is about to be removed.
-    pub(super) fn remove(&mut self, range: Range<u64>) {
+    pub(super) fn remove(&mut self, range: Range<u64>, known: bool) {
         self.removals += 1;
-        for part in self.registered.overlaps(range) {
-            self.removing.insert(part.clone());
+        for part in self.registered.overlaps(range.clone()) {
             self.quarantine.insert(part);
+        }
+        if known {
+            self.stale.insert(range);
         }
     }
 
-    /// A removal of the page is not proved to be over.
-    pub(super) fn is_being_removed(&self, page: PageAddr) -> bool {
-        self.removing.contains(page.get()) || self.aging_removing.contains(page.get())
+    /// What may have been discarded since the last call.
+    pub(super) fn take_stale(&mut self) -> RangeSet {
+        std::mem::take(&mut self.stale)
+    }
+
+    /// Whether anything of the range is in quarantine.
+    pub(super) fn has_quarantine(&self, range: &Range<u64>) -> bool {
+        let within = |set: &RangeSet| set.overlaps(range.clone()).next().is_some();
+        within(&self.quarantine) || within(&self.aging)
     }
 
     /// The page is registered and not in quarantine.
@@ -75,14 +83,11 @@ impl SpaceState {
     pub(super) fn age(&mut self) -> bool {
         let young = std::mem::take(&mut self.quarantine);
         young.iter().for_each(|range| self.aging.insert(range));
-        let young = std::mem::take(&mut self.removing);
-        young.iter().for_each(|range| self.aging_removing.insert(range));
         !self.aging.is_empty()
     }
 
     /// It has found none.
     pub(super) fn end_aging(&mut self) {
         self.aging = RangeSet::default();
-        self.aging_removing = RangeSet::default();
     }
 }

@@ -1,30 +1,25 @@
-//! The tables against a slow, obvious model of a kernel, of agents and of what each process must see.
-//!
-//! In the model a page's bytes are a number, and 0 is a page of zeros. What happens between REMOVE's event and the moment when the
-//! pages go is modelled: a page then may read as it was, as zero, or as what was written meanwhile, but later only as one of the last two.
-//! (If a page was written, evicted, fetched and written again while another thread's removal of it was under way, the first of the
-//! writes may come back: the tables then still name the agent's copy. Only the kernel's own zap could tell them.)
+//! The model: what the kernel, the agents and the processes do.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use gms_pager::page_map::{Content, PAGE};
-use gms_pager::tables::{EvictOutcome, FaultAction, Place, Tables};
+use gms_pager::range_set::RangeSet;
+use gms_pager::tables::{EvictOutcome, FaultAction, Place, Remap, Tables};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
-use proptest::prelude::*;
 
 const SLOTS: u32 = 6;
-const PAGES: u64 = 24;
-const AGENTS: u8 = 2;
-const SPACES_MAX: usize = 5;
+pub const PAGES: u64 = 24;
+pub const AGENTS: u8 = 2;
+pub const SPACES_MAX: usize = 5;
 /// The pages lie on both sides of a chunk's border.
 const BASE: u64 = (7 << 21) - PAGES / 2 * PAGE;
 
-fn at(page: u64) -> PageAddr {
+pub fn at(page: u64) -> PageAddr {
     PageAddr::containing(BASE + page * PAGE)
 }
 
-fn span(from: u64, pages: u64) -> Range<u64> {
+pub fn span(from: u64, pages: u64) -> Range<u64> {
     at(from).get()..at((from + pages).min(PAGES)).get()
 }
 
@@ -51,6 +46,26 @@ struct Process {
     /// Every mapped (and registered) page.
     truth: BTreeMap<PageAddr, Truth>,
     present: BTreeMap<PageAddr, u64>,
+    /// Addresses with a marker.
+    marks: BTreeSet<PageAddr>,
+}
+
+impl Process {
+    fn retain(&mut self, keep: impl Fn(&PageAddr) -> bool) {
+        self.truth.retain(|page, _| keep(page));
+        self.present.retain(|page, _| keep(page));
+        self.marks.retain(|page| keep(page));
+    }
+
+    fn is_absent(&self, page: PageAddr) -> bool {
+        !self.present.contains_key(&page) && !self.marks.contains(&page)
+    }
+}
+
+fn ranges<'a>(pages: impl Iterator<Item = &'a PageAddr>) -> RangeSet {
+    let mut set = RangeSet::default();
+    pages.for_each(|page| set.insert(page.get()..page.get() + PAGE));
+    set
 }
 
 /// A removal whose event has been read; the pages go later. MADV_FREE's never go.
@@ -66,11 +81,11 @@ struct Moved {
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+pub enum Op {
     Map(usize, u64, u64),
     Read(usize, u64),
     Write(usize, u64),
-    Evict(usize, u64, u64, u32),
+    Evict(usize, u64, u64, u32, bool),
     Finish,
     StartWrite(u8, usize),
     EndWrite(u32),
@@ -85,14 +100,16 @@ enum Op {
     Prove(usize, bool),
     Unmap(usize, u64, u64),
     Remap(usize, u64, u64, u64),
-    Fork(usize, u64, u64),
+    Fork(usize, u64, u64, bool),
+    Guard(usize, u64, u64),
+    Reconcile(usize),
     Exit(usize),
 }
 
 /// Slots under way to an agent: slot, content, checksum.
 type Write = Vec<(u32, ContentId, u64)>;
 
-struct Model {
+pub struct Model {
     tables: Tables,
     processes: BTreeMap<SpaceId, Process>,
     frames: BTreeMap<u32, u64>,
@@ -103,12 +120,14 @@ struct Model {
     fetches: Vec<(Place, Content)>,
     prefetches: Vec<(SpaceId, Vec<(PageAddr, Content)>)>,
     blocked: BTreeSet<Place>,
+    /// Whether children inherit the page of a slot that has no marker yet.
+    inherited: BTreeMap<u32, bool>,
     next_tag: u64,
     next_space: u32,
 }
 
 impl Model {
-    fn new() -> Model {
+    pub fn new() -> Model {
         let mut model = Model {
             tables: Tables::new(SLOTS, 8).unwrap(),
             processes: BTreeMap::new(),
@@ -120,6 +139,7 @@ impl Model {
             fetches: Vec::new(),
             prefetches: Vec::new(),
             blocked: BTreeSet::new(),
+            inherited: BTreeMap::new(),
             next_tag: 1,
             next_space: 2,
         };
@@ -146,9 +166,10 @@ impl Model {
 
     // ---- the kernel and the processes
 
-    fn map(&mut self, space: SpaceId, range: Range<u64>) {
+    pub fn map(&mut self, space: SpaceId, range: Range<u64>) {
         for part in self.tables.unregistered_parts(space, range) {
-            self.tables.register(space, part.clone());
+            let marked = ranges(self.processes[&space].marks.iter());
+            self.tables.register(space, part.clone(), &marked);
             for address in part.step_by(PAGE as usize) {
                 self.process(space).truth.insert(PageAddr::containing(address), Truth::of(0));
             }
@@ -162,6 +183,10 @@ impl Model {
         }
         match self.tables.fault(place) {
             FaultAction::Zero => {
+                assert!(
+                    !self.process(place.0).marks.contains(&place.1),
+                    "a page was lost track of"
+                );
                 let one = place.1.get()..place.1.get() + PAGE;
                 // Upwards from some pages, downwards from others.
                 let wanted = match place.1.get() / PAGE % 2 {
@@ -174,9 +199,20 @@ impl Model {
                     assert_eq!(self.fill(place.0, one.clone()), one.end);
                 }
             }
+            action if self.process(place.0).is_absent(place.1) && action != FaultAction::Wait => {
+                assert!(
+                    self.tables.discarded(place),
+                    "{action:?} of a page of which nothing is known"
+                );
+                assert_eq!(
+                    self.fill(place.0, place.1.get()..place.1.get() + PAGE),
+                    place.1.get() + PAGE
+                );
+            }
+            FaultAction::Resident => panic!("{place:?} has a marker and is thought to be resident"),
             FaultAction::Buffered(slot) => {
                 let tag = self.frames[&slot];
-                self.process(place.0).present.insert(place.1, tag);
+                self.arrive(place, tag);
                 self.tables.second_chance(place);
             }
             FaultAction::Fetch(content) => self.install(place, content),
@@ -188,32 +224,39 @@ impl Model {
         true
     }
 
-    /// Makes pages present up to the first that is already, or is not mapped; returns where.
+    /// A page takes the place of its marker.
+    fn arrive(&mut self, place: Place, tag: u64) {
+        let process = self.process(place.0);
+        process.marks.remove(&place.1);
+        process.present.entry(place.1).or_insert(tag);
+    }
+
+    /// Makes pages present up to the first that is already, has a marker, or is not mapped; returns where.
     fn fill(&mut self, space: SpaceId, run: Range<u64>) -> u64 {
         let process = self.process(space);
         let mut end = run.start;
         while end < run.end {
             let page = PageAddr::containing(end);
-            if process.present.contains_key(&page) || !process.truth.contains_key(&page) {
+            if !process.is_absent(page) || !process.truth.contains_key(&page) {
                 break;
             }
             process.present.insert(page, 0);
             end += PAGE;
         }
-        self.tables.installed(space, run.start..end);
+        self.tables.zeroed(space, run.start..end);
         end
     }
 
     /// The reply to a fetch has come.
     fn install(&mut self, place: Place, content: Content) {
-        if !self.tables.is_remote(place, content) {
+        let there = self.processes.get(&place.0).is_some_and(|p| p.marks.contains(&place.1));
+        if !there || !self.tables.is_remote(place, content) {
             return;
         }
         let tag = *self.agents[&content.agent].get(&content.id).expect("referenced but discarded");
         assert_eq!(hash(tag), content.hash, "an agent has other bytes under this name");
-        let process = self.process(place.0);
-        assert!(process.truth.contains_key(&place.1), "content of a page that is not mapped");
-        process.present.entry(place.1).or_insert(tag);
+        assert!(self.process(place.0).truth.contains_key(&place.1), "a page that is not mapped");
+        self.arrive(place, tag);
         assert!(self.tables.fetched(place, content, true));
     }
 
@@ -246,7 +289,8 @@ impl Model {
 
     // ---- eviction
 
-    fn evict(&mut self, space: SpaceId, from: u64, pages: u64, pinned: u32) {
+    /// `late` says that the address space is being changed when markers are to be left.
+    fn evict(&mut self, space: SpaceId, from: u64, pages: u64, pinned: u32, late: bool) {
         let present = &self.processes[&space].present;
         let range = span(from, pages);
         let victims: Vec<PageAddr> =
@@ -264,6 +308,10 @@ impl Model {
                 Some(0) => EvictOutcome::Zero,
                 Some(tag) => EvictOutcome::Moved(hash(tag)),
             };
+            if tag.is_some() && !late {
+                self.process(space).marks.insert(page);
+                self.tables.marked(slot, (space, page));
+            }
             self.frames.insert(slot, tag.unwrap_or(u64::MAX));
             self.moved.push(Moved { slot, outcome });
         }
@@ -271,10 +319,54 @@ impl Model {
 
     fn finish(&mut self) {
         let mut wake = Vec::new();
-        for Moved { slot, outcome } in std::mem::take(&mut self.moved) {
+        for Moved { slot, mut outcome } in std::mem::take(&mut self.moved) {
+            if outcome == EvictOutcome::Zero {
+                match self.tables.only_owner(slot) {
+                    Some(place) => drop(self.process(place.0).marks.remove(&place.1)),
+                    None => outcome = EvictOutcome::Moved(hash(0)),
+                }
+            }
+            let unmarked: Vec<Place> = self.tables.unmarked(slot).collect();
+            for place in unmarked {
+                if matches!(outcome, EvictOutcome::Moved(_)) {
+                    assert!(self.processes[&place.0].truth.contains_key(&place.1));
+                    self.process(place.0).marks.insert(place.1);
+                    self.tables.marked(slot, place);
+                }
+            }
+            self.inherited.remove(&slot);
             self.tables.finish_evict(slot, outcome, &mut wake);
         }
         self.blocked.retain(|place| !wake.contains(place));
+    }
+
+    /// Whether a page was moved out and has no marker yet.
+    fn is_unmarked(&self, place: Place) -> bool {
+        self.moved.iter().any(|moved| self.tables.unmarked(moved.slot).any(|p| p == place))
+    }
+
+    /// Guards are installed and removed again: zeros, without an event. (In the microsecond between a page's move and its marker that would not be seen.)
+    fn guard(&mut self, space: SpaceId, range: &Range<u64>) {
+        for address in range.clone().step_by(PAGE as usize) {
+            let page = PageAddr::containing(address);
+            if self.is_unmarked((space, page)) || !self.processes[&space].truth.contains_key(&page)
+            {
+                continue;
+            }
+            let process = self.process(space);
+            process.present.remove(&page);
+            process.marks.remove(&page);
+            process.truth.insert(page, Truth::of(0));
+        }
+    }
+
+    fn reconcile(&mut self, space: SpaceId) {
+        let process = &self.processes[&space];
+        let marked = ranges(process.marks.iter());
+        let taken = ranges(process.marks.iter().chain(process.present.keys()));
+        for range in self.tables.take_stale(space).iter() {
+            self.tables.reconcile(space, range, &marked, &taken);
+        }
     }
 
     fn end_write(&mut self, stored: u32) {
@@ -339,6 +431,7 @@ impl Model {
             .collect();
         let Some(process) = self.processes.get_mut(&removal.space) else { return true };
         process.present.retain(|page, _| !removal.range.contains(&page.get()));
+        process.marks.retain(|page| !removal.range.contains(&page.get()));
         for (page, truth) in process.truth.range_mut(pages(&removal.range)) {
             truth.allowed = truth.written.iter().copied().chain([0]).collect();
             if !others.iter().any(|range| range.contains(&page.get())) {
@@ -353,7 +446,7 @@ impl Model {
         let absent: Vec<u64> = process
             .truth
             .keys()
-            .filter(|page| !process.present.contains_key(page))
+            .filter(|page| process.is_absent(**page))
             .map(|page| page.get())
             .collect();
         for address in absent {
@@ -365,7 +458,7 @@ impl Model {
     /// What the evict thread does about old quarantines; a removal may begin while it looks.
     fn prove(&mut self, space: SpaceId, disturbed: bool) {
         let begun = self.tables.age_quarantine(space);
-        self.evict(space, 0, PAGES, 0);
+        self.evict(space, 0, PAGES, 0, false);
         while self.zap(|removal| removal.space == space) {}
         if disturbed {
             self.remove(space, span(0, PAGES), false);
@@ -376,11 +469,9 @@ impl Model {
     }
 
     fn unmap(&mut self, space: SpaceId, range: Range<u64>) {
-        self.tables.unmap(space, range.clone());
+        self.tables.unmap(space, range.clone(), None, true);
         self.wake_range(space, &range);
-        let process = self.process(space);
-        process.truth.retain(|page, _| !range.contains(&page.get()));
-        process.present.retain(|page, _| !range.contains(&page.get()));
+        self.process(space).retain(|page| !range.contains(&page.get()));
     }
 
     fn remap(&mut self, space: SpaceId, from: u64, to: u64, count: u64) {
@@ -392,7 +483,9 @@ impl Model {
             return;
         }
         self.unmap(space, span(to, count));
-        self.tables.remap(space, at(from).get(), at(to).get(), count * PAGE);
+        let remap = Remap { from: at(from).get(), to: at(to).get(), length: count * PAGE };
+        self.tables.remap(space, remap, None).unwrap();
+        self.tables.settle_changes(space);
         self.wake_range(space, &span(from, count));
         for i in 0..count {
             let (source, target) = (at(from + i), at(to + i));
@@ -404,32 +497,68 @@ impl Model {
             if let Some(tag) = process.present.remove(&source) {
                 process.present.insert(target, tag);
             }
+            if process.marks.remove(&source) {
+                process.marks.insert(target);
+            }
         }
     }
 
-    fn fork(&mut self, parent: SpaceId, from: u64, count: u64) {
+    /// The child does not have some pages, or has zeros there.
+    fn fork(&mut self, parent: SpaceId, from: u64, count: u64, wiped: bool) {
         if self.processes.len() >= SPACES_MAX {
             return;
         }
         let child = SpaceId(self.next_space);
         self.next_space += 1;
         let lacking = span(from, count);
-        self.tables.fork(parent, child, std::slice::from_ref(&lacking));
+        let unmarked: Vec<(u32, Place)> = self
+            .moved
+            .iter()
+            .flat_map(|moved| self.tables.unmarked(moved.slot).map(|place| (moved.slot, place)))
+            .collect();
+        // What is inherited is a matter of the mapping, and does not change within the moment in which a page has no marker.
+        let is_lacking = |place: &Place| place.0 == parent && lacking.contains(&place.1.get());
+        let changed = |(slot, place): &(u32, Place)| {
+            place.0 == parent && self.inherited.get(slot).is_some_and(|i| *i == is_lacking(place))
+        };
+        if unmarked.iter().any(changed) {
+            return;
+        }
+        for (slot, place) in unmarked.into_iter().filter(|(_, place)| place.0 == parent) {
+            self.inherited.insert(slot, !is_lacking(&place));
+            if is_lacking(&place) {
+                self.tables.make_private(slot);
+            }
+        }
+        self.tables.fork(parent, child);
         let mut process = self.processes[&parent].clone();
-        process.truth.retain(|page, _| !lacking.contains(&page.get()));
-        process.present.retain(|page, _| !lacking.contains(&page.get()));
+        let wiped: Vec<PageAddr> = process
+            .truth
+            .keys()
+            .copied()
+            .filter(|page| wiped && lacking.contains(&page.get()))
+            .collect();
+        process.retain(|page| !lacking.contains(&page.get()));
+        process.truth.extend(wiped.into_iter().map(|page| (page, Truth::of(0))));
+        let registered = self.tables.registered(child);
+        self.tables.unregister(child, 0..u64::MAX);
+        let marked = ranges(process.marks.iter());
+        for page in process.truth.keys().filter(|page| registered.contains(page.get())) {
+            self.tables.register(child, page.get()..page.get() + PAGE, &marked);
+        }
         process.truth.values_mut().for_each(|truth| truth.written.clear());
         self.processes.insert(child, process);
     }
 
     fn exit(&mut self, space: SpaceId) {
         self.tables.drop_space(space);
+        self.tables.bury(1);
         self.blocked.retain(|place| place.0 != space);
         self.processes.remove(&space);
         self.removals.retain(|removal| removal.space != space);
     }
 
-    fn step(&mut self, op: &Op) {
+    pub fn step(&mut self, op: &Op) {
         let (Op::Map(i, ..)
         | Op::Read(i, _)
         | Op::Write(i, _)
@@ -442,6 +571,8 @@ impl Model {
         | Op::Unmap(i, ..)
         | Op::Remap(i, ..)
         | Op::Fork(i, ..)
+        | Op::Guard(i, ..)
+        | Op::Reconcile(i)
         | Op::Exit(i)) = op
         else {
             return self.step_elsewhere(op);
@@ -452,7 +583,9 @@ impl Model {
             Op::Map(_, from, count) => self.map(space, span(from, count)),
             Op::Read(_, page) if mapped(page) => self.read((space, at(page))),
             Op::Write(_, page) if mapped(page) => self.write((space, at(page))),
-            Op::Evict(_, from, count, pinned) => self.evict(space, from, count, pinned),
+            Op::Evict(_, from, count, pinned, late) => {
+                self.evict(space, from, count, pinned, late);
+            }
             Op::StartFetch(_, page)
                 if mapped(page) && !self.processes[&space].present.contains_key(&at(page)) =>
             {
@@ -461,7 +594,7 @@ impl Model {
                     FaultAction::Wait => {
                         self.blocked.insert((space, at(page)));
                     }
-                    FaultAction::Zero | FaultAction::Buffered(_) => {}
+                    FaultAction::Zero | FaultAction::Resident | FaultAction::Buffered(_) => {}
                 }
             }
             Op::StartPrefetch(_, from, count) => {
@@ -474,7 +607,9 @@ impl Model {
             Op::Prove(_, disturbed) => self.prove(space, disturbed),
             Op::Unmap(_, from, count) => self.unmap(space, span(from, count)),
             Op::Remap(_, from, to, count) => self.remap(space, from, to, count),
-            Op::Fork(_, from, count) => self.fork(space, from, count),
+            Op::Fork(_, from, count, wiped) => self.fork(space, from, count, wiped),
+            Op::Guard(_, from, count) => self.guard(space, &span(from, count)),
+            Op::Reconcile(_) => self.reconcile(space),
             Op::Exit(_) if self.processes.len() > 1 => self.exit(space),
             _ => {}
         }
@@ -521,12 +656,13 @@ impl Model {
     }
 
     fn check_remote(&mut self) {
+        while self.tables.bury(1) {}
         (0..AGENTS).for_each(|agent| self.discard(AgentId(agent), usize::MAX));
         let held: usize = self.agents.values().map(BTreeMap::len).sum();
         assert_eq!(self.tables.remote_pages(), held as u64, "pages at agents");
     }
 
-    fn end(mut self) {
+    pub fn end(mut self) {
         self.settle();
         let places: Vec<Place> = self
             .processes
@@ -546,138 +682,4 @@ impl Model {
 
 fn pages(range: &Range<u64>) -> Range<PageAddr> {
     PageAddr::containing(range.start)..PageAddr::containing(range.end)
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    let space = 0..SPACES_MAX;
-    let page = 0..PAGES;
-    let area = (0..PAGES, 1..=PAGES / 2);
-    let space = move || space.clone();
-    let page = move || page.clone();
-    let area = move || area.clone();
-    prop_oneof![
-        2 => (space(), area()).prop_map(|(s, (f, n))| Op::Map(s, f, n)),
-        8 => (space(), page()).prop_map(|(s, p)| Op::Read(s, p)),
-        12 => (space(), page()).prop_map(|(s, p)| Op::Write(s, p)),
-        12 => (space(), area(), any::<u32>(), any::<u32>())
-            .prop_map(|(s, (f, n), a, b)| Op::Evict(s, f, n, a & b)),
-        10 => Just(Op::Finish),
-        6 => (0..AGENTS, 1..5usize).prop_map(|(a, n)| Op::StartWrite(a, n)),
-        6 => any::<u32>().prop_map(Op::EndWrite),
-        3 => (0..AGENTS, 1..9usize).prop_map(|(a, n)| Op::Discard(a, n)),
-        3 => (space(), page()).prop_map(|(s, p)| Op::StartFetch(s, p)),
-        3 => Just(Op::EndFetch),
-        2 => (space(), area()).prop_map(|(s, (f, n))| Op::StartPrefetch(s, f, n)),
-        2 => Just(Op::EndPrefetch),
-        2 => (space(), area(), any::<bool>()).prop_map(|(s, (f, n), l)| Op::Remove(s, f, n, l)),
-        2 => Just(Op::Zap),
-        1 => space().prop_map(Op::SeeAbsent),
-        1 => (space(), any::<bool>()).prop_map(|(s, d)| Op::Prove(s, d)),
-        1 => (space(), area()).prop_map(|(s, (f, n))| Op::Unmap(s, f, n)),
-        2 => (space(), page(), page(), 1..PAGES / 2).prop_map(|(s, f, t, n)| Op::Remap(s, f, t, n)),
-        2 => (space(), page(), 0..3u64).prop_map(|(s, f, n)| Op::Fork(s, f, n)),
-        1 => space().prop_map(Op::Exit),
-    ]
-}
-
-fn run(ops: &[Op]) {
-    let mut model = Model::new();
-    model.map(SpaceId(1), span(0, PAGES));
-    ops.iter().for_each(|op| model.step(op));
-    model.end();
-}
-
-/// PROPTEST_CASES asks for more.
-fn cases() -> u32 {
-    ProptestConfig::default().cases.max(4000)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
-    #[test]
-    fn every_process_sees_its_own_bytes(ops in prop::collection::vec(op(), 1..150)) {
-        run(&ops);
-    }
-}
-
-// ---- cases worth a name
-
-/// REMOVE's event has been read, the pages are still there: evicted now, they would come back after the removal.
-#[test]
-fn a_page_is_not_evicted_while_it_is_being_removed() {
-    run(&[
-        Op::Write(0, 3),
-        Op::Remove(0, 3, 1, false),
-        Op::Evict(0, 3, 1, 0),
-        Op::Finish,
-        Op::Zap,
-        Op::Read(0, 3),
-    ]);
-}
-
-#[test]
-fn a_page_removed_between_its_move_and_the_end_of_it_reads_as_zeros() {
-    run(&[
-        Op::Write(0, 3),
-        Op::Evict(0, 3, 1, 0),
-        Op::Read(0, 3),
-        Op::Remove(0, 3, 1, false),
-        Op::Finish,
-        Op::Zap,
-        Op::Read(0, 3),
-    ]);
-}
-
-#[test]
-fn a_child_forked_while_a_page_leaves_keeps_it() {
-    for end in [Op::Unmap(0, 3, 1), Op::Write(0, 3), Op::Exit(0)] {
-        run(&[
-            Op::Write(0, 3),
-            Op::Evict(0, 3, 1, 0),
-            Op::Fork(0, 0, 0),
-            Op::Finish,
-            Op::StartWrite(0, 4),
-            end,
-            Op::EndWrite(u32::MAX),
-            Op::Discard(0, 9),
-            Op::Read(1, 3),
-        ]);
-    }
-}
-
-#[test]
-fn a_copy_is_kept_until_the_last_of_a_family_lets_it_go() {
-    run(&[
-        Op::Write(0, 3),
-        Op::Evict(0, 3, 1, 0),
-        Op::Finish,
-        Op::StartWrite(0, 4),
-        Op::EndWrite(u32::MAX),
-        Op::Fork(0, 0, 0),
-        Op::Fork(0, 0, 0),
-        Op::Write(0, 3),
-        Op::Evict(0, 3, 1, 0),
-        Op::Finish,
-        Op::Exit(1),
-        Op::Discard(0, 9),
-        Op::Read(0, 3),
-        Op::Read(1, 3),
-    ]);
-}
-
-#[test]
-fn a_fetch_that_a_remap_overtakes_brings_nothing_to_the_old_place() {
-    run(&[
-        Op::Write(0, 3),
-        Op::Evict(0, 3, 1, 0),
-        Op::Finish,
-        Op::StartWrite(0, 4),
-        Op::EndWrite(u32::MAX),
-        Op::StartFetch(0, 3),
-        Op::Remap(0, 3, 20, 1),
-        Op::Map(0, 3, 1),
-        Op::EndFetch,
-        Op::Read(0, 3),
-        Op::Read(0, 20),
-    ]);
 }

@@ -1,0 +1,361 @@
+//! A thread stopped by ptrace: asked to stop, awaited, made to issue system calls, and set going again as if nothing had happened.
+//!
+//! Every request must come from the thread that made the first one.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::unistd::Pid;
+
+use crate::inject::InjectError;
+use crate::{arch, proc};
+
+/// Longest that a thread may take to stop.
+const STOP_DEADLINE: Duration = Duration::from_millis(30);
+/// Longest that one injected system call may take.
+const SYSCALL_DEADLINE: Duration = Duration::from_secs(2);
+
+type Result<T> = std::result::Result<T, InjectError>;
+
+/// What a refused request means.
+pub fn refused(errno: Errno) -> InjectError {
+    match errno {
+        Errno::ESRCH | Errno::ENOENT => InjectError::Gone,
+        Errno::EPERM | Errno::EACCES => InjectError::NotPermitted(errno),
+        Errno::ECHILD => InjectError::Gone,
+        _ => InjectError::Os { what: "attaching", errno },
+    }
+}
+
+/// A thread stopped by us, or about to stop. To be ended with [`Stopped::resume`] or [`Stopped::let_go`].
+pub struct Stopped {
+    /// The thread.
+    pub tid: Pid,
+    saved: arch::Registers,
+    mask: u64,
+    /// Whether registers and mask are to be put back.
+    altered: bool,
+    /// Whether it has stopped, and that has been taken note of.
+    settled: bool,
+    niceness: Option<Niceness>,
+}
+
+/// The niceness of a thread while it is stopped: every step of an injection waits for the thread to be scheduled, and its siblings go on
+/// allocating meanwhile. The evictor inherits it.
+struct Niceness {
+    tid: Pid,
+    before: libc::c_int,
+}
+
+impl Niceness {
+    fn raise(tid: Pid) -> Niceness {
+        // SAFETY: no memory is involved.
+        let before = unsafe { libc::getpriority(libc::PRIO_PROCESS, tid.as_raw() as libc::id_t) };
+        let niceness = Niceness { tid, before };
+        niceness.set(-20);
+        niceness
+    }
+
+    /// Best effort: without the privilege nothing changes.
+    fn set(&self, nice: libc::c_int) {
+        // SAFETY: no memory is involved.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, self.tid.as_raw() as libc::id_t, nice) };
+    }
+}
+
+impl Stopped {
+    /// Stops a thread and waits until it has stopped.
+    pub fn new(tid: i32) -> Result<Stopped> {
+        let mut thread = Stopped::seize(tid)?;
+        match thread.settle() {
+            Ok(()) => Ok(thread),
+            Err(error) => {
+                thread.let_go();
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks a thread to stop: it leaves user mode at once, and stops when it has finished what it does in the kernel.
+    pub fn seize(tid: i32) -> Result<Stopped> {
+        let tid = Pid::from_raw(tid);
+        request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
+            .map_err(refused)?;
+        // Fails only if the thread has been killed, which is found later.
+        let _ = request(libc::PTRACE_INTERRUPT, tid, 0, 0);
+        // SAFETY: a struct of integers, for which all-zero is a value.
+        let saved = unsafe { std::mem::zeroed() };
+        Ok(Stopped { tid, saved, mask: 0, altered: false, settled: false, niceness: None })
+    }
+
+    /// Whether the thread, which did not stop in time, is ours no longer. It stops as soon as it can, and must not stay so.
+    fn try_release(&mut self) -> bool {
+        match self.wait(Duration::ZERO) {
+            Err(InjectError::Unstoppable) => false,
+            Err(_) => true,
+            Ok(status) => {
+                let ours = is_event_stop(status) || is_syscall_stop(status);
+                let signal = if ours { 0 } else { signal_of(status) };
+                if self.altered {
+                    self.put_back();
+                } else if let Ok(mut registers) = self.registers()
+                    && ours
+                    && !proc::has_deliverable_signal(self.tid.as_raw())
+                    && arch::restart_interrupted(&mut registers)
+                {
+                    // Fails only if the thread has been killed meanwhile.
+                    let _ = self.set_registers(&registers);
+                }
+                let _ = request(libc::PTRACE_DETACH, self.tid, 0, signal);
+                true
+            }
+        }
+    }
+
+    /// Waits until the thread has stopped at the boundary between kernel and program, ready for injected calls.
+    pub fn settle(&mut self) -> Result<()> {
+        self.niceness = Some(Niceness::raise(self.tid));
+        self.interrupted()?;
+        // If we die in the middle of an injected call, the thread must not run on from there.
+        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
+        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize).map_err(refused)?;
+        self.settled = true;
+        self.saved = self.registers()?;
+        if !arch::is_native(&self.saved) {
+            return Err(InjectError::NotNative);
+        }
+        self.leave_restartable_sequence()?;
+        if !proc::has_deliverable_signal(self.tid.as_raw()) {
+            arch::restart_interrupted(&mut self.saved);
+        }
+        self.mask = self.signal_mask()?;
+        self.altered = true;
+        self.set_signal_mask(u64::MAX)
+    }
+
+    /// Waits for the stop that was asked for, passing on the signals met on the way.
+    fn interrupted(&self) -> Result<()> {
+        loop {
+            let status = self.wait(STOP_DEADLINE)?;
+            if is_event_stop(status) {
+                return Ok(());
+            }
+            request(libc::PTRACE_CONT, self.tid, 0, signal_of(status)).map_err(refused)?;
+        }
+    }
+
+    /// Waits for the next stop. There is no wait for a ptrace stop with a time-out, so it looks again at growing intervals.
+    fn wait(&self, limit: Duration) -> Result<i32> {
+        let deadline = Instant::now() + limit;
+        let mut pause = Duration::from_micros(5);
+        loop {
+            // SAFETY: a struct of integers, for which all-zero is a value.
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            // Stops only: the end of a child of ours is for whoever waits for that. __WALL is implied for traced threads.
+            let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+            // SAFETY: waitid writes one siginfo, which lives on this stack frame.
+            let waited = unsafe {
+                libc::waitid(libc::P_PID, self.tid.as_raw() as libc::id_t, &raw mut info, flags)
+            };
+            // SAFETY: after a successful waitid these fields are set, or all of it is still zero.
+            let (stopped, status) = unsafe { (info.si_pid() != 0, info.si_status()) };
+            if waited == 0 && stopped {
+                return match info.si_code {
+                    libc::CLD_TRAPPED | libc::CLD_STOPPED => Ok(status),
+                    _ => Err(InjectError::Gone),
+                };
+            }
+            if waited < 0 && Errno::last() != Errno::EINTR {
+                return Err(InjectError::Gone);
+            }
+            if Instant::now() > deadline {
+                return Err(InjectError::Unstoppable);
+            }
+            std::thread::yield_now();
+            if pause > Duration::from_micros(40) {
+                if matches!(proc::state(self.tid.as_raw()), None | Some('Z' | 'X')) {
+                    self.reap();
+                    return Err(InjectError::Gone);
+                }
+                std::thread::park_timeout(pause);
+            }
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// The thread has ended while we traced it: takes note, or nobody else could. Only the end of a child of ours is left alone: its
+    /// exit status is for another thread of this process.
+    fn reap(&self) {
+        let tid = self.tid.as_raw();
+        let leader = proc::status_field(tid, "Tgid:") == Some(tid.into());
+        let ours = proc::status_field(tid, "PPid:") == Some(std::process::id().into());
+        if leader && ours {
+            return;
+        }
+        // SAFETY: a struct of integers, for which all-zero is a value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let flags = libc::WEXITED | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+        // SAFETY: waitid writes one siginfo, which lives on this stack frame.
+        unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, flags) };
+    }
+
+    /// A thread inside a restartable sequence is sent to its abort handler, as the kernel would do: it may not go on in
+    /// the middle, because the kernel forgets the sequence as soon as it sees the thread elsewhere.
+    fn leave_restartable_sequence(&mut self) -> Result<()> {
+        // SAFETY: a struct of integers, for which all-zero is a value.
+        let mut config: libc::ptrace_rseq_configuration = unsafe { std::mem::zeroed() };
+        let size = size_of_val(&config);
+        let got = request(
+            libc::PTRACE_GET_RSEQ_CONFIGURATION,
+            self.tid,
+            size,
+            (&raw mut config) as usize,
+        );
+        if got.is_err() || config.rseq_abi_pointer == 0 {
+            return Ok(());
+        }
+        let word = |address: u64| self.peek(address);
+        let section = word(config.rseq_abi_pointer + 8)?;
+        if section == 0 {
+            return Ok(());
+        }
+        let (start, length, abort) = (word(section + 8)?, word(section + 16)?, word(section + 24)?);
+        let ip = arch::instruction_pointer(&self.saved);
+        if ip.wrapping_sub(start) < length {
+            arch::set_instruction_pointer(&mut self.saved, abort);
+        }
+        Ok(())
+    }
+
+    fn peek(&self, address: u64) -> Result<u64> {
+        nix::sys::ptrace::read(self.tid, address as *mut libc::c_void)
+            .map(|word| word as u64)
+            .map_err(refused)
+    }
+
+    fn registers(&self) -> Result<arch::Registers> {
+        nix::sys::ptrace::getregs(self.tid).map_err(refused)
+    }
+
+    fn set_registers(&self, registers: &arch::Registers) -> Result<()> {
+        nix::sys::ptrace::setregs(self.tid, *registers).map_err(refused)
+    }
+
+    fn signal_mask(&self) -> Result<u64> {
+        let mut mask = 0u64;
+        request(libc::PTRACE_GETSIGMASK as _, self.tid, 8, (&raw mut mask) as usize)
+            .map_err(refused)?;
+        Ok(mask)
+    }
+
+    fn set_signal_mask(&self, mask: u64) -> Result<()> {
+        request(libc::PTRACE_SETSIGMASK as _, self.tid, 8, (&raw const mask) as usize)
+            .map_err(refused)
+    }
+
+    /// Lets the thread issue one system call.
+    pub fn syscall(&mut self, at: u64, name: &'static str, nr: i64, args: [u64; 6]) -> Result<i64> {
+        self.set_registers(&arch::prepare_syscall(&self.saved, at, nr, args))?;
+        for _entry_then_exit in 0..2 {
+            loop {
+                request(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(refused)?;
+                let status = self.wait(SYSCALL_DEADLINE)?;
+                if is_syscall_stop(status) {
+                    break;
+                }
+                // All signals are blocked: only a fault at the instruction itself gets here, or a job control stop.
+                if !is_event_stop(status) {
+                    return Err(InjectError::Os { what: name, errno: Errno::EFAULT });
+                }
+            }
+        }
+        let result = arch::syscall_result(&self.registers()?);
+        if (-4095..0).contains(&result) {
+            return Err(InjectError::Syscall {
+                call: name,
+                errno: Errno::from_raw(-result as i32),
+            });
+        }
+        Ok(result)
+    }
+
+    /// Puts everything back and lets the thread go.
+    pub fn resume(mut self) -> Result<()> {
+        let restored = self.restore();
+        self.let_go();
+        restored
+    }
+
+    /// Registers go back at a fresh stop on the way out of the kernel: there, and only there, the kernel restarts a system call that
+    /// the first stop interrupted.
+    pub fn restore(&mut self) -> Result<()> {
+        self.set_registers(&self.saved)?;
+        request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
+        request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
+        while !is_event_stop(self.wait(SYSCALL_DEADLINE)?) {
+            request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
+        }
+        self.set_registers(&self.saved)?;
+        self.set_signal_mask(self.mask)?;
+        self.altered = false;
+        Ok(())
+    }
+
+    /// In the middle of an injected call. Fails only if the thread has been killed meanwhile.
+    fn put_back(&self) {
+        let _ = self.set_registers(&self.saved);
+        let _ = self.set_signal_mask(self.mask);
+    }
+
+    /// Lets the thread go; one that has not stopped yet as soon as it has ([`release_late`]).
+    pub fn let_go(mut self) {
+        if let Some(niceness) = &self.niceness {
+            niceness.set(niceness.before);
+        }
+        if self.settled && self.altered {
+            self.put_back();
+        }
+        if self.settled && request(libc::PTRACE_DETACH, self.tid, 0, 0).is_ok() {
+            return;
+        }
+        if !self.try_release() {
+            LINGERING.with_borrow_mut(|lingering| lingering.push(self));
+        }
+    }
+}
+
+/// Whether a stop (as waitid reports it) is an answer to PTRACE_INTERRUPT, or a job control stop.
+fn is_event_stop(status: i32) -> bool {
+    status >> 8 == libc::PTRACE_EVENT_STOP
+}
+
+/// Whether a stop is at the beginning or the end of an injected call.
+fn is_syscall_stop(status: i32) -> bool {
+    status == libc::SIGTRAP | 0x80
+}
+
+/// The signal of a stop.
+fn signal_of(status: i32) -> usize {
+    (status & 0x7f) as usize
+}
+
+thread_local! {
+    /// Threads that were asked to stop and have not done so yet: only a stopped thread can be detached.
+    static LINGERING: RefCell<Vec<Stopped>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Detaches threads which stopped too late for an injection. To be called often by the thread that injects; true if some are left.
+pub fn release_late() -> bool {
+    LINGERING.with_borrow_mut(|lingering| {
+        lingering.retain_mut(|thread| !thread.try_release());
+        !lingering.is_empty()
+    })
+}
+
+fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> nix::Result<()> {
+    // SAFETY: callers pass integers, or the address and length of a live local which the kernel fills; ptrace changes only
+    // the traced thread otherwise.
+    let result = unsafe { libc::ptrace(request, tid.as_raw(), address, data) };
+    Errno::result(result).map(drop)
+}

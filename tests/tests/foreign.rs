@@ -1,0 +1,63 @@
+//! Who is not of the workload is left alone, whatever the workload does with process ids.
+
+use gms_tests::*;
+
+/// Everything runs in a PID namespace of its own: what gms might take for its workload there is nobody else's.
+fn in_a_namespace(stage: &Stage, script: &str) -> Outcome {
+    let verify = c_program("verify");
+    let script = format!(
+        "set -e\nmkfifo {dir}/hold\n{verify} 48 forever <{dir}/hold >{dir}/bystander 2>&1 & by=$!\nexec 9>{dir}/hold\n\
+         until grep -q 'round 1' {dir}/bystander; do :; done\n{script}\nkill -0 $by && echo bystander lives\n",
+        dir = stage.dir().display(),
+        verify = verify.display(),
+    );
+    let unshare = [
+        tool("unshare").into_os_string(),
+        "-pf".into(),
+        "--kill-child".into(),
+        "--mount-proc".into(),
+    ];
+    let shell = [tool("bash").into_os_string(), "-c".into(), script.into()];
+    Program::new(unshare.into_iter().chain(shell)).finish().expect_code(0)
+}
+
+/// The sandbox's own first process has the id 1 in its faults, as the machine's first process has.
+#[test]
+fn a_workload_with_a_pid_namespace_is_paged_and_nobody_else() {
+    let Some(stage) = Stage::set() else { return };
+    let script = format!(
+        "{gms} run --local 24M --export 512M --stats {dir}/stats.json -- unshare -pf --kill-child --mount-proc {verify} 96 3 9>&- & g=$!\n\
+         seen=0; while kill -0 $g 2>/dev/null; do if grep -q '^VmFlags:.* um' /proc/$by/smaps; then seen=1; fi; done\n\
+         wait $g; echo registered $seen",
+        gms = gms_binary().display(),
+        dir = stage.dir().display(),
+        verify = c_program("verify").display(),
+    );
+    let outcome = in_a_namespace(&stage, &script);
+    let text = outcome.text();
+    assert!(text.contains("registered 0") && text.contains("bystander lives"), "{text}");
+    let native = Program::new([c_program("verify")]).args(["96", "3"]).finish().expect_code(0);
+    assert!(text.contains(native.text().trim()), "{text}");
+    let stats = Stats::read(&stage.path("stats.json")).expect("statistics");
+    assert!(stats.pages_out > 8192 && stats.processes == 2, "{stats:?}");
+}
+
+/// People end gms with pkill: it takes the pager and the process before the shell, not those who see to it that no zeros are read.
+#[test]
+fn killing_everything_by_the_name_of_gms_spoils_no_page() {
+    let Some(stage) = Stage::set() else { return };
+    let script = format!(
+        "mkfifo {dir}/in\n\
+         {gms} run --local 24M --export 512M -- {verify} 96 forever <{dir}/in >{dir}/out 2>{dir}/err 9>&- & g=$!\n\
+         exec 8>{dir}/in\nuntil grep -q 'round 2' {dir}/out; do :; done\n\
+         pkill -9 gms\nif wait $g; then exit 1; fi\n\
+         until grep -q 'is killed, because its evicted pages are lost' {dir}/err; do :; done\n\
+         while pgrep -x far-evictor >/dev/null || pgrep -x far-keeper >/dev/null; do :; done\n\
+         if grep -E 'ZERO PAGE|MISMATCH' {dir}/err; then exit 1; fi",
+        gms = gms_binary().display(),
+        dir = stage.dir().display(),
+        verify = c_program("verify").display(),
+    );
+    let text = in_a_namespace(&stage, &script).text();
+    assert!(text.contains("bystander lives"), "{text}");
+}

@@ -1,0 +1,405 @@
+/* What a program may rely on, in the words of the kernel's manual, and a pager from outside can get wrong. Usage: promises CASE MIB
+ * Each case fills MIB of memory (of which most is evicted), does what its name says, and checks every page. */
+#include "check.h"
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#define MADV_GUARD_REMOVE 103
+#endif
+
+static uint64_t pages;
+static char *area;
+
+static void *page_of(uint64_t i) { return area + i * PAGE; }
+
+static void fill(uint64_t salt) {
+    for (uint64_t i = 0; i < pages; i++) fill_page(page_of(i), salt + i + 1);
+}
+
+static void check(uint64_t salt, const char *where) {
+    for (uint64_t i = 0; i < pages; i++) check_page(page_of(i), salt + i + 1, where);
+}
+
+/* Memory that is not looked at again, so that what was filled before goes away. */
+static void press(uint64_t bytes) {
+    char *more = map_pages(bytes / PAGE);
+    for (uint64_t i = 0; i < bytes / PAGE; i++) fill_page(more + i * PAGE, 0xF00D + i);
+    for (uint64_t i = 0; i < bytes / PAGE; i++) check_page(more + i * PAGE, 0xF00D + i, "press");
+    munmap(more, bytes);
+}
+
+static void *start(void *(*run)(void *), void *argument) {
+    pthread_t *thread = malloc(sizeof *thread);
+    if (pthread_create(thread, NULL, run, argument)) die("pthread_create");
+    return thread;
+}
+
+static void join(void *thread) {
+    if (pthread_join(*(pthread_t *)thread, NULL)) die("pthread_join");
+    free(thread);
+}
+
+/* ---- the first thread ends, the others go on */
+
+static void *outlive(void *unused) {
+    (void)unused;
+    char path[64], state[256] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)getpid());
+    /* Until the first thread is a zombie. */
+    do {
+        int fd = open(path, O_RDONLY);
+        ssize_t n = fd < 0 ? 0 : read(fd, state, sizeof state - 1);
+        if (n > 0) state[n] = 0;
+        if (fd >= 0) close(fd);
+        sched_yield();
+    } while (!strstr(state, ") Z "));
+    for (int round = 0; round < 4; round++) {
+        check(round * pages, "after the first thread");
+        fill((round + 1) * pages);
+        press(24 * MIB);
+    }
+    check(4 * pages, "after the first thread");
+    puts("the threads found their pages");
+    fflush(stdout);
+    _exit(0);
+}
+
+static void leader(void) {
+    fill(0);
+    start(outlive, NULL);
+    pthread_exit(NULL);
+}
+
+/* ---- a process that is no thread has the memory, and its maker ends */
+
+static int in_child(void *done) {
+    for (int round = 0; round < 3; round++) {
+        check(round * pages, "in a process that shares the memory");
+        fill((round + 1) * pages);
+    }
+    check(3 * pages, "in a process that shares the memory");
+    if (write((int)(intptr_t)done, "d", 1) != 1) _exit(4);
+    _exit(0);
+}
+
+static void sharer(void) {
+    int done[2];
+    char byte;
+    if (pipe(done)) die("pipe");
+    fflush(stdout);
+    pid_t parent = fork();
+    if (!parent) {
+        fill(0);
+        char *stack = map_pages(64);
+        if (clone(in_child, stack + 64 * PAGE, CLONE_VM | SIGCHLD, (void *)(intptr_t)done[1]) < 0)
+            die("clone: %s", strerror(errno));
+        kill(getpid(), SIGKILL);
+    }
+    close(done[1]);
+    if (waitpid(parent, NULL, 0) != parent) die("waitpid");
+    if (read(done[0], &byte, 1) != 1) die("the process that shares the memory did not end well");
+    puts("the sharer found its pages");
+}
+
+/* ---- guards */
+
+static void guards(void) {
+    fill(0);
+    press(24 * MIB);
+    if (madvise(area, PAGE, MADV_GUARD_INSTALL)) {
+        puts("the guarded pages are zeros");
+        return; /* before Linux 6.13 */
+    }
+    madvise(area, PAGE, MADV_GUARD_REMOVE);
+    check_page(page_of(0), 0, "the first guarded page");
+    /* Every other stretch of 16 pages is guarded for a moment. */
+    for (uint64_t i = 32; i + 16 <= pages; i += 32) {
+        if (madvise(page_of(i), 16 * PAGE, MADV_GUARD_INSTALL)) die("guard: %s", strerror(errno));
+        if (i % 64 == 0 && madvise(page_of(i), 16 * PAGE, MADV_GUARD_REMOVE)) die("unguard");
+    }
+    press(24 * MIB);
+    for (uint64_t i = 32; i + 16 <= pages; i += 32)
+        if (madvise(page_of(i), 16 * PAGE, MADV_GUARD_REMOVE)) die("unguard");
+    for (uint64_t i = 1; i < pages; i++) {
+        int guarded = i >= 32 && i % 32 < 16 && i / 32 * 32 + 16 <= pages;
+        check_page(page_of(i), guarded ? 0 : i + 1, guarded ? "a guarded page" : "beside a guard");
+    }
+    puts("the guarded pages are zeros");
+}
+
+static volatile sig_atomic_t caught;
+static void on_segv(int number, siginfo_t *info, void *context) {
+    (void)number, (void)info, (void)context;
+    caught = 1;
+    /* The page may be touched from now on. */
+    madvise((void *)((uintptr_t)info->si_addr & ~(PAGE - 1)), PAGE, MADV_GUARD_REMOVE);
+}
+
+/* Reading and first touches around guards must not fill them. */
+static void guarded(void) {
+    struct sigaction action = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
+    sigaction(SIGSEGV, &action, NULL);
+    fill(0);
+    press(24 * MIB);
+    char *fresh = map_pages(pages / 4);
+    if (madvise(area + 64 * PAGE, PAGE, MADV_GUARD_INSTALL)) {
+        puts("guards guard");
+        return;
+    }
+    for (uint64_t i = 64; i < pages; i += 64) madvise(page_of(i), PAGE, MADV_GUARD_INSTALL);
+    for (uint64_t i = 8; i < pages / 4; i += 8) madvise(fresh + i * PAGE, PAGE, MADV_GUARD_INSTALL);
+    for (uint64_t i = 0; i < pages; i++) {
+        caught = 0;
+        int guard = i >= 64 && i % 64 == 0;
+        check_page(page_of(i), guard ? 0 : i + 1, "beside a guard");
+        if (caught != guard) die("page %lu: %s", (unsigned long)i, guard ? "its guard has gone" : "a guard that nobody put there");
+    }
+    for (uint64_t i = 0; i < pages / 4; i++) {
+        caught = 0;
+        int guard = i >= 8 && i % 8 == 0;
+        fill_page(fresh + i * PAGE, i + 1);
+        if (caught != guard) die("new page %lu: %s", (unsigned long)i, guard ? "its guard has gone" : "a guard that nobody put there");
+    }
+    for (uint64_t i = 0; i < pages / 4; i++) check_page(fresh + i * PAGE, i + 1, "new page");
+    puts("guards guard");
+}
+
+/* ---- threads free, map and grow blocks */
+
+#define BLOCKS 6
+#define CHURNERS 4
+static uint64_t churn_rounds;
+
+static void *churn(void *which) {
+    uint64_t seed = 77 + (uintptr_t)which, tag[BLOCKS] = {0}, size[BLOCKS] = {0};
+    char *block[BLOCKS] = {0};
+    for (uint64_t round = 0; round < churn_rounds; round++) {
+        int i = next(&seed) % BLOCKS;
+        if (!block[i]) {
+            size[i] = 64 + next(&seed) % 192;
+            block[i] = map_pages(size[i]);
+            tag[i] = next(&seed) | 1;
+            for (uint64_t p = 0; p < size[i]; p++) fill_page(block[i] + p * PAGE, tag[i] + p);
+            continue;
+        }
+        if (next(&seed) % 3) {
+            uint64_t larger = size[i] + 32 + next(&seed) % 128;
+            char *moved = mremap(block[i], size[i] * PAGE, larger * PAGE, MREMAP_MAYMOVE);
+            if (moved == MAP_FAILED) die("mremap of %p (%lu pages): %s", (void *)block[i], (unsigned long)size[i], strerror(errno));
+            for (uint64_t p = size[i]; p < larger; p++) fill_page(moved + p * PAGE, tag[i] + p);
+            block[i] = moved;
+            size[i] = larger;
+        }
+        for (uint64_t p = next(&seed) % 8; p < size[i]; p += 8) check_page(block[i] + p * PAGE, tag[i] + p, "block");
+        if (size[i] > 512) {
+            for (uint64_t p = 0; p < size[i]; p++) check_page(block[i] + p * PAGE, tag[i] + p, "block");
+            munmap(block[i], size[i] * PAGE);
+            block[i] = NULL;
+        }
+    }
+    for (int i = 0; i < BLOCKS; i++)
+        for (uint64_t p = 0; p < size[i] && block[i]; p++) check_page(block[i] + p * PAGE, tag[i] + p, "block");
+    return NULL;
+}
+
+static void realloc_churn(void) {
+    fill(0);
+    churn_rounds = 1200;
+    void *threads[CHURNERS];
+    for (uintptr_t i = 0; i < CHURNERS; i++) threads[i] = start(churn, (void *)i);
+    for (int i = 0; i < CHURNERS; i++) join(threads[i]);
+    check(0, "beside the blocks");
+    puts("every block was right");
+}
+
+/* ---- locked memory grows */
+
+static void locked(void) {
+    fill(0);
+    press(24 * MIB);
+    uint64_t size = 512;
+    char *block = map_pages(size);
+    for (uint64_t p = 0; p < size; p++) fill_page(block + p * PAGE, p + 7);
+    if (mlock(block, size * PAGE)) die("mlock: %s", strerror(errno));
+    for (int i = 0; i < 6; i++) {
+        char *between = map_pages(size / 4); /* so that it must move now and then */
+        char *moved = mremap(block, size * PAGE, (size + 300) * PAGE, MREMAP_MAYMOVE);
+        if (moved == MAP_FAILED) die("mremap of locked memory: %s", strerror(errno));
+        for (uint64_t p = size; p < size + 300; p++) {
+            check_page(moved + p * PAGE, 0, "what was gained");
+            fill_page(moved + p * PAGE, p + 7);
+        }
+        block = moved;
+        size += 300;
+        fill_page(between, 3);
+        press(8 * MIB);
+        for (uint64_t p = 0; p < size; p++) check_page(block + p * PAGE, p + 7, "locked");
+    }
+    check(0, "beside locked memory");
+    puts("locked memory grew");
+}
+
+/* ---- children that do not inherit everything */
+
+static _Atomic int forking;
+static char *wiped;
+static void *toggle(void *unused) {
+    (void)unused;
+    /* Another mapping of the process changes all the time, and with it the events that are told. */
+    while (forking) {
+        char *p = map_pages(256);
+        fill_page(p, 5);
+        madvise(p, PAGE, MADV_DONTNEED);
+        munmap(p, 256 * PAGE);
+    }
+    return NULL;
+}
+
+static void inherit(void) {
+    fill(0);
+    uint64_t count = pages / 4;
+    wiped = map_pages(count);
+    for (uint64_t i = 0; i < count; i++) fill_page(wiped + i * PAGE, 9000 + i);
+    if (madvise(wiped, count * PAGE, MADV_WIPEONFORK)) die("wipeonfork: %s", strerror(errno));
+    press(24 * MIB);
+    forking = 1;
+    void *threads[2] = {start(toggle, NULL), start(toggle, NULL)};
+    for (int round = 0; round < 12; round++) {
+        fflush(stdout);
+        pid_t child = fork();
+        if (child < 0) die("fork: %s", strerror(errno));
+        if (!child) {
+            for (uint64_t i = 0; i < count; i++) check_page(wiped + i * PAGE, 0, "wiped in the child");
+            for (uint64_t i = round; i < pages; i += 12) check_page(page_of(i), i + 1, "child");
+            if (round % 3 == 0) {
+                fill_page(page_of(round), 4);
+                pid_t grandchild = fork();
+                if (!grandchild) {
+                    check_page(page_of(round), 4, "grandchild");
+                    for (uint64_t i = 0; i < count; i += 5) check_page(wiped + i * PAGE, 0, "wiped in the grandchild");
+                    _exit(0);
+                }
+                int status;
+                if (waitpid(grandchild, &status, 0) != grandchild || status) _exit(5);
+            }
+            _exit(0);
+        }
+        int status;
+        if (waitpid(child, &status, 0) != child || status) die("a child ended with %x", status);
+        for (uint64_t i = round; i < count; i += 12) check_page(wiped + i * PAGE, 9000 + i, "wiped in the parent?");
+    }
+    forking = 0;
+    join(threads[0]);
+    join(threads[1]);
+    check(0, "parent");
+    puts("children had what is theirs");
+}
+
+/* ---- a fork while others purge */
+
+static void *purge(void *which) {
+    uint64_t seed = 5 + (uintptr_t)which;
+    char *p = map_pages(512);
+    while (forking) {
+        for (int i = 0; i < 64; i++) fill_page(p + next(&seed) % 512 * PAGE, 1 + i);
+        madvise(p, 512 * PAGE, MADV_DONTNEED);
+        check_page(p + next(&seed) % 512 * PAGE, 0, "purged");
+    }
+    munmap(p, 512 * PAGE);
+    return NULL;
+}
+
+static void purging(void) {
+    fill(0);
+    forking = 1;
+    void *threads[8];
+    for (uintptr_t i = 0; i < 8; i++) threads[i] = start(purge, (void *)i);
+    for (int round = 0; round < 8; round++) {
+        fflush(stdout);
+        pid_t child = fork();
+        if (!child) {
+            check(0, "child");
+            _exit(0);
+        }
+        int status;
+        if (waitpid(child, &status, 0) != child || status) die("a child ended with %x", status);
+    }
+    forking = 0;
+    for (int i = 0; i < 8; i++) join(threads[i]);
+    check(0, "parent");
+    puts("forked beside purges");
+}
+
+/* ---- somebody in the workload adopts orphans and waits for all of them */
+
+static void subreaper(void) {
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1)) die("prctl");
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        fill(0);
+        press(24 * MIB);
+        check(0, "below a subreaper");
+        fill(pages);
+        check(pages, "below a subreaper");
+        _exit(0);
+    }
+    fill(3);
+    check(3, "subreaper");
+    int status, bad = 0;
+    while (wait(&status) > 0) bad |= status;
+    if (errno != ECHILD || bad) die("wait: %s, %x", strerror(errno), bad);
+    puts("everybody was waited for");
+}
+
+/* ---- many processes at once, all forked before any is met */
+
+static void brood(void) {
+    fill(0);
+    press(24 * MIB);
+    int go[2];
+    if (pipe(go)) die("pipe");
+    enum { CHILDREN = 1200 };
+    static pid_t children[CHILDREN];
+    for (int i = 0; i < CHILDREN; i++) {
+        children[i] = fork();
+        if (children[i] < 0) die("fork %d: %s", i, strerror(errno));
+        if (!children[i]) {
+            char byte;
+            close(go[1]);
+            if (read(go[0], &byte, 1) < 0) _exit(3);
+            check_page(page_of(i % pages), i % pages + 1, "one of many");
+            _exit(0);
+        }
+    }
+    close(go[1]);
+    for (int i = 0; i < CHILDREN; i++) {
+        int status;
+        if (waitpid(children[i], &status, 0) != children[i] || status) die("child %d ended with %x", i, status);
+    }
+    check(0, "parent");
+    puts("all were born");
+}
+
+int main(int argc, char **argv) {
+    const struct { const char *name; void (*run)(void); } cases[] = {
+        {"leader", leader}, {"sharer", sharer}, {"guards", guards}, {"guarded", guarded}, {"realloc", realloc_churn},
+        {"locked", locked}, {"inherit", inherit}, {"purging", purging}, {"subreaper", subreaper}, {"brood", brood},
+    };
+    pages = number(argc, argv, 2, 64) * MIB / PAGE;
+    area = map_pages(pages);
+    for (unsigned i = 0; argc > 1 && i < sizeof cases / sizeof *cases; i++)
+        if (!strcmp(argv[1], cases[i].name)) {
+            cases[i].run();
+            return 0;
+        }
+    die("usage: promises CASE [MIB]");
+}
