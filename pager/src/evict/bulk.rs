@@ -250,7 +250,7 @@ impl<T: Transport> EvictThread<T> {
         let ahead = self.ahead.iter().filter(|(_, a)| late(a.sent)).map(|(e, _)| *e);
         let expired: Vec<ExchangeId> = writes.chain(ahead).collect();
         for exchange in expired {
-            self.lane.abandon(exchange);
+            self.lane.abandon(now, exchange);
             self.failed(exchange);
         }
     }

@@ -201,7 +201,7 @@ impl<T: Transport> FaultThread<T> {
             let exchanges: Vec<ExchangeId> =
                 self.inflight.iter().filter(|(_, f)| late(f)).map(|(e, _)| *e).collect();
             for exchange in exchanges {
-                self.lane.abandon(exchange);
+                self.lane.abandon(now, exchange);
                 let late = self.inflight.remove(&exchange);
                 self.requeue(late);
             }
@@ -260,7 +260,7 @@ impl<T: Transport> FaultThread<T> {
         });
         while let Some(event) = self.lane.poll(now) {
             match event {
-                LaneEvent::Reply { exchange, control } => self.reply(exchange, &control),
+                LaneEvent::Reply { exchange, control } => self.reply(now, exchange, &control),
                 LaneEvent::Payload { exchange, offset, bytes } => {
                     self.payload(exchange, offset, &bytes);
                 }
@@ -288,7 +288,7 @@ impl<T: Transport> FaultThread<T> {
         }
     }
 
-    fn reply(&mut self, exchange: ExchangeId, control: &Control) {
+    fn reply(&mut self, now: Instant, exchange: ExchangeId, control: &Control) {
         let Some(fetch) = self.inflight.get_mut(&exchange) else { return };
         if let Some(trace) = &mut self.trace {
             let (queue, service) = (control.queue_ns.get(), control.service_ns.get());
@@ -299,14 +299,14 @@ impl<T: Transport> FaultThread<T> {
             Status::Ok if control.done.get() == all => fetch.accepted = true,
             // No session (yet): asked again when the link is up.
             Status::Denied => {}
-            _ => self.lost(exchange, control),
+            _ => self.lost(now, exchange, control),
         }
     }
 
     /// The agent does not have every page that was asked for.
-    fn lost(&mut self, exchange: ExchangeId, control: &Control) {
+    fn lost(&mut self, now: Instant, exchange: ExchangeId, control: &Control) {
         let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
-        self.lane.abandon(exchange);
+        self.lane.abandon(now, exchange);
         if fetch.restart().is_none() {
             return;
         }
