@@ -88,6 +88,10 @@ impl Entry {
         }
     }
 
+    fn is_away(self) -> bool {
+        matches!(self.word & TAGS, SLOT | REMOTE)
+    }
+
     fn mark(self) -> Mark {
         (self.word >> MARK_SHIFT) as Mark & ((1 << MARK_BITS) - 1)
     }
@@ -124,6 +128,8 @@ pub struct PageMap {
     index: HashMap<SpaceId, BTreeMap<u64, u32>>,
     free: Vec<u32>,
     next: u32,
+    /// Entries that are `Slot` or `Remote`.
+    away: u64,
 }
 
 impl PageMap {
@@ -134,7 +140,7 @@ impl PageMap {
         // SAFETY: the memfd is ours alone; nobody else maps, writes or truncates it while this mapping lives.
         let mut memory = unsafe { MmapMut::map_mut(&file)? };
         memory[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        Ok(PageMap { memory, index: HashMap::new(), free: Vec::new(), next: 0 })
+        Ok(PageMap { memory, index: HashMap::new(), free: Vec::new(), next: 0, away: 0 })
     }
 
     /// What is known of a page.
@@ -145,6 +151,11 @@ impl PageMap {
     /// The page's mark; zero if nothing is known.
     pub fn mark(&self, space: SpaceId, page: PageAddr) -> Mark {
         self.entry(space, page).mark()
+    }
+
+    /// Pages that are not in the workload's memory, in all spaces together.
+    pub fn away(&self) -> u64 {
+        self.away
     }
 
     fn entry(&self, space: SpaceId, page: PageAddr) -> Entry {
@@ -166,9 +177,13 @@ impl PageMap {
         let (header, entries) = self.chunk_mut(chunk);
         let entry = &mut entries[slot_of(page.get())];
         let (was, is) = (entry.word != 0, state != State::Empty);
+        let was_away = entry.is_away();
         *entry = Entry::encode(state, mark);
+        let is_away = entry.is_away();
         header.used = header.used + u32::from(is) - u32::from(was);
-        if header.used == 0 {
+        let unused = header.used == 0;
+        self.away = self.away + u64::from(is_away) - u64::from(was_away);
+        if unused {
             self.release(space, chunk);
         }
         true
@@ -313,6 +328,8 @@ mod tests {
             for (&(space, page), &state) in &oracle {
                 prop_assert_eq!(map.get(space, page), state);
             }
+            let away = |state: &&State| matches!(state, State::Slot(_) | State::Remote(_));
+            prop_assert_eq!(map.away(), oracle.values().filter(away).count() as u64);
             let range = from * PAGE..(from + n) * PAGE;
             let expected: Vec<_> = oracle.iter()
                 .filter(|((s, p), state)| s.0 == 1 && range.contains(&p.get()) && **state != State::Empty)
@@ -331,7 +348,7 @@ mod tests {
             for (space, page) in oracle.keys() {
                 prop_assert!(map.set(*space, *page, State::Empty, 0));
             }
-            prop_assert!(map.index.is_empty());
+            prop_assert!(map.index.is_empty() && map.away() == 0);
         }
     }
 }

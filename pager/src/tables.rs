@@ -10,14 +10,17 @@
 //! Pages that are being removed are in quarantine (`tables/space.rs`).
 
 mod eviction;
+mod home;
+mod roomless;
 mod space;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
 use gms_policy::eviction::{Ages, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
+use self::roomless::Roomless;
 use self::space::SpaceState;
 use crate::page_map::{Content, PAGE, PageMap, State};
 use crate::range_set::RangeSet;
@@ -100,9 +103,11 @@ pub struct Tables {
     /// Faults that wait for somebody else's work.
     waiters: HashSet<Place>,
     /// Faults that wait until room is made.
-    roomless: HashSet<Place>,
+    roomless: Roomless,
     /// Pages which are being prefetched.
     prefetching: HashSet<Place>,
+    /// Agents that are not trusted with the only copy of a page.
+    untrusted: BTreeSet<AgentId>,
     /// Contents that agents may forget.
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
@@ -137,8 +142,9 @@ impl Tables {
             ages: Ages::new(budget),
             shared: HashMap::new(),
             waiters: HashSet::new(),
-            roomless: HashSet::new(),
+            roomless: Roomless::default(),
             prefetching: HashSet::new(),
+            untrusted: BTreeSet::new(),
             discards: BTreeMap::new(),
             next_content: 1,
             remote_pages: 0,
@@ -161,7 +167,7 @@ impl Tables {
         self.forget(space, 0..u64::MAX);
         self.spaces.remove(&space);
         self.waiters.retain(|w| w.0 != space);
-        self.roomless.retain(|w| w.0 != space);
+        self.roomless.forget(space);
         self.prefetching.retain(|w| w.0 != space);
     }
 
@@ -276,7 +282,7 @@ impl Tables {
 
     /// A fault waits until room is made.
     pub fn wait_for_room(&mut self, place: Place) {
-        self.roomless.insert(place);
+        self.roomless.push(place);
     }
 
     /// Number of faults which wait for room.
@@ -284,9 +290,9 @@ impl Tables {
         self.roomless.len() as u64
     }
 
-    /// The faults that wait for room: woken, they fault again.
-    pub fn take_roomless(&mut self) -> Vec<Place> {
-        self.roomless.drain().collect()
+    /// Up to `max` of the faults that wait for room, the oldest first: woken, they fault again.
+    pub fn take_roomless(&mut self, max: usize) -> Vec<Place> {
+        self.roomless.take(max)
     }
 
     // ---- prefetch
@@ -322,44 +328,6 @@ impl Tables {
         self.waiters.remove(&place)
     }
 
-    /// Pages of a space which are only at agents, up to `max`, not before `from`.
-    pub fn remote_pages_from(&self, space: SpaceId, from: u64, max: usize) -> Vec<PageAddr> {
-        let mut found = Vec::new();
-        self.map.visit(space, from..u64::MAX, |page, state| {
-            if matches!(state, State::Remote(_)) {
-                found.push(page);
-            }
-            found.len() < max
-        });
-        found
-    }
-
-    /// Whether no page of any space is away (in the buffer or at an agent).
-    pub fn is_all_home(&self) -> bool {
-        self.spaces.keys().all(|&space| {
-            let mut home = true;
-            self.map.visit(space, 0..u64::MAX, |_, state| {
-                home = matches!(state, State::Kept(_));
-                home
-            });
-            home
-        })
-    }
-
-    /// Pages of a space in the write-back buffer whose bytes are there.
-    pub fn buffered_pages(&self, space: SpaceId) -> Vec<(PageAddr, u32)> {
-        let mut found = Vec::new();
-        self.map.visit(space, 0..u64::MAX, |page, state| {
-            if let State::Slot(slot) = state
-                && self.slots[slot as usize].phase != Phase::Leaving
-            {
-                found.push((page, slot));
-            }
-            true
-        });
-        found
-    }
-
     // ---- agents
 
     /// Gives up to `max` contents that the agent may forget.
@@ -382,6 +350,11 @@ impl Tables {
     /// Pages at agents.
     pub fn remote_pages(&self) -> u64 {
         self.remote_pages
+    }
+
+    /// Agents that are away, leaving or silent: pages of which they have a copy are kept until another agent has one too.
+    pub fn distrust(&mut self, agents: BTreeSet<AgentId>) {
+        self.untrusted = agents;
     }
 
     /// Whether any page is only at this agent.

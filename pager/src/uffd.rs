@@ -49,10 +49,11 @@ mod requests {
     nix::ioctl_readwrite!(uffdio_api, UFFD_TYPE, 0x3F, sys::uffdio_api);
     nix::ioctl_readwrite!(uffdio_copy, UFFD_TYPE, 0x03, sys::uffdio_copy);
     nix::ioctl_readwrite!(uffdio_zeropage, UFFD_TYPE, 0x04, sys::uffdio_zeropage);
+    nix::ioctl_readwrite!(uffdio_poison, UFFD_TYPE, 0x08, sys::uffdio_poison);
     nix::ioctl_readwrite!(pagemap_scan, b'f', 16, sys::pm_scan_arg);
 }
 pub use requests::{pagemap_scan, uffdio_api};
-use requests::{uffdio_copy, uffdio_zeropage};
+use requests::{uffdio_copy, uffdio_poison, uffdio_zeropage};
 
 /// What an address range is to a userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +180,15 @@ impl Faults {
             }
             return (installed, decode(result));
         }
+    }
+
+    /// Marks an absent page as lost: whoever touches it gets SIGBUS, as for a memory error of the hardware. The mark outlives the
+    /// registration and is inherited by forked children; unmapping or discarding the page ends it. Linux 6.6 has it without being asked.
+    pub fn poison(&self, page: u64) -> Installed {
+        let range = sys::uffdio_range { start: page, len: PAGE };
+        let mut poison = sys::uffdio_poison { range, mode: 0, updated: 0 };
+        // SAFETY: the kernel writes only to `poison` and to the workload's page tables.
+        decode(unsafe { uffdio_poison(self.uffd.as_raw_fd(), &raw mut poison) })
     }
 
     /// Whether the range is registered, proved by the kernel: a copy from an unreadable source checks the destination first, and then fails

@@ -213,6 +213,9 @@ impl<T: Transport> FaultThread<T> {
             }
             let agent = fetch.pages[0].content.agent;
             if now.duration_since(fetch.began) > FETCH_DEADLINE {
+                if self.leave_to_detach(&fetch) {
+                    continue;
+                }
                 let (name, reason) = (self.lane.name(agent), self.lane.reason(agent));
                 self.shared.fail(format!("agent {name} does not give a page back: {reason}"));
             }
@@ -222,6 +225,17 @@ impl<T: Transport> FaultThread<T> {
                 self.unsent.push(fetch);
             }
         }
+    }
+
+    /// While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps until
+    /// then. False at any other time.
+    fn leave_to_detach(&mut self, fetch: &Fetch) -> bool {
+        let detaching = self.shared.detaching.load(Ordering::Relaxed);
+        if detaching {
+            self.pending.remove(&fetch.pages[0].place);
+            self.give_up(&fetch.pages[1..]);
+        }
+        detaching
     }
 
     /// What is missing of a fetch is to be sent again.
@@ -278,7 +292,8 @@ impl<T: Transport> FaultThread<T> {
 
     fn agent_lost(&mut self, agent: AgentId) {
         let mut tables = lock(&self.shared.tables);
-        if tables.depends_on(agent) {
+        // Who detaches asks for each page, and poisons those that have gone.
+        if !self.shared.detaching.load(Ordering::Relaxed) && tables.depends_on(agent) {
             drop(tables);
             let name = self.lane.name(agent);
             self.shared
@@ -317,6 +332,9 @@ impl<T: Transport> FaultThread<T> {
             // Perhaps only pages for which nobody waits: ask for the other alone.
             self.give_up(&fetch.pages.split_off(1));
             return self.unsent.push(fetch);
+        }
+        if self.leave_to_detach(&fetch) {
+            return;
         }
         let Wanted { place, content } = fetch.pages[0];
         self.pending.remove(&place);
@@ -390,7 +408,8 @@ impl<T: Transport> FaultThread<T> {
 
     fn mismatch(&self, fetch: &mut Fetch) -> bool {
         fetch.mismatches += 1;
-        if fetch.mismatches > 2 {
+        // While the workload is being let go, it is asked for again until the deadline.
+        if fetch.mismatches > 2 && !self.shared.detaching.load(Ordering::Relaxed) {
             let name = self.lane.name(fetch.pages[0].content.agent);
             self.shared.fail(format!("agent {name} gives back a page with a wrong checksum"));
         }
