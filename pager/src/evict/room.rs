@@ -17,7 +17,7 @@ use crate::tables::Place;
 const STUCK_STEP: i64 = 1 << 20;
 
 /// For how long no agent has taken pages that should go.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Fullness {
     since: Option<Instant>,
     /// In all earlier spells together.
@@ -30,8 +30,9 @@ impl Fullness {
     fn update(&mut self, now: Instant, full: bool) {
         if full {
             self.since.get_or_insert(now);
-        } else if let Some(since) = self.since.take() {
-            self.before += now.saturating_duration_since(since);
+        } else {
+            self.before += self.spell(now).unwrap_or_default();
+            self.since = None;
         }
     }
 
@@ -137,5 +138,27 @@ impl<T: Transport> EvictThread<T> {
             };
             self.notice(format_args!("the workload exceeds its budget: {why}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hiccup_is_no_spell() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut full = Fullness::default();
+        full.update(start, true);
+        full.update(at(10), true);
+        assert_eq!(full.spell(at(10)), None);
+        full.update(at(20), false);
+        assert_eq!(full.total(at(20)), Duration::ZERO, "{full:?}");
+        full.update(at(100), true);
+        full.update(at(200), true);
+        assert_eq!(full.spell(at(200)), Some(Duration::from_millis(100)));
+        full.update(at(300), false);
+        assert_eq!((full.spell(at(400)), full.total(at(400))), (None, Duration::from_millis(200)));
     }
 }
