@@ -121,7 +121,7 @@ _gms() {
             return 0
             ;;
         gms__subcmd__attach)
-            opts="-q -v -h --local --page-size --agent --keys --export --stats --trace --config --quiet --verbose --help"
+            opts="-q -v -h --local --page-size --agent --keys --export --when-full --stats --trace --config --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -145,6 +145,10 @@ _gms() {
                     ;;
                 --export)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --when-full)
+                    COMPREPLY=($(compgen -W "wait grow kill" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -511,7 +515,7 @@ _gms() {
             return 0
             ;;
         gms__subcmd__run)
-            opts="-q -v -h --local --page-size --agent --keys --export --stats --trace --config --quiet --verbose --help"
+            opts="-q -v -h --local --page-size --agent --keys --export --when-full --stats --trace --config --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -535,6 +539,10 @@ _gms() {
                     ;;
                 --export)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --when-full)
+                    COMPREPLY=($(compgen -W "wait grow kill" -- "${cur}"))
                     return 0
                     ;;
                 --stats)

@@ -42,6 +42,9 @@ complete -c gms -n "__fish_gms_using_subcommand run" -l page-size -d 'Memory fet
 complete -c gms -n "__fish_gms_using_subcommand run" -l agent -d 'An agent which holds pages; give it once for each. Without any, gms starts one inside itself' -r
 complete -c gms -n "__fish_gms_using_subcommand run" -l keys -d 'Directory with the keys of the cluster (see `gms keys init`); needed with --agent' -r -F
 complete -c gms -n "__fish_gms_using_subcommand run" -l export -d 'Size of the agent inside gms, used without --agent [default: half of the memory available]' -r
+complete -c gms -n "__fish_gms_using_subcommand run" -l when-full -d 'What happens while no agent takes pages that must go (all are full, or away) [default: grow]' -r -f -a "wait\t'The program waits until an agent takes pages again'
+grow\t'The program goes on and exceeds --local'
+kill\t'The program is killed after a second'"
 complete -c gms -n "__fish_gms_using_subcommand run" -l stats -d 'Write the figures of the session to FILE as JSON when it ends' -r -F
 complete -c gms -n "__fish_gms_using_subcommand run" -l trace -d 'Write the time stamps of sampled remote faults to FILE as CSV when the session ends' -r -F
 complete -c gms -n "__fish_gms_using_subcommand run" -l config -d 'Read options from FILE (TOML with the names of the long options); the command line wins' -r -F
@@ -54,6 +57,9 @@ complete -c gms -n "__fish_gms_using_subcommand attach" -l page-size -d 'Memory 
 complete -c gms -n "__fish_gms_using_subcommand attach" -l agent -d 'An agent which holds pages; give it once for each. Without any, gms starts one inside itself' -r
 complete -c gms -n "__fish_gms_using_subcommand attach" -l keys -d 'Directory with the keys of the cluster (see `gms keys init`); needed with --agent' -r -F
 complete -c gms -n "__fish_gms_using_subcommand attach" -l export -d 'Size of the agent inside gms, used without --agent [default: half of the memory available]' -r
+complete -c gms -n "__fish_gms_using_subcommand attach" -l when-full -d 'What happens while no agent takes pages that must go (all are full, or away) [default: grow]' -r -f -a "wait\t'The program waits until an agent takes pages again'
+grow\t'The program goes on and exceeds --local'
+kill\t'The program is killed after a second'"
 complete -c gms -n "__fish_gms_using_subcommand attach" -l stats -d 'Write the figures of the session to FILE as JSON when it ends' -r -F
 complete -c gms -n "__fish_gms_using_subcommand attach" -l trace -d 'Write the time stamps of sampled remote faults to FILE as CSV when the session ends' -r -F
 complete -c gms -n "__fish_gms_using_subcommand attach" -l config -d 'Read options from FILE (TOML with the names of the long options); the command line wins' -r -F

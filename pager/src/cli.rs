@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use gms_policy::Size;
+use gms_policy::{Size, WhenFull};
 
 const EXIT_STATUS: &str = "Exit status: the command's own (128+N when signal N ended it); 125 when gms itself fails, \
 126 when the command cannot be executed, 127 when it is not found, 2 for a wrong command line.";
@@ -83,6 +83,9 @@ pub struct PagingArgs {
     /// Size of the agent inside gms, used without --agent [default: half of the memory available]
     #[arg(long, value_name = "SIZE")]
     pub export: Option<Size>,
+    /// What happens while no agent takes pages that must go (all are full, or away) [default: grow]
+    #[arg(long, value_name = "WHAT", value_enum)]
+    pub when_full: Option<OnFull>,
     /// Write the figures of the session to FILE as JSON when it ends
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
@@ -186,6 +189,27 @@ impl PageSize {
     }
 }
 
+/// `--when-full`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnFull {
+    /// The program waits until an agent takes pages again
+    Wait,
+    /// The program goes on and exceeds --local
+    Grow,
+    /// The program is killed after a second
+    Kill,
+}
+
+impl From<OnFull> for WhenFull {
+    fn from(choice: OnFull) -> WhenFull {
+        match choice {
+            OnFull::Wait => WhenFull::Wait,
+            OnFull::Grow => WhenFull::Grow,
+            OnFull::Kill => WhenFull::Kill,
+        }
+    }
+}
+
 /// Checks that `text` has the form `HOST:PORT` (an IPv6 host in brackets); names are resolved later.
 pub fn parse_agent(text: &str) -> Result<String, String> {
     let wrong = || format!("'{text}' is not HOST:PORT (node7:7400, 10.0.0.7:7400, [fd00::7]:7400)");
@@ -282,6 +306,7 @@ mod tests {
             ("gms run true", "goes after '--'"),
             ("gms run -q -v -- true", "cannot be used with"),
             ("gms run --page-size 16k -- true", "16k"),
+            ("gms run --when-full stop -- true", "possible values: wait, grow, kill"),
             ("gms run --agent host -- true", "is not HOST:PORT"),
             ("gms attach 12x --local 1G", "12x"),
             ("gms attach 0 --local 1G", "0"),

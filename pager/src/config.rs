@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use gms_policy::{Bytes, Size};
 use toml::de::{DeTable, DeValue};
 
-use crate::cli::{PageSize, PagingArgs, parse_agent};
+use crate::cli::{OnFull, PageSize, PagingArgs, parse_agent};
 use crate::session::SessionConfig;
 use crate::size::{Human, Memory};
 
@@ -84,6 +84,7 @@ fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {
         agents: if line.agents.is_empty() { file.agents } else { line.agents },
         keys: line.keys.or(file.keys),
         export: line.export.or(file.export),
+        when_full: line.when_full.or(file.when_full),
         stats: line.stats.or(file.stats),
         trace: line.trace.or(file.trace),
         config: None,
@@ -132,6 +133,7 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         agents: args.agents,
         keys,
         export_bytes,
+        when_full: args.when_full.map(Into::into).unwrap_or_default(),
         trace,
         verbose,
         quiet,
@@ -177,12 +179,13 @@ fn set(args: &mut PagingArgs, base: &Path, key: &str, value: &DeValue<'_>) -> Re
         "agent" => args.agents = agents(value)?,
         "keys" => args.keys = Some(base.join(string(value)?)),
         "export" => args.export = Some(size(value)?),
+        "when-full" => args.when_full = Some(when_full(value)?),
         "stats" => args.stats = Some(base.join(string(value)?)),
         "trace" => args.trace = Some(base.join(string(value)?)),
         "quiet" => args.quiet = boolean(value)?,
         "verbose" => args.verbose = boolean(value)?,
         _ => {
-            return Err("unknown key; known are local, page-size, agent, keys, export, stats, trace, quiet, verbose".into());
+            return Err("unknown key; known are local, page-size, agent, keys, export, when-full, stats, trace, quiet, verbose".into());
         }
     }
     if args.quiet && args.verbose {
@@ -213,6 +216,12 @@ fn page_size(value: &DeValue<'_>) -> Result<PageSize, String> {
     clap::ValueEnum::from_str(text, true).map_err(|_| format!("'{text}' is not 4k or 8k"))
 }
 
+fn when_full(value: &DeValue<'_>) -> Result<OnFull, String> {
+    let text = string(value)?;
+    clap::ValueEnum::from_str(text, false)
+        .map_err(|_| format!("'{text}' is not wait, grow or kill"))
+}
+
 fn agents(value: &DeValue<'_>) -> Result<Vec<String>, String> {
     match value {
         DeValue::Array(list) => {
@@ -225,6 +234,7 @@ fn agents(value: &DeValue<'_>) -> Result<Vec<String>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gms_policy::WhenFull;
 
     const MEMORY: Memory =
         Memory { total_bytes: 10 << 30, available_bytes: 5 << 30, swap_bytes: 0 };
@@ -240,12 +250,13 @@ mod tests {
         assert_eq!(options.session.budget_bytes, (5 << 30) / 5 * 4 / 4096 * 4096);
         assert_eq!(options.session.export_bytes, (5 << 30) / 2);
         assert_eq!(options.session.page_shift, 12);
+        assert_eq!(options.session.when_full, WhenFull::Grow);
     }
 
     #[test]
     fn a_file_says_what_the_line_says() {
         let text = "local = '40%'\npage-size = \"8k\"\nagent = [\"a:1\", \"b:2\"]\nkeys = 'k'\nexport = 2097152\n\
-                    stats = '/s.json'\nverbose = true\n";
+                    stats = '/s.json'\nverbose = true\nwhen-full = 'wait'\n";
         let options = options(text, PagingArgs::default()).unwrap();
         assert_eq!(options.session.budget_bytes, (10 << 30) / 5 * 2 / 4096 * 4096);
         assert_eq!(options.session.page_shift, 13);
@@ -254,6 +265,7 @@ mod tests {
         assert_eq!(options.session.export_bytes, 2 << 20);
         assert_eq!(options.stats.as_deref(), Some(Path::new("/s.json")));
         assert!(options.session.verbose && !options.quiet);
+        assert_eq!(options.session.when_full, WhenFull::Wait);
     }
 
     #[test]
@@ -283,6 +295,7 @@ mod tests {
             ("local = true", "etc/gms.toml:1: local: expected a string, found boolean"),
             ("agent = ['a:1',\n 'b']", "etc/gms.toml:1: agent: 'b' is not HOST:PORT"),
             ("quiet = 'yes'", "etc/gms.toml:1: quiet: expected true or false"),
+            ("when-full = 'stop'", "etc/gms.toml:1: when-full: 'stop' is not wait, grow or kill"),
             ("page-size = '16k'", "etc/gms.toml:1: page-size: '16k' is not 4k or 8k"),
             ("quiet = true\nverbose = true", "etc/gms.toml:2: verbose: quiet and verbose exclude"),
             ("local = '1G'\nlocal = '2G'", "etc/gms.toml:2: duplicate key"),

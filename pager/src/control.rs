@@ -31,8 +31,10 @@ const CLIENTS_MAX: usize = 16;
 const SOCKETS_MAX: usize = 4096;
 /// For a client to send its request, and for a pager to answer it.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(2);
-/// For all pages to come home.
-const DETACH_DEADLINE: Duration = Duration::from_secs(600);
+/// For the next page to come home, or to be given up.
+const DETACH_DEADLINE: Duration = Duration::from_secs(120);
+/// How often it is asked how far a detach has come.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// What a client asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +50,8 @@ enum Request {
 enum Reply {
     Workload(Box<Workload>),
     Detached,
+    /// The same, but for pages that nobody has any more.
+    Lost(String),
     Error(String),
 }
 
@@ -77,10 +81,12 @@ pub enum ControlError {
 }
 
 /// How a detach ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DetachEnd {
     /// All pages are home and the workload runs on.
     Detached,
+    /// The same, but for pages that nobody has any more: what to tell of them.
+    Lost(String),
     /// The workload ended before.
     Ended,
 }
@@ -163,10 +169,13 @@ impl Server {
         });
     }
 
-    /// Tells those who asked for the detach that it is done.
-    pub fn detached(&mut self) {
+    /// Tells those who asked for the detach that it is done, and which pages were `lost`.
+    pub fn detached(&mut self, lost: Option<&str>) {
         for mut client in self.clients.drain(..).filter(|client| client.awaits_detach) {
-            client.answer(&Reply::Detached);
+            client.answer(&match lost {
+                None => Reply::Detached,
+                Some(text) => Reply::Lost(text.to_owned()),
+            });
         }
     }
 }
@@ -228,16 +237,31 @@ pub fn pager_of(pid: i32) -> Option<Workload> {
     })
 }
 
-/// Asks a pager to bring all pages home and waits until it has.
-pub fn detach(workload: &Workload) -> Result<DetachEnd, ControlError> {
+/// Asks a pager to bring all pages home and waits until it has; `progress` is called now and then meanwhile.
+pub fn detach(
+    workload: &Workload,
+    mut progress: impl FnMut(&Stats),
+) -> Result<DetachEnd, ControlError> {
     let pid = workload.stats.supervisor_pid;
     let failed = |reason: String| ControlError::NoAnswer { pid, reason };
     let name = format!("{pid}.sock");
     let path =
         sockets().into_iter().find(|path| path.file_name().is_some_and(|file| *file == *name));
     let path = path.ok_or_else(|| failed("its socket is gone".into()))?;
-    match ask(&path, Request::Detach, DETACH_DEADLINE) {
+    let mut last = (u64::MAX, Instant::now());
+    let mut patient = || {
+        // A pager that is busy may answer the next time.
+        if let Ok(now) = ask_status(&path) {
+            progress(&now.stats);
+            if now.stats.away_bytes != last.0 {
+                last = (now.stats.away_bytes, Instant::now());
+            }
+        }
+        last.1.elapsed() < DETACH_DEADLINE
+    };
+    match ask_patiently(&path, Request::Detach, PROGRESS_EVERY, &mut patient) {
         Ok(Reply::Detached) => Ok(DetachEnd::Detached),
+        Ok(Reply::Lost(text)) => Ok(DetachEnd::Lost(text)),
         Ok(Reply::Error(reason)) => Err(failed(reason)),
         Ok(Reply::Workload(_)) => Err(failed("it is of another version".into())),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(DetachEnd::Ended),
@@ -259,13 +283,26 @@ fn ask_status(path: &Path) -> io::Result<Workload> {
 }
 
 fn ask(path: &Path, request: Request, patience: Duration) -> io::Result<Reply> {
-    let deadline = Instant::now() + patience;
+    ask_patiently(path, request, patience, &mut || false)
+}
+
+/// The same; `patient` says after each `period` whether to go on waiting.
+fn ask_patiently(
+    path: &Path,
+    request: Request,
+    period: Duration,
+    patient: &mut dyn FnMut() -> bool,
+) -> io::Result<Reply> {
+    let mut deadline = Instant::now() + period;
     let mut stream = connect_now(path)?;
     stream.write_all(&line_of(&request))?;
     let mut line = Vec::new();
     let mut bytes = [0; 4096];
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let mut left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() && patient() {
+            (deadline, left) = (Instant::now() + period, period);
+        }
         if left.is_zero() || line.len() as u64 > REPLY_BYTES_MAX {
             return Err(ErrorKind::TimedOut.into());
         }
@@ -365,12 +402,17 @@ mod tests {
     }
 
     /// Serves `server` until the other thread is done; returns how often a detach was asked for.
-    fn serve(server: &mut Server, client: std::thread::JoinHandle<()>, done: bool) -> u32 {
+    fn serve(
+        server: &mut Server,
+        client: std::thread::JoinHandle<()>,
+        done: bool,
+        lost: Option<&str>,
+    ) -> u32 {
         let detaches = Cell::new(0);
         while !client.is_finished() {
             server.serve(Instant::now(), workload, || detaches.set(detaches.get() + 1));
             if done && detaches.get() > 0 {
-                server.detached();
+                server.detached(lost);
             }
             std::thread::yield_now();
         }
@@ -389,10 +431,39 @@ mod tests {
             let reply = ask(&path, Request::Detach, REQUEST_DEADLINE).unwrap();
             assert!(matches!(reply, Reply::Detached), "{reply:?}");
         });
-        assert_eq!(serve(&mut server, client, true), 1);
+        assert_eq!(serve(&mut server, client, true, None), 1);
         drop(server);
         assert_eq!(list(&dir).count(), 0, "the socket stayed behind");
         fs::remove_dir(&dir).unwrap();
+    }
+
+    #[test]
+    fn lost_pages_are_told() {
+        let dir = scratch("lost");
+        let mut server = Server::open_in(&dir).unwrap();
+        let path = server.path.clone();
+        let client = std::thread::spawn(move || {
+            let reply = ask(&path, Request::Detach, REQUEST_DEADLINE).unwrap();
+            assert!(matches!(&reply, Reply::Lost(text) if text == "3 pages"), "{reply:?}");
+        });
+        assert_eq!(serve(&mut server, client, true, Some("3 pages")), 1);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn patience_is_asked_for_after_each_period() {
+        let dir = scratch("patience");
+        let server = Server::open_in(&dir).unwrap();
+        let mut asked = 0;
+        let mut patient = || {
+            asked += 1;
+            asked < 3
+        };
+        let period = Duration::from_millis(1);
+        let error = ask_patiently(&server.path, Request::Detach, period, &mut patient).unwrap_err();
+        assert_eq!((error.kind(), asked), (ErrorKind::TimedOut, 3));
+        drop(server);
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
@@ -411,7 +482,7 @@ mod tests {
                 assert!(answer.starts_with("{\"error\":"), "{line:?}: {answer}");
             }
         });
-        assert_eq!(serve(&mut server, client, false), 0);
+        assert_eq!(serve(&mut server, client, false, None), 0);
         fs::remove_dir_all(&dir).unwrap();
     }
 

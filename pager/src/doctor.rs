@@ -324,6 +324,7 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
         agents: vec![addr.to_string()],
         keys: Some(keys.clone()),
         export_bytes: 0,
+        when_full: Default::default(),
         trace: None,
         verbose: false,
         quiet: true,

@@ -7,6 +7,7 @@ mod bulk;
 mod detach;
 mod look;
 mod reconcile;
+mod room;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::AsFd;
@@ -23,11 +24,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
+use self::detach::Homecoming;
 use self::look::Sharing;
-use crate::fault::ROOM_KEPT;
+use self::room::Fullness;
 use crate::inject::is_outside_madvise;
 use crate::lane::{Lane, LaneEvent};
-use crate::page_map::{Content, PAGE};
+use crate::page_map::PAGE;
 use crate::process::{BATCH, Process};
 use crate::session::Outcome;
 use crate::shared::{EvictCommand, Gauges, Shared, Space, drain, lock};
@@ -42,18 +44,14 @@ const MET_AFTER: Duration = Duration::from_millis(1);
 const WRITE_PAGES: usize = 64;
 /// Writes in flight to one agent.
 const WRITES_MAX: u32 = 8;
-/// Exchanges that fetch ahead, all agents together.
-const PREFETCHES_MAX: usize = 16;
 /// Discards are sent when so many wait, or at the next measurement.
 const DISCARDS_BATCH: usize = 512;
-/// A write or prefetch without an answer is given up after this.
+/// A write or fetch without an answer is given up after this.
 const EXCHANGE_DEADLINE: Duration = Duration::from_secs(5);
 /// If nothing can be evicted for so long, the workload may exceed its budget, and its user is told so.
 const STUCK: Duration = Duration::from_millis(50);
 /// The same if there only is no place for evicted pages until agents answer.
 const STUCK_WRITING: Duration = Duration::from_secs(1);
-/// By how much, each time.
-const STUCK_STEP: i64 = 1 << 20;
 /// How often it may be asked, when nothing else can be evicted, whether removals are over: running threads are stopped for it.
 const PROOF_EVERY: Duration = Duration::from_millis(20);
 /// For changes of an address space that began while pages were moved out to be told.
@@ -81,14 +79,6 @@ struct Write {
     sent: Instant,
 }
 
-struct Ahead {
-    space: SpaceId,
-    pages: Vec<(PageAddr, Content)>,
-    bytes: Vec<u8>,
-    done: u64,
-    sent: Instant,
-}
-
 /// See the module's documentation.
 pub struct EvictThread<T> {
     shared: Arc<Shared>,
@@ -105,7 +95,7 @@ pub struct EvictThread<T> {
     refused: HashMap<i32, (Instant, bool)>,
     budget: Budget,
     writes: HashMap<ExchangeId, Write>,
-    ahead: HashMap<ExchangeId, Ahead>,
+    home: Homecoming,
     given: Vec<u64>,
     zero_hash: u64,
     random: u64,
@@ -119,6 +109,11 @@ pub struct EvictThread<T> {
     /// When eviction, tried in vain until then, counts as stuck.
     stuck_at: Option<Instant>,
     goal: u64,
+    full: Fullness,
+    /// Faults woken because there is room for them, since the last look: they have not taken it yet.
+    granted: u64,
+    /// Agents of which the tables know that they may be down.
+    untrusted: BTreeSet<AgentId>,
     /// Where the thread may run, and the CPU which it leaves to the faults.
     allowed: CpuSet,
     avoided: i32,
@@ -161,7 +156,7 @@ impl<T: Transport> EvictThread<T> {
             refused: HashMap::new(),
             budget,
             writes: HashMap::new(),
-            ahead: HashMap::new(),
+            home: Homecoming::new(now),
             zero_hash,
             random: shared.seed | 1,
             next_look: now,
@@ -172,6 +167,9 @@ impl<T: Transport> EvictThread<T> {
             next_proof: now,
             stuck_at: None,
             goal: 0,
+            full: Fullness::default(),
+            granted: 0,
+            untrusted: BTreeSet::new(),
             allowed: sched_getaffinity(Pid::from_raw(0)).unwrap_or_default(),
             avoided: -1,
             nice: 0,
@@ -204,10 +202,11 @@ impl<T: Transport> EvictThread<T> {
             if self.shared.has_failed() {
                 self.tree.refresh(&self.evictors(), true);
                 self.tree.kill();
-            } else if self.shared.detaching.load(Ordering::Relaxed) {
+            } else if self.is_detaching() {
                 busy |= self.bring_home(now);
             } else if self.goal > 0 {
                 self.make_way();
+                self.distrust_agents(now);
                 let evicted = self.evict(now);
                 if !evicted && now >= self.next_proof {
                     self.end_quarantines(now);
@@ -258,10 +257,14 @@ impl<T: Transport> EvictThread<T> {
         busy
     }
 
+    pub(super) fn is_detaching(&self) -> bool {
+        self.shared.detaching.load(Ordering::Relaxed)
+    }
+
     // ---- evicting
 
     fn be_nice(&mut self, now: Instant) {
-        let ahead = self.goal > 0 && self.shared.has_room(1);
+        let ahead = self.goal > 0 && self.shared.has_room(1) && !self.is_detaching();
         let nice = match ahead && now < self.next_look {
             true => NICE_AHEAD,
             false => NICE,
@@ -375,53 +378,6 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    /// Wakes the faults that wait for room, if there is some also for first touches, or if none can be made.
-    fn make_room(&mut self, now: Instant) {
-        let ceiling = self.budget.ceiling().0 as i64;
-        let resident = self.shared.resident.load(Ordering::Relaxed);
-        let waiting = lock(&self.shared.tables).roomless();
-        if waiting == 0 {
-            if resident < ceiling {
-                self.stuck_at = None;
-                self.shared.ceiling.store(ceiling, Ordering::Relaxed);
-            }
-            return;
-        }
-        if self.stuck_at.is_some_and(|at| now > at) && !self.shared.has_room(waiting + ROOM_KEPT) {
-            self.shared.ceiling.store(resident.max(ceiling) + STUCK_STEP, Ordering::Relaxed);
-            self.stuck_at = None;
-            self.warn_stuck();
-        }
-        if self.shared.has_room(waiting.min(BATCH as u64) + ROOM_KEPT) {
-            let places = lock(&self.shared.tables).take_roomless();
-            self.wake(&places);
-        }
-    }
-
-    /// Faults of a child can be known before the child is: its `Forked` has been sent by then.
-    fn wake(&mut self, places: &[Place]) {
-        if places.iter().any(|place| !self.spaces.contains_key(&place.0)) {
-            self.obey(Instant::now());
-        }
-        self.shared.wake(&self.spaces, places);
-    }
-
-    fn agents_are_full(&self) -> bool {
-        self.lane.views().iter().all(|v| !v.up || v.credits.0 < WRITE_PAGES as u64)
-    }
-
-    fn warn_stuck(&mut self) {
-        if std::mem::replace(&mut self.warned, true) {
-            return;
-        }
-        let unwritten = lock(&self.shared.tables).free_slots() < BATCH;
-        let why = match unwritten || self.agents_are_full() {
-            true => "the agents are full or away: add one, or give them more with --export",
-            false => "nothing more can be evicted",
-        };
-        self.notice(format_args!("the workload exceeds its budget: {why}"));
-    }
-
     /// Tells the user, who may have asked not to be told.
     fn notice(&self, text: std::fmt::Arguments<'_>) {
         if !self.shared.config.quiet {
@@ -441,7 +397,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// No process may outlive its userfaultfd with pages away: it would read zeros.
     fn kill_remaining(&mut self) {
-        if matches!(self.shared.outcome(), Some(Outcome::Detached | Outcome::Refused(_))) {
+        if matches!(self.shared.outcome(), Some(Outcome::Detached { .. } | Outcome::Refused(_))) {
             return;
         }
         let deadline = Instant::now() + KILL_DEADLINE;

@@ -48,7 +48,7 @@ const NO_SPIN: Duration = Duration::from_millis(10);
 /// A fetch without an answer is sent again after this.
 const FETCH_RETRY: Duration = Duration::from_secs(2);
 /// After this long without its page the workload is stopped: the page is lost.
-const FETCH_DEADLINE: Duration = Duration::from_secs(15);
+pub const FETCH_DEADLINE: Duration = Duration::from_secs(15);
 /// Faults which met an unread event are tried again after this at the latest.
 const AGAIN: Duration = Duration::from_millis(1);
 /// Room that first touches and prefetches leave to demand fetches, in pages, so that those need not wait for an eviction while another

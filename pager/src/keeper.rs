@@ -178,7 +178,11 @@ fn stop_at_fault(faults: &Faults, thread: i32, address: u64) {
                 "the pager has died: process {pid} is killed, because its evicted pages are lost"
             ));
         }
-        None => faults.poison(page),
+        None => {
+            // Best effort: a page that is not mapped any more needs no poison.
+            let _ = faults.mark(page..page + PAGE, false);
+            let _ = faults.poison(page);
+        }
     }
 }
 

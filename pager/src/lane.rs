@@ -10,12 +10,17 @@ use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageCount};
 use gms_policy::placement::{AgentView, Feedback, Reply};
 use gms_transport::message::{Control, Op, Status, WorkloadId};
-use gms_transport::{CloseCode, Event, ExchangeId, LinkId, Transport, TransportError};
+use gms_transport::{CloseCode, CloseReason, Event, ExchangeId, LinkId, Transport, TransportError};
 
 /// How long an agent keeps the workload's pages when it hears nothing.
 const LEASE: Duration = Duration::from_secs(60);
 /// Pause before an agent that could not be reached is tried again.
 const RETRY: Duration = Duration::from_millis(300);
+/// For an agent to answer the hello of a link that is up.
+const HELLO_DEADLINE: Duration = Duration::from_secs(3);
+/// An agent that leaves a request unanswered for this long is not trusted with the only copy of a page: it may be down without the link
+/// knowing it yet.
+const SUSPECT: Duration = Duration::from_secs(1);
 
 /// An agent's address and its name for messages.
 #[derive(Clone, Debug)]
@@ -72,9 +77,13 @@ pub enum LaneEvent {
 }
 
 enum Phase {
+    /// Left by `connect`.
     Down { retry_at: Instant },
+    /// Left by `greet` or `closed`, which the transport promises within a bounded time.
     Connecting,
-    Greeting(LinkId, ExchangeId),
+    /// Left by `greeted`, by `closed`, or at the deadline.
+    Greeting { link: LinkId, hello: ExchangeId, deadline: Instant },
+    /// Left by `closed`.
     Up(LinkId),
 }
 
@@ -84,18 +93,24 @@ struct Peer {
     feedback: Feedback,
     /// The session that the agent gave us last; another one means that the pages of the last are gone.
     session: Option<u64>,
+    /// Entries of `Lane::open`.
     inflight: u32,
+    /// Pages refused.
     refusals: u64,
+    /// It serves pages and takes none, because it is about to end. Told by the replies to puts and status requests.
     draining: bool,
     /// Why it was last down.
     reason: String,
 }
 
+/// A request whose reply has not come whole.
 struct Open {
     agent: AgentId,
     sent: Instant,
     pages: u32,
     op: Op,
+    /// The reply's control message came: whatever happens now, it is no time-out.
+    answered: bool,
 }
 
 /// See the module's documentation.
@@ -197,27 +212,39 @@ impl<T: Transport> Lane<T> {
         if control.op == Op::Put {
             peer.feedback.on_put(PageCount(pages.into()));
         }
-        self.open.insert(exchange, Open { agent, sent: now, pages, op: control.op });
+        let open = Open { agent, sent: now, pages, op: control.op, answered: false };
+        self.open.insert(exchange, open);
         Ok(exchange)
     }
 
-    /// Gives up waiting for a reply.
-    pub fn abandon(&mut self, exchange: ExchangeId) {
+    /// Whether the agent can be trusted to keep the only copy of a page: it is up, does not drain, and answers.
+    pub fn keeps(&self, now: Instant, agent: AgentId) -> bool {
+        let silent = |open: &Open| {
+            open.agent == agent && !open.answered && now.duration_since(open.sent) > SUSPECT
+        };
+        let peer = &self.peers[usize::from(agent.0)];
+        self.is_up(agent) && !peer.draining && !self.open.values().any(silent)
+    }
+
+    /// Gives up waiting for a reply, or for the rest of it.
+    pub fn abandon(&mut self, now: Instant, exchange: ExchangeId) {
         self.transport.abandon(exchange);
-        if let Some(open) = self.open.remove(&exchange) {
-            let peer = &mut self.peers[usize::from(open.agent.0)];
-            peer.inflight = peer.inflight.saturating_sub(1);
-            peer.feedback.on_timeout(open.sent.elapsed());
+        if let Some(open) = self.end(exchange).filter(|open| !open.answered) {
+            let waited = now.saturating_duration_since(open.sent);
+            self.peers[usize::from(open.agent.0)].feedback.on_timeout(waited);
         }
     }
 
     /// Receives, runs timers, keeps the links up. True if anything happened.
     pub fn drive(&mut self, now: Instant) -> std::io::Result<bool> {
         for index in 0..self.peers.len() {
-            if let Phase::Down { retry_at } = self.peers[index].phase
-                && retry_at <= now
-            {
-                self.connect(now, index);
+            match self.peers[index].phase {
+                Phase::Down { retry_at } if retry_at <= now => self.connect(now, index),
+                Phase::Greeting { link, deadline, .. } if deadline <= now => {
+                    self.peers[index].reason = "it does not answer the hello".into();
+                    self.transport.close(now, link, CloseCode::Goodbye);
+                }
+                _ => {}
             }
         }
         self.transport.drive(now)
@@ -245,13 +272,13 @@ impl<T: Transport> Lane<T> {
             }
             match self.transport.poll(now)? {
                 Event::Connected { link, .. } => self.greet(now, link),
-                Event::Closed { link, reason } => self.closed(now, link, reason.to_string()),
+                Event::Closed { link, reason } => self.closed(now, link, &reason),
                 Event::Control { exchange, control } => self.replied(now, exchange, control),
                 Event::Payload { exchange, offset, bytes } if self.is_request(exchange) => {
                     return Some(LaneEvent::Payload { exchange, offset: offset as usize, bytes });
                 }
                 Event::Complete { exchange } if self.is_request(exchange) => {
-                    self.open.remove(&exchange);
+                    self.end(exchange);
                     return Some(LaneEvent::Complete { exchange });
                 }
                 Event::Aborted { exchange, .. } if self.is_request(exchange) => {
@@ -267,19 +294,20 @@ impl<T: Transport> Lane<T> {
         self.open.contains_key(&exchange)
     }
 
-    fn end(&mut self, exchange: ExchangeId) {
-        if let Some(open) = self.open.remove(&exchange) {
-            let peer = &mut self.peers[usize::from(open.agent.0)];
-            peer.inflight = peer.inflight.saturating_sub(1);
-        }
+    /// The exchange is over: the only place where it stops to be in flight.
+    fn end(&mut self, exchange: ExchangeId) -> Option<Open> {
+        let open = self.open.remove(&exchange)?;
+        self.peers[usize::from(open.agent.0)].inflight -= 1;
+        Some(open)
     }
 
     fn greet(&mut self, now: Instant, link: LinkId) {
         let Some(&agent) = self.links.get(&link) else { return };
         let hello = Control::hello(0, self.workload, LEASE.as_millis() as u64);
         match self.transport.request(now, link, &hello, &[]) {
-            Ok(exchange) => {
-                self.peers[usize::from(agent.0)].phase = Phase::Greeting(link, exchange);
+            Ok(hello) => {
+                let deadline = now + HELLO_DEADLINE;
+                self.peers[usize::from(agent.0)].phase = Phase::Greeting { link, hello, deadline };
             }
             Err(error) => {
                 self.peers[usize::from(agent.0)].reason = error.to_string();
@@ -299,37 +327,44 @@ impl<T: Transport> Lane<T> {
         let lost = peer.session.is_some_and(|last| last != session);
         peer.session = Some(session);
         peer.phase = Phase::Up(link);
+        // An agent that drains takes no hello of a workload without pages, and says so in its next status otherwise.
+        peer.draining = false;
         let elapsed = self.transport.path(link).map_or(Duration::ZERO, |path| path.rtt);
         peer.feedback.on_reply(reply_of(control, elapsed));
         self.events.push_back(LaneEvent::Up { agent, lost });
     }
 
-    fn closed(&mut self, now: Instant, link: LinkId, reason: String) {
+    fn closed(&mut self, now: Instant, link: LinkId, reason: &CloseReason) {
         let Some(agent) = self.links.remove(&link) else { return };
         let peer = &mut self.peers[usize::from(agent.0)];
         peer.phase = Phase::Down { retry_at: now + RETRY };
-        peer.inflight = 0;
-        peer.reason.clone_from(&reason);
+        // Whoever closed it here has said why.
+        if *reason != CloseReason::Local {
+            peer.reason = reason.to_string();
+        }
+        let reason = peer.reason.clone();
         self.events.push_back(LaneEvent::Down { agent, reason });
     }
 
     fn replied(&mut self, now: Instant, exchange: ExchangeId, control: Control) {
         let Some(&agent) = self.links.get(&exchange.link) else { return };
         let peer = &mut self.peers[usize::from(agent.0)];
-        if let Phase::Greeting(link, hello) = peer.phase
+        if let Phase::Greeting { link, hello, .. } = peer.phase
             && hello == exchange
         {
             return self.greeted(now, agent, link, &control);
         }
-        let Some(open) = self.open.get(&exchange) else { return };
-        peer.inflight = peer.inflight.saturating_sub(1);
+        let Some(open) = self.open.get_mut(&exchange) else { return };
+        open.answered = true;
         let mut reply = reply_of(&control, now.saturating_duration_since(open.sent));
         if open.op == Op::Put {
             let refused = open.pages.saturating_sub(control.done.get().count_ones());
             reply.refused = refused > 0;
             peer.refusals += u64::from(refused);
         }
-        peer.draining |= control.status == Status::Draining;
+        if matches!(open.op, Op::Put | Op::Status) {
+            peer.draining = control.status == Status::Draining;
+        }
         peer.feedback.on_reply(reply);
         self.events.push_back(LaneEvent::Reply { exchange, control: Box::new(control) });
     }
@@ -343,7 +378,8 @@ impl<T: Transport> Lane<T> {
     pub fn deadline(&self) -> Option<Instant> {
         let retries = self.peers.iter().filter_map(|peer| match peer.phase {
             Phase::Down { retry_at } => Some(retry_at),
-            _ => None,
+            Phase::Greeting { deadline, .. } => Some(deadline),
+            Phase::Connecting | Phase::Up(_) => None,
         });
         retries.chain(self.transport.deadline()).min()
     }
@@ -374,3 +410,6 @@ fn reply_of(control: &Control, elapsed: Duration) -> Reply {
         refused: control.status == Status::Full,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -140,8 +140,8 @@ impl<P: Paging> Paged<P> {
             server.serve(Instant::now(), workload, || session.detach());
         }
         let outcome = session.outcome()?;
-        if let (Some(server), Outcome::Detached) = (control, &outcome) {
-            server.detached();
+        if let (Some(server), Outcome::Detached { lost }) = (control, &outcome) {
+            server.detached(lost.as_deref());
         }
         Some(outcome)
     }
@@ -160,8 +160,13 @@ fn named(mut stats: Stats, (root, command): &(i32, String)) -> Stats {
 
 /// Waits for input on any of the descriptors, or for the next look.
 pub fn wait(fds: &mut [PollFd<'_>]) {
+    wait_ms(fds, LOOK_MS);
+}
+
+/// The same for so many milliseconds at most.
+pub fn wait_ms(fds: &mut [PollFd<'_>], millis: u16) {
     // An error (a signal, no memory) only makes the next look early.
-    let _ = poll(fds, PollTimeout::from(LOOK_MS));
+    let _ = poll(fds, PollTimeout::from(millis));
 }
 
 /// Runs a command to its end, in the pager process behind [`split`]. `prepare` makes the session.
@@ -235,7 +240,9 @@ struct Running<P> {
 impl<P: Paging> Running<P> {
     fn over(&self) -> bool {
         match &self.past {
-            None | Some((Outcome::Detached | Outcome::Refused(_), ..)) => !self.children_left,
+            None | Some((Outcome::Detached { .. } | Outcome::Refused(_), ..)) => {
+                !self.children_left
+            }
             // An evictor may be left which has not yet seen the end of its process.
             Some((Outcome::TreeGone, ..)) => self.end.is_some() || !self.children_left,
             Some((Outcome::Killed(_), _, since)) => {
@@ -269,6 +276,9 @@ impl<P: Paging> Running<P> {
         if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
             let stats = self.paged.take().map(Paged::finish).unwrap_or_default();
             self.link.dismiss_keeper(&outcome);
+            if let Outcome::Detached { lost: Some(text) } = &outcome {
+                say(text);
+            }
             self.past = Some((outcome, stats, Instant::now()));
         }
         Ok(())

@@ -87,6 +87,10 @@ impl Entry {
         }
     }
 
+    fn is_away(self) -> bool {
+        matches!(self.word & TAGS, SLOT | REMOTE)
+    }
+
     fn mark(self) -> Mark {
         (self.word >> MARK_SHIFT) as Mark & ((1 << MARK_BITS) - 1)
     }
@@ -115,6 +119,8 @@ struct Header {
     used: u16,
     /// Entries that name a slot.
     slots: u16,
+    /// Entries whose page is not in memory.
+    away: u16,
 }
 
 /// A chunk, by its number.
@@ -134,6 +140,8 @@ pub struct PageMap {
     /// Free chunks that still have theirs, at most [`WARM_MAX`]: pages that go out and come back use the same few again and again.
     warm: Vec<Chunk>,
     limit: u32,
+    /// Entries that are `Slot` or `Remote`, in shared chunks counted once.
+    away: u64,
 }
 
 impl PageMap {
@@ -144,7 +152,7 @@ impl PageMap {
         // SAFETY: the memfd is ours alone; nobody else maps, writes or truncates it while this mapping lives.
         let memory = unsafe { MmapMut::map_mut(&file)? };
         let (headers, free, warm) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(PageMap { memory, headers, index: HashMap::new(), free, warm, limit })
+        Ok(PageMap { memory, headers, index: HashMap::new(), free, warm, limit, away: 0 })
     }
 
     /// Whether there is no room left for pages that go out. What is left is for changes of the address space.
@@ -171,6 +179,11 @@ impl PageMap {
         self.entry(space, page).mark()
     }
 
+    /// Pages that are not in the workload's memory, in all spaces together.
+    pub fn away(&self) -> u64 {
+        self.away
+    }
+
     fn entry(&self, space: SpaceId, page: PageAddr) -> Entry {
         let Some(chunk) = self.find(space, page.get()) else { return Entry::default() };
         self.entries(chunk)[slot_of(page.get())]
@@ -190,6 +203,7 @@ impl PageMap {
             self.memory.copy_within(at(shared)..at(shared) + CHUNK_LEN, at(own));
             self.headers[shared as usize].owners -= 1;
             self.headers[own as usize] = Header { owners: 1, ..self.headers[shared as usize] };
+            self.away += u64::from(self.headers[own as usize].away);
         }
         self.index.entry(space).or_default().insert(base, own);
         Ok(shared.map(|_| own))
@@ -201,12 +215,16 @@ impl PageMap {
             assert_eq!(state, State::Empty, "an entry without a chunk");
             return;
         };
-        let was = self.entries(chunk)[slot_of(page.get())].decode();
-        self.entries_mut(chunk)[slot_of(page.get())] = Entry::encode(state, mark);
+        let entry = &mut self.entries_mut(chunk)[slot_of(page.get())];
+        let (was, was_away) = (entry.decode(), entry.is_away());
+        *entry = Entry::encode(state, mark);
+        let is_away = entry.is_away();
+        self.away = self.away + u64::from(is_away) - u64::from(was_away);
         let header = &mut self.headers[chunk as usize];
         assert_eq!(header.owners, 1, "a shared chunk was changed");
         let count = |set: bool| u16::from(set);
         header.used = header.used + count(state != State::Empty) - count(was != State::Empty);
+        header.away = header.away + count(is_away) - count(was_away);
         let is_slot = |state| count(matches!(state, State::Slot(_)));
         header.slots = header.slots + is_slot(state) - is_slot(was);
         if header.used == 0 {
@@ -358,6 +376,7 @@ impl PageMap {
 
     /// Frees a chunk and gives its memory back, which empties its entries.
     fn release(&mut self, chunk: Chunk) {
+        self.away -= u64::from(self.headers[chunk as usize].away);
         self.headers[chunk as usize] = Header::default();
         let (offset, length) = (chunk as usize * CHUNK_LEN, CHUNK_LEN);
         // SAFETY: the range is within the mapping, and nothing refers to entries of a chunk that is free.
@@ -480,6 +499,9 @@ mod tests {
                 prop_assert_eq!(map.get(SpaceId(space), page), state);
                 prop_assert_eq!(map.mark(SpaceId(space), page), mark);
             }
+            let away = |(state, _): &&(State, Mark)| matches!(state, State::Slot(_) | State::Remote(_));
+            let known = oracle.values().filter(away).count() as u64;
+            prop_assert!(map.away() <= known && (map.away() == 0) == (known == 0));
             let range = from * PAGE..(from + n) * PAGE;
             let expected: Vec<_> = oracle.iter()
                 .filter(|((s, p), (state, _))| *s == 1 && range.contains(&p.get()) && *state != State::Empty)
@@ -500,7 +522,7 @@ mod tests {
                 clear(&mut map, space, 0..1 << 40);
             }
             prop_assert_eq!(map.chunks_used(), 0);
-            prop_assert_eq!(map.bytes(), 0);
+            prop_assert_eq!((map.bytes(), map.away()), (0, 0));
         }
     }
 

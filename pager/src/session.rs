@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gms_agent::Agent;
+use gms_policy::full::WhenFull;
 use gms_policy::ids::Bytes;
 use gms_transport::keys::{self, Identity, Role};
 use gms_transport::message::WorkloadId;
@@ -44,6 +45,8 @@ pub struct SessionConfig {
     pub keys: Option<PathBuf>,
     /// Size of the embedded agent in bytes.
     pub export_bytes: u64,
+    /// What happens when no agent has room for pages that must go.
+    pub when_full: WhenFull,
     /// File for the time stamps of sampled faults.
     pub trace: Option<PathBuf>,
     /// Say what happens on stderr.
@@ -81,8 +84,11 @@ pub enum SessionError {
 pub enum Outcome {
     /// No process of the tree is left.
     TreeGone,
-    /// All pages are home, nothing is registered any more: the workload runs on by itself.
-    Detached,
+    /// All pages that agents still had are home, nothing is registered any more: the workload runs on by itself.
+    Detached {
+        /// What to tell of pages that nobody has any more; they are poisoned.
+        lost: Option<String>,
+    },
     /// The process cannot be paged, and is as it was. The text says why.
     Refused(String),
     /// Data could not be had or kept; the workload was killed. The text says why.
@@ -287,9 +293,10 @@ fn connected(mut lane: Lane<Quic>) -> Result<Lane<Quic>, SessionError> {
 
 fn stats(shared: &Shared) -> Stats {
     let gauges = lock(&shared.gauges).clone();
-    let (counters, remote, peak) = {
+    let (counters, remote, peak, away) = {
         let tables = lock(&shared.tables);
-        (tables.counters, tables.remote_pages(), tables.remote_pages_peak)
+        let away = tables.away_pages();
+        (tables.counters, tables.remote_pages(), tables.remote_pages_peak, away)
     };
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     Stats {
@@ -312,6 +319,10 @@ fn stats(shared: &Shared) -> Stats {
         resident_peak_bytes: gauges.resident_peak,
         remote_bytes: remote * PAGE,
         remote_peak_bytes: peak * PAGE,
+        away_bytes: away * PAGE,
+        agents_full: gauges.full,
+        agents_full_s: gauges.full_time.as_secs_f64(),
+        detaching: shared.detaching.load(Ordering::Relaxed),
         budget_bytes: shared.config.budget_bytes,
         unpageable_bytes: gauges.unpageable,
         attach_us: gauges.attach.as_secs_f64() * 1e6,

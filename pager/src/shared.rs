@@ -193,6 +193,10 @@ pub struct Gauges {
     pub resident_peak: u64,
     /// Bytes that could not be paged.
     pub unpageable: u64,
+    /// No agent takes pages, though some must go.
+    pub full: bool,
+    /// For how long that was so.
+    pub full_time: Duration,
     /// Longest stop for an attach.
     pub attach: Duration,
     /// Processes seen.

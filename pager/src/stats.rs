@@ -75,6 +75,18 @@ pub struct Stats {
     pub remote_bytes: u64,
     /// Highest of the same.
     pub remote_peak_bytes: u64,
+    /// Memory that is not in the workload now: only at agents, or on its way there, in bytes.
+    #[serde(default)]
+    pub away_bytes: u64,
+    /// No agent takes pages now, though some must go.
+    #[serde(default)]
+    pub agents_full: bool,
+    /// For how many seconds that was so.
+    #[serde(default)]
+    pub agents_full_s: f64,
+    /// All pages are being brought home.
+    #[serde(default)]
+    pub detaching: bool,
     /// `--local`.
     pub budget_bytes: u64,
     /// Anonymous memory which cannot be paged now (shared, locked, pinned, read-only ...), in bytes.

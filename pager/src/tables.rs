@@ -12,16 +12,19 @@
 
 mod changes;
 mod eviction;
+mod home;
+mod roomless;
 mod space;
 
 pub use changes::{Doubt, Remap};
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
 use gms_policy::eviction::{Ages, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
+use self::roomless::Roomless;
 use self::space::SpaceState;
 use crate::page_map::{CHUNKS_MAX, Chunk, Content, PAGE, PageMap, State};
 use crate::range_set::RangeSet;
@@ -120,9 +123,11 @@ pub struct Tables {
     /// Faults that wait for somebody else's work.
     waiters: HashSet<Place>,
     /// Faults that wait until room is made.
-    roomless: HashSet<Place>,
+    roomless: Roomless,
     /// Pages which are being prefetched.
     prefetching: HashSet<Place>,
+    /// Agents that are not trusted with the only copy of a page.
+    untrusted: BTreeSet<AgentId>,
     /// Contents that agents may forget.
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
@@ -160,8 +165,9 @@ impl Tables {
             ages: Ages::new(budget),
             shared: HashMap::new(),
             waiters: HashSet::new(),
-            roomless: HashSet::new(),
+            roomless: Roomless::default(),
             prefetching: HashSet::new(),
+            untrusted: BTreeSet::new(),
             discards: BTreeMap::new(),
             next_content: 1,
             remote_pages: 0,
@@ -185,7 +191,7 @@ impl Tables {
         self.forget(space, 0..u64::MAX);
         self.spaces.remove(&space);
         self.waiters.retain(|w| w.0 != space);
-        self.roomless.retain(|w| w.0 != space);
+        self.roomless.forget(space);
         self.prefetching.retain(|w| w.0 != space);
     }
 
@@ -318,7 +324,7 @@ impl Tables {
 
     /// A fault waits until room is made.
     pub fn wait_for_room(&mut self, place: Place) {
-        self.roomless.insert(place);
+        self.roomless.push(place);
     }
 
     /// Number of faults which wait for room.
@@ -326,9 +332,9 @@ impl Tables {
         self.roomless.len() as u64
     }
 
-    /// The faults that wait for room: woken, they fault again.
-    pub fn take_roomless(&mut self) -> Vec<Place> {
-        self.roomless.drain().collect()
+    /// Up to `max` of the faults that wait for room, the oldest first: woken, they fault again.
+    pub fn take_roomless(&mut self, max: usize) -> Vec<Place> {
+        self.roomless.take(max)
     }
 
     // ---- prefetch
@@ -364,18 +370,6 @@ impl Tables {
         self.waiters.remove(&place)
     }
 
-    /// Pages of a space which are only at agents, up to `max`, not before `from`.
-    pub fn remote_pages_from(&self, space: SpaceId, from: u64, max: usize) -> Vec<PageAddr> {
-        let mut found = Vec::new();
-        self.map.visit(space, from..u64::MAX, |page, state| {
-            if matches!(state, State::Remote(_)) {
-                found.push(page);
-            }
-            found.len() < max
-        });
-        found
-    }
-
     /// The first address of the range of which something is known, or its end.
     pub fn next_known(&self, space: SpaceId, range: Range<u64>) -> u64 {
         let mut next = range.end;
@@ -397,32 +391,6 @@ impl Tables {
             };
             found = evicted.then_some(page);
             !evicted
-        });
-        found
-    }
-
-    /// Whether no page of any space is away (in the buffer or at an agent).
-    pub fn is_all_home(&self) -> bool {
-        self.spaces.keys().all(|&space| {
-            let mut home = true;
-            self.map.visit(space, 0..u64::MAX, |_, state| {
-                home = matches!(state, State::Kept(_));
-                home
-            });
-            home
-        })
-    }
-
-    /// Pages of a space in the write-back buffer whose bytes are there.
-    pub fn buffered_pages(&self, space: SpaceId) -> Vec<(PageAddr, u32)> {
-        let mut found = Vec::new();
-        self.map.visit(space, 0..u64::MAX, |page, state| {
-            if let State::Slot(slot) = state
-                && self.slots[slot as usize].phase != Phase::Leaving
-            {
-                found.push((page, slot));
-            }
-            true
         });
         found
     }
@@ -449,6 +417,11 @@ impl Tables {
     /// Pages at agents.
     pub fn remote_pages(&self) -> u64 {
         self.remote_pages
+    }
+
+    /// Agents that are away, leaving or silent: pages of which they have a copy are kept until another agent has one too.
+    pub fn distrust(&mut self, agents: BTreeSet<AgentId>) {
+        self.untrusted = agents;
     }
 
     /// Whether any page is only at this agent.

@@ -172,15 +172,6 @@ impl Faults {
         unsafe { uffdio_writeprotect(self.uffd.as_raw_fd(), &raw mut protect) }.map(drop)
     }
 
-    /// Whoever touches the page from now on gets SIGBUS. Best effort: a page that is not mapped any more needs none.
-    pub fn poison(&self, page: u64) {
-        let _ = self.mark(page..page + PAGE, false);
-        let range = sys::uffdio_range { start: page, len: PAGE };
-        let mut poison = sys::uffdio_poison { range, mode: 0, updated: 0 };
-        // SAFETY: the kernel writes only to `poison` and to the workload's page tables.
-        let _ = unsafe { uffdio_poison(self.uffd.as_raw_fd(), &raw mut poison) };
-    }
-
     /// What is at a page for which a thread waits, or has waited.
     pub fn probe(&self, page: u64) -> Probe {
         match self.zero_errno(page) {
@@ -253,6 +244,15 @@ impl Faults {
             }
             return (installed, decode(result));
         }
+    }
+
+    /// Notes an absent page, whose marker has been taken away, as lost: whoever touches it gets SIGBUS, as for a memory error of the hardware. That outlives the
+    /// registration and is inherited by forked children; unmapping or discarding the page ends it. Linux 6.6 has it without being asked.
+    pub fn poison(&self, page: u64) -> Installed {
+        let range = sys::uffdio_range { start: page, len: PAGE };
+        let mut poison = sys::uffdio_poison { range, mode: 0, updated: 0 };
+        // SAFETY: the kernel writes only to `poison` and to the workload's page tables.
+        decode(unsafe { uffdio_poison(self.uffd.as_raw_fd(), &raw mut poison) })
     }
 
     /// Whether the range is registered, proved by the kernel: a copy from an unreadable source checks the destination first, and then fails

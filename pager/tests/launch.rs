@@ -64,7 +64,7 @@ impl Paging for Fake {
         Ok(())
     }
     fn detach(&self) {
-        self.end(Outcome::Detached);
+        self.end(Outcome::Detached { lost: None });
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.done.0.as_fd()
@@ -382,7 +382,7 @@ fn a_detached_command_runs_on() {
     assert_eq!(workload.stats.command, "sh -c read line; exit 5");
     assert!(control::find(pager).is_some() && control::find(front).is_some());
     assert_eq!(control::pager_of(root).map(|workload| workload.stats.pid), Some(root));
-    assert_eq!(control::detach(&workload).unwrap(), DetachEnd::Detached);
+    assert_eq!(control::detach(&workload, |_| ()).unwrap(), DetachEnd::Detached);
     until("it is no longer listed", || control::find(root).is_none());
     until("it waits for its line", || proc::state(root) == Some('S'));
     drop(child.stdin.take());

@@ -7,12 +7,14 @@
 //! | to which agent | [`placement`] | power of two choices (Mitzenmacher 1996), GMS weights |
 //! | which pages come in early | [`prefetch`] | Leap (Al Maruf and Chowdhury, ATC'20) |
 //! | when to act at all | [`budget`] | watermarks |
+//! | what if no agent takes pages | [`full`] | the user |
 //!
 //! Besides, [`size`] reads sizes as people write them, the same in every command.
 #![forbid(unsafe_code)]
 
 pub mod budget;
 pub mod eviction;
+pub mod full;
 pub mod ids;
 pub mod limits;
 pub mod placement;
@@ -21,6 +23,7 @@ pub mod size;
 
 pub use budget::{Budget, Decision};
 pub use eviction::{Ages, Mark};
+pub use full::{FullAction, WhenFull};
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
 pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices};
 pub use prefetch::{Prefetch, Streams, Window};

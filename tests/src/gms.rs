@@ -77,6 +77,12 @@ impl Gms {
         self
     }
 
+    /// With another limit on its time than such commands have.
+    pub fn limit(mut self, limit: Duration) -> Gms {
+        self.program = self.program.limit(limit);
+        self
+    }
+
     /// `--local`.
     pub fn local(self, budget: Mib) -> Gms {
         self.arg("--local").arg(format!("{}M", budget.0))

@@ -21,12 +21,16 @@ pub struct AgentStats {
     pub addr: String,
     /// Pages which it was given.
     pub pages: u64,
+    /// Pages which it holds now.
+    pub pages_held: u64,
     /// Smoothed round trip.
     pub rtt_us: f64,
     /// Smoothed queue delay.
     pub queue_us: f64,
     /// Pages which it refused.
     pub refusals: u64,
+    /// Whether the connection is up.
+    pub up: bool,
 }
 
 /// What `--stats FILE` holds at least.
@@ -46,6 +50,7 @@ pub struct Stats {
     pub budget_bytes: u64,
     pub unpageable_bytes: u64,
     pub attach_us: f64,
+    pub agents_full_s: f64,
     pub processes: u64,
     pub agents: Vec<AgentStats>,
 }
@@ -74,5 +79,9 @@ pub struct Status {
     pub resident_bytes: u64,
     pub budget_bytes: u64,
     pub remote_bytes: u64,
+    pub away_bytes: u64,
+    pub agents_full: bool,
+    pub detaching: bool,
     pub faults: u64,
+    pub agents: Vec<AgentStats>,
 }

@@ -1,8 +1,11 @@
 //! `gms attach`.
 
-use nix::poll::{PollFd, PollFlags};
 use std::os::fd::AsFd;
+use std::time::Instant;
 
+use nix::poll::{PollFd, PollFlags};
+
+use super::progress::{self, Progress};
 use super::summary::StatsFile;
 use super::{EXIT_GMS, Failure, say, summary};
 use crate::cli::AttachArgs;
@@ -29,7 +32,7 @@ pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
         paged.finish();
         return Err(error.into());
     }
-    let (outcome, stats) = watch(paged, &signals);
+    let (outcome, stats) = watch(paged, &signals, Progress::new(options.quiet));
     keeper.dismiss(&outcome);
     if !options.quiet && !matches!(outcome, Outcome::Refused(_)) {
         say(summary::paragraph(&stats));
@@ -40,7 +43,8 @@ pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
             Err(Failure::new(EXIT_GMS, format!("workload killed: {reason}")))
         }
         Outcome::Refused(reason) => Err(cannot(reason)),
-        Outcome::Detached if !options.quiet => {
+        Outcome::Detached { lost: Some(text) } => Err(Failure::new(EXIT_GMS, text)),
+        Outcome::Detached { lost: None } if !options.quiet => {
             say(format!("all pages are home; process {} runs on without gms", args.pid));
             Ok(0)
         }
@@ -48,15 +52,26 @@ pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
     }
 }
 
-fn watch<P: Paging>(mut paged: Paged<P>, signals: &Signals) -> (Outcome, Stats) {
+fn watch<P: Paging>(
+    mut paged: Paged<P>,
+    signals: &Signals,
+    mut progress: Progress,
+) -> (Outcome, Stats) {
     let mut detaching = false;
     loop {
         let mut fds = paged.fds();
         fds.push(PollFd::new(signals.as_fd(), PollFlags::POLLIN));
-        launch::wait(&mut fds);
+        match detaching {
+            false => launch::wait(&mut fds),
+            true => {
+                launch::wait_ms(&mut fds, progress::EVERY.as_millis() as u16);
+                progress.show(Instant::now(), paged.session().stats().away_bytes);
+            }
+        }
         while let Some(arrival) = signals.next() {
             match arrival.number {
                 libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT if detaching => {
+                    progress.end();
                     say("still bringing pages home; the process must not lose them");
                 }
                 libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => {
@@ -68,6 +83,7 @@ fn watch<P: Paging>(mut paged: Paged<P>, signals: &Signals) -> (Outcome, Stats) 
             }
         }
         if let Some(outcome) = paged.serve() {
+            progress.end();
             return (outcome, paged.finish());
         }
     }

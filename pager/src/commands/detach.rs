@@ -1,13 +1,20 @@
 //! `gms detach`.
 
-use super::{EXIT_NO, Failure, say};
+use std::time::Instant;
+
+use super::progress::Progress;
+use super::{EXIT_GMS, EXIT_NO, Failure, say};
 use crate::control::{self, DetachEnd};
 
 /// Brings all pages of a workload home and waits for that.
 pub fn detach(pid: i32) -> Result<u8, Failure> {
     let Some(workload) = control::find(pid) else { return Err(no_workload(pid)) };
-    match control::detach(&workload)? {
+    let mut progress = Progress::new(false);
+    let end = control::detach(&workload, |stats| progress.show(Instant::now(), stats.away_bytes));
+    progress.end();
+    match end? {
         DetachEnd::Detached => {}
+        DetachEnd::Lost(text) => return Err(Failure::new(EXIT_GMS, text)),
         DetachEnd::Ended => say("the workload ended before all its pages were home"),
     }
     Ok(0)

@@ -4,6 +4,7 @@ mod attach;
 mod detach;
 mod keys;
 mod pages;
+mod progress;
 mod run;
 mod status;
 mod summary;

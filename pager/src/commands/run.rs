@@ -8,6 +8,9 @@ use crate::launch::{self, Side};
 use crate::session::{Outcome, Session};
 use crate::size::Memory;
 
+/// Status of a command that SIGBUS ended.
+const BUS_ERROR: u8 = 128 + libc::SIGBUS as u8;
+
 /// Runs the command; both processes of gms return from here, see [`launch::split`].
 pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let options = config::resolve(args.paging, &Memory::read()?, false)?;
@@ -18,8 +21,13 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     };
     let config = options.session;
     let finished = launch::run(&args.command, link, signals, || Session::prepare(config))?;
-    if let Outcome::Killed(reason) = &finished.outcome {
-        say(format!("workload killed: {reason}"));
+    match &finished.outcome {
+        Outcome::Killed(reason) => say(format!("workload killed: {reason}")),
+        // Told when that happened; told again to whoever wonders why the command has ended so.
+        Outcome::Detached { lost: Some(text) } if finished.status == BUS_ERROR => {
+            say(format!("the command got SIGBUS: {text}"));
+        }
+        _ => {}
     }
     if !options.quiet {
         say(summary::paragraph(&finished.stats));

@@ -32,13 +32,22 @@ pub fn status(pid: Option<i32>, json: bool) -> Result<u8, Failure> {
 
 fn table(workloads: &[Workload]) -> String {
     let mut text = format!(
-        "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8} {:>8}  {}\n",
-        "PID", "PAGER", "RESIDENT", "BUDGET", "REMOTE", "FAULTS", "P50 us", "P99 us", "COMMAND"
+        "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8} {:>8}  {:<11}  {}\n",
+        "PID",
+        "PAGER",
+        "RESIDENT",
+        "BUDGET",
+        "REMOTE",
+        "FAULTS",
+        "P50 us",
+        "P99 us",
+        "STATE",
+        "COMMAND"
     );
     for Workload { stats, .. } in workloads {
         let _ = writeln!(
             text,
-            "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8.1} {:>8.1}  {}",
+            "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8.1} {:>8.1}  {:<11}  {}",
             stats.pid,
             stats.supervisor_pid,
             Human(stats.resident_bytes),
@@ -47,10 +56,20 @@ fn table(workloads: &[Workload]) -> String {
             stats.faults,
             stats.fault_us.p50,
             stats.fault_us.p99,
+            state(stats),
             printable(&stats.command, COMMAND_CHARS_MAX),
         );
     }
     text
+}
+
+/// What is to be known at once.
+fn state(stats: &Stats) -> &'static str {
+    match (stats.detaching, stats.agents_full) {
+        (true, _) => "detaching",
+        (false, true) => "agents full",
+        (false, false) => "ok",
+    }
 }
 
 /// A text from elsewhere, fit for a terminal: cut, and without control characters.
@@ -81,6 +100,14 @@ mod tests {
             Stats { pid: 7, command: "x\ny".into(), budget_bytes: 64 << 20, ..Stats::default() };
         let text = table(&[Workload { stats, front_pid: 6 }]);
         assert_eq!(text.lines().count(), 2);
-        assert!(text.contains("64 MiB"), "{text}");
+        assert!(text.contains("64 MiB") && text.contains("  ok  "), "{text}");
+    }
+
+    #[test]
+    fn full_agents_are_seen() {
+        let stats = Stats { agents_full: true, ..Stats::default() };
+        let text = table(&[Workload { stats: stats.clone(), front_pid: 6 }]);
+        assert!(text.contains("agents full"), "{text}");
+        assert_eq!(state(&Stats { detaching: true, ..stats }), "detaching");
     }
 }

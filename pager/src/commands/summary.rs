@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use gms_policy::{Budget, Bytes};
 use nix::unistd::{AccessFlags, access};
 
 use super::{EXIT_GMS, EXIT_USAGE, Failure};
@@ -14,7 +15,9 @@ use crate::target::self_pid;
 /// The figures of a session for people.
 pub fn paragraph(stats: &Stats) -> String {
     let (peak, budget) = (Human(stats.resident_peak_bytes), Human(stats.budget_bytes));
-    if stats.pages_out == 0 && stats.clean_drops == 0 && stats.zero_drops == 0 {
+    let unpaged = stats.pages_out == 0 && stats.clean_drops == 0 && stats.zero_drops == 0;
+    let within = stats.resident_peak_bytes <= Budget::new(Bytes(stats.budget_bytes)).ceiling().0;
+    if unpaged && within && stats.agents_full_s == 0.0 {
         return format!("never needed paging: resident at most {peak}, budget {budget}");
     }
     let latency = &stats.fault_us;
@@ -37,6 +40,12 @@ pub fn paragraph(stats: &Stats) -> String {
             stats.zero_drops
         ),
     ];
+    if stats.agents_full_s > 0.0 {
+        lines.push(format!(
+            "for {:.1} s no agent took pages, being full or away: add one, or give them more with --export",
+            stats.agents_full_s
+        ));
+    }
     if stats.unpageable_bytes > 0 {
         lines.push(format!("{} could not be paged", Human(stats.unpageable_bytes)));
     }
@@ -114,6 +123,19 @@ mod tests {
         let stats =
             Stats { resident_peak_bytes: 3 << 20, budget_bytes: 64 << 20, ..Stats::default() };
         assert_eq!(paragraph(&stats), "never needed paging: resident at most 3 MiB, budget 64 MiB");
+    }
+
+    #[test]
+    fn who_exceeded_its_budget_is_not_said_to_have_needed_no_paging() {
+        let stats =
+            Stats { resident_peak_bytes: 87 << 20, budget_bytes: 16 << 20, ..Stats::default() };
+        assert!(paragraph(&stats).starts_with("resident at most 87 MiB, budget 16 MiB"));
+        let stats = Stats { agents_full_s: 2.5, budget_bytes: 16 << 20, ..Stats::default() };
+        let text = paragraph(&stats);
+        assert!(
+            text.contains("for 2.5 s no agent took pages") && !text.contains("never"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,54 +1,515 @@
 //! Detaching: every page comes home, then nothing is registered and no evictor is left.
+//!
+//! `bring_home`: `copy_buffered` -> `scan` queues what is away -> `ask` fetches it -> `install_home`; `let_go` when nothing is away.
+//!
+//! A page that its agent has lost is poisoned: the workload can be let go, and gets SIGBUS where it touches that page. Without the mark it
+//! would read zeros there.
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use gms_transport::Transport;
+use gms_policy::ids::{AgentId, PageAddr, SpaceId};
+use gms_transport::message::{Control, PAGES_MAX, PageDescriptor, Status};
+use gms_transport::{ExchangeId, Transport};
+use zerocopy::IntoBytes;
 
-use super::{EvictThread, PREFETCHES_MAX};
-use crate::page_map::PAGE;
+use super::EvictThread;
+use crate::fault::FETCH_DEADLINE;
+use crate::page_map::{Content, PAGE};
 use crate::session::Outcome;
-use crate::shared::{Space, lock};
-use crate::uffd::Installed;
+use crate::shared::{SLOTS, Space, lock};
+use crate::tables::{Place, Tables};
+use crate::uffd::{Installed, Probe};
 
-impl<T: Transport> EvictThread<T> {
-    /// Brings pages home a step further; when all are, lets the workload go.
-    pub(super) fn bring_home(&mut self, now: Instant) -> bool {
-        self.shared.ceiling.store(i64::MAX, Ordering::Relaxed);
-        let spaces: Vec<Arc<Space>> = self.spaces.values().cloned().collect();
-        let mut busy = false;
-        for space in spaces {
-            busy |= self.bring_home_buffered(&space);
-            let mut from = 0;
-            while self.ahead.len() < PREFETCHES_MAX {
-                let pages = lock(&self.shared.tables).remote_pages_from(space.id, from, 64);
-                let Some(last) = pages.last() else { break };
-                from = last.get() + PAGE;
-                self.fetch(now, space.id, &pages);
-            }
-        }
-        let home = lock(&self.shared.tables).is_all_home();
-        if home && self.ahead.is_empty() {
-            self.let_go();
-        }
-        busy
+/// Exchanges under way with one agent: 2 MiB, less than its bound of unread replies.
+const EXCHANGES_MAX: usize = 8;
+/// The scan goes on when fewer pages than this are queued, up to `QUEUE_HIGH`.
+const QUEUE_LOW: usize = 4096;
+const QUEUE_HIGH: usize = 16_384;
+/// Entries of the page map looked at while its lock is held: about 20 us.
+const ENTRIES_MAX: usize = 2048;
+/// Such looks before the agents' replies are seen to again.
+const LOOKS_MAX: u32 = 32;
+/// Pages copied, or poisoned, while the gate is closed.
+const GATED_MAX: usize = 64;
+/// Pause before what was missed by a scan (its agent was away, an event came in between) is looked for again.
+const PASS_PAUSE: Duration = Duration::from_millis(10);
+/// A page that came with a wrong checksum this often is lost.
+const MISMATCHES_MAX: u32 = 3;
+/// Pages of which that is remembered; more than these are lost at their first.
+const MISMATCHED_MAX: usize = 4096;
+/// If nothing comes home and nothing is given up for this long, the workload is killed: it cannot be let go.
+const STALLED: Duration = Duration::from_secs(60);
+const _: () = assert!(STALLED.as_secs() > 2 * FETCH_DEADLINE.as_secs());
+/// Processes named in a message.
+const NAMED_MAX: usize = 4;
+
+/// Pages asked of an agent.
+pub(super) struct Fetch {
+    space: SpaceId,
+    agent: AgentId,
+    pages: Vec<(PageAddr, Content)>,
+    /// The reply's payload: descriptors if there are several pages, then those pages that are `done`.
+    bytes: Vec<u8>,
+    done: u64,
+    status: Status,
+    sent: Instant,
+}
+
+impl Fetch {
+    /// The pages that came: index, and offset of the bytes.
+    fn found(&self) -> impl Iterator<Item = (usize, usize)> {
+        let count = self.done.count_ones() as usize;
+        let head = if self.pages.len() > 1 { count * PageDescriptor::LEN } else { 0 };
+        let whole = self.bytes.len() == head + count * PAGE as usize;
+        let done = (0..self.pages.len()).filter(|i| self.done >> i & 1 == 1);
+        done.zip((head..).step_by(PAGE as usize)).filter(move |_| whole)
     }
 
-    fn bring_home_buffered(&mut self, space: &Arc<Space>) -> bool {
-        let _gate = lock(&space.gate);
-        let mut tables = lock(&self.shared.tables);
-        let buffered = tables.buffered_pages(space.id);
-        for &(page, slot) in &buffered {
-            let outcome = space.faults.copy(page.get(), self.shared.frames.read(slot));
-            if matches!(outcome, Installed::Done | Installed::Exists) {
-                tables.second_chance((space.id, page));
+    fn page(&self, offset: usize) -> &[u8] {
+        &self.bytes[offset..offset + PAGE as usize]
+    }
+}
+
+/// Pages that nobody has any more.
+#[derive(Default)]
+struct Lost {
+    pages: u64,
+    processes: BTreeSet<i32>,
+    agents: BTreeSet<AgentId>,
+}
+
+/// How far a detach has come.
+pub(super) struct Homecoming {
+    /// Where the scan of each space stands; `None` at its end.
+    cursors: BTreeMap<SpaceId, Option<u64>>,
+    next_pass: Instant,
+    queued: BTreeMap<AgentId, VecDeque<Place>>,
+    fetches: HashMap<ExchangeId, Fetch>,
+    /// Since when an agent has been wanted something of and given nothing back.
+    silent_since: BTreeMap<AgentId, Instant>,
+    mismatches: HashMap<Place, u32>,
+    lost: Lost,
+    /// Pages away, and when that changed.
+    progress: (u64, Instant),
+}
+
+impl Homecoming {
+    pub(super) fn new(now: Instant) -> Homecoming {
+        Homecoming {
+            cursors: BTreeMap::new(),
+            next_pass: now,
+            queued: BTreeMap::new(),
+            fetches: HashMap::new(),
+            silent_since: BTreeMap::new(),
+            mismatches: HashMap::new(),
+            lost: Lost::default(),
+            progress: (u64::MAX, now),
+        }
+    }
+
+    pub(super) fn payload(&mut self, exchange: ExchangeId, bytes: &[u8]) {
+        if let Some(fetch) = self.fetches.get_mut(&exchange) {
+            fetch.bytes.extend_from_slice(bytes);
+        }
+    }
+
+    pub(super) fn replied(&mut self, exchange: ExchangeId, control: &Control) {
+        if let Some(fetch) = self.fetches.get_mut(&exchange) {
+            (fetch.done, fetch.status) = (control.done.get(), control.status);
+            fetch.bytes.reserve(control.payload_len.get() as usize);
+        }
+    }
+
+    pub(super) fn take(&mut self, exchange: ExchangeId) -> Option<Fetch> {
+        self.fetches.remove(&exchange)
+    }
+
+    pub(super) fn sent_before(
+        &self,
+        late: impl Fn(Instant) -> bool,
+    ) -> impl Iterator<Item = ExchangeId> {
+        self.fetches.iter().filter(move |(_, fetch)| late(fetch.sent)).map(|(e, _)| *e)
+    }
+
+    fn queued(&self) -> usize {
+        self.queued.values().map(VecDeque::len).sum()
+    }
+
+    fn under_way(&self, agent: AgentId) -> usize {
+        self.fetches.values().filter(|fetch| fetch.agent == agent).count()
+    }
+
+    /// Whether the agent has had its time to give its pages back.
+    fn is_silent(&self, now: Instant, agent: AgentId) -> bool {
+        let since = self.silent_since.get(&agent);
+        since.is_some_and(|&since| now.duration_since(since) > FETCH_DEADLINE)
+    }
+
+    /// The agent gave pages back. If more is wanted of it, its time begins anew.
+    fn heard(&mut self, now: Instant, agent: AgentId) {
+        let wanted =
+            self.under_way(agent) > 0 || self.queued.get(&agent).is_some_and(|q| !q.is_empty());
+        match wanted {
+            true => drop(self.silent_since.insert(agent, now)),
+            false => drop(self.silent_since.remove(&agent)),
+        }
+    }
+
+    /// Another wrong checksum: whether the page is lost.
+    fn mismatch(&mut self, place: Place) -> bool {
+        if self.mismatches.len() >= MISMATCHED_MAX && !self.mismatches.contains_key(&place) {
+            return true;
+        }
+        let count = self.mismatches.entry(place).or_default();
+        *count += 1;
+        let lost = *count >= MISMATCHES_MAX;
+        if lost {
+            self.mismatches.remove(&place);
+        }
+        lost
+    }
+}
+
+impl<T: Transport> EvictThread<T> {
+    /// Brings pages home a step further; when all are, lets the workload go. True if anything was done.
+    pub(super) fn bring_home(&mut self, now: Instant) -> bool {
+        let copied = self.copy_buffered();
+        let scanned = self.scan(now);
+        let asked = self.ask(now);
+        let away = lock(&self.shared.tables).away_pages();
+        if away == 0 && self.home.fetches.is_empty() {
+            self.let_go();
+        } else if away != self.home.progress.0 {
+            self.home.progress = (away, now);
+        } else if now.duration_since(self.home.progress.1) > STALLED {
+            self.shared.fail("its pages do not come home, and it cannot be let go without them");
+        }
+        copied || scanned || asked
+    }
+
+    /// From the write-back buffer, a few at a time.
+    fn copy_buffered(&mut self) -> bool {
+        if lock(&self.shared.tables).free_slots() == SLOTS as usize {
+            return false;
+        }
+        let owners = lock(&self.shared.tables).buffered();
+        let ids: BTreeSet<SpaceId> = owners.into_iter().map(|((space, _), _)| space).collect();
+        let mut copied = 0;
+        for space in ids.into_iter().filter_map(|id| self.spaces.get(&id)) {
+            let _gate = lock(&space.gate);
+            if !space.ungated.is_intact() {
+                continue;
+            }
+            let mut tables = lock(&self.shared.tables);
+            let buffered = tables.buffered();
+            let ours = buffered.into_iter().filter(|(place, _)| place.0 == space.id);
+            for (place, slot) in ours.take(GATED_MAX) {
+                if !is_there(&mut tables, space, place) {
+                    continue;
+                }
+                let outcome = space.faults.copy(place.1.get(), self.shared.frames.read(slot));
+                if matches!(outcome, Installed::Done | Installed::Exists) {
+                    tables.second_chance(place);
+                    copied += i64::from(outcome == Installed::Done);
+                }
+            }
+            drop(tables);
+            self.still_intact(space);
+        }
+        self.shared.count_resident(copied);
+        copied > 0
+    }
+
+    /// Queues pages that are away, by their agents, and poisons those of agents that have had their time. True if it found any.
+    fn scan(&mut self, now: Instant) -> bool {
+        let before = self.home.queued();
+        if before >= QUEUE_LOW || !self.begin_pass(now, before) {
+            return false;
+        }
+        let mut ids: Vec<SpaceId> = self.spaces.keys().copied().collect();
+        ids.sort_unstable();
+        let (mut looks, mut poisoned) = (LOOKS_MAX, 0);
+        for id in ids {
+            while looks > 0
+                && self.home.queued() < QUEUE_HIGH
+                && let Some(from) = *self.home.cursors.entry(id).or_insert(Some(0))
+            {
+                looks -= 1;
+                let doomed = self.scan_from(now, id, from);
+                poisoned += self.lose(id, &doomed);
             }
         }
-        !buffered.is_empty()
+        poisoned > 0 || looks == 0 || self.home.queued() > before
+    }
+
+    /// One look at the page map. Returns pages that are lost.
+    fn scan_from(&mut self, now: Instant, id: SpaceId, from: u64) -> Vec<(PageAddr, Content)> {
+        let (home, lane) = (&mut self.home, &self.lane);
+        let mut doomed = Vec::new();
+        let tables = lock(&self.shared.tables);
+        let next = tables.visit_remote(id, from, ENTRIES_MAX, |page, content| {
+            home.silent_since.entry(content.agent).or_insert(now);
+            if home.is_silent(now, content.agent) {
+                doomed.push((page, content));
+            } else if lane.is_up(content.agent) {
+                home.queued.entry(content.agent).or_default().push_back((id, page));
+            }
+            doomed.len() < GATED_MAX
+        });
+        home.cursors.insert(id, next);
+        doomed
+    }
+
+    /// Whether the scan has something to do: it has not come to its end, or begins again because something was missed.
+    fn begin_pass(&mut self, now: Instant, queued: usize) -> bool {
+        let home = &mut self.home;
+        home.cursors.retain(|id, _| self.spaces.contains_key(id));
+        let ended = |id| matches!(home.cursors.get(id), Some(None));
+        if !self.spaces.keys().all(ended) {
+            return true;
+        }
+        if queued > 0 || !home.fetches.is_empty() || now < home.next_pass {
+            return false;
+        }
+        home.cursors.clear();
+        home.next_pass = now + PASS_PAUSE;
+        true
+    }
+
+    /// Asks the agents for what is queued.
+    fn ask(&mut self, now: Instant) -> bool {
+        let mut asked = false;
+        for agent in self.home.queued.keys().copied().collect::<Vec<AgentId>>() {
+            if !self.lane.is_up(agent) || self.home.is_silent(now, agent) {
+                // The next pass finds them again.
+                self.home.queued.remove(&agent);
+                continue;
+            }
+            let mut under_way = self.home.under_way(agent);
+            while under_way < EXCHANGES_MAX
+                && let Some((space, pages)) = self.next_pages(agent)
+            {
+                asked = true;
+                under_way += usize::from(self.fetch(now, agent, space, &pages));
+            }
+        }
+        asked
+    }
+
+    /// Takes pages for one exchange from the agent's queue.
+    fn next_pages(&mut self, agent: AgentId) -> Option<(SpaceId, Vec<PageAddr>)> {
+        let queue = self.home.queued.get_mut(&agent)?;
+        let space = queue.front()?.0;
+        let of_space = queue.iter().take(PAGES_MAX).take_while(|place| place.0 == space).count();
+        Some((space, queue.drain(..of_space).map(|place| place.1).collect()))
+    }
+
+    /// Fetches those of the pages that still are only at the agent; false if that needs no exchange.
+    fn fetch(&mut self, now: Instant, agent: AgentId, space: SpaceId, pages: &[PageAddr]) -> bool {
+        let begun =
+            lock(&self.shared.tables).begin_prefetch(space, pages.iter().copied(), pages.len());
+        if begun.is_empty() {
+            return false;
+        }
+        let ids: Vec<PageDescriptor> =
+            begun.iter().map(|(_, content)| PageDescriptor::new(content.id.0, 0)).collect();
+        let make = |request, workload| match ids.len() {
+            1 => Control::get(request, workload, ids[0].page.get()),
+            n => Control::get_many(request, workload, n as u16),
+        };
+        let payload = if ids.len() == 1 { &[][..] } else { ids.as_bytes() };
+        let fetch = Fetch {
+            space,
+            agent,
+            pages: begun,
+            bytes: Vec::new(),
+            done: 0,
+            status: Status::Failed,
+            sent: now,
+        };
+        match self.lane.send(now, agent, make, &[payload], ids.len() as u32) {
+            Ok(exchange) => drop(self.home.fetches.insert(exchange, fetch)),
+            Err(_) => self.give_up(&fetch),
+        }
+        true
+    }
+
+    /// What of the fetch has not come home is left to the next pass. Threads that wait for it try by themselves.
+    pub(super) fn give_up(&mut self, fetch: &Fetch) {
+        let mut tables = lock(&self.shared.tables);
+        let places = fetch.pages.iter().map(|(page, _)| (fetch.space, *page));
+        let waited: Vec<Place> = places.filter(|&place| tables.end_prefetch(place)).collect();
+        drop(tables);
+        self.shared.wake(&self.spaces, &waited);
+    }
+
+    /// Installs pages that came.
+    pub(super) fn install_home(&mut self, now: Instant, fetch: Fetch) {
+        let mut lost: Vec<(PageAddr, Content)> = Vec::new();
+        let mut good: Vec<(usize, usize)> = Vec::with_capacity(fetch.pages.len());
+        for (i, offset) in fetch.found() {
+            let (page, content) = fetch.pages[i];
+            if self.shared.checksum(fetch.page(offset)) == content.hash {
+                good.push((i, offset));
+            } else if self.home.mismatch((fetch.space, page)) {
+                lost.push((page, content));
+            }
+        }
+        if fetch.status == Status::NotFound {
+            let missing = (0..fetch.pages.len()).filter(|i| fetch.done >> i & 1 == 0);
+            lost.extend(missing.map(|i| fetch.pages[i]));
+        }
+        if !good.is_empty() || !lost.is_empty() {
+            self.home.heard(now, fetch.agent);
+        }
+        if let Some(space) = self.spaces.get(&fetch.space) {
+            self.install_good(space, &fetch, &good);
+        }
+        self.give_up(&fetch);
+        self.lose(fetch.space, &lost);
+    }
+
+    /// The gate is closed, so that no removal comes in between.
+    fn install_good(&self, space: &Space, fetch: &Fetch, good: &[(usize, usize)]) {
+        let _gate = lock(&space.gate);
+        if !space.ungated.is_intact() {
+            return;
+        }
+        let mut at = 0;
+        while at < good.len() {
+            // What is not home now comes with the next pass.
+            at += self.install_run(space, fetch, &good[at..]).max(1);
+        }
+        self.still_intact(space);
+    }
+
+    /// For the gate's holder, after it has installed pages.
+    fn still_intact(&self, space: &Space) {
+        if !space.ungated.is_intact() {
+            self.shared.fail("the workload's memory changed while its pages were brought home");
+        }
+    }
+
+    /// Installs the first of the pages and those that are adjacent to it, in memory and in the reply; returns how many.
+    ///
+    /// The tables' lock is not held over the copy: with the gate closed no page can be removed, and this thread is the one that moves them
+    /// out. The fault thread may install the same page meanwhile: then the copy finds it present.
+    fn install_run(&self, space: &Space, fetch: &Fetch, good: &[(usize, usize)]) -> usize {
+        let (first, from) = good[0];
+        let start = fetch.pages[first].0.get();
+        let tables = lock(&self.shared.tables);
+        let follows = |item: &(usize, &(usize, usize))| {
+            let (n, &(i, offset)) = *item;
+            let (page, content) = fetch.pages[i];
+            let adjacent = page.get() == start + n as u64 * PAGE;
+            adjacent
+                && offset == from + n * PAGE as usize
+                && tables.is_away((space.id, page), content)
+        };
+        let count = good.iter().enumerate().take_while(follows).count();
+        drop(tables);
+        let count = self.proved(space, start, count);
+        if count == 0 {
+            return 0;
+        }
+        let copy = |count: usize| {
+            space.faults.copy_run(start..start + count as u64 * PAGE, &fetch.bytes[from..])
+        };
+        let (mut copied, mut outcome) = copy(count);
+        if copied == 0 && outcome == Installed::Gone && count > 1 {
+            // A copy must lie in one mapping.
+            (copied, outcome) = copy(1);
+        }
+        // A page that is present is the workload's, wherever it came from.
+        let present = outcome == Installed::Exists && (copied as usize) < count;
+        let home = copied as usize + usize::from(present);
+        let mut tables = lock(&self.shared.tables);
+        for &(i, _) in &good[..home] {
+            let (page, content) = fetch.pages[i];
+            tables.leave_to_kernel((space.id, page), content);
+        }
+        drop(tables);
+        self.shared.count_resident(copied as i64);
+        self.shared.pages_in.fetch_add(copied, Ordering::Relaxed);
+        home
+    }
+
+    /// How many of the adjacent pages from `start` on still have their markers. If the first has none it is no longer away.
+    fn proved(&self, space: &Space, start: u64, count: usize) -> usize {
+        let marked = |pages: u64| {
+            space.page_tables.get().and_then(|t| t.marked(start..start + pages * PAGE).ok())
+        };
+        let run = marked(count as u64).and_then(|marked| marked.containing(start));
+        let pages = run.map_or(0, |run| ((run.end - start) / PAGE) as usize);
+        if pages > 0 || count == 0 {
+            return pages.min(count);
+        }
+        let place = (space.id, PageAddr::containing(start));
+        usize::from(is_there(&mut lock(&self.shared.tables), space, place))
+    }
+
+    /// Nobody has these pages any more. Returns how many were poisoned; the rest is left to the next pass.
+    fn lose(&mut self, id: SpaceId, pages: &[(PageAddr, Content)]) -> usize {
+        let Some(space) = self.spaces.get(&id).filter(|_| !pages.is_empty()) else { return 0 };
+        let _gate = lock(&space.gate);
+        if !space.ungated.is_intact() {
+            return 0;
+        }
+        let mut tables = lock(&self.shared.tables);
+        let mut poisoned = 0;
+        for &(page, content) in pages {
+            if !tables.is_away((id, page), content) {
+                continue;
+            }
+            if space.faults.mark(page.get()..page.get() + PAGE, false).is_err() {
+                continue;
+            }
+            // Its threads are woken by that, and get SIGBUS.
+            let outcome = space.faults.poison(page.get());
+            if matches!(outcome, Installed::Changing | Installed::Gone) {
+                self.shared.fail("the workload's memory changed while it was told of lost pages");
+            }
+            if matches!(outcome, Installed::Done | Installed::Exists) {
+                tables.leave_to_kernel((id, page), content);
+            }
+            if outcome == Installed::Done {
+                poisoned += 1;
+                self.home.lost.agents.insert(content.agent);
+            }
+        }
+        drop(tables);
+        self.still_intact(space);
+        if poisoned > 0 {
+            self.home.lost.pages += poisoned as u64;
+            self.home.lost.processes.insert(space.pid.load(Ordering::Relaxed));
+        }
+        poisoned
+    }
+
+    /// What to tell of lost pages.
+    fn loss(&self) -> Option<String> {
+        let Lost { pages, processes, agents } = &self.home.lost;
+        if *pages == 0 {
+            return None;
+        }
+        let named: Vec<String> = processes.iter().take(NAMED_MAX).map(i32::to_string).collect();
+        let more = if processes.len() > NAMED_MAX { " and others" } else { "" };
+        let agents: Vec<String> = agents
+            .iter()
+            .take(NAMED_MAX)
+            .map(|&agent| format!("agent {}: {}", self.lane.name(agent), self.lane.reason(agent)))
+            .collect();
+        Some(format!(
+            "{pages} pages are lost ({}): process {}{more} gets SIGBUS where it touches one of them",
+            agents.join("; "),
+            named.join(", ")
+        ))
     }
 
     fn let_go(&mut self) {
+        let lost = self.loss();
         for (_, process) in std::mem::take(&mut self.processes) {
             let id = process.space.id;
             lock(&self.shared.evictors).retain(|&e| e != process.evictor_pid());
@@ -62,6 +523,74 @@ impl<T: Transport> EvictThread<T> {
             self.drop_space(space.id);
         }
         self.publish();
-        self.shared.finish(Outcome::Detached);
+        self.shared.finish(Outcome::Detached { lost });
+    }
+}
+
+/// Whether a page has its marker, without which it is no longer away.
+fn is_there(tables: &mut Tables, space: &Space, place: Place) -> bool {
+    let probe = space.faults.probe(place.1.get());
+    if probe == Probe::Absent {
+        tables.discarded(place);
+        tables.zeroed(place.0, place.1.get()..place.1.get() + PAGE);
+        space.faults.wake(place.1.get()..place.1.get() + PAGE);
+    }
+    probe == Probe::Occupied
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gms_policy::ids::ContentId;
+
+    #[test]
+    fn the_pages_of_a_reply_are_found() {
+        let content = |id| Content { id: ContentId(id), agent: AgentId(0), hash: 0 };
+        let pages: Vec<_> = (0..3).map(|n| (PageAddr::containing(n * PAGE), content(n))).collect();
+        let fetch = |count: usize, done: u64, bytes: usize| Fetch {
+            space: SpaceId(1),
+            agent: AgentId(0),
+            pages: pages[..count].to_vec(),
+            bytes: vec![0; bytes],
+            done,
+            status: Status::Ok,
+            sent: Instant::now(),
+        };
+        let (page, head) = (PAGE as usize, PageDescriptor::LEN);
+        let found = |fetch: Fetch| fetch.found().collect::<Vec<_>>();
+        assert_eq!(found(fetch(1, 1, page)), [(0, 0)]);
+        assert_eq!(found(fetch(1, 0, 0)), []);
+        let two = 2 * head;
+        assert_eq!(found(fetch(3, 0b101, two + 2 * page)), [(0, two), (2, two + page)]);
+        // What is cut off is not used at all.
+        assert_eq!(found(fetch(3, 0b101, two + 2 * page - 1)), []);
+    }
+
+    #[test]
+    fn an_agent_is_silent_only_while_something_is_wanted_of_it() {
+        let (start, agent) = (Instant::now(), AgentId(1));
+        let mut home = Homecoming::new(start);
+        let late = start + FETCH_DEADLINE + Duration::from_millis(1);
+        assert!(!home.is_silent(late, agent));
+        home.silent_since.insert(agent, start);
+        home.queued.entry(agent).or_default().push_back((SpaceId(1), PageAddr::containing(PAGE)));
+        assert!(!home.is_silent(start + FETCH_DEADLINE, agent) && home.is_silent(late, agent));
+        home.heard(late, agent);
+        assert!(!home.is_silent(late, agent) && home.silent_since.contains_key(&agent));
+        home.queued.clear();
+        home.heard(late, agent);
+        assert!(home.silent_since.is_empty(), "nothing more is wanted of it");
+    }
+
+    #[test]
+    fn a_page_is_lost_after_some_wrong_checksums() {
+        let mut home = Homecoming::new(Instant::now());
+        let place = |n: u64| (SpaceId(1), PageAddr::containing(n * PAGE));
+        let times = (0..MISMATCHES_MAX).filter(|_| home.mismatch(place(1))).count();
+        assert_eq!(times, 1);
+        for n in 0..MISMATCHED_MAX as u64 {
+            assert!(!home.mismatch(place(n)));
+        }
+        assert!(home.mismatch(place(1 << 20)), "what is remembered is bounded");
     }
 }

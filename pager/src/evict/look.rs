@@ -22,7 +22,7 @@ const TREE_EVERY_PAGED: Duration = Duration::from_millis(5);
 /// While nothing grows and nobody is born, it is seen this often who has ended or executes something else.
 const TREE_EVERY_CALM: Duration = Duration::from_millis(50);
 /// Between looks while faults wait for room.
-const LOOK_CROWDED: Duration = Duration::from_millis(1);
+pub(super) const LOOK_CROWDED: Duration = Duration::from_millis(1);
 /// The time between looks grows step by step while they find nothing new, a step after so many, up to what the budget allows.
 const CALM_LOOKS: u32 = 16;
 /// What may have grown unseen from one look to the next, the outbox included.
@@ -54,14 +54,16 @@ impl<T: Transport> EvictThread<T> {
         }
         let measure = now >= self.next_measure;
         let resident = self.measure(now);
+        self.granted = 0;
         let counted = self.shared.resident.swap(resident as i64, Ordering::Relaxed);
         // A program attached, or being let go, was or will be resident as a whole.
         self.settled |= resident <= self.budget.bytes().0;
-        if self.settled && !self.shared.detaching.load(Ordering::Relaxed) {
-            self.gauges.resident_peak = self.gauges.resident_peak.max(resident);
+        if !self.is_detaching() {
+            let before = if self.settled { self.gauges.resident_peak } else { 0 };
+            self.gauges.resident_peak = before.max(resident);
         }
         let decision = self.budget.decide(Bytes(resident));
-        if !self.shared.detaching.load(Ordering::Relaxed) {
+        if !self.is_detaching() {
             self.act(now, decision);
         }
         if measure {
@@ -78,7 +80,12 @@ impl<T: Transport> EvictThread<T> {
         let calm = resident as i64 - counted < GROWTH_CALM;
         self.calm = if calm { self.calm + 1 } else { 0 };
         let calm = self.budget.calm().min(decision.look_again * (1 + self.calm / CALM_LOOKS));
-        let pause = if crowded { LOOK_CROWDED } else { decision.look_again.max(calm) };
+        let pause = match (self.is_detaching(), crowded) {
+            // It only shows how far that is.
+            (true, _) => MEASURE_EVERY,
+            (false, true) => LOOK_CROWDED,
+            (false, false) => decision.look_again.max(calm),
+        };
         self.next_look = now + pause;
     }
 
@@ -150,7 +157,7 @@ impl<T: Transport> EvictThread<T> {
             largest = largest.max(resident);
             count += u32::from(resident >= ATTACH_MIN);
         }
-        let matters = count > 1 && sum > self.budget.low().0;
+        let matters = count > 1 && sum > self.budget.low().0 && !self.is_detaching();
         let grown = sum > self.sharing.sum + SHARING_GROWTH;
         if !matters {
             self.sharing = Sharing { sum, shared: 0, expires: now };
@@ -243,6 +250,9 @@ impl<T: Transport> EvictThread<T> {
                 up: view.up,
             })
             .collect();
+        let now = Instant::now();
+        self.gauges.full = self.full.spell(now).is_some();
+        self.gauges.full_time = self.full.total(now);
         self.gauges.unpageable = unpageable;
         self.gauges.processes = self.tree.seen();
         *lock(&self.shared.gauges) = self.gauges.clone();

@@ -208,7 +208,7 @@ impl<T: Transport> FaultThread<T> {
             let exchanges: Vec<ExchangeId> =
                 self.inflight.iter().filter(|(_, f)| late(f)).map(|(e, _)| *e).collect();
             for exchange in exchanges {
-                self.lane.abandon(exchange);
+                self.lane.abandon(now, exchange);
                 let late = self.inflight.remove(&exchange);
                 self.requeue(late);
             }
@@ -220,6 +220,9 @@ impl<T: Transport> FaultThread<T> {
             }
             let agent = fetch.pages[0].content.agent;
             if now.duration_since(fetch.began) > FETCH_DEADLINE {
+                if self.leave_to_detach(&fetch) {
+                    continue;
+                }
                 let (name, reason) = (self.lane.name(agent), self.lane.reason(agent));
                 self.shared.fail(format!("agent {name} does not give a page back: {reason}"));
             }
@@ -229,6 +232,17 @@ impl<T: Transport> FaultThread<T> {
                 self.unsent.push(fetch);
             }
         }
+    }
+
+    /// While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps until
+    /// then. False at any other time.
+    fn leave_to_detach(&mut self, fetch: &Fetch) -> bool {
+        let detaching = self.shared.detaching.load(Ordering::Relaxed);
+        if detaching {
+            self.pending.remove(&fetch.pages[0].place);
+            self.give_up(&fetch.pages[1..]);
+        }
+        detaching
     }
 
     /// What is missing of a fetch is to be sent again.
@@ -267,7 +281,7 @@ impl<T: Transport> FaultThread<T> {
         });
         while let Some(event) = self.lane.poll(now) {
             match event {
-                LaneEvent::Reply { exchange, control } => self.reply(exchange, &control),
+                LaneEvent::Reply { exchange, control } => self.reply(now, exchange, &control),
                 LaneEvent::Payload { exchange, offset, bytes } => {
                     self.payload(exchange, offset, &bytes);
                 }
@@ -285,7 +299,8 @@ impl<T: Transport> FaultThread<T> {
 
     fn agent_lost(&mut self, agent: AgentId) {
         let mut tables = lock(&self.shared.tables);
-        if tables.depends_on(agent) {
+        // Who detaches asks for each page, and poisons those that have gone.
+        if !self.shared.detaching.load(Ordering::Relaxed) && tables.depends_on(agent) {
             drop(tables);
             let name = self.lane.name(agent);
             self.shared
@@ -295,7 +310,7 @@ impl<T: Transport> FaultThread<T> {
         }
     }
 
-    fn reply(&mut self, exchange: ExchangeId, control: &Control) {
+    fn reply(&mut self, now: Instant, exchange: ExchangeId, control: &Control) {
         let Some(fetch) = self.inflight.get_mut(&exchange) else { return };
         if let Some(trace) = &mut self.trace {
             let (queue, service) = (control.queue_ns.get(), control.service_ns.get());
@@ -306,14 +321,14 @@ impl<T: Transport> FaultThread<T> {
             Status::Ok if control.done.get() == all => fetch.accepted = true,
             // No session (yet): asked again when the link is up.
             Status::Denied => {}
-            _ => self.lost(exchange, control),
+            _ => self.lost(now, exchange, control),
         }
     }
 
     /// The agent does not have every page that was asked for.
-    fn lost(&mut self, exchange: ExchangeId, control: &Control) {
+    fn lost(&mut self, now: Instant, exchange: ExchangeId, control: &Control) {
         let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
-        self.lane.abandon(exchange);
+        self.lane.abandon(now, exchange);
         if fetch.restart().is_none() {
             return;
         }
@@ -324,6 +339,9 @@ impl<T: Transport> FaultThread<T> {
             // Perhaps only pages for which nobody waits: ask for the other alone.
             self.give_up(&fetch.pages.split_off(1));
             return self.unsent.push(fetch);
+        }
+        if self.leave_to_detach(&fetch) {
+            return;
         }
         let Wanted { place, content } = fetch.pages[0];
         self.pending.remove(&place);
@@ -397,7 +415,8 @@ impl<T: Transport> FaultThread<T> {
 
     fn mismatch(&self, fetch: &mut Fetch) -> bool {
         fetch.mismatches += 1;
-        if fetch.mismatches > 2 {
+        // While the workload is being let go, it is asked for again until the deadline.
+        if fetch.mismatches > 2 && !self.shared.detaching.load(Ordering::Relaxed) {
             let name = self.lane.name(fetch.pages[0].content.agent);
             self.shared.fail(format!("agent {name} gives back a page with a wrong checksum"));
         }

@@ -146,7 +146,9 @@ impl Tables {
         let state = match (outcome, kept) {
             (EvictOutcome::Stayed, Some(content)) if was_remote => State::Remote(content),
             (EvictOutcome::Stayed, Some(content)) => State::Kept(content),
-            (EvictOutcome::Moved(hash), Some(content)) if hash == content.hash => {
+            (EvictOutcome::Moved(hash), Some(content))
+                if hash == content.hash && !self.untrusted.contains(&content.agent) =>
+            {
                 self.counters.clean_drops += 1;
                 State::Remote(content)
             }
@@ -251,6 +253,43 @@ mod tests {
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
     use crate::tables::FaultAction;
+
+    fn evict(tables: &mut Tables, page: PageAddr, hash: u64) {
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        tables.begin_evict(SpaceId(1), &[page], &mut leaving);
+        tables.finish_evict(leaving[0].1, EvictOutcome::Moved(hash), &mut wake);
+    }
+
+    fn write_all(tables: &mut Tables, agent: AgentId) -> Vec<ContentId> {
+        let started = tables.start_write(agent, 64);
+        started.iter().for_each(|&(slot, ..)| tables.written(slot, true));
+        started.into_iter().map(|(_, id, _)| id).collect()
+    }
+
+    #[test]
+    fn an_unchanged_page_is_not_left_to_an_agent_that_is_away() {
+        let (space, page) = (SpaceId(1), PageAddr::containing(PAGE));
+        let mut tables = Tables::new(2, 1024).expect("a memfd");
+        tables.add_space(space);
+        tables.register(space, 0..4 * PAGE, &RangeSet::default());
+        evict(&mut tables, page, 7);
+        write_all(&mut tables, AgentId(0));
+        let FaultAction::Fetch(first) = tables.fault((space, page)) else { panic!("not away") };
+        assert!(tables.fetched((space, page), first, true));
+        tables.distrust([AgentId(0)].into());
+        evict(&mut tables, page, 7);
+        assert!(matches!(tables.fault((space, page)), FaultAction::Buffered(_)), "it was dropped");
+        let second = write_all(&mut tables, AgentId(1));
+        assert_eq!(second.len(), 1);
+        let FaultAction::Fetch(now) = tables.fault((space, page)) else { panic!("not away") };
+        assert_eq!((now.agent, now.id), (AgentId(1), second[0]));
+        assert_eq!(tables.take_discards(AgentId(0), 9), [first.id]);
+        // Trusted again, it is as good as any.
+        assert!(tables.fetched((space, page), now, true));
+        tables.distrust([AgentId(0)].into());
+        evict(&mut tables, page, 7);
+        assert_eq!(tables.counters.clean_drops, 1);
+    }
 
     #[test]
     fn a_page_that_came_back_at_once_is_spared_and_one_that_was_guessed_is_not() {

@@ -1,0 +1,164 @@
+//! Room for faults: who is woken when there is some, and what happens when none can be made because no agent takes pages.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use gms_policy::full::{FullAction, WhenFull};
+use gms_transport::Transport;
+
+use super::look::LOOK_CROWDED;
+use super::{EvictThread, STUCK, WRITE_PAGES};
+use crate::fault::ROOM_KEPT;
+use crate::process::BATCH;
+use crate::shared::lock;
+use crate::tables::Place;
+
+/// Step by which the ceiling rises when nothing can be evicted.
+const STUCK_STEP: i64 = 1 << 20;
+
+/// For how long no agent has taken pages that should go.
+#[derive(Debug, Default)]
+pub(super) struct Fullness {
+    since: Option<Instant>,
+    /// In all earlier spells together.
+    before: Duration,
+    /// The user has been told.
+    told: bool,
+}
+
+impl Fullness {
+    fn update(&mut self, now: Instant, full: bool) {
+        if full {
+            self.since.get_or_insert(now);
+        } else {
+            self.before += self.spell(now).unwrap_or_default();
+            self.since = None;
+        }
+    }
+
+    /// How long the present spell has lasted, if it is one and no mere hiccup.
+    pub(super) fn spell(&self, now: Instant) -> Option<Duration> {
+        let spell = now.saturating_duration_since(self.since?);
+        (spell > STUCK).then_some(spell)
+    }
+
+    /// All spells together.
+    pub(super) fn total(&self, now: Instant) -> Duration {
+        self.before + self.spell(now).unwrap_or_default()
+    }
+}
+
+impl<T: Transport> EvictThread<T> {
+    /// Wakes the faults that wait for room, if there is some also for first touches, or if none can be made.
+    pub(super) fn make_room(&mut self, now: Instant) {
+        if self.is_detaching() {
+            // Everything will be resident: nobody waits.
+            self.shared.ceiling.store(i64::MAX, Ordering::Relaxed);
+            return self.wake_roomless(usize::MAX);
+        }
+        let ceiling = self.budget.ceiling().0 as i64;
+        let resident = self.shared.resident.load(Ordering::Relaxed);
+        let waiting = lock(&self.shared.tables).roomless();
+        let grows = self.react_to_full(now, waiting > 0 || resident > ceiling);
+        // Who may grow does so at once while it is known that no agent takes pages.
+        let stuck = self.stuck_at.is_some_and(|at| now > at) || self.full.spell(now).is_some();
+        if waiting == 0 {
+            if resident < ceiling {
+                self.stuck_at = None;
+                self.shared.ceiling.store(ceiling, Ordering::Relaxed);
+            }
+            return;
+        }
+        if stuck && grows && !self.shared.has_room(waiting + ROOM_KEPT) {
+            self.shared.ceiling.store(resident.max(ceiling) + STUCK_STEP, Ordering::Relaxed);
+            self.stuck_at = None;
+            self.warn_stuck(now);
+        }
+        // Waited for until there is some for several, so that it is not given out page by page.
+        let room = self.shared.room().saturating_sub(ROOM_KEPT + self.granted);
+        if room >= waiting.min(BATCH as u64) {
+            self.wake_roomless(room as usize);
+        }
+    }
+
+    /// As many as there is room for, the oldest first: the others would only fault in vain.
+    fn wake_roomless(&mut self, max: usize) {
+        let places = lock(&self.shared.tables).take_roomless(max);
+        if !places.is_empty() {
+            // What they take is known at the next look.
+            self.granted += places.len() as u64;
+            self.next_look = self.next_look.min(Instant::now() + LOOK_CROWDED);
+        }
+        self.wake(&places);
+    }
+
+    /// Faults of a child can be known before the child is: its `Forked` has been sent by then.
+    pub(super) fn wake(&mut self, places: &[Place]) {
+        if places.iter().any(|place| !self.spaces.contains_key(&place.0)) {
+            self.obey(Instant::now());
+        }
+        self.shared.wake(&self.spaces, places);
+    }
+
+    pub(super) fn agents_are_full(&self) -> bool {
+        self.lane.views().iter().all(|v| !v.up || v.credits.0 < WRITE_PAGES as u64)
+    }
+
+    /// No agent takes pages, though some must go: does what `--when-full` says, and tells the user at once. `pressed` says that the budget
+    /// is exceeded, or that faults wait. False if the workload may not exceed its budget for that.
+    fn react_to_full(&mut self, now: Instant, pressed: bool) -> bool {
+        let full = self.goal > 0
+            && lock(&self.shared.tables).free_slots() < BATCH
+            && self.agents_are_full();
+        self.full.update(now, full);
+        let Some(spell) = self.full.spell(now).filter(|_| pressed) else { return !full };
+        let when_full = self.shared.config.when_full;
+        let action = when_full.action(spell);
+        if action == FullAction::Kill {
+            self.shared.fail("the agents are full or away, and --when-full is kill: add an agent, or give them more with --export");
+        } else if !std::mem::replace(&mut self.full.told, true) {
+            let consequence = match when_full {
+                WhenFull::Grow => "the workload exceeds its budget",
+                WhenFull::Wait => "the workload waits until one takes pages",
+                WhenFull::Kill => "the workload is killed unless one takes pages soon",
+            };
+            self.notice(format_args!(
+                "{consequence}: the agents are full or away: add one, or give them more with --export"
+            ));
+        }
+        action == FullAction::Grow
+    }
+
+    fn warn_stuck(&mut self, now: Instant) {
+        if self.full.spell(now).is_none() && !std::mem::replace(&mut self.warned, true) {
+            let unwritten = lock(&self.shared.tables).free_slots() < BATCH;
+            let why = match unwritten {
+                true => "the agents do not take pages fast enough",
+                false => "nothing more can be evicted",
+            };
+            self.notice(format_args!("the workload exceeds its budget: {why}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hiccup_is_no_spell() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut full = Fullness::default();
+        full.update(start, true);
+        full.update(at(10), true);
+        assert_eq!(full.spell(at(10)), None);
+        full.update(at(20), false);
+        assert_eq!(full.total(at(20)), Duration::ZERO, "{full:?}");
+        full.update(at(100), true);
+        full.update(at(200), true);
+        assert_eq!(full.spell(at(200)), Some(Duration::from_millis(100)));
+        full.update(at(300), false);
+        assert_eq!((full.spell(at(400)), full.total(at(400))), (None, Duration::from_millis(200)));
+    }
+}
