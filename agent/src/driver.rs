@@ -104,8 +104,12 @@ impl<T: Transport> Driver<T> {
                 (link, core.handle_connected(at.now, link, peer))
             }
             Event::Closed { link, reason } => {
-                tracing::info!(%reason, "disconnected");
-                core.handle_closed(at.now, link);
+                let gone = core.handle_closed(at.now, link);
+                let client = gone.map(|gone| tracing::field::display(gone.peer.fingerprint));
+                let workload = gone.and_then(|gone| gone.workload);
+                let pages = workload.map(|(_, pages)| pages);
+                let workload = workload.map(|(workload, _)| tracing::field::display(workload));
+                tracing::info!(client, workload, pages, %reason, "disconnected");
                 return 0;
             }
             Event::Control { exchange, control } => {

@@ -11,8 +11,8 @@ pub const FRAMES_MAX: u64 = 1 << 30;
 pub const TENANTS_MAX: usize = 4096;
 /// Most links at a time.
 pub const LINKS_MAX: usize = 256;
-/// Most exchanges in progress at a time, all links together.
-pub const EXCHANGES_MAX: usize = 4096;
+/// Most exchanges whose request is coming in at a time, all links together.
+pub const EXCHANGES_MAX: usize = 16_384;
 /// An exchange whose request has not come whole by then is given up.
 pub const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -25,6 +25,9 @@ pub const LEASE_MAX: Duration = Duration::from_secs(600);
 
 /// Most credits that one reply grants, in pages.
 pub const CREDITS_MAX: u64 = 16 * PAGES_MAX as u64;
+
+/// One part in so many of the frames is left to clients which hold less than an equal share.
+pub const RESERVE_SHARE: u64 = 8;
 
 /// Period of housekeeping, while there is any to do.
 pub const TICK: Duration = Duration::from_millis(250);

@@ -99,6 +99,7 @@ stats! {
     gauge oldest_age_s "oldest_page_age_seconds" "Age of the oldest page",
     gauge tenants "tenants" "Workloads which have not ended",
     gauge links "links" "Links open",
+    gauge draining "draining" "1 from the request to stop on, else 0",
     counter gets "page_gets_total" "Pages asked for",
     counter misses "page_misses_total" "Pages asked for and not there",
     counter puts "page_puts_total" "Pages stored",

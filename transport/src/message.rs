@@ -128,6 +128,13 @@ pub enum Status {
 #[repr(transparent)]
 pub struct WorkloadId(pub [u8; 16]);
 
+impl fmt::Display for WorkloadId {
+    /// The first eight bytes: enough to tell workloads apart in a log, too few to speak for one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().take(8).try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
 /// A control message as it travels. All integers are little-endian; unused fields are zero.
 #[derive(
     Clone, Copy, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
