@@ -18,6 +18,7 @@ mod exchange;
 pub mod limits;
 pub mod memory;
 pub mod metrics;
+pub mod renewal;
 pub mod slab;
 pub mod spin;
 pub mod stats;

@@ -61,6 +61,8 @@ pub const DRAIN_MAX: Duration = Duration::from_secs(3600);
 /// Time for the last packets of a drain.
 pub const FAREWELL: Duration = Duration::from_millis(200);
 
+/// Metrics clients at a time; one more takes the place of the oldest.
+pub const METRICS_CLIENTS_MAX: usize = 32;
 /// A metrics client must have sent its request, and taken the answer, by then.
 pub const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest metrics request in bytes.
