@@ -51,6 +51,7 @@ impl Exchange {
     /// Sets frames aside for up to `most` pages of a put; returns how many.
     pub fn set_aside(&mut self, store: &mut Store, most: u64) -> u64 {
         let count = u64::from(self.control.count.get()).min(most);
+        self.frames.reserve_exact(count as usize);
         self.frames.extend((0..count).map_while(|_| store.reserve()).map(Some));
         self.frames.len() as u64
     }

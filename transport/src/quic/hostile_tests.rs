@@ -87,15 +87,15 @@ fn a_full_socket_is_not_polled_without_pause() {
 fn links_send_in_turn() {
     let mut pair = Pair::new();
     let links: Vec<LinkId> = (0..3).map(|_| pair.connect()).collect();
-    let now = Instant::now();
+    let (now, again) = (Instant::now(), links.clone());
     let names = [PageDescriptor::new(1, 1); 64];
-    for link in links {
+    for link in links.into_iter().chain(again) {
         let many = Control::get_many(1, WORKLOAD, 64);
         pair.client.request(now, link, &many, &[names.as_bytes()]).unwrap();
     }
     pair.until(|pair| {
         let came = pair.served.iter().filter(|event| complete(event).is_some()).count();
-        (came == 3).then_some(())
+        (came == 6).then_some(())
     });
     let sent = |pair: &Pair| -> Vec<u64> {
         let sent = |link: &Link| link.path().sent_packets;
@@ -298,6 +298,32 @@ fn renewed_keys_are_those_of_the_next_links() {
     assert!(pair.client.path(link).is_some(), "links that are up stay");
     pair.client = Quic::client(any(), &other_client).unwrap();
     pair.connect();
+}
+
+#[test]
+fn a_datagram_that_is_kept_does_not_keep_its_neighbours() {
+    let (sender, mut receiver) =
+        (Socket::bind(any(), false).unwrap(), Socket::bind(any(), true).unwrap());
+    let bytes: Vec<u8> = (0..3000usize).map(|at| (at / 1200) as u8).collect();
+    let transmit = Transmit {
+        destination: receiver.local(),
+        ecn: None,
+        size: bytes.len(),
+        segment_size: Some(1200),
+        src_ip: None,
+    };
+    assert!(sender.send(&transmit, &bytes));
+    let mut datagrams = Vec::new();
+    let start = Instant::now();
+    while datagrams.len() < 3 {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        let Some(received) = receiver.receive().unwrap() else { continue };
+        datagrams.extend((0..).map_while(|index| receiver.datagram(&received, index)));
+    }
+    for (index, (datagram, len)) in datagrams.iter().zip([1200, 1200, 600]).enumerate() {
+        assert!(datagram.len() == len && datagram.iter().all(|byte| *byte == index as u8));
+        assert!(datagram.capacity() < 2 * len, "{}", datagram.capacity());
+    }
 }
 
 /// What the server says of a handshake that failed.
