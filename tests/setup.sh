@@ -44,6 +44,7 @@ want_to_test() {
   want ps procps
   want setpriv util-linux
   want sha256sum coreutils
+  want promtool prometheus
 }
 
 want_to_build
@@ -69,6 +70,7 @@ if [ ! -e "$policy" ]; then
   trap 'rm -f "$policy"' EXIT
 fi
 redis_was_here=$(command -v redis-server || true)
+prometheus_was_here=$(command -v prometheus || true)
 log=$(mktemp)
 echo "setup.sh: installing ${need[*]}" >&2
 install() {
@@ -83,4 +85,7 @@ fi
 rm -f "$log"
 if [ -z "$redis_was_here" ] && [ -d /run/systemd/system ]; then
   systemctl disable --quiet redis-server >/dev/null 2>&1 || true
+fi
+if [ -z "$prometheus_was_here" ] && [ -d /run/systemd/system ]; then
+  systemctl disable --quiet prometheus >/dev/null 2>&1 || true
 fi

@@ -1,10 +1,11 @@
 //! An agent in a thread of its own: for the program `gms-agent`, or embedded in a pager.
 
 use crate::core::Core;
-use crate::driver::Driver;
+use crate::driver::{Driver, seconds_since_1970};
 use crate::limits::SPIN_MAX;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
+use crate::renewal::Renewal;
 use crate::slab::{Slab, SlabError};
 use crate::stats::Stats;
 use crate::stop::Stop;
@@ -47,8 +48,8 @@ impl Config {
 pub enum AgentError {
     /// More than the machine has.
     #[error(
-        "cannot export {} MiB: this machine has {} MiB of memory, of which {} MiB are available; export less",
-        .export.0 >> 20, .memory.total.0 >> 20, .memory.available.0 >> 20
+        "cannot export {} MiB: {} {} MiB of memory, of which {} MiB are available; export less",
+        .export.0 >> 20, .memory.whose(), .memory.total.0 >> 20, .memory.available.0 >> 20
     )]
     TooLarge {
         /// What was asked for.
@@ -82,6 +83,7 @@ pub struct Agent {
     frames: PageCount,
     stats: Arc<Stats>,
     stop: Arc<Stop>,
+    renewal: Arc<Renewal>,
     /// Readable when the loop has ended.
     ended: Arc<Stop>,
     thread: Option<JoinHandle<io::Result<()>>>,
@@ -110,14 +112,17 @@ impl Agent {
         slab.warm_ahead()?;
         let (addr, frames) = (transport.local_addr(), PageCount(u64::from(slab.frames())));
         let (stop, ended) = (Arc::new(Stop::new()?), Arc::new(Stop::new()?));
+        let renewal = Arc::new(Renewal::new()?);
         let stats = Arc::new(Stats::default());
+        stats.certificate_expires_s.set(seconds_since_1970(identity.expires()));
         let core = Core::new(Instant::now(), Store::new(slab)?, stats.clone());
         let listen = |addr| Metrics::spawn(addr, stats.clone(), stop.clone());
         let metrics = match config.metrics {
             Some(addr) => Some(listen(addr).map_err(|error| AgentError::Listen { addr, error })?),
             None => None,
         };
-        let driver = Driver::new(transport, core, stats.clone(), stop.clone(), config.spin);
+        let (told, renewed) = (stop.clone(), renewal.clone());
+        let driver = Driver::new(transport, core, stats.clone(), told, renewed, config.spin);
         let end = ended.clone();
         let run = move || {
             // Announced whatever happens, a panic included.
@@ -125,7 +130,7 @@ impl Agent {
             driver.run()
         };
         let thread = Some(std::thread::Builder::new().name("agent".into()).spawn(run)?);
-        Ok(Self { addr, frames, stats, stop, ended, thread, metrics })
+        Ok(Self { addr, frames, stats, stop, renewal, ended, thread, metrics })
     }
 
     /// Where it listens.
@@ -146,6 +151,11 @@ impl Agent {
     /// What it has done, still counting.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.stats
+    }
+
+    /// Uses `identity` for links that are made from now on; those that are up stay.
+    pub fn renew(&self, identity: Identity) {
+        self.renewal.offer(identity);
     }
 
     /// Becomes readable when the agent has ended by itself, which is an error: [`Agent::stop`] tells which.

@@ -5,9 +5,9 @@ use crate::limits::{DRAIN_MAX, SPIN_MAX};
 use clap::{ArgAction, Parser};
 use gms_policy::{Bytes, Size};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _};
-use std::fmt::Display;
-use std::net::SocketAddr;
+use serde::de::{self, Deserializer, Error as _, Visitor};
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const SPIN_LIMIT: Duration = Duration::from_millis(10);
 /// Longest configuration file, in bytes.
 const CONFIG_LEN_MAX: u64 = 1 << 20;
 
-/// Exports idle memory of this machine to programs run by `gms` on other machines.
+/// Exports idle memory of this machine to programs run by `gms` on other machines
 ///
 /// Pages are kept in memory only, apart for each workload, and freed when it ends. Clients are accepted if their
 /// certificate is of the same authority as the one in the key directory (see `gms keys init`).
@@ -27,26 +27,26 @@ const CONFIG_LEN_MAX: u64 = 1 << 20;
 #[command(name = "gms-agent", version, max_term_width = 100, after_help = EXAMPLES)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Args {
-    /// Address and UDP port to listen on; port 0 takes a free one
-    #[arg(long, value_name = "ADDR:PORT")]
-    listen: Option<SocketAddr>,
-    /// Memory to export: 512M, 4G, or a share of the memory available at the start, as 80%
-    #[arg(long, value_name = "SIZE")]
-    #[serde(deserialize_with = "from_text")]
+    /// Address or host name, and UDP port, to listen on; port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<HostPort>,
+    /// Memory to export: 512M, 4G, or a share of all memory (of the machine, or what its cgroup allows), as 40%
+    #[arg(long, value_name = "SIZE|N%")]
+    #[serde(deserialize_with = "size")]
     export: Option<Size>,
     /// Directory with ca.pem, node.pem and node-key.pem
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
     keys: Option<PathBuf>,
-    /// Address and TCP port to serve metrics on, at /metrics, for Prometheus [default: none]
-    #[arg(long, value_name = "ADDR:PORT")]
-    metrics: Option<SocketAddr>,
+    /// Address or host name, and TCP port, to serve metrics on, at /metrics, for Prometheus [default: none]
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<HostPort>,
     /// Export huge pages of 2 MiB; as many must be free (vm.nr_hugepages)
     #[arg(long)]
     huge: bool,
     /// Longest spin before blocking, in microseconds; 0 never spins [default: 50]
     #[arg(long, value_name = "MICROSECONDS")]
     spin: Option<u32>,
-    /// On SIGTERM or SIGINT wait so long for workloads to take their pages away [default: 2]
+    /// On SIGTERM or SIGINT wait so long for workloads to end or to take their pages away [default: 2]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<u32>,
     /// TOML file with these options as keys, e.g. `export = "4G"`; the command line wins
@@ -58,23 +58,76 @@ pub struct Args {
     quiet: bool,
     /// Log more; twice for everything
     #[arg(short, long, action = ArgAction::Count)]
+    #[serde(deserialize_with = "level")]
     verbose: u8,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  gms keys init keys
-  gms-agent --listen 0.0.0.0:7400 --export 8G --keys keys
+  gms keys init keys && gms keys issue keys node node1
+  gms-agent --listen 0.0.0.0:7400 --export 8G --keys keys/node1
   gms-agent --config /etc/gms/agent.toml --metrics 127.0.0.1:9400
 
+Signals: SIGTERM and SIGINT drain and end it, a second one ends it at once; SIGHUP reads the keys again.
 Exit status: 0 after SIGTERM or SIGINT, 1 when the agent cannot be started or fails, 2 for wrong options.";
+
+/// A host, by name or address, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort(String);
+
+impl FromStr for HostPort {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = "not HOST:PORT, as in 0.0.0.0:7400, [::]:7400 or node1:7400";
+        let (host, port) = text.rsplit_once(':').ok_or(wrong)?;
+        let bare_ipv6 = host.contains(':') && !(host.starts_with('[') && host.ends_with(']'));
+        match port.parse::<u16>() {
+            Ok(_) if !host.is_empty() && !bare_ipv6 => Ok(Self(text.to_owned())),
+            _ => Err(wrong),
+        }
+    }
+}
+
+impl HostPort {
+    /// The first address that the name has.
+    fn resolve(&self) -> Result<SocketAddr, NameError> {
+        let fail = |detail: String| NameError { name: self.0.clone(), detail };
+        let mut addrs = self.0.to_socket_addrs().map_err(|error| fail(error.to_string()))?;
+        addrs.next().ok_or_else(|| fail("it has no address".into()))
+    }
+}
+
+impl<'de> Deserialize<'de> for HostPort {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|error| D::Error::custom(format!("`{text}` is {error}")))
+    }
+}
+
+/// A host name that cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {name}: {detail}; give an address of this machine, or a name of one")]
+pub struct NameError {
+    name: String,
+    detail: String,
+}
+
+/// Why there are no options to run with.
+#[derive(Debug)]
+pub enum Refusal {
+    /// Help or version were asked for.
+    Help(clap::Error),
+    /// The options are wrong: how, in one line.
+    Usage(String),
+}
 
 /// Wrong options; the message says which.
 #[derive(Debug, thiserror::Error)]
 pub enum UsageError {
     /// An option without which there is no agent.
     #[error(
-        "--{option} is missing, on the command line and in the configuration file (see --help)"
+        "--{option} is missing, on the command line and in the configuration file (see gms-agent --help)"
     )]
     Missing {
         /// Its long name.
@@ -112,13 +165,13 @@ pub enum UsageError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Where to listen.
-    pub listen: SocketAddr,
+    pub listen: HostPort,
     /// What to export.
     pub export: Size,
     /// The key directory.
     pub keys: PathBuf,
     /// Where to serve metrics.
-    pub metrics: Option<SocketAddr>,
+    pub metrics: Option<HostPort>,
     /// Whether to export huge pages.
     pub huge: bool,
     /// Longest spin.
@@ -130,6 +183,15 @@ pub struct Options {
 }
 
 impl Args {
+    /// The options of this process: its command line, environment and configuration file.
+    pub fn read() -> Result<Options, Refusal> {
+        match Self::try_parse() {
+            Ok(args) => args.resolve().map_err(|error| Refusal::Usage(error.to_string())),
+            Err(error) if error.use_stderr() => Err(Refusal::Usage(one_line(&error))),
+            Err(help) => Err(Refusal::Help(help)),
+        }
+    }
+
     /// Reads the configuration file, if one is named, and fills in what the command line leaves open.
     pub fn resolve(self) -> Result<Options, UsageError> {
         let file = match &self.config {
@@ -166,16 +228,28 @@ impl Args {
 }
 
 impl Options {
-    /// The agent's configuration, percentages being of `available`.
-    pub fn agent(&self, available: Bytes) -> Config {
-        Config {
-            listen: self.listen,
-            export: self.export.of(available),
+    /// The agent's configuration, percentages being of `memory`.
+    ///
+    /// # Errors
+    /// If a host name has no address.
+    pub fn agent(&self, memory: Bytes) -> Result<Config, NameError> {
+        Ok(Config {
+            listen: self.listen.resolve()?,
+            export: self.export.of(memory),
             huge: self.huge,
             spin: self.spin,
-            metrics: self.metrics,
-        }
+            metrics: self.metrics.as_ref().map(HostPort::resolve).transpose()?,
+        })
     }
+}
+
+/// What clap says of wrong options, in one line.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let report = text.split("Usage:").next().unwrap_or_default();
+    let report = report.split("For more information").next().unwrap_or_default();
+    let words: Vec<&str> = report.split_whitespace().filter(|word| *word != "error:").collect();
+    format!("{} (see gms-agent --help)", words.join(" ").replace(" tip: ", "; "))
 }
 
 fn need<T>(option: &'static str, value: Option<T>) -> Result<T, UsageError> {
@@ -190,7 +264,11 @@ fn read(path: &Path) -> Result<Args, UsageError> {
         )));
     }
     let text = std::fs::read_to_string(path).map_err(fail)?;
-    toml::from_str(&text).map_err(|error| {
+    let args = toml::from_str(&text);
+    // Relative paths start at the file's directory.
+    let base = path.parent().unwrap_or(Path::new(""));
+    let args = args.map(|args: Args| Args { keys: args.keys.map(|keys| base.join(keys)), ..args });
+    args.map_err(|error: toml::de::Error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
         let message = error.message().lines().collect::<Vec<_>>().join("; ");
@@ -198,13 +276,47 @@ fn read(path: &Path) -> Result<Args, UsageError> {
     })
 }
 
-fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: FromStr<Err: Display>,
-{
-    let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(|error| D::Error::custom(format!("`{text}` is {error}")))
+/// A size: a string, or a whole number of bytes.
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Size>, D::Error> {
+    struct AsSize;
+    impl Visitor<'_> for AsSize {
+        type Value = Size;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a size, as \"512M\" or 536870912")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+            text.parse().map_err(|error| E::custom(format!("`{text}` is {error}")))
+        }
+
+        fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
+            self.visit_str(&bytes.to_string())
+        }
+    }
+    deserializer.deserialize_any(AsSize).map(Some)
+}
+
+/// How much is logged: a number, or whether more than usual.
+fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+    struct Level;
+    impl Visitor<'_> for Level {
+        type Value = u8;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("true, false, or 0 to 2")
+        }
+
+        fn visit_bool<E: de::Error>(self, more: bool) -> Result<u8, E> {
+            Ok(more.into())
+        }
+
+        fn visit_i64<E: de::Error>(self, level: i64) -> Result<u8, E> {
+            let fits = u8::try_from(level).ok().filter(|level| *level <= 2);
+            fits.ok_or_else(|| E::invalid_value(de::Unexpected::Signed(level), &self))
+        }
+    }
+    deserializer.deserialize_any(Level)
 }
 
 #[cfg(test)]
@@ -225,44 +337,51 @@ mod tests {
         result
     }
 
-    /// `GMS_RENEW=1 cargo test -p gms-agent packaged` writes them.
-    #[test]
-    fn packaged_man_page_and_completions_are_current() {
-        use clap::CommandFactory;
-        use clap_complete::Shell;
-        let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
-        let mut page = Vec::new();
-        clap_mangen::Man::new(Args::command()).render(&mut page).expect("a man page");
-        let mut files = vec![(packaging.join("man/gms-agent.1"), page)];
-        let shells = [
-            (Shell::Bash, "gms-agent.bash"),
-            (Shell::Zsh, "_gms-agent"),
-            (Shell::Fish, "gms-agent.fish"),
-        ];
-        for (shell, name) in shells {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Args::command(), "gms-agent", &mut script);
-            files.push((packaging.join("completions").join(name), script));
-        }
-        for (file, text) in files {
-            if std::env::var_os("GMS_RENEW").is_some() {
-                std::fs::write(&file, &text).expect("packaging");
-            }
-            let kept = std::fs::read(&file).unwrap_or_default();
-            assert!(kept == text, "{} is not what the options say", file.display());
-        }
-    }
-
     #[test]
     fn the_command_line_wins_over_the_file() {
         let file =
             "listen = \"127.0.0.1:7000\"\nexport = \"4G\"\nkeys = \"k\"\nspin = 0\nverbose = 1\n";
         let options = resolve(&["--export", "80%", "-q"], file).expect("complete");
         assert_eq!(options.export, Size::Percent(80));
-        assert_eq!(options.agent(Bytes(1000)).export, Bytes(800));
+        assert_eq!(options.agent(Bytes(1000)).expect("an address").export, Bytes(800));
+        let beside = std::env::temp_dir().join("k");
+        assert_eq!(options.keys, beside, "relative paths start at the file");
         assert_eq!((options.spin, options.drain), (Duration::ZERO, DRAIN_DEFAULT));
         assert_eq!(options.level, tracing::Level::ERROR);
         assert_eq!(resolve(&[], file).expect("complete").level, tracing::Level::DEBUG);
+    }
+
+    #[test]
+    fn sizes_are_numbers_or_strings_and_hosts_have_names() {
+        let file = "listen = \"localhost:0\"\nexport = 8388608\nkeys = \"/k\"\nverbose = true\n";
+        let options = resolve(&["--metrics", "[::1]:9400"], file).expect("complete");
+        assert_eq!(options.export, Size::Bytes(Bytes(8 << 20)));
+        assert_eq!((options.level, options.keys), (tracing::Level::DEBUG, "/k".into()));
+        let config = resolve(&[], file).expect("complete").agent(Bytes(1)).expect("an address");
+        assert!(config.listen.ip().is_loopback());
+        let nowhere = file.replace("localhost", "no-such-host.invalid");
+        let error = resolve(&[], &nowhere).expect("complete").agent(Bytes(1)).expect_err("no host");
+        assert!(error.to_string().contains("cannot listen on no-such-host.invalid:0: "), "{error}");
+    }
+
+    #[test]
+    fn wrong_options_are_told_in_one_line() {
+        for (args, start) in [
+            (&["--exprot", "8M"][..], "unexpected argument '--exprot' found"),
+            (&["--export", "8Q"], "invalid value '8Q' for '--export <SIZE|N%>': not a size"),
+            (
+                &["--listen", "nowhere"],
+                "invalid value 'nowhere' for '--listen <HOST:PORT>': not HOST:PORT",
+            ),
+            (&["--listen", "::1:7400"], "invalid value '::1:7400'"),
+            (&["-q", "-v"], "the argument '--quiet' cannot be used with"),
+            (&["--spin"], "a value is required for '--spin <MICROSECONDS>'"),
+        ] {
+            let args = ["gms-agent"].iter().chain(args);
+            let text = one_line(&Args::try_parse_from(args).expect_err("wrong"));
+            assert!(text.starts_with(start) && text.ends_with("(see gms-agent --help)"), "{text}");
+            assert!(!text.contains('\n'), "{text}");
+        }
     }
 
     #[test]
@@ -272,6 +391,14 @@ mod tests {
         assert!(typo.contains(".toml:3: ") && typo.contains("`exprot`"), "{typo}");
         let size = message("export = \"4Q\"\n");
         assert!(size.contains(".toml:1: ") && size.contains("`4Q` is not a size"), "{size}");
+        let negative = message("export = -4\n");
+        assert!(
+            negative.contains(".toml:1: ") && negative.contains("`-4` is not a size"),
+            "{negative}"
+        );
+        assert!(message("export = true").contains("expected a size"));
+        assert!(message("listen = \"a\"").contains("`a` is not HOST:PORT"));
+        assert!(message("verbose = 3").contains("0 to 2"));
         let syntax = message("huge = true\nexport 4G\n");
         assert!(syntax.contains(".toml:2: ") && !syntax.contains('\n'), "{syntax}");
         assert!(message("config = \"x\"").contains("`config`"));

@@ -5,16 +5,17 @@
 //! which the link's certificate vouches for. Whatever the request, there is one answer, and a failed request has
 //! changed nothing.
 
+use crate::clients::{Bounded, ClientId};
 use crate::exchange::Exchange;
-use crate::limits::{
-    CREDITS_MAX, EXCHANGE_TIMEOUT, EXCHANGES_MAX, FRAME_LEN, LINKS_MAX, TICK, TRIM_IDLE,
-};
+use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, TICK, TRIM_IDLE};
 use crate::stats::Stats;
 use crate::store::{Found, Store, TenantId};
 use crate::tenants::{TenantKey, Tenants};
 use gms_policy::ContentId;
-use gms_transport::message::{Control, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor, Status};
-use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerIdentity};
+use gms_transport::message::{
+    Control, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor, Status, WorkloadId,
+};
+use gms_transport::{CloseCode, ExchangeId, LinkId, PeerIdentity};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -73,9 +74,22 @@ impl<'a> Reply<'a> {
 /// What is known of a link.
 #[derive(Debug)]
 struct Link {
-    client: Fingerprint,
+    peer: PeerIdentity,
+    client: ClientId,
     session: Option<TenantId>,
 }
+
+/// Whose link has ended, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// The client.
+    pub peer: PeerIdentity,
+    /// The workload, if it had said which, and its pages here.
+    pub workload: Option<(WorkloadId, u64)>,
+}
+
+/// A request that may begin: whose it is, and of which workload.
+type Admitted = (ClientId, Option<TenantId>);
 
 /// The state of an agent.
 pub struct Core {
@@ -91,7 +105,8 @@ pub struct Core {
     last_put: Instant,
     tick_at: Option<Instant>,
     trimming: bool,
-    seek_stalled: bool,
+    /// Requests which have not come whole in time, to be answered.
+    stalled: Vec<ExchangeId>,
     draining: bool,
 }
 
@@ -122,7 +137,7 @@ impl Core {
             last_put: now,
             tick_at: None,
             trimming: false,
-            seek_stalled: false,
+            stalled: Vec::new(),
             draining: false,
         };
         core.publish(now);
@@ -136,36 +151,55 @@ impl Core {
         link: LinkId,
         peer: PeerIdentity,
     ) -> Answer<'static> {
-        if self.links.len() >= LINKS_MAX {
-            return Answer::Close(CloseCode::Overload);
-        }
-        if self.draining {
+        // A draining agent waits for the workloads which have pages here: they may come back for them.
+        let known = self.tenants.clients.find(&peer.fingerprint);
+        if self.draining && known.is_none_or(|client| self.tenants.clients.live(client) == 0) {
             return Answer::Close(CloseCode::Draining);
         }
-        self.links.insert(link, Link { client: peer.fingerprint, session: None });
+        let Some(client) = self.tenants.clients.take(peer.fingerprint, Bounded::Link) else {
+            return Answer::Close(CloseCode::Overload);
+        };
+        self.links.insert(link, Link { peer, client, session: None });
         self.publish(now);
         Answer::Nothing
     }
 
-    /// A link ended; its exchanges have been aborted before.
-    pub fn handle_closed(&mut self, now: Instant, link: LinkId) {
-        if let Some(Link { session: Some(tenant), .. }) = self.links.remove(&link) {
+    /// A link ended; its exchanges have been aborted before. Whose it was, unless it had been refused.
+    pub fn handle_closed(&mut self, now: Instant, link: LinkId) -> Option<Departure> {
+        let Link { peer, client, session } = self.links.remove(&link)?;
+        let named = |tenant| Some((self.tenants.key(tenant)?.workload, self.tenants.pages(tenant)));
+        let workload = session.and_then(named);
+        if let Some(tenant) = session {
             self.tenants.unlink(now, tenant);
         }
+        self.tenants.clients.give(client, Bounded::Link);
         self.publish(now);
+        Some(Departure { peer, workload })
     }
 
     /// A request begins. It is answered at once if it is to be refused.
     pub fn handle_control(&mut self, at: At, exchange: ExchangeId, control: Control) -> Answer<'_> {
-        if self.exchanges.len() >= EXCHANGES_MAX {
-            return Answer::Close(CloseCode::Overload);
+        let (client, tenant) = match self.admit(exchange.link, &control) {
+            Ok(admitted) => admitted,
+            Err(status) => return self.refuse(at, exchange, None, &control, status),
+        };
+        let mut request = Exchange::new(at.now, client, control);
+        if let (Op::Put, Some(tenant)) = (control.op, tenant) {
+            let most = self.credits(Some(tenant));
+            let taken = request.set_aside(&mut self.store, most);
+            if taken == 0 {
+                return self.refuse(at, exchange, Some(tenant), &control, Status::Full);
+            }
+            self.tenants.clients.take_frames(client, taken);
         }
-        if let Err(status) = self.admit(exchange.link, &control) {
-            self.count_refusal(&control, status);
-            return self.reply(at, exchange, control.reply(status));
+        if !self.tenants.clients.take_another(client, Bounded::Exchange) {
+            self.free(request);
+            // Both may be asked for again; others are not concerned.
+            let status = if control.op == Op::Put { Status::Full } else { Status::Denied };
+            return self.refuse(at, exchange, tenant, &control, status);
         }
-        if let Some(old) = self.exchanges.insert(exchange, Exchange::new(at.now, control)) {
-            old.release(&mut self.store);
+        if let Some(old) = self.exchanges.insert(exchange, request) {
+            self.end(old);
             return Answer::Close(CloseCode::Malformed);
         }
         Answer::Nothing
@@ -182,7 +216,10 @@ impl Core {
         let Some(deposit) = self.exchanges.get_mut(&exchange) else { return Answer::Nothing };
         match deposit.deposit(&mut self.store, offset, bytes) {
             Ok(()) => Answer::Nothing,
-            Err(_) => Answer::Close(CloseCode::Malformed),
+            Err(_) => {
+                self.handle_aborted(exchange);
+                Answer::Close(CloseCode::Malformed)
+            }
         }
     }
 
@@ -190,14 +227,15 @@ impl Core {
     pub fn handle_complete(&mut self, at: At, exchange: ExchangeId) -> Answer<'_> {
         let Some(mut request) = self.exchanges.remove(&exchange) else { return Answer::Nothing };
         if !request.is_whole() {
-            request.release(&mut self.store);
+            self.end(request);
             return Answer::Close(CloseCode::Malformed);
         }
         let control = request.control;
         // The session may have ended since the request began.
-        let reply = match self.admit_session(exchange.link, &control) {
+        let admitted = self.admit_session(exchange.link, &control);
+        let reply = match admitted {
             Err(status) => control.reply(status),
-            Ok(session) => match (control.op, session) {
+            Ok((_, session)) => match (control.op, session) {
                 (Op::Hello, _) => self.hello(at.now, exchange.link, &control),
                 (Op::Get, Some(tenant)) => self.get(tenant, &request),
                 (Op::Put, Some(tenant)) => self.put(at.now, tenant, &mut request),
@@ -207,24 +245,37 @@ impl Core {
                 _ => control.reply(Status::Unsupported),
             },
         };
-        request.release(&mut self.store);
-        self.reply(at, exchange, reply)
+        self.end(request);
+        let tenant = admitted.ok().and_then(|(_, tenant)| tenant);
+        self.reply(at, exchange, tenant, reply)
     }
 
     /// The rest of a request will not come.
     pub fn handle_aborted(&mut self, exchange: ExchangeId) {
         if let Some(request) = self.exchanges.remove(&exchange) {
-            request.release(&mut self.store);
+            self.end(request);
             self.stats.aborted.add(1);
         }
+    }
+
+    /// Gives back what a request holds.
+    fn end(&mut self, request: Exchange) {
+        self.tenants.clients.give(request.client, Bounded::Exchange);
+        self.free(request);
+    }
+
+    /// Gives back the frames set aside for a request.
+    fn free(&mut self, request: Exchange) {
+        let client = request.client;
+        let freed = request.release(&mut self.store);
+        self.tenants.clients.give_frames(client, freed);
     }
 
     /// Does what is due: a bounded step at a time, never more than about a millisecond.
     pub fn handle_timeout(&mut self, now: Instant) {
         let ticked = self.tick_at.take_if(|tick| *tick <= now).is_some();
         if ticked {
-            self.stats.expired.add(self.tenants.expire(now));
-            self.seek_stalled = true;
+            self.expire(now);
             self.publish(now);
         }
         if self.tenants.dead_pages() > 0 {
@@ -244,17 +295,27 @@ impl Core {
         }
     }
 
-    /// An exchange whose request takes too long, answered so that it ends. Ask until there is none.
-    pub fn poll_stalled(&mut self, now: Instant) -> Option<Reply<'_>> {
-        if !self.seek_stalled {
-            return None;
+    /// Ends leases and finds the requests which take too long.
+    fn expire(&mut self, now: Instant) {
+        for (TenantKey { client, workload }, pages) in self.tenants.expire(now) {
+            tracing::info!(%client, %workload, pages, "a lease ran out");
+            self.stats.expired.add(1);
         }
         let stalled = |exchange: &Exchange| now >= exchange.began + EXCHANGE_TIMEOUT;
-        let found = self.exchanges.iter().find(|(_, exchange)| stalled(exchange));
-        self.seek_stalled = found.is_some();
-        let (id, control) = found.map(|(id, exchange)| (*id, exchange.control))?;
+        let found = self.exchanges.iter().filter(|(_, exchange)| stalled(exchange));
+        self.stalled.extend(found.map(|(id, _)| *id));
+    }
+
+    /// An exchange whose request takes too long, answered so that it ends. Ask until there is none.
+    pub fn poll_stalled(&mut self, now: Instant) -> Option<Reply<'_>> {
+        let (id, control) = loop {
+            let id = self.stalled.pop()?;
+            if let Some(exchange) = self.exchanges.get(&id) {
+                break (id, exchange.control);
+            }
+        };
         self.handle_aborted(id);
-        match self.reply(At { now, received: now }, id, control.reply(Status::Failed)) {
+        match self.reply(At { now, received: now }, id, None, control.reply(Status::Failed)) {
             Answer::Reply(reply) => Some(reply),
             Answer::Nothing | Answer::Close(_) => None,
         }
@@ -278,9 +339,10 @@ impl Core {
     /// From now on pages are served but none taken, and no new workload.
     pub fn drain(&mut self) {
         self.draining = true;
+        self.stats.draining.set(1);
     }
 
-    /// Whether any workload which is connected has pages here.
+    /// Whether any workload has pages here.
     pub fn in_use(&self) -> bool {
         self.tenants.in_use() > 0
     }
@@ -291,44 +353,46 @@ impl Core {
     }
 
     /// Whether the request may begin: what is known to fail is refused before its payload comes.
-    fn admit(&self, link: LinkId, control: &Control) -> Result<(), Status> {
-        self.admit_session(link, control)?;
+    fn admit(&self, link: LinkId, control: &Control) -> Result<Admitted, Status> {
+        let admitted = self.admit_session(link, control)?;
         match control.op {
             Op::Delegate | Op::Epoch | Op::Atomic => Err(Status::Unsupported),
             Op::Get | Op::Put if control.page_shift != PAGE_SHIFT => Err(Status::Invalid),
             Op::Put if self.draining => Err(Status::Draining),
-            Op::Put if self.store.frames_free() == 0 => Err(Status::Full),
-            _ => Ok(()),
+            _ => Ok(admitted),
         }
     }
 
-    /// The tenant of the link's session, if the operation needs one.
-    fn admit_session(&self, link: LinkId, control: &Control) -> Result<Option<TenantId>, Status> {
+    /// The client, and the tenant of the link's session if the operation needs one.
+    fn admit_session(&self, link: LinkId, control: &Control) -> Result<Admitted, Status> {
+        let link = self.links.get(&link).ok_or(Status::Denied)?;
         if matches!(control.op, Op::Hello | Op::Status) {
-            return Ok(None);
+            return Ok((link.client, None));
         }
-        let Some(Link { client, session: Some(tenant) }) = self.links.get(&link) else {
-            return Err(Status::Denied);
-        };
-        let named = TenantKey { client: *client, workload: control.workload };
-        if self.tenants.key(*tenant) == Some(named) {
-            Ok(Some(*tenant))
+        let tenant = link.session.ok_or(Status::Denied)?;
+        let named = TenantKey { client: link.peer.fingerprint, workload: control.workload };
+        if self.tenants.key(tenant) == Some(named) {
+            Ok((link.client, Some(tenant)))
         } else {
             Err(Status::Denied)
         }
     }
 
     fn hello(&mut self, now: Instant, link: LinkId, control: &Control) -> Control {
-        let Some(Link { client, session }) = self.links.get_mut(&link) else {
+        let Some(Link { peer, session, .. }) = self.links.get_mut(&link) else {
             return control.reply(Status::Denied);
         };
-        let key = TenantKey { client: *client, workload: control.workload };
+        let (client, workload) = (peer.fingerprint, control.workload);
+        let key = TenantKey { client, workload };
         if let Some(tenant) = *session
             && let Some(other) = self.tenants.key(tenant)
         {
             // One workload a link: a second hello is a retry of the first.
-            let status = if other == key { Status::Ok } else { Status::Invalid };
-            let mut reply = control.reply(status);
+            let mut reply = control.reply(if other == key { Status::Ok } else { Status::Invalid });
+            if other == key {
+                let lease = self.tenants.renew(tenant, control.value.get());
+                reply.value = U64::new(lease.as_millis() as u64);
+            }
             reply.compare = U64::new(self.tenants.session(tenant));
             return reply;
         }
@@ -339,6 +403,8 @@ impl Core {
             return control.reply(Status::Full);
         };
         *session = Some(tenant);
+        let (addr, pages) = (peer.addr, self.tenants.pages(tenant));
+        tracing::info!(%client, %workload, %addr, pages, "workload connected");
         self.publish(now);
         let mut reply = control.reply(Status::Ok);
         reply.value = U64::new(lease.as_millis() as u64);
@@ -391,7 +457,10 @@ impl Core {
             };
             let Some(frame) = request.take_frame(index) else { continue };
             let page = ContentId(page.get());
-            if !self.store.commit(frame, tenant, page, check.get(), seconds) {
+            if self.store.commit(frame, tenant, page, check.get(), seconds) {
+                // The frame of the content before it is free.
+                self.tenants.clients.give_frames(request.client, 1);
+            } else {
                 self.tenants.add_page(tenant);
             }
             done |= 1 << index;
@@ -419,6 +488,10 @@ impl Core {
     }
 
     fn goodbye(&mut self, tenant: TenantId, control: &Control) -> Control {
+        if let Some(TenantKey { client, workload }) = self.tenants.key(tenant) {
+            let pages = self.tenants.pages(tenant);
+            tracing::info!(%client, %workload, pages, "workload ended");
+        }
         self.tenants.end(tenant);
         for link in self.links.values_mut().filter(|link| link.session == Some(tenant)) {
             link.session = None;
@@ -427,23 +500,44 @@ impl Core {
     }
 
     /// Completes a reply with the feedback that each carries. Pages found become its payload.
-    fn reply(&mut self, at: At, exchange: ExchangeId, mut control: Control) -> Answer<'_> {
+    fn reply(
+        &mut self,
+        at: At,
+        exchange: ExchangeId,
+        tenant: Option<TenantId>,
+        mut control: Control,
+    ) -> Answer<'_> {
         let queue_ns = at.now.saturating_duration_since(at.received).as_nanos() as u64;
         self.stats.queue.observe(queue_ns);
         control.queue_ns = U32::new(queue_ns.try_into().unwrap_or(u32::MAX));
         control.frames_free = U64::new(u64::from(self.store.frames_free()));
         let oldest = self.store.oldest_age(self.seconds(at.now));
         control.oldest_age_ms = U32::new(oldest.saturating_mul(1000));
-        control.credits = U32::new(self.credits());
+        control.credits = U32::new(self.credits(tenant) as u32);
         let payload = control.done.get() != 0 && control.op == Op::Get;
         Answer::Reply(Reply { exchange, control, payload: payload.then_some(self) })
     }
 
-    /// An equal share of the room for each workload. Credits say what would be taken now; they reserve nothing,
-    /// and what exceeds the room is refused page by page.
-    fn credits(&self) -> u32 {
-        let share = u64::from(self.store.frames_free()).div_ceil(self.tenants.len().max(1) as u64);
-        if self.draining { 0 } else { share.min(CREDITS_MAX) as u32 }
+    /// Pages that the tenant, or a new one, may put now. They reserve nothing: each put is measured when it begins.
+    fn credits(&self, tenant: Option<TenantId>) -> u64 {
+        if self.draining {
+            return 0;
+        }
+        let client = tenant.and_then(|tenant| self.tenants.client(tenant));
+        let (free, frames) = (self.store.frames_free().into(), self.store.frames().into());
+        self.tenants.clients.credits(client, free, frames)
+    }
+
+    fn refuse(
+        &mut self,
+        at: At,
+        exchange: ExchangeId,
+        tenant: Option<TenantId>,
+        control: &Control,
+        status: Status,
+    ) -> Answer<'_> {
+        self.count_refusal(control, status);
+        self.reply(at, exchange, tenant, control.reply(status))
     }
 
     fn count_refusal(&self, control: &Control, status: Status) {

@@ -3,6 +3,7 @@
 
 use crate::core::{Answer, At, Core, Reply};
 use crate::limits::{BLOCK_MAX, DRAIN_MAX, FAREWELL, FLUSH_EVENTS, TICK};
+use crate::renewal::Renewal;
 use crate::spin::{SLICE, Spin, prefer_latency};
 use crate::stats::Stats;
 use crate::stop::Stop;
@@ -13,7 +14,7 @@ use nix::sched::sched_yield;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use zerocopy::byteorder::little_endian::U32;
 
 /// A transport, a core, and what ends them.
@@ -22,6 +23,7 @@ pub struct Driver<T> {
     core: Core,
     stats: Arc<Stats>,
     stop: Arc<Stop>,
+    renewal: Arc<Renewal>,
     spin: Spin,
     spin_max: Duration,
 }
@@ -33,9 +35,10 @@ impl<T: Transport> Driver<T> {
         core: Core,
         stats: Arc<Stats>,
         stop: Arc<Stop>,
+        renewal: Arc<Renewal>,
         spin_max: Duration,
     ) -> Self {
-        Self { transport, core, stats, stop, spin: Spin::new(), spin_max }
+        Self { transport, core, stats, stop, renewal, spin: Spin::new(), spin_max }
     }
 
     /// Serves until it is asked to stop, then drains.
@@ -46,6 +49,7 @@ impl<T: Transport> Driver<T> {
         prefer_latency(SLICE);
         let mut idle: Option<Idle> = None;
         while self.stop.requested().is_none() {
+            self.renew();
             if self.turn()? {
                 if idle.take().is_some_and(|idle| idle.spins) {
                     self.spin.report(true);
@@ -68,6 +72,19 @@ impl<T: Transport> Driver<T> {
             self.block(now, now + BLOCK_MAX, true)?;
         }
         self.drain()
+    }
+
+    /// Takes new keys, if there are any.
+    fn renew(&mut self) {
+        let Some(identity) = self.renewal.take() else { return };
+        match self.transport.renew(&identity) {
+            Ok(()) => {
+                let expires = seconds_since_1970(identity.expires());
+                self.stats.certificate_expires_s.set(expires);
+                tracing::info!(node = %identity.fingerprint(), expires, "keys renewed");
+            }
+            Err(error) => tracing::error!(%error, "the keys stay as they are"),
+        }
     }
 
     /// One turn of the loop; true if anything came.
@@ -104,8 +121,12 @@ impl<T: Transport> Driver<T> {
                 (link, core.handle_connected(at.now, link, peer))
             }
             Event::Closed { link, reason } => {
-                tracing::info!(%reason, "disconnected");
-                core.handle_closed(at.now, link);
+                let gone = core.handle_closed(at.now, link);
+                let client = gone.map(|gone| tracing::field::display(gone.peer.fingerprint));
+                let workload = gone.and_then(|gone| gone.workload);
+                let pages = workload.map(|(_, pages)| pages);
+                let workload = workload.map(|(workload, _)| tracing::field::display(workload));
+                tracing::info!(client, workload, pages, %reason, "disconnected");
                 return 0;
             }
             Event::Control { exchange, control } => {
@@ -137,8 +158,8 @@ impl<T: Transport> Driver<T> {
         if timeout.is_zero() {
             return Ok(());
         }
-        let stop = PollFd::new(self.stop.as_fd(), PollFlags::POLLIN);
-        let mut fds = [PollFd::new(self.transport.fd(), PollFlags::POLLIN), stop];
+        let fds = [self.transport.fd(), self.stop.as_fd(), self.renewal.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         let fds = if stoppable { &mut fds[..] } else { &mut fds[..1] };
         match ppoll(fds, Some(timeout.into()), None) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
@@ -176,6 +197,11 @@ impl<T: Transport> Driver<T> {
         }
         self.transport.flush(Instant::now())
     }
+}
+
+/// For metrics and logs; zero for times before.
+pub fn seconds_since_1970(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Nothing came since.

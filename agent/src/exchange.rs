@@ -1,5 +1,6 @@
 //! A request which is coming in: its payload goes straight into frames, and is seen by nobody until it is whole.
 
+use crate::clients::ClientId;
 use crate::limits::FRAME_LEN;
 use crate::store::{Reserved, Store};
 use gms_transport::message::{Control, Op, PageDescriptor};
@@ -18,17 +19,19 @@ pub struct Exchange {
     pub control: Control,
     /// When it began.
     pub began: Instant,
+    /// Whose it is.
+    pub client: ClientId,
     /// Descriptors or ids.
     head: Vec<u8>,
     head_len: usize,
     received: usize,
-    /// A frame for each page which has begun to come; `None` where there was none left.
+    /// Frames for the first pages of a put; what is taken, or beyond, is `None`.
     frames: Vec<Option<Reserved>>,
 }
 
 impl Exchange {
     /// A request whose payload is still to come.
-    pub fn new(now: Instant, control: Control) -> Self {
+    pub fn new(now: Instant, client: ClientId, control: Control) -> Self {
         let payload_len = control.payload_len.get() as usize;
         let head_len = match control.op {
             Op::Put => usize::from(control.count.get()) * PageDescriptor::LEN,
@@ -37,11 +40,20 @@ impl Exchange {
         Self {
             control,
             began: now,
+            client,
             head: Vec::new(),
             head_len: head_len.min(payload_len),
             received: 0,
             frames: Vec::new(),
         }
+    }
+
+    /// Sets frames aside for up to `most` pages of a put; returns how many.
+    pub fn set_aside(&mut self, store: &mut Store, most: u64) -> u64 {
+        let count = u64::from(self.control.count.get()).min(most);
+        self.frames.reserve_exact(count as usize);
+        self.frames.extend((0..count).map_while(|_| store.reserve()).map(Some));
+        self.frames.len() as u64
     }
 
     /// Takes in the payload's bytes from `offset` on.
@@ -62,11 +74,8 @@ impl Exchange {
         let mut at = start.saturating_sub(self.head_len);
         while !pages.is_empty() {
             let within = at % FRAME_LEN;
-            if within == 0 {
-                self.frames.push(store.reserve());
-            }
             let (part, rest) = pages.split_at((FRAME_LEN - within).min(pages.len()));
-            if let Some(Some(frame)) = self.frames.last() {
+            if let Some(Some(frame)) = self.frames.get(at / FRAME_LEN) {
                 store.write(frame)[within..within + part.len()].copy_from_slice(part);
             }
             at += part.len();
@@ -95,8 +104,8 @@ impl Exchange {
         self.frames.get_mut(index)?.take()
     }
 
-    /// Gives back the frames which were not taken.
-    pub fn release(self, store: &mut Store) {
-        self.frames.into_iter().flatten().for_each(|frame| store.release(frame));
+    /// Gives back the frames which were not taken; returns how many.
+    pub fn release(self, store: &mut Store) -> u64 {
+        self.frames.into_iter().flatten().map(|frame| store.release(frame)).count() as u64
     }
 }

@@ -3,7 +3,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | memory | [`slab`] (frames), `warmer`, [`store`] (which page is where) |
-//! | decisions, without sockets or clocks | [`core`], [`tenants`], `exchange` |
+//! | decisions, without sockets or clocks | [`core`], [`clients`], [`tenants`], `exchange` |
 //! | the loop, the only user of the transport | [`driver`], [`spin`] |
 //! | reports | [`stats`], [`metrics`] |
 //! | the program | [`agent`], [`cli`] |
@@ -11,12 +11,14 @@
 pub mod agent;
 mod ages;
 pub mod cli;
+pub mod clients;
 pub mod core;
 pub mod driver;
 mod exchange;
 pub mod limits;
 pub mod memory;
 pub mod metrics;
+pub mod renewal;
 pub mod slab;
 pub mod spin;
 pub mod stats;

@@ -11,8 +11,8 @@ pub const FRAMES_MAX: u64 = 1 << 30;
 pub const TENANTS_MAX: usize = 4096;
 /// Most links at a time.
 pub const LINKS_MAX: usize = 256;
-/// Most exchanges in progress at a time, all links together.
-pub const EXCHANGES_MAX: usize = 4096;
+/// Most exchanges whose request is coming in at a time, all links together.
+pub const EXCHANGES_MAX: usize = 16_384;
 /// An exchange whose request has not come whole by then is given up.
 pub const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -25,6 +25,9 @@ pub const LEASE_MAX: Duration = Duration::from_secs(600);
 
 /// Most credits that one reply grants, in pages.
 pub const CREDITS_MAX: u64 = 16 * PAGES_MAX as u64;
+
+/// One part in so many of the frames is left to clients which hold less than an equal share.
+pub const RESERVE_SHARE: u64 = 8;
 
 /// Period of housekeeping, while there is any to do.
 pub const TICK: Duration = Duration::from_millis(250);
@@ -58,6 +61,8 @@ pub const DRAIN_MAX: Duration = Duration::from_secs(3600);
 /// Time for the last packets of a drain.
 pub const FAREWELL: Duration = Duration::from_millis(200);
 
+/// Metrics clients at a time; one more takes the place of the oldest.
+pub const METRICS_CLIENTS_MAX: usize = 32;
 /// A metrics client must have sent its request, and taken the answer, by then.
 pub const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest metrics request in bytes.

@@ -1,8 +1,7 @@
 //! `gms-agent`: see `gms-agent --help`.
 
-use clap::Parser;
 use gms_agent::agent::{Agent, AgentError};
-use gms_agent::cli::{Args, Options};
+use gms_agent::cli::{Args, NameError, Options, Refusal};
 use gms_agent::memory::Memory;
 use gms_transport::keys::{self, KeysError, Role};
 use nix::errno::Errno;
@@ -19,22 +18,28 @@ enum Failure {
     #[error(transparent)]
     Keys(#[from] KeysError),
     #[error(transparent)]
+    Name(#[from] NameError),
+    #[error(transparent)]
     Agent(#[from] AgentError),
     #[error("the agent failed: {0}")]
     System(#[from] io::Error),
 }
 
 fn main() -> ExitCode {
-    let options = match Args::parse().resolve() {
+    let options = match Args::read() {
         Ok(options) => options,
-        Err(error) => {
-            eprintln!("gms-agent: {error}");
+        Err(Refusal::Help(help)) => {
+            // A reader that left early is no failure.
+            let _ = help.print();
+            return ExitCode::SUCCESS;
+        }
+        Err(Refusal::Usage(problem)) => {
+            eprintln!("gms-agent: {problem}");
             return ExitCode::from(2);
         }
     };
-    let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     // Failures to write are not reported: that would be to stderr, and must not end the agent when nobody reads it any more.
-    let log = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(colours);
+    let log = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(colours());
     log.log_internal_errors(false).with_max_level(options.level).init();
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
@@ -45,15 +50,24 @@ fn main() -> ExitCode {
     }
 }
 
+/// Whether the log is in colours: on a terminal that can show them, unless NO_COLOR is set and not empty
+/// (no-color.org).
+fn colours() -> bool {
+    let says_no = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stderr().is_terminal() && !says_no && !is_dumb
+}
+
 fn run(options: &Options) -> Result<(), Failure> {
     // Blocked before any thread starts, so that all of them inherit it.
     let ends: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
-    ends.thread_block().map_err(io::Error::from)?;
+    let signals: SigSet = ends.iter().chain([Signal::SIGHUP]).collect();
+    signals.thread_block().map_err(io::Error::from)?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-    let signals = SignalFd::with_flags(&ends, flags).map_err(io::Error::from)?;
+    let signals = SignalFd::with_flags(&signals, flags).map_err(io::Error::from)?;
 
     let identity = keys::load(&options.keys, Role::Node)?;
-    let agent = Agent::spawn(&options.agent(Memory::read()?.available), &identity)?;
+    let agent = Agent::spawn(&options.agent(Memory::read()?.total)?, &identity)?;
     tracing::info!(
         addr = %agent.addr(),
         export_mib = agent.frames().bytes().0 >> 20,
@@ -62,23 +76,35 @@ fn run(options: &Options) -> Result<(), Failure> {
         metrics = agent.metrics_addr().map(tracing::field::display),
         "listening"
     );
-    wait(&signals, &agent)?;
-    // A second signal ends the process at once, as it would any other.
-    signals.read_signal().map_err(io::Error::from)?;
+    wait(&signals, &agent, options)?;
+    // A second signal ends the process at once, as it would any other. SIGHUP stays blocked.
     ends.thread_unblock().map_err(io::Error::from)?;
     agent.stop(options.drain)?;
     tracing::info!("stopped");
     Ok(())
 }
 
-/// Waits for a signal, or for the agent to end by itself.
-fn wait(signals: &SignalFd, agent: &Agent) -> io::Result<()> {
+/// Waits for the request to end, or for the agent to end by itself. SIGHUP has the keys read again.
+fn wait(signals: &SignalFd, agent: &Agent, options: &Options) -> io::Result<()> {
     let mut fds = [signals.as_fd(), agent.ended()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     loop {
         match poll(&mut fds, PollTimeout::NONE) {
-            Ok(_) => return Ok(()),
-            Err(Errno::EINTR) => {}
+            Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
+        match signals.read_signal().map_err(io::Error::from)? {
+            Some(signal) if signal.ssi_signo == Signal::SIGHUP as u32 => renew(agent, options),
+            Some(_) => return Ok(()),
+            None if fds[1].any().unwrap_or(false) => return Ok(()),
+            None => {}
+        }
+    }
+}
+
+/// Reads the keys again. Whatever is wrong with them, the agent goes on with those which it has.
+fn renew(agent: &Agent, options: &Options) {
+    match keys::load(&options.keys, Role::Node) {
+        Ok(identity) => agent.renew(identity),
+        Err(error) => tracing::error!(%error, "the keys stay as they are"),
     }
 }

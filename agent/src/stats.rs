@@ -1,6 +1,11 @@
 //! Counters, written by the loop and read by whoever reports them.
 
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
 use std::fmt::{self, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A number that only its loop writes.
@@ -45,23 +50,23 @@ impl Histogram {
         self.sum_ns.add(ns);
     }
 
-    fn write(&self, out: &mut String, name: &str, help: &str) -> fmt::Result {
-        writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram")?;
-        let mut count = 0;
-        for (index, bucket) in self.buckets.iter().enumerate() {
-            count += bucket.value();
-            match index {
-                Self::BOUNDS => writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}")?,
-                _ => {
-                    let bound = (1u64 << (Self::FIRST_SHIFT + index as u32)) as f64 / 1e9;
-                    writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {count}")?;
-                }
-            }
-        }
+    fn encode(&self, out: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
+        let bound = |index: usize| match index {
+            Self::BOUNDS => f64::INFINITY,
+            _ => (1u64 << (Self::FIRST_SHIFT + index as u32)) as f64 / 1e9,
+        };
+        let buckets = self.buckets.iter().enumerate();
+        let buckets: Vec<(f64, u64)> =
+            buckets.map(|(i, count)| (bound(i), count.value())).collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
         let seconds = self.sum_ns.value() as f64 / 1e9;
-        writeln!(out, "{name}_sum {seconds}\n{name}_count {count}")
+        let mut metric = out.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        metric.encode_histogram::<NoLabelSet>(seconds, count, &buckets, None)
     }
 }
+
+/// Which agent this is.
+const BUILD: [(&str, &str); 1] = [("version", env!("CARGO_PKG_VERSION"))];
 
 macro_rules! stats {
     ($($kind:ident $name:ident $metric:literal $help:literal,)*) => {
@@ -75,40 +80,115 @@ macro_rules! stats {
             pub service: Histogram,
         }
 
-        impl Stats {
-            /// In the text format of Prometheus, version 0.0.4.
-            pub fn prometheus(&self) -> String {
-                let mut out = String::with_capacity(8192);
-                // Writing to a String cannot fail.
-                $(let _ = writeln!(out, "# HELP gms_agent_{0} {1}\n# TYPE gms_agent_{0} {2}\ngms_agent_{0} {3}",
-                    $metric, $help, stringify!($kind), self.$name.value());)*
-                let _ = self.queue.write(&mut out, "gms_agent_queue_seconds",
-                    "Time that requests waited from their receipt until they were handled");
-                let _ = self.service.write(&mut out, "gms_agent_service_seconds",
-                    "Time from a request's handling to its reply");
-                out
+        impl Collector for Stats {
+            fn encode(&self, mut out: DescriptorEncoder<'_>) -> fmt::Result {
+                $($kind(&mut out, $metric, $help, self.$name.value())?;)*
+                self.queue.encode(&mut out, "queue_seconds",
+                    "Time that requests waited from their receipt until they were handled")?;
+                self.service.encode(&mut out, "service_seconds",
+                    "Time from a request's handling to its reply")?;
+                let help = "The version that runs; the value is 1";
+                let mut info = out.encode_descriptor("build_info", help, None, MetricType::Gauge)?;
+                info.encode_family(&BUILD)?.encode_gauge(&1u64)
             }
         }
     };
 }
 
+fn gauge(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    out.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
+}
+
+fn counter(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    let mut metric = out.encode_descriptor(name, help, None, MetricType::Counter)?;
+    metric.encode_counter::<NoLabelSet, _, u64>(&value, None)
+}
+
+/// The forms in which metrics are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The text format of Prometheus, version 0.0.4.
+    Prometheus,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+}
+
+impl Format {
+    /// For the HTTP header `Content-Type`.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// What [`Stats`] say, as text.
+#[derive(Debug)]
+pub struct Report(Registry);
+
+impl Report {
+    /// Reports of `stats`.
+    pub fn of(stats: Arc<Stats>) -> Self {
+        let mut registry = Registry::with_prefix("gms_agent");
+        registry.register_collector(Box::new(stats));
+        Self(registry)
+    }
+
+    /// The metrics as they are now.
+    pub fn text(&self, format: Format) -> String {
+        let mut text = String::with_capacity(16 << 10);
+        // Writing to a String cannot fail.
+        let _ = text::encode(&mut text, &self.0);
+        match format {
+            Format::OpenMetrics => text,
+            Format::Prometheus => classic(&text),
+        }
+    }
+}
+
+/// OpenMetrics names a counter without the suffix of its sample, and has an end; the text format of Prometheus else
+/// is the same for what is told here.
+fn classic(text: &str) -> String {
+    let counters: Vec<&str> = text.lines().filter_map(counter_of).collect();
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some(what), Some(name), Some(rest)) if counters.contains(&name) => {
+                let _ = writeln!(out, "# {what} {name}_total {rest}");
+            }
+            _ => {
+                let _ = writeln!(out, "{line}");
+            }
+        }
+    }
+    out
+}
+
+fn counter_of(line: &str) -> Option<&str> {
+    line.strip_prefix("# TYPE ")?.strip_suffix(" counter")
+}
+
 stats! {
-    gauge frames_total "frames_total" "Frames of 4096 bytes exported",
+    gauge frames_total "frames" "Frames of 4096 bytes exported",
     gauge frames_free "frames_free" "Frames free",
     gauge frames_used "frames_used" "Frames in use",
     gauge oldest_age_s "oldest_page_age_seconds" "Age of the oldest page",
     gauge tenants "tenants" "Workloads which have not ended",
     gauge links "links" "Links open",
-    counter gets "page_gets_total" "Pages asked for",
-    counter misses "page_misses_total" "Pages asked for and not there",
-    counter puts "page_puts_total" "Pages stored",
-    counter refusals "page_refusals_total" "Pages refused because all frames were in use",
-    counter discards "page_discards_total" "Pages freed one by one",
-    counter bytes_in "received_bytes_total" "Bytes of pages received",
-    counter bytes_out "sent_bytes_total" "Bytes of pages sent",
-    counter denied "denied_requests_total" "Requests refused: no session, invalid, or draining",
-    counter aborted "aborted_requests_total" "Requests which did not come whole",
-    counter expired "expired_leases_total" "Workloads ended because their lease ran out",
+    gauge certificate_expires_s "certificate_expiry_timestamp_seconds" "When the agent's certificate expires, in seconds since 1970",
+    gauge draining "draining" "1 from the request to stop on, else 0",
+    counter gets "page_gets" "Pages asked for",
+    counter misses "page_misses" "Pages asked for and not there",
+    counter puts "page_puts" "Pages stored",
+    counter refusals "page_refusals" "Pages refused because all frames were in use",
+    counter discards "page_discards" "Pages freed one by one",
+    counter bytes_in "received_bytes" "Bytes of pages received",
+    counter bytes_out "sent_bytes" "Bytes of pages sent",
+    counter denied "denied_requests" "Requests refused: no session, invalid, or draining",
+    counter aborted "aborted_requests" "Requests which did not come whole",
+    counter expired "expired_leases" "Workloads ended because their lease ran out",
 }
 
 #[cfg(test)]
@@ -122,16 +202,48 @@ mod tests {
             stats.service.observe(ns);
         }
         stats.puts.add(7);
-        let text = stats.prometheus();
+        stats.certificate_expires_s.set(1_800_000_000);
+        let report = Report::of(Arc::new(stats));
+        let text = report.text(Format::Prometheus);
         for line in [
             "gms_agent_service_seconds_bucket{le=\"0.000001024\"} 2",
             "gms_agent_service_seconds_bucket{le=\"0.000002048\"} 4",
             "gms_agent_service_seconds_bucket{le=\"+Inf\"} 5",
             "gms_agent_service_seconds_count 5",
             "# TYPE gms_agent_page_puts_total counter",
+            "# HELP gms_agent_page_puts_total Pages stored",
             "gms_agent_page_puts_total 7",
+            "gms_agent_certificate_expiry_timestamp_seconds 1800000000",
+            "gms_agent_draining 0",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }
+        let version = concat!("gms_agent_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"");
+        assert!(text.contains(version) && !text.contains("# EOF"), "{text}");
+        let open = report.text(Format::OpenMetrics);
+        assert!(open.ends_with("# EOF\n") && open.contains("# TYPE gms_agent_page_puts counter\n"));
+    }
+
+    /// What Prometheus' own tool thinks of names, types and help.
+    #[test]
+    fn promtool_has_no_complaint() {
+        use std::process::{Command, Stdio};
+        let mut command = Command::new("promtool");
+        command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = match command.stderr(Stdio::piped()).spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "promtool: {error}; see tests/setup.sh");
+                return eprintln!("SKIPPED: promtool: {error}; tests/setup.sh installs it");
+            }
+        };
+        let text = Report::of(Arc::default()).text(Format::Prometheus);
+        let mut stdin = child.stdin.take().expect("piped");
+        std::io::Write::write_all(&mut stdin, text.as_bytes()).expect("promtool reads");
+        drop(stdin);
+        let output = child.wait_with_output().expect("promtool");
+        let said =
+            [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        assert!(output.status.success() && said.concat().is_empty(), "{said:?}");
     }
 }

@@ -1,6 +1,7 @@
 //! Who owns pages: a tenant is a client's certificate and one of its workloads. Its lease runs while it has no link.
 
-use crate::limits::{LEASE_DEFAULT, LEASE_MAX, LEASE_MIN, TENANTS_MAX};
+use crate::clients::{Bounded, ClientId, Clients};
+use crate::limits::{LEASE_DEFAULT, LEASE_MAX, LEASE_MIN};
 use crate::store::TenantId;
 use gms_transport::Fingerprint;
 use gms_transport::message::WorkloadId;
@@ -30,17 +31,21 @@ enum State {
 #[derive(Debug)]
 struct Tenant {
     key: TenantKey,
+    client: ClientId,
     session: u64,
     lease: Duration,
     pages: u64,
     state: State,
 }
 
-/// All tenants, at most [`TENANTS_MAX`]. Their pages are counted here, so that a number is used again only when
-/// the last page under it is gone.
+/// All tenants. Their pages are counted here, so that a number is used again only when the last page under it is
+/// gone.
 #[derive(Debug, Default)]
 pub struct Tenants {
+    /// Whose they are, and what else clients hold.
+    pub clients: Clients,
     slots: Vec<Option<Tenant>>,
+    free: Vec<u16>,
     by_key: HashMap<TenantKey, TenantId>,
     dead_pages: u64,
     leased: usize,
@@ -61,10 +66,7 @@ impl Tenants {
     /// A new link of `key`, which asks for `lease_ms` (0: the default). The tenant, and the lease granted; `None` if
     /// there are too many.
     pub fn link(&mut self, key: TenantKey, lease_ms: u64) -> Option<(TenantId, Duration)> {
-        let lease = match lease_ms {
-            0 => LEASE_DEFAULT,
-            _ => Duration::from_millis(lease_ms).clamp(LEASE_MIN, LEASE_MAX),
-        };
+        let lease = lease_of(lease_ms);
         let id = match self.by_key.get(&key) {
             Some(&id) => id,
             None => self.insert(key)?,
@@ -79,6 +81,15 @@ impl Tenants {
             }
         };
         Some((id, lease))
+    }
+
+    /// A link of the tenant asks again for a lease: the one granted.
+    pub fn renew(&mut self, id: TenantId, lease_ms: u64) -> Duration {
+        let lease = lease_of(lease_ms);
+        if let Some(tenant) = &mut self.slots[usize::from(id.0)] {
+            tenant.lease = lease;
+        }
+        lease
     }
 
     /// A link of the tenant closed. One without pages has nothing to lease and ends with its last link.
@@ -105,22 +116,39 @@ impl Tenants {
         self.by_key.remove(&tenant.key);
         tenant.state = State::Dead;
         self.dead_pages += tenant.pages;
-        if tenant.pages == 0 {
-            self.slots[usize::from(id.0)] = None;
+        let (client, pages) = (tenant.client, tenant.pages);
+        self.clients.set_live(client, false);
+        if pages == 0 {
+            self.remove(id);
         }
     }
 
-    /// Ends the tenants whose lease is over, and returns how many.
-    pub fn expire(&mut self, now: Instant) -> u64 {
-        let over =
-            |tenant: &Tenant| matches!(tenant.state, State::Leased { until } if until <= now);
-        let ended: Vec<TenantId> =
-            self.ids().filter(|(_, tenant)| over(tenant)).map(|(id, _)| id).collect();
-        ended.iter().for_each(|&id| self.end(id));
-        ended.len() as u64
+    fn remove(&mut self, id: TenantId) {
+        if let Some(tenant) = self.slots[usize::from(id.0)].take() {
+            self.clients.give(tenant.client, Bounded::Tenant);
+            self.free.push(id.0);
+        }
     }
 
-    /// A page of the tenant was stored.
+    /// Ends the tenants whose lease is over, and returns whose they were and how many pages they had.
+    pub fn expire(&mut self, now: Instant) -> Vec<(TenantKey, u64)> {
+        let over =
+            |tenant: &Tenant| matches!(tenant.state, State::Leased { until } if until <= now);
+        let ended: Vec<(TenantId, TenantKey, u64)> = self
+            .ids()
+            .filter(|(_, tenant)| over(tenant))
+            .map(|(id, tenant)| (id, tenant.key, tenant.pages))
+            .collect();
+        ended
+            .into_iter()
+            .map(|(id, key, pages)| {
+                self.end(id);
+                (key, pages)
+            })
+            .collect()
+    }
+
+    /// A page of the tenant was stored, in a frame which its client had taken.
     pub fn add_page(&mut self, id: TenantId) {
         if let Some(tenant) = &mut self.slots[usize::from(id.0)] {
             tenant.pages += 1;
@@ -129,15 +157,25 @@ impl Tenants {
 
     /// A page of the tenant was freed.
     pub fn remove_page(&mut self, id: TenantId) {
-        let slot = &mut self.slots[usize::from(id.0)];
-        let Some(tenant) = slot else { return };
+        let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
         tenant.pages -= 1;
+        self.clients.give_frames(tenant.client, 1);
         if tenant.state == State::Dead {
             self.dead_pages -= 1;
             if tenant.pages == 0 {
-                *slot = None;
+                self.remove(id);
             }
         }
+    }
+
+    /// Whose the tenant is.
+    pub fn client(&self, id: TenantId) -> Option<ClientId> {
+        self.slots[usize::from(id.0)].as_ref().map(|tenant| tenant.client)
+    }
+
+    /// Pages of the tenant.
+    pub fn pages(&self, id: TenantId) -> u64 {
+        self.slots[usize::from(id.0)].as_ref().map_or(0, |tenant| tenant.pages)
     }
 
     /// Whether the tenant has ended.
@@ -176,10 +214,9 @@ impl Tenants {
         self.leased
     }
 
-    /// Tenants with a link and pages: those for whom a drain waits.
+    /// Tenants with pages, with a link or about to come back: those for whom a drain waits.
     pub fn in_use(&self) -> usize {
-        let in_use = |t: &Tenant| t.pages > 0 && matches!(t.state, State::Linked { .. });
-        self.ids().filter(|(_, tenant)| in_use(tenant)).count()
+        self.ids().filter(|(_, tenant)| tenant.pages > 0 && tenant.state != State::Dead).count()
     }
 
     fn ids(&self) -> impl Iterator<Item = (TenantId, &Tenant)> {
@@ -189,31 +226,45 @@ impl Tenants {
     }
 
     fn insert(&mut self, key: TenantKey) -> Option<TenantId> {
-        let index = match self.slots.iter().position(Option::is_none) {
-            Some(index) => index,
-            None if self.slots.len() < TENANTS_MAX => {
-                self.slots.push(None);
-                self.slots.len() - 1
-            }
-            None => return None,
-        };
+        let client = self.clients.take(key.client, Bounded::Tenant)?;
+        self.clients.set_live(client, true);
         // `link` gives it its first link at once.
         let state = State::Linked { links: 0 };
         self.last_session = self.last_session.wrapping_add(1);
-        let session = self.last_session;
-        self.slots[index] = Some(Tenant { key, session, lease: LEASE_DEFAULT, pages: 0, state });
-        let id = TenantId(index as u16);
+        let (session, lease) = (self.last_session, LEASE_DEFAULT);
+        let tenant = Some(Tenant { key, client, session, lease, pages: 0, state });
+        let id = TenantId(self.free.pop().unwrap_or(self.slots.len() as u16));
+        match self.slots.get_mut(usize::from(id.0)) {
+            Some(slot) => *slot = tenant,
+            None => self.slots.push(tenant),
+        }
         self.by_key.insert(key, id);
         Some(id)
+    }
+}
+
+/// The lease granted to a workload which asks for `ms`; 0: for none in particular.
+fn lease_of(ms: u64) -> Duration {
+    match ms {
+        0 => LEASE_DEFAULT,
+        _ => Duration::from_millis(ms).clamp(LEASE_MIN, LEASE_MAX),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::TENANTS_MAX;
 
     fn key(n: u8) -> TenantKey {
         TenantKey { client: Fingerprint([n; 32]), workload: WorkloadId([1; 16]) }
+    }
+
+    /// Stores a page in a frame taken for it.
+    fn hold_page(tenants: &mut Tenants, id: TenantId) {
+        let client = tenants.key(id).and_then(|key| tenants.clients.find(&key.client));
+        tenants.clients.take_frames(client.expect("known"), 1);
+        tenants.add_page(id);
     }
 
     #[test]
@@ -224,19 +275,19 @@ mod tests {
             (lease, tenants.link(key(1), 5000)),
             (Duration::from_secs(5), Some((id, lease)))
         );
-        tenants.add_page(id);
+        hold_page(&mut tenants, id);
         tenants.unlink(start, id);
-        assert_eq!(tenants.expire(start + LEASE_MAX), 0);
+        assert!(tenants.expire(start + LEASE_MAX).is_empty());
         tenants.unlink(start, id);
         assert_eq!(
-            (tenants.leased(), tenants.expire(start + lease - Duration::from_nanos(1))),
+            (tenants.leased(), tenants.expire(start + lease - Duration::from_nanos(1)).len()),
             (1, 0)
         );
         assert_eq!(tenants.link(key(1), 5000), Some((id, lease)));
         tenants.unlink(start, id);
         assert_eq!(
             (tenants.expire(start + lease), tenants.leased(), tenants.dead_pages()),
-            (1, 0, 1)
+            (vec![(key(1), 1)], 0, 1)
         );
         assert!(tenants.is_dead(id) && !tenants.knows(&key(1)));
     }
@@ -245,7 +296,7 @@ mod tests {
     fn a_number_is_free_only_with_its_last_page() {
         let mut tenants = Tenants::default();
         let (id, _) = tenants.link(key(1), 0).expect("room");
-        tenants.add_page(id);
+        hold_page(&mut tenants, id);
         tenants.end(id);
         let (other, _) = tenants.link(key(1), 0).expect("room");
         assert_ne!(id, other);
@@ -258,12 +309,12 @@ mod tests {
         let (mut tenants, start) = (Tenants::new(7), Instant::now());
         let (id, lease) = tenants.link(key(1), 0).expect("room");
         let first = tenants.session(id);
-        tenants.add_page(id);
+        hold_page(&mut tenants, id);
         tenants.unlink(start, id);
         let again = tenants.link(key(1), 0).expect("known");
         assert_eq!((again.0, tenants.session(again.0)), (id, first));
         tenants.unlink(start, id);
-        assert_eq!(tenants.expire(start + lease), 1);
+        assert_eq!(tenants.expire(start + lease).len(), 1);
         let (id, _) = tenants.link(key(1), 0).expect("room");
         assert_ne!(tenants.session(id), first);
     }
@@ -274,8 +325,11 @@ mod tests {
         assert_eq!(tenants.link(key(0), 1).map(|(_, lease)| lease), Some(LEASE_MIN));
         assert_eq!(tenants.link(key(0), u64::MAX).map(|(_, lease)| lease), Some(LEASE_MAX));
         let workload = |n: usize| WorkloadId((n as u128).to_le_bytes());
-        let many = (1..TENANTS_MAX).map(|n| TenantKey { workload: workload(n + 1000), ..key(0) });
-        assert!(many.fold(true, |ok, key| ok & tenants.link(key, 0).is_some()));
-        assert_eq!(tenants.link(key(9), 0), None);
+        let mut many =
+            (0..TENANTS_MAX).map(|n| TenantKey { workload: workload(n + 1000), ..key(0) });
+        let refused = many.position(|key| tenants.link(key, 0).is_none());
+        // One client leaves room for another.
+        assert_eq!(refused, Some(TENANTS_MAX / 2 - 1));
+        assert!(tenants.link(key(9), 0).is_some());
     }
 }

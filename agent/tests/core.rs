@@ -3,7 +3,9 @@
 #![allow(clippy::result_large_err, reason = "a refusal is the reply itself")]
 
 use gms_agent::core::{Answer, At, Core};
-use gms_agent::limits::{FRAME_LEN, LEASE_MIN, TRIM_IDLE};
+use gms_agent::limits::{
+    EXCHANGE_TIMEOUT, EXCHANGES_MAX, FRAME_LEN, LEASE_MIN, LINKS_MAX, TENANTS_MAX, TRIM_IDLE,
+};
 use gms_agent::slab::Slab;
 use gms_agent::stats::Stats;
 use gms_agent::store::Store;
@@ -40,11 +42,19 @@ impl Bed {
     }
 
     fn connect(&mut self, index: u32, client: u8) -> LinkId {
+        self.try_connect(index, client).expect("a link")
+    }
+
+    /// A link, or the code with which it was refused.
+    fn try_connect(&mut self, index: u32, client: u8) -> Result<LinkId, CloseCode> {
         let link = LinkId::new(index, 0);
         let addr = ([127, 0, 0, 1], 7).into();
         let peer = PeerIdentity { fingerprint: Fingerprint([client; 32]), addr };
-        assert!(matches!(self.core.handle_connected(self.now, link, peer), Answer::Nothing));
-        link
+        match self.core.handle_connected(self.now, link, peer) {
+            Answer::Nothing => Ok(link),
+            Answer::Close(code) => Err(code),
+            reply => panic!("{reply:?}"),
+        }
     }
 
     fn at(&self) -> At {
@@ -198,7 +208,9 @@ proptest! {
         for step in steps {
             match step {
                 Step::Put(i, pages, chunk) => {
-                    let room = FRAMES - oracle.len();
+                    let grant = bed.ask(links[i], Control::grant(2, tenant(i).1, 1), &[], 1).control;
+                    let room = grant.credits.get() as usize;
+                    prop_assert!(room <= FRAMES - oracle.len());
                     let control = Control::put(5, tenant(i).1, pages.len() as u16);
                     let reply = bed.ask(links[i], control, &put_payload(&pages), chunk).control;
                     let stored = pages.len().min(room);
@@ -365,11 +377,105 @@ fn a_draining_agent_gives_but_does_not_take() {
     assert!(bed.core.in_use());
     assert_eq!(put(&mut bed, link, WORKLOADS[0], &[(2, 22)]).status, Status::Draining);
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
-    let peer = PeerIdentity { fingerprint: Fingerprint([1; 32]), addr: ([127, 0, 0, 1], 7).into() };
-    let answer = bed.core.handle_connected(bed.now, LinkId::new(2, 0), peer);
-    assert!(matches!(answer, Answer::Close(CloseCode::Draining)));
+    assert_eq!(bed.try_connect(2, 2), Err(CloseCode::Draining));
+    // Whom it waits for may come back.
+    assert_eq!(
+        bed.core.handle_closed(bed.now, link).map(|gone| gone.workload),
+        Some(Some((WORKLOADS[0], 1)))
+    );
+    assert!(bed.core.in_use());
+    let link = bed.connect(3, 1);
+    assert_eq!(hello(&mut bed, link, WORKLOADS[1]).status, Status::Draining);
+    assert_eq!(hello(&mut bed, link, WORKLOADS[0]).status, Status::Ok);
+    assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
     bed.ask(link, Control::request(Op::Goodbye, 4, WORKLOADS[0]), &[], 1);
     assert!(!bed.core.in_use());
+}
+
+#[test]
+fn a_repeated_hello_is_granted_its_lease_again() {
+    let mut bed = Bed::new(8);
+    let link = bed.connect(1, 1);
+    let first = hello(&mut bed, link, WORKLOADS[0]);
+    let again = hello(&mut bed, link, WORKLOADS[0]);
+    assert_eq!((again.status, again.value.get(), again.compare), (Status::Ok, 5000, first.compare));
+    let longer = bed.ask(link, Control::hello(1, WORKLOADS[0], 9000), &[], 1).control;
+    assert_eq!(longer.value.get(), 9000);
+    put(&mut bed, link, WORKLOADS[0], &[(1, 1)]);
+    bed.core.handle_closed(bed.now, link);
+    bed.advance(Duration::from_secs(8));
+    assert_eq!(bed.stats.expired.value(), 0, "the lease asked for last runs");
+    bed.advance(Duration::from_secs(2));
+    assert_eq!(bed.stats.expired.value(), 1);
+}
+
+#[test]
+fn a_client_which_takes_all_it_gets_leaves_room_for_another() {
+    let mut bed = Bed::new(20_000);
+    // Links.
+    let mut links = Vec::new();
+    let refused = loop {
+        match bed.try_connect(links.len() as u32, 1) {
+            Ok(link) => links.push(link),
+            Err(code) => break code,
+        }
+    };
+    assert_eq!((refused, links.len()), (CloseCode::Overload, LINKS_MAX / 2));
+    let other = bed.connect(9999, 2);
+    hello(&mut bed, other, WORKLOADS[0]);
+    // Workloads, of which each keeps a page.
+    let workload = |n: usize| WorkloadId((n as u128 + 7).to_le_bytes());
+    let link = links[0];
+    let mut made = 0;
+    while hello(&mut bed, link, workload(made)).status == Status::Ok {
+        put(&mut bed, link, workload(made), &[(1, 1)]);
+        bed.core.handle_closed(bed.now, link);
+        made += 1;
+        assert_eq!(bed.connect(0, 1), link);
+    }
+    assert!((1000..TENANTS_MAX * 2 / 3).contains(&made), "{made}");
+    // Requests that are never whole: their frames are taken from nobody else.
+    let payload = put_payload(&[(1, 1); 64]);
+    hello(&mut bed, link, workload(0));
+    let begin = |bed: &mut Bed| bed.begin(link, &mut Control::put(2, workload(0), 64), &payload);
+    let begun = std::iter::from_fn(|| begin(&mut bed).ok()).count();
+    assert!(begun > 0);
+    let second = bed.connect(9998, 2);
+    assert_eq!(hello(&mut bed, second, WORKLOADS[1]).status, Status::Ok);
+    let pages: Vec<(u64, u8)> = (0..64).map(|page| (page, 2)).collect();
+    for _ in 0..20 {
+        assert_eq!(put(&mut bed, other, WORKLOADS[0], &pages).status, Status::Ok);
+        assert_eq!(put(&mut bed, second, WORKLOADS[1], &pages).status, Status::Ok);
+    }
+}
+
+#[test]
+fn requests_that_never_end_are_refused_to_their_client_only() {
+    let mut bed = Bed::new(64);
+    let (greedy, other) = (bed.connect(1, 1), bed.connect(2, 2));
+    hello(&mut bed, greedy, WORKLOADS[0]);
+    hello(&mut bed, other, WORKLOADS[0]);
+    let names = [0; 64 * PageDescriptor::LEN];
+    let many = |workload| Control::get_many(1, workload, 64);
+    let begun = std::iter::from_fn(|| bed.begin(greedy, &mut many(WORKLOADS[0]), &names).ok());
+    let begun: Vec<ExchangeId> = begun.collect();
+    assert_eq!(begun.len(), EXCHANGES_MAX / 2);
+    let refused = bed.ask(greedy, Control::get(1, WORKLOADS[0], 1), &[], 1).control;
+    assert_eq!(refused.status, Status::Denied);
+    assert_eq!(fetch(&mut bed, other, WORKLOADS[0], &[1, 2]), []);
+    // All of them expire, each once.
+    bed.advance(EXCHANGE_TIMEOUT - Duration::from_secs(1));
+    assert!(bed.core.poll_stalled(bed.now).is_none());
+    bed.now += Duration::from_secs(2);
+    bed.core.handle_timeout(bed.now);
+    let (started, mut expired) = (Instant::now(), 0);
+    while let Some(reply) = bed.core.poll_stalled(bed.now) {
+        assert_eq!(reply.control.status, Status::Failed);
+        expired += 1;
+    }
+    assert_eq!(expired, begun.len());
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert_eq!(fetch(&mut bed, greedy, WORKLOADS[0], &[1, 2]), []);
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Client, LIMIT};
 use gms_transport::keys::{self, Role};
-use gms_transport::{CloseCode, CloseReason};
+use gms_transport::{CloseCode, CloseReason, Transport};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -157,6 +157,89 @@ fn failures_are_one_clear_line() {
     {
         let (status, text) = fails(args);
         assert_eq!(status, Some(2), "{args:?}: {text}");
-        assert!(text.contains("error:"), "{text}");
+        assert!(text.starts_with("gms-agent: ") && text.lines().count() == 1, "{text}");
     }
+    let (status, text) =
+        fails(&["--listen", "no-such-host.invalid:7400", "--export", "8M", "--keys", dir.text()]);
+    assert_eq!(status, Some(1), "{text}");
+    assert!(text.contains("cannot listen on no-such-host.invalid:7400: "), "{text}");
+}
+
+/// Reads the log up to the first line which has all of `words`.
+fn line_with(log: &mut BufReader<ChildStderr>, words: &[&str]) -> String {
+    let mut line = String::new();
+    while !words.iter().all(|word| line.contains(word)) {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).expect("log"), 0, "the log ends without {words:?}");
+    }
+    line
+}
+
+/// The agent with keys of `dir`, its log, and where it listens.
+fn serve(dir: &Keys) -> (Child, BufReader<ChildStderr>, SocketAddr) {
+    let args = ["--listen", "localhost:0", "--export", "8388608", "--keys", dir.text()];
+    let mut child = start(&args);
+    let mut log = BufReader::new(child.stderr.take().expect("piped"));
+    let addr = address(&mut log, &["addr="])[0];
+    (child, log, addr)
+}
+
+#[test]
+fn it_renews_its_keys_on_sighup_and_does_not_end() {
+    let (dir, other) = (Keys::new("renew"), Keys::new("renewed"));
+    let (mut child, mut log, addr) = serve(&dir);
+    let pid = Pid::from_raw(child.id() as i32);
+    let mut client = Client::connect(addr, &keys::load(&dir.0, Role::Client).expect("a key"));
+    client.hello();
+    client.put(0, 8);
+    for file in ["ca.pem", "node.pem", "node-key.pem"] {
+        std::fs::copy(other.0.join(file), dir.0.join(file)).expect("copied");
+    }
+    kill(pid, Signal::SIGHUP).expect("kill");
+    let node = keys::load(&other.0, Role::Node).expect("a key").fingerprint().to_string();
+    line_with(&mut log, &["keys renewed", &node]);
+    // Links that are up stay; new ones are made by the new keys.
+    assert_eq!(client.put(8, 8).done.get(), 0xff);
+    let mut second = Client::connect(addr, &keys::load(&other.0, Role::Client).expect("a key"));
+    assert_eq!(second.hello().value.get(), 2000);
+    // Keys which cannot be used change nothing.
+    std::fs::remove_file(dir.0.join("node.pem")).expect("removed");
+    kill(pid, Signal::SIGHUP).expect("kill");
+    line_with(&mut log, &["the keys stay as they are", "node.pem does not exist"]);
+    assert_eq!(client.put(16, 8).done.get(), 0xff);
+    // Nor while it drains: the grace is the time that it has.
+    kill(pid, Signal::SIGTERM).expect("kill");
+    line_with(&mut log, &["draining"]);
+    kill(pid, Signal::SIGHUP).expect("kill");
+    client.until("close", |client| client.closed.is_some());
+    assert!(child.try_wait().expect("wait").is_none_or(|status| status.success()));
+    assert_eq!(wait(child).code(), Some(0));
+}
+
+#[test]
+fn its_log_tells_who_came_who_went_and_who_was_refused() {
+    let (dir, foreign) = (Keys::new("log"), Keys::new("foreign"));
+    let (child, mut log, addr) = serve(&dir);
+    let identity = keys::load(&dir.0, Role::Client).expect("a key");
+    let client_name = identity.fingerprint().to_string();
+    let mut client = Client::connect(addr, &identity);
+    line_with(&mut log, &[" connected", &client_name, "addr=127.0.0.1:"]);
+    client.hello();
+    line_with(
+        &mut log,
+        &["workload connected", &client_name, "workload=0303030303030303", "pages=0"],
+    );
+    client.put(0, 8);
+    client.quic.close(Instant::now(), client.link, CloseCode::Goodbye);
+    client.until("close", |client| client.closed.is_some());
+    let words = ["disconnected", &client_name, "workload=0303030303030303", "pages=8"];
+    line_with(&mut log, &words);
+    let mut again = Client::connect(addr, &identity);
+    again.hello();
+    line_with(&mut log, &["workload connected", "pages=8"]);
+    let stranger = Client::connect(addr, &keys::load(&foreign.0, Role::Client).expect("a key"));
+    assert!(matches!(stranger.closed, Some(CloseReason::WrongCa { .. })), "{:?}", stranger.closed);
+    line_with(&mut log, &["no link was made", "another authority"]);
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
+    wait(child);
 }

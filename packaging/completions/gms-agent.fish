@@ -1,9 +1,9 @@
-complete -c gms-agent -l listen -d 'Address and UDP port to listen on; port 0 takes a free one' -r
-complete -c gms-agent -l export -d 'Memory to export: 512M, 4G, or a share of the memory available at the start, as 80%' -r
+complete -c gms-agent -l listen -d 'Address or host name, and UDP port, to listen on; port 0 takes a free one' -r
+complete -c gms-agent -l export -d 'Memory to export: 512M, 4G, or a share of all memory (of the machine, or what its cgroup allows), as 40%' -r
 complete -c gms-agent -l keys -d 'Directory with ca.pem, node.pem and node-key.pem' -r -F
-complete -c gms-agent -l metrics -d 'Address and TCP port to serve metrics on, at /metrics, for Prometheus [default: none]' -r
+complete -c gms-agent -l metrics -d 'Address or host name, and TCP port, to serve metrics on, at /metrics, for Prometheus [default: none]' -r
 complete -c gms-agent -l spin -d 'Longest spin before blocking, in microseconds; 0 never spins [default: 50]' -r
-complete -c gms-agent -l drain -d 'On SIGTERM or SIGINT wait so long for workloads to take their pages away [default: 2]' -r
+complete -c gms-agent -l drain -d 'On SIGTERM or SIGINT wait so long for workloads to end or to take their pages away [default: 2]' -r
 complete -c gms-agent -l config -d 'TOML file with these options as keys, e.g. `export = "4G"`; the command line wins' -r -F
 complete -c gms-agent -l huge -d 'Export huge pages of 2 MiB; as many must be free (vm.nr_hugepages)'
 complete -c gms-agent -s q -l quiet -d 'Log errors only'

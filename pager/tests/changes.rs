@@ -81,9 +81,7 @@ impl Model {
     }
 
     fn is_free(&self, pages: &Range<u64>) -> bool {
-        let overlaps =
-            |block: &Block| block.pages.start < pages.end && pages.start < block.pages.end;
-        pages.end <= PAGES && !self.blocks.iter().any(overlaps)
+        pages.end <= PAGES && !self.blocks.iter().any(|block| overlap(&block.pages, pages))
     }
 
     fn is_idle(&self, thread: usize) -> bool {

@@ -44,6 +44,14 @@ pub enum CloseReason {
         /// Where it should be.
         addr: SocketAddr,
     },
+    /// A client began a handshake and did not go on with it (told to agents).
+    #[error(
+        "{addr} began a handshake and fell silent: it ended, packets were lost, or its address is false"
+    )]
+    Unfinished {
+        /// Where it claimed to be.
+        addr: SocketAddr,
+    },
     /// It answered once, then fell silent for longer than the idle time-out.
     #[error("{addr} fell silent: the process, its machine or the network is down")]
     Lost {

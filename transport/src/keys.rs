@@ -9,7 +9,7 @@
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,6 +21,8 @@ use rcgen::{
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer;
 
 use crate::Fingerprint;
 use crate::quic::tls::{self, Verdict};
@@ -79,6 +81,17 @@ pub enum KeysError {
         path: PathBuf,
         /// What the system says.
         error: io::Error,
+    },
+    /// A private key which others than its owner may read.
+    #[error(
+        "{} can be read by others (mode {mode:04o}): chmod 600 it, or give it to root and chmod 640",
+        path.display()
+    )]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
     },
     /// A file cannot be written.
     #[error("cannot write {}: {error}", path.display())]
@@ -161,6 +174,14 @@ impl Identity {
     /// What the certificate is good for.
     pub fn role(&self) -> Role {
         self.role
+    }
+
+    /// Until when peers accept the certificate.
+    pub fn expires(&self) -> SystemTime {
+        // Zero for one that cannot be read; `load` has read it.
+        let seconds = X509Certificate::from_der(&self.cert)
+            .map_or(0, |(_, cert)| cert.validity().not_after.timestamp());
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.try_into().unwrap_or(0))
     }
 
     /// By what peers know it.
@@ -314,7 +335,7 @@ impl Authority {
         };
         let pem = String::from_utf8(read(&cert_path)?)
             .map_err(|e| invalid(&cert_path, "certificate", &e))?;
-        let key = String::from_utf8(read(&key_path)?)
+        let key = String::from_utf8(read_private(&key_path)?)
             .map_err(|e| invalid(&key_path, "private key", &e))?;
         let key = KeyPair::from_pem(&key).map_err(|e| invalid(&key_path, "private key", &e))?;
         let issuer = Issuer::from_ca_cert_pem(&pem, key)
@@ -385,7 +406,7 @@ fn load_cert(path: &Path) -> Result<CertificateDer<'static>, KeysError> {
 }
 
 fn load_key(path: &Path) -> Result<PrivateKeyDer<'static>, KeysError> {
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| KeysError::Invalid {
+    PrivateKeyDer::from_pem_slice(&read_private(path)?).map_err(|error| KeysError::Invalid {
         path: path.to_owned(),
         what: "private key",
         detail: error.to_string(),
@@ -393,10 +414,27 @@ fn load_key(path: &Path) -> Result<PrivateKeyDer<'static>, KeysError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, KeysError> {
+    contents(path).map(|(bytes, _)| bytes)
+}
+
+/// Reads a private key, which must be its owner's alone; one of root may be shared with its group, so that a service
+/// can be given a key which it cannot change.
+fn read_private(path: &Path) -> Result<Vec<u8>, KeysError> {
+    let (bytes, metadata) = contents(path)?;
+    let mode = metadata.mode() & 0o777;
+    let shared = if metadata.uid() == 0 { 0o037 } else { 0o077 };
+    match mode & shared {
+        0 => Ok(bytes),
+        _ => Err(KeysError::Exposed { path: path.to_owned(), mode }),
+    }
+}
+
+fn contents(path: &Path) -> Result<(Vec<u8>, fs::Metadata), KeysError> {
     let read = || {
-        let mut bytes = Vec::new();
-        io::Read::read_to_end(&mut io::Read::take(fs::File::open(path)?, FILE_MAX), &mut bytes)?;
-        Ok(bytes)
+        let (file, mut bytes) = (fs::File::open(path)?, Vec::new());
+        let metadata = file.metadata()?;
+        io::Read::read_to_end(&mut io::Read::take(file, FILE_MAX), &mut bytes)?;
+        Ok((bytes, metadata))
     };
     read().map_err(|error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => KeysError::Missing { path: path.to_owned() },
@@ -465,6 +503,41 @@ mod tests {
             let mode = fs::metadata(dir.0.join(file)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{file}");
         }
+    }
+
+    #[test]
+    fn a_private_key_that_others_can_read_is_refused() {
+        let dir = Dir::with_keys();
+        let set = |file: &str, mode| {
+            fs::set_permissions(dir.0.join(file), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        // Of root's keys its group may read; the tests may run as root, or not.
+        let of_root = fs::metadata(&dir.0).unwrap().uid() == 0;
+        for (mode, good) in
+            [(0o600, true), (0o400, true), (0o640, of_root), (0o644, false), (0o660, false)]
+        {
+            set("node-key.pem", mode);
+            let loaded = load(&dir.0, Role::Node);
+            assert_eq!(loaded.is_ok(), good, "{mode:o}: {loaded:?}");
+            if let Err(error) = loaded {
+                assert!(
+                    error.to_string().contains(&format!("(mode {mode:04o}): chmod 600")),
+                    "{error}"
+                );
+            }
+        }
+        set("ca-key.pem", 0o644);
+        assert!(matches!(issue(&dir.0, Role::Node, "x"), Err(KeysError::Exposed { .. })));
+        set("ca.pem", 0o666);
+        set("client.pem", 0o666);
+        load(&dir.0, Role::Client).unwrap();
+    }
+
+    #[test]
+    fn a_certificate_says_until_when_it_is_good() {
+        let (node, _) = ephemeral().unwrap();
+        let left = node.expires().duration_since(SystemTime::now()).unwrap();
+        assert!(left <= LIFETIME && left > LIFETIME - Duration::from_secs(60), "{left:?}");
     }
 
     #[test]

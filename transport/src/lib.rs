@@ -137,6 +137,15 @@ pub trait Transport {
     /// Measurements of the link's path; `None` once it is closed.
     fn path(&self, link: LinkId) -> Option<PathStats>;
 
+    /// Uses `identity` for the links that are accepted from now on; those which are up stay.
+    ///
+    /// # Errors
+    /// If the transport does not accept links, or the identity cannot serve.
+    fn renew(&mut self, identity: &keys::Identity) -> Result<(), TransportError> {
+        let _ = identity;
+        Err(TransportError::Keys("this transport cannot renew its keys".into()))
+    }
+
     /// Ends a link and tells the peer `code`. Open exchanges are aborted, and a `Closed` follows.
     fn close(&mut self, now: Instant, link: LinkId, code: CloseCode);
 }

@@ -128,6 +128,13 @@ pub enum Status {
 #[repr(transparent)]
 pub struct WorkloadId(pub [u8; 16]);
 
+impl fmt::Display for WorkloadId {
+    /// The first eight bytes: enough to tell workloads apart in a log, too few to speak for one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().take(8).try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
 /// A control message as it travels. All integers are little-endian; unused fields are zero.
 #[derive(
     Clone, Copy, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -416,6 +423,17 @@ impl Control {
         Ok(())
     }
 
+    /// Most bytes that the reply to this request may have, control message included.
+    pub fn reply_max(&self) -> usize {
+        let count = usize::from(self.count.get());
+        CONTROL_LEN
+            + match self.op {
+                Op::Get if count == 1 => self.page_len(),
+                Op::Get => count * (PageDescriptor::LEN + self.page_len()),
+                _ => 0,
+            }
+    }
+
     /// Payload length which the other fields imply, in bytes. Fits as [`Control::check`] has bounded `count`.
     fn payload_due(&self) -> u32 {
         let (count, page) = (u32::from(self.count.get()), self.page_len() as u32);
@@ -511,6 +529,21 @@ mod tests {
         assert_eq!(with(54, 14), DecodeError::Pages { op, count: 1, page_shift: 14 });
         assert_eq!(with(48, 1), DecodeError::PayloadLen { op, len: 1, expected: 0 });
         assert_eq!(with(72, 2), DecodeError::Done);
+    }
+
+    #[test]
+    fn no_reply_is_longer_than_its_request_allows() {
+        for request in [
+            Control::get(1, WORKLOAD, 9),
+            Control::get_many(1, WORKLOAD, 64),
+            Control::put(1, WORKLOAD, 64),
+            Control::hello(1, WORKLOAD, 0),
+        ] {
+            let mut reply = request.reply(Status::Ok);
+            reply.done =
+                U64::new(u64::MAX.checked_shr(64 - u32::from(request.count.get())).unwrap_or(0));
+            assert_eq!(CONTROL_LEN + reply.payload_due() as usize, request.reply_max());
+        }
     }
 
     #[test]

@@ -29,17 +29,36 @@ pub struct MessageReader {
     payload_len: u32,
     /// Payload bytes that came.
     received: u32,
+    /// Bytes that the reply may have, if it is a request that is read.
+    reply_max: usize,
 }
 
 impl MessageReader {
     /// A reader of a request.
     pub fn request() -> Self {
-        Self { answers: None, head: [0; CONTROL_LEN], head_len: 0, payload_len: 0, received: 0 }
+        Self {
+            answers: None,
+            head: [0; CONTROL_LEN],
+            head_len: 0,
+            payload_len: 0,
+            received: 0,
+            reply_max: 0,
+        }
     }
 
     /// A reader of the reply to `request`.
     pub fn reply_to(request: Control) -> Self {
         Self { answers: Some(request), ..Self::request() }
+    }
+
+    /// Whether the control message has come.
+    pub fn has_control(&self) -> bool {
+        self.head_len == CONTROL_LEN
+    }
+
+    /// Most bytes that the reply may have, once the control message of a request has come; else zero.
+    pub fn reply_max(&self) -> usize {
+        self.reply_max
     }
 
     /// Takes the stream's next bytes and passes on what they are. At most two pieces come of it.
@@ -84,7 +103,7 @@ impl MessageReader {
         match &self.answers {
             Some(request) => request.check_reply(&control)?,
             None if control.is_reply() => return Err(DecodeError::Direction),
-            None => {}
+            None => self.reply_max = control.reply_max(),
         }
         self.payload_len = control.payload_len.get();
         Ok(control)

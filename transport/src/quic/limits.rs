@@ -4,17 +4,28 @@ use std::time::Duration;
 
 use crate::message::{CONTROL_LEN, PAYLOAD_MAX};
 
-/// Links of one endpoint, those in their handshake included.
+/// Established links of one endpoint.
 pub const LINKS_MAX: usize = 256;
+/// Links of one accepting endpoint that are in their handshake or being closed, beside the established ones.
+pub const HANDSHAKES_MAX: usize = 128;
+/// With so many handshakes under way, a client must prove its address before another begins.
+pub const RETRY_MARK: usize = 16;
 /// Exchanges of one link that may be under way at once.
 pub const EXCHANGES_MAX: u32 = 256;
-/// Bytes that may wait on one link for the peer to make room; more is [`Busy`](crate::TransportError::Busy)
-/// for a requester and ends the link for a responder.
+/// Bytes of requests that may wait on one link for the peer to make room; more is
+/// [`Busy`](crate::TransportError::Busy).
 pub const QUEUE_MAX: usize = 8 << 20;
-/// Bytes of one link sent and not yet acknowledged, at most.
+/// Bytes of one link sent and not yet acknowledged, at most. A responder reads no further requests while
+/// their replies, and those which wait for room in this window, would be more than half as much again.
 pub const SEND_WINDOW: u64 = 4 << 20;
+/// Send windows of all links together; beyond so many links each has less, but [`SEND_WINDOW_MIN`].
+pub const SEND_WINDOWS: u64 = 256 << 20;
+/// See [`SEND_WINDOWS`].
+pub const SEND_WINDOW_MIN: u64 = SEND_WINDOWS / LINKS_MAX as u64;
 /// Bytes of one link that a peer may send ahead of us, by the size of our socket's buffer.
 pub const RECEIVE_WINDOW: std::ops::RangeInclusive<u32> = 128 << 10..=4 << 20;
+/// Receive windows of all links together, as [`SEND_WINDOWS`].
+pub const RECEIVE_WINDOWS: u64 = 256 << 20;
 /// Bytes of one stream that a peer may send ahead of us: a whole message.
 pub const STREAM_WINDOW: u32 = (CONTROL_LEN + PAYLOAD_MAX) as u32;
 /// What a link may send before the first acknowledgement, in bytes: a LAN's path is short.
@@ -24,6 +35,8 @@ pub const SOCKET_BUFFER: usize = 8 << 20;
 
 /// A handshake that takes longer has failed.
 pub const HANDSHAKE: Duration = Duration::from_secs(3);
+/// A request whose control message has not come whole by then is given up.
+pub const HEAD: Duration = Duration::from_secs(10);
 /// A link on which nothing came for this long is lost.
 pub const IDLE: Duration = Duration::from_secs(5);
 /// A quiet client pings the agent this often.
@@ -49,9 +62,13 @@ pub const MTU_LOOPBACK_MIN: u16 = 9_000;
 pub const MTU_MAX: u16 = 65527;
 /// Received together, so many bytes are bulk: `drive` goes on receiving.
 pub const BULK: usize = 16 << 10;
+/// Transmissions (of up to 64 KiB) of one link before it is another's turn.
+pub const TRANSMIT_BURST: usize = 4;
 /// Datagrams received in one `drive`, so that sending is never put off for long.
 pub const RECEIVE_BATCH: usize = 16;
 
 const _: () =
     assert!(KEEP_ALIVE.as_millis() * 3 <= IDLE.as_millis(), "two lost pings are no lost link");
 const _: () = assert!(QUEUE_MAX >= 2 * (CONTROL_LEN + PAYLOAD_MAX));
+const _: () = assert!(RETRY_MARK < HANDSHAKES_MAX / 2 && SEND_WINDOW_MIN < SEND_WINDOW);
+const _: () = assert!(SEND_WINDOW_MIN as usize / 2 >= PAYLOAD_MAX / 2);

@@ -12,7 +12,8 @@ use quinn_proto::{
 };
 use zerocopy::IntoBytes;
 
-use super::limits::{EXCHANGES_MAX, HANDSHAKE, QUEUE_MAX};
+use super::admission::Source;
+use super::limits::{EXCHANGES_MAX, HANDSHAKE, HEAD, QUEUE_MAX, SEND_WINDOW};
 use super::{close, tls};
 use crate::message::{DecodeError, PAYLOAD_MAX};
 use crate::reader::{MessageReader, Piece};
@@ -45,8 +46,22 @@ pub struct Link {
     exchanges: HashMap<u64, Exchange, BuildHasherDefault<StreamHasher>>,
     /// Bytes which wait in the exchanges' `unsent`.
     queued: usize,
+    /// Bytes of replies that the requests told to the owner, and not yet answered, may ask for.
+    promised: usize,
+    /// Bound of `queued` and `promised` beyond which no further request is read.
+    backlog_max: usize,
+    /// Streams of requests which are not read before replies have gone.
+    held: VecDeque<StreamId>,
+    /// When requests without a whole control message are looked for next.
+    heads_at: Option<Instant>,
     /// When its timers want to be looked at.
     pub timeout: Option<Instant>,
+    /// Whether the endpoint has noted that there may be something to transmit.
+    pub marked: bool,
+    /// Whether the endpoint counts it as established.
+    pub counted_open: bool,
+    /// Why an accepted link was never up: of that the owner is not told.
+    pub failure: Option<CloseReason>,
 }
 
 /// One exchange, from its first byte until both messages have gone over to QUIC.
@@ -55,6 +70,16 @@ struct Exchange {
     reader: Option<MessageReader>,
     /// What is left of our message; `None` as long as there is no reply to send.
     unsent: Option<Bytes>,
+    /// Bytes of a reply that the request may ask for, until there is one.
+    promised: usize,
+    /// Until when the control message must have come; `None` when it has, or while it is held back.
+    head_until: Option<Instant>,
+}
+
+impl Exchange {
+    fn new(reader: MessageReader, unsent: Option<Bytes>, head_until: Option<Instant>) -> Self {
+        Self { reader: Some(reader), unsent, promised: 0, head_until }
+    }
 }
 
 impl Link {
@@ -67,8 +92,39 @@ impl Link {
             state: State::Handshake { deadline: now + HANDSHAKE },
             exchanges: HashMap::default(),
             queued: 0,
+            promised: 0,
+            backlog_max: SEND_WINDOW as usize / 2,
+            held: VecDeque::new(),
+            heads_at: None,
             timeout: Some(now),
+            marked: false,
+            counted_open: false,
+            failure: None,
         }
+    }
+
+    /// Notes in `dirty` that there may be something to transmit.
+    pub fn mark(&mut self, dirty: &mut VecDeque<usize>) {
+        if !std::mem::replace(&mut self.marked, true) {
+            dirty.push_back(self.id.index());
+        }
+    }
+
+    /// Where the peer is, for bounds.
+    pub fn source(&self) -> Source {
+        Source::of(self.addr.ip())
+    }
+
+    /// Whether requests wait until replies have gone.
+    pub fn holds_back(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Bounds what may be under way in each direction, in bytes.
+    pub fn set_windows(&mut self, send: u64, receive: u64) {
+        self.conn.set_send_window(send);
+        self.conn.set_receive_window(VarInt::from_u64(receive).unwrap_or(VarInt::MAX));
+        self.backlog_max = send as usize / 2;
     }
 
     pub fn is_open(&self) -> bool {
@@ -100,8 +156,31 @@ impl Link {
         self.conn.handle_timeout(now);
         if matches!(self.state, State::Handshake { deadline } if deadline <= now) {
             self.conn.close(now, VarInt::from_u32(CloseCode::Goodbye as u32), Bytes::new());
-            self.end(CloseReason::Unreachable { addr: self.addr }, events);
+            self.end(self.silence(), events);
         }
+        if self.heads_at.is_some_and(|at| at <= now) {
+            self.expire_heads(now);
+        }
+    }
+
+    /// Why a handshake was not completed in time.
+    fn silence(&self) -> CloseReason {
+        match self.conn.side() {
+            Side::Client => CloseReason::Unreachable { addr: self.addr },
+            Side::Server => CloseReason::Unfinished { addr: self.addr },
+        }
+    }
+
+    /// Gives up requests whose control message has not come in time. The owner has not heard of them.
+    fn expire_heads(&mut self, now: Instant) {
+        let late = |e: &Exchange| e.head_until.is_some_and(|until| until <= now);
+        let late: Vec<u64> =
+            self.exchanges.iter().filter(|(_, e)| late(e)).map(|(number, _)| *number).collect();
+        for number in late {
+            tracing::debug!(client = %self.addr, "a request without a control message was given up");
+            self.abandon(ExchangeId::new(self.id, number));
+        }
+        self.heads_at = self.exchanges.values().filter_map(|exchange| exchange.head_until).min();
     }
 
     /// Looks up when the next timer is due. Returns when it was and when it is.
@@ -110,7 +189,7 @@ impl Link {
             State::Handshake { deadline } => Some(deadline),
             _ => None,
         };
-        let next = [own, self.conn.poll_timeout()].into_iter().flatten().min();
+        let next = [own, self.heads_at, self.conn.poll_timeout()].into_iter().flatten().min();
         (std::mem::replace(&mut self.timeout, next), next)
     }
 
@@ -129,9 +208,9 @@ impl Link {
         }
         let stream = self.conn.streams().open(Dir::Bi).ok_or(TransportError::Busy)?;
         let number = u64::from(VarInt::from(stream));
-        let reader = Some(MessageReader::reply_to(control));
+        let reader = MessageReader::reply_to(control);
         self.queued += message.len();
-        self.exchanges.insert(number, Exchange { reader, unsent: Some(message) });
+        self.exchanges.insert(number, Exchange::new(reader, Some(message), None));
         self.send(stream);
         Ok(ExchangeId::new(self.id, number))
     }
@@ -152,6 +231,7 @@ impl Link {
         if self.queued + message.len() > QUEUE_MAX {
             return Err(TransportError::Busy);
         }
+        self.promised -= std::mem::take(&mut ours.promised);
         let stream = stream_id(exchange.stream());
         if ours.reader.take().is_some() {
             let _ = self.conn.recv_stream(stream).stop(ABANDONED);
@@ -164,8 +244,9 @@ impl Link {
 
     /// Gives an exchange up.
     pub fn abandon(&mut self, exchange: ExchangeId) {
-        let Some(ours) = self.exchanges.remove(&exchange.stream()) else { return };
-        self.queued -= ours.unsent.map_or(0, |unsent| unsent.len());
+        if !self.forget(exchange.stream()) {
+            return;
+        }
         let stream = stream_id(exchange.stream());
         let _ = self.conn.send_stream(stream).reset(ABANDONED);
         let _ = self.conn.recv_stream(stream).stop(ABANDONED);
@@ -190,12 +271,18 @@ impl Link {
         self.end(why, events);
     }
 
-    /// Turns QUIC's events into ours.
+    /// Turns QUIC's events into ours. Of a link nothing is told before it is up, nor after it is closed.
     pub fn pump(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        // The packet which completes the handshake may carry requests too.
+        self.confirm(now, events);
         while let Some(event) = self.conn.poll() {
             match event {
                 QuicEvent::ConnectionLost { reason } => {
-                    self.end(close::reason(self.addr, self.is_open(), &reason), events);
+                    let reason = match close::reason(self.addr, self.is_open(), &reason) {
+                        CloseReason::Unreachable { .. } => self.silence(),
+                        reason => reason,
+                    };
+                    self.end(reason, events);
                 }
                 QuicEvent::Stream(StreamEvent::Opened { dir: Dir::Bi }) => self.accept(now, events),
                 QuicEvent::Stream(StreamEvent::Readable { id }) => self.receive(now, id, events),
@@ -204,9 +291,20 @@ impl Link {
                 _ => {}
             }
         }
-        if matches!(self.state, State::Handshake { .. }) && self.is_confirmed() {
-            self.confirm(now, events);
+    }
+
+    /// Reads the requests which were held back, as long as there is room for replies.
+    pub fn resume(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        while self.has_room()
+            && let Some(stream) = self.held.pop_front()
+        {
+            self.receive(now, stream, events);
         }
+    }
+
+    /// Whether another reply may be asked for. A requester's own bound is that of its requests.
+    fn has_room(&self) -> bool {
+        self.queued + self.promised < self.backlog_max || self.conn.side() == Side::Client
     }
 
     /// True once both sides have accepted each other: a client is "connected" in TLS before the server has seen its
@@ -219,7 +317,11 @@ impl Link {
         }
     }
 
+    /// Tells the owner of the link, once it is up.
     fn confirm(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        if !matches!(self.state, State::Handshake { .. }) || !self.is_confirmed() {
+            return;
+        }
         let addr = self.addr;
         let Some(fingerprint) = tls::peer_fingerprint(&self.conn) else {
             return self.close(now, CloseCode::Goodbye, CloseReason::WrongRole { addr }, events);
@@ -227,11 +329,14 @@ impl Link {
         self.state = State::Open;
         let peer = PeerIdentity { fingerprint, addr };
         events.push_back(Event::Connected { link: self.id, peer });
+        self.accept(now, events);
     }
 
     fn accept(&mut self, now: Instant, events: &mut VecDeque<Event>) {
-        while let Some(stream) = self.conn.streams().accept(Dir::Bi) {
-            let exchange = Exchange { reader: Some(MessageReader::request()), unsent: None };
+        while self.is_open()
+            && let Some(stream) = self.conn.streams().accept(Dir::Bi)
+        {
+            let exchange = Exchange::new(MessageReader::request(), None, Some(now + HEAD));
             self.exchanges.insert(VarInt::from(stream).into_inner(), exchange);
             self.receive(now, stream, events);
         }
@@ -241,9 +346,19 @@ impl Link {
     fn receive(&mut self, now: Instant, stream: StreamId, events: &mut VecDeque<Event>) {
         let number = VarInt::from(stream).into_inner();
         let exchange = ExchangeId::new(self.id, number);
-        let Some(reader) = self.exchanges.get_mut(&number).and_then(|e| e.reader.as_mut()) else {
+        let has_room = self.has_room();
+        let Some(ours) = self.exchanges.get_mut(&number).filter(|_| self.state == State::Open)
+        else {
             return;
         };
+        let Some(reader) = ours.reader.as_mut() else { return };
+        if !has_room && !reader.has_control() {
+            // Left to QUIC, which pushes the requester back: what is asked for must have room.
+            if ours.head_until.take().is_some() {
+                self.held.push_back(stream);
+            }
+            return;
+        }
         let mut incoming = self.conn.recv_stream(stream);
         let Ok(mut chunks) = incoming.read(true) else { return };
         let ended = loop {
@@ -262,6 +377,15 @@ impl Link {
             }
         };
         drop(chunks);
+        if reader.has_control() {
+            ours.head_until = None;
+            let due = reader.reply_max() - ours.promised.min(reader.reply_max());
+            ours.promised += due;
+            self.promised += due;
+        } else {
+            let until = *ours.head_until.get_or_insert(now + HEAD);
+            self.heads_at = Some(self.heads_at.map_or(until, |at| at.min(until)));
+        }
         match ended {
             Ok(None) => {}
             Ok(Some(event)) => self.received(number, event, events),
@@ -275,8 +399,9 @@ impl Link {
         events.push_back(event);
         let Some(ours) = self.exchanges.get_mut(&number) else { return };
         ours.reader = None;
-        let requester = self.conn.side() == Side::Client;
-        if requester || !whole {
+        // A responder's message is not there yet, unless the requester has said that it wants none.
+        let over = self.conn.side() == Side::Client || ours.unsent.is_some();
+        if over || !whole {
             // An answer which came before all of the request was sent makes the rest of it needless.
             if ours.unsent.as_ref().is_none_or(|unsent| !unsent.is_empty()) {
                 let _ = self.conn.send_stream(stream_id(number)).reset(ABANDONED);
@@ -322,14 +447,16 @@ impl Link {
         let Some(ours) = self.exchanges.get_mut(&number) else { return };
         self.queued -= ours.unsent.replace(Bytes::new()).map_or(0, |unsent| unsent.len());
         if ours.reader.is_none() {
-            self.exchanges.remove(&number);
+            self.forget(number);
         }
     }
 
-    fn forget(&mut self, number: u64) {
-        if let Some(ours) = self.exchanges.remove(&number) {
-            self.queued -= ours.unsent.map_or(0, |unsent| unsent.len());
-        }
+    /// Removes an exchange; false if it is not there.
+    fn forget(&mut self, number: u64) -> bool {
+        let Some(ours) = self.exchanges.remove(&number) else { return false };
+        self.queued -= ours.unsent.map_or(0, |unsent| unsent.len());
+        self.promised -= ours.promised;
+        true
     }
 
     /// The link is over: tells the owner, once.
@@ -340,12 +467,13 @@ impl Link {
             let exchange = ExchangeId::new(link, number);
             events.push_back(Event::Aborted { exchange, reason: AbortReason::LinkClosed });
         }
-        self.queued = 0;
+        (self.queued, self.promised, self.heads_at) = (0, 0, None);
+        self.held.clear();
         match (was, self.conn.side()) {
             (State::Closed, _) => {}
             // The owner of a server has not heard of it yet.
             (State::Handshake { .. }, Side::Server) => {
-                tracing::info!(client = %self.addr, %reason, "no link was made");
+                self.failure = Some(reason);
             }
             _ => events.push_back(Event::Closed { link, reason }),
         }

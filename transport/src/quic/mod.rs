@@ -3,7 +3,10 @@
 //! Each exchange is a bidirectional stream of its own, so that a lost packet of one holds up no other. Nothing on
 //! the path of an exchange takes a lock, changes threads or waits.
 
+mod admission;
 mod close;
+#[cfg(test)]
+mod hostile_tests;
 pub mod limits;
 mod link;
 mod socket;
@@ -25,11 +28,12 @@ use quinn_proto::{
     Transmit, TransportConfig,
 };
 
-use crate::keys::{Identity, NODE_NAME};
+use crate::keys::{Identity, NODE_NAME, Role};
 use crate::{
     CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats, Transport,
     TransportError,
 };
+use admission::{Admission, Decision, Source};
 use link::Link;
 use socket::{Received, Socket};
 
@@ -44,14 +48,25 @@ pub struct Quic {
     /// Links made so far.
     generation: u32,
     events: VecDeque<Event>,
-    /// Links which may have something to transmit.
-    dirty: Vec<usize>,
+    /// Handshakes under way and links being closed.
+    admission: Admission,
+    /// Established links.
+    established: usize,
+    /// Links which may have something to transmit, in the order in which it is their turn.
+    dirty: VecDeque<usize>,
+    /// Links which hold back requests until replies have gone.
+    held: VecDeque<usize>,
     /// When the first timer of all links is due.
     timeout: Option<Instant>,
     /// What was being sent when the socket took no more, and when to try again.
     stalled: Option<(Transmit, Instant)>,
-    /// Datagrams being built.
+    /// Datagrams of links being built, or the stalled ones.
     buffer: Vec<u8>,
+    /// Why handshakes failed.
+    #[cfg(test)]
+    failures: VecDeque<CloseReason>,
+    /// A datagram of the endpoint itself being built: an answer to a stranger is made although others are stalled.
+    answer: Vec<u8>,
 }
 
 impl Quic {
@@ -79,9 +94,14 @@ impl Quic {
         identity: &Identity,
         alpn: &[u8],
     ) -> Result<Self, TransportError> {
+        let server = Self::server_config(identity, alpn)?;
+        Ok(Self { server: Some(server.clone()), ..Self::open(addr, identity, Some(server))? })
+    }
+
+    fn server_config(identity: &Identity, alpn: &[u8]) -> Result<ServerConfig, TransportError> {
         let mut server = ServerConfig::with_crypto(tls::server(identity, alpn)?);
         server.migration(false);
-        Ok(Self { server: Some(server.clone()), ..Self::open(addr, identity, Some(server))? })
+        Ok(server)
     }
 
     fn open(
@@ -109,10 +129,16 @@ impl Quic {
             links: Vec::new(),
             generation: 0,
             events: VecDeque::new(),
-            dirty: Vec::new(),
+            admission: Admission::default(),
+            established: 0,
+            dirty: VecDeque::new(),
+            held: VecDeque::new(),
             timeout: None,
             stalled: None,
             buffer: Vec::new(),
+            answer: Vec::new(),
+            #[cfg(test)]
+            failures: VecDeque::new(),
         })
     }
 
@@ -126,6 +152,12 @@ impl Quic {
         self.endpoint.open_connections()
     }
 
+    /// Bytes of one link that a peer may send ahead of us, if it has the endpoint for itself.
+    fn receive_window(&self) -> u64 {
+        let window = u32::try_from(self.socket.receive_buffer()).unwrap_or(u32::MAX);
+        window.clamp(*limits::RECEIVE_WINDOW.start(), *limits::RECEIVE_WINDOW.end()).into()
+    }
+
     /// The transport configuration for a path to `peer`.
     fn transport(&self, peer: SocketAddr, exchanges: u32) -> Arc<TransportConfig> {
         let mtu = socket::route_mtu(peer).unwrap_or(limits::MTU_MIN);
@@ -134,8 +166,7 @@ impl Quic {
             limits::MTU_LOOPBACK.. => (mtu, limits::MTU_LOOPBACK_MIN),
             _ => (limits::MTU_MIN, limits::MTU_MIN),
         };
-        let window = u32::try_from(self.socket.receive_buffer()).unwrap_or(u32::MAX);
-        let window = window.clamp(*limits::RECEIVE_WINDOW.start(), *limits::RECEIVE_WINDOW.end());
+        let window = u32::try_from(self.receive_window()).unwrap_or(u32::MAX);
         let mut discovery = MtuDiscoveryConfig::default();
         discovery.upper_bound(mtu).black_hole_cooldown(limits::MTU_RETRY);
         let mut acks = AckFrequencyConfig::default();
@@ -167,9 +198,10 @@ impl Quic {
 
     /// Link `id`, which will have something to transmit.
     fn busy_link(&mut self, id: LinkId) -> Result<&mut Link, TransportError> {
-        mark(&mut self.dirty, id.index());
         let link = self.links.get_mut(id.index()).and_then(Option::as_mut);
-        link.filter(|link| link.id == id).ok_or(TransportError::LinkClosed)
+        let link = link.filter(|link| link.id == id).ok_or(TransportError::LinkClosed)?;
+        link.mark(&mut self.dirty);
+        Ok(link)
     }
 
     fn add(&mut self, now: Instant, handle: ConnectionHandle, conn: Connection) -> LinkId {
@@ -178,54 +210,61 @@ impl Quic {
         if self.links.len() <= handle.0 {
             self.links.resize_with(handle.0 + 1, || None);
         }
-        self.links[handle.0] = Some(Link::new(now, id, conn));
-        mark(&mut self.dirty, handle.0);
+        let mut link = Link::new(now, id, conn);
+        self.admission.enter(link.source());
+        link.mark(&mut self.dirty);
+        self.links[handle.0] = Some(link);
         id
     }
 
     fn accept(&mut self, now: Instant, incoming: Incoming) {
-        let Some(mut config) = self.server.clone().filter(|_| self.links() < limits::LINKS_MAX)
-        else {
-            let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
-            return self.transmit_now(transmit);
+        let source = Source::of(incoming.remote_address().ip());
+        let decision = match self.established < limits::LINKS_MAX {
+            true => self.admission.decide(source, incoming.remote_address_validated()),
+            false => Decision::Refuse,
+        };
+        let Some(mut config) = self.server.clone().filter(|_| decision == Decision::Accept) else {
+            let transmit = match decision {
+                Decision::Retry => self.endpoint.retry(incoming, &mut self.answer).ok(),
+                _ => Some(self.endpoint.refuse(incoming, &mut self.answer)),
+            };
+            return self.send_answer(transmit);
         };
         config.transport_config(self.transport(incoming.remote_address(), limits::EXCHANGES_MAX));
-        match self.endpoint.accept(incoming, now, &mut self.buffer, Some(Arc::new(config))) {
+        match self.endpoint.accept(incoming, now, &mut self.answer, Some(Arc::new(config))) {
             Ok((handle, conn)) => {
                 self.add(now, handle, conn);
             }
             Err(error) => {
                 tracing::info!(reason = %error.cause, "no link was made");
-                if let Some(transmit) = error.response {
-                    self.transmit_now(transmit);
-                }
+                self.send_answer(error.response);
             }
         }
     }
 
-    /// Sends one datagram that the endpoint made; it is lost if the socket is full.
-    fn transmit_now(&mut self, transmit: Transmit) {
-        if self.stalled.is_none() {
-            self.socket.send(&transmit, &self.buffer);
-            self.buffer.clear();
+    /// Sends a datagram that the endpoint made; it is lost if the socket is full.
+    fn send_answer(&mut self, transmit: Option<Transmit>) {
+        if let Some(transmit) = transmit.filter(|_| self.stalled.is_none()) {
+            self.socket.send(&transmit, &self.answer);
         }
+        self.answer.clear();
     }
 
     /// Feeds what was received to the links.
-    fn handle(&mut self, now: Instant, mut received: Received) {
-        while !received.bytes.is_empty() {
-            let len = received.stride.min(received.bytes.len());
-            let datagram = received.bytes.split_to(len);
-            let Received { from, to, .. } = received;
-            match self.endpoint.handle(now, from, to, None, datagram, &mut self.buffer) {
+    fn handle(&mut self, now: Instant, received: Received) {
+        let Received { from, to, .. } = received;
+        let mut index = 0;
+        while let Some(datagram) = self.socket.datagram(&received, index) {
+            index += 1;
+            match self.endpoint.handle(now, from, to, None, datagram, &mut self.answer) {
                 Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                     if let Some(link) = self.links.get_mut(handle.0).and_then(Option::as_mut) {
                         link.conn.handle_event(event);
-                        mark(&mut self.dirty, handle.0);
+                        link.mark(&mut self.dirty);
                     }
                 }
                 Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, incoming),
-                Some(DatagramEvent::Response(transmit)) => self.transmit_now(transmit),
+                Some(DatagramEvent::Response(transmit)) => self.send_answer(Some(transmit)),
                 None => {}
             }
         }
@@ -236,50 +275,87 @@ impl Quic {
         if self.timeout.is_none_or(|timeout| now < timeout) {
             return false;
         }
-        for (index, link) in self.links.iter_mut().enumerate() {
-            if let Some(link) = link.as_mut().filter(|l| l.timeout.is_some_and(|t| t <= now)) {
+        for link in self.links.iter_mut().flatten() {
+            if link.timeout.is_some_and(|timeout| timeout <= now) {
                 link.handle_timeout(now, &mut self.events);
-                mark(&mut self.dirty, index);
+                // Now, not when it has transmitted: that may have to wait for the socket.
+                link.update_timeout();
+                link.mark(&mut self.dirty);
             }
         }
         self.timeout = self.links.iter().flatten().filter_map(|link| link.timeout).min();
         true
     }
 
-    fn end(
-        &mut self,
-        now: Instant,
-        id: LinkId,
-        code: CloseCode,
-        why: impl Fn(SocketAddr) -> CloseReason,
-    ) {
-        mark(&mut self.dirty, id.index());
+    fn end(&mut self, now: Instant, id: LinkId, code: CloseCode, why: CloseReason) {
         let link = self.links.get_mut(id.index()).and_then(Option::as_mut);
         if let Some(link) = link.filter(|link| link.id == id) {
-            link.close(now, code, why(link.addr), &mut self.events);
+            link.mark(&mut self.dirty);
+            link.close(now, code, why, &mut self.events);
+            self.settle(id.index());
         }
     }
 
     /// Takes the events of links that were touched.
     fn pump(&mut self, now: Instant) {
-        for &index in &self.dirty {
-            let Some(slot) = self.links.get_mut(index) else { continue };
-            let Some(link) = slot.as_mut() else { continue };
+        for turn in 0..self.dirty.len() {
+            let index = self.dirty[turn];
+            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
             link.pump(now, &mut self.events);
+            let mut drained = false;
             while let Some(event) = link.conn.poll_endpoint_events() {
-                let drained = event.is_drained();
+                drained |= event.is_drained();
                 if let Some(event) = self.endpoint.handle_event(ConnectionHandle(index), event) {
                     link.conn.handle_event(event);
                 }
-                if drained {
-                    *slot = None;
-                    break;
-                }
+            }
+            self.settle(index);
+            if drained && let Some(link) = self.links[index].take() {
+                self.admission.leave(link.source());
             }
         }
     }
 
-    /// Transmits what touched links have, until the socket takes no more.
+    /// Counts link `index` where it now belongs: established, or beginning or ending.
+    fn settle(&mut self, index: usize) {
+        let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { return };
+        if let Some(reason) = link.failure.take() {
+            tracing::info!(%reason, "no link was made");
+            #[cfg(test)]
+            self.failures.push_back(reason);
+        }
+        if link.holds_back() && !self.held.contains(&index) {
+            self.held.push_back(index);
+        }
+        if link.is_open() == link.counted_open {
+            return;
+        }
+        link.counted_open = link.is_open();
+        match link.counted_open {
+            true => {
+                self.admission.leave(link.source());
+                self.established += 1;
+            }
+            false => {
+                self.admission.enter(link.source());
+                self.established -= 1;
+            }
+        }
+        self.share_windows();
+    }
+
+    /// Gives each established link its share of what all may hold.
+    fn share_windows(&mut self) {
+        let links = self.established.max(1) as u64;
+        let send =
+            (limits::SEND_WINDOWS / links).clamp(limits::SEND_WINDOW_MIN, limits::SEND_WINDOW);
+        let receive = (limits::RECEIVE_WINDOWS / links).min(self.receive_window());
+        for link in self.links.iter_mut().flatten().filter(|link| link.counted_open) {
+            link.set_windows(send, receive);
+        }
+    }
+
+    /// Transmits what touched links have, each in its turn, until the socket takes no more.
     fn transmit(&mut self, now: Instant) {
         if let Some((transmit, _)) = self.stalled.take() {
             if !self.socket.send(&transmit, &self.buffer) {
@@ -288,25 +364,44 @@ impl Quic {
             }
             self.buffer.clear();
         }
-        while let Some(&index) = self.dirty.last() {
-            if let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) {
-                let segments = self.socket.segments(link.conn.current_mtu());
-                while let Some(transmit) = link.conn.poll_transmit(now, segments, &mut self.buffer)
-                {
-                    if !self.socket.send(&transmit, &self.buffer) {
-                        self.stalled = Some((transmit, now + limits::SOCKET_RETRY));
-                        return;
-                    }
-                    self.buffer.clear();
-                }
-                let (before, after) = link.update_timeout();
-                self.timeout = if before.is_some() && before == self.timeout {
-                    self.links.iter().flatten().filter_map(|link| link.timeout).min()
-                } else {
-                    [self.timeout, after].into_iter().flatten().min()
+        while let Some(index) = self.dirty.pop_front() {
+            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
+            link.marked = false;
+            let segments = self.socket.segments(link.conn.current_mtu());
+            let mut more = true;
+            for _ in 0..limits::TRANSMIT_BURST {
+                let transmit = link.conn.poll_transmit(now, segments, &mut self.buffer);
+                let Some(transmit) = transmit else {
+                    more = false;
+                    break;
                 };
+                if !self.socket.send(&transmit, &self.buffer) {
+                    self.stalled = Some((transmit, now + limits::SOCKET_RETRY));
+                    link.mark(&mut self.dirty);
+                    return;
+                }
+                self.buffer.clear();
             }
-            self.dirty.pop();
+            if more {
+                link.mark(&mut self.dirty);
+                continue;
+            }
+            let (before, after) = link.update_timeout();
+            self.timeout = if before.is_some() && before == self.timeout {
+                self.links.iter().flatten().filter_map(|link| link.timeout).min()
+            } else {
+                [self.timeout, after].into_iter().flatten().min()
+            };
+        }
+    }
+
+    /// Reads requests which were held back, as far as replies have gone.
+    fn resume(&mut self, now: Instant) {
+        for _ in 0..self.held.len() {
+            let Some(index) = self.held.pop_front() else { break };
+            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
+            link.resume(now, &mut self.events);
+            self.settle(index);
         }
     }
 }
@@ -356,10 +451,9 @@ impl Transport for Quic {
     ) -> Result<(), TransportError> {
         let sent = self.busy_link(exchange.link)?.reply(exchange, control, payload);
         if let Err(TransportError::Busy) = sent {
-            // The requester does not read what it asked for: nothing bounds that but the end of the link.
-            self.end(now, exchange.link, CloseCode::Overload, |addr| CloseReason::Overload {
-                addr,
-            });
+            // More than the request could ask for, which `Link::receive` has bounded.
+            let addr = self.busy_link(exchange.link)?.addr;
+            self.end(now, exchange.link, CloseCode::Overload, CloseReason::Overload { addr });
         }
         sent
     }
@@ -376,7 +470,7 @@ impl Transport for Quic {
         let mut any = self.run_timers(now);
         for _ in 0..limits::RECEIVE_BATCH {
             let Some(received) = self.socket.receive()? else { break };
-            let bulk = received.bytes.len() >= limits::BULK;
+            let bulk = received.len >= limits::BULK;
             self.handle(now, received);
             any = true;
             // A short message is worth answering before the next is looked for.
@@ -390,7 +484,10 @@ impl Transport for Quic {
         Ok(any)
     }
 
-    fn poll(&mut self, _now: Instant) -> Option<Event> {
+    fn poll(&mut self, now: Instant) -> Option<Event> {
+        if self.events.is_empty() && !self.held.is_empty() {
+            self.resume(now);
+        }
         self.events.pop_front()
     }
 
@@ -413,14 +510,17 @@ impl Transport for Quic {
         link.is_open().then(|| link.path())
     }
 
-    fn close(&mut self, now: Instant, link: LinkId, code: CloseCode) {
-        self.end(now, link, code, |_| CloseReason::Local);
+    fn renew(&mut self, identity: &Identity) -> Result<(), TransportError> {
+        if self.server.is_none() || identity.role() != Role::Node {
+            return Err(TransportError::Keys("only agents renew theirs, by a node key".into()));
+        }
+        let server = Self::server_config(identity, tls::ALPN)?;
+        self.endpoint.set_server_config(Some(Arc::new(server.clone())));
+        self.server = Some(server);
+        Ok(())
     }
-}
 
-/// Notes that link `index` may have something to transmit.
-fn mark(dirty: &mut Vec<usize>, index: usize) {
-    if !dirty.contains(&index) {
-        dirty.push(index);
+    fn close(&mut self, now: Instant, link: LinkId, code: CloseCode) {
+        self.end(now, link, code, CloseReason::Local);
     }
 }

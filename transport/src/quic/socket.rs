@@ -27,16 +27,21 @@ pub struct Socket {
     pub lose_every: Option<usize>,
     #[cfg(test)]
     received: usize,
+    /// Transmissions that the socket takes before its send buffer is full.
+    #[cfg(test)]
+    pub room: std::cell::Cell<Option<usize>>,
 }
 
-/// One or more datagrams of one sender.
+/// One or more datagrams of one sender, in the socket's buffer until the next are received.
+#[derive(Clone, Copy)]
 pub struct Received {
     pub from: SocketAddr,
     /// Our address that it was sent to.
     pub to: Option<IpAddr>,
-    /// Length of each datagram in `bytes` but the last, which may be shorter.
+    /// Bytes of all datagrams.
+    pub len: usize,
+    /// Length of each datagram but the last, which may be shorter.
     pub stride: usize,
-    pub bytes: BytesMut,
 }
 
 impl Socket {
@@ -69,6 +74,8 @@ impl Socket {
             lose_every: None,
             #[cfg(test)]
             received: 0,
+            #[cfg(test)]
+            room: None.into(),
         })
     }
 
@@ -117,13 +124,26 @@ impl Socket {
         Ok(Some(Received {
             from: meta.addr,
             to: meta.dst_ip,
+            len: meta.len,
             stride: meta.stride.max(1),
-            bytes: BytesMut::from(&self.buffer[..meta.len]),
         }))
+    }
+
+    /// The datagrams received last, each in a buffer of its own: what is kept of one does not keep the others.
+    pub fn datagram(&self, received: &Received, index: usize) -> Option<BytesMut> {
+        let bytes = self.buffer.get(..received.len)?;
+        bytes.chunks(received.stride).nth(index).map(BytesMut::from)
     }
 
     /// Sends; false if the socket takes no more now. Datagrams that cannot go out are lost, as on any network.
     pub fn send(&self, transmit: &quinn_proto::Transmit, bytes: &[u8]) -> bool {
+        #[cfg(test)]
+        if let Some(room) = self.room.get() {
+            if room == 0 {
+                return false;
+            }
+            self.room.set(Some(room - 1));
+        }
         let (contents, destination) = (&bytes[..transmit.size], transmit.destination);
         let sent = match (transmit.segment_size, transmit.src_ip) {
             (None, None) => self.udp.send_to(contents, destination).map(drop),

@@ -12,38 +12,38 @@ use crate::keys::{self, Authority, Role};
 use crate::message::{DecodeError, Op, PAGE_LEN, PageDescriptor, Status, WorkloadId};
 use crate::{AbortReason, PeerIdentity};
 
-const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
+pub const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
 /// Real time that a test may take to see what it waits for.
 const PATIENCE: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn any() -> SocketAddr {
+pub fn any() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
 /// A server and a client; the events of each that no one has looked for yet.
-struct Pair {
-    server: Quic,
-    client: Quic,
-    served: VecDeque<Event>,
-    seen: VecDeque<Event>,
+pub struct Pair {
+    pub server: Quic,
+    pub client: Quic,
+    pub served: VecDeque<Event>,
+    pub seen: VecDeque<Event>,
 }
 
 impl Pair {
-    fn of(node: &Identity, client: &Identity) -> Self {
+    pub fn of(node: &Identity, client: &Identity) -> Self {
         Self::between(Quic::server(any(), node).unwrap(), Quic::client(any(), client).unwrap())
     }
 
-    fn between(server: Quic, client: Quic) -> Self {
+    pub fn between(server: Quic, client: Quic) -> Self {
         Self { server, client, served: VecDeque::new(), seen: VecDeque::new() }
     }
 
-    fn new() -> Self {
+    pub fn new() -> Self {
         let (node, client) = keys::ephemeral().unwrap();
         Self::of(&node, &client)
     }
 
-    fn step(&mut self, now: Instant) {
+    pub fn step(&mut self, now: Instant) {
         for (end, events) in
             [(&mut self.client, &mut self.seen), (&mut self.server, &mut self.served)]
         {
@@ -56,16 +56,16 @@ impl Pair {
     }
 
     /// Steps until `found` takes an event of the client.
-    fn client_sees<T>(&mut self, found: impl Fn(&Event) -> Option<T>) -> T {
+    pub fn client_sees<T>(&mut self, found: impl Fn(&Event) -> Option<T>) -> T {
         self.until(|pair| take(&mut pair.seen, &found))
     }
 
     /// Steps until `found` takes an event of the server.
-    fn server_sees<T>(&mut self, found: impl Fn(&Event) -> Option<T>) -> T {
+    pub fn server_sees<T>(&mut self, found: impl Fn(&Event) -> Option<T>) -> T {
         self.until(|pair| take(&mut pair.served, &found))
     }
 
-    fn until<T>(&mut self, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
+    pub fn until<T>(&mut self, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
             if let Some(found) = found(self) {
@@ -76,7 +76,7 @@ impl Pair {
         }
     }
 
-    fn connect(&mut self) -> LinkId {
+    pub fn connect(&mut self) -> LinkId {
         let link = self.client.connect(Instant::now(), self.server.local_addr()).unwrap();
         self.client_sees(|event| connected(event).filter(|(l, _)| *l == link));
         self.server_sees(connected);
@@ -84,13 +84,13 @@ impl Pair {
     }
 
     /// Why the client's link to the server is not made.
-    fn refusal(&mut self) -> CloseReason {
+    pub fn refusal(&mut self) -> CloseReason {
         self.client.connect(Instant::now(), self.server.local_addr()).unwrap();
         self.client_sees(closed)
     }
 
     /// Sends raw bytes on a stream of their own.
-    fn send_raw(&mut self, link: LinkId, bytes: &[u8], finish: bool) -> ExchangeId {
+    pub fn send_raw(&mut self, link: LinkId, bytes: &[u8], finish: bool) -> ExchangeId {
         let conn = &mut self.client.busy_link(link).unwrap().conn;
         let stream = conn.streams().open(Dir::Bi).unwrap();
         conn.send_stream(stream).write(bytes).unwrap();
@@ -102,29 +102,29 @@ impl Pair {
 }
 
 /// Takes the first event that `found` accepts.
-fn take<T>(events: &mut VecDeque<Event>, found: impl Fn(&Event) -> Option<T>) -> Option<T> {
+pub fn take<T>(events: &mut VecDeque<Event>, found: impl Fn(&Event) -> Option<T>) -> Option<T> {
     let (at, found) = events.iter().enumerate().find_map(|(at, e)| Some((at, found(e)?)))?;
     events.remove(at);
     Some(found)
 }
 
-fn connected(event: &Event) -> Option<(LinkId, PeerIdentity)> {
+pub fn connected(event: &Event) -> Option<(LinkId, PeerIdentity)> {
     if let Event::Connected { link, peer } = event { Some((*link, *peer)) } else { None }
 }
 
-fn closed(event: &Event) -> Option<CloseReason> {
+pub fn closed(event: &Event) -> Option<CloseReason> {
     if let Event::Closed { reason, .. } = event { Some(reason.clone()) } else { None }
 }
 
-fn aborted(event: &Event) -> Option<AbortReason> {
+pub fn aborted(event: &Event) -> Option<AbortReason> {
     if let Event::Aborted { reason, .. } = event { Some(*reason) } else { None }
 }
 
-fn complete(event: &Event) -> Option<ExchangeId> {
+pub fn complete(event: &Event) -> Option<ExchangeId> {
     if let Event::Complete { exchange } = event { Some(*exchange) } else { None }
 }
 
-fn control(event: &Event) -> Option<(ExchangeId, Control)> {
+pub fn control(event: &Event) -> Option<(ExchangeId, Control)> {
     match event {
         Event::Control { exchange, control } => Some((*exchange, *control)),
         _ => None,
@@ -132,7 +132,7 @@ fn control(event: &Event) -> Option<(ExchangeId, Control)> {
 }
 
 /// Takes the payload events of `exchange` and puts them together.
-fn payload(events: &mut VecDeque<Event>, exchange: ExchangeId) -> Vec<u8> {
+pub fn payload(events: &mut VecDeque<Event>, exchange: ExchangeId) -> Vec<u8> {
     let mut all = Vec::new();
     while let Some((offset, bytes)) = take(events, |event| match event {
         Event::Payload { exchange: e, offset, bytes } if *e == exchange => {
@@ -406,34 +406,6 @@ fn a_reply_to_something_else_closes_the_link() {
     let reason = pair.client_sees(closed);
     let error = DecodeError::Mismatch;
     assert!(matches!(reason, CloseReason::Malformed { error: e, .. } if e == error), "{reason}");
-}
-
-#[test]
-fn a_requester_that_reads_no_replies_is_cut_off() {
-    let mut pair = Pair::new();
-    let link = pair.connect();
-    let names = [PageDescriptor::new(1, 1); 64];
-    let now = Instant::now();
-    for number in 0..100 {
-        let many = Control::get_many(number, WORKLOAD, 64);
-        pair.client.request(now, link, &many, &[names.as_bytes()]).unwrap();
-    }
-    for _ in 0..100 {
-        pair.server_sees(complete);
-    }
-    let reply = vec![0u8; 64 * (PageDescriptor::LEN + PAGE_LEN)];
-    let cut_off = loop {
-        let (asked, request) = take(&mut pair.served, control).expect("cut off before the last");
-        let mut head = request.reply(Status::Ok);
-        head.done.set(u64::MAX);
-        if let Err(error) = pair.server.reply(now, asked, &head, &[&reply]) {
-            break error;
-        }
-        pair.server.flush(now).unwrap();
-    };
-    assert!(matches!(cut_off, TransportError::Busy), "{cut_off}");
-    let reason = pair.server_sees(closed);
-    assert!(matches!(reason, CloseReason::Overload { .. }), "{reason}");
 }
 
 #[test]

@@ -1,0 +1,208 @@
+//! What each client holds of what is bounded. A client is a certificate, which pagers of many machines may share.
+//!
+//! A client may take another of something as long as it holds less than what is free (dynamic thresholds, Choudhury
+//! and Hahne, 1998): a client alone gets half, each of n greedy ones 1/(n+1), and a newcomer always finds room.
+//! Whoever exceeds that is refused; nobody else notices. Frames are shared by [`Clients::credits`].
+
+use crate::limits::{CREDITS_MAX, EXCHANGES_MAX, LINKS_MAX, RESERVE_SHARE, TENANTS_MAX};
+use gms_transport::Fingerprint;
+use std::collections::HashMap;
+
+/// A client which has a link or a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClientId(u16);
+
+const _: () =
+    assert!(LINKS_MAX + TENANTS_MAX < u16::MAX as usize, "each client has one or the other");
+
+/// Something of which there is a bounded number for all clients together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bounded {
+    /// Open links.
+    Link,
+    /// Workloads, those whose frames are being freed included.
+    Tenant,
+    /// Requests that have begun and not come whole.
+    Exchange,
+}
+
+impl Bounded {
+    const MOST: [usize; 3] = [LINKS_MAX, TENANTS_MAX, EXCHANGES_MAX];
+}
+
+#[derive(Debug)]
+struct Client {
+    key: Fingerprint,
+    held: [usize; 3],
+    /// Workloads that have not ended.
+    live: usize,
+    /// Frames with its pages, and those set aside for puts that are coming in.
+    frames: u64,
+}
+
+/// All clients, and what they hold together.
+#[derive(Debug, Default)]
+pub struct Clients {
+    slots: Vec<Option<Client>>,
+    free: Vec<u16>,
+    by_key: HashMap<Fingerprint, ClientId>,
+    held: [usize; 3],
+    /// Clients with a workload that has not ended.
+    active: usize,
+}
+
+impl Clients {
+    /// The client, if it has a link or a workload.
+    pub fn find(&self, key: &Fingerprint) -> Option<ClientId> {
+        self.by_key.get(key).copied()
+    }
+
+    /// Takes one of `what` for the client; `None` if that would leave too little to others.
+    pub fn take(&mut self, key: Fingerprint, what: Bounded) -> Option<ClientId> {
+        match self.find(&key) {
+            Some(id) => self.take_another(id, what).then_some(id),
+            None if self.held[what as usize] < Bounded::MOST[what as usize] => {
+                let id = self.insert(key);
+                self.take_another(id, what).then_some(id)
+            }
+            None => None,
+        }
+    }
+
+    /// As [`Clients::take`] for a client that is known; false if refused.
+    pub fn take_another(&mut self, id: ClientId, what: Bounded) -> bool {
+        let (at, total) = (what as usize, &mut self.held[what as usize]);
+        let Some(client) = &mut self.slots[usize::from(id.0)] else { return false };
+        let allowed = client.held[at] < Bounded::MOST[at] - *total;
+        client.held[at] += usize::from(allowed);
+        *total += usize::from(allowed);
+        allowed
+    }
+
+    /// Gives one of `what` back. A client that holds nothing more is forgotten.
+    pub fn give(&mut self, id: ClientId, what: Bounded) {
+        let slot = &mut self.slots[usize::from(id.0)];
+        let Some(client) = slot else { return };
+        client.held[what as usize] -= 1;
+        self.held[what as usize] -= 1;
+        if client.held == [0; 3] {
+            self.by_key.remove(&client.key);
+            *slot = None;
+            self.free.push(id.0);
+        }
+    }
+
+    /// A workload of the client lives (`true`), or has ended.
+    pub fn set_live(&mut self, id: ClientId, lives: bool) {
+        let Some(client) = &mut self.slots[usize::from(id.0)] else { return };
+        match lives {
+            true => client.live += 1,
+            false => client.live -= 1,
+        }
+        match (lives, client.live) {
+            (true, 1) => self.active += 1,
+            (false, 0) => self.active -= 1,
+            _ => {}
+        }
+    }
+
+    /// Workloads of the client that have not ended.
+    pub fn live(&self, id: ClientId) -> usize {
+        self.slots[usize::from(id.0)].as_ref().map_or(0, |client| client.live)
+    }
+
+    /// Frames were taken for the client.
+    pub fn take_frames(&mut self, id: ClientId, count: u64) {
+        if let Some(client) = &mut self.slots[usize::from(id.0)] {
+            client.frames += count;
+        }
+    }
+
+    /// Frames of the client were freed.
+    pub fn give_frames(&mut self, id: ClientId, count: u64) {
+        if let Some(client) = &mut self.slots[usize::from(id.0)] {
+            client.frames -= count;
+        }
+    }
+
+    /// Pages which a workload of the client may put now, if `free` of `frames` frames are free: of those an equal
+    /// share for each client, of that one for each of its workloads. A client which has more than its share of all
+    /// frames leaves the last part to others.
+    pub fn credits(&self, id: Option<ClientId>, free: u64, frames: u64) -> u64 {
+        let clients = self.active.max(1) as u64;
+        let client = id.and_then(|id| self.slots[usize::from(id.0)].as_ref());
+        let (live, held) =
+            client.map_or((1, 0), |client| (client.live.max(1) as u64, client.frames));
+        let reserve =
+            if clients > 1 && held >= frames / clients { frames / RESERVE_SHARE } else { 0 };
+        let share = free.saturating_sub(reserve).div_ceil(clients).div_ceil(live);
+        share.min(CREDITS_MAX)
+    }
+
+    fn insert(&mut self, key: Fingerprint) -> ClientId {
+        let client = Some(Client { key, held: [0; 3], live: 0, frames: 0 });
+        let id = ClientId(self.free.pop().unwrap_or(self.slots.len() as u16));
+        match self.slots.get_mut(usize::from(id.0)) {
+            Some(slot) => *slot = client,
+            None => self.slots.push(client),
+        }
+        self.by_key.insert(key, id);
+        id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u16) -> Fingerprint {
+        let mut key = [0; 32];
+        key[..2].copy_from_slice(&n.to_le_bytes());
+        Fingerprint(key)
+    }
+
+    /// Takes as many as it gets.
+    fn grab(clients: &mut Clients, client: u16, what: Bounded) -> usize {
+        std::iter::from_fn(|| clients.take(key(client), what)).count()
+    }
+
+    #[test]
+    fn a_greedy_client_leaves_room_for_others() {
+        for what in [Bounded::Link, Bounded::Tenant, Bounded::Exchange] {
+            let most = Bounded::MOST[what as usize];
+            let mut clients = Clients::default();
+            assert_eq!(grab(&mut clients, 1, what), most / 2);
+            assert_eq!(grab(&mut clients, 2, what), most / 4);
+            let id = clients.find(&key(1)).expect("known");
+            (0..most / 2).for_each(|_| clients.give(id, what));
+            assert_eq!(clients.find(&key(1)), None);
+            // As if it had been the first: half of what the other leaves.
+            assert_eq!(grab(&mut clients, 3, what), (most - most / 4) / 2);
+        }
+    }
+
+    #[test]
+    fn frames_are_shared_by_clients_before_workloads() {
+        let mut clients = Clients::default();
+        let [a, b] = [1, 2].map(|n| clients.take(key(n), Bounded::Tenant).expect("room"));
+        clients.set_live(a, true);
+        assert_eq!(clients.credits(Some(a), 800, 800), 800);
+        clients.set_live(b, true);
+        // However many workloads a client has, another's credits stay.
+        (0..99).for_each(|_| clients.set_live(a, true));
+        assert_eq!(
+            (clients.credits(Some(a), 800, 800), clients.credits(Some(b), 800, 800)),
+            (4, 400)
+        );
+        // Beyond its share a client leaves the last eighth to those below theirs.
+        clients.take_frames(a, 700);
+        assert_eq!(
+            (clients.credits(Some(a), 100, 800), clients.credits(Some(b), 100, 800)),
+            (0, 50)
+        );
+        clients.give_frames(a, 400);
+        assert_eq!(clients.credits(Some(a), 100, 800), 1);
+        (0..100).for_each(|_| clients.set_live(a, false));
+        assert_eq!(clients.credits(Some(b), 1 << 30, 1 << 30), CREDITS_MAX);
+    }
+}

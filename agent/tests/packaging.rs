@@ -1,0 +1,131 @@
+//! What `packaging/` says of gms-agent is what its options say.
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+use gms_agent::cli::Args;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The part of the man page that options do not tell.
+const TAIL: &str = r#".SH SIGNALS
+.TP
+SIGTERM, SIGINT
+Drain: take no new workloads and pages, serve those which have pages here until they have none or the time of
+\fB\-\-drain\fR is over, then close all links and exit. A second one ends the agent at once.
+.TP
+SIGHUP
+Read the keys again, for links that are made from then on. If they cannot be used, a line in the log says why, and the
+agent goes on with those which it has.
+.SH "EXIT STATUS"
+.TP
+0
+After SIGTERM or SIGINT.
+.TP
+1
+The agent could not be started, or failed.
+.TP
+2
+Wrong options or configuration.
+.SH ENVIRONMENT
+.TP
+GMS_KEYS
+The key directory, unless \fB\-\-keys\fR names one.
+.TP
+NO_COLOR, TERM
+The log is in colours on a terminal, but not if NO_COLOR is set and not empty, or TERM is "dumb".
+.SH FILES
+.TP
+/etc/gms/agent.toml
+Configuration of the packaged service: the long options as keys. A size is a string ("4G", "40%") or a whole number of
+bytes. Relative paths start at the directory of the file.
+.TP
+/etc/gms/keys
+Keys of the packaged service, made by \fBgms keys issue\fR(1): ca.pem, node.pem and node\-key.pem. The private key must be
+its owner's alone (mode 600), or root's and its group's (mode 640).
+.SH EXAMPLES
+Keys of a cluster, with one of its own for a node, and an agent there:
+.PP
+.nf
+    gms keys init keys
+    gms keys issue keys node node1
+    scp \-r keys/node1 node1:/etc/gms/keys
+    gms\-agent \-\-listen 0.0.0.0:7400 \-\-export 8G \-\-keys /etc/gms/keys
+.fi
+.PP
+The packaged service, with metrics for Prometheus:
+.PP
+.nf
+    gms\-agent \-\-config /etc/gms/agent.toml \-\-keys /etc/gms/keys \-\-metrics 127.0.0.1:9400
+.fi
+.SH "SEE ALSO"
+\fBgms\fR(1), \fBgms\-keys\-issue\fR(1), \fBgms\-run\fR(1)
+"#;
+
+fn packaging() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging")
+}
+
+fn man_page() -> Vec<u8> {
+    // Its own sections tell what the help tells in short.
+    let command = Args::command().after_help(None::<&str>);
+    let page = clap_mangen::Man::new(command).section("8").manual("gms");
+    let page = page.source(concat!("gms ", env!("CARGO_PKG_VERSION")));
+    let mut text = Vec::new();
+    page.render_title(&mut text).expect("a title");
+    page.render_name_section(&mut text).expect("a name");
+    page.render_synopsis_section(&mut text).expect("a synopsis");
+    page.render_description_section(&mut text).expect("a description");
+    page.render_options_section(&mut text).expect("options");
+    text.extend_from_slice(TAIL.as_bytes());
+    text
+}
+
+/// `GMS_RENEW=1 cargo test -p gms-agent --test packaging` writes them.
+#[test]
+fn man_page_and_completions_are_current() {
+    let mut files = vec![("man/gms-agent.8".to_owned(), man_page())];
+    let shells = [
+        (Shell::Bash, "gms-agent.bash"),
+        (Shell::Zsh, "_gms-agent"),
+        (Shell::Fish, "gms-agent.fish"),
+    ];
+    for (shell, name) in shells {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Args::command(), "gms-agent", &mut script);
+        files.push((format!("completions/{name}"), script));
+    }
+    for (file, text) in files {
+        let file = packaging().join(file);
+        if std::env::var_os("GMS_RENEW").is_some() {
+            std::fs::write(&file, &text).expect("packaging");
+        }
+        let kept = std::fs::read(&file).unwrap_or_default();
+        assert!(kept == text, "{} is not what the options say", file.display());
+    }
+}
+
+#[test]
+fn the_packaged_configuration_is_accepted() {
+    // It gets as far as the keys, which are not there.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gms-agent"));
+    command.arg("--config").arg(packaging().join("agent.toml"));
+    let output = command.args(["--keys", "/no/such/keys"]).output().expect("gms-agent");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && text.contains("/no/such/keys/ca.pem"), "{text}");
+}
+
+/// What the unit's comments and settings promise of the agent.
+#[test]
+fn the_unit_is_true() {
+    let unit = packaging().join("systemd/gms-agent.service");
+    let unit = std::fs::read_to_string(unit).expect("the unit");
+    let config =
+        std::fs::read_to_string(packaging().join("agent.toml")).expect("the configuration");
+    let number = |text: &str, key: &str| -> u64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(key)).expect(key);
+        line.trim().trim_end_matches('s').parse().expect("a number")
+    };
+    // The service manager waits longer than the agent drains.
+    assert!(number(&unit, "TimeoutStopSec=") > number(&config, "drain = "));
+    assert!(unit.contains("Documentation=man:gms-agent(8)") && unit.contains("ExecReload="));
+}

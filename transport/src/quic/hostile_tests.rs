@@ -1,0 +1,359 @@
+//! Peers that break rules or lag behind: each costs itself, not others.
+
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use quinn_proto::ConnectionIdGenerator;
+use zerocopy::IntoBytes;
+
+use super::tests::*;
+use super::*;
+use crate::keys;
+use crate::message::{PAGE_LEN, PageDescriptor, Status};
+
+/// Has the server answer a request whose reply its full socket does not take.
+fn stall(pair: &mut Pair) -> ExchangeId {
+    let link = pair.connect();
+    let now = Instant::now();
+    let asked = pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
+    let (exchange, request) = pair.server_sees(control);
+    pair.server.socket.room.set(Some(0));
+    let mut reply = request.reply(Status::Ok);
+    reply.done.set(1);
+    pair.server.reply(now, exchange, &reply, &[&[7; PAGE_LEN]]).unwrap();
+    pair.server.flush(now).unwrap();
+    assert!(pair.server.stalled.is_some());
+    asked
+}
+
+/// A datagram of a link that `identity`'s endpoint once had: it is answered by a stateless reset.
+fn stale_datagram(identity: &Identity) -> Vec<u8> {
+    let (_, id_key) = tls::endpoint_keys(identity);
+    let id = HashedConnectionIdGenerator::from_key(id_key).generate_cid();
+    let mut datagram = vec![0x40];
+    datagram.extend_from_slice(&id);
+    datagram.resize(100, 0x55);
+    datagram
+}
+
+/// A long header of a version that nobody speaks: it is answered by version negotiation.
+fn foreign_version() -> Vec<u8> {
+    let mut datagram = vec![0xc0, 0xba, 0xba, 0xba, 0xba, 8];
+    datagram.resize(1200, 0x11);
+    datagram
+}
+
+#[test]
+fn answers_to_strangers_leave_a_stalled_datagram_as_it_is() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let asked = stall(&mut pair);
+    let stranger = UdpSocket::bind(any()).unwrap();
+    for datagram in [stale_datagram(&node), foreign_version()] {
+        stranger.send_to(&datagram, pair.server.local_addr()).unwrap();
+        while !pair.server.drive(Instant::now()).unwrap() {}
+    }
+    pair.server.socket.room.set(None);
+    pair.client_sees(complete);
+    assert_eq!(payload(&mut pair.seen, asked), [7; PAGE_LEN]);
+    // Resets are rare by intent: the next one is due a while later.
+    let later = Instant::now() + Duration::from_secs(1);
+    stranger.send_to(&stale_datagram(&node), pair.server.local_addr()).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    while !pair.server.drive(later).unwrap() {}
+    assert!(stranger.recv(&mut [0; 200]).unwrap() > 0, "a reset is sent when there is room");
+}
+
+#[test]
+fn a_full_socket_is_not_polled_without_pause() {
+    let mut pair = Pair::new();
+    stall(&mut pair);
+    let mut now = Instant::now();
+    let end = now + limits::IDLE + Duration::from_secs(1);
+    let mut turns = 0;
+    while now < end {
+        pair.server.drive(now).unwrap();
+        while pair.server.poll(now).is_some() {}
+        pair.server.flush(now).unwrap();
+        let deadline = pair.server.deadline().expect("it tries again");
+        assert!(deadline > now, "{:?} ago", now - deadline);
+        now = deadline;
+        turns += 1;
+    }
+    assert!(turns < 10_000, "{turns}");
+}
+
+#[test]
+fn links_send_in_turn() {
+    let mut pair = Pair::new();
+    let links: Vec<LinkId> = (0..3).map(|_| pair.connect()).collect();
+    let (now, again) = (Instant::now(), links.clone());
+    let names = [PageDescriptor::new(1, 1); 64];
+    for link in links.into_iter().chain(again) {
+        let many = Control::get_many(1, WORKLOAD, 64);
+        pair.client.request(now, link, &many, &[names.as_bytes()]).unwrap();
+    }
+    pair.until(|pair| {
+        let came = pair.served.iter().filter(|event| complete(event).is_some()).count();
+        (came == 6).then_some(())
+    });
+    let sent = |pair: &Pair| -> Vec<u64> {
+        let sent = |link: &Link| link.path().sent_packets;
+        pair.server.links.iter().flatten().map(sent).collect()
+    };
+    // Each has more to send than the socket takes now.
+    let before = sent(&pair);
+    answer_all(&mut pair, &[7; PAGE_LEN]);
+    pair.server.socket.room.set(Some(3 * limits::TRANSMIT_BURST));
+    pair.server.flush(now).unwrap();
+    let served: Vec<u64> =
+        sent(&pair).iter().zip(before).map(|(now, before)| now - before).collect();
+    assert!(served.iter().all(|sent| *sent >= 2), "{served:?}");
+}
+
+#[test]
+fn handshakes_that_strangers_begin_lock_nobody_out() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    // Initials whose senders never answer: their sources may be false.
+    let now = Instant::now();
+    let server = pair.server.local_addr();
+    let mut strangers = Vec::new();
+    for _ in 0..2 {
+        let mut stranger = Quic::client(any(), &client).unwrap();
+        for _ in 0..200 {
+            stranger.connect(now, server).unwrap();
+            stranger.flush(now).unwrap();
+            pair.server.drive(now).unwrap();
+            pair.server.flush(now).unwrap();
+        }
+        strangers.push(stranger);
+    }
+    assert!(pair.server.links() < 100, "{}", pair.server.links());
+    pair.connect();
+}
+
+/// Connects the client up to where its next packets complete the handshake at the server.
+fn almost_connected(pair: &mut Pair) -> LinkId {
+    let now = Instant::now();
+    let link = pair.client.connect(now, pair.server.local_addr()).unwrap();
+    let start = Instant::now();
+    pair.client.flush(now).unwrap();
+    loop {
+        pair.server.drive(now).unwrap();
+        pair.server.flush(now).unwrap();
+        pair.client.drive(now).unwrap();
+        if !pair.client.busy_link(link).unwrap().conn.is_handshaking() {
+            return link;
+        }
+        pair.client.flush(now).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+}
+
+#[test]
+fn a_link_is_told_before_its_requests() {
+    let mut pair = Pair::new();
+    let link = almost_connected(&mut pair);
+    pair.send_raw(link, Control::get(1, WORKLOAD, 1).as_bytes(), true);
+    pair.client.flush(Instant::now()).unwrap();
+    pair.until(|pair| pair.served.iter().find_map(complete));
+    assert!(connected(&pair.served[0]).is_some(), "{:?}", pair.served);
+}
+
+#[test]
+fn nothing_is_told_of_a_closed_link() {
+    let mut pair = Pair::new();
+    let link = pair.connect();
+    let mut bad = Control::get(1, WORKLOAD, 1).as_bytes().to_vec();
+    bad[0] = b'X';
+    pair.send_raw(link, &bad, true);
+    for number in 0..9 {
+        pair.send_raw(link, Control::get(number, WORKLOAD, 1).as_bytes(), true);
+    }
+    pair.until(|pair| pair.served.iter().find_map(closed));
+    assert!(closed(pair.served.back().unwrap()).is_some(), "{:?}", pair.served);
+}
+
+#[test]
+fn a_half_sent_control_message_expires() {
+    let mut pair = Pair::new();
+    let link = pair.connect();
+    let head = Control::get(1, WORKLOAD, 1);
+    for _ in 0..limits::EXCHANGES_MAX {
+        pair.send_raw(link, &head.as_bytes()[..100], false);
+    }
+    let open =
+        |pair: &Pair| pair.server.links.iter().flatten().map(Link::open_exchanges).sum::<usize>();
+    pair.until(|pair| Some(()).filter(|()| open(pair) == limits::EXCHANGES_MAX as usize));
+    let start = Instant::now();
+    let mut now = start;
+    while now < start + Duration::from_secs(30) {
+        now += Duration::from_millis(100);
+        pair.step(now);
+    }
+    assert_eq!(open(&pair), 0usize);
+    assert!(pair.client.path(link).is_some(), "{:?}", pair.seen);
+}
+
+#[test]
+fn an_exchange_that_its_requester_stopped_is_forgotten() {
+    let mut pair = Pair::new();
+    let link = pair.connect();
+    for number in 0..10 {
+        let now = Instant::now();
+        let put = Control::get_many(number, WORKLOAD, 2);
+        let names = [PageDescriptor::new(1, 1); 2];
+        let mut control_message = put;
+        control_message.payload_len.set(names.as_bytes().len() as u32);
+        let half = pair.send_raw(link, control_message.as_bytes(), false);
+        let (asked, request) = pair.server_sees(control);
+        let stream = quinn_proto::VarInt::from_u64(half.stream()).unwrap().into();
+        let conn = &mut pair.client.busy_link(link).unwrap().conn;
+        conn.recv_stream(stream).stop(0u32.into()).unwrap();
+        let mut steps = 0;
+        pair.until(|_| {
+            steps += 1;
+            (steps == 20).then_some(())
+        });
+        let conn = &mut pair.client.busy_link(link).unwrap().conn;
+        conn.send_stream(stream).write(names.as_bytes()).unwrap();
+        conn.send_stream(stream).finish().unwrap();
+        pair.server_sees(complete);
+        let late = pair.server.reply(now, asked, &request.reply(Status::NotFound), &[]);
+        assert!(matches!(late, Err(TransportError::ExchangeEnded)), "{late:?}");
+    }
+    let open: usize = pair.server.links.iter().flatten().map(Link::open_exchanges).sum::<usize>();
+    assert_eq!(open, 0);
+}
+
+/// Answers every request that the server has been told of by as many pages as it asks for; returns how many.
+fn answer_all(pair: &mut Pair, page: &[u8]) -> usize {
+    let mut answered = 0;
+    while let Some((exchange, request)) = take(&mut pair.served, control) {
+        let count = usize::from(request.count.get());
+        let mut reply = request.reply(Status::Ok);
+        reply.done.set(u64::MAX >> (64 - count));
+        let names = vec![0; count * PageDescriptor::LEN];
+        let pages = vec![page; count];
+        let payload: Vec<&[u8]> = std::iter::once(&names[..]).chain(pages).collect();
+        pair.server.reply(Instant::now(), exchange, &reply, &payload).unwrap();
+        answered += 1;
+    }
+    answered
+}
+
+#[test]
+fn a_requester_that_lags_behind_is_pushed_back_and_not_cut_off() {
+    let mut pair = Pair::new();
+    let link = pair.connect();
+    let now = Instant::now();
+    let names = [PageDescriptor::new(1, 1); 64];
+    let all = limits::EXCHANGES_MAX as usize;
+    for number in 0..all as u64 {
+        let many = Control::get_many(number, WORKLOAD, 64);
+        pair.client.request(now, link, &many, &[names.as_bytes()]).unwrap();
+    }
+    // The client receives nothing: of what it asks for, 64 MiB, the server makes no more than is bounded.
+    let (mut answered, mut idle) = (0, 0);
+    while idle < 1000 {
+        pair.client.flush(Instant::now()).unwrap();
+        let mut busy = pair.server.drive(Instant::now()).unwrap();
+        while let Some(event) = pair.server.poll(Instant::now()) {
+            pair.served.push_back(event);
+            answered += answer_all(&mut pair, &[9; PAGE_LEN]);
+            busy = true;
+        }
+        pair.server.flush(Instant::now()).unwrap();
+        idle = if busy { 0 } else { idle + 1 };
+    }
+    let reply = CONTROL_AND_PAGES;
+    let most = limits::SEND_WINDOW as usize / 2 * 3 + reply;
+    assert!((1..=most / reply + 1).contains(&answered), "{answered} of {all}");
+    // When it reads again, all comes.
+    let mut complete_seen = 0;
+    pair.until(|pair| {
+        answer_all(pair, &[9; PAGE_LEN]);
+        pair.served.clear();
+        complete_seen += pair.seen.iter().filter(|event| complete(event).is_some()).count();
+        pair.seen.clear();
+        (complete_seen == all).then_some(())
+    });
+}
+
+/// Bytes of a reply of 64 pages.
+const CONTROL_AND_PAGES: usize = 128 + 64 * (16 + PAGE_LEN);
+
+#[test]
+fn renewed_keys_are_those_of_the_next_links() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let (other_node, other_client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let link = pair.connect();
+    pair.server.renew(&other_node).unwrap();
+    let wrong = pair.server.renew(&other_client).unwrap_err();
+    assert!(wrong.to_string().contains("node"), "{wrong}");
+    let reason = pair.refusal();
+    assert!(matches!(reason, CloseReason::WrongCa { .. }), "{reason}");
+    assert!(pair.client.path(link).is_some(), "links that are up stay");
+    pair.client = Quic::client(any(), &other_client).unwrap();
+    pair.connect();
+}
+
+#[test]
+fn a_datagram_that_is_kept_does_not_keep_its_neighbours() {
+    let (sender, mut receiver) =
+        (Socket::bind(any(), false).unwrap(), Socket::bind(any(), true).unwrap());
+    let bytes: Vec<u8> = (0..3000usize).map(|at| (at / 1200) as u8).collect();
+    let transmit = Transmit {
+        destination: receiver.local(),
+        ecn: None,
+        size: bytes.len(),
+        segment_size: Some(1200),
+        src_ip: None,
+    };
+    assert!(sender.send(&transmit, &bytes));
+    let mut datagrams = Vec::new();
+    let start = Instant::now();
+    while datagrams.len() < 3 {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        let Some(received) = receiver.receive().unwrap() else { continue };
+        datagrams.extend((0..).map_while(|index| receiver.datagram(&received, index)));
+    }
+    for (index, (datagram, len)) in datagrams.iter().zip([1200, 1200, 600]).enumerate() {
+        assert!(datagram.len() == len && datagram.iter().all(|byte| *byte == index as u8));
+        assert!(datagram.capacity() < 2 * len, "{}", datagram.capacity());
+    }
+}
+
+/// What the server says of a handshake that failed.
+fn failure(pair: &mut Pair) -> String {
+    pair.until(|pair| pair.server.failures.pop_front().map(|reason| reason.to_string()))
+}
+
+#[test]
+fn a_handshake_that_fails_is_logged_as_what_it_is() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let (_, stranger) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &stranger);
+    pair.client.connect(Instant::now(), pair.server.local_addr()).unwrap();
+    let text = failure(&mut pair);
+    assert!(text.contains("it is of another authority"), "{text}");
+    let roots = client.roots.clone();
+    let mut pair = Pair::of(&node, &Identity { roots, ..stranger });
+    pair.client.connect(Instant::now(), pair.server.local_addr()).unwrap();
+    let text = failure(&mut pair);
+    assert!(text.contains("has a certificate of another authority"), "{text}");
+    // One that says nothing more is not told to check that it runs gms-agent.
+    let mut pair = Pair::of(&node, &client);
+    let now = Instant::now();
+    pair.client.connect(now, pair.server.local_addr()).unwrap();
+    pair.client.flush(now).unwrap();
+    while pair.server.links() == 0 {
+        pair.server.drive(now).unwrap();
+    }
+    pair.server.flush(now).unwrap();
+    pair.server.drive(now + limits::HANDSHAKE).unwrap();
+    let text = pair.server.failures.pop_front().unwrap().to_string();
+    assert!(text.contains("began a handshake and fell silent"), "{text}");
+}
