@@ -19,7 +19,7 @@ use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::stats::Stats;
-use crate::target::{descends, self_pid};
+use crate::target::{ancestors, descends, self_pid};
 
 /// Longest request.
 const REQUEST_BYTES_MAX: usize = 256;
@@ -228,6 +228,24 @@ pub fn pager_of(pid: i32) -> Option<Workload> {
     })
 }
 
+/// The pager of the workload to which a process of any user's belongs: one that answers, or an ancestor that has a control socket,
+/// which everybody can see.
+pub fn pager_above(pid: i32) -> Option<i32> {
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let above = ancestors(pid).into_iter().find(|&ancestor| has_socket(&sockets, ancestor));
+    above.or_else(|| pager_of(pid).map(|workload| workload.stats.supervisor_pid))
+}
+
+/// Whether a process has bound a control socket, by the text of /proc/net/unix, in which it keeps the name it had first.
+fn has_socket(sockets: &str, pid: i32) -> bool {
+    let file = format!("/.{pid}");
+    let is_ours = |path: &str| {
+        let dir = path.strip_suffix(&file).and_then(|dir| dir.rsplit('/').next());
+        dir.is_some_and(|dir| dir == "gms" || dir.starts_with("gms-"))
+    };
+    sockets.lines().filter_map(|line| line.split_whitespace().nth(7)).any(is_ours)
+}
+
 /// Asks a pager to bring all pages home and waits until it has.
 pub fn detach(workload: &Workload) -> Result<DetachEnd, ControlError> {
     let pid = workload.stats.supervisor_pid;
@@ -428,6 +446,24 @@ mod tests {
         assert_eq!(server.clients.len(), 0);
         drop(crowd);
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn sockets_of_pagers_are_known_by_their_first_name() {
+        let dir = scratch("gms").join("gms");
+        assert!(!has_socket(&fs::read_to_string("/proc/net/unix").unwrap(), self_pid()));
+        let server = Server::open_in(&dir).unwrap();
+        let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+        assert!(has_socket(&sockets, self_pid()), "{sockets}");
+        assert_eq!(pager_above(self_pid()), Some(self_pid()));
+        assert!(!has_socket(&sockets, 1));
+        drop(server);
+        let line = "0: 00000002 0 00010000 0001 01 99 ";
+        assert!(has_socket(&format!("Num\n{line}/tmp/gms-7/.12\n"), 12));
+        for other in ["/tmp/x/.12", "/tmp/gms-7/.123", "/tmp/gms/12", ".12", ""] {
+            assert!(!has_socket(&format!("{line}{other}"), 12), "{other}");
+        }
+        fs::remove_dir_all(dir.parent().unwrap()).unwrap();
     }
 
     #[test]

@@ -203,6 +203,12 @@ pub fn run<P: Paging>(
     running.finish()
 }
 
+/// Runs a command without paging it: this process becomes the command. Returns only when that cannot be executed.
+pub fn execute(command: &[OsString]) -> LaunchError {
+    let reason = child::execute(command);
+    name_error(LaunchError::NotExecutable { command: String::new(), reason }, &command[0])
+}
+
 fn name_error(error: LaunchError, command: &OsString) -> LaunchError {
     let command = command.to_string_lossy().into_owned();
     match error {

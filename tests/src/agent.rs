@@ -41,6 +41,12 @@ impl<'a> AgentSetup<'a> {
         self
     }
 
+    /// On this address.
+    pub fn listen(mut self, addr: SocketAddr) -> AgentSetup<'a> {
+        self.listen = addr.to_string();
+        self
+    }
+
     /// With the keys of another cluster.
     pub fn keys(mut self, dir: impl Into<PathBuf>) -> AgentSetup<'a> {
         self.keys = dir.into();

@@ -75,4 +75,5 @@ pub struct Status {
     pub budget_bytes: u64,
     pub remote_bytes: u64,
     pub faults: u64,
+    pub agents: Vec<AgentStats>,
 }
