@@ -24,10 +24,13 @@ pub struct Column {
     /// How wide it is.
     pub width: Constraint,
     letter: char,
-    cell: fn(&Stats, &Rates) -> String,
+    cell: Cell,
     /// Orders so that what matters most is first.
-    order: fn((&Stats, &Rates), (&Stats, &Rates)) -> Ordering,
+    order: Order,
 }
+
+type Cell = fn(&Stats, &Rates) -> String;
+type Order = fn((&Stats, &Rates), (&Stats, &Rates)) -> Ordering;
 
 /// The columns, from the left.
 pub const COLUMNS: [Column; 6] = [
