@@ -194,6 +194,11 @@ impl Session {
             // A panic has aborted the process already.
             let _ = thread.join();
         }
+        // A command that ended before it was adopted had no fault thread, which writes the trace otherwise.
+        let trace = lock(&self.parts).take().and_then(|parts| parts.trace);
+        if let Some(Err(error)) = trace.map(Trace::write) {
+            say(format!("--trace: cannot be written: {error}"));
+        }
         let stats = stats(&self.shared);
         // The process is about to end, and with it the agent: it has nobody to say goodbye to.
         std::mem::forget(self.embedded);

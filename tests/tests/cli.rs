@@ -328,7 +328,7 @@ fn top_shows_workloads_until_it_is_left() {
     terminal.expect("TERM=dumb");
     terminal.expect("left with 2");
     // A selected row is blue, unless the user wants no colours; an empty NO_COLOR is none.
-    const BLUE: &str = "\x1b[48;5;4m";
+    const BLUE: &str = ";48;5;4m";
     for (setting, coloured) in [("NO_COLOR=", true), ("NO_COLOR=1", false)] {
         let binary = gms_binary().display().to_string();
         terminal
