@@ -18,6 +18,7 @@ use nix::sys::socket::{
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
+use crate::proc;
 use crate::stats::Stats;
 use crate::target::{ancestors, descends, self_pid};
 
@@ -100,11 +101,11 @@ struct Client {
 }
 
 impl Server {
-    /// Opens this process's socket in the first directory that works.
-    pub fn open() -> Result<Server, ControlError> {
+    /// Opens this process's socket, as the pager of the workload of `root`, in the first directory that works.
+    pub fn open(root: i32) -> Result<Server, ControlError> {
         let mut reason = String::new();
         for dir in own_directories() {
-            match Server::open_in(&dir) {
+            match Server::open_in(&dir, root) {
                 Ok(server) => return Ok(server),
                 Err(error) => reason = format!("{}: {error}", dir.display()),
             }
@@ -112,15 +113,16 @@ impl Server {
         Err(ControlError::NoSocket(reason))
     }
 
-    fn open_in(dir: &Path) -> io::Result<Server> {
+    fn open_in(dir: &Path, root: i32) -> io::Result<Server> {
         match DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
             _ => check_private(dir)?,
         }
+        let pager = self_pid();
         let (path, unready) =
-            (dir.join(format!("{}.sock", self_pid())), dir.join(format!(".{}", self_pid())));
+            (dir.join(format!("{pager}.sock")), dir.join(format!(".{pager}.{root}")));
         let _ = fs::remove_file(&unready);
-        // Named only once it listens: who finds a socket that refuses may remove it.
+        // Named only once it listens: who finds a socket that refuses may remove it. /proc/net/unix keeps the first name, see `bound`.
         let listener = UnixListener::bind(&unready)?;
         listener.set_nonblocking(true)?;
         fs::rename(&unready, &path)?;
@@ -228,22 +230,27 @@ pub fn pager_of(pid: i32) -> Option<Workload> {
     })
 }
 
-/// The pager of the workload to which a process of any user's belongs: one that answers, or an ancestor that has a control socket,
-/// which everybody can see.
+/// The pager of the workload to which a process of any user's belongs, without asking anybody: one of the process's ancestors is the
+/// pager, or the root of a workload.
 pub fn pager_above(pid: i32) -> Option<i32> {
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let above = ancestors(pid).into_iter().find(|&ancestor| has_socket(&sockets, ancestor));
-    above.or_else(|| pager_of(pid).map(|workload| workload.stats.supervisor_pid))
+    let bound: Vec<(i32, i32)> = bound(&sockets).collect();
+    // Ids of another PID namespace that shares this network (a pod) may look like ours.
+    let is_gms = |pager: i32| proc::thread_name(pager).is_some_and(|name| name.starts_with("gms"));
+    let above = if bound.is_empty() { Vec::new() } else { ancestors(pid) };
+    let around = |(pager, root): &(i32, i32)| above.contains(pager) || above.contains(root);
+    bound.into_iter().filter(around).map(|(pager, _)| pager).find(|&pager| is_gms(pager))
 }
 
-/// Whether a process has bound a control socket, by the text of /proc/net/unix, in which it keeps the name it had first.
-fn has_socket(sockets: &str, pid: i32) -> bool {
-    let file = format!("/.{pid}");
-    let is_ours = |path: &str| {
-        let dir = path.strip_suffix(&file).and_then(|dir| dir.rsplit('/').next());
-        dir.is_some_and(|dir| dir == "gms" || dir.starts_with("gms-"))
-    };
-    sockets.lines().filter_map(|line| line.split_whitespace().nth(7)).any(is_ours)
+/// Pager and root process of every workload, by the text of /proc/net/unix: a control socket keeps the name there that it had first.
+fn bound(sockets: &str) -> impl Iterator<Item = (i32, i32)> {
+    sockets.lines().filter_map(|line| {
+        let (dir, file) = line.split_whitespace().nth(7)?.rsplit_once('/')?;
+        let dir = dir.rsplit('/').next()?;
+        let (pager, root) = file.strip_prefix('.')?.split_once('.')?;
+        let ours = dir == "gms" || dir.starts_with("gms-");
+        Some((pager.parse().ok()?, root.parse().ok()?)).filter(|_| ours)
+    })
 }
 
 /// Asks a pager to bring all pages home and waits until it has.
@@ -399,7 +406,7 @@ mod tests {
     #[test]
     fn status_and_detach_are_answered() {
         let dir = scratch("ask");
-        let mut server = Server::open_in(&dir).unwrap();
+        let mut server = Server::open_in(&dir, self_pid()).unwrap();
         let path = server.path.clone();
         let client = std::thread::spawn(move || {
             let workload = ask_status(&path).unwrap();
@@ -416,7 +423,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused_and_bounded() {
         let dir = scratch("nonsense");
-        let mut server = Server::open_in(&dir).unwrap();
+        let mut server = Server::open_in(&dir, self_pid()).unwrap();
         let path = server.path.clone();
         let client = std::thread::spawn(move || {
             let long = vec![b'x'; REQUEST_BYTES_MAX + 1];
@@ -436,7 +443,7 @@ mod tests {
     #[test]
     fn idle_clients_and_crowds_are_turned_away() {
         let dir = scratch("crowd");
-        let mut server = Server::open_in(&dir).unwrap();
+        let mut server = Server::open_in(&dir, self_pid()).unwrap();
         let crowd: Vec<_> =
             (0..CLIENTS_MAX + 9).map(|_| connect_now(&server.path).unwrap()).collect();
         let now = Instant::now();
@@ -451,17 +458,20 @@ mod tests {
     #[test]
     fn sockets_of_pagers_are_known_by_their_first_name() {
         let dir = scratch("gms").join("gms");
-        assert!(!has_socket(&fs::read_to_string("/proc/net/unix").unwrap(), self_pid()));
-        let server = Server::open_in(&dir).unwrap();
+        let server = Server::open_in(&dir, nix::unistd::getppid().as_raw()).unwrap();
         let sockets = fs::read_to_string("/proc/net/unix").unwrap();
-        assert!(has_socket(&sockets, self_pid()), "{sockets}");
-        assert_eq!(pager_above(self_pid()), Some(self_pid()));
-        assert!(!has_socket(&sockets, 1));
+        let parent = nix::unistd::getppid().as_raw();
+        assert!(bound(&sockets).any(|found| found == (self_pid(), parent)), "{sockets}");
+        assert_eq!(pager_above(self_pid()), Some(self_pid()), "the pager is above");
+        assert_eq!(pager_above(parent), Some(self_pid()), "the root is above");
+        assert_ne!(pager_above(1), Some(self_pid()));
         drop(server);
+        assert_ne!(pager_above(self_pid()), Some(self_pid()));
         let line = "0: 00000002 0 00010000 0001 01 99 ";
-        assert!(has_socket(&format!("Num\n{line}/tmp/gms-7/.12\n"), 12));
-        for other in ["/tmp/x/.12", "/tmp/gms-7/.123", "/tmp/gms/12", ".12", ""] {
-            assert!(!has_socket(&format!("{line}{other}"), 12), "{other}");
+        let of = |path: &str| bound(&format!("Num\n{line}{path}\n")).next();
+        assert_eq!(of("/tmp/gms-7/.12.13"), Some((12, 13)));
+        for other in ["/tmp/x/.12.13", "/tmp/gms-7/.12", "/tmp/gms/12.sock", ".12.13", ""] {
+            assert_eq!(of(other), None, "{other}");
         }
         fs::remove_dir_all(dir.parent().unwrap()).unwrap();
     }
@@ -483,10 +493,10 @@ mod tests {
         let dir = scratch("private");
         assert!(check_private(&dir).is_ok());
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-        assert!(Server::open_in(&dir).is_err());
+        assert!(Server::open_in(&dir, 1).is_err());
         let link = dir.join("link");
         std::os::unix::fs::symlink("/", &link).unwrap();
-        assert!(Server::open_in(&link).is_err());
+        assert!(Server::open_in(&link, 1).is_err());
         fs::remove_dir_all(&dir).unwrap();
     }
 }

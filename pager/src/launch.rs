@@ -115,7 +115,7 @@ pub struct Finished {
 impl<P: Paging> Paged<P> {
     /// Opens the control socket; without one the session goes on, with a warning.
     pub fn new(session: P, root: i32, command: String, front_pid: i32) -> Paged<P> {
-        let control = control::Server::open().inspect_err(|error| say(error)).ok();
+        let control = control::Server::open(root).inspect_err(|error| say(error)).ok();
         Paged { session, control, who: (root, command), front_pid }
     }
 

@@ -48,7 +48,9 @@ impl Memory {
     /// What is left of it inside a cgroup.
     fn within(self, group: &Group) -> Memory {
         let limits = group.limits();
-        let left = limits.memory.saturating_sub(limits.used);
+        // To sum up a group's use takes the kernel a while, and matters only under a limit.
+        let used = if limits.memory < self.total_bytes { group.used() } else { 0 };
+        let left = limits.memory.saturating_sub(used);
         Memory {
             total_bytes: self.total_bytes.min(limits.memory),
             available_bytes: self.available_bytes.min(left),
@@ -72,12 +74,19 @@ enum Group {
 /// In bytes; no limit is `u64::MAX`.
 struct Limits {
     memory: u64,
-    /// Charged now, without file pages which the kernel can drop at once.
-    used: u64,
     swap: u64,
 }
 
 impl Group {
+    /// Bytes charged now, without file pages which the kernel can drop at once.
+    fn used(&self) -> u64 {
+        let (dir, charged, droppable) = match self {
+            Group::V1(dir) => (dir, "memory.usage_in_bytes", "total_inactive_file"),
+            Group::V2(dir) => (dir, "memory.current", "inactive_file"),
+        };
+        number(dir, charged).unwrap_or(0).saturating_sub(stat(dir, droppable).unwrap_or(0))
+    }
+
     fn limits(&self) -> Limits {
         let unlimited = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
         match self {
@@ -87,26 +96,17 @@ impl Group {
                 // Of all groups above too, also those that a container does not see.
                 let above = stat(dir, "hierarchical_memory_limit").filter(|&n| n < UNLIMITED_V1);
                 let swap = both.map(|both| both.saturating_sub(memory.unwrap_or(both)));
-                Limits {
-                    memory: unlimited(memory).min(unlimited(above)),
-                    used: used(dir, "memory.usage_in_bytes", "total_inactive_file"),
-                    swap: unlimited(swap),
-                }
+                Limits { memory: unlimited(memory).min(unlimited(above)), swap: unlimited(swap) }
             }
             Group::V2(dir) => {
                 let (max, high) = (number(dir, "memory.max"), number(dir, "memory.high"));
                 Limits {
                     memory: unlimited(max).min(unlimited(high)),
-                    used: used(dir, "memory.current", "inactive_file"),
                     swap: unlimited(number(dir, "memory.swap.max")),
                 }
             }
         }
     }
-}
-
-fn used(dir: &Path, charged: &str, reclaimable: &str) -> u64 {
-    number(dir, charged).unwrap_or(0).saturating_sub(stat(dir, reclaimable).unwrap_or(0))
 }
 
 /// A file with one number; `None` also for `max`.

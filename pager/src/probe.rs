@@ -22,8 +22,9 @@ use crate::{privilege, proc};
 
 /// For the child to answer and to stop.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// Between two looks whether the child has stopped: there is no wait for a ptrace stop with a time-out.
-const LOOK_MS: u8 = 1;
+/// First pause between two looks whether the child has stopped; each is twice as long as the one before. There is no wait for a ptrace
+/// stop with a time-out.
+const LOOK: Duration = Duration::from_micros(10);
 
 const SECCOMP: &str = "seccomp";
 
@@ -197,6 +198,7 @@ impl Child {
 
     fn wait_for_stop(&self) -> nix::Result<()> {
         let deadline = Instant::now() + DEADLINE;
+        let mut pause = LOOK;
         loop {
             // SAFETY: a zeroed siginfo_t is valid; waitid writes no more than that.
             let (waited, stopped) = unsafe {
@@ -212,7 +214,8 @@ impl Child {
             if Instant::now() > deadline {
                 return Err(Errno::ETIMEDOUT);
             }
-            let _ = poll(&mut [], PollTimeout::from(LOOK_MS));
+            std::thread::sleep(pause);
+            pause *= 2;
         }
     }
 
