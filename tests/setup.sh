@@ -43,6 +43,8 @@ want_to_test() {
   want tc iproute2
   want ps procps
   want setpriv util-linux
+  want capsh libcap2-bin
+  want setcap libcap2-bin
   want sha256sum coreutils
   want promtool prometheus
 }

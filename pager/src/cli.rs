@@ -1,10 +1,23 @@
 //! The command line of `gms`: its grammar, and the man pages and completions made from it.
 
+mod man;
+mod pids;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::engine::ArgValueCompleter;
+use clap_complete::env::Shells;
 use gms_policy::{Size, WhenFull};
+use serde::Deserialize;
+
+use crate::config;
+
+pub use man::man_pages;
+
+/// Completion scripts call gms with this variable in its environment.
+pub const COMPLETE_VARIABLE: &str = "_GMS_COMPLETE";
 
 const EXIT_STATUS: &str = "Exit status: the command's own (128+N when signal N ended it); 125 when gms itself fails, \
 126 when the command cannot be executed, 127 when it is not found, 2 for a wrong command line.";
@@ -22,7 +35,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Action {
     /// Run a command with a limit on its resident memory; the rest of its memory lives on agents
-    #[command(after_help = EXIT_STATUS)]
+    #[command(after_help = EXIT_STATUS, override_usage = "gms run [OPTIONS] -- COMMAND [ARG]...")]
     Run(RunArgs),
     /// Page a process which runs already, and the processes below it, until it ends
     ///
@@ -31,19 +44,21 @@ pub enum Action {
     /// Bring all pages of a workload home and leave it running
     Detach {
         /// Root process of the workload, or the gms which pages it
-        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
+              add = ArgValueCompleter::new(pids::of_workloads))]
         pid: i32,
     },
     /// Show the workloads which gms pages on this machine
     Status {
         /// Only this one: its root process, or the gms which pages it
-        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
+              add = ArgValueCompleter::new(pids::of_workloads))]
         pid: Option<i32>,
         /// A JSON list with one object for each workload
         #[arg(long)]
         json: bool,
     },
-    /// Watch the workloads live; q quits
+    /// Watch the workloads live: scroll by arrows, sort by letters, quit by q
     Top,
     /// Check whether this machine can run gms; each finding comes with its cure
     Doctor(DoctorArgs),
@@ -64,27 +79,38 @@ pub enum Action {
 }
 
 /// Options which `run`, `attach` and the configuration file share.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct PagingArgs {
     /// Most resident anonymous memory of the whole process tree (512M, 4G, or a share of all memory: 40%)
     ///
-    /// For `gms run` the default is 80 % of the memory available now. At least 4 MiB.
+    /// A share is of the machine's whole memory, or of the cgroup's limit if that is less. For `gms run` the default is
+    /// 80 % of the memory available now. At least 4 MiB.
     #[arg(long, value_name = "SIZE|N%")]
+    #[serde(deserialize_with = "config::size")]
     pub local: Option<Size>,
     /// Memory fetched for one fault [default: 4k]
     #[arg(long, value_name = "SIZE", value_enum)]
+    #[serde(deserialize_with = "config::page_size")]
     pub page_size: Option<PageSize>,
     /// An agent which holds pages; give it once for each. Without any, gms starts one inside itself
+    ///
+    /// One that does not answer at the start is told, and used once it does, as long as another answers.
     #[arg(long = "agent", value_name = "HOST:PORT", value_parser = parse_agent)]
+    #[serde(rename = "agent", deserialize_with = "config::agents")]
     pub agents: Vec<String>,
     /// Directory with the keys of the cluster (see `gms keys init`); needed with --agent
     #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
     pub keys: Option<PathBuf>,
     /// Size of the agent inside gms, used without --agent [default: half of the memory available]
-    #[arg(long, value_name = "SIZE")]
+    ///
+    /// A share (40%) is of the same as that of --local.
+    #[arg(long, value_name = "SIZE|N%")]
+    #[serde(deserialize_with = "config::size")]
     pub export: Option<Size>,
     /// What happens while no agent takes pages that must go (all are full, or away) [default: grow]
     #[arg(long, value_name = "WHAT", value_enum)]
+    #[serde(deserialize_with = "config::when_full")]
     pub when_full: Option<OnFull>,
     /// Write the figures of the session to FILE as JSON when it ends
     #[arg(long, value_name = "FILE")]
@@ -94,7 +120,11 @@ pub struct PagingArgs {
     pub trace: Option<PathBuf>,
     /// Read options from FILE (TOML with the names of the long options); the command line wins
     #[arg(long, value_name = "FILE", env = "GMS_CONFIG")]
+    #[serde(skip)]
     pub config: Option<PathBuf>,
+    /// For `gms run`, which has the option; here for the configuration file.
+    #[arg(skip)]
+    pub best_effort: bool,
     /// Print no summary
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -109,8 +139,11 @@ pub struct RunArgs {
     /// The shared options.
     #[command(flatten)]
     pub paging: PagingArgs,
+    /// Where gms may not page (rights, kernel, inside another gms), run the command without it, and say so
+    #[arg(long)]
+    pub best_effort: bool,
     /// The command and its arguments, after `--`
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
 }
 
@@ -118,7 +151,8 @@ pub struct RunArgs {
 #[derive(Args, Debug)]
 pub struct AttachArgs {
     /// The process
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
+          add = ArgValueCompleter::new(pids::to_attach))]
     pub pid: i32,
     /// The shared options.
     #[command(flatten)]
@@ -240,43 +274,30 @@ pub fn one_line(error: &clap::Error) -> String {
     format!("{report} ({hint})")
 }
 
-/// The man pages: file name and text of each.
-pub fn man_pages() -> std::io::Result<Vec<(String, Vec<u8>)>> {
-    let mut root = Cli::command().disable_help_subcommand(true);
-    root.build();
-    let mut pages = Vec::new();
-    render_man("gms", &root, &mut pages)?;
-    Ok(pages)
-}
-
-fn render_man(
-    name: &str,
-    command: &clap::Command,
-    pages: &mut Vec<(String, Vec<u8>)>,
-) -> std::io::Result<()> {
-    let mut text = Vec::new();
-    let page = clap_mangen::Man::new(command.clone().display_name(name)).manual("gms");
-    page.source(concat!("gms ", env!("CARGO_PKG_VERSION"))).render(&mut text)?;
-    let text =
-        String::from_utf8_lossy(&text).replace(".SH EXTRA\nExit status: ", ".SH \"EXIT STATUS\"\n");
-    pages.push((format!("{name}.1"), text.into_bytes()));
-    for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
-        render_man(&format!("{name}-{}", child.get_name()), child, pages)?;
-    }
-    Ok(())
-}
-
-/// The completion script of a shell.
+/// The completion script of a shell. It asks gms itself for what fits, so that process ids can be completed too.
 pub fn completion(shell: clap_complete::Shell) -> Vec<u8> {
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "gms", &mut text);
+    if let Some(shell) = Shells::builtins().completer(&shell.to_string()) {
+        // Writing to memory does not fail.
+        let _ = shell.write_registration(COMPLETE_VARIABLE, "gms", "gms", "gms", &mut text);
+    }
     text
+}
+
+/// Answers a completion script, if it is one that calls: then this process has nothing else to do.
+pub fn complete() -> bool {
+    let answers = clap_complete::CompleteEnv::with_factory(Cli::command).var(COMPLETE_VARIABLE);
+    // A script of another version may ask what is not understood: then nothing fits.
+    answers.try_complete(std::env::args_os(), None).unwrap_or(true)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::path::Path;
+
+    /// Set to write what is packaged instead of comparing it.
+    const RENEW: &str = "GMS_RENEW";
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {
         Cli::try_parse_from(line.split_whitespace())
@@ -331,7 +352,7 @@ mod tests {
         }
     }
 
-    /// `gms man packaging/man` and `gms completion SHELL > packaging/completions/...` renew them.
+    /// `GMS_RENEW=1 cargo test -p gms-pager packaged` writes them.
     #[test]
     fn packaged_pages_and_completions_are_current() {
         let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
@@ -347,6 +368,9 @@ mod tests {
             files.push((packaging.join("completions").join(name), completion(shell)));
         }
         for (path, text) in files {
+            if std::env::var_os(RENEW).is_some() {
+                std::fs::write(&path, &text).unwrap();
+            }
             let packaged = std::fs::read(&path).unwrap_or_default();
             assert!(packaged == text, "{} is not what this gms prints: renew it", path.display());
         }

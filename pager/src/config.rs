@@ -1,15 +1,17 @@
 //! The configuration file, and the options of a session put together from it and the command line.
 
+use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use gms_policy::{Bytes, Size};
-use toml::de::{DeTable, DeValue};
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
 
 use crate::cli::{OnFull, PageSize, PagingArgs, parse_agent};
+use crate::memory::Memory;
 use crate::session::SessionConfig;
-use crate::size::{Human, Memory};
+use crate::size::Human;
 
 /// Least workable `--local`: below it a fault's own batch would not fit.
 pub const LOCAL_BYTES_MIN: u64 = 4 << 20;
@@ -19,9 +21,9 @@ pub const EXPORT_BYTES_MIN: u64 = 1 << 20;
 pub const AGENTS_MAX: usize = 64;
 /// Largest configuration file read.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// Default `--local`, in percent of `MemAvailable`.
+/// Default `--local`, in percent of the memory available.
 const LOCAL_PERCENT: u8 = 80;
-/// Default `--export`, in percent of `MemAvailable`.
+/// Default `--export`, in percent of the memory available.
 const EXPORT_PERCENT: u8 = 50;
 /// `--local` is rounded down to pages.
 const PAGE_BYTES: u64 = 4096;
@@ -59,6 +61,8 @@ pub struct Options {
     pub session: SessionConfig,
     /// `--stats`.
     pub stats: Option<PathBuf>,
+    /// `--best-effort`.
+    pub best_effort: bool,
     /// `--quiet`.
     pub quiet: bool,
 }
@@ -88,6 +92,7 @@ fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {
         stats: line.stats.or(file.stats),
         trace: line.trace.or(file.trace),
         config: None,
+        best_effort: line.best_effort || file.best_effort,
         quiet: line.quiet || (file.quiet && !line.verbose),
         verbose: line.verbose || (file.verbose && !line.quiet),
     }
@@ -102,9 +107,10 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         Some(size) => size.of(Bytes(memory.total_bytes)).0,
         None => Size::Percent(percent).of(Bytes(memory.available_bytes)).0,
     };
-    let budget_bytes = bytes(args.local, LOCAL_PERCENT) / PAGE_BYTES * PAGE_BYTES;
+    let local_bytes = bytes(args.local, LOCAL_PERCENT);
+    let budget_bytes = local_bytes / PAGE_BYTES * PAGE_BYTES;
     if budget_bytes < LOCAL_BYTES_MIN {
-        let (given, least) = (Human(budget_bytes), Human(LOCAL_BYTES_MIN));
+        let (given, least) = (Human(local_bytes), Human(LOCAL_BYTES_MIN));
         return wrong(format!("--local is {given}, but gms needs at least {least}: give more"));
     }
     if args.agents.len() > AGENTS_MAX {
@@ -138,7 +144,7 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         verbose,
         quiet,
     };
-    Ok(Options { session, stats: args.stats, quiet: args.quiet })
+    Ok(Options { session, stats: args.stats, best_effort: args.best_effort, quiet })
 }
 
 fn load(path: &Path) -> Result<PagingArgs, ConfigError> {
@@ -156,92 +162,138 @@ fn load(path: &Path) -> Result<PagingArgs, ConfigError> {
 
 /// Reads the text of a configuration file; relative paths in it start at the file's own directory.
 fn parse(path: &Path, text: &str) -> Result<PagingArgs, ConfigError> {
-    let at = |offset: usize, reason: String| {
+    let wrong = |offset: usize, reason: &str| {
         let line = 1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count();
+        let key = key_at(text, line).filter(|key| !reason.contains(&format!("`{key}`")));
+        let mut reason = reason.lines().collect::<Vec<_>>().join("; ");
+        if let Some(key) = key {
+            reason.insert_str(0, &format!("{key}: "));
+        }
         ConfigError::Line { path: path.to_path_buf(), line, reason }
     };
-    let table = DeTable::parse(text).map_err(|error| {
-        at(error.span().map_or(0, |span| span.start), error.message().replace('\n', ", "))
-    })?;
+    let mut args: PagingArgs = toml::from_str(text)
+        .map_err(|error| wrong(error.span().map_or(0, |span| span.start), error.message()))?;
+    if args.quiet && args.verbose {
+        let offset = text.find("verbose").unwrap_or(0);
+        return Err(wrong(offset, "quiet and verbose exclude each other"));
+    }
     let base = path.parent().unwrap_or(Path::new(""));
-    let mut args = PagingArgs::default();
-    for (key, value) in table.get_ref() {
-        set(&mut args, base, key.get_ref(), value.get_ref())
-            .map_err(|reason| at(key.span().start, format!("{}: {reason}", key.get_ref())))?;
+    for file in [&mut args.keys, &mut args.stats, &mut args.trace].into_iter().flatten() {
+        *file = base.join(&*file);
     }
     Ok(args)
 }
 
-fn set(args: &mut PagingArgs, base: &Path, key: &str, value: &DeValue<'_>) -> Result<(), String> {
-    match key {
-        "local" => args.local = Some(size(value)?),
-        "page-size" => args.page_size = Some(page_size(value)?),
-        "agent" => args.agents = agents(value)?,
-        "keys" => args.keys = Some(base.join(string(value)?)),
-        "export" => args.export = Some(size(value)?),
-        "when-full" => args.when_full = Some(when_full(value)?),
-        "stats" => args.stats = Some(base.join(string(value)?)),
-        "trace" => args.trace = Some(base.join(string(value)?)),
-        "quiet" => args.quiet = boolean(value)?,
-        "verbose" => args.verbose = boolean(value)?,
-        _ => {
-            return Err("unknown key; known are local, page-size, agent, keys, export, when-full, stats, trace, quiet, verbose".into());
-        }
-    }
-    if args.quiet && args.verbose {
-        return Err("quiet and verbose exclude each other".into());
-    }
-    Ok(())
+/// The key to which a line (from 1) belongs: its own, or that of a list which began above.
+fn key_at(text: &str, line: usize) -> Option<&str> {
+    let lines: Vec<&str> = text.lines().take(line).collect();
+    lines.into_iter().rev().find_map(|line| {
+        let key = line.split_once('=')?.0.trim();
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        (!key.is_empty() && key.chars().all(plain)).then_some(key)
+    })
 }
 
-fn string<'a>(value: &'a DeValue<'_>) -> Result<&'a str, String> {
-    value.as_str().ok_or_else(|| format!("expected a string, found {}", value.type_str()))
+/// Reads a size: a text as on the command line, or a whole number of bytes.
+pub(crate) fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Size>, D::Error> {
+    from.deserialize_any(Scalar { expects: "a size ('512M', '40%' or bytes)", read: size_of })
+        .map(Some)
 }
 
-fn boolean(value: &DeValue<'_>) -> Result<bool, String> {
-    value.as_bool().ok_or_else(|| format!("expected true or false, found {}", value.type_str()))
-}
-
-/// A size is a string or a whole number of bytes.
-fn size(value: &DeValue<'_>) -> Result<Size, String> {
-    let text = match value {
-        DeValue::Integer(number) if number.radix() == 10 => number.as_str(),
-        other => string(other)?,
-    };
+fn size_of(text: &str) -> Result<Size, String> {
     text.parse().map_err(|error| format!("'{text}' is {error}"))
 }
 
-fn page_size(value: &DeValue<'_>) -> Result<PageSize, String> {
-    let text = string(value)?;
+/// Reads `page-size`.
+pub(crate) fn page_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PageSize>, D::Error> {
+    from.deserialize_any(Scalar { expects: "4k or 8k", read: page_size_of }).map(Some)
+}
+
+fn page_size_of(text: &str) -> Result<PageSize, String> {
     clap::ValueEnum::from_str(text, true).map_err(|_| format!("'{text}' is not 4k or 8k"))
 }
 
-fn when_full(value: &DeValue<'_>) -> Result<OnFull, String> {
-    let text = string(value)?;
+/// Reads `when-full`.
+pub(crate) fn when_full<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OnFull>, D::Error> {
+    from.deserialize_any(Scalar { expects: "wait, grow or kill", read: when_full_of }).map(Some)
+}
+
+fn when_full_of(text: &str) -> Result<OnFull, String> {
     clap::ValueEnum::from_str(text, false)
         .map_err(|_| format!("'{text}' is not wait, grow or kill"))
 }
 
-fn agents(value: &DeValue<'_>) -> Result<Vec<String>, String> {
-    match value {
-        DeValue::Array(list) => {
-            list.iter().map(|one| parse_agent(string(one.get_ref())?)).collect()
+/// What is written as a string or a whole number, and means the same.
+struct Scalar<T> {
+    expects: &'static str,
+    read: fn(&str) -> Result<T, String>,
+}
+
+impl<T> Visitor<'_> for Scalar<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expects)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        (self.read)(text).map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+}
+
+/// Reads `agent`: one, or a list.
+pub(crate) fn agents<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    from.deserialize_any(Agents)
+}
+
+struct Agents;
+
+impl<'de> Visitor<'de> for Agents {
+    type Value = Vec<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HOST:PORT or a list of them")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<String>, E> {
+        parse_agent(text).map(|agent| vec![agent]).map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
+        let mut agents = Vec::new();
+        while let Some(text) = list.next_element::<String>()? {
+            agents.push(parse_agent(&text).map_err(de::Error::custom)?);
         }
-        one => Ok(vec![parse_agent(string(one)?)?]),
+        Ok(agents)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gms_policy::WhenFull;
 
-    const MEMORY: Memory =
-        Memory { total_bytes: 10 << 30, available_bytes: 5 << 30, swap_bytes: 0 };
+    const MEMORY: Memory = Memory {
+        total_bytes: 10 << 30,
+        available_bytes: 5 << 30,
+        swap_bytes: 0,
+        cgroup_limit_bytes: None,
+    };
 
     fn options(file: &str, line: PagingArgs) -> Result<Options, String> {
         let file = parse(Path::new("etc/gms.toml"), file).map_err(|error| error.to_string())?;
         check(merge(line, file), &MEMORY, false).map_err(|error| error.to_string())
+    }
+
+    fn options_of(file: &str) -> Options {
+        options(file, PagingArgs::default()).unwrap()
     }
 
     #[test]
@@ -250,13 +302,12 @@ mod tests {
         assert_eq!(options.session.budget_bytes, (5 << 30) / 5 * 4 / 4096 * 4096);
         assert_eq!(options.session.export_bytes, (5 << 30) / 2);
         assert_eq!(options.session.page_shift, 12);
-        assert_eq!(options.session.when_full, WhenFull::Grow);
     }
 
     #[test]
     fn a_file_says_what_the_line_says() {
         let text = "local = '40%'\npage-size = \"8k\"\nagent = [\"a:1\", \"b:2\"]\nkeys = 'k'\nexport = 2097152\n\
-                    stats = '/s.json'\nverbose = true\nwhen-full = 'wait'\n";
+                    best-effort = true\nstats = '/s.json'\nverbose = true\n";
         let options = options(text, PagingArgs::default()).unwrap();
         assert_eq!(options.session.budget_bytes, (10 << 30) / 5 * 2 / 4096 * 4096);
         assert_eq!(options.session.page_shift, 13);
@@ -264,8 +315,10 @@ mod tests {
         assert_eq!(options.session.keys.as_deref(), Some(Path::new("etc/k")));
         assert_eq!(options.session.export_bytes, 2 << 20);
         assert_eq!(options.stats.as_deref(), Some(Path::new("/s.json")));
-        assert!(options.session.verbose && !options.quiet);
-        assert_eq!(options.session.when_full, WhenFull::Wait);
+        assert!(options.session.verbose && options.best_effort && !options.quiet);
+        let lean = options_of("agent = 'a:1'\nkeys = 'k'\npage-size = 8192\nlocal = '1g'\n");
+        assert_eq!((lean.session.page_shift, lean.session.budget_bytes), (13, 1 << 30));
+        assert_eq!(lean.session.agents, ["a:1"]);
     }
 
     #[test]
@@ -288,18 +341,36 @@ mod tests {
     #[test]
     fn errors_name_file_line_and_key() {
         let cases = [
-            ("local = '1G'\nlocl = 3", "etc/gms.toml:2: locl: unknown key"),
+            (
+                "local = '1G'\nlocl = 3",
+                "etc/gms.toml:2: unknown field `locl`, expected one of `local`",
+            ),
             ("\n\nlocal = '12Q'", "etc/gms.toml:3: local: '12Q' is not a size"),
-            ("local = 0x10", "etc/gms.toml:1: local: expected a string"),
             ("local = -4", "etc/gms.toml:1: local: '-4' is not a size"),
-            ("local = true", "etc/gms.toml:1: local: expected a string, found boolean"),
-            ("agent = ['a:1',\n 'b']", "etc/gms.toml:1: agent: 'b' is not HOST:PORT"),
-            ("quiet = 'yes'", "etc/gms.toml:1: quiet: expected true or false"),
-            ("when-full = 'stop'", "etc/gms.toml:1: when-full: 'stop' is not wait, grow or kill"),
+            (
+                "local = true",
+                "etc/gms.toml:1: local: invalid type: boolean `true`, expected a size",
+            ),
+            (
+                "local = 1.5",
+                "etc/gms.toml:1: local: invalid type: floating point `1.5`, expected a size",
+            ),
+            ("agent = 'b'", "etc/gms.toml:1: agent: 'b' is not HOST:PORT"),
+            ("quiet = true\nagent = ['a:1',\n 'b']", "etc/gms.toml:2: agent: 'b' is not HOST:PORT"),
+            (
+                "agent = 7",
+                "etc/gms.toml:1: agent: invalid type: integer `7`, expected HOST:PORT or a list",
+            ),
+            (
+                "quiet = 'yes'",
+                "etc/gms.toml:1: quiet: invalid type: string \"yes\", expected a boolean",
+            ),
             ("page-size = '16k'", "etc/gms.toml:1: page-size: '16k' is not 4k or 8k"),
+            ("keys = 3", "etc/gms.toml:1: keys: invalid type: integer `3`, expected path string"),
             ("quiet = true\nverbose = true", "etc/gms.toml:2: verbose: quiet and verbose exclude"),
-            ("local = '1G'\nlocal = '2G'", "etc/gms.toml:2: duplicate key"),
-            ("local = '1G'\n[agents]\n", "etc/gms.toml:2: agents: unknown key"),
+            ("local = '1G'\nlocal = '2G'", "etc/gms.toml:2: local: duplicate key"),
+            ("local = '1G'\n[agents]\n", "etc/gms.toml:2: unknown field `agents`"),
+            ("config = 'x'", "etc/gms.toml:1: unknown field `config`"),
             ("local '1G'", "etc/gms.toml:1: "),
         ];
         for (text, start) in cases {
@@ -314,6 +385,10 @@ mod tests {
             |bytes| PagingArgs { local: Some(Size::Bytes(Bytes(bytes))), ..PagingArgs::default() };
         assert!(options("", local(LOCAL_BYTES_MIN)).is_ok());
         assert!(options("", local(LOCAL_BYTES_MIN - 1)).unwrap_err().contains("at least 4 MiB"));
+        let small = options("", local(1024)).unwrap_err();
+        assert!(small.contains("--local is 1 KiB,"), "{small}");
+        let small = options("local = 1", PagingArgs::default()).unwrap_err();
+        assert!(small.contains("--local is 1 B,"), "{small}");
         assert!(
             options("agent = 'a:1'", PagingArgs::default()).unwrap_err().contains("gms keys init")
         );

@@ -18,8 +18,9 @@ use nix::sys::socket::{
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
+use crate::proc;
 use crate::stats::Stats;
-use crate::target::{descends, self_pid};
+use crate::target::{ancestors, descends, self_pid};
 
 /// Longest request.
 const REQUEST_BYTES_MAX: usize = 256;
@@ -106,11 +107,11 @@ struct Client {
 }
 
 impl Server {
-    /// Opens this process's socket in the first directory that works.
-    pub fn open() -> Result<Server, ControlError> {
+    /// Opens this process's socket, as the pager of the workload of `root`, in the first directory that works.
+    pub fn open(root: i32) -> Result<Server, ControlError> {
         let mut reason = String::new();
         for dir in own_directories() {
-            match Server::open_in(&dir) {
+            match Server::open_in(&dir, root) {
                 Ok(server) => return Ok(server),
                 Err(error) => reason = format!("{}: {error}", dir.display()),
             }
@@ -118,15 +119,16 @@ impl Server {
         Err(ControlError::NoSocket(reason))
     }
 
-    fn open_in(dir: &Path) -> io::Result<Server> {
+    fn open_in(dir: &Path, root: i32) -> io::Result<Server> {
         match DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
             _ => check_private(dir)?,
         }
+        let pager = self_pid();
         let (path, unready) =
-            (dir.join(format!("{}.sock", self_pid())), dir.join(format!(".{}", self_pid())));
+            (dir.join(format!("{pager}.sock")), dir.join(format!(".{pager}.{root}")));
         let _ = fs::remove_file(&unready);
-        // Named only once it listens: who finds a socket that refuses may remove it.
+        // Named only once it listens: who finds a socket that refuses may remove it. /proc/net/unix keeps the first name, see `bound`.
         let listener = UnixListener::bind(&unready)?;
         listener.set_nonblocking(true)?;
         fs::rename(&unready, &path)?;
@@ -234,6 +236,29 @@ pub fn find(pid: i32) -> Option<Workload> {
 pub fn pager_of(pid: i32) -> Option<Workload> {
     workloads().into_iter().find(|workload| {
         descends(pid, workload.stats.pid) || descends(pid, workload.stats.supervisor_pid)
+    })
+}
+
+/// The pager of the workload to which a process of any user's belongs, without asking anybody: one of the process's ancestors is the
+/// pager, or the root of a workload.
+pub fn pager_above(pid: i32) -> Option<i32> {
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let bound: Vec<(i32, i32)> = bound(&sockets).collect();
+    // Ids of another PID namespace that shares this network (a pod) may look like ours.
+    let is_gms = |pager: i32| proc::thread_name(pager).is_some_and(|name| name.starts_with("gms"));
+    let above = if bound.is_empty() { Vec::new() } else { ancestors(pid) };
+    let around = |(pager, root): &(i32, i32)| above.contains(pager) || above.contains(root);
+    bound.into_iter().filter(around).map(|(pager, _)| pager).find(|&pager| is_gms(pager))
+}
+
+/// Pager and root process of every workload, by the text of /proc/net/unix: a control socket keeps the name there that it had first.
+fn bound(sockets: &str) -> impl Iterator<Item = (i32, i32)> {
+    sockets.lines().filter_map(|line| {
+        let (dir, file) = line.split_whitespace().nth(7)?.rsplit_once('/')?;
+        let dir = dir.rsplit('/').next()?;
+        let (pager, root) = file.strip_prefix('.')?.split_once('.')?;
+        let ours = dir == "gms" || dir.starts_with("gms-");
+        Some((pager.parse().ok()?, root.parse().ok()?)).filter(|_| ours)
     })
 }
 
@@ -423,7 +448,7 @@ mod tests {
     #[test]
     fn status_and_detach_are_answered() {
         let dir = scratch("ask");
-        let mut server = Server::open_in(&dir).unwrap();
+        let mut server = Server::open_in(&dir, self_pid()).unwrap();
         let path = server.path.clone();
         let client = std::thread::spawn(move || {
             let workload = ask_status(&path).unwrap();
@@ -440,7 +465,7 @@ mod tests {
     #[test]
     fn lost_pages_are_told() {
         let dir = scratch("lost");
-        let mut server = Server::open_in(&dir).unwrap();
+        let mut server = Server::open_in(&dir, 7).unwrap();
         let path = server.path.clone();
         let client = std::thread::spawn(move || {
             let reply = ask(&path, Request::Detach, REQUEST_DEADLINE).unwrap();
@@ -453,7 +478,7 @@ mod tests {
     #[test]
     fn patience_is_asked_for_after_each_period() {
         let dir = scratch("patience");
-        let server = Server::open_in(&dir).unwrap();
+        let server = Server::open_in(&dir, 7).unwrap();
         let mut asked = 0;
         let mut patient = || {
             asked += 1;
@@ -469,7 +494,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused_and_bounded() {
         let dir = scratch("nonsense");
-        let mut server = Server::open_in(&dir).unwrap();
+        let mut server = Server::open_in(&dir, self_pid()).unwrap();
         let path = server.path.clone();
         let client = std::thread::spawn(move || {
             let long = vec![b'x'; REQUEST_BYTES_MAX + 1];
@@ -489,7 +514,7 @@ mod tests {
     #[test]
     fn idle_clients_and_crowds_are_turned_away() {
         let dir = scratch("crowd");
-        let mut server = Server::open_in(&dir).unwrap();
+        let mut server = Server::open_in(&dir, self_pid()).unwrap();
         let crowd: Vec<_> =
             (0..CLIENTS_MAX + 9).map(|_| connect_now(&server.path).unwrap()).collect();
         let now = Instant::now();
@@ -499,6 +524,27 @@ mod tests {
         assert_eq!(server.clients.len(), 0);
         drop(crowd);
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn sockets_of_pagers_are_known_by_their_first_name() {
+        let dir = scratch("gms").join("gms");
+        let server = Server::open_in(&dir, nix::unistd::getppid().as_raw()).unwrap();
+        let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+        let parent = nix::unistd::getppid().as_raw();
+        assert!(bound(&sockets).any(|found| found == (self_pid(), parent)), "{sockets}");
+        assert_eq!(pager_above(self_pid()), Some(self_pid()), "the pager is above");
+        assert_eq!(pager_above(parent), Some(self_pid()), "the root is above");
+        assert_ne!(pager_above(1), Some(self_pid()));
+        drop(server);
+        assert_ne!(pager_above(self_pid()), Some(self_pid()));
+        let line = "0: 00000002 0 00010000 0001 01 99 ";
+        let of = |path: &str| bound(&format!("Num\n{line}{path}\n")).next();
+        assert_eq!(of("/tmp/gms-7/.12.13"), Some((12, 13)));
+        for other in ["/tmp/x/.12.13", "/tmp/gms-7/.12", "/tmp/gms/12.sock", ".12.13", ""] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        fs::remove_dir_all(dir.parent().unwrap()).unwrap();
     }
 
     #[test]
@@ -518,10 +564,10 @@ mod tests {
         let dir = scratch("private");
         assert!(check_private(&dir).is_ok());
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-        assert!(Server::open_in(&dir).is_err());
+        assert!(Server::open_in(&dir, 1).is_err());
         let link = dir.join("link");
         std::os::unix::fs::symlink("/", &link).unwrap();
-        assert!(Server::open_in(&link).is_err());
+        assert!(Server::open_in(&link, 1).is_err());
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -115,7 +115,7 @@ pub struct Finished {
 impl<P: Paging> Paged<P> {
     /// Opens the control socket; without one the session goes on, with a warning.
     pub fn new(session: P, root: i32, command: String, front_pid: i32) -> Paged<P> {
-        let control = control::Server::open().inspect_err(|error| say(error)).ok();
+        let control = control::Server::open(root).inspect_err(|error| say(error)).ok();
         Paged { session, control, who: (root, command), front_pid }
     }
 
@@ -206,6 +206,12 @@ pub fn run<P: Paging>(
         }
     }
     running.finish()
+}
+
+/// Runs a command without paging it: this process becomes the command. Returns only when that cannot be executed.
+pub fn execute(command: &[OsString]) -> LaunchError {
+    let reason = child::execute(command);
+    name_error(LaunchError::NotExecutable { command: String::new(), reason }, &command[0])
 }
 
 fn name_error(error: LaunchError, command: &OsString) -> LaunchError {

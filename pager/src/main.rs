@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use gms_pager::cli::{Cli, one_line};
+use gms_pager::cli::{self, Cli, one_line};
 use gms_pager::commands::{EXIT_USAGE, dispatch, say};
 use gms_pager::launch::note_inheritance;
 
@@ -15,6 +15,9 @@ use gms_pager::launch::note_inheritance;
 static NOTE_INHERITANCE: extern "C" fn() = note_inheritance;
 
 fn main() -> ExitCode {
+    if cli::complete() {
+        return ExitCode::SUCCESS;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {

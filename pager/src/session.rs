@@ -3,8 +3,9 @@
 //! Two threads do it: `fault` serves, `evict` measures and makes room. They share the tables behind one short-held lock (`shared`),
 //! and each has its own lane to the agents.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -13,12 +14,13 @@ use std::time::{Duration, Instant};
 
 use gms_agent::Agent;
 use gms_policy::full::WhenFull;
-use gms_policy::ids::Bytes;
+use gms_policy::ids::{AgentId, Bytes};
 use gms_transport::keys::{self, Identity, Role};
 use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::commands::say;
 use crate::evict::EvictThread;
 use crate::fault::FaultThread;
 use crate::lane::{AgentAddress, Lane, LaneEvent};
@@ -29,8 +31,12 @@ use crate::stats::{FaultLatency, Stats};
 use crate::trace::Trace;
 use crate::tree::Root;
 
-/// For every agent to answer before the command starts.
+/// For an agent to answer before the command starts.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+/// For the other agents to answer once one has.
+const OTHERS_DEADLINE: Duration = Duration::from_secs(1);
+/// Between two looks at the links' timers; packets wake at once.
+const CONNECT_LOOK_MS: u8 = 5;
 
 /// What the user asked for, parsed and validated.
 #[derive(Clone, Debug)]
@@ -112,10 +118,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects to every agent before the command starts, with a deadline of 5 s, or starts the embedded one, for whose links nobody waits.
+    /// Connects to the agents before the command starts, with a deadline of 5 s, or starts the embedded one, for whose links nobody waits.
+    /// An agent that does not answer is told and used once it does, as long as another answers.
     pub fn prepare(config: SessionConfig) -> Result<Session, SessionError> {
         abort_on_panic();
-        let trace = config.trace.as_ref().map(|path| create_trace(path)).transpose()?;
+        let trace = config.trace.as_deref().and_then(open_trace);
         let (identity, agents, embedded) = agents(&config)?;
         let mut random = [0u8; 24];
         // SAFETY: the kernel fills the array, which is live and of this length.
@@ -125,11 +132,13 @@ impl Session {
         let mut workload = WorkloadId([0; 16]);
         workload.0.copy_from_slice(&random[..16]);
         let seed = random[16..].iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte));
-        let lane = || {
-            let lane = lane(&identity, workload, &agents)?;
-            if embedded.is_some() { Ok(lane) } else { connected(lane) }
-        };
-        let (demand, bulk) = (lane()?, lane()?);
+        let lane = || lane(&identity, workload, &agents);
+        let mut lanes = [lane()?, lane()?];
+        if embedded.is_none() {
+            let missing = connect(&mut lanes)?;
+            warn_of(&missing, agents.len(), config.quiet);
+        }
+        let [demand, bulk] = lanes;
         let (shared, commands) = Shared::new(config, seed)
             .map_err(|e| SessionError::Fatal(format!("cannot set up the page map: {e}")))?;
         let parts = Mutex::new(Some(Parts { commands, trace, demand, bulk }));
@@ -191,6 +200,11 @@ impl Session {
             // A panic has aborted the process already.
             let _ = thread.join();
         }
+        // A command that ended before it was adopted had no fault thread, which writes the trace otherwise.
+        let trace = lock(&self.parts).take().and_then(|parts| parts.trace);
+        if let Some(Err(error)) = trace.map(Trace::write) {
+            say(format!("--trace: cannot be written: {error}"));
+        }
         let stats = stats(&self.shared);
         // The process is about to end, and with it the agent: it has nobody to say goodbye to.
         std::mem::forget(self.embedded);
@@ -208,10 +222,12 @@ fn abort_on_panic() {
     }));
 }
 
-fn create_trace(path: &Path) -> Result<Trace, SessionError> {
-    Trace::create(path).map_err(|error| {
-        SessionError::Fatal(format!("--trace: {} cannot be written: {error}", path.display()))
-    })
+/// A file that cannot be written is told, and changes nothing else.
+fn open_trace(path: &Path) -> Option<Trace> {
+    let cannot = |error: &std::io::Error| {
+        say(format!("--trace: {} cannot be written: {error}", path.display()));
+    };
+    Trace::create(path).inspect_err(cannot).ok()
 }
 
 type Agents = (Identity, Vec<AgentAddress>, Option<Agent>);
@@ -225,9 +241,20 @@ fn agents(config: &SessionConfig) -> Result<Agents, SessionError> {
     let dir =
         config.keys.as_ref().ok_or_else(|| fatal("agents need keys: give --keys DIR".into()))?;
     let identity = keys::load(dir, Role::Client).map_err(|e| fatal(e.to_string()))?;
-    let addresses: Result<Vec<AgentAddress>, SessionError> =
-        config.agents.iter().map(|name| resolve(name)).collect();
-    Ok((identity, addresses?, None))
+    let mut addresses = Vec::new();
+    let mut unknown = Vec::new();
+    for name in &config.agents {
+        match resolve(name) {
+            Ok(address) => addresses.push(address),
+            Err(error) => unknown.push(error),
+        }
+    }
+    let quiet = config.quiet || addresses.is_empty();
+    unknown.iter().filter(|_| !quiet).for_each(|error| say(format!("{error}; left out")));
+    match unknown.into_iter().next() {
+        Some(error) if addresses.is_empty() => Err(error),
+        _ => Ok((identity, addresses, None)),
+    }
 }
 
 fn embedded(config: &SessionConfig) -> Result<Agents, SessionError> {
@@ -263,31 +290,77 @@ fn lane(
     Ok(Lane::new(Instant::now(), quic, workload, agents))
 }
 
-/// The lane, once it has a link to every agent.
-fn connected(mut lane: Lane<Quic>) -> Result<Lane<Quic>, SessionError> {
-    let deadline = Instant::now() + CONNECT_DEADLINE;
+/// An agent which does not answer at the start, and why.
+struct Missing {
+    name: String,
+    reason: String,
+}
+
+/// Waits until every lane has a link to every agent, or for the time that agents have to answer. One agent in each lane is enough;
+/// the others are returned.
+fn connect(lanes: &mut [Lane<Quic>]) -> Result<Vec<Missing>, SessionError> {
+    let mut deadline = Instant::now() + CONNECT_DEADLINE;
+    let mut failed: BTreeMap<AgentId, String> = BTreeMap::new();
+    let mut usable = false;
     loop {
         let now = Instant::now();
-        let io = lane.drive(now).and_then(|_| {
-            while let Some(event) = lane.poll(now) {
-                if let LaneEvent::Down { agent, reason } = event {
-                    return Ok(Some((agent, reason)));
-                }
-            }
-            lane.flush(now).map(|()| None)
-        });
-        let down = io.map_err(|e| SessionError::Fatal(format!("UDP: {e}")))?;
-        if let Some((agent, reason)) = down {
-            return Err(SessionError::Agent { addr: lane.name(agent).to_owned(), reason });
+        for lane in lanes.iter_mut() {
+            let down = drive(lane, now).map_err(|e| SessionError::Fatal(format!("UDP: {e}")))?;
+            failed.extend(down);
         }
-        let Some(waiting) = lane.agents().find(|&a| !lane.is_up(a)) else { return Ok(lane) };
-        if now > deadline {
-            let reason = format!("does not answer: {}", lane.reason(waiting));
-            return Err(SessionError::Agent { addr: lane.name(waiting).to_owned(), reason });
+        let is_up = |agent| lanes.iter().all(|lane| lane.is_up(agent));
+        let (up, away): (Vec<AgentId>, Vec<AgentId>) = lanes[0].agents().partition(|&a| is_up(a));
+        if !up.is_empty() && !usable {
+            (usable, deadline) = (true, deadline.min(now + OTHERS_DEADLINE));
         }
+        if away.iter().all(|agent| failed.contains_key(agent)) || now > deadline {
+            let name = |agent| lanes[0].name(agent).to_owned();
+            let missing = away.iter().map(|&agent| {
+                let late = || format!("does not answer: {}", lanes[0].reason(agent));
+                let reason = failed.remove(&agent).unwrap_or_else(late);
+                Missing { name: name(agent), reason }
+            });
+            let missing: Vec<Missing> = missing.collect();
+            return if usable { Ok(missing) } else { Err(none_answers(missing)) };
+        }
+        let mut fds =
+            Vec::from_iter(lanes.iter().map(|lane| PollFd::new(lane.fd(), PollFlags::POLLIN)));
         // Woken by a packet; otherwise the transport's timers are looked at.
-        let _ =
-            poll(&mut [PollFd::new(lane.fd().as_fd(), PollFlags::POLLIN)], PollTimeout::from(5u8));
+        let _ = poll(&mut fds, PollTimeout::from(CONNECT_LOOK_MS));
+    }
+}
+
+/// Lets a lane receive and send; returns the agents that could not be connected to.
+fn drive(lane: &mut Lane<Quic>, now: Instant) -> std::io::Result<Vec<(AgentId, String)>> {
+    let mut down = Vec::new();
+    lane.drive(now)?;
+    while let Some(event) = lane.poll(now) {
+        if let LaneEvent::Down { agent, reason } = event {
+            down.push((agent, reason));
+        }
+    }
+    lane.flush(now)?;
+    Ok(down)
+}
+
+fn none_answers(missing: Vec<Missing>) -> SessionError {
+    let others = missing.len().saturating_sub(1);
+    match missing.into_iter().next() {
+        None => SessionError::Fatal("no agent is given".into()),
+        Some(Missing { name, reason }) if others == 0 => SessionError::Agent { addr: name, reason },
+        Some(Missing { name, reason }) => {
+            let reason = format!("{reason} (and {others} more do not answer)");
+            SessionError::Agent { addr: name, reason }
+        }
+    }
+}
+
+fn warn_of(missing: &[Missing], agents: usize, quiet: bool) {
+    let answering = agents - missing.len();
+    for Missing { name, reason } in missing.iter().filter(|_| !quiet) {
+        say(format!(
+            "agent {name}: {reason}; going on with {answering} of {agents}, it is used once it answers"
+        ));
     }
 }
 

@@ -20,18 +20,18 @@ pub fn self_pid() -> i32 {
     nix::unistd::getpid().as_raw()
 }
 
+/// A process and those above it, the nearest first.
+pub fn ancestors(pid: i32) -> Vec<i32> {
+    let parent = |&pid: &i32| match proc::status_field(pid, "PPid:") {
+        Some(parent @ 1..) => Some(parent as i32),
+        _ => None,
+    };
+    std::iter::successors(Some(pid), parent).take(ANCESTORS_MAX).collect()
+}
+
 /// Whether `pid` is `ancestor` or runs below it now.
-pub fn descends(mut pid: i32, ancestor: i32) -> bool {
-    for _ in 0..ANCESTORS_MAX {
-        if pid == ancestor {
-            return true;
-        }
-        match proc::status_field(pid, "PPid:") {
-            Some(parent @ 1..) => pid = parent as i32,
-            _ => return false,
-        }
-    }
-    false
+pub fn descends(pid: i32, ancestor: i32) -> bool {
+    ancestors(pid).contains(&ancestor)
 }
 
 /// Checks that a process can be attached to; the error says what it is and what to do.

@@ -3,12 +3,12 @@
 //! One fault is followed at a time, and only each [`EVERY`]th begins to be. All stamps are CLOCK_MONOTONIC in ns, so that a program on the
 //! same machine can compare them with its own.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use nix::time::{ClockId, clock_gettime};
 
+use crate::output::Output;
 use crate::tables::Place;
 
 /// Of so many remote faults one is followed.
@@ -43,7 +43,7 @@ struct Sample {
 
 /// The stamps of a session.
 pub struct Trace {
-    file: File,
+    output: Output,
     samples: Vec<Sample>,
     /// The fault that is being followed.
     open: Option<(Place, Sample)>,
@@ -53,10 +53,10 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A trace to be written to a new file.
+    /// A trace to be written to this file, which is tested.
     pub fn create(path: &Path) -> io::Result<Trace> {
-        let file = File::create(path)?;
-        Ok(Trace { file, samples: Vec::new(), open: None, count: 0, read: 0, received: 0 })
+        let output = Output::open(path)?;
+        Ok(Trace { output, samples: Vec::new(), open: None, count: 0, read: 0, received: 0 })
     }
 
     /// Messages have been read.
@@ -117,14 +117,17 @@ impl Trace {
 
     /// Writes the file: a line of names, and a line for each fault.
     pub fn write(self) -> io::Result<()> {
-        let mut out = BufWriter::new(self.file);
-        writeln!(out, "{HEADER}")?;
-        for s in &self.samples {
-            let agent = format_args!("{},{}", s.queue, s.service);
-            let before = format_args!("{},{},{},{}", s.read, s.looked_up, s.sent, s.received);
-            writeln!(out, "{},{before},{agent},{},{}", s.page, s.opened, s.installed)?;
-        }
-        out.flush()
+        let samples = self.samples;
+        self.output.write(|out| {
+            let mut out = BufWriter::new(out);
+            writeln!(out, "{HEADER}")?;
+            for s in &samples {
+                let agent = format_args!("{},{}", s.queue, s.service);
+                let before = format_args!("{},{},{},{}", s.read, s.looked_up, s.sent, s.received);
+                writeln!(out, "{},{before},{agent},{},{}", s.page, s.opened, s.installed)?;
+            }
+            out.flush()
+        })
     }
 }
 

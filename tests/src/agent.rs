@@ -41,8 +41,8 @@ impl<'a> AgentSetup<'a> {
         self
     }
 
-    /// On this address, where another one was.
-    pub fn at(mut self, addr: &str) -> AgentSetup<'a> {
+    /// On this address.
+    pub fn listen(mut self, addr: SocketAddr) -> AgentSetup<'a> {
         self.listen = addr.to_string();
         self
     }

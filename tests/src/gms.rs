@@ -110,6 +110,11 @@ impl Gms {
         self.finish_proc(self.spawn())
     }
 
+    /// Runs a line that has its command already.
+    pub fn finish_as_is(&self) -> Outcome {
+        self.program.wrapped(self.before.clone()).watch(Watch::Below).finish()
+    }
+
     /// Waits for the end of `proc`, which [`Gms::spawn`] started, and reads its statistics.
     pub fn finish_proc(&self, proc: Proc) -> Outcome {
         let mut outcome = proc.finish();

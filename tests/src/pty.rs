@@ -63,6 +63,13 @@ impl Terminal {
         });
         assert!(found.is_some(), "the terminal never showed {text:?}:\n{}", self.screen.text());
     }
+
+    /// Whether `text` has shown up after what was typed last.
+    pub fn shows(&self, text: &str) -> bool {
+        let screen = self.screen.bytes();
+        let since = screen.get(self.seen..).unwrap_or_default();
+        String::from_utf8_lossy(since).contains(text)
+    }
 }
 
 impl Drop for Terminal {

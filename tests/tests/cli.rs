@@ -49,7 +49,7 @@ fn wrong_command_lines_are_usage_errors() {
         vec![
             bad("gms run --bogus -- touch $MARK", 2, "--bogus"),
             bad("gms run --local 12Q -- touch $MARK", 2, "12Q"),
-            bad("gms run --local 1K -- touch $MARK", 2, "--local"),
+            bad("gms run --local 1k -- touch $MARK", 2, "--local is 1 KiB"),
             bad("gms run --local 0% -- touch $MARK", 2, "0%"),
             bad("gms run --local 64M", 2, "COMMAND"),
             bad("gms run --page-size 16k -- touch $MARK", 2, "16k"),
@@ -70,6 +70,17 @@ fn wrong_command_lines_are_usage_errors() {
                 2,
                 "c.toml:2",
             ),
+            bad(
+                "echo 'local = true' >c.toml; gms run --config c.toml -- touch $MARK",
+                2,
+                "c.toml:1: local: ",
+            ),
+            bad(
+                "echo 'local = 4096' >c.toml; gms run --config c.toml -- touch $MARK",
+                2,
+                "--local is 4 KiB",
+            ),
+            bad("gms top </dev/null", 2, "gms status"),
             bad("gms run --config no-such-file.toml -- touch $MARK", 2, "no-such-file.toml"),
         ],
     );
@@ -310,13 +321,53 @@ fn top_shows_workloads_until_it_is_left() {
     let Some(stage) = Stage::set() else { return };
     let program = Program::new([tool("cat")]).stdin_open();
     let mut gms = Gms::run(&stage, &program).local(Mib(64)).arg("--export").arg("64M").spawn();
-    poll_until("gms in the list", Duration::from_secs(10), || status_of(gms.pid()));
+    let status = poll_until("gms in the list", Duration::from_secs(10), || status_of(gms.pid()));
     let mut terminal = Terminal::open();
     terminal.expect("READY");
     terminal.type_in(&format!("{} top; echo left with $?\n", gms_binary().display()));
-    terminal.expect("64 MiB");
-    terminal.type_in("q");
-    terminal.expect("left with 0");
+    terminal.expect("TERM=dumb");
+    terminal.expect("left with 2");
+    // A selected row is blue, unless the user wants no colours; an empty NO_COLOR is none.
+    const BLUE: &str = ";48;5;4m";
+    for (setting, coloured) in [("NO_COLOR=", true), ("NO_COLOR=1", false)] {
+        let binary = gms_binary().display().to_string();
+        terminal
+            .type_in(&format!("{setting} TERM=xterm-256color {binary} top; echo left with $?\n"));
+        terminal.expect(&status.pid.to_string());
+        terminal.expect("RESIDENT");
+        assert_eq!(terminal.shows(BLUE), coloured, "{setting}");
+        terminal.type_in("\x1b[B\x1b[6~r");
+        terminal.expect("RESIDENT");
+        terminal.type_in("q");
+        terminal.expect("left with 0");
+    }
+    gms.close_stdin();
+    gms.finish().expect_code(0);
+}
+
+#[test]
+fn completion_offers_workloads_and_processes() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([tool("cat")]).stdin_open();
+    let mut gms = Gms::run(&stage, &program).local(Mib(64)).arg("--export").arg("64M").spawn();
+    let status = poll_until("gms in the list", Duration::from_secs(10), || status_of(gms.pid()));
+    let offered = |words: &str| -> Vec<String> {
+        // As bash does at a tab behind these words.
+        let script = format!(
+            "PATH={}:$PATH; . <(gms completion bash); COMP_WORDS=({words} ''); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             COMP_TYPE=9; _clap_complete_gms gms '' x; printf '%s\n' \"${{COMPREPLY[@]}}\"",
+            gms_binary().parent().expect("a directory").display()
+        );
+        let shell = Program::new([tool("bash").into_os_string(), "-c".into(), script.into()]);
+        shell.finish().expect_code(0).text().lines().map(|line| line.trim().to_string()).collect()
+    };
+    for words in ["gms detach", "gms status", "gms attach"] {
+        let offered = offered(words);
+        assert!(offered.contains(&status.pid.to_string()), "{words}: {offered:?}");
+    }
+    assert!(offered("gms").contains(&"detach".to_string()));
+    let page_sizes = offered("gms run --page-size");
+    assert!(page_sizes.contains(&"8k".to_string()), "{page_sizes:?}");
     gms.close_stdin();
     gms.finish().expect_code(0);
 }

@@ -181,7 +181,7 @@ fn a_detach_does_not_wait_for_an_agent_that_has_lost_its_pages() {
         status_of(proc.pid()).filter(|status| status.detaching)
     });
     let began = Instant::now();
-    let _restarted = AgentSetup::new(Mib(512)).at(&addr).start();
+    let _restarted = AgentSetup::new(Mib(512)).listen(addr.parse().expect("its address")).start();
     let outcome = detach.finish_proc(client).expect_code(125);
     assert!(began.elapsed() < Duration::from_secs(12), "it took {:?}", began.elapsed());
     assert!(outcome.stderr.contains("pages are lost"), "{}", outcome.stderr);

@@ -11,19 +11,22 @@ use super::{EXIT_GMS, Failure, say, summary};
 use crate::cli::AttachArgs;
 use crate::keeper::Keeper;
 use crate::launch::{self, Paged, Paging, Signals};
+use crate::memory::Memory;
 use crate::proc;
 use crate::session::{Outcome, Session};
-use crate::size::Memory;
 use crate::stats::Stats;
 use crate::target::self_pid;
-use crate::{config, target};
+use crate::{config, probe, target};
 
 /// Pages the process until it ends, or until gms is told to leave it.
 pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
     let options = config::resolve(args.paging, &Memory::read()?, true)?;
     let cannot = |reason| Failure::new(EXIT_GMS, format!("process {}: {reason}", args.pid));
+    if let Some(problem) = probe::problem()? {
+        return Err(cannot(format!("cannot be paged: {problem}")));
+    }
     target::check(args.pid).map_err(cannot)?;
-    let stats_file = StatsFile::open(options.stats.as_deref())?;
+    let stats_file = StatsFile::open(options.stats.as_deref());
     let signals = Signals::block()?;
     let keeper = Keeper::spawn(false).map_err(std::io::Error::from)?;
     let session = Session::prepare(options.session)?;
@@ -37,7 +40,7 @@ pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
     if !options.quiet && !matches!(outcome, Outcome::Refused(_)) {
         say(summary::paragraph(&stats));
     }
-    stats_file.write(&stats)?;
+    stats_file.write(&stats);
     match outcome {
         Outcome::Killed(reason) => {
             Err(Failure::new(EXIT_GMS, format!("workload killed: {reason}")))

@@ -1,20 +1,26 @@
 //! `gms run`.
 
 use super::summary::StatsFile;
-use super::{Failure, say, summary};
+use super::{EXIT_GMS, Failure, say, summary};
 use crate::cli::RunArgs;
-use crate::config;
 use crate::launch::{self, Side};
+use crate::memory::Memory;
 use crate::session::{Outcome, Session};
-use crate::size::Memory;
+use crate::target::self_pid;
+use crate::{config, control, probe};
 
 /// Status of a command that SIGBUS ended.
 const BUS_ERROR: u8 = 128 + libc::SIGBUS as u8;
 
 /// Runs the command; both processes of gms return from here, see [`launch::split`].
 pub fn run(args: RunArgs) -> Result<u8, Failure> {
-    let options = config::resolve(args.paging, &Memory::read()?, false)?;
-    let stats_file = StatsFile::open(options.stats.as_deref())?;
+    let mut paging = args.paging;
+    paging.best_effort = args.best_effort;
+    let options = config::resolve(paging, &Memory::read()?, false)?;
+    if let Some(reason) = why_unpaged()? {
+        return run_unpaged(&args.command, &reason, options.best_effort);
+    }
+    let stats_file = StatsFile::open(options.stats.as_deref());
     let (link, signals) = match launch::split()? {
         Side::Front(front) => return Ok(front.stand_in()),
         Side::Pager(link, signals) => (link, signals),
@@ -32,6 +38,30 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     if !options.quiet {
         say(summary::paragraph(&finished.stats));
     }
-    stats_file.write(&finished.stats)?;
+    stats_file.write(&finished.stats);
     Ok(finished.status)
+}
+
+/// Why no command that is started here could be paged, if so.
+fn why_unpaged() -> Result<Option<String>, Failure> {
+    if let Some(pager) = control::pager_above(self_pid()) {
+        return Ok(Some(format!(
+            "this is inside a workload that gms pages already (process {pager}), which pages whatever runs here: \
+             leave out this 'gms run', or 'gms detach {pager}' first"
+        )));
+    }
+    Ok(probe::problem()?.map(|problem| format!("no program can be paged here: {problem}")))
+}
+
+fn run_unpaged(
+    command: &[std::ffi::OsString],
+    reason: &str,
+    best_effort: bool,
+) -> Result<u8, Failure> {
+    if !best_effort {
+        let hint = "or run it without paging: --best-effort";
+        return Err(Failure::new(EXIT_GMS, format!("{reason}; {hint}")));
+    }
+    say(format!("the command runs without paging and without a limit: {reason}"));
+    Err(launch::execute(command).into())
 }

@@ -1,16 +1,14 @@
 //! What a session says when it ends: the paragraph on stderr, and the `--stats` file.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gms_policy::{Budget, Bytes};
-use nix::unistd::{AccessFlags, access};
 
-use super::{EXIT_GMS, EXIT_USAGE, Failure};
+use super::say;
+use crate::output::Output;
 use crate::size::Human;
 use crate::stats::{AgentStats, Stats};
-use crate::target::self_pid;
 
 /// The figures of a session for people.
 pub fn paragraph(stats: &Stats) -> String {
@@ -62,61 +60,40 @@ fn agent(agent: &AgentStats) -> String {
     )
 }
 
-/// Where `--stats` goes.
-pub struct StatsFile(Option<PathBuf>);
+/// Where `--stats` goes. Whatever goes wrong with it is told, and has no influence on the workload or on the exit status.
+pub struct StatsFile(Option<Output>);
 
 impl StatsFile {
-    /// Checks before the start that the file can be written at the end.
-    pub fn open(path: Option<&Path>) -> Result<StatsFile, Failure> {
-        let Some(given) = path else { return Ok(StatsFile(None)) };
-        // Through links, so that what they lead to is replaced.
-        let path = fs::canonicalize(given).or_else(|_| std::path::absolute(given));
-        let path = path.and_then(|path| check_writable(&path).map(|()| path));
-        let cannot = |error| format!("--stats: {} cannot be written: {error}", given.display());
-        path.map(|path| StatsFile(Some(path)))
-            .map_err(|error| Failure::new(EXIT_USAGE, cannot(error)))
-    }
-
-    /// Writes the figures as JSON. Readers see the old file or the new one, never a part.
-    pub fn write(&self, stats: &Stats) -> Result<(), Failure> {
-        let Some(path) = &self.0 else { return Ok(()) };
-        let cannot = |error| {
-            Failure::new(EXIT_GMS, format!("--stats: cannot write {}: {error}", path.display()))
+    /// Tests before the start that the file can be written at the end.
+    pub fn open(path: Option<&Path>) -> StatsFile {
+        let open = |path: &Path| {
+            let cannot = |error: &io::Error| {
+                say(format!("--stats: {} cannot be written: {error}", path.display()));
+            };
+            Output::open(path).inspect_err(cannot).ok()
         };
-        let mut text = serde_json::to_vec_pretty(stats).map_err(|error| cannot(error.into()))?;
-        text.push(b'\n');
-        if is_special(path) {
-            return fs::write(path, text).map_err(cannot);
+        StatsFile(path.and_then(open))
+    }
+
+    /// Writes the figures as JSON.
+    pub fn write(self, stats: &Stats) {
+        let Some(output) = self.0 else { return };
+        let written = output.write(|out| {
+            let mut text = serde_json::to_vec_pretty(stats)?;
+            text.push(b'\n');
+            out.write_all(&text)
+        });
+        if let Err(error) = written {
+            say(format!("--stats: the figures cannot be written: {error}"));
         }
-        let mut unready = path.clone().into_os_string();
-        unready.push(format!(".{}.tmp", self_pid()));
-        let written = fs::write(&unready, text).and_then(|()| fs::rename(&unready, path));
-        written.map_err(|error| {
-            let _ = fs::remove_file(&unready);
-            cannot(error)
-        })
     }
-}
-
-/// A device or a pipe is written to, not replaced.
-fn is_special(path: &Path) -> bool {
-    path.exists() && !path.is_file()
-}
-
-fn check_writable(path: &Path) -> io::Result<()> {
-    if path.is_dir() {
-        return Err(io::Error::from_raw_os_error(libc::EISDIR));
-    }
-    if is_special(path) {
-        return Ok(access(path, AccessFlags::W_OK)?);
-    }
-    let dir = path.parent().unwrap_or(path);
-    Ok(access(dir, AccessFlags::W_OK | AccessFlags::X_OK)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::self_pid;
+    use std::fs;
 
     #[test]
     fn a_small_program_gets_one_line() {
@@ -150,25 +127,13 @@ mod tests {
     }
 
     #[test]
-    fn the_stats_file_is_replaced_whole() {
-        let dir = std::env::temp_dir().join(format!("gms-stats-test-{}", self_pid()));
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir(&dir).unwrap();
-        let (file, link) = (dir.join("s.json"), dir.join("link"));
-        std::os::unix::fs::symlink(&file, &link).unwrap();
-        fs::write(&file, "old").unwrap();
-        StatsFile::open(Some(&link))
-            .unwrap()
-            .write(&Stats { faults: 3, ..Stats::default() })
-            .unwrap();
-        assert!(link.is_symlink(), "the link was replaced");
+    fn the_figures_are_written_and_mistakes_change_nothing() {
+        let file = std::env::temp_dir().join(format!("gms-stats-test-{}", self_pid()));
+        StatsFile::open(Some(&file)).write(&Stats { faults: 3, ..Stats::default() });
         let stats: Stats = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
         assert_eq!(stats.faults, 3);
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), 2, "a temporary file stayed");
-        assert_eq!(StatsFile::open(Some(&dir)).map(|_| ()).unwrap_err().status, EXIT_USAGE);
-        assert!(StatsFile::open(Some(&dir.join("no/s.json"))).is_err());
-        StatsFile::open(Some("/dev/null".as_ref())).unwrap().write(&Stats::default()).unwrap();
-        assert!(!Path::new("/dev/null").is_file());
-        fs::remove_dir_all(&dir).unwrap();
+        fs::remove_file(&file).unwrap();
+        StatsFile::open(Some(&file.join("no"))).write(&stats);
+        assert!(!file.exists());
     }
 }

@@ -110,8 +110,10 @@ impl<T: Transport> EvictThread<T> {
                 LaneEvent::Payload { exchange, bytes, .. } => self.home.payload(exchange, &bytes),
                 LaneEvent::Complete { exchange } => self.complete(now, exchange),
                 LaneEvent::Failed { exchange } => self.failed(exchange),
-                // Others had to be up before the command was started.
-                LaneEvent::Down { agent, reason } if !self.lane.has_been_up(agent) => {
+                // Nobody waited for the embedded agent; of others one was up before the command was started.
+                LaneEvent::Down { agent, reason }
+                    if self.shared.config.agents.is_empty() && !self.lane.has_been_up(agent) =>
+                {
                     self.shared.fail(format!("agent {}: {reason}", self.lane.name(agent)));
                 }
                 LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}

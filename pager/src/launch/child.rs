@@ -11,7 +11,7 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::unistd::{ForkResult, fork, pipe2, read, write};
 
-use super::signals::{Inherited, Signals};
+use super::signals::{Inherited, Signals, restore_pipe};
 use crate::inject::EVICTOR_NAME;
 use crate::keeper;
 use crate::proc;
@@ -71,12 +71,23 @@ impl End {
     }
 }
 
+/// Turns this process, which has changed nothing yet, into the command. Returns only when that cannot be executed.
+pub fn execute(command: &[OsString]) -> io::Error {
+    let error = |arguments: Vec<CString>| match nix::unistd::execvp(&arguments[0], &arguments) {
+        Ok(never) => match never {},
+        Err(error) => error.into(),
+    };
+    restore_pipe().and_then(|()| c_strings(command)).map_or_else(|error| error, error)
+}
+
+fn c_strings(command: &[OsString]) -> io::Result<Vec<CString>> {
+    let arguments = command.iter().map(|argument| CString::new(argument.as_bytes()));
+    Ok(arguments.collect::<Result<Vec<_>, _>>()?)
+}
+
 /// Forks the child. This process must have one thread only.
 pub fn hold(command: &[OsString], inherited: &Inherited) -> io::Result<Held> {
-    let arguments = command
-        .iter()
-        .map(|argument| CString::new(argument.as_bytes()))
-        .collect::<Result<Vec<_>, _>>()?;
+    let arguments = c_strings(command)?;
     let (wait, go) = pipe2(OFlag::O_CLOEXEC)?;
     let (report, tell) = pipe2(OFlag::O_CLOEXEC)?;
     // SAFETY: there is no other thread whose locks the child could miss.

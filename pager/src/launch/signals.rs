@@ -114,12 +114,21 @@ impl AsFd for Signals {
 impl Inherited {
     /// Gives this process the settings back.
     pub fn restore(&self) -> io::Result<()> {
-        let pick = |ignored| if ignored { SigHandler::SigIgn } else { SigHandler::SigDfl };
-        set_handler(Signal::SIGPIPE, pick(PIPE_IGNORED.load(Ordering::Relaxed)))?;
+        restore_pipe()?;
         set_handler(Signal::SIGCHLD, pick(self.child_ignored))?;
         self.mask.thread_set_mask()?;
         Ok(())
     }
+}
+
+/// Handles SIGPIPE as it was given to gms; nothing else has changed before [`Signals::block`].
+pub fn restore_pipe() -> io::Result<()> {
+    set_handler(Signal::SIGPIPE, pick(PIPE_IGNORED.load(Ordering::Relaxed)))?;
+    Ok(())
+}
+
+fn pick(ignored: bool) -> SigHandler {
+    if ignored { SigHandler::SigIgn } else { SigHandler::SigDfl }
 }
 
 fn set_handler(signal: Signal, handler: SigHandler) -> io::Result<SigAction> {

@@ -1,0 +1,269 @@
+//! What is found before a command starts: missing rights, agents that are away, files that cannot be written, a gms around this one, and
+//! the limits of a cgroup.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gms_tests::*;
+
+/// As the user nobody, without capabilities.
+const AS_NOBODY: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+/// With the capabilities that Docker leaves to root.
+const AS_DOCKER: &str = "setpriv --inh-caps=-all --bounding-set=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,\
+    +setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap";
+
+/// A shell script in the directory of `stage`, which everybody may write, with a copy of gms that everybody may execute.
+fn script(stage: &Stage, text: &str) -> Program {
+    let all = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(stage.dir(), all.clone()).expect("permissions");
+    for name in ["gms", "verify"] {
+        let copy = stage.path(name);
+        let from = if name == "gms" { gms_binary() } else { c_program(name) };
+        fs::copy(from, &copy).expect("copy");
+        fs::set_permissions(&copy, all.clone()).expect("permissions");
+    }
+    Program::new([tool("sh").into_os_string(), "-c".into(), text.into()])
+        .dir(stage.dir())
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+}
+
+fn lines(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| !line.trim().is_empty()).collect()
+}
+
+#[test]
+fn without_the_capability_no_command_is_started() {
+    let Some(stage) = Stage::set() else { return };
+    for user in [AS_NOBODY, AS_DOCKER, "unshare -r"] {
+        let line = format!("{user} ./gms run --local 32M --export 64M -- touch started");
+        let refused = script(&stage, &line).finish().expect_code(125);
+        let told = lines(&refused.stderr);
+        let cures = ["CAP_SYS_PTRACE", "SYS_PTRACE", "outside of the user namespace"];
+        if told.len() != 1
+            || !cures.iter().any(|cure| told[0].contains(cure))
+            || !told[0].contains("cure: ")
+            || !told[0].contains("--best-effort")
+        {
+            refused.fail(&format!("one line with the cure: {user}"));
+        }
+        assert!(!stage.path("started").exists(), "the command was started: {user}");
+        let line =
+            format!("{user} ./gms run --best-effort --local 32M -- sh -c 'echo ran; exit 7'");
+        let unpaged = script(&stage, &line).finish().expect_code(7);
+        let told = lines(&unpaged.stderr);
+        assert!(
+            unpaged.text() == "ran\n" && told.len() == 1 && told[0].contains("without paging"),
+            "{user}: {}{}",
+            unpaged.text(),
+            unpaged.stderr
+        );
+    }
+    let line = format!("{AS_NOBODY} ./gms run --best-effort --local 32M -- no-such-command");
+    script(&stage, &line).finish().expect_code(127);
+    let line =
+        format!("sleep 60 & {AS_NOBODY} ./gms attach $! --local 32M; s=$?; kill $!; exit $s");
+    script(&stage, &line).finish().expect_code(125);
+    let line =
+        format!("sleep 60 & {AS_DOCKER} ./gms attach $! --local 32M; s=$?; kill $!; exit $s");
+    let refused = script(&stage, &line).finish().expect_code(125);
+    assert!(refused.stderr.contains("cannot be paged: CAP_SYS_PTRACE"), "{}", refused.stderr);
+    let doctor = script(&stage, &format!("{AS_NOBODY} ./gms doctor")).finish().expect_code(1);
+    let failed: Vec<String> =
+        doctor.text().lines().filter(|line| line.starts_with("FAIL")).map(String::from).collect();
+    assert!(failed.len() == 1 && failed[0].contains("userfaultfd: CAP_SYS_PTRACE"), "{failed:?}");
+}
+
+/// Each way that gms-run(1) tells of, tried.
+#[test]
+fn each_cure_lets_a_user_page() {
+    let Some(stage) = Stage::set() else { return };
+    let native = script(&stage, "./verify 96 1").finish().expect_code(0);
+    let run = "run --local 32M --export 256M --stats figures -- ./verify 96 1";
+    let setcap = "cp gms gms-cap; setcap cap_sys_ptrace=ep gms-cap";
+    // In a mount namespace, so that the device of this machine stays as it is.
+    let device = "mkdir dev; mount -t tmpfs none dev; mknod dev/uffd c $(stat -c '0x%t 0x%T' /dev/userfaultfd | \
+                  { read a b; echo $((a)) $((b)); }); chgrp 65534 dev/uffd; chmod 660 dev/uffd; mount --bind dev/uffd /dev/userfaultfd";
+    let cures = [
+        format!("{AS_NOBODY} --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace ./gms {run}"),
+        format!(
+            "capsh --keep=1 --user=nobody --inh=cap_sys_ptrace --addamb=cap_sys_ptrace -- -c './gms {run}'"
+        ),
+        format!("{AS_DOCKER},+sys_ptrace ./gms {run}"),
+        format!("{setcap}; unshare -m sh -c \"{device}; {AS_NOBODY} ./gms-cap {run}\""),
+    ];
+    for cure in cures {
+        let _ = fs::remove_file(stage.path("figures"));
+        let cure = cure.replace("$(stat", "\\$(stat").replace("$((", "\\$((");
+        let paged = script(&stage, &cure).finish().expect_code(0);
+        assert_eq!(paged.stdout, native.stdout, "{cure}");
+        let stats = Stats::read(&stage.path("figures")).expect("figures");
+        assert!(stats.pages_out > 8000, "{cure}: {stats:?}");
+    }
+    // With the file's capability alone gms may page, but the command may not be paged.
+    let line = format!("{setcap}; {AS_NOBODY} ./gms-cap {run}");
+    let refused = script(&stage, &line).finish();
+    let allowed = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    if allowed.is_ok_and(|text| text.trim() == "0") {
+        let refused = refused.expect_code(125);
+        assert!(refused.stderr.contains("/dev/userfaultfd"), "{}", refused.stderr);
+    }
+}
+
+#[test]
+fn an_agent_that_is_away_at_the_start_is_told_and_used_later() {
+    let Some(stage) = Stage::set() else { return };
+    let there = AgentProc::start(Mib(512));
+    // Bound, so that nothing answers and nobody else gets the port.
+    let place = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let away = place.local_addr().expect("its address");
+    let program = Program::new([c_program("verify")]).args(["96", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program)
+        .local(Mib(32))
+        .agents(&[&there])
+        .arg("--agent")
+        .arg(away.to_string())
+        .arg("--agent")
+        .arg("no-such-host.invalid:7");
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "round 0\n");
+    let told = proc.errors();
+    let told = lines(&told);
+    let of = |name: &str| told.iter().filter(|line| line.contains(name)).count();
+    assert!(
+        told.len() == 2 && of(&away.to_string()) == 1 && of("no-such-host.invalid:7") == 1,
+        "{told:?}"
+    );
+    drop(place);
+    let late = AgentSetup::new(Mib(512)).listen(away).start();
+    poll_until("pages at the agent that came late", Duration::from_secs(60), || {
+        let status = status_of(proc.pid())?;
+        status
+            .agents
+            .iter()
+            .find(|agent| agent.addr == late.addr())
+            .filter(|a| a.pages > 0)
+            .cloned()
+    });
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("every page right\n"), "{}", outcome.text());
+}
+
+#[test]
+fn without_any_agent_nothing_is_started() {
+    let Some(stage) = Stage::set() else { return };
+    let places = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("a port"));
+    let mut gms = Gms::line(["run", "--local", "64M", "--keys"]).arg(stage.path("keys"));
+    Gms::line(["keys", "init"]).arg(stage.path("keys")).finish().expect_code(0);
+    for place in &places {
+        gms = gms.arg("--agent").arg(place.local_addr().expect("its address").to_string());
+    }
+    let mark = stage.path("started");
+    let refused = gms.arg("--").arg(tool("touch")).arg(&mark).finish_as_is().expect_code(125);
+    assert_eq!(lines(&refused.stderr).len(), 1, "{}", refused.stderr);
+    assert!(refused.stderr.contains("and 1 more"), "{}", refused.stderr);
+    assert!(!mark.exists());
+}
+
+#[test]
+fn figures_that_cannot_be_written_change_nothing() {
+    let Some(stage) = Stage::set() else { return };
+    let told = |line: &str, count: usize| {
+        let outcome = script(&stage, line).finish().expect_code(7);
+        let told = lines(&outcome.stderr);
+        assert!(outcome.text() == "ran\n" && told.len() == count, "{line}: {told:?}");
+        assert!(told.iter().all(|line| line.contains("cannot be written")), "{line}: {told:?}");
+    };
+    let run = "./gms run -q --local 64M --export 64M";
+    let command = "-- sh -c 'echo ran; exit 7'";
+    told(&format!("{run} --stats no/such/s --trace no/such/t {command}"), 2);
+    told(&format!("{run} --stats . {command}"), 1);
+    told(&format!("{run} --stats /dev/full --trace /dev/full {command}"), 2);
+    told(&format!("mkfifo pipe; {run} --stats pipe {command}"), 1);
+    // Found only at the end.
+    let gone = "-- sh -c 'rm -r dir; echo ran; exit 7'";
+    told(&format!("mkdir dir; {run} --stats dir/s --trace dir/t {gone}"), 2);
+    // And what can be written is.
+    told(&format!("{run} --stats s --trace t {command}"), 0);
+    assert!(Stats::read(&stage.path("s")).is_ok());
+    assert!(fs::read_to_string(stage.path("t")).is_ok_and(|text| text.starts_with("page,")));
+}
+
+#[test]
+fn gms_inside_gms_is_refused_and_names_the_outer() {
+    let Some(stage) = Stage::set() else { return };
+    let run = "./gms run -q --local 64M --export 64M";
+    for user in ["", &format!("{AS_NOBODY} --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace")] {
+        let line = format!("{run} -- sh -c 'echo $PPID; {user} {run} -- touch started'");
+        let refused = script(&stage, &line).finish().expect_code(125);
+        let pager = refused.text().trim().to_string();
+        let told = lines(&refused.stderr);
+        assert!(told.len() == 1 && told[0].contains(&format!("process {pager}")), "{told:?}");
+        assert!(!stage.path("started").exists());
+        let line = format!("{run} -- sh -c '{user} {run} --best-effort -- sh -c \"exit 9\"'");
+        let inner = script(&stage, &line).finish().expect_code(9);
+        assert!(inner.stderr.contains("without paging"), "{}", inner.stderr);
+    }
+    // Two beside each other do not disturb one another.
+    script(&stage, &format!("{run} -- {} & {run} -- true && wait", "sleep 0.1"))
+        .finish()
+        .expect_code(0);
+}
+
+/// A memory cgroup below this test's own, with a limit; removed when dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new(limit: Mib) -> Option<Cgroup> {
+        let own = fs::read_to_string("/proc/self/cgroup").expect("/proc/self/cgroup");
+        let path =
+            |line: &str| line.splitn(3, ':').nth(2).map(|p| p.trim_start_matches('/').to_string());
+        let v1 = own.lines().find(|line| line.split(':').nth(1) == Some("memory")).and_then(path);
+        let (parent, file) = match v1 {
+            Some(path) => {
+                (PathBuf::from("/sys/fs/cgroup/memory").join(path), "memory.limit_in_bytes")
+            }
+            None => {
+                let v2 = own.lines().find(|line| line.starts_with("0::")).and_then(path)?;
+                // A group with processes of its own has no children with controllers: beside it.
+                let own = PathBuf::from("/sys/fs/cgroup").join(v2);
+                (own.parent().unwrap_or(&own).to_path_buf(), "memory.max")
+            }
+        };
+        let dir = parent.join(format!("gms-test-{}", std::process::id()));
+        fs::create_dir(&dir).ok()?;
+        let group = Cgroup(dir);
+        fs::write(group.0.join(file), limit.bytes().to_string()).ok()?;
+        Some(group)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn shares_are_of_the_cgroups_limit() {
+    let Some(stage) = Stage::set() else { return };
+    let Some(group) = Cgroup::new(Mib(256)) else {
+        eprintln!("SKIPPED, no memory cgroup can be made here: shares_are_of_the_cgroups_limit");
+        return;
+    };
+    let within = format!("echo $$ >{}/cgroup.procs", group.0.display());
+    let run = "./gms run -q --local 50% --export 64M --stats figures -- true";
+    script(&stage, &format!("{within}; {run}")).finish().expect_code(0);
+    let stats = Stats::read(&stage.path("figures")).expect("figures");
+    assert_eq!(stats.budget_bytes, Mib(128).bytes());
+    let run = "./gms run -q --stats figures -- true";
+    script(&stage, &format!("{within}; {run}")).finish().expect_code(0);
+    let stats = Stats::read(&stage.path("figures")).expect("figures");
+    let most = Mib(256).bytes() / 5 * 4;
+    assert!((most / 2..=most).contains(&stats.budget_bytes), "{}", stats.budget_bytes);
+    let doctor = script(&stage, &format!("{within}; ./gms doctor")).finish().expect_code(0);
+    assert!(doctor.text().contains("256 MiB in this cgroup"), "{}", doctor.text());
+}
