@@ -465,7 +465,7 @@ mod tests {
     #[test]
     fn lost_pages_are_told() {
         let dir = scratch("lost");
-        let mut server = Server::open_in(&dir, 7).unwrap();
+        let mut server = Server::open_in(&dir, i32::MAX).unwrap();
         let path = server.path.clone();
         let client = std::thread::spawn(move || {
             let reply = ask(&path, Request::Detach, REQUEST_DEADLINE).unwrap();
@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn patience_is_asked_for_after_each_period() {
         let dir = scratch("patience");
-        let server = Server::open_in(&dir, 7).unwrap();
+        let server = Server::open_in(&dir, i32::MAX).unwrap();
         let mut asked = 0;
         let mut patient = || {
             asked += 1;
@@ -564,10 +564,10 @@ mod tests {
         let dir = scratch("private");
         assert!(check_private(&dir).is_ok());
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-        assert!(Server::open_in(&dir, 1).is_err());
+        assert!(Server::open_in(&dir, i32::MAX).is_err());
         let link = dir.join("link");
         std::os::unix::fs::symlink("/", &link).unwrap();
-        assert!(Server::open_in(&link, 1).is_err());
+        assert!(Server::open_in(&link, i32::MAX).is_err());
         fs::remove_dir_all(&dir).unwrap();
     }
 }
