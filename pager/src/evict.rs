@@ -174,7 +174,7 @@ impl<T: Transport> EvictThread<T> {
             avoided: -1,
             nice: 0,
             calm: 0,
-            sharing: Sharing { sum: 0, shared: 0, expires: now },
+            sharing: Sharing { sum: 0, shared: 0, earliest: now, expires: now },
             unpageable: BTreeMap::new(),
             warned: false,
             unpaged: BTreeSet::new(),

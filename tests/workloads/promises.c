@@ -367,7 +367,7 @@ static void brood(void) {
     press(24 * MIB);
     int go[2];
     if (pipe(go)) die("pipe");
-    enum { CHILDREN = 1200 };
+    enum { CHILDREN = 1100 };
     static pid_t children[CHILDREN];
     for (int i = 0; i < CHILDREN; i++) {
         children[i] = fork();

@@ -44,6 +44,8 @@ pub(super) struct Sharing {
     pub sum: u64,
     /// How much of that was counted more than once.
     pub shared: u64,
+    /// It is not measured again before, however much has grown.
+    pub earliest: Instant,
     pub expires: Instant,
 }
 
@@ -86,7 +88,9 @@ impl<T: Transport> EvictThread<T> {
             (false, true) => LOOK_CROWDED,
             (false, false) => decision.look_again.max(calm),
         };
-        self.next_look = now + pause;
+        // A look at many processes takes long: as much time again is for making room.
+        let took = now.elapsed();
+        self.next_look = if took < pause { now + pause } else { now + took * 2 };
     }
 
     fn act(&mut self, now: Instant, decision: Decision) {
@@ -160,13 +164,15 @@ impl<T: Transport> EvictThread<T> {
         let matters = count > 1 && sum > self.budget.low().0 && !self.is_detaching();
         let grown = sum > self.sharing.sum + SHARING_GROWTH;
         if !matters {
-            self.sharing = Sharing { sum, shared: 0, expires: now };
-        } else if grown || now >= self.sharing.expires {
+            self.sharing = Sharing { sum, shared: 0, earliest: now, expires: now };
+        } else if now >= self.sharing.expires || (grown && now >= self.sharing.earliest) {
             let proportional: u64 = self.tree.pids().filter_map(proc::proportional_anonymous).sum();
             // Sharing that is there can end quickly: look again soon, but do not spend most of the time on it.
-            let pause = (now.elapsed() * 4).clamp(Duration::from_millis(4), MEASURE_EVERY);
+            let took = now.elapsed();
+            let pause = (took * 4).clamp(Duration::from_millis(4), MEASURE_EVERY.max(took * 4));
             let shared = sum.saturating_sub(proportional);
-            self.sharing = Sharing { sum, shared, expires: now + pause };
+            let (earliest, expires) = (now + took * 3, now + took + pause);
+            self.sharing = Sharing { sum, shared, earliest, expires };
         }
         sum.saturating_sub(self.sharing.shared).max(largest)
     }
