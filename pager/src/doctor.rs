@@ -59,7 +59,8 @@ fn wished(name: &str, good: bool, finding: impl ToString, cure: &str) -> Check {
 pub fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let mut checks = vec![architecture(), kernel()];
     checks.extend(paging()?);
-    checks.extend([device(), memory()?, swap()?, memlock(), udp_buffer(), processors()]);
+    checks.extend([device(), memory()?, swap()?, direct_reads()]);
+    checks.extend([memlock(), udp_buffer(), processors()]);
     checks.extend(args.keys.as_deref().map(|dir| {
         let keys = keys::load(dir, Role::Client);
         let finding =
@@ -120,6 +121,28 @@ fn paging() -> io::Result<Vec<Check>> {
         Some(problem) => needed(tried.name, false, problem.finding, &problem.cure),
     });
     Ok(tried.collect())
+}
+
+/// File systems whose direct reads take plain references to pages: such a read writes in vain to a page that is moved out meanwhile.
+fn direct_reads() -> Check {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let found = unpinned(&mounts);
+    let finding = match found.is_empty() {
+        true => "all mounted file systems pin pages".to_string(),
+        false => format!("{} do not pin the pages into which they read directly", found.join(", ")),
+    };
+    let cure = "keep programs that read by O_DIRECT from there out of gms";
+    wished("direct reads", found.is_empty(), finding, cure)
+}
+
+/// Where such file systems are mounted, by /proc/self/mounts.
+fn unpinned(mounts: &str) -> Vec<&str> {
+    let place = |line| -> Option<&str> {
+        let mut fields = str::split(line, ' ').skip(1);
+        let (place, kind) = (fields.next()?, fields.next()?);
+        ["nfs", "nfs4", "9p", "ceph"].contains(&kind).then_some(place)
+    };
+    mounts.lines().filter_map(place).collect()
 }
 
 fn device() -> Check {
@@ -226,6 +249,7 @@ mod tests {
             device(),
             memory().unwrap(),
             swap().unwrap(),
+            direct_reads(),
             memlock(),
             udp_buffer(),
             processors(),
@@ -237,5 +261,11 @@ mod tests {
         let text = report(&checks);
         assert_eq!(text.lines().count(), checks.len());
         assert!(text.lines().last().unwrap().starts_with("FAIL agent a:1: "), "{text}");
+    }
+
+    #[test]
+    fn file_systems_that_do_not_pin_pages_are_found() {
+        let mounts = "a:/x /home nfs4 rw 0 0\n/dev/vda / ext4 rw 0 0\nshare /mnt 9p rw 0 0\nbad\n";
+        assert_eq!(unpinned(mounts), ["/home", "/mnt"]);
     }
 }
