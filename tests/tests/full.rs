@@ -102,6 +102,6 @@ fn unchanged_pages_are_not_left_to_an_agent_that_is_down() {
     line(&mut proc, "right\n");
     proc.close_stdin();
     proc.finish().expect_code(0);
-    let outcome = attach.finish_proc(pager).expect_code(0);
-    assert!(outcome.stderr.contains("full or away"), "{}", outcome.stderr);
+    // Dropped onto it, they could not be had, and the workload would have been killed.
+    attach.finish_proc(pager).expect_code(0);
 }
