@@ -43,6 +43,14 @@ want_to_test() {
   want tc iproute2
   want ps procps
   want setpriv util-linux
+  want unshare util-linux
+  want patch patch
+  # Tests of other projects that run under torture.
+  want stress-ng stress-ng
+  compgen -G '/usr/lib/python3.*/test/test_gc.py' >/dev/null ||
+    { need+=("lib$(basename "$(readlink -f /usr/bin/python3)")-testsuite"); why+=("tests of python3"); }
+  compgen -G '/usr/lib/go*/src/runtime/chan_test.go' >/dev/null || compgen -G '/usr/share/go*/src/runtime/chan_test.go' >/dev/null ||
+    { need+=(golang-src); why+=("tests of go"); }
   want capsh libcap2-bin
   want setcap libcap2-bin
   want sha256sum coreutils

@@ -142,6 +142,9 @@ pub struct RunArgs {
     /// Where gms may not page (rights, kernel, inside another gms), run the command without it, and say so
     #[arg(long)]
     pub best_effort: bool,
+    /// For testers: make races likely, by choices that come from the number SEED (see docs/cli.md, "Torture")
+    #[arg(long, value_name = "SEED")]
+    pub torture: Option<u64>,
     /// The command and its arguments, after `--`
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,

@@ -35,6 +35,7 @@ use crate::session::Outcome;
 use crate::shared::{EvictCommand, Gauges, Shared, Space, drain, lock};
 use crate::stopped::release_late;
 use crate::tables::{EvictOutcome, Place};
+use crate::torture::{self, Point};
 use crate::tree::{Root, Tree};
 use crate::victims::{choose_victims, finish, move_out, next_batch, read_moved};
 
@@ -199,6 +200,7 @@ impl<T: Transport> EvictThread<T> {
                 let resident = self.shared.resident.load(Ordering::Relaxed).max(0) as u64;
                 self.goal = self.budget.decide(Bytes(resident)).evict.0;
             }
+            torture::raise_goal(&mut self.goal);
             if self.shared.has_failed() {
                 self.tree.refresh(&self.evictors(), true);
                 self.tree.kill();
@@ -208,7 +210,7 @@ impl<T: Transport> EvictThread<T> {
                 self.make_way();
                 self.distrust_agents(now);
                 let evicted = self.evict(now);
-                if !evicted && now >= self.next_proof {
+                if (!evicted && now >= self.next_proof) || torture::one_in(256) {
                     self.end_quarantines(now);
                 }
                 busy |= evicted;
@@ -300,6 +302,7 @@ impl<T: Transport> EvictThread<T> {
         let mut by_size: Vec<(u64, i32)> =
             self.processes.values().map(|p| (p.size.resident, p.pid)).collect();
         by_size.sort_unstable_by(|a, b| b.cmp(a));
+        torture::shuffle(&mut by_size);
         for (_, pid) in by_size {
             if let Some(moved) = self.evict_batch(pid, now) {
                 self.stuck_at = None;
@@ -331,9 +334,11 @@ impl<T: Transport> EvictThread<T> {
         }
         let pages = next_batch(&mut process.victims);
         let (leaving, moved) = move_out(&self.shared, process, &pages)?;
+        torture::at(Point::BeforeOutboxRead);
         let outcomes = read_moved(&self.shared, process, &leaving, &moved, self.zero_hash)?;
         let shared = moved.shared;
         let leaving = leaving.into_iter().map(|(_, slot)| slot).zip(outcomes).collect();
+        torture::at(Point::BeforeEvictionIsNoted);
         let moved = self.finish(leaving, now);
         self.shared.count_resident(-(moved as i64));
         if !shared.is_empty() {
@@ -372,6 +377,7 @@ impl<T: Transport> EvictThread<T> {
     }
 
     fn unshare(&mut self, pid: i32, pages: &[PageAddr]) {
+        torture::at(Point::BeforeUnshare);
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if process.unshare(pages).is_err() && !process.has_ended() {
             self.shared.fail(format!("the evictor of process {pid} does not answer"));

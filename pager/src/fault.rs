@@ -32,6 +32,7 @@ use crate::lane::Lane;
 use crate::page_map::{Content, PAGE};
 use crate::shared::{FaultCommand, Shared, Space, drain, lock};
 use crate::tables::{FaultAction, Place};
+use crate::torture::{self, Point};
 use crate::trace::Trace;
 
 /// Messages read at once.
@@ -277,6 +278,7 @@ impl<T: Transport> FaultThread<T> {
         let Some(state) = self.spaces.get(&id) else { return false };
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
+        torture::at(Point::BeforeRead);
         let gate = self.read_messages(&space, polled, &mut messages);
         if messages.is_empty() {
             return false;
@@ -285,12 +287,14 @@ impl<T: Transport> FaultThread<T> {
         let is_event = |m: &Event| !matches!(m, Event::Pagefault { .. });
         let changed = gate.is_some() && messages.iter().any(is_event);
         let settled = !changed || self.read_changes(&space, &mut messages);
+        torture::at(Point::AfterRead);
         let (faults, events): (Vec<Event>, Vec<Event>) =
             messages.into_iter().partition(|message| !is_event(message));
         if changed {
             self.change(&space, events, settled);
             space.ungated.applied();
         }
+        torture::at(Point::BeforeGateOpens);
         drop(gate);
         self.shared.faults.fetch_add(faults.len() as u64, Ordering::Relaxed);
         for message in faults {
@@ -319,6 +323,7 @@ impl<T: Transport> FaultThread<T> {
             gate = Some(lock(&space.gate));
         }
         self.repair(space);
+        torture::at(Point::BetweenLookAndRead);
         let mut read = || {
             self.read(space, changing, messages);
             messages.iter().any(|m| !matches!(m, Event::Pagefault { .. }))
@@ -347,6 +352,7 @@ impl<T: Transport> FaultThread<T> {
             lock(&self.shared.tables).wait_for_room(place);
             return self.shared.kick_evict();
         }
+        torture::at(Point::AfterDecision);
         match action {
             FaultAction::Zero => self.fill_zeros(fault),
             FaultAction::Resident => self.look_at_resident(fault),

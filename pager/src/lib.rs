@@ -29,6 +29,7 @@ pub mod stopped;
 pub mod tables;
 pub mod target;
 pub mod top;
+pub mod torture;
 pub mod trace;
 pub mod tree;
 pub mod uffd;

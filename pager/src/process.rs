@@ -21,6 +21,7 @@ use crate::page_map::PAGE;
 use crate::proc::{self, Mapping, Measure, Statm};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
+use crate::torture;
 use crate::uffd::{
     Faults, Occupant, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
     USERFAULTFD_IOC_NEW,
@@ -250,7 +251,8 @@ impl Process {
         let changes = self.space.changes.load(Ordering::Relaxed);
         let grown = self.size.resident.abs_diff(self.seen_resident) > SCAN_GROWTH;
         let due = if grown { self.next_scan } else { self.next_scan + SCAN_CALM };
-        if (size, changes) == (self.seen_size, self.seen_changes) && now < due {
+        let nothing_new = (size, changes) == (self.seen_size, self.seen_changes);
+        if nothing_new && now < due && !torture::one_in(8) {
             return None;
         }
         let unpageable = self.register_mappings(shared)?;

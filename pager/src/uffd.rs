@@ -25,6 +25,7 @@ use userfaultfd::{Event, EventBuffer, RegisterMode, Uffd};
 
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
+use crate::torture::{self, Point};
 
 /// Features without which a workload cannot be paged.
 pub const FEATURES: u64 = (sys::UFFD_FEATURE_EVENT_FORK
@@ -157,7 +158,9 @@ impl Faults {
         mode: RegisterMode,
     ) -> Result<(), userfaultfd::Error> {
         let (start, length) = (range.start as *mut _, (range.end - range.start) as usize);
-        self.uffd.register_with_mode(start, length, mode).map(drop)
+        let registered = self.uffd.register_with_mode(start, length, mode);
+        torture::at(Point::AfterRegister);
+        registered.map(drop)
     }
 
     /// Leaves markers at absent pages, or takes them away without waking anybody. The caller has made sure that no page of the range is present.
@@ -168,8 +171,11 @@ impl Faults {
         };
         let range = sys::uffdio_range { start: range.start, len: range.end - range.start };
         let mut protect = sys::uffdio_writeprotect { range, mode };
+        torture::at(Point::BeforeMark);
         // SAFETY: `protect` is a live struct of the layout which the request expects; the kernel only reads it.
-        unsafe { uffdio_writeprotect(self.uffd.as_raw_fd(), &raw mut protect) }.map(drop)
+        let done = unsafe { uffdio_writeprotect(self.uffd.as_raw_fd(), &raw mut protect) };
+        torture::at(Point::AfterMark);
+        done.map(drop)
     }
 
     /// What is at a page for which a thread waits, or has waited.
@@ -212,8 +218,10 @@ impl Faults {
                 mode: 0,
                 copy: 0,
             };
+            torture::at(Point::BeforeCopy);
             // SAFETY: the kernel reads `len` bytes of the slice (checked above), and writes only to `copy` and to the workload.
             let result = unsafe { uffdio_copy(self.uffd.as_raw_fd(), &raw mut copy) };
+            torture::at(Point::AfterCopy);
             copied += copy.copy.max(0) as u64;
             if copied == length || copy.copy <= 0 {
                 return (copied / PAGE, decode(result));
@@ -236,8 +244,10 @@ impl Faults {
                 mode: 0,
                 zeropage: 0,
             };
+            torture::at(Point::BeforeCopy);
             // SAFETY: the kernel writes only to `zero` and to the workload's pages.
             let result = unsafe { uffdio_zeropage(self.uffd.as_raw_fd(), &raw mut zero) };
+            torture::at(Point::AfterCopy);
             if zero.zeropage > 0 {
                 installed += zero.zeropage as u64 / PAGE;
                 continue;

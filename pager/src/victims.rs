@@ -14,6 +14,7 @@ use crate::process::{BATCH, MovedPages, Process, runs};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::tables::{EvictOutcome, Place};
+use crate::torture::{self, Point};
 use crate::uffd::{Occupant, Occupied};
 
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
@@ -29,7 +30,10 @@ pub fn choose_victims(shared: &Shared, process: &mut Process, random: u64) {
     while process.victims.is_empty() {
         let (window, next) = window(shared, process, hand);
         hand = next.unwrap_or(0);
-        lock(&shared.tables).choose(id, &window, &mut process.victims);
+        match torture::sample(&window) {
+            Some(pages) => process.victims.extend(pages),
+            None => lock(&shared.tables).choose(id, &window, &mut process.victims),
+        }
         if next.is_none() && std::mem::replace(&mut wrapped, true) {
             if process.victims.is_empty() {
                 process.victims.extend(window);
@@ -105,7 +109,9 @@ fn scan(
     let tables = lock(&shared.tables);
     let (removals, quarantined) = (tables.removals(id), tables.has_quarantine(id, &range));
     drop(tables);
+    torture::at(Point::BeforeScan);
     let end = page_tables.occupied(range.clone(), room, regions).ok()?;
+    torture::at(Point::AfterScan);
     if !quarantined {
         return Some(end);
     }
@@ -152,7 +158,10 @@ pub fn move_out(
         return None;
     }
     let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
-    match process.move_out(&pages) {
+    torture::at(Point::BeforeMove);
+    let moved = process.move_out(&pages);
+    torture::at(Point::AfterMove);
+    match moved {
         Ok(moved) if space.ungated.is_intact() => {
             leave_markers(shared, process, &leaving, &moved);
             Some((leaving, moved))

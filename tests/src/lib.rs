@@ -15,6 +15,7 @@ mod redis;
 mod stage;
 mod stats;
 mod stream;
+mod torture;
 mod workload;
 
 pub use agent::{AgentProc, AgentSetup};
@@ -27,7 +28,10 @@ pub use pty::Terminal;
 pub use redis::{Redis, Reply};
 pub use stage::Stage;
 pub use stats::{AgentStats, Stats, Status};
-pub use workload::{c_program, go_program, java_classes, source, thirty_two_bit_program};
+pub use torture::{Torture, torture_seeds};
+pub use workload::{
+    c_program, go_program, go_source, go_test_binary, java_classes, source, thirty_two_bit_program,
+};
 
 /// Makes two tests of one function of the percentage of the working set that may stay resident.
 #[macro_export]

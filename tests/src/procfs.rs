@@ -1,5 +1,6 @@
 //! What `/proc` says about processes: an opinion independent of gms's own statistics.
 
+use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -38,6 +39,26 @@ pub fn descendants(pid: i32) -> Vec<i32> {
         next += 1;
     }
     tree
+}
+
+/// What every thread of a tree is doing, for the report of a hang: name, state, where it waits in the kernel, its system call.
+pub fn tasks(root: i32) -> String {
+    let mut text = String::new();
+    for pid in std::iter::once(root).chain(descendants(root)) {
+        let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+        for thread in threads.flatten() {
+            let read = |file: &str| {
+                let found = fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+                found.lines().next().unwrap_or("?").to_string()
+            };
+            let stat = read("stat");
+            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+            let (name, waits, call) = (read("comm"), read("wchan"), read("syscall"));
+            let (tid, state) = (thread.file_name(), state.unwrap_or('?'));
+            let _ = writeln!(text, "  {pid}/{tid:?} {name} {state} in {waits}, system call {call}");
+        }
+    }
+    text
 }
 
 /// Resident anonymous memory of one process in bytes; `None` once it is gone.

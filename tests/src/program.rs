@@ -311,7 +311,8 @@ impl Proc {
             }
             if Instant::now() > self.deadline {
                 let limit = self.deadline - self.started;
-                self.fail(&format!("did not end within {limit:?}; killed"));
+                let tasks = procfs::tasks(self.pid());
+                self.fail(&format!("did not end within {limit:?}; killed. It was:\n{tasks}"));
             }
             thread::sleep(POLL);
         };

@@ -74,3 +74,18 @@ pub fn thirty_two_bit_program() -> PathBuf {
     let options = ["-m32", "-nostdlib", "-static", "-no-pie", "-o", "OUT"];
     build("pause32", &["pause32.S"], argv("gcc", &options, &["pause32.S"]))
 }
+
+/// The tests of a package of Go's standard library, static.
+pub fn go_test_binary(package: &str) -> PathBuf {
+    let name = format!("{}-test-{}", package.replace('/', "-"), go(&["env", "GOVERSION"]));
+    build(&name, &[], argv("go", &["test", "-c", "-o", "OUT", package], &[]))
+}
+
+/// Where the source of such a package lies: its tests expect to run there.
+pub fn go_source(package: &str) -> PathBuf {
+    Path::new(&go(&["env", "GOROOT"])).join("src").join(package)
+}
+
+fn go(args: &[&str]) -> String {
+    Program::new([tool("go")]).args(args).finish().expect_code(0).text().trim().to_string()
+}

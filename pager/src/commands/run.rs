@@ -7,7 +7,7 @@ use crate::launch::{self, Side};
 use crate::memory::Memory;
 use crate::session::{Outcome, Session};
 use crate::target::self_pid;
-use crate::{config, control, probe};
+use crate::{config, control, probe, torture};
 
 /// Status of a command that SIGBUS ended.
 const BUS_ERROR: u8 = 128 + libc::SIGBUS as u8;
@@ -19,6 +19,9 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let options = config::resolve(paging, &Memory::read()?, false)?;
     if let Some(reason) = why_unpaged()? {
         return run_unpaged(&args.command, &reason, options.best_effort);
+    }
+    if let Some(seed) = args.torture {
+        torture::start(seed);
     }
     let stats_file = StatsFile::open(options.stats.as_deref());
     let (link, signals) = match launch::split()? {

@@ -14,6 +14,7 @@ use zerocopy::IntoBytes;
 use super::{DISCARDS_BATCH, EXCHANGE_DEADLINE, EvictThread, WRITE_PAGES, WRITES_MAX, Write};
 use crate::lane::LaneEvent;
 use crate::shared::lock;
+use crate::torture::{self, Point};
 
 impl<T: Transport> EvictThread<T> {
     /// Sends what is ready to be written, and what agents may forget.
@@ -60,6 +61,7 @@ impl<T: Transport> EvictThread<T> {
     }
 
     fn settle(&mut self, agent: AgentId, slots: &[u32], stored: u64) {
+        torture::at(Point::BeforeWrittenIsNoted);
         let mut tables = lock(&self.shared.tables);
         for (i, &slot) in slots.iter().enumerate().rev() {
             tables.written(slot, stored >> i & 1 == 1);
@@ -105,6 +107,7 @@ impl<T: Transport> EvictThread<T> {
         };
         while let Some(event) = self.lane.poll(now) {
             busy = true;
+            torture::at(Point::BeforeReply);
             match event {
                 LaneEvent::Reply { exchange, control } => self.replied(exchange, &control),
                 LaneEvent::Payload { exchange, bytes, .. } => self.home.payload(exchange, &bytes),
@@ -118,6 +121,7 @@ impl<T: Transport> EvictThread<T> {
                 }
                 LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
             }
+            torture::at(Point::AfterReply);
         }
         busy
     }

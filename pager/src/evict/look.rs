@@ -15,6 +15,7 @@ use crate::process::Process;
 use crate::session::Outcome;
 use crate::shared::{FaultCommand, Space, lock};
 use crate::stats::AgentStats;
+use crate::torture::{self, Point};
 
 /// The tree's processes are looked for this often, and more often once some are paged: another may need it soon.
 const TREE_EVERY: Duration = Duration::from_millis(20);
@@ -90,11 +91,14 @@ impl<T: Transport> EvictThread<T> {
         };
         // A look at many processes takes long: as much time again is for making room.
         let took = now.elapsed();
-        self.next_look = if took < pause { now + pause } else { now + took * 2 };
+        self.next_look = match took < pause {
+            true => now + torture::shorten(pause),
+            false => now + took * 2,
+        };
     }
 
     fn act(&mut self, now: Instant, decision: Decision) {
-        if decision.page {
+        if decision.page || torture::is_on() {
             self.attach_largest(now);
             for process in self.processes.values_mut() {
                 if let Some(unpageable) = process.register_new(&self.shared, now) {
@@ -106,8 +110,8 @@ impl<T: Transport> EvictThread<T> {
     }
 
     pub(super) fn refresh_tree(&mut self, now: Instant) {
-        self.next_tree =
-            now + if self.processes.is_empty() { TREE_EVERY } else { TREE_EVERY_PAGED };
+        let pause = if self.processes.is_empty() { TREE_EVERY } else { TREE_EVERY_PAGED };
+        self.next_tree = now + torture::shorten(pause);
         let all = self.calm < CALM_LOOKS || now >= self.next_all;
         if !self.tree.refresh(&self.evictors(), all) {
             return;
@@ -184,7 +188,7 @@ impl<T: Transport> EvictThread<T> {
             .filter(|pid| !self.processes.contains_key(pid))
             .filter(|pid| self.refused.get(pid).is_none_or(|(at, _)| now >= *at))
             .filter_map(|pid| Some((proc::resident_anonymous(pid)?, pid)))
-            .filter(|(resident, _)| *resident >= ATTACH_MIN)
+            .filter(|(resident, _)| *resident >= ATTACH_MIN || torture::is_on())
             .max();
         let Some((_, pid)) = candidate else { return };
         // If it was forked from a space of ours, that event has been read: wait until it has been handled too.
@@ -202,6 +206,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// Starts to page a process. It does not run until all of its memory is registered: from then on its faults wait for room.
     fn attach(&mut self, pid: i32) -> Result<(), InjectError> {
+        torture::at(Point::BeforeAttach);
         let mut frozen = Frozen::new(pid)?;
         let process = Process::attach(&self.shared, pid, &mut frozen, &mut self.orphans)?;
         let space = process.space.clone();
@@ -209,6 +214,7 @@ impl<T: Transport> EvictThread<T> {
             lock(&self.shared.tables).add_space(space.id);
             self.shared.tell_fault(FaultCommand::Add(space));
         }
+        torture::at(Point::AfterAttach);
         let process = self.processes.entry(pid).or_insert(process);
         process.measure();
         if let Some(unpageable) = process.register_new(&self.shared, Instant::now()) {

@@ -13,6 +13,7 @@ use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
 use crate::tables::{FaultAction, Remap};
+use crate::torture::{self, Point};
 use crate::uffd::{Faults, Probe, Registration};
 
 /// For changes that have begun to be told, so that their order can be known. Threads that change the address space without end must not
@@ -154,6 +155,7 @@ impl<T: Transport> FaultThread<T> {
 
     /// A child begins with the map of its parent. What it does not inherit has no markers in its address space.
     fn fork(&mut self, parent: &Arc<Space>, faults: Faults) -> Arc<Space> {
+        torture::at(Point::BeforeFork);
         let child = Arc::new(Space::new(self.shared.new_space(), faults));
         let mut tables = lock(&self.shared.tables);
         tables.fork(parent.id, child.id);

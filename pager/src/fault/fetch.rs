@@ -19,6 +19,7 @@ use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
 use crate::shared::lock;
 use crate::tables::Place;
+use crate::torture::{self, Point};
 use crate::trace::Trace;
 use crate::uffd::Installed;
 
@@ -280,6 +281,7 @@ impl<T: Transport> FaultThread<T> {
             false
         });
         while let Some(event) = self.lane.poll(now) {
+            torture::at(Point::BeforeReply);
             match event {
                 LaneEvent::Reply { exchange, control } => self.reply(now, exchange, &control),
                 LaneEvent::Payload { exchange, offset, bytes } => {
@@ -293,6 +295,7 @@ impl<T: Transport> FaultThread<T> {
                 LaneEvent::Up { agent, lost } if lost => self.agent_lost(agent),
                 LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
             }
+            torture::at(Point::AfterReply);
         }
         busy
     }

@@ -1,0 +1,160 @@
+//! Programs under `gms run --torture`, and the same without gms for comparison.
+//!
+//! Each run is alone in a PID namespace, which ends with it: whatever a pager gone wrong may attach to, stop or kill is its own.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use crate::gms::gms_binary;
+use crate::program::{Outcome, Program, tool};
+use crate::stage::Stage;
+
+/// Budgets of which each run gets one, in MiB: pages that wait for room race with others than those that find it. Suites of tests, whose
+/// size nobody knows, are not to be short of memory: they would time out.
+const BUDGETS_MIB: [u64; 3] = [16, 48, 2048];
+const BUDGETS_OF_SUITES_MIB: [u64; 2] = [512, 2048];
+/// Memory of the agent inside gms, in MiB.
+const EXPORT_MIB: u64 = 3072;
+/// Names shown of a long list.
+const SHOWN_MAX: usize = 20;
+
+/// The seeds to run: `GMS_TORTURE_SEED=N` replays one, `GMS_TORTURE_SEEDS=N` runs 1 to N, otherwise it is another one each time.
+pub fn torture_seeds() -> Vec<u64> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse().expect(name));
+    if let Some(seed) = number("GMS_TORTURE_SEED") {
+        return vec![seed];
+    }
+    if let Some(count) = number("GMS_TORTURE_SEEDS") {
+        return (1..=count).collect();
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    vec![now.as_secs()]
+}
+
+/// What is tortured by one seed.
+pub struct Torture<'a> {
+    stage: &'a Stage,
+    seed: u64,
+    replay: String,
+}
+
+impl<'a> Torture<'a> {
+    /// Says on standard error how to do it again.
+    pub fn new(stage: &'a Stage, seed: u64) -> Torture<'a> {
+        let test = std::thread::current().name().unwrap_or_default().to_string();
+        let replay =
+            format!("GMS_TORTURE_SEED={seed} tests/run.sh -p gms-tests --test torture {test}");
+        // Straight to the descriptor: the test runner would swallow eprintln of a test that passes.
+        let _ = writeln!(std::io::stderr(), "seed {seed}; replay: {replay}");
+        Torture { stage, seed, replay }
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The program without gms.
+    fn native(&self, program: &Program) -> Outcome {
+        self.isolated(program, Vec::new()).finish()
+    }
+
+    /// The program under torture, within `limit`, under one of these budgets; `native` is how it went without. The name tells runs of one seed apart.
+    fn torture(
+        &self,
+        name: &str,
+        program: &Program,
+        native: &Outcome,
+        limit: Duration,
+        budgets_mib: &[u64],
+    ) -> Outcome {
+        let mut hasher = DefaultHasher::new();
+        (self.seed, name).hash(&mut hasher);
+        let number = hasher.finish();
+        let budget = budgets_mib[(number >> 8) as usize % budgets_mib.len()];
+        let page_size = if number >> 16 & 3 == 0 { "8k" } else { "4k" };
+        let line = format!(
+            "run --torture {number} --local {budget}M --page-size {page_size} --export {EXPORT_MIB}M --"
+        );
+        let argv = line.split_whitespace().map(OsString::from);
+        let argv = std::iter::once(tortured_binary().into()).chain(argv).collect();
+        let _ = writeln!(std::io::stderr(), "  {name}: {line} ({:?} without gms)", native.elapsed);
+        let tortured = self.isolated(program, argv).limit(limit).finish();
+        let _ = writeln!(std::io::stderr(), "  {name}: {:?}", tortured.elapsed);
+        if tortured.stderr.contains("gms: workload killed") || !tortured.drained {
+            self.fail(name, &tortured, "was killed by gms, or left processes behind");
+        }
+        tortured
+    }
+
+    /// Fails the test unless the program ends as it does without gms and prints the same.
+    pub fn same_output(&self, name: &str, program: &Program, limit: Duration) {
+        if !is_chosen(name) {
+            return;
+        }
+        let native = self.native(program).expect_code(0);
+        let tortured = self.torture(name, program, &native, limit, &BUDGETS_MIB);
+        if (tortured.code, &tortured.stdout) != (Some(0), &native.stdout) {
+            let expected =
+                format!("ended or printed otherwise than without gms:\n{}", native.text());
+            self.fail(name, &tortured, &expected);
+        }
+    }
+
+    /// Fails the test unless the program ends as it does without gms, and at least the same tests pass. `passed` reads their names.
+    pub fn same_tests(
+        &self,
+        name: &str,
+        program: &Program,
+        limit: Duration,
+        passed: impl Fn(&Outcome) -> BTreeSet<String>,
+    ) {
+        if !is_chosen(name) {
+            return;
+        }
+        let native = self.native(program);
+        let expected = passed(&native);
+        if expected.is_empty() || native.code != Some(0) {
+            self.fail(name, &native, "fails, or has no test that passes, without gms too");
+        }
+        let tortured = self.torture(name, program, &native, limit, &BUDGETS_OF_SUITES_MIB);
+        let found = passed(&tortured);
+        let missing: Vec<&String> = expected.difference(&found).collect();
+        if tortured.code != Some(0) || !missing.is_empty() {
+            let mut text = format!("{} of {} tests do not pass", missing.len(), expected.len());
+            missing.iter().take(SHOWN_MAX).for_each(|test| text += &format!("\n  {test}"));
+            self.fail(name, &tortured, &text);
+        }
+    }
+
+    fn fail(&self, name: &str, outcome: &Outcome, what: &str) -> ! {
+        outcome.fail(&format!("{name}: {what}\n  replay: {}", self.replay))
+    }
+
+    /// In a PID namespace whose first process is a shell, because signals do to a first process less than to others.
+    fn isolated(&self, program: &Program, pager: Vec<OsString>) -> Program {
+        let shell = ["-pf", "--kill-child", "--mount-proc", "sh", "-c", "\"$@\"; exit $?", "sh"];
+        let mut argv: Vec<OsString> = vec![tool("unshare").into()];
+        argv.extend(shell.map(OsString::from));
+        argv.extend(pager);
+        // Control sockets are named by process id, which is not unique here.
+        program
+            .wrapped(argv)
+            .env("XDG_RUNTIME_DIR", self.stage.dir())
+            .env("TMPDIR", self.stage.dir())
+    }
+}
+
+/// `GMS_TORTURE_ONLY` leaves out all runs but those whose name contains it.
+fn is_chosen(name: &str) -> bool {
+    std::env::var("GMS_TORTURE_ONLY").map_or(true, |only| name.contains(&only))
+}
+
+/// `GMS_TORTURE_BINARY` names a gms built otherwise: tests/plants.sh gives one with a bug.
+fn tortured_binary() -> PathBuf {
+    std::env::var_os("GMS_TORTURE_BINARY").map_or_else(gms_binary, PathBuf::from)
+}
