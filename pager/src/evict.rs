@@ -305,7 +305,9 @@ impl<T: Transport> EvictThread<T> {
         torture::shuffle(&mut by_size);
         for (_, pid) in by_size {
             if let Some(moved) = self.evict_batch(pid, now) {
-                self.stuck_at = None;
+                if moved > 0 {
+                    self.stuck_at = None;
+                }
                 self.goal = self.goal.saturating_sub(moved * PAGE);
                 return true;
             }
@@ -360,13 +362,17 @@ impl<T: Transport> EvictThread<T> {
                 ended.is_none()
             });
             self.wake(&std::mem::take(&mut wake));
-            if leaving.is_empty() || self.shared.stop.load(Ordering::Relaxed) {
+            let ended = self.shared.stop.load(Ordering::Relaxed) || self.shared.has_failed();
+            if leaving.is_empty() || ended {
                 break;
             }
             if now.elapsed() > MARK_DEADLINE {
                 self.shared.fail("a change of the workload's address space does not end");
                 break;
             }
+            // Who is to tell of the change may wait for room.
+            self.stuck_at.get_or_insert(now + STUCK);
+            self.make_room(Instant::now());
             std::thread::yield_now();
             self.obey(now);
         }

@@ -28,6 +28,7 @@ use userfaultfd::{Event, EventBuffer, ReadWrite};
 use self::events::Stuck;
 use self::fetch::Fetch;
 use self::follow::Follow;
+pub(crate) use self::local::look;
 use crate::lane::Lane;
 use crate::page_map::{Content, PAGE};
 use crate::shared::{FaultCommand, Shared, Space, drain, lock};
@@ -71,6 +72,8 @@ struct SpaceFaults {
     young: Vec<Arc<Space>>,
     /// Changes could not be told apart by their order once: an address of which nothing is known must not have a marker.
     contested: bool,
+    /// What has been told of changes was told late: some may still be under way.
+    unsettled: bool,
     stuck: Option<Stuck>,
 }
 
@@ -96,6 +99,8 @@ pub struct FaultThread<T> {
     pending: HashSet<Place>,
     /// Faults to be tried again once the events have been read.
     again: Vec<Fault>,
+    /// Removals told of so far.
+    removals: u64,
     /// Demanded pages whose markers have not been looked for yet.
     unproved: Vec<(Place, Content)>,
     /// Kicks, the lane and the spaces.
@@ -129,6 +134,7 @@ impl<T: Transport> FaultThread<T> {
             unsent: Vec::new(),
             pending: HashSet::new(),
             again: Vec::new(),
+            removals: 0,
             unproved: Vec::new(),
             epoll,
             readable: Vec::new(),
@@ -166,6 +172,7 @@ impl<T: Transport> FaultThread<T> {
                 self.fault(fault);
             }
             self.relieve(now);
+            self.settle();
             self.send_again(now);
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
@@ -216,7 +223,7 @@ impl<T: Transport> FaultThread<T> {
         };
         if spin {
             limit = Duration::ZERO;
-        } else if !self.again.is_empty() {
+        } else if !self.again.is_empty() || self.spaces.values().any(|state| state.unsettled) {
             limit = AGAIN;
         }
         let millis = limit.as_micros().div_ceil(1000) as u16;
@@ -260,6 +267,7 @@ impl<T: Transport> FaultThread<T> {
             zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
             young: Vec::new(),
             contested: false,
+            unsettled: false,
             stuck: None,
             space,
         };
@@ -296,6 +304,10 @@ impl<T: Transport> FaultThread<T> {
         }
         torture::at(Point::BeforeGateOpens);
         drop(gate);
+        if self.shared.has_failed() {
+            // What is known may be wrong: nobody is served any more.
+            return true;
+        }
         self.shared.faults.fetch_add(faults.len() as u64, Ordering::Relaxed);
         for message in faults {
             if let Event::Pagefault { rw, addr, thread_id, .. } = message {
@@ -340,6 +352,9 @@ impl<T: Transport> FaultThread<T> {
     fn fault(&mut self, fault: Fault) {
         let place = fault.place;
         let Some(state) = self.spaces.get(&place.0) else { return };
+        if self.shared.has_failed() {
+            return;
+        }
         let never_waits = self.shared.is_ours(fault.tid, &state.space);
         let same_ids = state.space.same_ids.load(Ordering::Relaxed);
         let action = lock(&self.shared.tables).fault(place);

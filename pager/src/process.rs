@@ -368,9 +368,7 @@ impl Process {
             }
             let id = self.space.id;
             let parts = lock(&shared.tables).unregistered_parts(id, mapping.range.clone());
-            if parts.is_empty()
-                || self.space.faults.registration(mapping.range.clone()) != Registration::Whole
-            {
+            if parts.is_empty() || !self.is_registered(mapping) {
                 continue;
             }
             for part in parts {
@@ -381,6 +379,12 @@ impl Process {
                 lock(&shared.tables).register(id, part, &marked.unwrap_or_default());
             }
         }
+    }
+
+    /// Whether the whole mapping is registered, and with us: it could be with a userfaultfd of the program's own, which is refused to us.
+    fn is_registered(&self, mapping: &Mapping) -> bool {
+        self.space.faults.register(mapping.range.clone()).is_ok()
+            && self.space.faults.registration(mapping.range.clone()) == Registration::Whole
     }
 
     fn resident_in(&self, mapping: &Mapping) -> u64 {

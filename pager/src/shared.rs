@@ -160,6 +160,7 @@ pub struct Shared {
     kick_evict: EventFd,
     done: EventFd,
     outcome: Mutex<Option<Outcome>>,
+    failed: AtomicBool,
     /// The threads shall end.
     pub stop: AtomicBool,
     /// All pages shall be brought home.
@@ -243,6 +244,7 @@ impl Shared {
             kick_evict: event_fd()?,
             done: event_fd()?,
             outcome: Mutex::new(None),
+            failed: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             detaching: AtomicBool::new(false),
             faults: AtomicU64::new(0),
@@ -351,6 +353,7 @@ impl Shared {
     pub fn finish(&self, outcome: Outcome) {
         let mut slot = lock(&self.outcome);
         if slot.is_none() {
+            self.failed.store(matches!(outcome, Outcome::Killed(_)), Ordering::SeqCst);
             *slot = Some(outcome);
             let _ = self.done.write(1);
         }
@@ -367,9 +370,9 @@ impl Shared {
         lock(&self.outcome).clone()
     }
 
-    /// Whether the workload is being killed.
+    /// Whether the workload is being killed: nothing may be installed any more.
     pub fn has_failed(&self) -> bool {
-        matches!(*lock(&self.outcome), Some(Outcome::Killed(_)))
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Wakes the threads which wait for these pages; they fault again and are served by what is known then.

@@ -200,7 +200,6 @@ impl Tables {
     pub fn register(&mut self, space: SpaceId, range: Range<u64>, marked: &RangeSet) {
         self.forget_unmarked(space, range.clone(), marked);
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.release(range.clone());
             state.registered.insert(range);
         }
     }
@@ -315,6 +314,11 @@ impl Tables {
         };
         // Without room for the change the entry stays `Remote`; if the page is discarded some day, its missing marker tells.
         self.put_marked(place, State::Kept(content), heat)
+    }
+
+    /// A removal of the page has been told and may not be done yet. If the page is away, it was before.
+    pub fn is_being_removed(&self, place: Place) -> bool {
+        self.spaces.get(&place.0).is_some_and(|s| s.is_quarantined(place.1))
     }
 
     /// Whether the page still is where the fetch went to look for it.

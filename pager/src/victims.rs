@@ -237,7 +237,9 @@ pub fn read_moved(
     match process.read_outbox(&places, &mut frames) {
         Ok(()) => {}
         // Nobody is left to see what becomes of them.
-        Err(_) if process.ends() => return Some(outcomes),
+        Err(_) if process.ends() && !is_inherited(shared, process, leaving) => {
+            return Some(outcomes);
+        }
         Err(errno) => {
             shared.fail(format!("evicted pages of process {} are lost: {errno}", process.pid));
             return None;
@@ -249,6 +251,14 @@ pub fn read_moved(
         outcomes[i] = if zero { EvictOutcome::Zero } else { EvictOutcome::Moved(hash) };
     }
     Some(outcomes)
+}
+
+/// Whether a child has been forked since the pages were moved: they are its too.
+fn is_inherited(shared: &Shared, process: &Process, leaving: &Leaving) -> bool {
+    let tables = lock(&shared.tables);
+    leaving
+        .iter()
+        .any(|&(page, slot)| tables.owners(slot).any(|place| place != (process.space.id, page)))
 }
 
 /// Ends a page's leaving, if its markers are as they must be: at every address that has it, or at none if it holds zeros. Returns what became of
@@ -299,7 +309,13 @@ pub fn finish(
             Ok(()) => tables.marked(slot, place),
             Err(Errno::EAGAIN) => return None,
             // It is not mapped any more, or the process has ended.
-            Err(_) => tables.unowned(place),
+            Err(Errno::ENOENT | Errno::ESRCH) => tables.unowned(place),
+            Err(errno) => {
+                shared.fail(format!(
+                    "it cannot be noted in the page tables what was evicted: {errno}"
+                ));
+                return None;
+            }
         }
     }
 }

@@ -79,6 +79,24 @@ fn a_computing_program_comes_home_at_once() {
 }
 
 #[test]
+fn guards_put_over_what_is_away_are_not_filled_by_its_way_home() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let mut proc =
+        Program::new([c_program("promises")]).args(["guards-home", "64"]).stdin_open().spawn();
+    proc.wait_output(0, "ready\n");
+    let attach = Gms::attach(&stage, proc.pid()).local(Mib(8)).agents(&[&agent]);
+    let mut pager = attach.spawn();
+    wait_until_away(&mut pager, Mib(48));
+    line(&mut proc, "guarded\n");
+    Gms::line(["detach"]).arg(proc.pid().to_string()).finish().expect_code(0);
+    attach.finish_proc(pager).expect_code(0);
+    assert!(!has_uffd(proc.pid()), "memory is still registered");
+    line(&mut proc, "right\n");
+    proc.finish().expect_code(0);
+}
+
+#[test]
 fn a_tree_comes_home_as_a_whole() {
     let Some(stage) = Stage::set() else { return };
     let agents = [AgentProc::start(Mib(512)), AgentProc::start(Mib(512))];

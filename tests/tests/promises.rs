@@ -33,4 +33,7 @@ promises! {
     a_process_forks_while_its_threads_purge => "purging";
     a_subreaper_in_the_workload_waits_for_its_own => "subreaper";
     more_children_are_forked_than_gms_can_meet_in_time => "brood";
+    what_is_discarded_is_zeros_although_it_was_on_its_way_back => "discards";
+    memory_that_a_program_pages_itself_is_left_to_it => "own-missing";
+    memory_whose_writes_a_program_watches_is_left_to_it => "own-writes";
 }

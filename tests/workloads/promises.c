@@ -2,10 +2,13 @@
  * Each case fills MIB of memory (of which most is evicted), does what its name says, and checks every page. */
 #include "check.h"
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -389,10 +392,125 @@ static void brood(void) {
     puts("all were born");
 }
 
+/* ---- memory is discarded while pages of it are on their way back */
+
+#define DISCARDS 60
+static _Atomic int over;
+
+static void *read_anywhere(void *seed_of) {
+    uint64_t seed = 5 + (uintptr_t)seed_of, sum = 0;
+    while (!atomic_load(&over)) sum += *(volatile uint64_t *)page_of(next(&seed) % pages);
+    return (void *)(sum & 0);
+}
+
+static void discards(void) {
+    uint64_t seed = 3;
+    void *readers[2] = {start(read_anywhere, (void *)1), start(read_anywhere, (void *)2)};
+    for (uint64_t round = 0; round < DISCARDS; round++) {
+        fill(round * pages);
+        /* What was filled first is away: read in order, it comes back ahead of its use. */
+        uint64_t seen = 32 + next(&seed) % 256, from = next(&seed) % (pages / 2);
+        for (uint64_t i = from; i < from + seen; i++) check_page(page_of(i), round * pages + i + 1, "before it is discarded");
+        for (uint64_t spins = next(&seed) % 300000; spins; spins--) atomic_signal_fence(memory_order_seq_cst);
+        if (madvise(area, pages * PAGE, MADV_DONTNEED)) die("madvise: %s", strerror(errno));
+        for (uint64_t i = 0; i < 2048; i++) check_page(page_of((from + i) % pages), 0, "after it was discarded");
+        for (uint64_t i = 0; i < pages; i++) check_page(page_of(i), 0, "after it was discarded");
+    }
+    atomic_store(&over, 1);
+    join(readers[0]);
+    join(readers[1]);
+    puts("what was discarded is zeros");
+}
+
+/* ---- memory that the program pages itself */
+
+static int own_uffd;
+
+static void *serve_own(void *unused) {
+    static _Alignas(4096) char bytes[PAGE];
+    struct uffd_msg message;
+    (void)unused;
+    while (read(own_uffd, &message, sizeof message) == sizeof message) {
+        if (message.event != UFFD_EVENT_PAGEFAULT) continue;
+        uint64_t at = message.arg.pagefault.address & ~(PAGE - 1);
+        if (message.arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WP) {
+            struct uffdio_writeprotect unprotect = {.range = {at, PAGE}};
+            if (ioctl(own_uffd, UFFDIO_WRITEPROTECT, &unprotect)) die("unprotect: %s", strerror(errno));
+            continue;
+        }
+        memset(bytes, 0xAB, PAGE);
+        struct uffdio_copy copy = {.dst = at, .src = (uintptr_t)bytes, .len = PAGE};
+        if (ioctl(own_uffd, UFFDIO_COPY, &copy) && errno != EEXIST) die("copy: %s", strerror(errno));
+    }
+    return NULL;
+}
+
+/* Its userfaultfd tells of what is missing, or of writes: both are its own affair. */
+static void own(uint64_t mode, const char *told) {
+    struct uffdio_api api = {.api = UFFD_API};
+    own_uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
+    if (own_uffd < 0 || ioctl(own_uffd, UFFDIO_API, &api)) die("userfaultfd: %s", strerror(errno));
+    fill(0);
+    press(16 * MIB); /* while gms may page it */
+    char *mine = map_pages(pages / 2);
+    struct uffdio_register reg = {.range = {(uintptr_t)mine, pages / 2 * PAGE}, .mode = mode};
+    if (ioctl(own_uffd, UFFDIO_REGISTER, &reg)) {
+        /* gms was faster: then it is gms's, and the program is told so. */
+        if (errno != EBUSY) die("register: %s", strerror(errno));
+        puts(told);
+        return;
+    }
+    void *server = start(serve_own, NULL);
+    (void)server;
+    for (uint64_t i = 0; i < pages / 2; i++) fill_page(mine + i * PAGE, i + 7);
+    if (mode & UFFDIO_REGISTER_MODE_WP) {
+        struct uffdio_writeprotect protect = {.range = reg.range, .mode = UFFDIO_WRITEPROTECT_MODE_WP};
+        if (ioctl(own_uffd, UFFDIO_WRITEPROTECT, &protect)) die("protect: %s", strerror(errno));
+    }
+    press(48 * MIB);
+    for (uint64_t i = 0; i < pages / 2; i++) check_page(mine + i * PAGE, i + 7, "in memory that the program pages");
+    for (uint64_t i = 0; i < pages / 2; i++) fill_page(mine + i * PAGE, i + 9);
+    press(48 * MIB);
+    for (uint64_t i = 0; i < pages / 2; i++) check_page(mine + i * PAGE, i + 9, "in memory that the program pages, changed");
+    check(0, "beside it");
+    puts(told);
+}
+
+static void own_missing(void) { own(UFFDIO_REGISTER_MODE_MISSING, "its own pages are its own"); }
+static void own_writes(void) { own(UFFDIO_REGISTER_MODE_WP, "its own writes are its own"); }
+
+/* ---- guards are put over what is away, and then everything comes home */
+
+static void line(void) {
+    char byte;
+    if (read(0, &byte, 1) != 1) die("no line");
+}
+
+static void guards_home(void) {
+    struct sigaction action = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
+    sigaction(SIGSEGV, &action, NULL);
+    fill(0);
+    puts("ready");
+    fflush(stdout);
+    line();
+    for (uint64_t i = 0; i < pages; i += 4)
+        if (madvise(page_of(i), PAGE, MADV_GUARD_INSTALL) && errno != EINVAL) die("guard: %s", strerror(errno));
+    puts("guarded");
+    fflush(stdout);
+    line();
+    for (uint64_t i = 0; i < pages; i++) {
+        caught = 0;
+        check_page(page_of(i), i % 4 ? i + 1 : 0, "at home");
+        if (caught != (i % 4 == 0)) die("page %lu: %s", (unsigned long)i, i % 4 ? "a guard that nobody put there" : "its guard has gone");
+    }
+    puts("right");
+}
+
 int main(int argc, char **argv) {
     const struct { const char *name; void (*run)(void); } cases[] = {
         {"leader", leader}, {"sharer", sharer}, {"guards", guards}, {"guarded", guarded}, {"realloc", realloc_churn},
         {"locked", locked}, {"inherit", inherit}, {"purging", purging}, {"subreaper", subreaper}, {"brood", brood},
+        {"discards", discards}, {"own-missing", own_missing}, {"own-writes", own_writes}, {"guards-home", guards_home},
     };
     pages = number(argc, argv, 2, 64) * MIB / PAGE;
     area = map_pages(pages);

@@ -41,7 +41,7 @@ impl<T: Transport> EvictThread<T> {
             return false;
         }
         let descriptors: Vec<PageDescriptor> =
-            batch.iter().map(|(_, id, hash)| PageDescriptor::new(id.0, *hash)).collect();
+            batch.iter().map(|(_, id, _)| PageDescriptor::new(id.0, 0)).collect();
         let mut payload: Vec<&[u8]> = vec![descriptors.as_bytes()];
         payload.extend(batch.iter().map(|(slot, ..)| self.shared.frames.read(*slot)));
         let count = batch.len() as u16;

@@ -15,7 +15,7 @@ use gms_transport::{ExchangeId, Transport};
 use zerocopy::IntoBytes;
 
 use super::EvictThread;
-use crate::fault::FETCH_DEADLINE;
+use crate::fault::{FETCH_DEADLINE, look};
 use crate::page_map::{Content, PAGE};
 use crate::session::Outcome;
 use crate::shared::{SLOTS, Space, lock};
@@ -407,6 +407,7 @@ impl<T: Transport> EvictThread<T> {
             adjacent
                 && offset == from + n * PAGE as usize
                 && tables.is_away((space.id, page), content)
+                && (n == 0 || !tables.is_being_removed((space.id, page)))
         };
         let count = good.iter().enumerate().take_while(follows).count();
         drop(tables);
@@ -436,18 +437,19 @@ impl<T: Transport> EvictThread<T> {
         home
     }
 
-    /// How many of the adjacent pages from `start` on still have their markers. If the first has none it is no longer away.
+    /// How many of the adjacent pages from `start` on still have their markers, with the gate closed.
     fn proved(&self, space: &Space, start: u64, count: usize) -> usize {
+        let place = (space.id, PageAddr::containing(start));
+        let mut tables = lock(&self.shared.tables);
         let marked = |pages: u64| {
             space.page_tables.get().and_then(|t| t.marked(start..start + pages * PAGE).ok())
         };
         let run = marked(count as u64).and_then(|marked| marked.containing(start));
-        let pages = run.map_or(0, |run| ((run.end - start) / PAGE) as usize);
-        if pages > 0 || count == 0 {
-            return pages.min(count);
+        match run {
+            Some(run) if !tables.is_being_removed(place) => ((run.end - start) / PAGE) as usize,
+            _ if count > 0 => usize::from(is_there(&mut tables, space, place)),
+            _ => 0,
         }
-        let place = (space.id, PageAddr::containing(start));
-        usize::from(is_there(&mut lock(&self.shared.tables), space, place))
     }
 
     /// Nobody has these pages any more. Returns how many were poisoned; the rest is left to the next pass.
@@ -460,7 +462,7 @@ impl<T: Transport> EvictThread<T> {
         let mut tables = lock(&self.shared.tables);
         let mut poisoned = 0;
         for &(page, content) in pages {
-            if !tables.is_away((id, page), content) {
+            if !tables.is_away((id, page), content) || !is_there(&mut tables, space, (id, page)) {
                 continue;
             }
             if space.faults.mark(page.get()..page.get() + PAGE, false).is_err() {
@@ -527,15 +529,27 @@ impl<T: Transport> EvictThread<T> {
     }
 }
 
-/// Whether a page has its marker, without which it is no longer away.
+/// Whether a page that is away has its marker, with the gate closed. Without one it is the program's no longer.
 fn is_there(tables: &mut Tables, space: &Space, place: Place) -> bool {
-    let probe = space.faults.probe(place.1.get());
-    if probe == Probe::Absent {
+    let range = place.1.get()..place.1.get() + PAGE;
+    let marked = match space.page_tables.get() {
+        // A guard must not be taken for a marker.
+        Some(page_tables) if !tables.is_being_removed(place) => page_tables.marked(range.clone()),
+        _ => {
+            let probe = look(tables, space, place);
+            if probe == Probe::Absent {
+                space.faults.wake(range);
+            }
+            return probe == Probe::Occupied;
+        }
+    };
+    let marked = marked.is_ok_and(|marked| !marked.is_empty());
+    // While an event is unread, it may just have moved.
+    if !marked && !space.faults.has_event() {
         tables.discarded(place);
-        tables.zeroed(place.0, place.1.get()..place.1.get() + PAGE);
-        space.faults.wake(place.1.get()..place.1.get() + PAGE);
+        space.faults.wake(range);
     }
-    probe == Probe::Occupied
+    marked
 }
 
 #[cfg(test)]

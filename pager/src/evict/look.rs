@@ -191,7 +191,9 @@ impl<T: Transport> EvictThread<T> {
             .filter(|(resident, _)| *resident >= ATTACH_MIN || torture::is_on())
             .max();
         let Some((_, pid)) = candidate else { return };
-        // If it was forked from a space of ours, that event has been read: wait until it has been handled too.
+        // If it was forked from a space of ours, that event has been read: wait until it has been handled too. The first of a chain of forks was
+        // told of before the next was read.
+        self.obey(now);
         self.spaces.values().for_each(|space| drop(lock(&space.gate)));
         self.obey(now);
         if self.processes.values().any(|process| process.shares_memory_with(pid)) {

@@ -21,7 +21,9 @@ impl<T: Transport> EvictThread<T> {
                 let mut at = range.start;
                 while at < range.end {
                     let end = range.end.min(at + STEP);
-                    reconcile(&self.shared, process, at..end);
+                    if !reconcile(&self.shared, process, at..end) {
+                        lock(&self.shared.tables).look_again(process.space.id, at..end);
+                    }
                     at = end;
                 }
             }
@@ -29,17 +31,19 @@ impl<T: Transport> EvictThread<T> {
     }
 }
 
-fn reconcile(shared: &Shared, process: &Process, range: Range<u64>) {
+/// False if it cannot be known now what is there.
+fn reconcile(shared: &Shared, process: &Process, range: Range<u64>) -> bool {
     let space = &process.space;
-    let Some(page_tables) = process.page_tables() else { return };
+    let Some(page_tables) = process.page_tables() else { return true };
     let _gate = lock(&space.gate);
     let marked = page_tables.marked(range.clone());
     let taken = page_tables.taken(range.clone());
     // While an event is unread, pages may be where we do not know.
-    if let (Ok(marked), Ok(taken)) = (marked, taken)
-        && !space.faults.has_event()
-        && space.ungated.is_intact()
-    {
+    if space.faults.has_event() || !space.ungated.is_intact() {
+        return false;
+    }
+    if let (Ok(marked), Ok(taken)) = (marked, taken) {
         lock(&shared.tables).reconcile(space.id, range, &marked, &taken);
     }
+    true
 }

@@ -81,13 +81,29 @@ impl<T: Transport> FaultThread<T> {
         for child in &born {
             self.shared.tell_forked(child.clone());
         }
+        if lock(&self.shared.tables).exhausted {
+            self.shared.fail("the page map is full");
+        }
         let Some(state) = self.spaces.get_mut(&space.id) else { return };
+        state.unsettled = !settled;
         match settled {
             true => {
                 state.young.clear();
                 lock(&self.shared.tables).settle_changes(space.id);
             }
             false => state.young.extend(born),
+        }
+    }
+
+    /// Changes that were still under way when they were told of are over some time, and perhaps no other follows that would show it.
+    pub(super) fn settle(&mut self) {
+        for state in self.spaces.values_mut().filter(|state| state.unsettled) {
+            let Ok(_gate) = state.space.gate.try_lock() else { continue };
+            if !state.space.faults.has_event() {
+                state.unsettled = false;
+                state.young.clear();
+                lock(&self.shared.tables).settle_changes(state.space.id);
+            }
         }
     }
 
@@ -101,6 +117,7 @@ impl<T: Transport> FaultThread<T> {
             Event::Remove { start, end } => {
                 let range = start as u64..end as u64;
                 lock(&self.shared.tables).remove(space.id, range.clone());
+                self.removals += 1;
                 range
             }
             Event::Unmap { start, end } => {

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::prefetch::Prefetch;
@@ -13,15 +13,18 @@ use gms_transport::message::{Control, PAGES_MAX, PageDescriptor, Status};
 use gms_transport::{ExchangeId, Transport};
 use zerocopy::IntoBytes;
 
-use super::{FETCH_DEADLINE, FETCH_RETRY, FaultThread, ROOM_KEPT};
+use super::{FETCH_DEADLINE, FETCH_RETRY, FaultThread, ROOM_KEPT, SpaceFaults, look};
 use crate::lane::LaneEvent;
 use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
-use crate::shared::lock;
-use crate::tables::Place;
+use crate::shared::{Shared, Space, lock};
+use crate::tables::{Place, Tables};
 use crate::torture::{self, Point};
 use crate::trace::Trace;
-use crate::uffd::Installed;
+use crate::uffd::{Installed, Probe};
+
+/// A marker was there a moment ago. A guard may have come in its place since, which raises no event, and which a copy would overwrite.
+const PROOF_LASTS: Duration = Duration::from_micros(100);
 
 /// One page of a fetch.
 #[derive(Clone, Copy)]
@@ -36,6 +39,8 @@ pub(super) struct Fetch {
     /// Whether a thread waits for the first page. All others are fetched ahead.
     demanded: bool,
     began: Instant,
+    /// Removals in all spaces when it began.
+    removals: u64,
     sent: Instant,
     mismatches: u32,
     /// Bytes of the payload that came.
@@ -48,11 +53,12 @@ pub(super) struct Fetch {
 }
 
 impl Fetch {
-    fn new(now: Instant, pages: Vec<Wanted>, demanded: bool) -> Fetch {
+    fn new(now: Instant, removals: u64, pages: Vec<Wanted>, demanded: bool) -> Fetch {
         Fetch {
             pages,
             demanded,
             began: now,
+            removals,
             sent: now,
             mismatches: 0,
             received: 0,
@@ -74,13 +80,13 @@ impl Fetch {
 
     /// As exchanges, which have room for so many pages only.
     fn split(self) -> impl Iterator<Item = Fetch> {
-        let (now, mut demanded) = (self.began, self.demanded);
+        let (now, removals, mut demanded) = (self.began, self.removals, self.demanded);
         let mut rest = self.pages;
         std::iter::from_fn(move || {
             let more = rest.split_off(rest.len().min(PAGES_MAX));
             let pages = std::mem::replace(&mut rest, more);
             let first = std::mem::take(&mut demanded);
-            (!pages.is_empty()).then(|| Fetch::new(now, pages, first))
+            (!pages.is_empty()).then(|| Fetch::new(now, removals, pages, first))
         })
     }
 
@@ -114,7 +120,7 @@ impl<T: Transport> FaultThread<T> {
         let ahead = self.look_ahead(place);
         let demanded = Wanted { place, content };
         if ahead.is_empty() {
-            return self.send(now, Fetch::new(now, vec![demanded], true));
+            return self.send(now, Fetch::new(now, self.removals, vec![demanded], true));
         }
         self.fetch_all(now, Some(demanded), ahead);
     }
@@ -125,8 +131,9 @@ impl<T: Transport> FaultThread<T> {
             by_agent.entry(wanted.content.agent).or_default().push(wanted);
         }
         let first = demanded.and_then(|d| by_agent.remove(&d.content.agent));
-        let first = first.map(|pages| Fetch::new(now, pages, true));
-        let ahead = by_agent.into_values().map(|pages| Fetch::new(now, pages, false));
+        let new = |pages, demanded| Fetch::new(now, self.removals, pages, demanded);
+        let first = first.map(|pages| new(pages, true));
+        let ahead: Vec<Fetch> = by_agent.into_values().map(|pages| new(pages, false)).collect();
         for fetch in first.into_iter().chain(ahead) {
             fetch.split().for_each(|fetch| self.send(now, fetch));
         }
@@ -219,7 +226,15 @@ impl<T: Transport> FaultThread<T> {
                 self.give_up(&fetch.pages);
                 continue;
             }
-            let agent = fetch.pages[0].content.agent;
+            let Wanted { place, content } = fetch.pages[0];
+            let agent = content.agent;
+            if !lock(&self.shared.tables).is_remote(place, content) {
+                // Discarded meanwhile, or its process has ended.
+                self.pending.remove(&place);
+                self.give_up(&fetch.pages[1..]);
+                self.wake(place);
+                continue;
+            }
             if now.duration_since(fetch.began) > FETCH_DEADLINE {
                 if self.leave_to_detach(&fetch) {
                     continue;
@@ -431,9 +446,19 @@ impl<T: Transport> FaultThread<T> {
         let run = &fetch.pages[fetch.installed..fetch.installed + count];
         let (id, start) = (run[0].place.0, run[0].place.1.get());
         self.trace(|trace| trace.opened(run[0].place));
-        let proved = self.proved(fetch, start..start + count as u64 * PAGE);
-        // The lock is held from the look to the copy: in between nobody may install, change and evict a page.
+        // The lock is held from the look to the copy: in between nobody may install, change and evict a page, or forget that it is being removed.
         let mut tables = lock(&self.shared.tables);
+        let proved = match self.spaces.get(&id) {
+            Some(_) if self.shared.has_failed() => RangeSet::default(),
+            Some(state) if fetch.is_awaited() => {
+                let at = self.unproved.iter().position(|(place, _)| *place == run[0].place);
+                let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
+                let old = fetch.removals != self.removals || fetch.began.elapsed() > PROOF_LASTS;
+                prove_awaited(&self.shared, &mut tables, state, run[0], unproved || old)
+            }
+            Some(state) => proved_ahead(&tables, &state.space, start..start + count as u64 * PAGE),
+            None => RangeSet::default(),
+        };
         let space = self.spaces.get(&id).map(|state| state.space.clone());
         let mut wake = Vec::new();
         let mut at = 0;
@@ -474,24 +499,6 @@ impl<T: Transport> FaultThread<T> {
         wake.into_iter().for_each(|place| self.wake(place));
     }
 
-    /// Those of the addresses that may be installed to: they have markers. That of an awaited page has been looked for after it was asked for.
-    fn proved(&mut self, fetch: &Fetch, range: Range<u64>) -> RangeSet {
-        let mut proved = RangeSet::default();
-        if !fetch.is_awaited() {
-            let space = self.spaces.get(&fetch.pages[0].place.0).map(|state| &state.space);
-            let page_tables = space.and_then(|space| space.page_tables.get());
-            return page_tables.and_then(|t| t.marked(range).ok()).unwrap_or(proved);
-        }
-        let Wanted { place, content } = fetch.pages[fetch.installed];
-        let unproved = self.unproved.iter().position(|(unproved, _)| *unproved == place);
-        unproved.map(|at| self.unproved.swap_remove(at));
-        // If it cannot be known now, the thread faults again.
-        if unproved.is_none() || self.prove(place, content) {
-            proved.insert(range);
-        }
-        proved
-    }
-
     fn count_installed(&self, fetch: &Fetch) {
         self.shared.count_resident(1);
         self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
@@ -508,4 +515,38 @@ impl<T: Transport> FaultThread<T> {
         // Not all came in good order: ask again for what is missing.
         self.requeue(Some(fetch));
     }
+}
+
+/// The address of a page for which a thread waits, if it may be installed. Its marker has been looked for after it was asked for, and is again
+/// unless that was just now (`again`). If nothing can be known now, the thread faults again.
+fn prove_awaited(
+    shared: &Shared,
+    tables: &mut Tables,
+    state: &SpaceFaults,
+    wanted: Wanted,
+    again: bool,
+) -> RangeSet {
+    let place = wanted.place;
+    let mut proved = RangeSet::default();
+    if !tables.is_remote(place, wanted.content) {
+        return proved;
+    }
+    let probe = match again || tables.is_being_removed(place) {
+        true => look(tables, &state.space, place),
+        false => Probe::Occupied,
+    };
+    match probe {
+        Probe::Occupied => proved.insert(place.1.get()..place.1.get() + PAGE),
+        Probe::Absent => shared.count_zeros(1, false),
+        Probe::Changing | Probe::Gone => {}
+    }
+    proved
+}
+
+/// Those of the addresses to which may be installed what nobody waits for: they have markers, and are not about to lose them.
+fn proved_ahead(tables: &Tables, space: &Space, range: Range<u64>) -> RangeSet {
+    if tables.has_quarantine(space.id, &range) {
+        return RangeSet::default();
+    }
+    space.page_tables.get().and_then(|t| t.marked(range).ok()).unwrap_or_default()
 }

@@ -5,10 +5,11 @@
 use std::ops::Range;
 
 use gms_transport::Transport;
+use nix::errno::Errno;
 
 use super::{Fault, FaultThread, ROOM_KEPT, SpaceFaults};
 use crate::page_map::{Content, PAGE};
-use crate::shared::lock;
+use crate::shared::{Space, lock};
 use crate::tables::{FaultAction, Place, Tables};
 use crate::uffd::{Installed, Probe};
 
@@ -39,7 +40,8 @@ impl<T: Transport> FaultThread<T> {
         if !self.shared.has_room((range.end - range.start) / PAGE + ROOM_KEPT) {
             range = one.clone();
         }
-        if state.contested && state.space.faults.probe(one.start) == Probe::Occupied {
+        // A copy takes the place of a marker or a guard without a word.
+        if write && range == one && state.holds(&one) {
             drop(tables);
             return self.not_installed(fault, Installed::Exists);
         }
@@ -95,13 +97,10 @@ impl<T: Transport> FaultThread<T> {
             drop(tables);
             return self.again.push(fault);
         };
-        match state.space.faults.probe(place.1.get()) {
-            Probe::Occupied => {}
-            probe => {
-                let zeroed = note_discarded(&mut tables, place, probe);
-                drop(tables);
-                return self.probed(fault, probe, zeroed);
-            }
+        let probe = look(&mut tables, &state.space, place);
+        if probe != Probe::Occupied {
+            drop(tables);
+            return self.probed(fault, probe);
         }
         let outcome = state.space.faults.copy(place.1.get(), self.shared.frames.read(slot));
         if outcome == Installed::Done {
@@ -124,10 +123,9 @@ impl<T: Transport> FaultThread<T> {
             drop(tables);
             return self.again.push(fault);
         }
-        let probe = state.space.faults.probe(place.1.get());
-        let zeroed = note_discarded(&mut tables, place, probe);
+        let probe = look(&mut tables, &state.space, place);
         drop(tables);
-        self.probed(fault, probe, zeroed);
+        self.probed(fault, probe);
     }
 
     /// Looks for the markers of the pages which were asked for just now, while the agent works. What has none was discarded by the program.
@@ -147,35 +145,40 @@ impl<T: Transport> FaultThread<T> {
         if !tables.is_remote(place, content) {
             return true;
         }
-        let probe = state.space.faults.probe(place.1.get());
-        let zeroed = note_discarded(&mut tables, place, probe);
+        let probe = look(&mut tables, &state.space, place);
         drop(tables);
-        if zeroed {
+        if probe == Probe::Absent {
             self.shared.count_zeros(1, false);
             self.wake(place);
         }
         probe != Probe::Changing
     }
 
-    fn probed(&mut self, fault: Fault, probe: Probe, zeroed: bool) {
-        if zeroed {
-            self.shared.count_zeros(1, false);
-        }
+    fn probed(&mut self, fault: Fault, probe: Probe) {
         match probe {
-            Probe::Changing => self.again.push(fault),
-            Probe::Absent | Probe::Occupied | Probe::Gone => self.wake(fault.place),
+            Probe::Changing => return self.again.push(fault),
+            Probe::Absent => self.shared.count_zeros(1, false),
+            Probe::Occupied | Probe::Gone => {}
         }
+        self.wake(fault.place);
     }
 }
 
-/// If the probe has found nothing and put zeros there, the tables must know; true then.
-fn note_discarded(tables: &mut Tables, place: Place, probe: Probe) -> bool {
-    let zeroed = probe == Probe::Absent;
-    if zeroed {
-        tables.discarded(place);
-        tables.zeroed(place.0, place.1.get()..place.1.get() + PAGE);
+/// What is at the address of a page of which something is known. If nothing is, the program has discarded the page: now zeros are there, and the
+/// tables know. So it is if a removal has been told that may not be done yet: an evicted page of its range went out before.
+pub(crate) fn look(tables: &mut Tables, space: &Space, place: Place) -> Probe {
+    let range = place.1.get()..place.1.get() + PAGE;
+    if tables.is_being_removed(place)
+        && space.faults.mark(range.clone(), false) == Err(Errno::EAGAIN)
+    {
+        return Probe::Changing;
     }
-    zeroed
+    let probe = space.faults.probe(range.start);
+    if probe == Probe::Absent {
+        tables.discarded(place);
+        tables.zeroed(place.0, range);
+    }
+    probe
 }
 
 impl SpaceFaults {
@@ -188,6 +191,15 @@ impl SpaceFaults {
         match last.end == one.start {
             true => one.start..one.start + bytes,
             false => one.end.saturating_sub(bytes)..one.end,
+        }
+    }
+
+    /// Whether anything is at the address: a page, a marker, a guard.
+    fn holds(&self, one: &Range<u64>) -> bool {
+        match self.space.page_tables.get() {
+            Some(page_tables) => page_tables.taken(one.clone()).is_ok_and(|t| !t.is_empty()),
+            // Of a child that has not been met yet. A probe leaves zeros where there was nothing: then the thread tries again.
+            None => self.contested && self.space.faults.probe(one.start) == Probe::Occupied,
         }
     }
 

@@ -100,6 +100,13 @@ impl Tables {
         self.spaces.get_mut(&space).map(SpaceState::take_stale).unwrap_or_default()
     }
 
+    /// What may have been discarded in the range could not be seen yet.
+    pub fn look_again(&mut self, space: SpaceId, range: Range<u64>) {
+        if let Some(state) = self.spaces.get_mut(&space) {
+            state.stale.insert(range);
+        }
+    }
+
     /// Releases what has been discarded in the range: `marked` are its markers, `taken` holds pages, markers or anything. All events have been read.
     pub fn reconcile(
         &mut self,

@@ -4,6 +4,9 @@
 //! after it: the workload would later get its old bytes instead of zeros. So the range is quarantined: a page in it is not evicted until
 //! the address has been seen empty or been filled with zeros. Pages that MADV_FREE left in place show neither: for them the evict
 //! thread proves that no thread is in madvise any more (`age_quarantine`, `end_quarantine`).
+//!
+//! Nor is a page of it installed: the removal, told but not done, would leave its old bytes behind if the install came later. It went out before
+//! the removal was told, which allows zeros from then on.
 
 use std::ops::Range;
 
@@ -20,7 +23,7 @@ pub(super) struct SpaceState {
     /// What was in quarantine when the search for threads in madvise began.
     aging: RangeSet,
     /// What has been removed while something was known of it: perhaps the program has discarded that.
-    stale: RangeSet,
+    pub(super) stale: RangeSet,
     /// Removals begun so far.
     pub(super) removals: u64,
     /// Remaps told of while other changes were under way.
@@ -71,12 +74,14 @@ impl SpaceState {
         within(&self.quarantine) || within(&self.aging)
     }
 
+    /// Whether the page is in quarantine.
+    pub(super) fn is_quarantined(&self, page: PageAddr) -> bool {
+        self.quarantine.contains(page.get()) || self.aging.contains(page.get())
+    }
+
     /// The page is registered and not in quarantine.
     pub(super) fn is_evictable(&self, page: PageAddr) -> bool {
-        let page = page.get();
-        self.registered.contains(page)
-            && !self.quarantine.contains(page)
-            && !self.aging.contains(page)
+        self.registered.contains(page.get()) && !self.is_quarantined(page)
     }
 
     /// The search for threads in madvise begins; false if there is nothing to prove.
