@@ -7,6 +7,8 @@
 //! * what is known at the target of a remap goes aside, as another *generation* of these addresses, instead of being forgotten;
 //! * a change that concerns the target of such a remap is *contested*: markers tell which generation it means.
 //!
+//! A remap to where nothing was, as far as was told, is no such surprise: one thread may move the same memory many times while it is read of that.
+//!
 //! When all changes have been told (`settle_changes`) what is still aside has gone.
 
 use std::collections::BTreeSet;
@@ -190,6 +192,8 @@ impl Tables {
         if self.map.knows(aside(space), remap.target()) && self.map.knows(space, remap.target()) {
             return Err(Doubt);
         }
+        let occupied =
+            self.registered_in(space, remap.target()) || self.map.knows(space, remap.target());
         self.keep_as(aside(space), space, remap.target());
         for (generation, page) in moved {
             self.shift(generation, &remap.part(page.get()..page.get() + PAGE), space);
@@ -206,6 +210,9 @@ impl Tables {
             // A removal that another thread has begun acts on the old addresses, where nothing is any more.
             state.release(remap.source());
             state.release(remap.target());
+            if occupied {
+                state.contested.insert(remap.target());
+            }
             state.remaps.push(remap);
         }
         Ok(())
@@ -217,6 +224,7 @@ impl Tables {
         self.forget(gone(space), 0..u64::MAX);
         if let Some(state) = self.spaces.get_mut(&space) {
             state.remaps.clear();
+            state.contested = RangeSet::default();
         }
     }
 
@@ -271,15 +279,17 @@ impl Tables {
         }
     }
 
-    /// What of the range is the target of a remap that was told lately.
+    /// The contested parts of the range.
     fn contested_parts(&self, space: SpaceId, range: Range<u64>) -> RangeSet {
         let mut parts = RangeSet::default();
-        for remap in self.unsettled_remaps(space) {
-            let target = remap.target();
-            let (start, end) = (range.start.max(target.start), range.end.min(target.end));
-            parts.insert(start..end.max(start));
+        if let Some(state) = self.spaces.get(&space) {
+            state.contested.overlaps(range).for_each(|part| parts.insert(part));
         }
         parts
+    }
+
+    fn registered_in(&self, space: SpaceId, range: Range<u64>) -> bool {
+        self.spaces.get(&space).is_some_and(|s| s.registered.overlaps(range).next().is_some())
     }
 
     fn pages(&self, space: SpaceId, ranges: &RangeSet) -> impl Iterator<Item = PageAddr> {

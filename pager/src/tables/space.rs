@@ -28,6 +28,9 @@ pub(super) struct SpaceState {
     pub(super) removals: u64,
     /// Remaps told of while other changes were under way.
     pub(super) remaps: Vec<Remap>,
+    /// Where such a remap has led although, as far as was told, something still was there: of another thread's change that made way for it will be
+    /// told later.
+    pub(super) contested: RangeSet,
 }
 
 impl SpaceState {
@@ -36,10 +39,9 @@ impl SpaceState {
         SpaceState { registered, ..SpaceState::default() }
     }
 
-    /// Whether the range concerns one to which a remap has led lately.
+    /// Whether it is in question what a change of the range concerns.
     pub(super) fn is_contested(&self, range: &Range<u64>) -> bool {
-        let overlaps = |other: Range<u64>| other.start < range.end && range.start < other.end;
-        self.remaps.iter().any(|remap| overlaps(remap.target()))
+        self.contested.overlaps(range.clone()).next().is_some()
     }
 
     /// A removal there is over, or concerns another mapping.
