@@ -53,6 +53,7 @@ want_to_test() {
     { need+=(golang-src); why+=("tests of go"); }
   want capsh libcap2-bin
   want setcap libcap2-bin
+  want musl-gcc musl-tools
   want sha256sum coreutils
   want promtool prometheus
 }

@@ -30,7 +30,8 @@ pub use stage::Stage;
 pub use stats::{AgentStats, Stats, Status};
 pub use torture::{Torture, torture_seeds};
 pub use workload::{
-    c_program, go_program, go_source, go_test_binary, java_classes, source, thirty_two_bit_program,
+    c_program, go_program, go_source, go_test_binary, java_classes, musl_program, source,
+    thirty_two_bit_program,
 };
 
 /// Makes two tests of one function of the percentage of the working set that may stay resident.

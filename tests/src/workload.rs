@@ -59,6 +59,14 @@ pub fn c_program(name: &str) -> PathBuf {
     build(name, &[&file, "check.h"], argv("gcc", &options, &[&file]))
 }
 
+/// The same with musl, whose threads share one lock that the kernel opens when they end.
+pub fn musl_program(name: &str) -> PathBuf {
+    let file = format!("{name}.c");
+    let options = ["-O2", "-std=gnu17", "-Wall", "-pthread", "-static", "-o", "OUT"];
+    let (compiler, name) = ("musl-gcc", format!("musl-{name}"));
+    build(&name, &[&file, "check.h"], argv(compiler, &options, &[&file]))
+}
+
 /// The Go program: static, without libc.
 pub fn go_program() -> PathBuf {
     build("churn-go", &["churn.go"], argv("go", &["build", "-o", "OUT"], &["churn.go"]))

@@ -40,6 +40,10 @@ fn programs_find_every_page_right() {
             let program = Program::new([c_program(name)]).args(args);
             torture.same_output(&format!("{name} {args:?}"), &program, LIMIT);
         }
+        for (name, args) in [("threads", "12"), ("comings", "6000")] {
+            let program = Program::new([musl_program(name)]).args([args]);
+            torture.same_output(&format!("{name} {args}, musl"), &program, LIMIT);
+        }
     });
 }
 
