@@ -280,6 +280,17 @@ impl Stopped {
         Ok(result)
     }
 
+    /// Whether it stands where system calls can be injected.
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// Gets ready for more injected calls after [`Stopped::restore`].
+    pub fn block_signals(&mut self) -> Result<()> {
+        self.altered = true;
+        self.set_signal_mask(u64::MAX)
+    }
+
     /// Puts everything back and lets the thread go.
     pub fn resume(mut self) -> Result<()> {
         let restored = self.restore();
