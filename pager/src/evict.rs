@@ -25,7 +25,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use self::detach::Homecoming;
-use self::look::Sharing;
+use self::look::{Refusal, Sharing};
 use self::room::Fullness;
 use crate::inject::is_outside_madvise;
 use crate::lane::{Lane, LaneEvent};
@@ -93,7 +93,7 @@ pub struct EvictThread<T> {
     processes: BTreeMap<i32, Process>,
     spaces: HashMap<SpaceId, Arc<Space>>,
     orphans: Vec<Arc<Space>>,
-    refused: HashMap<i32, (Instant, bool)>,
+    refused: HashMap<i32, Refusal>,
     budget: Budget,
     writes: HashMap<ExchangeId, Write>,
     home: Homecoming,
