@@ -216,22 +216,23 @@ impl<T: Transport> EvictThread<T> {
                 busy |= evicted;
             }
             self.make_room(now);
-            busy |= release_late();
+            let late = release_late();
             busy |= lock(&self.shared.tables).bury(BURY_CHUNKS);
             busy |= self.write_back(now);
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
-            packets = busy || self.wait();
+            packets = busy || self.wait(late);
         }
         self.end();
     }
 
-    /// Waits for the next look, a kick, or packets (or that the transport's timers are due): true if for those.
-    fn wait(&self) -> bool {
+    /// Waits for the next look, a kick, or packets (or that the transport's timers are due): true if for those. Not longer than it takes
+    /// until threads that stop late are to be looked at.
+    fn wait(&self, late: Option<Duration>) -> bool {
         let now = Instant::now();
         let deadline = self.lane.deadline().unwrap_or(self.next_look).min(self.next_look);
-        let limit = deadline.saturating_duration_since(now);
+        let limit = deadline.saturating_duration_since(now).min(late.unwrap_or(Duration::MAX));
         let mut fds = [
             PollFd::new(self.shared.evict_kicks().as_fd(), PollFlags::POLLIN),
             PollFd::new(self.lane.fd(), PollFlags::POLLIN),

@@ -206,7 +206,8 @@ fn may_be_traced(pid: i32) -> Result<()> {
     match proc::status_field(pid, "TracerPid:") {
         None => return Err(InjectError::Gone),
         Some(0) => {}
-        Some(tracer) if tracer == i64::from(std::process::id()) => {
+        // The kernel names the thread that traces, not its process.
+        Some(tracer) if tracer == i64::from(nix::unistd::gettid().as_raw()) => {
             return Err(InjectError::Unstoppable);
         }
         Some(tracer) => return Err(InjectError::Traced(tracer)),
