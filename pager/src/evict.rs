@@ -25,7 +25,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use self::detach::Homecoming;
-use self::look::Sharing;
+use self::look::{Refusal, Sharing};
 use self::room::Fullness;
 use crate::inject::is_outside_madvise;
 use crate::lane::{Lane, LaneEvent};
@@ -93,7 +93,7 @@ pub struct EvictThread<T> {
     processes: BTreeMap<i32, Process>,
     spaces: HashMap<SpaceId, Arc<Space>>,
     orphans: Vec<Arc<Space>>,
-    refused: HashMap<i32, (Instant, bool)>,
+    refused: HashMap<i32, Refusal>,
     budget: Budget,
     writes: HashMap<ExchangeId, Write>,
     home: Homecoming,
@@ -216,22 +216,23 @@ impl<T: Transport> EvictThread<T> {
                 busy |= evicted;
             }
             self.make_room(now);
-            busy |= release_late();
+            let late = release_late();
             busy |= lock(&self.shared.tables).bury(BURY_CHUNKS);
             busy |= self.write_back(now);
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
-            packets = busy || self.wait();
+            packets = busy || self.wait(late);
         }
         self.end();
     }
 
-    /// Waits for the next look, a kick, or packets (or that the transport's timers are due): true if for those.
-    fn wait(&self) -> bool {
+    /// Waits for the next look, a kick, or packets (or that the transport's timers are due): true if for those. Not longer than it takes
+    /// until threads that stop late are to be looked at.
+    fn wait(&self, late: Option<Duration>) -> bool {
         let now = Instant::now();
         let deadline = self.lane.deadline().unwrap_or(self.next_look).min(self.next_look);
-        let limit = deadline.saturating_duration_since(now);
+        let limit = deadline.saturating_duration_since(now).min(late.unwrap_or(Duration::MAX));
         let mut fds = [
             PollFd::new(self.shared.evict_kicks().as_fd(), PollFlags::POLLIN),
             PollFd::new(self.lane.fd(), PollFlags::POLLIN),

@@ -67,9 +67,10 @@ pub struct Evictor {
 
 impl Evictor {
     /// Connects to an evictor that has just been injected.
-    pub fn connect(injected: Injected) -> Result<Evictor, InjectError> {
+    pub fn connect(injected: &Injected) -> Result<Evictor, InjectError> {
         let os = |what| move |errno| InjectError::Os { what, errno };
-        let process = injected.process;
+        let process = injected.process.try_clone().map_err(|_| Errno::EMFILE);
+        let process = process.map_err(os("keeping the evictor's process"))?;
         // The evictor's table was empty when it made the pair: the ends are 0 (its own) and 1 (ours).
         let socket = pidfd_getfd(process.as_fd(), 1).map_err(os("taking the evictor's socket"))?;
         let buffer = Vec::with_capacity(arch::BUFFER_LEN);
@@ -81,9 +82,14 @@ impl Evictor {
             buffer,
             cpu: -1,
         };
-        evictor
-            .run(&mut [Call::new(libc::SYS_close, &[1])], &mut [], &[])
-            .map_err(os("first call"))?;
+        // From now on it waits for as long as there is a supervisor.
+        let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_RCVTIMEO as u64);
+        let mut forever = [0; size_of::<libc::timeval>()];
+        let patience = [0, level, name, evictor.aux_address(2), forever.len() as u64];
+        let mut calls =
+            [Call::new(libc::SYS_close, &[1]), Call::new(libc::SYS_setsockopt, &patience)];
+        evictor.run(&mut calls, &mut forever, &[]).map_err(os("first call"))?;
+        calls[1].outcome().map_err(os("first call"))?;
         Ok(evictor)
     }
 
@@ -181,9 +187,21 @@ impl Evictor {
         encode(&mut self.buffer, &[Call::new(libc::SYS_exit_group, &[0])], &[]);
         let message = [IoSlice::new(&self.buffer)];
         let _ = sendmsg::<()>(self.socket.as_raw_fd(), &message, &[], MsgFlags::MSG_NOSIGNAL, None);
-        let mut ended = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
-        let _ = poll(&mut ended, PollTimeout::from(1000u16));
+        if !await_end(&self.process) {
+            end(&self.process);
+        }
     }
+}
+
+/// Kills an evictor, which then executes no will, and waits until its memory is in use no more.
+pub fn end(process: &OwnedFd) {
+    kill(process);
+    await_end(process);
+}
+
+fn await_end(process: &OwnedFd) -> bool {
+    let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    matches!(poll(&mut ended, PollTimeout::from(1000u16)), Ok(1..))
 }
 
 fn encode(buffer: &mut Vec<u8>, calls: &[Call], aux: &[u8]) {

@@ -5,14 +5,16 @@
 
 use std::cell::Cell;
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
-use crate::evictor::{Evictor, has_ended, pidfd_open, same_memory};
+use crate::evictor::{self, Evictor, has_ended, pidfd_open, same_memory};
 use crate::stopped::{Stopped, refused};
 use crate::{arch, proc};
 
@@ -22,6 +24,8 @@ pub const EVICTOR_NAME: &str = "far-evictor";
 const GET_TID_ADDRESS: u64 = 40;
 /// For an evictor to get ready.
 const READY_DEADLINE: Duration = Duration::from_secs(2);
+/// For the evictor of an injection that has failed to be cloned. If it comes later it ends by itself ([`arch::PATIENCE_S`]).
+const ABANDONED_DEADLINE: Duration = Duration::from_millis(100);
 /// How often running threads are looked for.
 const FREEZE_ROUNDS: usize = 4;
 /// Most threads that are stopped: each costs some 10 us.
@@ -67,6 +71,13 @@ pub enum InjectError {
         /// The error.
         errno: Errno,
     },
+}
+
+impl InjectError {
+    /// Whether it will not go otherwise as long as the process runs this program: it has no right to make a userfaultfd.
+    pub fn lasts(&self) -> bool {
+        matches!(self, InjectError::Os { errno: Errno::EPERM, .. })
+    }
 }
 
 type Result<T> = std::result::Result<T, InjectError>;
@@ -167,6 +178,22 @@ impl Frozen {
         }
         Err(failure)
     }
+
+    /// Unmaps these ranges (address, length) again, by a thread that has stopped. Best effort: they stay if that has ended.
+    pub fn unmap(&mut self, ranges: &[(u64, u64)]) {
+        let Some(thread) = self.threads.iter_mut().find(|thread| thread.is_settled()) else {
+            return;
+        };
+        let Ok((instruction, _)) = syscall_instruction(thread.tid.as_raw()) else { return };
+        if thread.block_signals().is_ok() {
+            for &(at, length) in ranges {
+                let arguments = [at, length, 0, 0, 0, 0];
+                let _ = thread.syscall(instruction, "munmap", libc::SYS_munmap, arguments);
+            }
+        }
+        // Fails only if the thread has been killed meanwhile.
+        let _ = thread.restore();
+    }
 }
 
 impl Drop for Frozen {
@@ -179,7 +206,8 @@ fn may_be_traced(pid: i32) -> Result<()> {
     match proc::status_field(pid, "TracerPid:") {
         None => return Err(InjectError::Gone),
         Some(0) => {}
-        Some(tracer) if tracer == i64::from(std::process::id()) => {
+        // The kernel names the thread that traces, not its process.
+        Some(tracer) if tracer == i64::from(nix::unistd::gettid().as_raw()) => {
             return Err(InjectError::Unstoppable);
         }
         Some(tracer) => return Err(InjectError::Traced(tracer)),
@@ -271,7 +299,12 @@ impl Stopped {
                 }
             }
         });
-        self.restore()?;
+        let restored = self.restore();
+        if let (Err(_), Ok(injected)) = (&restored, &injected) {
+            // The process is being killed. Its evictor would outlive it.
+            evictor::end(&injected.process);
+        }
+        restored?;
         injected
     }
 
@@ -279,8 +312,9 @@ impl Stopped {
     fn take_back(&mut self, instruction: u64, injected: Injected) {
         let args = [injected.base, arch::BLOB_LEN as u64, 0, 0, 0, 0];
         // Somebody gets its end from wait: it is a good one.
-        if let Ok(evictor) = Evictor::connect(injected) {
-            evictor.dismiss();
+        match Evictor::connect(&injected) {
+            Ok(evictor) => evictor.dismiss(),
+            Err(_) => evictor::end(&injected.process),
         }
         // It has ended or will; what is left otherwise is 44 KiB of address space.
         let _ = self.syscall(instruction, "munmap", libc::SYS_munmap, args);
@@ -330,35 +364,58 @@ impl Stopped {
         let tid_address = [GET_TID_ADDRESS, base + arch::TID_ADDRESS, 0, 0, 0, 0];
         // Kernels without CONFIG_CHECKPOINT_RESTORE do not tell.
         let knows = self.syscall(instruction, "prctl", libc::SYS_prctl, tid_address).is_ok();
-        let flags = (libc::CLONE_VM | libc::CLONE_FILES) as u64;
-        let stack = base + arch::BLOB_LEN as u64;
-        let child = self.syscall(base, "clone", libc::SYS_clone, [flags, stack, 0, 0, 0, 0])?;
+        let started = self.clone_evictor(instruction, memory, base, parent);
+        if started.is_err() {
+            end_abandoned(memory, base);
+        }
+        let own_id = started?;
+        let tid_address =
+            read_word(memory, base + arch::TID_ADDRESS).ok().filter(|&at| knows && at != 0);
+        let found = self.find_evictor(pid, own_id, parent);
+        if found.is_none() {
+            end_abandoned(memory, base);
+        }
+        let what = "finding the evictor";
+        let (evictor, process) = found.ok_or(InjectError::Os { what, errno: Errno::ESRCH })?;
+        Ok(Injected { base, evictor, process, own_id, tid_address })
+    }
+
+    /// Clones the evictor and waits until it can be talked to; returns its process id in the namespace of the workload.
+    fn clone_evictor(
+        &mut self,
+        instruction: u64,
+        memory: &File,
+        base: u64,
+        parent: Parent,
+    ) -> Result<i32> {
+        let mut flags = (libc::CLONE_VM | libc::CLONE_FILES) as u64;
+        if parent == Parent::Process {
+            flags |= libc::CLONE_PARENT_SETTID as u64;
+        }
+        let arguments = [flags, base + arch::BLOB_LEN as u64, base + arch::EVICTOR_PID, 0, 0, 0];
+        let child = self.syscall(base, "clone", libc::SYS_clone, arguments)?;
         if parent == Parent::Adopted {
             let reap = [child as u64, 0, libc::__WALL as u64, 0, 0, 0];
             self.syscall(instruction, "wait4", libc::SYS_wait4, reap)?;
         }
-        let word = |at: u64| {
-            let mut bytes = [0u8; 8];
-            memory.read_exact_at(&mut bytes, base + at).map(|()| u64::from_le_bytes(bytes))
+        let word = || {
+            let os = |_| InjectError::Os { what: "reading the blob", errno: Errno::EIO };
+            read_word(memory, base + arch::READY).map_err(os)
         };
         let deadline = Instant::now() + READY_DEADLINE;
-        while word(arch::READY).map_err(os("reading the blob"))? as u32 != 1 {
+        loop {
+            let what = "starting the evictor";
+            match word()? as u32 as i32 {
+                1 => break,
+                0 => {}
+                failed => return Err(InjectError::Os { what, errno: Errno::from_raw(-failed) }),
+            }
             if parent == Parent::Adopted || Instant::now() > deadline {
-                let what = "starting the evictor";
                 return Err(InjectError::Os { what, errno: Errno::ETIMEDOUT });
             }
             std::thread::yield_now();
         }
-        let own_id = match parent {
-            Parent::Process => child as i32,
-            Parent::Adopted => (word(arch::READY).map_err(os("reading the blob"))? >> 32) as i32,
-        };
-        let tid_address = word(arch::TID_ADDRESS).ok().filter(|&at| knows && at != 0);
-        let (evictor, process) = self.find_evictor(pid, own_id, parent).ok_or({
-            let what = "finding the evictor";
-            InjectError::Os { what, errno: Errno::ESRCH }
-        })?;
-        Ok(Injected { base, evictor, process, own_id, tid_address })
+        Ok((word()? >> 32) as i32)
     }
 
     /// The evictor as seen from here. What it is has to be proved: ids are names that may mean somebody else.
@@ -375,6 +432,44 @@ impl Stopped {
                 && !has_ended(process.as_fd());
             is_it.then_some((Pid::from_raw(candidate), process))
         })
+    }
+}
+
+fn read_word(memory: &File, at: u64) -> std::io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    memory.read_exact_at(&mut bytes, at).map(|()| u64::from_le_bytes(bytes))
+}
+
+/// Ends the evictor of an injection that has failed, if there is or will be one: as a process of its own it outlives what it was started in.
+/// The open file has the memory for as long as anybody has.
+fn end_abandoned(memory: &File, base: u64) {
+    let mut secret = [0u8; 8];
+    // SAFETY: the kernel writes 8 bytes to a live array.
+    unsafe { libc::getrandom(secret.as_mut_ptr().cast(), secret.len(), 0) };
+    // What fails here says that the memory has gone, and with it whoever ran in it.
+    if memory.write_all_at(&secret, base + arch::SECRET).is_err() {
+        return;
+    }
+    let has_memory = |pid: i32| {
+        let mut seen = [0u8; 8];
+        let remote = [RemoteIoVec { base: (base + arch::SECRET) as usize, len: seen.len() }];
+        process_vm_readv(Pid::from_raw(pid), &mut [IoSliceMut::new(&mut seen)], &remote).is_ok()
+            && seen == secret
+    };
+    let deadline = Instant::now() + ABANDONED_DEADLINE;
+    // The kernel writes its id before it runs.
+    while let Ok(word) = read_word(memory, base + arch::READY)
+        && Instant::now() < deadline
+    {
+        let own_id = (word >> 32) as i32;
+        if own_id != 0 {
+            let processes =
+                proc::all().into_iter().filter(|&pid| proc::own_id(pid) == Some(own_id));
+            let processes = processes.filter_map(|pid| Some((pid, pidfd_open(pid).ok()?)));
+            let evictor = processes.into_iter().find(|(pid, _)| has_memory(*pid));
+            return evictor.iter().for_each(|(_, process)| evictor::end(process));
+        }
+        std::thread::yield_now();
     }
 }
 

@@ -23,6 +23,7 @@ use crate::commands::{EXIT_GMS, say};
 use crate::control::{self, Workload};
 use crate::session::{Outcome, Session, SessionError};
 use crate::stats::Stats;
+use crate::stopped;
 use crate::target::self_pid;
 
 /// Looks at everything at least this often, in case a notice is lost, and for the deadlines of control clients.
@@ -275,6 +276,9 @@ impl<P: Paging> Running<P> {
                 *end = Some(how);
             }
         });
+        if child_changed {
+            stopped::reap_ended();
+        }
         self.mirror_stop(child_changed);
         if executed {
             self.adopt()?;

@@ -4,6 +4,9 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+/// Field of /proc/PID/stat, counted from behind the command's name.
+const START_STACK: usize = 25;
+
 /// One line of /proc/PID/maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
@@ -180,6 +183,12 @@ impl Births {
 pub fn state(pid: i32) -> Option<char> {
     let text = read(&format!("/proc/{pid}/stat"))?;
     text.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+/// Tells programs that a process executes, one after the other, from each other: where the stack starts, which is random.
+pub fn image(pid: i32) -> Option<u64> {
+    let text = read(&format!("/proc/{pid}/stat"))?;
+    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(START_STACK)?.parse().ok()
 }
 
 /// The system call that a thread is blocked in; `None` if it runs or waits for something else.

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
-use crate::evictor::{Call, Evictor, has_ended, pidfd_getfd, pidfd_open, same_memory};
+use crate::evictor::{self, Call, Evictor, has_ended, pidfd_getfd, pidfd_open, same_memory};
 use crate::inject::{Frozen, InjectError, Injected, remove_blob};
 use crate::page_map::PAGE;
 use crate::proc::{self, Mapping, Measure, Statm};
@@ -89,6 +89,16 @@ pub struct Process {
     next_scan: Instant,
 }
 
+/// What an attach has set up.
+struct Parts {
+    page_tables: PageTables,
+    measure: Measure,
+    evictor: Evictor,
+    outbox: u64,
+    space: Arc<Space>,
+    uffd_number: u64,
+}
+
 /// What came of an attempt to move pages out.
 pub struct MovedPages {
     /// For each page of the batch: its place in the outbox if it moved.
@@ -108,18 +118,19 @@ impl Process {
     ) -> Result<Process, InjectError> {
         let pidfd = pidfd_open(pid).map_err(|_| InjectError::Gone)?;
         let injected = frozen.inject()?;
-        // By the evictor, which has the memory for as long as it lives: the first thread of a process may end before the others.
-        let page_tables =
-            PageTables::open(injected.evictor.as_raw()).map_err(|_| InjectError::Gone)?;
-        let measure = Measure::open(injected.evictor.as_raw()).map_err(|_| InjectError::Gone)?;
         let evictor_pid = injected.evictor.as_raw();
-        let (own_id, tid_address) = (injected.own_id, injected.tid_address);
         lock(&shared.evictors).push(evictor_pid);
-        let set_up = Process::set_up(shared, pid, injected, orphans);
-        if set_up.is_err() {
+        let mut mapped = vec![(injected.base, crate::arch::BLOB_LEN as u64)];
+        let parts = Process::set_up(shared, pid, &injected, &mut mapped, orphans);
+        if parts.is_err() {
+            // Nothing of ours stays. The evictor ends first: it runs in what is unmapped then, and would execute its will if its socket closed.
+            evictor::end(&injected.process);
+            frozen.unmap(&mapped);
             lock(&shared.evictors).retain(|&pid| pid != evictor_pid);
         }
-        let (evictor, set_up, space, uffd_number) = set_up?;
+        let Parts { page_tables, measure, evictor, outbox, space, uffd_number } =
+            parts.map_err(|(error, _evictor)| error)?;
+        let (own_id, tid_address) = (injected.own_id, injected.tid_address);
         space.pid.store(pid, Ordering::Relaxed);
         space.evictor.store(own_id, Ordering::Relaxed);
         space.same_ids.store(proc::shares_pid_namespace(pid), Ordering::Relaxed);
@@ -142,7 +153,7 @@ impl Process {
             pidfd,
             evictor,
             uffd_number,
-            outbox: set_up.outbox,
+            outbox,
             outbox_used: 0,
             unshared: Vec::new(),
             seen_changes: u64::MAX,
@@ -152,22 +163,39 @@ impl Process {
         })
     }
 
+    /// Adds what it maps to `mapped`. On failure the evictor is returned too: it executes its will when its socket is closed.
     fn set_up(
         shared: &Shared,
         pid: i32,
-        injected: Injected,
+        injected: &Injected,
+        mapped: &mut Vec<(u64, u64)>,
         orphans: &mut Vec<Arc<Space>>,
-    ) -> Result<(Evictor, SetUp, Arc<Space>, u64), InjectError> {
+    ) -> Result<Parts, (InjectError, Option<Evictor>)> {
         let os = |what| move |errno| InjectError::Os { what, errno };
-        let mut evictor = Evictor::connect(injected)?;
-        let set_up = SetUp::new(&mut evictor, pid).map_err(os("setting the evictor up"))?;
-        // Before it can hold anything: whatever fails later, the will stands.
-        set_up.make_will(&evictor, pid).map_err(os("preparing for the supervisor's end"))?;
-        let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
-            Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
-            None => set_up.new_space(shared, &mut evictor).map_err(os("making a userfaultfd"))?,
+        let gone = |_| (InjectError::Gone, None);
+        // By the evictor, which has the memory for as long as it lives: the first thread of a process may end before the others.
+        let page_tables = PageTables::open(injected.evictor.as_raw()).map_err(gone)?;
+        let measure = Measure::open(injected.evictor.as_raw()).map_err(gone)?;
+        let mut evictor = Evictor::connect(injected).map_err(|error| (error, None))?;
+        let mut set_up = || {
+            let set_up =
+                SetUp::new(&mut evictor, pid, mapped).map_err(os("setting the evictor up"))?;
+            // Before it can hold anything: whatever fails later, the will stands.
+            set_up.make_will(&evictor, pid).map_err(os("preparing for the supervisor's end"))?;
+            let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
+                Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
+                None => {
+                    set_up.new_space(shared, &mut evictor).map_err(os("making a userfaultfd"))?
+                }
+            };
+            Ok((set_up.outbox, space, uffd_number))
         };
-        Ok((evictor, set_up, space, uffd_number))
+        match set_up() {
+            Ok((outbox, space, uffd_number)) => {
+                Ok(Parts { page_tables, measure, evictor, outbox, space, uffd_number })
+            }
+            Err(error) => Err((error, Some(evictor))),
+        }
     }
 
     /// Whether nobody has the address space any more: neither the process nor anybody who shares its memory (a thread that outlives the
@@ -578,7 +606,7 @@ struct SetUp {
 
 impl SetUp {
     /// Gives the evictor our stderr (descriptor 1), /dev/userfaultfd if we may open it (2), an outbox and a descriptor of its process.
-    fn new(evictor: &mut Evictor, pid: i32) -> nix::Result<SetUp> {
+    fn new(evictor: &mut Evictor, pid: i32, mapped: &mut Vec<(u64, u64)>) -> nix::Result<SetUp> {
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
         let mut fds: Vec<RawFd> = vec![libc::STDERR_FILENO];
         fds.extend(device.as_ref().map(AsRawFd::as_raw_fd));
@@ -598,6 +626,7 @@ impl SetUp {
         ];
         evictor.run(&mut calls, &mut [], &fds)?;
         calls[0].outcome()?;
+        mapped.push((outbox, OUTBOX_LEN));
         calls[2].outcome()?;
         Ok(SetUp { outbox, pidfd_number: calls[3].outcome()?, device: device.is_some() })
     }

@@ -28,6 +28,7 @@ use crate::page_map::PAGE;
 use crate::proc;
 use crate::shared::{Commands, Gauges, Shared, lock};
 use crate::stats::{FaultLatency, Stats};
+use crate::stopped;
 use crate::trace::Trace;
 use crate::tree::Root;
 
@@ -37,6 +38,8 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const OTHERS_DEADLINE: Duration = Duration::from_secs(1);
 /// Between two looks at the links' timers; packets wake at once.
 const CONNECT_LOOK_MS: u8 = 5;
+/// Between two looks whether a thread has ended.
+const JOIN_LOOK: Duration = Duration::from_micros(500);
 
 /// What the user asked for, parsed and validated.
 #[derive(Clone, Debug)]
@@ -197,6 +200,11 @@ impl Session {
         self.shared.kick_fault();
         self.shared.kick_evict();
         for thread in lock(&self.threads).drain(..) {
+            while !thread.is_finished() {
+                // It may need that (see there).
+                stopped::reap_ended();
+                std::thread::park_timeout(JOIN_LOOK);
+            }
             // A panic has aborted the process already.
             let _ = thread.join();
         }

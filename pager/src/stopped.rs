@@ -1,20 +1,28 @@
 //! A thread stopped by ptrace: asked to stop, awaited, made to issue system calls, and set going again as if nothing had happened.
 //!
-//! Every request must come from the thread that made the first one.
+//! Every request must come from the thread that made the first one. Only the dead may be reaped by others ([`reap_ended`]).
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
 use crate::inject::InjectError;
+use crate::shared::lock;
 use crate::{arch, proc};
 
 /// Longest that a thread may take to stop.
 const STOP_DEADLINE: Duration = Duration::from_millis(30);
 /// Longest that one injected system call may take.
 const SYSCALL_DEADLINE: Duration = Duration::from_secs(2);
+/// Threads that stop late are looked at after this, and less often the later it gets.
+const LATE_MIN: Duration = Duration::from_millis(1);
+const LATE_MAX: Duration = Duration::from_millis(50);
+/// Share of the time since a late thread was asked to stop, that passes until it is looked at again.
+const LATE_SHARE: u32 = 8;
 
 type Result<T> = std::result::Result<T, InjectError>;
 
@@ -39,6 +47,7 @@ pub struct Stopped {
     /// Whether it has stopped, and that has been taken note of.
     settled: bool,
     niceness: Option<Niceness>,
+    since: Instant,
 }
 
 /// The niceness of a thread while it is stopped: every step of an injection waits for the thread to be scheduled, and its siblings go on
@@ -80,20 +89,24 @@ impl Stopped {
     /// Asks a thread to stop: it leaves user mode at once, and stops when it has finished what it does in the kernel.
     pub fn seize(tid: i32) -> Result<Stopped> {
         let tid = Pid::from_raw(tid);
+        // Before it can end as ours.
+        lock(&TRACED).insert(tid.as_raw());
         request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
+            .inspect_err(|_| forget(tid))
             .map_err(refused)?;
         // Fails only if the thread has been killed, which is found later.
         let _ = request(libc::PTRACE_INTERRUPT, tid, 0, 0);
         // SAFETY: a struct of integers, for which all-zero is a value.
         let saved = unsafe { std::mem::zeroed() };
-        Ok(Stopped { tid, saved, mask: 0, altered: false, settled: false, niceness: None })
+        let since = Instant::now();
+        Ok(Stopped { tid, saved, mask: 0, altered: false, settled: false, niceness: None, since })
     }
 
     /// Whether the thread, which did not stop in time, is ours no longer. It stops as soon as it can, and must not stay so.
     fn try_release(&mut self) -> bool {
         match self.wait(Duration::ZERO) {
             Err(InjectError::Unstoppable) => false,
-            Err(_) => true,
+            Err(_) => reap(self.tid.as_raw()),
             Ok(status) => {
                 let ours = is_event_stop(status) || is_syscall_stop(status);
                 let signal = if ours { 0 } else { signal_of(status) };
@@ -166,6 +179,7 @@ impl Stopped {
                     _ => Err(InjectError::Gone),
                 };
             }
+            // It has ended, or is not ours: asked for stops only, the kernel does not tell of tracees that have ended.
             if waited < 0 && Errno::last() != Errno::EINTR {
                 return Err(InjectError::Gone);
             }
@@ -174,30 +188,10 @@ impl Stopped {
             }
             std::thread::yield_now();
             if pause > Duration::from_micros(40) {
-                if matches!(proc::state(self.tid.as_raw()), None | Some('Z' | 'X')) {
-                    self.reap();
-                    return Err(InjectError::Gone);
-                }
                 std::thread::park_timeout(pause);
             }
             pause = (pause * 2).min(Duration::from_millis(1));
         }
-    }
-
-    /// The thread has ended while we traced it: takes note, or nobody else could. Only the end of a child of ours is left alone: its
-    /// exit status is for another thread of this process.
-    fn reap(&self) {
-        let tid = self.tid.as_raw();
-        let leader = proc::status_field(tid, "Tgid:") == Some(tid.into());
-        let ours = proc::status_field(tid, "PPid:") == Some(std::process::id().into());
-        if leader && ours {
-            return;
-        }
-        // SAFETY: a struct of integers, for which all-zero is a value.
-        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        let flags = libc::WEXITED | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
-        // SAFETY: waitid writes one siginfo, which lives on this stack frame.
-        unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, flags) };
     }
 
     /// A thread inside a restartable sequence is sent to its abort handler, as the kernel would do: it may not go on in
@@ -280,6 +274,17 @@ impl Stopped {
         Ok(result)
     }
 
+    /// Whether it stands where system calls can be injected.
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// Gets ready for more injected calls after [`Stopped::restore`].
+    pub fn block_signals(&mut self) -> Result<()> {
+        self.altered = true;
+        self.set_signal_mask(u64::MAX)
+    }
+
     /// Puts everything back and lets the thread go.
     pub fn resume(mut self) -> Result<()> {
         let restored = self.restore();
@@ -316,10 +321,11 @@ impl Stopped {
         if self.settled && self.altered {
             self.put_back();
         }
-        if self.settled && request(libc::PTRACE_DETACH, self.tid, 0, 0).is_ok() {
-            return;
-        }
-        if !self.try_release() {
+        if self.settled && request(libc::PTRACE_DETACH, self.tid, 0, 0).is_ok()
+            || self.try_release()
+        {
+            forget(self.tid);
+        } else {
             LINGERING.with_borrow_mut(|lingering| lingering.push(self));
         }
     }
@@ -345,12 +351,65 @@ thread_local! {
     static LINGERING: RefCell<Vec<Stopped>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Detaches threads which stopped too late for an injection. To be called often by the thread that injects; true if some are left.
-pub fn release_late() -> bool {
+/// Threads that this process traces.
+static TRACED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+fn forget(tid: Pid) {
+    lock(&TRACED).remove(&tid.as_raw());
+}
+
+/// Detaches threads which stopped too late for an injection, and reaps those that have ended. To be called often by the thread that injects;
+/// if some are left it tells when to call again.
+pub fn release_late() -> Option<Duration> {
     LINGERING.with_borrow_mut(|lingering| {
-        lingering.retain_mut(|thread| !thread.try_release());
-        !lingering.is_empty()
+        lingering.retain_mut(|thread| {
+            let released = thread.try_release();
+            if released {
+                forget(thread.tid);
+            }
+            !released
+        });
+        let pause =
+            |thread: &Stopped| (thread.since.elapsed() / LATE_SHARE).clamp(LATE_MIN, LATE_MAX);
+        lingering.iter().map(pause).min()
     })
+}
+
+/// Takes note of traced threads that have ended; until then their process cannot end or execute another program, and its parent waits.
+/// For a thread that is woken by SIGCHLD: the one that traces may sleep in PTRACE_SEIZE until the exec of another thread of that
+/// process is over, which is when the dead ones have been reaped.
+pub fn reap_ended() {
+    let traced: Vec<i32> = lock(&TRACED).iter().copied().collect();
+    for tid in traced {
+        reap(tid);
+    }
+}
+
+/// Takes note of a traced thread that has ended. True if it is ours no longer. The end of a child of ours is left alone: its exit status
+/// is for whoever started it.
+fn reap(tid: i32) -> bool {
+    let look = |flags| {
+        // SAFETY: a struct of integers, for which all-zero is a value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let flags = flags | libc::WEXITED | libc::WNOHANG | libc::__WALL;
+        // SAFETY: waitid writes one siginfo, which lives on this stack frame.
+        let result = unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, flags) };
+        // Without __WNOTHREAD, because it may be another thread's tracee; so the end of a child is seen too.
+        let ended = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED].contains(&info.si_code);
+        (result < 0, ended)
+    };
+    // A stop, which the kernel tells of whether asked for or not, is for the tracer and must not be taken from it.
+    let (gone, ended) = look(libc::WNOWAIT);
+    if !ended {
+        // The first thread of a process ends when all others have.
+        return gone;
+    }
+    let leader = proc::status_field(tid, "Tgid:") == Some(tid.into());
+    let ours = proc::status_field(tid, "PPid:") == Some(std::process::id().into());
+    if !(leader && ours) {
+        look(0);
+    }
+    true
 }
 
 fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> nix::Result<()> {

@@ -115,6 +115,22 @@ fn attach_ends_with_its_program() {
     attach.finish_proc(pager).expect_code(0);
 }
 
+/// Failed when threads that ended while they were stopped for an attach were never reaped: then their process does not end, or an exec of
+/// it does not, for which the next attach waits.
+#[test]
+fn attach_ends_with_a_program_whose_threads_end_all_the_time() {
+    let Some(stage) = Stage::set() else { return };
+    let mut proc =
+        Program::new([c_program("brief")]).args(["60"]).stdin_open().limit(2 * SOON).spawn();
+    let attach =
+        Gms::attach(&stage, proc.pid()).local(Mib(16)).arg("--export").arg("256M").limit(2 * SOON);
+    let mut pager = attach.spawn();
+    wait_until_paged(&mut pager, Mib(4));
+    proc.close_stdin();
+    assert_eq!(proc.finish().expect_code(0).text(), "brief ok\n");
+    attach.finish_proc(pager).expect_code(0);
+}
+
 fn kinds_of_wait() -> Vec<String> {
     let list = Program::new([c_program("eintr")]).args(["list"]).finish().expect_code(0).text();
     let kinds: Vec<String> = list.lines().map(String::from).collect();

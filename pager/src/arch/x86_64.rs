@@ -5,7 +5,8 @@
 //!   past it, into the *intermediate*, which clones the *evictor*, waits until that is ready and exits; or, if the evictor is to stay
 //!   a child of the process ([`DIRECT`]), into the evictor itself;
 //! * the *evictor*: gives itself an empty descriptor table, makes a socket pair and then serves lists of system calls that arrive on it.
-//!   When the other end is gone it executes its *will*, a list prepared in advance, and exits.
+//!   When the other end is gone it executes its *will*, a list prepared in advance, and exits. Until the supervisor has taken its end, this
+//!   process holds both, and would never see the end of the supervisor: so its first wait is bounded ([`PATIENCE_S`]).
 
 use std::arch::global_asm;
 
@@ -14,12 +15,14 @@ pub type Registers = libc::user_regs_struct;
 
 /// Distance of the data area from the code page.
 pub const DATA: u64 = 0x1000;
-/// `u32`: 1 once the evictor can be talked to.
+/// `i32`: 1 once the evictor can be talked to; a negative errno if it could not be started.
 pub const READY: u64 = DATA;
 /// `u32`: process id of the evictor in the namespace of the workload.
 pub const EVICTOR_PID: u64 = DATA + 4;
 /// `u32`: 1 if the evictor is to stay a child of the process.
 pub const DIRECT: u64 = DATA + 8;
+/// A random number, by which an evictor that was never connected is known to run in this memory.
+pub const SECRET: u64 = DATA + 0xA8;
 /// `u64`: where the kernel clears the id of the thread that was stopped, when that ends.
 pub const TID_ADDRESS: u64 = DATA + 0x18;
 /// Received messages: a call list.
@@ -32,6 +35,9 @@ pub const WILL: u64 = 0xA000;
 pub const WILL_LEN: usize = 0x1000;
 /// Bytes of the whole mapping.
 pub const BLOB_LEN: usize = 0xB000;
+
+/// Seconds that an evictor waits to be connected to.
+pub const PATIENCE_S: u64 = 5;
 
 /// Code segment of 64-bit user code: anything else is a 32-bit process.
 const USER64_CS: u64 = 0x33;
@@ -55,7 +61,7 @@ global_asm!(
     "syscall",
     "test rax, rax",
     "jz 20f",
-    "js 19f",
+    "js 17f",
     "mov r12d, 200", // bounded: 200 waits of 10 ms
     "18:",
     "cmp dword ptr [rbx + 0x1000], 0",
@@ -68,6 +74,14 @@ global_asm!(
     "syscall",
     "dec r12d",
     "jnz 18b",
+    "jmp 19f",
+    "17:", // it failed: tells why
+    "mov dword ptr [rbx + 0x1000], eax",
+    "mov eax, 202", // futex(&ready, FUTEX_WAKE_PRIVATE, 1)
+    "lea rdi, [rbx + 0x1000]",
+    "mov esi, 129",
+    "mov edx, 1",
+    "syscall",
     "19:",
     "mov eax, 231", // exit_group(0)
     "xor edi, edi",
@@ -81,7 +95,7 @@ global_asm!(
     "mov edx, 2",
     "syscall",
     "test rax, rax",
-    "jnz 19b",
+    "jnz 17b",
     "mov eax, 112", // setsid()
     "syscall",
     "mov eax, 157", // prctl(PR_SET_NAME, "far-evictor")
@@ -95,7 +109,16 @@ global_asm!(
     "lea r10, [rbx + 0x1010]",
     "syscall",
     "test rax, rax",
-    "jnz 19b",
+    "jnz 17b",
+    "mov eax, 54", // setsockopt(0, SOL_SOCKET, SO_RCVTIMEO, &timeval, 16)
+    "xor edi, edi",
+    "mov esi, 1",
+    "mov edx, 20",
+    "lea r10, [rbx + 0x1090]",
+    "mov r8d, 16",
+    "syscall",
+    "test rax, rax",
+    "jnz 17b",
     "mov dword ptr [rbx + 0x1000], 1",
     "mov eax, 202", // futex(&ready, FUTEX_WAKE_PRIVATE, 1)
     "lea rdi, [rbx + 0x1000]",
@@ -130,7 +153,7 @@ global_asm!(
     "je 22b",
     "test rax, rax",
     "jns 21b",
-    "30:", // the supervisor is gone: the will
+    "30:", // the supervisor is gone, or never came: the will, which is empty then
     "lea r15, [rbx + 0xA000]",
     "mov r13d, 1",
     "jmp 40f",
@@ -197,6 +220,8 @@ pub fn blob_image(base: u64, direct: bool) -> Vec<u8> {
     // iovec at 0x1080
     put(0x1080, base + BUFFER);
     put(0x1088, BUFFER_LEN as u64);
+    // timeval at 0x1090
+    put(0x1090, PATIENCE_S);
     image
 }
 

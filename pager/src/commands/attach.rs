@@ -16,7 +16,7 @@ use crate::proc;
 use crate::session::{Outcome, Session};
 use crate::stats::Stats;
 use crate::target::self_pid;
-use crate::{config, probe, target};
+use crate::{config, probe, stopped, target};
 
 /// Pages the process until it ends, or until gms is told to leave it.
 pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
@@ -73,6 +73,7 @@ fn watch<P: Paging>(
         }
         while let Some(arrival) = signals.next() {
             match arrival.number {
+                libc::SIGCHLD => stopped::reap_ended(),
                 libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT if detaching => {
                     progress.end();
                     say("still bringing pages home; the process must not lose them");

@@ -34,10 +34,44 @@ const MEASURE_EVERY: Duration = Duration::from_millis(50);
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 /// Growth of the sum after which sharing is measured again at once.
 const SHARING_GROWTH: u64 = 4 << 20;
-/// A process that could not be attached is tried again after this.
+/// A process that could not be attached is tried again after this, and after twice the time each time. At first sooner, if the reason may pass.
 const ATTACH_RETRY: Duration = Duration::from_millis(100);
+const ATTACH_RETRY_SOON: Duration = Duration::from_millis(2);
+const ATTACH_RETRY_MAX: Duration = Duration::from_secs(30);
 /// Processes smaller than this are not worth an attach.
 const ATTACH_MIN: u64 = 256 << 10;
+
+/// A process that could not be attached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refusal {
+    /// The program that it runs: another one may well be attached.
+    image: Option<u64>,
+    /// Never, if the reason lasts as long as the program.
+    try_again: Option<Instant>,
+    pause: Duration,
+    /// Whether the reason is known.
+    told: bool,
+}
+
+impl Refusal {
+    /// The pause doubles: what lasts costs little, what passes is over soon.
+    fn after(before: Option<Refusal>, pid: i32, passing: bool) -> Refusal {
+        let least = if passing { ATTACH_RETRY_SOON } else { ATTACH_RETRY };
+        let most = if passing { ATTACH_RETRY } else { ATTACH_RETRY_MAX };
+        let pause = before.map_or(least, |refusal| (refusal.pause * 2).clamp(least, most));
+        let try_again = Some(Instant::now() + pause);
+        Refusal { image: proc::image(pid), try_again, pause, told: !passing }
+    }
+
+    fn of_vfork_child(pid: i32) -> Refusal {
+        let try_again = Some(Instant::now() + ATTACH_RETRY);
+        Refusal { image: proc::image(pid), try_again, pause: ATTACH_RETRY, told: true }
+    }
+
+    fn stands(&self, now: Instant, pid: i32) -> bool {
+        self.try_again.is_none_or(|at| now < at) && self.image == proc::image(pid)
+    }
+}
 
 /// What the processes of the tree share after forks.
 pub(super) struct Sharing {
@@ -186,7 +220,7 @@ impl<T: Transport> EvictThread<T> {
             .tree
             .pids()
             .filter(|pid| !self.processes.contains_key(pid))
-            .filter(|pid| self.refused.get(pid).is_none_or(|(at, _)| now >= *at))
+            .filter(|pid| !self.refused.get(pid).is_some_and(|refusal| refusal.stands(now, *pid)))
             .filter_map(|pid| Some((proc::resident_anonymous(pid)?, pid)))
             .filter(|(resident, _)| *resident >= ATTACH_MIN || torture::is_on())
             .max();
@@ -198,11 +232,11 @@ impl<T: Transport> EvictThread<T> {
         self.obey(now);
         if self.processes.values().any(|process| process.shares_memory_with(pid)) {
             // A vfork child, until it executes something else.
-            self.refused.insert(pid, (now + ATTACH_RETRY, true));
+            self.refused.insert(pid, Refusal::of_vfork_child(pid));
             return;
         }
         if let Err(error) = self.attach(pid) {
-            self.not_attached(now, pid, error);
+            self.not_attached(pid, error);
         }
     }
 
@@ -231,19 +265,23 @@ impl<T: Transport> EvictThread<T> {
         Ok(())
     }
 
-    fn not_attached(&mut self, now: Instant, pid: i32, error: InjectError) {
-        let (_, told) =
-            self.refused.insert(pid, (now + ATTACH_RETRY, true)).unwrap_or((now, false));
+    fn not_attached(&mut self, pid: i32, error: InjectError) {
+        let image = proc::image(pid);
+        let before = self.refused.get(&pid).copied().filter(|refusal| refusal.image == image);
+        let told = before.is_some_and(|refusal| refusal.told);
         let passing = matches!(error, InjectError::Gone | InjectError::Unstoppable)
             || !matches!(proc::state(pid), Some('R' | 'S' | 'D' | 'T'));
+        let mut refusal = Refusal::after(before, pid, passing && !told);
+        if error.lasts() {
+            refusal.try_again = None;
+        }
+        self.refused.insert(pid, refusal);
         if self.attached_root == Some(pid) && self.processes.is_empty() && !passing {
             self.shared.finish(Outcome::Refused(format!("cannot be paged: {error}")));
         } else if !told && !passing && self.unpaged.insert(error.to_string()) {
             self.notice(format_args!(
                 "process {pid} cannot be paged and stays resident: {error} (others are not named)"
             ));
-        } else if passing && !told {
-            self.refused.insert(pid, (now + Duration::from_millis(2), false));
         }
     }
 

@@ -1,0 +1,178 @@
+//! Threads that are traced and end, execute another program, or do not stop: nobody waits for them in vain. Traces children of this test only.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gms_pager::inject::{Frozen, InjectError};
+use gms_pager::proc;
+use gms_pager::stopped::{Stopped, reap_ended, release_late};
+use nix::sched::{CloneFlags, clone};
+use nix::unistd::gettid;
+
+/// Environment: what the child process does.
+const ROLE: &str = "GMS_TEST_ROLE";
+/// For anything that is awaited.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The child process: does nothing in an ordinary run of the tests.
+#[test]
+fn child() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("threads") => {
+            thread::spawn(|| {
+                tell("idle");
+                wait_for_byte(libc::STDERR_FILENO);
+            });
+            tell("executes");
+            wait_for_byte(libc::STDIN_FILENO);
+            panic!("true: {}", Command::new("true").exec());
+        }
+        Ok("vfork") => {
+            tell("forks");
+            let child = Box::new(|| {
+                wait_for_byte(libc::STDIN_FILENO);
+                0
+            });
+            let mut stack = vec![0; 64 << 10];
+            // SAFETY: the child has a copy of all memory, and only reads a byte.
+            unsafe { clone(child, &mut stack, CloneFlags::CLONE_VFORK, None) }.unwrap();
+        }
+        _ => {}
+    }
+}
+
+fn tell(what: &str) {
+    let line = format!("{what} {}\n", gettid());
+    // SAFETY: a live buffer of this length. Not println, of which the test runner knows.
+    unsafe { libc::write(libc::STDOUT_FILENO, line.as_ptr().cast(), line.len()) };
+}
+
+fn wait_for_byte(fd: i32) {
+    let mut byte = 0u8;
+    // SAFETY: one byte into a live one.
+    unsafe { libc::read(fd, (&raw mut byte).cast(), 1) };
+}
+
+/// A child process, what it reads, and the end of the watch over the test.
+struct Subject {
+    process: Child,
+    stdin: ChildStdin,
+    out: BufReader<std::process::ChildStdout>,
+    _over: Sender<()>,
+}
+
+impl Subject {
+    fn start(role: &str) -> Subject {
+        let (over, watch) = channel();
+        // Whatever hangs cannot be ended from here: it sleeps in the kernel.
+        thread::spawn(move || {
+            if watch.recv_timeout(DEADLINE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("waited {DEADLINE:?} in vain");
+                std::process::abort();
+            }
+        });
+        // Of its standard error nobody holds the other end, so that to read it is to wait for ever.
+        let (end, error) = nix::unistd::pipe().unwrap();
+        std::mem::forget(error);
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(end)
+            .spawn()
+            .unwrap();
+        let (stdin, out) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        Subject { process, stdin, out: BufReader::new(out), _over: over }
+    }
+
+    fn pid(&self) -> i32 {
+        self.process.id() as i32
+    }
+
+    /// The thread that says this.
+    fn thread(&mut self, what: &str) -> i32 {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.out.read_line(&mut line).unwrap(), 0, "{what} is not told");
+            if let Some((_, tid)) = line.trim().split_once(&format!("{what} ")) {
+                return tid.parse().unwrap();
+            }
+        }
+    }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_thread_that_dies_stopped_is_reaped() {
+    let mut subject = Subject::start("threads");
+    let idle = subject.thread("idle");
+    let stopped = Stopped::new(idle).unwrap();
+    subject.process.kill().unwrap();
+    until("it is dead", || proc::state(idle) == Some('Z'));
+    stopped.let_go();
+    assert_eq!(release_late(), None);
+    subject.process.wait().unwrap();
+}
+
+#[test]
+fn an_exec_does_not_wait_for_the_dead_while_its_process_is_seized() {
+    let mut subject = Subject::start("threads");
+    let (pid, idle) = (subject.pid(), subject.thread("idle"));
+    let stopped = Stopped::new(idle).unwrap();
+    subject.stdin.write_all(&[1]).unwrap();
+    until("it is dead", || proc::state(idle) == Some('Z'));
+    let tracer = gettid().as_raw();
+    let reaper = thread::spawn(move || {
+        until("the tracer sleeps", || proc::blocked_in(tracer) == Some(libc::SYS_ptrace));
+        reap_ended();
+    });
+    // Only the end of the exec lets this return.
+    let seized = Stopped::new(pid);
+    reaper.join().unwrap();
+    seized.into_iter().for_each(Stopped::let_go);
+    stopped.let_go();
+    assert!(subject.process.wait().unwrap().success());
+}
+
+#[test]
+fn a_thread_that_does_not_stop_is_looked_at_less_and_less_often() {
+    let mut subject = Subject::start("vfork");
+    let forks = subject.thread("forks");
+    until("it waits for its child", || proc::state(forks) == Some('D'));
+    assert!(matches!(Stopped::new(forks), Err(InjectError::Unstoppable)));
+    let (mut looks, start) = (0, Instant::now());
+    while start.elapsed() < Duration::from_millis(500) {
+        let pause = release_late().expect("it cannot have stopped");
+        assert!(pause >= Duration::from_millis(1));
+        thread::park_timeout(pause);
+        looks += 1;
+    }
+    assert!(looks < 50, "{looks} looks");
+    subject.stdin.write_all(&[1]).unwrap();
+    until("it is let go", || release_late().is_none());
+    assert!(subject.process.wait().unwrap().success());
+}
+
+#[test]
+fn our_own_tracing_is_not_taken_for_a_debugger() {
+    let mut subject = Subject::start("threads");
+    subject.thread("idle");
+    let stopped = Stopped::new(subject.pid()).unwrap();
+    assert!(matches!(Frozen::new(subject.pid()), Err(InjectError::Unstoppable)));
+    stopped.let_go();
+    subject.process.kill().unwrap();
+    subject.process.wait().unwrap();
+}
