@@ -126,6 +126,8 @@ pub struct Tables {
     roomless: Roomless,
     /// Pages which are being prefetched.
     prefetching: HashSet<Place>,
+    /// Pages that nobody has any more, and whose markers have been taken away: they are about to be poisoned.
+    doomed: HashSet<Place>,
     /// Agents that are not trusted with the only copy of a page.
     untrusted: BTreeSet<AgentId>,
     /// Contents that agents may forget.
@@ -167,6 +169,7 @@ impl Tables {
             waiters: HashSet::new(),
             roomless: Roomless::default(),
             prefetching: HashSet::new(),
+            doomed: HashSet::new(),
             untrusted: BTreeSet::new(),
             discards: BTreeMap::new(),
             next_content: 1,
@@ -235,7 +238,7 @@ impl Tables {
 
     /// A thread waits for this page.
     pub fn fault(&mut self, place: Place) -> FaultAction {
-        if self.prefetching.contains(&place) {
+        if self.prefetching.contains(&place) || self.doomed.contains(&place) {
             self.waiters.insert(place);
             return FaultAction::Wait;
         }
@@ -323,7 +326,7 @@ impl Tables {
 
     /// Whether the page still is where the fetch went to look for it.
     pub fn is_remote(&self, place: Place, content: Content) -> bool {
-        self.map.get(place.0, place.1) == State::Remote(content)
+        self.map.get(place.0, place.1) == State::Remote(content) && !self.doomed.contains(&place)
     }
 
     /// A fault waits until room is made.
@@ -355,6 +358,7 @@ impl Tables {
             && let Some(page) = pages.next()
         {
             if let State::Remote(content) = self.map.get(space, page)
+                && !self.doomed.contains(&(space, page))
                 && self.prefetching.insert((space, page))
             {
                 begun.push((page, content));
@@ -465,6 +469,7 @@ impl Tables {
 
     /// Nothing is known of the range any more. Whole chunks only wait for [`Tables::bury`].
     fn forget(&mut self, space: SpaceId, range: Range<u64>) {
+        self.reprieve(space, &range);
         let chunks = self.map.take(space, range.clone());
         self.graveyard.extend(chunks);
         for (page, state) in self.map.known(space, range) {
@@ -473,6 +478,7 @@ impl Tables {
     }
 
     fn forget_page(&mut self, place: Place, state: State) {
+        self.doomed.remove(&place);
         match state {
             State::Remote(content) | State::Kept(content) => {
                 // Without room for the change the entry stays, and so does its reference.

@@ -146,13 +146,14 @@ struct Bereft {
     lost: u64,
 }
 
-fn with_a_dead_agent(stage: &Stage) -> Bereft {
+fn with_a_dead_agent(stage: &Stage, how: &str) -> Bereft {
     let (dead, alive) = (AgentProc::start(Mib(512)), AgentProc::start(Mib(512)));
     // Computing, it keeps what it lives on (its stack, its thread's data) by itself.
-    let proc = still(Mib(128), "compute");
+    let proc = still(Mib(128), how);
     let attach = Gms::attach(stage, proc.pid()).local(Mib(24)).agents(&[&dead, &alive]);
     let mut pager = attach.spawn();
-    let status = wait_until_away(&mut pager, Mib(96));
+    // Nearly all that will go.
+    let status = wait_until_away(&mut pager, Mib(102));
     let addr = dead.addr();
     let lost = status.agents.iter().find(|agent| agent.addr == addr).map(|a| a.pages_held * 4096);
     let lost = lost.filter(|lost| *lost > 0).unwrap_or_else(|| pager.fail("the agent has no page"));
@@ -177,8 +178,18 @@ fn assert_ends_where_a_page_is_missing(mut proc: Proc, lost: u64) {
 
 #[test]
 fn a_detach_ends_although_an_agent_is_gone_for_good() {
+    ends_although_an_agent_is_gone("compute");
+}
+
+/// The poison must not be refused because the address space is being changed.
+#[test]
+fn a_detach_ends_although_an_agent_is_gone_and_the_program_discards_memory_all_the_time() {
+    ends_although_an_agent_is_gone("discard");
+}
+
+fn ends_although_an_agent_is_gone(how: &str) {
     let Some(stage) = Stage::set() else { return };
-    let Bereft { proc, attach, pager, _alive, addr, lost } = with_a_dead_agent(&stage);
+    let Bereft { proc, attach, pager, _alive, addr, lost } = with_a_dead_agent(&stage, how);
     let detach = Gms::line(["detach"]).limit(LOST).arg(proc.pid().to_string());
     let outcome = detach.finish().expect_code(125);
     for words in ["pages are lost", &addr, "SIGBUS", &proc.pid().to_string()] {
@@ -192,7 +203,7 @@ fn a_detach_ends_although_an_agent_is_gone_for_good() {
 #[test]
 fn a_detach_does_not_wait_for_an_agent_that_has_lost_its_pages() {
     let Some(stage) = Stage::set() else { return };
-    let Bereft { proc, attach, pager, _alive, addr, lost } = with_a_dead_agent(&stage);
+    let Bereft { proc, attach, pager, _alive, addr, lost } = with_a_dead_agent(&stage, "compute");
     let detach = Gms::line(["detach"]).limit(LOST).arg(proc.pid().to_string());
     let client = detach.spawn();
     poll_until("the detach to begin", SOON, || {
@@ -211,7 +222,7 @@ fn a_detach_does_not_wait_for_an_agent_that_has_lost_its_pages() {
 #[test]
 fn a_program_that_waits_for_a_lost_page_ends() {
     let Some(stage) = Stage::set() else { return };
-    let Bereft { mut proc, attach, pager, _alive, .. } = with_a_dead_agent(&stage);
+    let Bereft { mut proc, attach, pager, _alive, .. } = with_a_dead_agent(&stage, "compute");
     let detach = Gms::line(["detach"]).limit(LOST).arg(proc.pid().to_string());
     let client = detach.spawn();
     poll_until("the detach to begin", SOON, || {

@@ -1,11 +1,11 @@
-/* still MIB sleep|compute [KEEP_MIB]: fills memory with a pattern and says "ready". Then it touches none of it, asleep or computing, until a
- * line comes on stdin; then it checks every page ("right") and waits for the next line, until stdin ends ("ended"). With KEEP_MIB the
+/* still MIB sleep|compute|discard [KEEP_MIB]: fills memory with a pattern and says "ready". Then it touches none of it, asleep, computing, or
+ * filling and discarding other memory, until a line comes on stdin; then it checks every page ("right") and waits for the next line, until stdin ends ("ended"). With KEEP_MIB the
  * first line makes it free all but so much, read that, and say "kept"; the second line makes it fill as much again. */
 #include "check.h"
 #include <poll.h>
 #include <sys/mman.h>
 
-static char *memory, *more;
+static char *memory, *more, *scratch;
 static uint64_t pages, kept, added;
 
 static void check_all(void) {
@@ -19,7 +19,12 @@ static int next_line(int computes) {
     volatile uint64_t sink = 0;
     char byte = 0;
     while (computes && poll(&fd, 1, 0) == 0)
-        for (uint64_t i = 0; i < 1 << 20; i++) sink = mix(sink);
+        for (uint64_t i = 0; i < (scratch ? 64 : 1 << 20); i++) {
+            sink = mix(sink);
+            if (!scratch) continue;
+            scratch[0] = 1;
+            madvise(scratch, PAGE, MADV_DONTNEED);
+        }
     while (byte != '\n')
         if (read(0, &byte, 1) <= 0) return 0;
     return 1;
@@ -44,7 +49,8 @@ static void grow(void) {
 }
 
 int main(int argc, char **argv) {
-    int computes = argc > 2 && strcmp(argv[2], "compute") == 0;
+    int computes = argc > 2 && strcmp(argv[2], "sleep") != 0;
+    if (argc > 2 && strcmp(argv[2], "discard") == 0) scratch = map_pages(64);
     pages = number(argc, argv, 1, 64) * MIB / PAGE;
     kept = number(argc, argv, 3, 0) * MIB / PAGE;
     memory = map_pages(pages);

@@ -82,6 +82,7 @@ impl Tables {
     /// MADV_DONTNEED, MADV_FREE or MADV_REMOVE is about to act on the range. What becomes of its pages their markers will tell.
     pub fn remove(&mut self, space: SpaceId, range: Range<u64>) {
         self.forget_leaving(space, &range);
+        self.reprieve(space, &range);
         let known = self.map.knows(space, range.clone());
         if let Some(state) = self.spaces.get_mut(&space) {
             state.remove(range, known);
@@ -245,6 +246,9 @@ impl Tables {
         }
         self.spaces.insert(child, SpaceState::new(registered));
         self.disinherit(child);
+        let doomed = self.doomed.iter().filter(|place| place.0 == parent);
+        let inherited: Vec<Place> = doomed.map(|place| (child, place.1)).collect();
+        self.doomed.extend(inherited);
         // Perhaps it was forked before these went.
         for older in [aside(parent), gone(parent)] {
             for (page, state) in self.map.known(older, 0..u64::MAX) {
@@ -389,6 +393,9 @@ impl Tables {
             if !self.put_marked(target, state, mark) || !self.put((from, page), State::Empty) {
                 self.exhausted = true;
                 return;
+            }
+            if self.doomed.remove(&(from, page)) {
+                self.doomed.insert(target);
             }
             if let State::Slot(index) = state {
                 let owners = &mut self.slots[index as usize].owners;

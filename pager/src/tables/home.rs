@@ -1,5 +1,7 @@
 //! The way home of all pages, before the workload is let go.
 
+use std::ops::Range;
+
 use gms_policy::ids::{PageAddr, SpaceId};
 
 use super::{Phase, Place, Tables};
@@ -48,6 +50,23 @@ impl Tables {
         self.map.get(place.0, place.1) == State::Remote(content)
     }
 
+    /// Nobody has the page any more, and its address has no marker: whoever faults there waits until it is poisoned.
+    pub fn doom(&mut self, place: Place) {
+        self.doomed.insert(place);
+    }
+
+    /// Whether only the poison is missing.
+    pub fn is_doomed(&self, place: Place) -> bool {
+        self.doomed.contains(&place)
+    }
+
+    /// What is discarded needs no poison.
+    pub(super) fn reprieve(&mut self, space: SpaceId, range: &Range<u64>) {
+        if !self.doomed.is_empty() {
+            self.doomed.retain(|place| place.0 != space || !range.contains(&place.1.get()));
+        }
+    }
+
     /// The page is the kernel's again, for good: installed from `content`, or poisoned because nobody has its bytes any more. The agent
     /// may forget it. Nothing happens if the entry has changed meanwhile.
     pub fn leave_to_kernel(&mut self, place: Place, content: Content) {
@@ -61,7 +80,7 @@ impl Tables {
 mod tests {
     use super::*;
     use crate::range_set::RangeSet;
-    use crate::tables::{EvictOutcome, FaultAction};
+    use crate::tables::{EvictOutcome, FaultAction, Remap};
     use gms_policy::ids::AgentId;
 
     const SPACE: SpaceId = SpaceId(1);
@@ -125,5 +144,29 @@ mod tests {
         assert_eq!((tables.away_pages(), tables.discards_waiting()), (1, 0));
         tables.leave_to_kernel((SpaceId(2), page), content);
         assert_eq!((tables.away_pages(), tables.discards_waiting()), (0, 1));
+    }
+
+    #[test]
+    fn faults_on_a_lost_page_wait_for_its_poison_wherever_it_goes() {
+        let mut tables = away(3);
+        let page = |n: u64| PageAddr::containing(n * PAGE);
+        let FaultAction::Fetch(content) = tables.fault((SPACE, page(0))) else { panic!("home") };
+        (0..3).for_each(|n| tables.doom((SPACE, page(n))));
+        let child = SpaceId(2);
+        tables.fork(SPACE, child);
+        for space in [SPACE, child] {
+            assert_eq!(tables.fault((space, page(0))), FaultAction::Wait);
+            assert!(!tables.is_remote((space, page(0)), content));
+            assert_eq!(tables.begin_prefetch(space, (0..3).map(page), 3), []);
+        }
+        let moved = Remap { from: 0, to: 64 * PAGE, length: PAGE };
+        tables.remap(SPACE, moved, None).expect("no doubt");
+        assert!(tables.is_doomed((SPACE, page(64))) && !tables.is_doomed((SPACE, page(0))));
+        // What the program discards meanwhile is zeros, and nothing is left to be poisoned.
+        tables.remove(SPACE, PAGE..2 * PAGE);
+        tables.unmap(SPACE, 2 * PAGE..3 * PAGE, None, true);
+        assert!(!tables.is_doomed((SPACE, page(1))) && !tables.is_doomed((SPACE, page(2))));
+        tables.leave_to_kernel((child, page(0)), content);
+        assert!(!tables.is_doomed((child, page(0))) && tables.is_empty((child, page(0))));
     }
 }
