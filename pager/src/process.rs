@@ -15,8 +15,9 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
-use crate::evictor::{self, Call, Evictor, has_ended, pidfd_getfd, pidfd_open, same_memory};
+use crate::evictor::{self, Call, Evictor, has_ended, pidfd_getfd, same_memory};
 use crate::inject::{Frozen, InjectError, Injected, remove_blob};
+use crate::keeper;
 use crate::page_map::PAGE;
 use crate::proc::{self, Mapping, Measure, Statm};
 use crate::range_set::RangeSet;
@@ -24,7 +25,7 @@ use crate::shared::{Shared, Space, lock};
 use crate::torture;
 use crate::uffd::{
     Faults, Occupant, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
-    USERFAULTFD_IOC_NEW,
+    USERFAULTFD_IOC_NEW, is_userfaultfd,
 };
 
 /// Most pages moved at once: bounds how long the gate is closed.
@@ -108,15 +109,15 @@ pub struct MovedPages {
 }
 
 impl Process {
-    /// Attaches a process which has been frozen. `orphans` are spaces of forked children whose process is not known yet: if this process
+    /// Attaches a process which has been frozen, and had not ended then. `orphans` are spaces of forked children whose process is not known yet: if this process
     /// is one of them, its space is taken from there.
     pub fn attach(
         shared: &Shared,
         pid: i32,
+        pidfd: OwnedFd,
         frozen: &mut Frozen,
         orphans: &mut Vec<Arc<Space>>,
     ) -> Result<Process, InjectError> {
-        let pidfd = pidfd_open(pid).map_err(|_| InjectError::Gone)?;
         let injected = frozen.inject()?;
         let evictor_pid = injected.evictor.as_raw();
         lock(&shared.evictors).push(evictor_pid);
@@ -181,7 +182,9 @@ impl Process {
             let set_up =
                 SetUp::new(&mut evictor, pid, mapped).map_err(os("setting the evictor up"))?;
             // Before it can hold anything: whatever fails later, the will stands.
-            set_up.make_will(&evictor, pid).map_err(os("preparing for the supervisor's end"))?;
+            set_up
+                .make_will(&evictor, injected, pid)
+                .map_err(os("preparing for the supervisor's end"))?;
             let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
                 Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
                 None => {
@@ -506,6 +509,10 @@ impl Process {
                 word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7],
             ]);
             let done = (result.max(0) as u64 / PAGE) as usize;
+            if done > length {
+                // It has been changed in the workload's memory.
+                return Err(Errno::EPROTO);
+            }
             for i in index..index + done {
                 moved.places[i] = Some((first + i) as u32);
             }
@@ -541,8 +548,13 @@ impl Process {
             into.iter_mut().map(|frame| IoSliceMut::new(frame)).collect();
         let wanted = places.len() * PAGE as usize;
         // The workload's process has the same memory, should the evictor have been killed.
-        let got = process_vm_readv(self.evictor.pid(), &mut local, &remote)
-            .or_else(|_| process_vm_readv(Pid::from_raw(self.pid), &mut local, &remote))?;
+        let got = process_vm_readv(self.evictor.pid(), &mut local, &remote).or_else(|errno| {
+            match self.has_ended() {
+                // Its id may be another's.
+                true => Err(errno),
+                false => process_vm_readv(Pid::from_raw(self.pid), &mut local, &remote),
+            }
+        })?;
         if got == wanted { Ok(()) } else { Err(Errno::EFAULT) }
     }
 
@@ -601,10 +613,11 @@ struct SetUp {
 }
 
 impl SetUp {
-    /// Gives the evictor our stderr (descriptor 1), /dev/userfaultfd if we may open it (2), an outbox and a descriptor of its process.
+    /// Gives the evictor its outlet (descriptor 1), /dev/userfaultfd if we may open it (2), an outbox and a descriptor of its process.
     fn new(evictor: &mut Evictor, pid: i32, mapped: &mut Vec<(u64, u64)>) -> nix::Result<SetUp> {
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
-        let mut fds: Vec<RawFd> = vec![libc::STDERR_FILENO];
+        let outlet = keeper::outlet().ok_or(Errno::EBADF)?;
+        let mut fds: Vec<RawFd> = vec![outlet.as_raw_fd()];
         fds.extend(device.as_ref().map(AsRawFd::as_raw_fd));
         let own_id = proc::own_id(pid).ok_or(Errno::ESRCH)?;
         let outbox = outbox_address();
@@ -627,6 +640,12 @@ impl SetUp {
         Ok(SetUp { outbox, pidfd_number: calls[3].outcome()?, device: device.is_some() })
     }
 
+    /// The device is not left within the workload's reach.
+    fn close_device(&self) -> Vec<Call> {
+        let close = Call::new(libc::SYS_close, &[2]);
+        if self.device { vec![close] } else { Vec::new() }
+    }
+
     /// The outbox lies at a random address, so that only the right child's userfaultfd can register it.
     fn adopt_orphan(
         &self,
@@ -638,7 +657,7 @@ impl SetUp {
             .iter()
             .position(|space| space.faults.register_outbox(outbox.clone()).is_ok())?;
         let fd = orphans[at].faults.as_fd().as_raw_fd();
-        let sent = evictor.run(&mut [], &mut [], &[fd]);
+        let sent = evictor.run(&mut self.close_device(), &mut [], &[fd]);
         Some(sent.map(|()| (orphans.swap_remove(at), self.pidfd_number + 1)))
     }
 
@@ -648,19 +667,25 @@ impl SetUp {
             true => Call::new(libc::SYS_ioctl, &[2, USERFAULTFD_IOC_NEW, FLAGS]),
             false => Call::new(libc::SYS_userfaultfd, &[FLAGS]),
         };
-        let mut calls = [make];
+        let mut calls = vec![make];
+        calls.extend(self.close_device());
         evictor.run(&mut calls, &mut [], &[])?;
         let number = calls[0].outcome()?;
-        let faults = Faults::enable(pidfd_getfd(evictor.process(), number as RawFd)?)?;
+        let uffd = pidfd_getfd(evictor.process(), number as RawFd)?;
+        // The number comes from the workload's memory: it may name anything there.
+        if !is_userfaultfd(uffd.as_raw_fd()) {
+            return Err(Errno::EBADF);
+        }
+        let faults = Faults::enable(uffd)?;
         let outbox = self.outbox..self.outbox + OUTBOX_LEN;
         faults.register_outbox(outbox).map_err(|_| Errno::EINVAL)?;
         Ok((Arc::new(Space::new(shared.new_space(), faults)), number))
     }
 
     /// If we die the evictor says so and kills the workload, before it could read zeros where pages were.
-    fn make_will(&self, evictor: &Evictor, pid: i32) -> nix::Result<()> {
+    fn make_will(&self, evictor: &Evictor, injected: &Injected, pid: i32) -> nix::Result<()> {
         let text = format!(
-            "gms: the pager has died: process {pid} is killed, because its evicted pages are lost\n"
+            "the pager has died: process {pid} is killed, because its evicted pages are lost\n"
         );
         let write = [1, evictor.will_aux_address(2), text.len() as u64];
         let calls = [
@@ -670,7 +695,7 @@ impl SetUp {
             ),
             Call::new(libc::SYS_write, &write),
         ];
-        evictor.set_will(&calls, text.as_bytes())
+        evictor.set_will(&injected.memory, &calls, text.as_bytes())
     }
 }
 

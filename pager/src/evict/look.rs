@@ -1,5 +1,6 @@
 //! Looking: how much the tree holds, who belongs to it, what must be paged and how much must go.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use gms_policy::ids::{Bytes, SpaceId};
 use gms_transport::Transport;
 
 use super::EvictThread;
+use crate::evictor::has_ended;
 use crate::inject::{Frozen, InjectError};
 use crate::proc;
 use crate::process::Process;
@@ -241,8 +243,14 @@ impl<T: Transport> EvictThread<T> {
     /// Starts to page a process. It does not run until all of its memory is registered: from then on its faults wait for room.
     fn attach(&mut self, pid: i32) -> Result<(), InjectError> {
         torture::at(Point::BeforeAttach);
+        let member = self.tree.process(pid).ok_or(InjectError::Gone)?;
+        let member = member.try_clone_to_owned().map_err(|_| InjectError::Gone)?;
         let mut frozen = Frozen::new(pid)?;
-        let process = Process::attach(&self.shared, pid, &mut frozen, &mut self.orphans)?;
+        if has_ended(member.as_fd()) {
+            // Whoever has been stopped has got its id since.
+            return Err(InjectError::Gone);
+        }
+        let process = Process::attach(&self.shared, pid, member, &mut frozen, &mut self.orphans)?;
         let space = process.space.clone();
         if self.spaces.insert(space.id, space.clone()).is_none() {
             lock(&self.shared.tables).add_space(space.id);
