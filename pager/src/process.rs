@@ -224,6 +224,18 @@ impl Process {
         }
     }
 
+    /// Whether it has left its memory to others: a vfork child that executes another program, or has ended.
+    pub fn has_left(&self) -> bool {
+        let shares = |tid: &i32| self.shares_memory_with(*tid);
+        !shares(&self.witness) && !proc::threads(self.pid).iter().any(shares)
+    }
+
+    /// The memory is found to be another process's. Should the pager die, not the evictor's will but the keeper is for that.
+    pub fn give_to(&mut self, pid: i32, pidfd: OwnedFd) {
+        (self.pid, self.witness, self.pidfd) = (pid, pid, pidfd);
+        self.space.pid.store(pid, Ordering::Relaxed);
+    }
+
     /// After its evictor could not be reached: whether it was killed together with the process, as the first process of a PID namespace ends all
     /// others in it.
     pub fn ends(&self) -> bool {

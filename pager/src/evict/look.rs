@@ -163,6 +163,7 @@ impl<T: Transport> EvictThread<T> {
             }
             self.unpageable.remove(&pid);
         }
+        self.find_heirs();
         if let Some(process) = self.processes.values().find(|p| p.evictor_died() && !p.ends()) {
             self.shared.fail(format!("the evictor of process {} was killed", process.pid));
         }
@@ -173,6 +174,25 @@ impl<T: Transport> EvictThread<T> {
         self.refused.retain(|&pid, _| self.tree.contains(pid));
         if self.tree.is_gone() && !self.spaces.values().any(|space| space.faults.is_alive()) {
             self.shared.finish(Outcome::TreeGone);
+        }
+    }
+
+    /// Memory that was met first as that of a vfork child is its parent's once the child has executed another program, which is to be paged too.
+    fn find_heirs(&mut self) {
+        let left: Vec<i32> =
+            self.processes.iter().filter(|(_, p)| p.has_left()).map(|(&pid, _)| pid).collect();
+        for pid in left {
+            let Some(process) = self.processes.get(&pid) else { continue };
+            let shares = |other: &i32| {
+                !self.processes.contains_key(other) && process.shares_memory_with(*other)
+            };
+            let Some(heir) = self.tree.pids().find(shares) else { continue };
+            let pidfd = self.tree.process(heir).and_then(|fd| fd.try_clone_to_owned().ok());
+            if let (Some(pidfd), Some(mut process)) = (pidfd, self.processes.remove(&pid)) {
+                process.give_to(heir, pidfd);
+                self.processes.insert(heir, process);
+                self.refused.remove(&heir);
+            }
         }
     }
 
