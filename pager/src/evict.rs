@@ -322,7 +322,10 @@ impl<T: Transport> EvictThread<T> {
         self.next_proof = now + PROOF_EVERY;
         for process in self.processes.values() {
             let id = process.space.id;
-            if lock(&self.shared.tables).age_quarantine(id) && is_outside_madvise(process.pid) {
+            if lock(&self.shared.tables).age_quarantine(id)
+                && !process.has_ended()
+                && is_outside_madvise(process.pid)
+            {
                 lock(&self.shared.tables).end_quarantine(id);
             }
         }

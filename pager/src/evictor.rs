@@ -4,15 +4,17 @@
 //! memory. If the supervisor dies, its socket closes and the evictor executes its will: it says so and kills the workload,
 //! before anything could be read as zeros.
 
+use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{ControlMessage, MsgFlags, recv, sendmsg};
-use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::arch;
@@ -123,7 +125,10 @@ impl Evictor {
         let rights = [ControlMessage::ScmRights(fds)];
         let control = if fds.is_empty() { &[][..] } else { &rights[..] };
         let message = [IoSlice::new(&self.buffer)];
-        sendmsg::<()>(self.socket.as_raw_fd(), &message, control, MsgFlags::MSG_NOSIGNAL, None)?;
+        // Never blocking: the workload can reach the other end, and fill it, or take the reply that has been seen.
+        let late = |errno| if errno == Errno::EAGAIN { Errno::ETIMEDOUT } else { errno };
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        sendmsg::<()>(self.socket.as_raw_fd(), &message, control, flags, None).map_err(late)?;
         let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(CALL_DEADLINE).unwrap_or(PollTimeout::MAX);
         loop {
@@ -135,7 +140,8 @@ impl Evictor {
             }
         }
         let sent = self.buffer.len();
-        let received = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
+        let received = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT)
+            .map_err(late)?;
         if received != sent {
             return Err(Errno::EPIPE);
         }
@@ -157,15 +163,14 @@ impl Evictor {
         }
     }
 
-    /// Sets what the evictor does when this process is gone.
-    pub fn set_will(&self, calls: &[Call], aux: &[u8]) -> nix::Result<()> {
+    /// Sets what the evictor does when this process is gone. `memory` is that of the process, in which it runs.
+    pub fn set_will(&self, memory: &File, calls: &[Call], aux: &[u8]) -> nix::Result<()> {
         let mut will = Vec::new();
         encode(&mut will, calls, aux);
         if will.len() > arch::WILL_LEN {
             return Err(Errno::E2BIG);
         }
-        let remote = [RemoteIoVec { base: (self.base + arch::WILL) as usize, len: will.len() }];
-        process_vm_writev(self.pid, &[IoSlice::new(&will)], &remote).map(drop)
+        memory.write_all_at(&will, self.base + arch::WILL).map_err(|_| Errno::EFAULT)
     }
 
     /// Address at which the aux memory of a will of `calls` calls lies.
@@ -186,7 +191,8 @@ impl Evictor {
         // No reply comes: the list ends the process. A send error means that it is gone already.
         encode(&mut self.buffer, &[Call::new(libc::SYS_exit_group, &[0])], &[]);
         let message = [IoSlice::new(&self.buffer)];
-        let _ = sendmsg::<()>(self.socket.as_raw_fd(), &message, &[], MsgFlags::MSG_NOSIGNAL, None);
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        let _ = sendmsg::<()>(self.socket.as_raw_fd(), &message, &[], flags, None);
         if !await_end(&self.process) {
             end(&self.process);
         }

@@ -93,6 +93,8 @@ pub struct Injected {
     pub process: OwnedFd,
     /// Its process id in the namespace of the workload.
     pub own_id: i32,
+    /// The memory that it runs in, which is that of the process.
+    pub memory: File,
     /// Where the kernel notes the end of the thread that was stopped; for musl's programs the lock of the list of threads.
     pub tid_address: Option<u64>,
 }
@@ -377,7 +379,9 @@ impl Stopped {
         }
         let what = "finding the evictor";
         let (evictor, process) = found.ok_or(InjectError::Os { what, errno: Errno::ESRCH })?;
-        Ok(Injected { base, evictor, process, own_id, tid_address })
+        self.share_niceness(evictor);
+        let memory = memory.try_clone().map_err(os("keeping the memory"))?;
+        Ok(Injected { base, evictor, process, own_id, memory, tid_address })
     }
 
     /// Clones the evictor and waits until it can be talked to; returns its process id in the namespace of the workload.

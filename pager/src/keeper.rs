@@ -4,16 +4,18 @@
 
 use std::fs;
 use std::ops::Range;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use gms_policy::ids::PageAddr;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, pipe2};
 use userfaultfd::{Event, EventBuffer, Uffd};
 
 use crate::commands::say;
@@ -22,10 +24,10 @@ use crate::page_map::PAGE;
 use crate::proc;
 use crate::session::Outcome;
 use crate::target::self_pid;
-use crate::uffd::{Faults, PageTables};
+use crate::uffd::{Faults, PageTables, is_userfaultfd};
 
-/// Its name, by which it is told from processes of the workload. Not one by which people end gms: it must outlive the pager.
-pub const NAME: &str = "far-keeper";
+/// Its name: not one by which people end gms, because it must outlive the pager.
+const NAME: &str = "far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
 /// Messages read at once.
@@ -33,50 +35,81 @@ const MESSAGES: usize = 32;
 /// Where programs can have memory.
 const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
+/// Most bytes that are passed on of what evictors write: all that the pipe holds.
+const WORDS_MAX: usize = 64 << 10;
 /// Fields of /proc/PID/stat, counted from behind the command's name, before the start and the end of the arguments.
 const ARG_START: usize = 45;
 
+static OUTLET: OnceLock<OwnedFd> = OnceLock::new();
+
 /// The pager's hold on its keeper.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Keeper {
-    /// Shared with it: nothing is left to be kept.
-    over: &'static AtomicBool,
+    board: &'static Board,
+}
+
+/// What the pager, the keeper and the front share.
+#[derive(Debug, Default)]
+struct Board {
+    /// Nothing is left to be kept.
+    over: AtomicBool,
+    /// The keeper's process id.
+    keeper: AtomicI32,
 }
 
 impl Keeper {
+    /// A keeper to be: also processes that are forked now will know it.
+    pub fn new() -> nix::Result<Keeper> {
+        Ok(Keeper { board: shared_board()? })
+    }
+
+    /// Its process id, once it has been started.
+    pub fn pid(&self) -> i32 {
+        self.board.keeper.load(Ordering::Acquire)
+    }
+
     /// Starts the keeper, as a sibling of this process or as its child. This process must have one thread only.
-    pub fn spawn(sibling: bool) -> nix::Result<Keeper> {
+    pub fn spawn(&self, sibling: bool) -> nix::Result<()> {
         raise_descriptor_limit();
-        let over = shared_flag()?;
+        let board = self.board;
+        let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        // Set already only if there is another keeper, which there is not.
+        let _ = OUTLET.set(outlet);
         let pager = pidfd_open(self_pid())?;
         let mut stack = vec![0; STACK_LEN];
         let mut flags = CloneFlags::CLONE_FILES;
         flags.set(CloneFlags::CLONE_PARENT, sibling);
         let keep = Box::new(|| {
-            keep(&pager, over);
+            keep(&pager, &board.over, &words);
             0
         });
         // SAFETY: there is no other thread whose locks the child could miss; it has a copy of the stack, as of all memory.
-        unsafe { clone(keep, &mut stack, flags, None)? };
+        let pid = unsafe { clone(keep, &mut stack, flags, None)? };
+        board.keeper.store(pid.as_raw(), Ordering::Release);
         // Its descriptor must stay open: the table is shared.
-        std::mem::forget(pager);
-        Ok(Keeper { over })
+        std::mem::forget((pager, words));
+        Ok(())
     }
 
     /// The session has ended. Unless the workload had to be killed, no process depends on a page any more.
     pub fn dismiss(&self, outcome: &Outcome) {
-        self.over.store(!matches!(outcome, Outcome::Killed(_)), Ordering::Release);
+        self.board.over.store(!matches!(outcome, Outcome::Killed(_)), Ordering::Release);
     }
 }
 
-/// A flag which both processes see.
-fn shared_flag() -> nix::Result<&'static AtomicBool> {
+/// Where an evictor writes what it has done after the end of the pager. Not our standard error: whoever controls the workload's memory controls
+/// the evictor too, and may be another user than the one to whom that terminal belongs.
+pub fn outlet() -> Option<BorrowedFd<'static>> {
+    OUTLET.get().map(AsFd::as_fd)
+}
+
+fn shared_board() -> nix::Result<&'static Board> {
     let length = std::num::NonZeroUsize::MIN;
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: a new mapping; it is never unmapped, and all-zero is a value of the type.
     unsafe {
         let page = mmap_anonymous(None, length, access, MapFlags::MAP_SHARED)?;
-        Ok(page.cast::<AtomicBool>().as_ref())
+        Ok(page.cast::<Board>().as_ref())
     }
 }
 
@@ -89,7 +122,7 @@ fn raise_descriptor_limit() {
 }
 
 /// Waits for the end of the pager; then kills who faults, until the address spaces have gone.
-fn keep(pager: &OwnedFd, over: &AtomicBool) {
+fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     // Best effort, like all here: signals and job control are for the pager.
     let _ = SigSet::all().thread_block();
     let _ = nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0));
@@ -101,12 +134,14 @@ fn keep(pager: &OwnedFd, over: &AtomicBool) {
     if over.load(Ordering::Acquire) {
         return;
     }
-    let mut left = inherit();
+    let mut left = inherit(words.as_raw_fd());
     // The pager may have read of faults which it did not get to serve: they are made anew.
     left.iter().for_each(|faults| faults.wake(USER_SPACE));
     let mut buffer = EventBuffer::new(MESSAGES);
     loop {
         left.retain(Faults::is_alive);
+        // An evictor has written when its memory is gone.
+        pass_on(words);
         if left.is_empty() {
             return;
         }
@@ -130,6 +165,16 @@ fn keep(pager: &OwnedFd, over: &AtomicBool) {
     }
 }
 
+/// Tells what evictors have written, as far as it is text.
+fn pass_on(words: &OwnedFd) {
+    let mut bytes = vec![0; WORDS_MAX];
+    let read = nix::unistd::read(words, &mut bytes).unwrap_or(0);
+    let plain = |c: char| if c.is_control() { '?' } else { c };
+    for line in String::from_utf8_lossy(&bytes[..read]).lines() {
+        say(line.chars().map(plain).collect::<String>());
+    }
+}
+
 /// Whoever ends gms by its command line must not end the keeper with it.
 fn hide_command_line() {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
@@ -144,15 +189,15 @@ fn hide_command_line() {
     }
 }
 
-/// The userfaultfds of the table. All else is closed but for stderr, which ends the evictors' sockets: their wills are executed.
-fn inherit() -> Vec<Faults> {
+/// The userfaultfds of the table. All else is closed but for stderr and the pipe, which ends the evictors' sockets: their wills are executed.
+fn inherit(words: RawFd) -> Vec<Faults> {
     let mut left = Vec::new();
     let numbers: Vec<RawFd> = fs::read_dir("/proc/self/fd")
         .map(|entries| entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
         .unwrap_or_default();
-    for number in numbers.into_iter().filter(|&number| number != libc::STDERR_FILENO) {
-        let name = fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
-        if name.as_os_str() == "anon_inode:[userfaultfd]" {
+    let kept = [libc::STDERR_FILENO, words];
+    for number in numbers.into_iter().filter(|number| !kept.contains(number)) {
+        if is_userfaultfd(number) {
             // SAFETY: the pager, which owned the descriptor, is gone.
             left.push(Faults::of_child(unsafe { Uffd::from_raw_fd(number) }));
         } else {

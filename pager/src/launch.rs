@@ -21,6 +21,7 @@ pub use signals::{Arrival, Signals, note_inheritance};
 
 use crate::commands::{EXIT_GMS, say};
 use crate::control::{self, Workload};
+use crate::proc;
 use crate::session::{Outcome, Session, SessionError};
 use crate::stats::Stats;
 use crate::stopped;
@@ -41,6 +42,8 @@ pub trait Paging {
     fn fd(&self) -> BorrowedFd<'_>;
     /// See [`Session::outcome`].
     fn outcome(&self) -> Option<Outcome>;
+    /// See [`Session::evictors`].
+    fn evictors(&self) -> Vec<i32>;
     /// See [`Session::stats`].
     fn stats(&self) -> Stats;
     /// See [`Session::finish`].
@@ -59,6 +62,9 @@ impl Paging for Session {
     }
     fn outcome(&self) -> Option<Outcome> {
         Session::outcome(self)
+    }
+    fn evictors(&self) -> Vec<i32> {
+        Session::evictors(self)
     }
     fn stats(&self) -> Stats {
         Session::stats(self)
@@ -321,7 +327,10 @@ impl<P: Paging> Running<P> {
         if self.end.is_none() {
             child::send(self.root, signal);
         } else {
-            child::children().into_iter().for_each(|orphan| child::send(orphan, signal));
+            let ours = self.paged.as_ref().map(|paged| paged.session().evictors());
+            let mut orphans = proc::children(self_pid());
+            orphans.retain(|orphan| !ours.iter().flatten().any(|evictor| evictor == orphan));
+            orphans.into_iter().for_each(|orphan| child::send(orphan, signal));
         }
     }
 
@@ -346,13 +355,13 @@ impl<P: Paging> Running<P> {
     fn adopt(&mut self) -> Result<(), LaunchError> {
         let Some(launched) = self.launched.take() else { return Ok(()) };
         launched.executed().map_err(|reason| {
-            child::kill_all(&self.signals);
+            child::kill_all(&self.signals, 0, Duration::ZERO);
             LaunchError::NotExecutable { command: String::new(), reason }
         })?;
         let Some(paged) = self.paged.as_ref().filter(|_| self.end.is_none()) else { return Ok(()) };
         match paged.session().adopt(self.root, false) {
             Err(error) if !matches!(child::state(self.root), State::Ended(_)) => {
-                child::kill_all(&self.signals);
+                child::kill_all(&self.signals, 0, Duration::ZERO);
                 Err(error.into())
             }
             _ => Ok(()),

@@ -1,10 +1,11 @@
 //! An attached process: its evictor, its outbox and its mappings.
 
+mod set_up;
+
 use std::collections::{BTreeSet, VecDeque};
-use std::fs::File;
 use std::io::IoSliceMut;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
-use crate::evictor::{self, Call, Evictor, has_ended, pidfd_getfd, pidfd_open, same_memory};
+use self::set_up::SetUp;
+use crate::evictor::{self, Call, Evictor, has_ended, same_memory};
 use crate::inject::{Frozen, InjectError, Injected, remove_blob};
 use crate::page_map::PAGE;
 use crate::proc::{self, Mapping, Measure, Statm};
@@ -23,8 +25,7 @@ use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::torture;
 use crate::uffd::{
-    Faults, Occupant, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
-    USERFAULTFD_IOC_NEW,
+    Occupant, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
 };
 
 /// Most pages moved at once: bounds how long the gate is closed.
@@ -108,15 +109,15 @@ pub struct MovedPages {
 }
 
 impl Process {
-    /// Attaches a process which has been frozen. `orphans` are spaces of forked children whose process is not known yet: if this process
+    /// Attaches a process which has been frozen, and had not ended then. `orphans` are spaces of forked children whose process is not known yet: if this process
     /// is one of them, its space is taken from there.
     pub fn attach(
         shared: &Shared,
         pid: i32,
+        pidfd: OwnedFd,
         frozen: &mut Frozen,
         orphans: &mut Vec<Arc<Space>>,
     ) -> Result<Process, InjectError> {
-        let pidfd = pidfd_open(pid).map_err(|_| InjectError::Gone)?;
         let injected = frozen.inject()?;
         let evictor_pid = injected.evictor.as_raw();
         lock(&shared.evictors).push(evictor_pid);
@@ -181,7 +182,9 @@ impl Process {
             let set_up =
                 SetUp::new(&mut evictor, pid, mapped).map_err(os("setting the evictor up"))?;
             // Before it can hold anything: whatever fails later, the will stands.
-            set_up.make_will(&evictor, pid).map_err(os("preparing for the supervisor's end"))?;
+            set_up
+                .make_will(&evictor, injected, pid)
+                .map_err(os("preparing for the supervisor's end"))?;
             let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
                 Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
                 None => {
@@ -219,6 +222,18 @@ impl Process {
             Ok(()) => unshare[0].outcome().is_ok(),
             Err(_) => self.ends(),
         }
+    }
+
+    /// Whether it has left its memory to others: a vfork child that executes another program, or has ended.
+    pub fn has_left(&self) -> bool {
+        let shares = |tid: &i32| self.shares_memory_with(*tid);
+        !shares(&self.witness) && !proc::threads(self.pid).iter().any(shares)
+    }
+
+    /// The memory is found to be another process's. Should the pager die, not the evictor's will but the keeper is for that.
+    pub fn give_to(&mut self, pid: i32, pidfd: OwnedFd) {
+        (self.pid, self.witness, self.pidfd) = (pid, pid, pidfd);
+        self.space.pid.store(pid, Ordering::Relaxed);
     }
 
     /// After its evictor could not be reached: whether it was killed together with the process, as the first process of a PID namespace ends all
@@ -510,6 +525,10 @@ impl Process {
                 word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7],
             ]);
             let done = (result.max(0) as u64 / PAGE) as usize;
+            if done > length {
+                // It has been changed in the workload's memory.
+                return Err(Errno::EPROTO);
+            }
             for i in index..index + done {
                 moved.places[i] = Some((first + i) as u32);
             }
@@ -545,8 +564,13 @@ impl Process {
             into.iter_mut().map(|frame| IoSliceMut::new(frame)).collect();
         let wanted = places.len() * PAGE as usize;
         // The workload's process has the same memory, should the evictor have been killed.
-        let got = process_vm_readv(self.evictor.pid(), &mut local, &remote)
-            .or_else(|_| process_vm_readv(Pid::from_raw(self.pid), &mut local, &remote))?;
+        let got = process_vm_readv(self.evictor.pid(), &mut local, &remote).or_else(|errno| {
+            match self.has_ended() {
+                // Its id may be another's.
+                true => Err(errno),
+                false => process_vm_readv(Pid::from_raw(self.pid), &mut local, &remote),
+            }
+        })?;
         if got == wanted { Ok(()) } else { Err(Errno::EFAULT) }
     }
 
@@ -594,94 +618,4 @@ fn is_thread_stack(below: &Mapping, mapping: &Mapping) -> bool {
         && below.perms[..3] == *b"---"
         && below.range.end == mapping.range.start
         && below.range.end - below.range.start <= GUARD_MAX
-}
-
-/// The evictor's descriptors and memory while it is being set up.
-struct SetUp {
-    outbox: u64,
-    pidfd_number: u64,
-    /// Whether descriptor 2 is /dev/userfaultfd.
-    device: bool,
-}
-
-impl SetUp {
-    /// Gives the evictor our stderr (descriptor 1), /dev/userfaultfd if we may open it (2), an outbox and a descriptor of its process.
-    fn new(evictor: &mut Evictor, pid: i32, mapped: &mut Vec<(u64, u64)>) -> nix::Result<SetUp> {
-        let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
-        let mut fds: Vec<RawFd> = vec![libc::STDERR_FILENO];
-        fds.extend(device.as_ref().map(AsRawFd::as_raw_fd));
-        let own_id = proc::own_id(pid).ok_or(Errno::ESRCH)?;
-        let outbox = outbox_address();
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let mmap = [outbox, OUTBOX_LEN, access as u64, flags as u64, u64::MAX, 0];
-        let mut calls = [
-            Call::new(libc::SYS_mmap, &mmap),
-            Call::new(libc::SYS_madvise, &[outbox, OUTBOX_LEN, libc::MADV_NOHUGEPAGE as u64]),
-            Call::new(libc::SYS_madvise, &[outbox, OUTBOX_LEN, libc::MADV_DONTFORK as u64]),
-            // Process ids are those of the workload's PID namespace.
-            Call::new(libc::SYS_pidfd_open, &[own_id as u64, 0]),
-            // Under MCL_FUTURE it would be locked, and take no pages of other mappings.
-            Call::new(libc::SYS_munlock, &[outbox, OUTBOX_LEN]),
-        ];
-        evictor.run(&mut calls, &mut [], &fds)?;
-        calls[0].outcome()?;
-        mapped.push((outbox, OUTBOX_LEN));
-        calls[2].outcome()?;
-        Ok(SetUp { outbox, pidfd_number: calls[3].outcome()?, device: device.is_some() })
-    }
-
-    /// The outbox lies at a random address, so that only the right child's userfaultfd can register it.
-    fn adopt_orphan(
-        &self,
-        evictor: &mut Evictor,
-        orphans: &mut Vec<Arc<Space>>,
-    ) -> Option<nix::Result<(Arc<Space>, u64)>> {
-        let outbox = self.outbox..self.outbox + OUTBOX_LEN;
-        let at = orphans
-            .iter()
-            .position(|space| space.faults.register_outbox(outbox.clone()).is_ok())?;
-        let fd = orphans[at].faults.as_fd().as_raw_fd();
-        let sent = evictor.run(&mut [], &mut [], &[fd]);
-        Some(sent.map(|()| (orphans.swap_remove(at), self.pidfd_number + 1)))
-    }
-
-    fn new_space(&self, shared: &Shared, evictor: &mut Evictor) -> nix::Result<(Arc<Space>, u64)> {
-        const FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
-        let make = match self.device {
-            true => Call::new(libc::SYS_ioctl, &[2, USERFAULTFD_IOC_NEW, FLAGS]),
-            false => Call::new(libc::SYS_userfaultfd, &[FLAGS]),
-        };
-        let mut calls = [make];
-        evictor.run(&mut calls, &mut [], &[])?;
-        let number = calls[0].outcome()?;
-        let faults = Faults::enable(pidfd_getfd(evictor.process(), number as RawFd)?)?;
-        let outbox = self.outbox..self.outbox + OUTBOX_LEN;
-        faults.register_outbox(outbox).map_err(|_| Errno::EINVAL)?;
-        Ok((Arc::new(Space::new(shared.new_space(), faults)), number))
-    }
-
-    /// If we die the evictor says so and kills the workload, before it could read zeros where pages were.
-    fn make_will(&self, evictor: &Evictor, pid: i32) -> nix::Result<()> {
-        let text = format!(
-            "gms: the pager has died: process {pid} is killed, because its evicted pages are lost\n"
-        );
-        let write = [1, evictor.will_aux_address(2), text.len() as u64];
-        let calls = [
-            Call::new(
-                libc::SYS_pidfd_send_signal,
-                &[self.pidfd_number, libc::SIGKILL as u64, 0, 0],
-            ),
-            Call::new(libc::SYS_write, &write),
-        ];
-        evictor.set_will(&calls, text.as_bytes())
-    }
-}
-
-/// A random page-aligned address in the upper half of user space's lower 2^46 bytes.
-fn outbox_address() -> u64 {
-    let mut random = [0u8; 8];
-    // SAFETY: the kernel writes 8 bytes to a live array.
-    unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
-    (1 << 45 | u64::from_le_bytes(random) & ((1 << 45) - 1)) & !(PAGE - 1)
 }

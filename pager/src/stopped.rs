@@ -51,7 +51,7 @@ pub struct Stopped {
 }
 
 /// The niceness of a thread while it is stopped: every step of an injection waits for the thread to be scheduled, and its siblings go on
-/// allocating meanwhile. The evictor inherits it.
+/// allocating meanwhile.
 struct Niceness {
     tid: Pid,
     before: libc::c_int,
@@ -61,16 +61,15 @@ impl Niceness {
     fn raise(tid: Pid) -> Niceness {
         // SAFETY: no memory is involved.
         let before = unsafe { libc::getpriority(libc::PRIO_PROCESS, tid.as_raw() as libc::id_t) };
-        let niceness = Niceness { tid, before };
-        niceness.set(-20);
-        niceness
+        set_niceness(tid, -20);
+        Niceness { tid, before }
     }
+}
 
-    /// Best effort: without the privilege nothing changes.
-    fn set(&self, nice: libc::c_int) {
-        // SAFETY: no memory is involved.
-        unsafe { libc::setpriority(libc::PRIO_PROCESS, self.tid.as_raw() as libc::id_t, nice) };
-    }
+/// Best effort: without the privilege nothing changes.
+fn set_niceness(tid: Pid, nice: libc::c_int) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, tid.as_raw() as libc::id_t, nice) };
 }
 
 impl Stopped {
@@ -285,6 +284,13 @@ impl Stopped {
         self.set_signal_mask(u64::MAX)
     }
 
+    /// Gives a process that was cloned from the thread the niceness which that had before it was stopped.
+    pub fn share_niceness(&self, process: Pid) {
+        if let Some(niceness) = &self.niceness {
+            set_niceness(process, niceness.before);
+        }
+    }
+
     /// Puts everything back and lets the thread go.
     pub fn resume(mut self) -> Result<()> {
         let restored = self.restore();
@@ -316,7 +322,7 @@ impl Stopped {
     /// Lets the thread go; one that has not stopped yet as soon as it has ([`release_late`]).
     pub fn let_go(mut self) {
         if let Some(niceness) = &self.niceness {
-            niceness.set(niceness.before);
+            set_niceness(niceness.tid, niceness.before);
         }
         if self.settled && self.altered {
             self.put_back();

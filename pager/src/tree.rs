@@ -2,7 +2,7 @@
 //! a process belongs here because its parent does, which is checked while its id cannot be given to another.
 
 use std::collections::{BTreeMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::evictor::{has_ended, kill, pidfd_open};
 use crate::proc;
@@ -108,6 +108,11 @@ impl Tree {
     /// Process ids of the members.
     pub fn pids(&self) -> impl Iterator<Item = i32> + '_ {
         self.members.keys().copied()
+    }
+
+    /// A descriptor of a member that has not ended when last looked at: its id may be another's now.
+    pub fn process(&self, pid: i32) -> Option<BorrowedFd<'_>> {
+        self.members.get(&pid).map(AsFd::as_fd)
     }
 
     /// Whether the process is a member.

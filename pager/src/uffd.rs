@@ -15,7 +15,7 @@
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
 use linux_raw_sys::general as sys;
@@ -70,6 +70,12 @@ mod requests {
 }
 pub use requests::{pagemap_scan, uffdio_api};
 use requests::{uffdio_copy, uffdio_poison, uffdio_writeprotect, uffdio_zeropage};
+
+/// Whether a descriptor of this process is a userfaultfd.
+pub fn is_userfaultfd(number: RawFd) -> bool {
+    let name = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+    name.as_os_str() == "anon_inode:[userfaultfd]"
+}
 
 /// What an address range is to a userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

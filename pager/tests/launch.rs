@@ -72,6 +72,9 @@ impl Paging for Fake {
     fn outcome(&self) -> Option<Outcome> {
         self.outcome.lock().unwrap().clone()
     }
+    fn evictors(&self) -> Vec<i32> {
+        Vec::new()
+    }
     fn stats(&self) -> Stats {
         Stats { faults: 42, ..Stats::default() }
     }
@@ -109,7 +112,7 @@ fn main() -> ExitCode {
         return ExitCode::from(be_gms(&arguments[1..]));
     }
     let wanted = arguments.iter().find(|word| !word.to_string_lossy().starts_with('-'));
-    let tests: [(&str, fn()); 14] = [
+    let tests: [(&str, fn()); 15] = [
         ("exit_status_is_the_commands_own", exit_status_is_the_commands_own),
         ("failures_of_gms_have_their_own", failures_of_gms_have_their_own),
         ("background_children_keep_it_alive", background_children_keep_it_alive),
@@ -121,6 +124,7 @@ fn main() -> ExitCode {
         ("orphans_are_reaped", orphans_are_reaped),
         ("a_killed_front_takes_the_command_along", a_killed_front_takes_the_command_along),
         ("a_killed_pager_is_told", a_killed_pager_is_told),
+        ("no_name_outlives_the_pager", no_name_outlives_the_pager),
         ("a_stop_is_mirrored", a_stop_is_mirrored),
         ("a_detached_command_runs_on", a_detached_command_runs_on),
         ("a_terminal_stops_and_continues_the_job", a_terminal_stops_and_continues_the_job),
@@ -349,6 +353,22 @@ fn a_killed_pager_is_told() {
     assert_eq!(spoken.status.code(), Some(125));
     assert!(text(&spoken.stderr).contains("ended by signal 9"), "{}", text(&spoken.stderr));
     until("the command ends", || matches!(proc::state(command), None | Some('Z')));
+}
+
+/// Anybody can have the name of an evictor or of the keeper.
+fn no_name_outlives_the_pager() {
+    for name in ["far-evictor", "far-keeper"] {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::copy("/bin/sleep", &path).unwrap();
+        let child = gms(&[path.to_str().unwrap(), "100"]).spawn().unwrap();
+        let (pager, command) = behind(child.id() as i32);
+        until("it has its name", || proc::thread_name(command).is_some_and(|n| n.trim() == name));
+        kill(Pid::from_raw(pager), Signal::SIGKILL).unwrap();
+        assert_eq!(finish(child).status.code(), Some(125));
+        let ended = || matches!(proc::state(command), None | Some('Z'));
+        let outlived = !ended() && kill(Pid::from_raw(command), Signal::SIGKILL).is_ok();
+        assert!(!outlived, "{name} was spared");
+    }
 }
 
 fn a_stop_is_mirrored() {

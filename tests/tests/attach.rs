@@ -1,5 +1,7 @@
 //! Attaching to what runs, letting it go again, and waits that must not notice.
 
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use gms_tests::*;
@@ -115,8 +117,8 @@ fn attach_ends_with_its_program() {
     attach.finish_proc(pager).expect_code(0);
 }
 
-/// Failed when threads that ended while they were stopped for an attach were never reaped: then their process does not end, or an exec of
-/// it does not, for which the next attach waits.
+/// Threads that end while they are stopped for an attach must be reaped (pager/tests/stopped.rs has the single cases): else their process does
+/// not end, or an exec of it does not, for which the next attach waits.
 #[test]
 fn attach_ends_with_a_program_whose_threads_end_all_the_time() {
     let Some(stage) = Stage::set() else { return };
@@ -128,6 +130,55 @@ fn attach_ends_with_a_program_whose_threads_end_all_the_time() {
     wait_until_paged(&mut pager, Mib(4));
     proc.close_stdin();
     assert_eq!(proc.finish().expect_code(0).text(), "brief ok\n");
+    attach.finish_proc(pager).expect_code(0);
+}
+
+/// The process that has the memory of another one, and is not a thread of it.
+fn evictor_of(pid: i32) -> i32 {
+    let stack = |pid: i32| {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        maps.lines().find(|line| line.ends_with("[stack]")).map(String::from)
+    };
+    let own = stack(pid);
+    let all = fs::read_dir("/proc").expect("/proc").flatten();
+    let mut others = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    others.find(|&other| other != pid && own.is_some() && stack(other) == own).expect("no evictor")
+}
+
+fn niceness(pid: i32) -> String {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    fields.split_whitespace().nth(16).expect("a niceness").to_string()
+}
+
+/// The evictor runs in the program's memory, with the program's rights: whatever it has, the program can take.
+#[test]
+fn an_evictor_has_nothing_that_the_program_should_not() {
+    let Some(stage) = Stage::set() else { return };
+    let verify = stage.path("verify");
+    fs::copy(c_program("verify"), &verify).expect("a copy that everybody may execute");
+    let user = ["--reuid=65534", "--clear-groups", "nice", "-n", "5"];
+    let proc = Program::new([tool("setpriv")])
+        .args(user)
+        .args([verify.display().to_string().as_str(), "64", "forever"])
+        .dir(stage.dir())
+        .stdin_open()
+        .spawn();
+    proc.wait_output(0, "round 1\n");
+    let attach = Gms::attach(&stage, proc.pid()).local(Mib(32)).arg("--export").arg("256M");
+    let mut pager = attach.spawn();
+    wait_until_paged(&mut pager, Mib(8));
+    let evictor = evictor_of(proc.pid());
+    let link = |path: String| fs::read_link(path).expect("a link");
+    let forbidden = [link(format!("/proc/{}/fd/2", pager.pid())), "/dev/userfaultfd".into()];
+    for entry in fs::read_dir(format!("/proc/{evictor}/fd")).expect("its descriptors") {
+        let target = link(entry.expect("an entry").path().display().to_string());
+        assert!(!forbidden.contains(&target), "{}", target.display());
+    }
+    assert_eq!(niceness(evictor), niceness(proc.pid()));
+    // A directory in use cannot be unmounted.
+    assert_eq!(link(format!("/proc/{evictor}/cwd")), PathBuf::from("/"));
+    end_well(proc);
     attach.finish_proc(pager).expect_code(0);
 }
 

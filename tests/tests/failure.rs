@@ -45,7 +45,7 @@ fn killing_the_supervisor_kills_the_workload_with_a_message() {
         assert_nothing_wrong_was_read(&outcome);
         assert_ne!(outcome.code, Some(0), "{}", outcome.stderr);
         assert!(
-            outcome.stderr.contains("gms"),
+            outcome.stderr.contains("gms: the pager has died: process"),
             "the end is explained on stderr: {:?}",
             outcome.stderr
         );

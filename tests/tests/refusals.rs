@@ -80,6 +80,21 @@ fn a_program_without_descriptors_for_gms_runs_on_with_nothing_of_gms_in_it() {
     }
 }
 
+/// Failed when memory that was met first in a vfork child stayed that child's after its exec: the program that it executed was never paged.
+#[test]
+fn what_a_vfork_child_executes_is_paged_though_it_was_met_in_the_memory_of_its_parent() {
+    let Some(stage) = Stage::set() else { return };
+    let verify = c_program("verify").display().to_string();
+    let program = Program::new([c_program("vforks")]).args(["into", "24", &verify, "96", "2"]);
+    let gms = Gms::run(&stage, &program).local(Mib(16)).arg("--export").arg("512M");
+    let outcome = gms.finish().expect_code(0);
+    assert!(
+        outcome.peak_rss_anon < Mib(60).bytes(),
+        "{} bytes were resident",
+        outcome.peak_rss_anon
+    );
+}
+
 /// Lengths of the anonymous mappings of a process.
 fn mappings(pid: i32) -> Vec<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();

@@ -1,4 +1,5 @@
-/* vforks MIB ROUNDS: a vfork child fills memory that it shares with its parent, sleeps, and executes another program, which leaves
+/* vforks into MIB PROGRAM...: the same once; the child executes this program.
+ * vforks MIB ROUNDS: a vfork child fills memory that it shares with its parent, sleeps, and executes another program, which leaves
  * that memory to the parent. The parent, which nobody could attach to meanwhile, must find every page. Each round is a program of
  * its own, so that the child may be the first that is met of this memory. */
 #include "check.h"
@@ -8,6 +9,22 @@ static void join(pid_t pid, const char *who) {
     int status;
     if (waitpid(pid, &status, 0) != pid) die("waitpid for the %s: %s", who, strerror(errno));
     if (!WIFEXITED(status) || WEXITSTATUS(status)) die("the %s ended with status %x", who, status);
+}
+
+static int into(uint64_t pages, char **program) {
+    char *memory = map_pages(pages);
+    struct timespec nap = {.tv_nsec = 150000000};
+    pid_t pid = vfork();
+    if (pid < 0) die("vfork: %s", strerror(errno));
+    if (pid == 0) {
+        for (uint64_t i = 0; i < pages; i++) fill_page(memory + i * PAGE, i + 1);
+        nanosleep(&nap, NULL);
+        execv(program[0], program);
+        _exit(127);
+    }
+    join(pid, "vfork child");
+    for (uint64_t i = 0; i < pages; i++) check_page(memory + i * PAGE, i + 1, "after the vfork child has ended");
+    return 0;
 }
 
 static int one_round(uint64_t pages) {
@@ -29,6 +46,7 @@ static int one_round(uint64_t pages) {
 
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "leave") == 0) return usleep(200000);
+    if (argc > 3 && strcmp(argv[1], "into") == 0) return into(number(argc, argv, 2, 8) * MIB / PAGE, argv + 3);
     if (argc > 2 && strcmp(argv[1], "round") == 0) return one_round(strtoull(argv[2], NULL, 10));
     uint64_t pages = number(argc, argv, 1, 8) * MIB / PAGE, rounds = number(argc, argv, 2, 4);
     char count[32];

@@ -98,6 +98,9 @@ global_asm!(
     "jnz 17b",
     "mov eax, 112", // setsid()
     "syscall",
+    "mov eax, 80", // chdir("/"): or it would keep a file system from being unmounted, as any process's directory does
+    "lea rdi, [rbx + 0x10A0]",
+    "syscall",
     "mov eax, 157", // prctl(PR_SET_NAME, "far-evictor")
     "mov edi, 15",
     "lea rsi, [rbx + 0x1030]",
@@ -222,6 +225,7 @@ pub fn blob_image(base: u64, direct: bool) -> Vec<u8> {
     put(0x1088, BUFFER_LEN as u64);
     // timeval at 0x1090
     put(0x1090, PATIENCE_S);
+    put(0x10A0, b'/'.into());
     image
 }
 

@@ -28,7 +28,8 @@ pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
     target::check(args.pid).map_err(cannot)?;
     let stats_file = StatsFile::open(options.stats.as_deref());
     let signals = Signals::block()?;
-    let keeper = Keeper::spawn(false).map_err(std::io::Error::from)?;
+    let keeper = Keeper::new().map_err(std::io::Error::from)?;
+    keeper.spawn(false).map_err(std::io::Error::from)?;
     let session = Session::prepare(options.session)?;
     let paged = Paged::new(session, args.pid, proc::command_line(args.pid), self_pid());
     if let Err(error) = paged.session().adopt(args.pid, true) {

@@ -1,5 +1,6 @@
 //! Looking: how much the tree holds, who belongs to it, what must be paged and how much must go.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use gms_policy::ids::{Bytes, SpaceId};
 use gms_transport::Transport;
 
 use super::EvictThread;
+use crate::evictor::has_ended;
 use crate::inject::{Frozen, InjectError};
 use crate::proc;
 use crate::process::Process;
@@ -161,6 +163,7 @@ impl<T: Transport> EvictThread<T> {
             }
             self.unpageable.remove(&pid);
         }
+        self.find_heirs();
         if let Some(process) = self.processes.values().find(|p| p.evictor_died() && !p.ends()) {
             self.shared.fail(format!("the evictor of process {} was killed", process.pid));
         }
@@ -171,6 +174,25 @@ impl<T: Transport> EvictThread<T> {
         self.refused.retain(|&pid, _| self.tree.contains(pid));
         if self.tree.is_gone() && !self.spaces.values().any(|space| space.faults.is_alive()) {
             self.shared.finish(Outcome::TreeGone);
+        }
+    }
+
+    /// Memory that was met first as that of a vfork child is its parent's once the child has executed another program, which is to be paged too.
+    fn find_heirs(&mut self) {
+        let left: Vec<i32> =
+            self.processes.iter().filter(|(_, p)| p.has_left()).map(|(&pid, _)| pid).collect();
+        for pid in left {
+            let Some(process) = self.processes.get(&pid) else { continue };
+            let shares = |other: &i32| {
+                !self.processes.contains_key(other) && process.shares_memory_with(*other)
+            };
+            let Some(heir) = self.tree.pids().find(shares) else { continue };
+            let pidfd = self.tree.process(heir).and_then(|fd| fd.try_clone_to_owned().ok());
+            if let (Some(pidfd), Some(mut process)) = (pidfd, self.processes.remove(&pid)) {
+                process.give_to(heir, pidfd);
+                self.processes.insert(heir, process);
+                self.refused.remove(&heir);
+            }
         }
     }
 
@@ -243,8 +265,14 @@ impl<T: Transport> EvictThread<T> {
     /// Starts to page a process. It does not run until all of its memory is registered: from then on its faults wait for room.
     fn attach(&mut self, pid: i32) -> Result<(), InjectError> {
         torture::at(Point::BeforeAttach);
+        let member = self.tree.process(pid).ok_or(InjectError::Gone)?;
+        let member = member.try_clone_to_owned().map_err(|_| InjectError::Gone)?;
         let mut frozen = Frozen::new(pid)?;
-        let process = Process::attach(&self.shared, pid, &mut frozen, &mut self.orphans)?;
+        if has_ended(member.as_fd()) {
+            // Whoever has been stopped has got its id since.
+            return Err(InjectError::Gone);
+        }
+        let process = Process::attach(&self.shared, pid, member, &mut frozen, &mut self.orphans)?;
         let space = process.space.clone();
         if self.spaces.insert(space.id, space.clone()).is_none() {
             lock(&self.shared.tables).add_space(space.id);

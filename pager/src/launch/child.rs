@@ -1,7 +1,6 @@
 //! The command as a child process: forked early, executed late, watched without disturbing a tracer.
 
 use std::ffi::{CString, OsString};
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -13,12 +12,9 @@ use nix::unistd::{ForkResult, fork, pipe2, read, write};
 
 use super::signals::{Inherited, Signals, restore_pipe};
 use crate::inject::EVICTOR_NAME;
-use crate::keeper;
 use crate::proc;
 use crate::target::self_pid;
 
-/// Names of processes of ours: an evictor, and the keeper.
-const OURS: [&[u8]; 2] = [EVICTOR_NAME.as_bytes(), keeper::NAME.as_bytes()];
 /// For killed processes to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks for processes that were forked while their parent was being killed.
@@ -176,30 +172,26 @@ pub fn reap(mut ended: impl FnMut(i32, End)) -> bool {
             _ => break,
         }
     }
-    let ended = children().into_iter().filter(|&pid| matches!(state(pid), State::Ended(_)));
+    let ended =
+        proc::children(self_pid()).into_iter().filter(|&pid| matches!(state(pid), State::Ended(_)));
     ended.for_each(take);
     true
 }
 
-/// Children of this process that are of the workload: the command, and orphans of its tree.
-///
-/// Not evictors and keeper: they must outlive the workload's processes, which would read zeros otherwise.
-pub fn children() -> Vec<i32> {
-    let name = |pid| fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let mut children = proc::children(self_pid());
-    children.retain(|&pid| !OURS.contains(&name(pid).trim_ascii_end()));
-    children
-}
-
-/// Kills and reaps every process of the workload: the children of those that end become ours.
-pub fn kill_all(signals: &Signals) {
-    let deadline = Instant::now() + KILL_DEADLINE;
+/// Kills and reaps every process of the workload: the children of those that end become ours. Not the keeper (0: there is none), and what
+/// is named like evictors only after a while.
+pub fn kill_all(signals: &Signals, keeper: i32, spared_for: Duration) {
+    let start = Instant::now();
+    let is_named_ours =
+        |pid| proc::thread_name(pid).is_some_and(|name| name.trim_end() == EVICTOR_NAME);
     loop {
         reap(|_, _| ());
-        let left = children();
-        if left.is_empty() || Instant::now() > deadline {
+        let mut left = proc::children(self_pid());
+        left.retain(|&pid| pid != keeper);
+        if left.is_empty() || start.elapsed() > KILL_DEADLINE {
             return;
         }
+        left.retain(|&pid| start.elapsed() > spared_for || !is_named_ours(pid));
         left.into_iter().for_each(|pid| send(pid, libc::SIGKILL));
         let _ = poll(&mut [PollFd::new(signals.as_fd(), PollFlags::POLLIN)], KILL_LOOK_MS);
         while signals.next().is_some() {}

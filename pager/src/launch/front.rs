@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{ForkResult, fork};
@@ -18,6 +19,8 @@ use crate::keeper::Keeper;
 use crate::session::Outcome;
 use crate::target::self_pid;
 
+/// For evictors to execute their wills. They are known by their name only, which anybody can have.
+const WILL_DEADLINE: Duration = Duration::from_secs(1);
 /// Looks at everything at least this often, in case a notice is lost.
 const LOOK_MS: u16 = 1000;
 
@@ -32,6 +35,7 @@ pub enum Side {
 /// The process before the shell.
 pub struct Front {
     pager: i32,
+    keeper: Keeper,
     signals: Signals,
 }
 
@@ -45,12 +49,18 @@ pub struct Link {
 pub fn split() -> io::Result<Side> {
     let signals = Signals::block()?;
     let front = pidfd_open(self_pid())?;
+    let keeper = Keeper::new()?;
     // Were the pager killed, its children come here.
     nix::sys::prctl::set_child_subreaper(true)?;
     // SAFETY: there is no other thread whose locks the child could miss.
     match unsafe { fork()? } {
-        ForkResult::Parent { child } => Ok(Side::Front(Front { pager: child.as_raw(), signals })),
-        ForkResult::Child => Ok(Side::Pager(Link { front, keeper: Keeper::spawn(true)? }, signals)),
+        ForkResult::Parent { child } => {
+            Ok(Side::Front(Front { pager: child.as_raw(), keeper, signals }))
+        }
+        ForkResult::Child => {
+            keeper.spawn(true)?;
+            Ok(Side::Pager(Link { front, keeper }, signals))
+        }
     }
 }
 
@@ -98,7 +108,8 @@ impl Front {
 
     /// The pager was killed: evictors kill their processes then, and this what has no evictor.
     fn forsaken(&self, signal: i32) -> u8 {
-        child::kill_all(&self.signals);
+        // Not the keeper: memory that nobody else serves would read as zeros.
+        child::kill_all(&self.signals, self.keeper.pid(), WILL_DEADLINE);
         say(format!(
             "the pager was ended by signal {signal}, so the command was killed: start it again"
         ));
