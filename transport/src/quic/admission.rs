@@ -2,14 +2,16 @@
 //!
 //! A QUIC Initial costs its sender one datagram, whose source may be false. So below [`RETRY_MARK`] handshakes any
 //! Initial begins one; above it only those whose sender has shown by a Retry token (RFC 9000, section 8.1.2) that it
-//! receives at its address. A source that was proved may hold a share: as many handshakes as are still free, so that
+//! receives at its address. One whose first packet already fails has cost a key exchange, and counts for
+//! [`HANDSHAKE`] like one that is never finished. A source that was proved may hold a share: as many handshakes as are still free, so that
 //! each of n busy sources gets 1/(n+1) and another source always finds room (dynamic thresholds, Choudhury and
 //! Hahne, 1998).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::Instant;
 
-use super::limits::{HANDSHAKES_MAX, RETRY_MARK};
+use super::limits::{HANDSHAKE, HANDSHAKES_MAX, RETRY_MARK};
 
 /// What to do about an Initial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +45,8 @@ impl Source {
 pub struct Admission {
     total: usize,
     sources: HashMap<Source, usize>,
+    /// Handshakes that failed by their first packet, and until when they count.
+    failed: VecDeque<(Instant, Source)>,
 }
 
 impl Admission {
@@ -62,6 +66,22 @@ impl Admission {
     pub fn enter(&mut self, source: Source) {
         self.total += 1;
         *self.sources.entry(source).or_default() += 1;
+    }
+
+    /// The first packet of a handshake of `source` failed: there is no link, and there was work.
+    pub fn fail(&mut self, now: Instant, source: Source) {
+        self.enter(source);
+        self.failed.push_back((now + HANDSHAKE, source));
+    }
+
+    /// Forgets the failures that are over. To be called before [`Admission::decide`].
+    pub fn expire(&mut self, now: Instant) {
+        while let Some(&(until, source)) = self.failed.front()
+            && until <= now
+        {
+            self.failed.pop_front();
+            self.leave(source);
+        }
     }
 
     /// A link of `source` is established, or gone.
@@ -131,5 +151,16 @@ mod tests {
         admission.enter(source(1));
         [1, 1, 2, 2].into_iter().for_each(|n| admission.leave(source(n)));
         assert_eq!((admission.total, admission.sources.len()), (0, 0));
+    }
+
+    #[test]
+    fn failures_count_for_a_while() {
+        let (mut admission, now) = (Admission::default(), Instant::now());
+        (0..RETRY_MARK).for_each(|n| admission.fail(now, source(n as u8)));
+        admission.expire(now);
+        assert_eq!(admission.decide(source(99), false), Decision::Retry);
+        admission.expire(now + HANDSHAKE);
+        assert_eq!(admission.decide(source(99), false), Decision::Accept);
+        assert_eq!((admission.total, admission.failed.len()), (0, 0));
     }
 }

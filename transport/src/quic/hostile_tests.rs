@@ -133,6 +133,23 @@ fn handshakes_that_strangers_begin_lock_nobody_out() {
     pair.connect();
 }
 
+#[test]
+fn handshakes_that_fail_at_once_are_bounded_too() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let now = Instant::now();
+    let mut strangers = Quic::client_of(any(), &client, b"x").unwrap();
+    for _ in 0..64 {
+        strangers.connect(now, pair.server.local_addr()).unwrap();
+        strangers.flush(now).unwrap();
+        while !pair.server.drive(now).unwrap() {}
+    }
+    let failed = &pair.server.failures.all;
+    assert_eq!(failed.len(), limits::RETRY_MARK, "beyond, addresses are proved first");
+    assert!(failed.iter().all(|reason| matches!(reason, CloseReason::Version { .. })));
+    pair.connect();
+}
+
 /// Connects the client up to where its next packets complete the handshake at the server.
 fn almost_connected(pair: &mut Pair) -> LinkId {
     let now = Instant::now();
@@ -328,7 +345,7 @@ fn a_datagram_that_is_kept_does_not_keep_its_neighbours() {
 
 /// What the server says of a handshake that failed.
 fn failure(pair: &mut Pair) -> String {
-    pair.until(|pair| pair.server.failures.pop_front().map(|reason| reason.to_string()))
+    pair.until(|pair| pair.server.failures.all.pop_front().map(|reason| reason.to_string()))
 }
 
 #[test]
@@ -354,6 +371,6 @@ fn a_handshake_that_fails_is_logged_as_what_it_is() {
     }
     pair.server.flush(now).unwrap();
     pair.server.drive(now + limits::HANDSHAKE).unwrap();
-    let text = pair.server.failures.pop_front().unwrap().to_string();
+    let text = pair.server.failures.all.pop_front().unwrap().to_string();
     assert!(text.contains("began a handshake and fell silent"), "{text}");
 }

@@ -5,6 +5,7 @@
 
 mod admission;
 mod close;
+mod failures;
 #[cfg(test)]
 mod hostile_tests;
 pub mod limits;
@@ -34,6 +35,7 @@ use crate::{
     TransportError,
 };
 use admission::{Admission, Decision, Source};
+use failures::Failures;
 use link::Link;
 use socket::{Received, Socket};
 
@@ -63,8 +65,7 @@ pub struct Quic {
     /// Datagrams of links being built, or the stalled ones.
     buffer: Vec<u8>,
     /// Why handshakes failed.
-    #[cfg(test)]
-    failures: VecDeque<CloseReason>,
+    failures: Failures,
     /// A datagram of the endpoint itself being built: an answer to a stranger is made although others are stalled.
     answer: Vec<u8>,
 }
@@ -80,7 +81,9 @@ impl Quic {
         Self::server_of(addr, identity, tls::ALPN)
     }
 
-    fn client_of(
+    /// A client of another version: for tests.
+    #[doc(hidden)]
+    pub fn client_of(
         bind: SocketAddr,
         identity: &Identity,
         alpn: &[u8],
@@ -137,8 +140,7 @@ impl Quic {
             stalled: None,
             buffer: Vec::new(),
             answer: Vec::new(),
-            #[cfg(test)]
-            failures: VecDeque::new(),
+            failures: Failures::default(),
         })
     }
 
@@ -218,7 +220,9 @@ impl Quic {
     }
 
     fn accept(&mut self, now: Instant, incoming: Incoming) {
-        let source = Source::of(incoming.remote_address().ip());
+        let addr = incoming.remote_address();
+        let source = Source::of(addr.ip());
+        self.admission.expire(now);
         let decision = match self.established < limits::LINKS_MAX {
             true => self.admission.decide(source, incoming.remote_address_validated()),
             false => Decision::Refuse,
@@ -230,13 +234,15 @@ impl Quic {
             };
             return self.send_answer(transmit);
         };
-        config.transport_config(self.transport(incoming.remote_address(), limits::EXCHANGES_MAX));
+        config.transport_config(self.transport(addr, limits::EXCHANGES_MAX));
         match self.endpoint.accept(incoming, now, &mut self.answer, Some(Arc::new(config))) {
             Ok((handle, conn)) => {
                 self.add(now, handle, conn);
             }
             Err(error) => {
-                tracing::info!(reason = %error.cause, "no link was made");
+                self.admission.fail(now, source);
+                let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
+                self.failures.tell(now, close::reason(addr, false, &error.cause));
                 self.send_answer(error.response);
             }
         }
@@ -292,7 +298,7 @@ impl Quic {
         if let Some(link) = link.filter(|link| link.id == id) {
             link.mark(&mut self.dirty);
             link.close(now, code, why, &mut self.events);
-            self.settle(id.index());
+            self.settle(now, id.index());
         }
     }
 
@@ -309,7 +315,7 @@ impl Quic {
                     link.conn.handle_event(event);
                 }
             }
-            self.settle(index);
+            self.settle(now, index);
             if drained && let Some(link) = self.links[index].take() {
                 self.admission.leave(link.source());
             }
@@ -317,12 +323,10 @@ impl Quic {
     }
 
     /// Counts link `index` where it now belongs: established, or beginning or ending.
-    fn settle(&mut self, index: usize) {
+    fn settle(&mut self, now: Instant, index: usize) {
         let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { return };
         if let Some(reason) = link.failure.take() {
-            tracing::info!(%reason, "no link was made");
-            #[cfg(test)]
-            self.failures.push_back(reason);
+            self.failures.tell(now, reason);
         }
         if link.holds_back() && !self.held.contains(&index) {
             self.held.push_back(index);
@@ -401,7 +405,7 @@ impl Quic {
             let Some(index) = self.held.pop_front() else { break };
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
             link.resume(now, &mut self.events);
-            self.settle(index);
+            self.settle(now, index);
         }
     }
 }
