@@ -134,6 +134,32 @@ fn handshakes_that_strangers_begin_lock_nobody_out() {
 }
 
 #[test]
+fn sources_that_hold_every_handshake_lock_nobody_out() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let (now, server) = (Instant::now(), pair.server.local_addr());
+    // Each shows that it receives at its address, and then says nothing more.
+    for source in (1..=8).map(|n| SocketAddr::from(([127, 0, 1, n], 0))) {
+        let mut before = usize::MAX;
+        while before != pair.server.links() {
+            before = pair.server.links();
+            let mut stranger = Quic::client(source, &client).unwrap();
+            stranger.connect(now, server).unwrap();
+            stranger.flush(now).unwrap();
+            while !pair.server.drive(now).unwrap() {}
+            if pair.server.links() == before {
+                while !stranger.drive(now).unwrap() {}
+                stranger.flush(now).unwrap();
+                while !pair.server.drive(now).unwrap() {}
+            }
+            pair.server.flush(now).unwrap();
+        }
+    }
+    assert_eq!(pair.server.links(), limits::HANDSHAKES_MAX);
+    pair.connect();
+}
+
+#[test]
 fn handshakes_that_fail_at_once_are_bounded_too() {
     let (node, client) = keys::ephemeral().unwrap();
     let mut pair = Pair::of(&node, &client);

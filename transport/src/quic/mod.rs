@@ -15,6 +15,7 @@ mod socket;
 mod tests;
 pub(crate) mod tls;
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -25,8 +26,8 @@ use std::time::Instant;
 use quinn_proto::congestion::CubicConfig;
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint,
-    EndpointConfig, HashedConnectionIdGenerator, Incoming, MtuDiscoveryConfig, ServerConfig,
-    Transmit, TransportConfig,
+    EndpointConfig, EndpointEvent, HashedConnectionIdGenerator, Incoming, MtuDiscoveryConfig,
+    ServerConfig, Transmit, TransportConfig,
 };
 
 use crate::keys::{Identity, NODE_NAME, Role};
@@ -227,13 +228,17 @@ impl Quic {
             true => self.admission.decide(source, incoming.remote_address_validated()),
             false => Decision::Refuse,
         };
-        let Some(mut config) = self.server.clone().filter(|_| decision == Decision::Accept) else {
+        let accepts = matches!(decision, Decision::Accept | Decision::Replace);
+        let Some(mut config) = self.server.clone().filter(|_| accepts) else {
             let transmit = match decision {
                 Decision::Retry => self.endpoint.retry(incoming, &mut self.answer).ok(),
                 _ => Some(self.endpoint.refuse(incoming, &mut self.answer)),
             };
             return self.send_answer(transmit);
         };
+        if decision == Decision::Replace && !self.admission.forget_failure() {
+            self.drop_handshake(now);
+        }
         config.transport_config(self.transport(addr, limits::EXCHANGES_MAX));
         match self.endpoint.accept(incoming, now, &mut self.answer, Some(Arc::new(config))) {
             Ok((handle, conn)) => {
@@ -245,6 +250,19 @@ impl Quic {
                 self.failures.tell(now, close::reason(addr, false, &error.cause));
                 self.send_answer(error.response);
             }
+        }
+    }
+
+    /// Drops the oldest handshake (or end of a link) of the source that holds most, without a word.
+    fn drop_handshake(&mut self, now: Instant) {
+        let unfinished = self.links.iter().flatten().filter(|link| !link.counted_open);
+        let share =
+            |link: &&Link| (self.admission.share(link.source()), Reverse(link.id.generation()));
+        let Some(index) = unfinished.max_by_key(share).map(|link| link.id.index()) else { return };
+        self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
+        if let Some(link) = self.links[index].take() {
+            self.admission.leave(link.source());
+            self.failures.tell(now, CloseReason::Unfinished { addr: link.addr });
         }
     }
 
