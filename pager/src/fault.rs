@@ -28,6 +28,7 @@ use userfaultfd::{Event, EventBuffer, ReadWrite};
 use self::events::Stuck;
 use self::fetch::Fetch;
 use self::follow::Follow;
+use crate::commands::say;
 use crate::lane::Lane;
 use crate::page_map::{Content, PAGE};
 use crate::shared::{FaultCommand, Shared, Space, drain, lock};
@@ -187,7 +188,7 @@ impl<T: Transport> FaultThread<T> {
         }
         self.lane.close(Instant::now());
         if let Some(Err(error)) = self.trace.map(Trace::write) {
-            eprintln!("gms: --trace: cannot be written: {error}");
+            say(format!("--trace: cannot be written: {error}"));
         }
     }
 
