@@ -54,6 +54,8 @@ pub const AGE_SECONDS_MAX: usize = 1 << 16;
 pub const SPIN_MAX: Duration = Duration::from_micros(50);
 /// Events handled, and pages looked up, before replies are sent.
 pub const FLUSH_EVENTS: usize = 32;
+/// Period at which links are looked over for certificates that have expired.
+pub const EXPEL_EVERY: Duration = Duration::from_secs(3600);
 /// Longest block of the loop, whatever the deadlines.
 pub const BLOCK_MAX: Duration = Duration::from_secs(60);
 /// Longest time that a drain waits for workloads to take their pages away.

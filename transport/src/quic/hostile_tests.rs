@@ -339,8 +339,19 @@ fn renewed_keys_are_those_of_the_next_links() {
     let reason = pair.refusal();
     assert!(matches!(reason, CloseReason::WrongCa { .. }), "{reason}");
     assert!(pair.client.path(link).is_some(), "links that are up stay");
+    pair.server.expel(Instant::now(), SystemTime::now());
+    let reason = pair.server_sees(closed);
+    assert!(matches!(reason, CloseReason::WrongCa { .. }), "{reason}");
+    pair.client_sees(closed);
     pair.client = Quic::client(any(), &other_client).unwrap();
     pair.connect();
+    let now = Instant::now();
+    pair.server.expel(now, SystemTime::now());
+    pair.step(now);
+    assert!(pair.served.iter().all(|event| closed(event).is_none()), "{:?}", pair.served);
+    pair.server.expel(now, SystemTime::now() + keys::LIFETIME + Duration::from_secs(60));
+    let reason = pair.server_sees(closed);
+    assert!(matches!(reason, CloseReason::Expired { .. }), "{reason}");
 }
 
 #[test]

@@ -21,7 +21,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use quinn_proto::congestion::CubicConfig;
 use quinn_proto::{
@@ -29,6 +29,8 @@ use quinn_proto::{
     EndpointConfig, EndpointEvent, HashedConnectionIdGenerator, Incoming, MtuDiscoveryConfig,
     ServerConfig, Transmit, TransportConfig,
 };
+use rustls::pki_types::UnixTime;
+use rustls::server::danger::ClientCertVerifier;
 
 use crate::keys::{Identity, NODE_NAME, Role};
 use crate::{
@@ -46,6 +48,8 @@ pub struct Quic {
     socket: Socket,
     client: Option<ClientConfig>,
     server: Option<ServerConfig>,
+    /// Whose clients are served.
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
     /// By QUIC connection handle.
     links: Vec<Option<Link>>,
     /// Links made so far.
@@ -99,7 +103,9 @@ impl Quic {
         alpn: &[u8],
     ) -> Result<Self, TransportError> {
         let server = Self::server_config(identity, alpn)?;
-        Ok(Self { server: Some(server.clone()), ..Self::open(addr, identity, Some(server))? })
+        let verifier = Some(tls::client_verifier(identity)?);
+        let endpoint = Self::open(addr, identity, Some(server.clone()))?;
+        Ok(Self { server: Some(server), verifier, ..endpoint })
     }
 
     fn server_config(identity: &Identity, alpn: &[u8]) -> Result<ServerConfig, TransportError> {
@@ -130,6 +136,7 @@ impl Quic {
             socket,
             client: None,
             server: None,
+            verifier: None,
             links: Vec::new(),
             generation: 0,
             events: VecDeque::new(),
@@ -537,9 +544,26 @@ impl Transport for Quic {
             return Err(TransportError::Keys("only agents renew theirs, by a node key".into()));
         }
         let server = Self::server_config(identity, tls::ALPN)?;
+        self.verifier = Some(tls::client_verifier(identity)?);
         self.endpoint.set_server_config(Some(Arc::new(server.clone())));
         self.server = Some(server);
         Ok(())
+    }
+
+    fn expel(&mut self, now: Instant, today: SystemTime) {
+        let Some(verifier) = self.verifier.clone() else { return };
+        let since = today.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let today = UnixTime::since_unix_epoch(since);
+        let verify = |link: &Link| {
+            let cert = tls::peer_certificate(&link.conn)?;
+            let error = verifier.verify_client_cert(&cert, &[], today).err()?;
+            Some((link.id, close::expelled(link.addr, &error)))
+        };
+        let open = self.links.iter().flatten().filter(|link| link.is_open());
+        let expelled: Vec<(LinkId, CloseReason)> = open.filter_map(verify).collect();
+        for (id, why) in expelled {
+            self.end(now, id, CloseCode::Goodbye, why);
+        }
     }
 
     fn close(&mut self, now: Instant, link: LinkId, code: CloseCode) {

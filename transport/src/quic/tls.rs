@@ -70,10 +70,15 @@ pub fn server(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicServerConfig>,
     Ok(Arc::new(tls.try_into().map_err(keys)?))
 }
 
-/// SHA-256 of the certificate that the peer has proved to own.
-pub fn peer_fingerprint(conn: &Connection) -> Option<Fingerprint> {
+/// The certificate that the peer has proved to own.
+pub fn peer_certificate(conn: &Connection) -> Option<CertificateDer<'static>> {
     let chain = conn.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer>>().ok()?;
-    chain.first().map(fingerprint)
+    chain.into_iter().next()
+}
+
+/// SHA-256 of it.
+pub fn peer_fingerprint(conn: &Connection) -> Option<Fingerprint> {
+    peer_certificate(conn).as_ref().map(fingerprint)
 }
 
 /// SHA-256 of a certificate.
