@@ -34,6 +34,11 @@ pub const TICK: Duration = Duration::from_millis(250);
 /// Entries looked at in one step of freeing an ended workload's frames: 0.4 ms if all
 /// are.
 pub const SWEEP_STEP: u32 = 4096;
+/// While fewer than one in so many frames are of ended workloads, there is this long between two steps: a client which ends workloads of a page
+/// each would otherwise have the loop sweep without end.
+pub const SWEEP_PAUSE: Duration = Duration::from_millis(4);
+/// See [`SWEEP_PAUSE`].
+pub const SWEEP_SHARE: u64 = 16;
 /// Entries looked at in one step of giving free frames back to the kernel.
 pub const TRIM_STEP: u32 = 16_384;
 /// Frames given back in one step, in at most [`TRIM_CALLS`] calls: about 0.4 ms.
