@@ -175,7 +175,7 @@ impl Core {
         if let Some(tenant) = session {
             self.tenants.unlink(now, tenant);
         }
-        self.tenants.clients.give(client, Bounded::Link);
+        self.tenants.clients.give(client, Bounded::Link, 1);
         self.publish(now);
         Some(Departure { peer, workload })
     }
@@ -195,11 +195,14 @@ impl Core {
             }
             self.tenants.clients.take_frames(client, taken);
         }
-        if !self.tenants.clients.take_another(client, Bounded::Exchange) {
+        if !self.tenants.clients.take_more(client, Bounded::Head, request.head_len()) {
             self.free(request);
-            // Both may be asked for again; others are not concerned.
-            let status = if control.op == Op::Put { Status::Full } else { Status::Denied };
-            return self.refuse(at, exchange, tenant, &control, status);
+            return self.refuse_for_now(at, exchange, tenant, &control);
+        }
+        if !self.tenants.clients.take_more(client, Bounded::Exchange, 1) {
+            self.tenants.clients.give(client, Bounded::Head, request.head_len());
+            self.free(request);
+            return self.refuse_for_now(at, exchange, tenant, &control);
         }
         if let Some(old) = self.exchanges.insert(exchange, request) {
             self.end(old);
@@ -263,7 +266,8 @@ impl Core {
 
     /// Gives back what a request holds.
     fn end(&mut self, request: Exchange) {
-        self.tenants.clients.give(request.client, Bounded::Exchange);
+        self.tenants.clients.give(request.client, Bounded::Exchange, 1);
+        self.tenants.clients.give(request.client, Bounded::Head, request.head_len());
         self.free(request);
     }
 
@@ -553,6 +557,18 @@ impl Core {
     ) -> Answer<'_> {
         self.count_refusal(control, status);
         self.reply(at, exchange, tenant, control.reply(status))
+    }
+
+    /// Refuses what the client may ask for again when fewer of its requests are under way; others are not concerned.
+    fn refuse_for_now(
+        &mut self,
+        at: At,
+        exchange: ExchangeId,
+        tenant: Option<TenantId>,
+        control: &Control,
+    ) -> Answer<'_> {
+        let status = if control.op == Op::Put { Status::Full } else { Status::Denied };
+        self.refuse(at, exchange, tenant, control, status)
     }
 
     fn count_refusal(&self, control: &Control, status: Status) {

@@ -13,6 +13,8 @@ pub const TENANTS_MAX: usize = 4096;
 pub const LINKS_MAX: usize = 256;
 /// Most exchanges whose request is coming in at a time, all links together.
 pub const EXCHANGES_MAX: usize = 16_384;
+/// Bytes of descriptors and page ids, of requests that are coming in, at a time, all links together.
+pub const HEADS_MAX: usize = 32 << 20;
 /// An exchange whose request has not come whole by then is given up.
 pub const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -483,6 +483,30 @@ fn requests_that_never_end_are_refused_to_their_client_only() {
 }
 
 #[test]
+fn lists_of_pages_that_never_end_are_bounded_in_bytes() {
+    let mut bed = Bed::new(64);
+    let (greedy, other) = (bed.connect(1, 1), bed.connect(2, 2));
+    hello(&mut bed, greedy, WORKLOADS[0]);
+    hello(&mut bed, other, WORKLOADS[0]);
+    let ids = [0; 4096 * 8];
+    let mut begun = 0;
+    while let Ok(id) = bed.begin(greedy, &mut Control::discard(1, WORKLOADS[0], 4096), &ids) {
+        bed.pay(id, &ids[..ids.len() - 1], ids.len());
+        begun += 1;
+    }
+    assert!(begun * ids.len() <= 32 << 20, "{begun} lists are held");
+    let refused = bed.ask(greedy, Control::discard(1, WORKLOADS[0], 4096), &ids, 1).control;
+    assert_eq!(refused.status, Status::Denied);
+    let discard = bed.ask(other, Control::discard(1, WORKLOADS[0], 4096), &ids, ids.len()).control;
+    assert_eq!(discard.status, Status::Ok);
+    // What expires makes room.
+    bed.advance(EXCHANGE_TIMEOUT);
+    while bed.core.poll_stalled(bed.now).is_some() {}
+    let discard = bed.ask(greedy, Control::discard(1, WORKLOADS[0], 4096), &ids, ids.len()).control;
+    assert_eq!(discard.status, Status::Ok);
+}
+
+#[test]
 fn workloads_that_end_again_and_again_do_not_keep_the_loop_busy() {
     let mut bed = Bed::new(1 << 16);
     let (much, little) = (bed.connect(1, 1), bed.connect(2, 2));
