@@ -26,9 +26,9 @@ fn stall(pair: &mut Pair) -> ExchangeId {
     asked
 }
 
-/// A datagram of a link that `identity`'s endpoint once had: it is answered by a stateless reset.
-fn stale_datagram(identity: &Identity) -> Vec<u8> {
-    let (_, id_key) = tls::endpoint_keys(identity);
+/// A datagram of a link that `server` once had: it is answered by a stateless reset.
+fn stale_datagram(identity: &Identity, server: &Quic) -> Vec<u8> {
+    let (_, id_key) = tls::endpoint_keys(identity, server.local_addr());
     let id = HashedConnectionIdGenerator::from_key(id_key).generate_cid();
     let mut datagram = vec![0x40];
     datagram.extend_from_slice(&id);
@@ -49,7 +49,7 @@ fn answers_to_strangers_leave_a_stalled_datagram_as_it_is() {
     let mut pair = Pair::of(&node, &client);
     let asked = stall(&mut pair);
     let stranger = UdpSocket::bind(any()).unwrap();
-    for datagram in [stale_datagram(&node), foreign_version()] {
+    for datagram in [stale_datagram(&node, &pair.server), foreign_version()] {
         stranger.send_to(&datagram, pair.server.local_addr()).unwrap();
         while !pair.server.drive(Instant::now()).unwrap() {}
     }
@@ -58,10 +58,31 @@ fn answers_to_strangers_leave_a_stalled_datagram_as_it_is() {
     assert_eq!(payload(&mut pair.seen, asked), [7; PAGE_LEN]);
     // Resets are rare by intent: the next one is due a while later.
     let later = Instant::now() + Duration::from_secs(1);
-    stranger.send_to(&stale_datagram(&node), pair.server.local_addr()).unwrap();
+    stranger.send_to(&stale_datagram(&node, &pair.server), pair.server.local_addr()).unwrap();
     stranger.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     while !pair.server.drive(later).unwrap() {}
     assert!(stranger.recv(&mut [0; 200]).unwrap() > 0, "a reset is sent when there is room");
+}
+
+#[test]
+fn agents_of_one_key_do_not_tell_each_others_reset_tokens() {
+    let (node, _) = keys::ephemeral().unwrap();
+    let (mut one, mut other) =
+        (Quic::server(any(), &node).unwrap(), Quic::server(any(), &node).unwrap());
+    let datagram = stale_datagram(&node, &one);
+    let stranger = UdpSocket::bind(any()).unwrap();
+    stranger.set_nonblocking(true).unwrap();
+    // Over loopback an answer is there when it has been sent. It ends in the token.
+    let token = |server: &mut Quic| {
+        stranger.send_to(&datagram, server.local_addr()).unwrap();
+        while !server.drive(Instant::now()).unwrap() {}
+        let mut answer = [0; 200];
+        let len = stranger.recv(&mut answer).ok()?;
+        Some(answer[len - 16..len].to_vec())
+    };
+    let own = token(&mut one);
+    assert!(own.is_some(), "an agent resets what was its own");
+    assert_ne!(token(&mut other), own);
 }
 
 #[test]

@@ -121,10 +121,13 @@ impl Quic {
     ) -> Result<Self, TransportError> {
         let socket = Socket::bind(addr, server.is_some())
             .map_err(|error| TransportError::Socket { addr, error })?;
-        // An agent which restarts knows by its key the links of its former life, and resets them at once.
-        let (reset_key, id_key) = tls::endpoint_keys(identity);
-        let mut config = EndpointConfig::new(Arc::new(reset_key));
-        config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)));
+        let mut config = EndpointConfig::default();
+        if server.is_some() {
+            // An agent which restarts knows by its keys the links of its former life, and resets them at once.
+            let (reset_key, id_key) = tls::endpoint_keys(identity, socket.local());
+            config.reset_key(Arc::new(reset_key));
+            config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)));
+        }
         config.max_udp_payload_size(limits::MTU_MAX).expect("a valid UDP payload size");
         Ok(Self {
             endpoint: Endpoint::new(
