@@ -4,7 +4,7 @@
 //! and Hahne, 1998): a client alone gets half, each of n greedy ones 1/(n+1), and a newcomer always finds room.
 //! Whoever exceeds that is refused; nobody else notices. Frames are shared by [`Clients::credits`].
 
-use crate::limits::{CREDITS_MAX, EXCHANGES_MAX, LINKS_MAX, RESERVE_SHARE, TENANTS_MAX};
+use crate::limits::{CREDITS_MAX, EXCHANGES_MAX, HEADS_MAX, LINKS_MAX, RESERVE_SHARE, TENANTS_MAX};
 use gms_transport::Fingerprint;
 use std::collections::HashMap;
 
@@ -24,16 +24,18 @@ pub enum Bounded {
     Tenant,
     /// Requests that have begun and not come whole.
     Exchange,
+    /// Bytes set aside for their descriptors and page ids.
+    Head,
 }
 
 impl Bounded {
-    const MOST: [usize; 3] = [LINKS_MAX, TENANTS_MAX, EXCHANGES_MAX];
+    const MOST: [usize; 4] = [LINKS_MAX, TENANTS_MAX, EXCHANGES_MAX, HEADS_MAX];
 }
 
 #[derive(Debug)]
 struct Client {
     key: Fingerprint,
-    held: [usize; 3],
+    held: [usize; 4],
     /// Workloads that have not ended.
     live: usize,
     /// Frames with its pages, and those set aside for puts that are coming in.
@@ -46,7 +48,7 @@ pub struct Clients {
     slots: Vec<Option<Client>>,
     free: Vec<u16>,
     by_key: HashMap<Fingerprint, ClientId>,
-    held: [usize; 3],
+    held: [usize; 4],
     /// Clients with a workload that has not ended.
     active: usize,
 }
@@ -60,32 +62,34 @@ impl Clients {
     /// Takes one of `what` for the client; `None` if that would leave too little to others.
     pub fn take(&mut self, key: Fingerprint, what: Bounded) -> Option<ClientId> {
         match self.find(&key) {
-            Some(id) => self.take_another(id, what).then_some(id),
+            Some(id) => self.take_more(id, what, 1).then_some(id),
             None if self.held[what as usize] < Bounded::MOST[what as usize] => {
                 let id = self.insert(key);
-                self.take_another(id, what).then_some(id)
+                self.take_more(id, what, 1).then_some(id)
             }
             None => None,
         }
     }
 
-    /// As [`Clients::take`] for a client that is known; false if refused.
-    pub fn take_another(&mut self, id: ClientId, what: Bounded) -> bool {
+    /// As [`Clients::take`] of `count` for a client that is known; false if refused.
+    pub fn take_more(&mut self, id: ClientId, what: Bounded, count: usize) -> bool {
         let (at, total) = (what as usize, &mut self.held[what as usize]);
         let Some(client) = &mut self.slots[usize::from(id.0)] else { return false };
-        let allowed = client.held[at] < Bounded::MOST[at] - *total;
-        client.held[at] += usize::from(allowed);
-        *total += usize::from(allowed);
+        let allowed = client.held[at] + count <= Bounded::MOST[at] - *total;
+        if allowed {
+            client.held[at] += count;
+            *total += count;
+        }
         allowed
     }
 
-    /// Gives one of `what` back. A client that holds nothing more is forgotten.
-    pub fn give(&mut self, id: ClientId, what: Bounded) {
+    /// Gives `count` of `what` back. A client that holds nothing more is forgotten.
+    pub fn give(&mut self, id: ClientId, what: Bounded, count: usize) {
         let slot = &mut self.slots[usize::from(id.0)];
         let Some(client) = slot else { return };
-        client.held[what as usize] -= 1;
-        self.held[what as usize] -= 1;
-        if client.held == [0; 3] {
+        client.held[what as usize] -= count;
+        self.held[what as usize] -= count;
+        if client.held == [0; 4] {
             self.by_key.remove(&client.key);
             *slot = None;
             self.free.push(id.0);
@@ -140,7 +144,7 @@ impl Clients {
     }
 
     fn insert(&mut self, key: Fingerprint) -> ClientId {
-        let client = Some(Client { key, held: [0; 3], live: 0, frames: 0 });
+        let client = Some(Client { key, held: [0; 4], live: 0, frames: 0 });
         let id = ClientId(self.free.pop().unwrap_or(self.slots.len() as u16));
         match self.slots.get_mut(usize::from(id.0)) {
             Some(slot) => *slot = client,
@@ -174,7 +178,7 @@ mod tests {
             assert_eq!(grab(&mut clients, 1, what), most / 2);
             assert_eq!(grab(&mut clients, 2, what), most / 4);
             let id = clients.find(&key(1)).expect("known");
-            (0..most / 2).for_each(|_| clients.give(id, what));
+            (0..most / 2).for_each(|_| clients.give(id, what, 1));
             assert_eq!(clients.find(&key(1)), None);
             // As if it had been the first: half of what the other leaves.
             assert_eq!(grab(&mut clients, 3, what), (most - most / 4) / 2);

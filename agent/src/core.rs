@@ -7,7 +7,7 @@
 
 use crate::clients::{Bounded, ClientId};
 use crate::exchange::Exchange;
-use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, TICK, TRIM_IDLE};
+use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, SWEEP_PAUSE, SWEEP_SHARE, TICK, TRIM_IDLE};
 use crate::stats::Stats;
 use crate::store::{Found, Store, TenantId};
 use crate::tenants::{TenantKey, Tenants};
@@ -104,6 +104,8 @@ pub struct Core {
     started: Instant,
     last_put: Instant,
     tick_at: Option<Instant>,
+    /// When few dead pages are looked for next.
+    sweep_at: Instant,
     trimming: bool,
     /// Requests which have not come whole in time, to be answered.
     stalled: Vec<ExchangeId>,
@@ -136,6 +138,7 @@ impl Core {
             started: now,
             last_put: now,
             tick_at: None,
+            sweep_at: now,
             trimming: false,
             stalled: Vec::new(),
             draining: false,
@@ -172,7 +175,7 @@ impl Core {
         if let Some(tenant) = session {
             self.tenants.unlink(now, tenant);
         }
-        self.tenants.clients.give(client, Bounded::Link);
+        self.tenants.clients.give(client, Bounded::Link, 1);
         self.publish(now);
         Some(Departure { peer, workload })
     }
@@ -192,11 +195,14 @@ impl Core {
             }
             self.tenants.clients.take_frames(client, taken);
         }
-        if !self.tenants.clients.take_another(client, Bounded::Exchange) {
+        if !self.tenants.clients.take_more(client, Bounded::Head, request.head_len()) {
             self.free(request);
-            // Both may be asked for again; others are not concerned.
-            let status = if control.op == Op::Put { Status::Full } else { Status::Denied };
-            return self.refuse(at, exchange, tenant, &control, status);
+            return self.refuse_for_now(at, exchange, tenant, &control);
+        }
+        if !self.tenants.clients.take_more(client, Bounded::Exchange, 1) {
+            self.tenants.clients.give(client, Bounded::Head, request.head_len());
+            self.free(request);
+            return self.refuse_for_now(at, exchange, tenant, &control);
         }
         if let Some(old) = self.exchanges.insert(exchange, request) {
             self.end(old);
@@ -260,7 +266,8 @@ impl Core {
 
     /// Gives back what a request holds.
     fn end(&mut self, request: Exchange) {
-        self.tenants.clients.give(request.client, Bounded::Exchange);
+        self.tenants.clients.give(request.client, Bounded::Exchange, 1);
+        self.tenants.clients.give(request.client, Bounded::Head, request.head_len());
         self.free(request);
     }
 
@@ -278,7 +285,8 @@ impl Core {
             self.expire(now);
             self.publish(now);
         }
-        if self.tenants.dead_pages() > 0 {
+        if self.sweeps_now(now) {
+            self.sweep_at = now + SWEEP_PAUSE;
             let tenants = &mut self.tenants;
             self.store.sweep(|tenant| {
                 let dead = tenants.is_dead(tenant);
@@ -287,12 +295,22 @@ impl Core {
                 }
                 dead
             });
-        } else if (ticked || self.trimming) && self.store.can_trim() {
+        } else if self.tenants.dead_pages() == 0
+            && (ticked || self.trimming)
+            && self.store.can_trim()
+        {
             if let Err(error) = self.store.trim() {
                 tracing::warn!(%error, "cannot give free memory back");
             }
             self.trimming = self.store.can_trim() && now >= self.last_put + TRIM_IDLE;
         }
+    }
+
+    /// Whether pages of ended workloads are to be looked for at once: when they are many, or it is time.
+    fn sweeps_now(&self, now: Instant) -> bool {
+        let dead = self.tenants.dead_pages();
+        let many = dead >= u64::from(self.store.frames_swept()) / SWEEP_SHARE;
+        dead > 0 && (many || now >= self.sweep_at)
     }
 
     /// Ends leases and finds the requests which take too long.
@@ -323,7 +341,8 @@ impl Core {
 
     /// When [`Core::handle_timeout`] is to be called at the latest.
     pub fn deadline(&mut self, now: Instant) -> Option<Instant> {
-        if self.tenants.dead_pages() > 0 || self.trimming {
+        let dead = self.tenants.dead_pages() > 0;
+        if self.sweeps_now(now) || self.trimming && !dead {
             return Some(now);
         }
         let waits =
@@ -333,7 +352,7 @@ impl Core {
         if self.tick_at.is_none() && (waits || publish) {
             self.tick_at = Some(now + TICK);
         }
-        self.tick_at
+        [self.tick_at, dead.then_some(self.sweep_at)].into_iter().flatten().min()
     }
 
     /// From now on pages are served but none taken, and no new workload.
@@ -538,6 +557,18 @@ impl Core {
     ) -> Answer<'_> {
         self.count_refusal(control, status);
         self.reply(at, exchange, tenant, control.reply(status))
+    }
+
+    /// Refuses what the client may ask for again when fewer of its requests are under way; others are not concerned.
+    fn refuse_for_now(
+        &mut self,
+        at: At,
+        exchange: ExchangeId,
+        tenant: Option<TenantId>,
+        control: &Control,
+    ) -> Answer<'_> {
+        let status = if control.op == Op::Put { Status::Full } else { Status::Denied };
+        self.refuse(at, exchange, tenant, control, status)
     }
 
     fn count_refusal(&self, control: &Control, status: Status) {

@@ -2,7 +2,7 @@
 //! and the only user of the transport.
 
 use crate::core::{Answer, At, Core, Reply};
-use crate::limits::{BLOCK_MAX, DRAIN_MAX, FAREWELL, FLUSH_EVENTS, TICK};
+use crate::limits::{BLOCK_MAX, DRAIN_MAX, EXPEL_EVERY, FAREWELL, FLUSH_EVENTS, TICK};
 use crate::renewal::Renewal;
 use crate::spin::{SLICE, Spin, prefer_latency};
 use crate::stats::Stats;
@@ -26,6 +26,8 @@ pub struct Driver<T> {
     renewal: Arc<Renewal>,
     spin: Spin,
     spin_max: Duration,
+    /// When links of clients whose certificates are no longer good are closed next.
+    expel_at: Instant,
 }
 
 impl<T: Transport> Driver<T> {
@@ -38,7 +40,8 @@ impl<T: Transport> Driver<T> {
         renewal: Arc<Renewal>,
         spin_max: Duration,
     ) -> Self {
-        Self { transport, core, stats, stop, renewal, spin: Spin::new(), spin_max }
+        let (spin, expel_at) = (Spin::new(), Instant::now() + EXPEL_EVERY);
+        Self { transport, core, stats, stop, renewal, spin, spin_max, expel_at }
     }
 
     /// Serves until it is asked to stop, then drains.
@@ -79,6 +82,7 @@ impl<T: Transport> Driver<T> {
         let Some(identity) = self.renewal.take() else { return };
         match self.transport.renew(&identity) {
             Ok(()) => {
+                self.expel_at = Instant::now();
                 let expires = seconds_since_1970(identity.expires());
                 self.stats.certificate_expires_s.set(expires);
                 tracing::info!(node = %identity.fingerprint(), expires, "keys renewed");
@@ -91,6 +95,10 @@ impl<T: Transport> Driver<T> {
     fn turn(&mut self) -> io::Result<bool> {
         let received = Instant::now();
         let mut busy = self.transport.drive(received)?;
+        if received >= self.expel_at {
+            self.transport.expel(received, SystemTime::now());
+            self.expel_at = received + EXPEL_EVERY;
+        }
         let mut handled = 0;
         while let Some(event) = self.transport.poll(received) {
             busy = true;

@@ -70,7 +70,10 @@ impl Exchange {
         }
         self.received = end;
         let (head, mut pages) = bytes.split_at((self.head_len - self.head.len()).min(bytes.len()));
-        self.head.extend_from_slice(head);
+        if !head.is_empty() {
+            self.head.reserve_exact(self.head_len - self.head.len());
+            self.head.extend_from_slice(head);
+        }
         let mut at = start.saturating_sub(self.head_len);
         while !pages.is_empty() {
             let within = at % FRAME_LEN;
@@ -82,6 +85,11 @@ impl Exchange {
             pages = rest;
         }
         Ok(())
+    }
+
+    /// Bytes that its descriptors or ids take.
+    pub fn head_len(&self) -> usize {
+        self.head_len
     }
 
     /// Whether all of the payload has come.

@@ -13,6 +13,8 @@ pub const TENANTS_MAX: usize = 4096;
 pub const LINKS_MAX: usize = 256;
 /// Most exchanges whose request is coming in at a time, all links together.
 pub const EXCHANGES_MAX: usize = 16_384;
+/// Bytes of descriptors and page ids, of requests that are coming in, at a time, all links together.
+pub const HEADS_MAX: usize = 32 << 20;
 /// An exchange whose request has not come whole by then is given up.
 pub const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -34,6 +36,11 @@ pub const TICK: Duration = Duration::from_millis(250);
 /// Entries looked at in one step of freeing an ended workload's frames: 0.4 ms if all
 /// are.
 pub const SWEEP_STEP: u32 = 4096;
+/// While fewer than one in so many frames are of ended workloads, there is this long between two steps: a client which ends workloads of a page
+/// each would otherwise have the loop sweep without end.
+pub const SWEEP_PAUSE: Duration = Duration::from_millis(4);
+/// See [`SWEEP_PAUSE`].
+pub const SWEEP_SHARE: u64 = 16;
 /// Entries looked at in one step of giving free frames back to the kernel.
 pub const TRIM_STEP: u32 = 16_384;
 /// Frames given back in one step, in at most [`TRIM_CALLS`] calls: about 0.4 ms.
@@ -54,6 +61,8 @@ pub const AGE_SECONDS_MAX: usize = 1 << 16;
 pub const SPIN_MAX: Duration = Duration::from_micros(50);
 /// Events handled, and pages looked up, before replies are sent.
 pub const FLUSH_EVENTS: usize = 32;
+/// Period at which links are looked over for certificates that have expired.
+pub const EXPEL_EVERY: Duration = Duration::from_secs(3600);
 /// Longest block of the loop, whatever the deadlines.
 pub const BLOCK_MAX: Duration = Duration::from_secs(60);
 /// Longest time that a drain waits for workloads to take their pages away.

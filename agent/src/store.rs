@@ -203,6 +203,11 @@ impl Store {
         false
     }
 
+    /// Frames that a round of [`Store::sweep`] looks at: those which have ever been used.
+    pub fn frames_swept(&self) -> u32 {
+        self.fresh
+    }
+
     /// One bounded step of a round over all frames, freeing the pages of those tenants for which `dead` is true;
     /// it is called once for each page stored.
     pub fn sweep(&mut self, mut dead: impl FnMut(TenantId) -> bool) {

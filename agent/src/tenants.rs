@@ -125,7 +125,7 @@ impl Tenants {
 
     fn remove(&mut self, id: TenantId) {
         if let Some(tenant) = self.slots[usize::from(id.0)].take() {
-            self.clients.give(tenant.client, Bounded::Tenant);
+            self.clients.give(tenant.client, Bounded::Tenant, 1);
             self.free.push(id.0);
         }
     }

@@ -4,7 +4,8 @@
 
 use gms_agent::core::{Answer, At, Core};
 use gms_agent::limits::{
-    EXCHANGE_TIMEOUT, EXCHANGES_MAX, FRAME_LEN, LEASE_MIN, LINKS_MAX, TENANTS_MAX, TRIM_IDLE,
+    EXCHANGE_TIMEOUT, EXCHANGES_MAX, FRAME_LEN, LEASE_MIN, LINKS_MAX, SWEEP_PAUSE, TENANTS_MAX,
+    TRIM_IDLE,
 };
 use gms_agent::slab::Slab;
 use gms_agent::stats::Stats;
@@ -96,11 +97,14 @@ impl Bed {
         reply
     }
 
-    /// Lets the housekeeping run until nothing is due.
+    /// Lets the housekeeping run until nothing is due, nor after a pause.
     fn settle(&mut self) {
         for _ in 0..1000 {
             match self.core.deadline(self.now) {
-                Some(deadline) if deadline <= self.now => self.core.handle_timeout(self.now),
+                Some(deadline) if deadline <= self.now + SWEEP_PAUSE => {
+                    self.now = self.now.max(deadline);
+                    self.core.handle_timeout(self.now);
+                }
                 _ => return,
             }
         }
@@ -476,6 +480,63 @@ fn requests_that_never_end_are_refused_to_their_client_only() {
     assert_eq!(expired, begun.len());
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     assert_eq!(fetch(&mut bed, greedy, WORKLOADS[0], &[1, 2]), []);
+}
+
+#[test]
+fn lists_of_pages_that_never_end_are_bounded_in_bytes() {
+    let mut bed = Bed::new(64);
+    let (greedy, other) = (bed.connect(1, 1), bed.connect(2, 2));
+    hello(&mut bed, greedy, WORKLOADS[0]);
+    hello(&mut bed, other, WORKLOADS[0]);
+    let ids = [0; 4096 * 8];
+    let mut begun = 0;
+    while let Ok(id) = bed.begin(greedy, &mut Control::discard(1, WORKLOADS[0], 4096), &ids) {
+        bed.pay(id, &ids[..ids.len() - 1], ids.len());
+        begun += 1;
+    }
+    assert!(begun * ids.len() <= 32 << 20, "{begun} lists are held");
+    let refused = bed.ask(greedy, Control::discard(1, WORKLOADS[0], 4096), &ids, 1).control;
+    assert_eq!(refused.status, Status::Denied);
+    let discard = bed.ask(other, Control::discard(1, WORKLOADS[0], 4096), &ids, ids.len()).control;
+    assert_eq!(discard.status, Status::Ok);
+    // What expires makes room.
+    bed.advance(EXCHANGE_TIMEOUT);
+    while bed.core.poll_stalled(bed.now).is_some() {}
+    let discard = bed.ask(greedy, Control::discard(1, WORKLOADS[0], 4096), &ids, ids.len()).control;
+    assert_eq!(discard.status, Status::Ok);
+}
+
+#[test]
+fn workloads_that_end_again_and_again_do_not_keep_the_loop_busy() {
+    let mut bed = Bed::new(1 << 16);
+    let (much, little) = (bed.connect(1, 1), bed.connect(2, 2));
+    hello(&mut bed, much, WORKLOADS[0]);
+    for first in (0..1 << 15).step_by(64) {
+        let pages: Vec<(u64, u8)> = (first..first + 64).map(|page| (page, 1)).collect();
+        put(&mut bed, much, WORKLOADS[0], &pages);
+    }
+    let free = |bed: &mut Bed| {
+        bed.ask(much, Control::request(Op::Status, 5, WORKLOADS[0]), &[], 1).control.frames_free
+    };
+    let (mut steps, before) = (0, free(&mut bed));
+    for _ in 0..100 {
+        hello(&mut bed, little, WORKLOADS[1]);
+        put(&mut bed, little, WORKLOADS[1], &[(1, 1)]);
+        bed.ask(little, Control::request(Op::Goodbye, 4, WORKLOADS[1]), &[], 1);
+        // What the driver does between two requests: as much as is due.
+        while bed.core.deadline(bed.now).is_some_and(|at| at <= bed.now) && steps < 1000 {
+            bed.core.handle_timeout(bed.now);
+            steps += 1;
+        }
+    }
+    assert!(steps < 10, "{steps} steps of housekeeping for 100 pages, in no time");
+    // And yet all of them come free soon.
+    let start = bed.now;
+    while free(&mut bed) != before {
+        bed.now = bed.core.deadline(bed.now).expect("something to do");
+        bed.core.handle_timeout(bed.now);
+        assert!(bed.now < start + LEASE_MIN, "{}", free(&mut bed));
+    }
 }
 
 #[test]

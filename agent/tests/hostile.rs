@@ -196,6 +196,34 @@ fn strangers_who_begin_handshakes() {
 }
 
 #[test]
+fn strangers_whose_first_packet_fails() {
+    // Those of a version that the agent does not speak: TLS finds that after it has exchanged keys.
+    let prepare = |cluster: &Cluster, _| {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let (any, identity) = (([127, 0, 0, 1], 0).into(), cluster.client("versions"));
+        let packet = |_| {
+            let mut stranger = Quic::client_of(any, &identity, b"x").expect("a socket");
+            let addr = socket.local_addr().expect("an address");
+            stranger.connect(Instant::now(), addr).expect("an address");
+            stranger.flush(Instant::now()).expect("flush");
+            let mut packet = vec![0; 1 << 16];
+            let (len, _) = socket.recv_from(&mut packet).expect("an Initial");
+            packet.truncate(len);
+            packet
+        };
+        let packets: Vec<Vec<u8>> = (0..40).map(packet).collect();
+        (socket, packets)
+    };
+    // 4000 a second.
+    let pause = Duration::from_millis(10);
+    keeps_its_throughput("versions", pause, prepare, |(socket, packets), addr| {
+        for packet in packets {
+            socket.send_to(packet, addr).expect("send");
+        }
+    });
+}
+
+#[test]
 fn strangers_who_send_anything() {
     let prepare = |_: &Cluster, _| (UdpSocket::bind("127.0.0.1:0").expect("a socket"), 7u64);
     keeps_its_throughput("garbage", Duration::from_millis(10), prepare, |(socket, seed), addr| {

@@ -198,10 +198,15 @@ fn it_renews_its_keys_on_sighup_and_does_not_end() {
     kill(pid, Signal::SIGHUP).expect("kill");
     let node = keys::load(&other.0, Role::Node).expect("a key").fingerprint().to_string();
     line_with(&mut log, &["keys renewed", &node]);
-    // Links that are up stay; new ones are made by the new keys.
+    // Clients of the authority before are expelled.
+    client.until("close", |client| client.closed.is_some());
+    line_with(&mut log, &["disconnected", "another authority"]);
+    let mut client = Client::connect(addr, &keys::load(&other.0, Role::Client).expect("a key"));
+    assert_eq!(client.hello().value.get(), 2000);
+    // Those of the same one stay.
+    kill(pid, Signal::SIGHUP).expect("kill");
+    line_with(&mut log, &["keys renewed", &node]);
     assert_eq!(client.put(8, 8).done.get(), 0xff);
-    let mut second = Client::connect(addr, &keys::load(&other.0, Role::Client).expect("a key"));
-    assert_eq!(second.hello().value.get(), 2000);
     // Keys which cannot be used change nothing.
     std::fs::remove_file(dir.0.join("node.pem")).expect("removed");
     kill(pid, Signal::SIGHUP).expect("kill");

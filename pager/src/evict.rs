@@ -27,6 +27,7 @@ use nix::unistd::Pid;
 use self::detach::Homecoming;
 use self::look::{Refusal, Sharing};
 use self::room::Fullness;
+use crate::commands::say;
 use crate::inject::is_outside_madvise;
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::PAGE;
@@ -397,7 +398,7 @@ impl<T: Transport> EvictThread<T> {
     /// Tells the user, who may have asked not to be told.
     fn notice(&self, text: std::fmt::Arguments<'_>) {
         if !self.shared.config.quiet {
-            eprintln!("gms: {text}");
+            say(text);
         }
     }
 

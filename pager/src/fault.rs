@@ -29,6 +29,7 @@ use self::events::Stuck;
 use self::fetch::Fetch;
 use self::follow::Follow;
 pub(crate) use self::local::look;
+use crate::commands::say;
 use crate::lane::Lane;
 use crate::page_map::{Content, PAGE};
 use crate::shared::{FaultCommand, Shared, Space, drain, lock};
@@ -195,7 +196,7 @@ impl<T: Transport> FaultThread<T> {
         }
         self.lane.close(Instant::now());
         if let Some(Err(error)) = self.trace.map(Trace::write) {
-            eprintln!("gms: --trace: cannot be written: {error}");
+            say(format!("--trace: cannot be written: {error}"));
         }
     }
 

@@ -1,26 +1,40 @@
 //! Files that gms writes beside the workload: `--stats` and `--trace`. Whatever goes wrong with them is told, and changes nothing else.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat, readlinkat, renameat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
-use crate::target::self_pid;
+use nix::sys::stat::Mode;
+use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
 /// For the reader of a pipe to take what is written.
 const READER_DEADLINE: Duration = Duration::from_secs(5);
+/// Links followed in one path: as many as the kernel follows.
+const LINKS_MAX: usize = 40;
 
 /// Where something will be written, tested.
 #[derive(Debug)]
 pub enum Output {
     /// A file, replaced in one step.
-    Replaced(PathBuf),
+    Replaced(Place),
     /// A device or a pipe, open.
     Open(Stream),
+}
+
+/// A name in a directory that is held open, so that nobody can put another directory into its path.
+#[derive(Debug)]
+pub struct Place {
+    dir: OwnedFd,
+    name: OsString,
 }
 
 /// A device or a pipe, written to with a deadline.
@@ -30,27 +44,22 @@ pub struct Stream(File);
 impl Output {
     /// Tests that it can be written, by what writing it takes: a file beside it, or to open the pipe, which needs a reader.
     pub fn open(given: &Path) -> io::Result<Output> {
-        // Through links, so that what they lead to is replaced.
-        let path = fs::canonicalize(given).or_else(|_| std::path::absolute(given))?;
-        match fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => Err(io::Error::from_raw_os_error(libc::EISDIR)),
-            Ok(meta) if !meta.is_file() => {
-                let special = meta.file_type().is_fifo() || meta.file_type().is_char_device();
-                let how = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&path);
-                match (special, how) {
-                    (false, _) => Err(io::Error::other("is no file, pipe or terminal")),
-                    (true, Err(error)) if error.raw_os_error() == Some(libc::ENXIO) => {
-                        Err(io::Error::other("nobody reads the pipe"))
-                    }
-                    (true, file) => Ok(Output::Open(Stream(file?))),
-                }
+        let (place, there) = resolve(given)?;
+        let Some(there) = there else { return place.tested() };
+        let kind = there.metadata()?.file_type();
+        if kind.is_file() {
+            return place.tested();
+        }
+        if !kind.is_fifo() && !kind.is_char_device() {
+            return Err(io::Error::other("is no file, pipe or terminal"));
+        }
+        // By its descriptor: its name may be another's by now.
+        let path = format!("/proc/self/fd/{}", there.as_raw_fd());
+        match OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path) {
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+                Err(io::Error::other("nobody reads the pipe"))
             }
-            _ => {
-                let draft = draft(&path);
-                File::create(&draft)?;
-                fs::remove_file(&draft)?;
-                Ok(Output::Replaced(path))
-            }
+            file => Ok(Output::Open(Stream(file?))),
         }
     }
 
@@ -58,24 +67,96 @@ impl Output {
     pub fn write(self, text: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         match self {
             Output::Open(mut stream) => text(&mut stream),
-            Output::Replaced(path) => {
-                let draft = draft(&path);
-                let written = File::create(&draft)
-                    .and_then(|mut file| text(&mut file))
-                    .and_then(|()| fs::rename(&draft, &path));
-                written.inspect_err(|_| {
-                    let _ = fs::remove_file(&draft);
-                })
-            }
+            Output::Replaced(place) => place.replace(text),
         }
     }
 }
 
-/// Beside the file, so that a rename puts it into its place.
-fn draft(path: &Path) -> PathBuf {
-    let mut draft = path.to_path_buf().into_os_string();
-    draft.push(format!(".{}.tmp", self_pid()));
-    draft.into()
+impl Place {
+    fn tested(self) -> io::Result<Output> {
+        let (draft, _) = self.draft()?;
+        self.remove(&draft)?;
+        Ok(Output::Replaced(self))
+    }
+
+    fn replace(&self, text: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        let (draft, mut file) = self.draft()?;
+        let written = text(&mut file).and_then(|()| {
+            Ok(renameat(&self.dir, draft.as_os_str(), &self.dir, self.name.as_os_str())?)
+        });
+        written.inspect_err(|_| {
+            let _ = self.remove(&draft);
+        })
+    }
+
+    /// A new file beside it, so that a rename puts it into its place. A name that others can foresee may be theirs already: then this
+    /// fails.
+    fn draft(&self) -> io::Result<(OsString, File)> {
+        let random = RandomState::new().build_hasher().finish();
+        let name = OsString::from(format!(".gms-{random:016x}.tmp"));
+        let how = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_WRONLY;
+        let mode = Mode::from_bits_truncate(0o666);
+        let file = openat(&self.dir, name.as_os_str(), how | OFlag::O_CLOEXEC, mode)?;
+        Ok((name, file.into()))
+    }
+
+    fn remove(&self, name: &OsStr) -> io::Result<()> {
+        Ok(unlinkat(&self.dir, name, UnlinkatFlags::NoRemoveDir)?)
+    }
+}
+
+/// Where a path leads, and what is there. Links of other users are not followed, wherever they are: whoever made one
+/// would choose the file that is replaced with this user's rights.
+fn resolve(given: &Path) -> io::Result<(Place, Option<File>)> {
+    let look = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let parts = |path: &Path| -> Vec<OsString> {
+        path.components().rev().map(|part| part.as_os_str().to_owned()).collect()
+    };
+    let mut dir = open(".", look, Mode::empty())?;
+    let (mut left, mut links) = (parts(given), 0);
+    while let Some(name) = left.pop() {
+        let there = openat(&dir, name.as_os_str(), look | OFlag::O_NOFOLLOW, Mode::empty());
+        let there = match there {
+            Err(Errno::ENOENT) if left.is_empty() => return Ok((Place { dir, name }, None)),
+            there => File::from(there?),
+        };
+        let meta = there.metadata()?;
+        if meta.is_dir() {
+            dir = there.into();
+        } else if meta.is_symlink() {
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(Errno::ELOOP.into());
+            }
+            if ![0, geteuid().as_raw()].contains(&meta.uid()) {
+                let (name, uid) = (PathBuf::from(name), meta.uid());
+                let text = format!(
+                    "{} is a link of user {uid}'s, which may lead anywhere",
+                    name.display()
+                );
+                return Err(io::Error::other(text));
+            }
+            if let Some(stream) = opened_by_proc(&there, &dir, &name)? {
+                return Ok((Place { dir, name }, Some(stream)));
+            }
+            left.extend(parts(readlinkat(&there, "")?.as_ref()));
+        } else if left.is_empty() {
+            return Ok((Place { dir, name }, Some(there)));
+        } else {
+            return Err(Errno::ENOTDIR.into());
+        }
+    }
+    Err(Errno::EISDIR.into())
+}
+
+/// The pipe or device to which a link in /proc leads (/dev/stdout is one): it may have no path.
+fn opened_by_proc(link: &File, dir: &OwnedFd, name: &OsStr) -> io::Result<Option<File>> {
+    if fstatfs(link)?.filesystem_type() != PROC_SUPER_MAGIC {
+        return Ok(None);
+    }
+    let file = File::from(openat(dir, name, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?);
+    let kind = file.metadata()?.file_type();
+    Ok(Some(file).filter(|_| !kind.is_dir() && !kind.is_file()))
 }
 
 impl Write for Stream {
@@ -104,7 +185,10 @@ impl Write for Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::self_pid;
+    use std::fs;
     use std::io::Read;
+    use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 
     fn scratch(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("gms-output-{}-{name}", self_pid()));
@@ -117,7 +201,7 @@ mod tests {
     fn a_file_is_replaced_whole_and_through_links() {
         let dir = scratch("file");
         let (file, link) = (dir.join("s.json"), dir.join("link"));
-        std::os::unix::fs::symlink(&file, &link).unwrap();
+        symlink(&file, &link).unwrap();
         fs::write(&file, "old").unwrap();
         let output = Output::open(&link).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "old", "the test changed it");
@@ -149,5 +233,52 @@ mod tests {
         Output::open("/dev/null".as_ref()).unwrap().write(|out| out.write_all(b"x")).unwrap();
         assert!(!Path::new("/dev/null").is_file());
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn links_of_strangers_are_not_followed() {
+        if !geteuid().is_root() {
+            return eprintln!("SKIPPED: only root can make files of another user's");
+        }
+        let dir = scratch("strangers");
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o1777)).unwrap();
+        let (target, link, way) = (dir.join("target"), dir.join("s.json"), dir.join("way"));
+        fs::write(&target, "precious").unwrap();
+        symlink(&target, &link).unwrap();
+        symlink(&dir, &way).unwrap();
+        [&link, &way].iter().for_each(|link| lchown(link, Some(65534), Some(65534)).unwrap());
+        for path in [&link, &way.join("new")] {
+            let error = Output::open(path).map(drop).unwrap_err();
+            assert!(error.to_string().contains("is a link of user 65534"), "{error}");
+        }
+        // A link that comes after the look is replaced, not followed.
+        let output = Output::open(&dir.join("late")).unwrap();
+        symlink(&target, dir.join("late")).unwrap();
+        output.write(|out| out.write_all(b"figures")).unwrap();
+        assert_eq!(fs::read_to_string(dir.join("late")).unwrap(), "figures");
+        assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_draft_that_was_foreseen_changes_nothing() {
+        let dir = scratch("foreseen");
+        let (file, target) = (dir.join("s.json"), dir.join("target"));
+        fs::write(&target, "precious").unwrap();
+        symlink(&target, dir.join(format!("s.json.{}.tmp", self_pid()))).unwrap();
+        Output::open(&file).unwrap().write(|out| out.write_all(b"figures")).unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn links_of_proc_lead_to_pipes() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        Output::open(path.as_ref()).unwrap().write(|out| out.write_all(b"figures")).unwrap();
+        drop(writer);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "figures");
     }
 }

@@ -232,10 +232,15 @@ pub fn has_deliverable_signal(tid: i32) -> bool {
     (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") != 0
 }
 
-/// A numeric field of /proc/PID/status, such as `Seccomp:` or `TracerPid:`.
+/// A numeric field of /proc/PID/status, such as `Seccomp:` or `TracerPid:`; of several numbers the first.
 pub fn status_field(pid: i32, name: &str) -> Option<i64> {
+    status_line(pid, name)?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// All that is behind a name in /proc/PID/status.
+pub fn status_line(pid: i32, name: &str) -> Option<String> {
     let text = read(&format!("/proc/{pid}/status"))?;
-    text.lines().find_map(|l| l.strip_prefix(name))?.split_ascii_whitespace().next()?.parse().ok()
+    Some(text.lines().find_map(|l| l.strip_prefix(name))?.to_string())
 }
 
 /// The command line, arguments separated by spaces; empty for kernel threads and zombies.

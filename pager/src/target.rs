@@ -3,9 +3,10 @@
 use std::fs;
 use std::io::Read;
 
-use nix::unistd::geteuid;
+use nix::unistd::{getegid, geteuid};
 
 use crate::control;
+use crate::privilege::capabilities;
 use crate::proc;
 
 /// Longest chain of parents followed.
@@ -55,8 +56,9 @@ pub fn check(pid: i32) -> Result<(), String> {
         return Err("is this gms, or started it: attach from another terminal".into());
     }
     let user = geteuid();
-    if !user.is_root() && field("Uid:") != Some(i64::from(user.as_raw())) {
-        return Err("belongs to another user: attach as that user or as root".into());
+    if !user.is_root() {
+        let ambient = capabilities("CapAmb:");
+        check_rights(pid, user.as_raw(), getegid().as_raw(), ambient)?;
     }
     if let Some(tracer @ 1..) = field("TracerPid:") {
         return Err(format!("is traced by process {tracer} (a debugger, strace): end that first"));
@@ -71,6 +73,25 @@ pub fn check(pid: i32) -> Result<(), String> {
         }
         None => Ok(()),
     }
+}
+
+/// Whether a process has no rights beyond those of its user and of `ambient`. gms may be able to trace any process, by a capability of
+/// its file: its user is not to gain by that what `passwd` or `su` may do while they wait for a password.
+fn check_rights(pid: i32, user: u32, group: u32, ambient: u64) -> Result<(), String> {
+    let all_are = |name, id: u32| {
+        let ids = proc::status_line(pid, name).unwrap_or_default();
+        let mut ids = ids.split_ascii_whitespace().peekable();
+        ids.peek().is_some() && ids.all(|found| found.parse() == Ok(id))
+    };
+    if proc::status_field(pid, "Uid:") != Some(i64::from(user)) {
+        return Err("belongs to another user: attach as that user or as root".into());
+    }
+    let permitted = proc::status_line(pid, "CapPrm:").unwrap_or_default();
+    let permitted = u64::from_str_radix(permitted.trim(), 16).unwrap_or(u64::MAX);
+    if !all_are("Uid:", user) || !all_are("Gid:", group) || permitted & !ambient != 0 {
+        return Err("has other rights than your user's (it is setuid or setgid, or has capabilities): attach as root".into());
+    }
+    Ok(())
 }
 
 fn is_kernel_thread(pid: i32) -> bool {
@@ -98,6 +119,7 @@ fn check_program(pid: i32) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::{Command, Stdio};
 
     #[test]
     fn the_tree_is_known() {
@@ -118,6 +140,45 @@ mod tests {
         assert!(of(1).contains("started it"));
         let thread = std::thread::spawn(move || of(nix::unistd::gettid().as_raw()));
         assert!(thread.join().unwrap().contains("is a thread"));
+    }
+
+    /// What user 65534 is told of a process that setpriv starts so.
+    fn told_of(options: &[&str], ambient: u64) -> Result<(), String> {
+        let mut child = Command::new("setpriv")
+            .args(options)
+            .args(["--clear-groups", "cat"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        while !proc::thread_name(pid).is_some_and(|name| name.starts_with("cat")) {
+            assert_ne!(proc::state(pid), Some('Z'), "setpriv failed");
+            std::thread::yield_now();
+        }
+        let told = check_rights(pid, 65534, 65534, ambient);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        told
+    }
+
+    #[test]
+    fn processes_that_have_gained_rights_are_their_users_no_longer() {
+        if !geteuid().is_root() {
+            return eprintln!("SKIPPED: only root can start processes of another user");
+        }
+        let user = ["--reuid=65534", "--regid=65534"];
+        let ptrace = "--inh-caps=+sys_ptrace,--ambient-caps=+sys_ptrace";
+        let traces: Vec<&str> = user.into_iter().chain(ptrace.split(',')).collect();
+        assert_eq!(told_of(&user, 0), Ok(()));
+        assert_eq!(told_of(&traces, 1 << 19), Ok(()));
+        assert!(told_of(&["--reuid=65533", user[1]], 0).unwrap_err().contains("another user"));
+        for gained in [
+            &["--ruid=65534", "--euid=0", user[1]][..],
+            &[user[0], "--rgid=65534", "--egid=0"],
+            &traces,
+        ] {
+            assert!(told_of(gained, 0).unwrap_err().contains("other rights"), "{gained:?}");
+        }
     }
 
     #[test]

@@ -267,3 +267,14 @@ fn shares_are_of_the_cgroups_limit() {
     let doctor = script(&stage, &format!("{within}; ./gms doctor")).finish().expect_code(0);
     assert!(doctor.text().contains("256 MiB in this cgroup"), "{}", doctor.text());
 }
+
+/// `gms run -v ... 2>&1 | head -1`: what cannot be told changes nothing.
+#[test]
+fn nobody_needs_to_read_what_gms_says() {
+    let Some(stage) = Stage::set() else { return };
+    // A pipe whose only reader is closed before gms starts.
+    let line = "mkfifo p; exec 3<>p 2>p 3>&-; \
+        ./gms run -v --local 16M --export 64M --trace trace -- sh -c './verify 64 1; exit 7'";
+    script(&stage, line).finish().expect_code(7);
+    assert!(fs::metadata(stage.path("trace")).is_ok_and(|file| file.len() > 0), "no trace");
+}

@@ -16,7 +16,7 @@ pub mod reader;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 
@@ -137,13 +137,19 @@ pub trait Transport {
     /// Measurements of the link's path; `None` once it is closed.
     fn path(&self, link: LinkId) -> Option<PathStats>;
 
-    /// Uses `identity` for the links that are accepted from now on; those which are up stay.
+    /// Uses `identity` for the links that are accepted from now on; see [`Transport::expel`] for those which are up.
     ///
     /// # Errors
     /// If the transport does not accept links, or the identity cannot serve.
     fn renew(&mut self, identity: &keys::Identity) -> Result<(), TransportError> {
         let _ = identity;
         Err(TransportError::Keys("this transport cannot renew its keys".into()))
+    }
+
+    /// Closes the links of peers whose certificates are no longer good at the time `today`: they have expired, or are
+    /// of another authority than the identity is now.
+    fn expel(&mut self, now: Instant, today: SystemTime) {
+        let _ = (now, today);
     }
 
     /// Ends a link and tells the peer `code`. Open exchanges are aborted, and a `Closed` follows.

@@ -20,6 +20,10 @@ impl LinkId {
     pub(crate) fn index(self) -> usize {
         self.index as usize
     }
+
+    pub(crate) fn generation(self) -> u32 {
+        self.generation
+    }
 }
 
 /// An exchange on a link: one request and its reply. Never used twice.

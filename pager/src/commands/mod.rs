@@ -107,7 +107,8 @@ pub fn print(text: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// Says something to the user on standard error, which may be closed; every line begins with `gms: `.
+/// Says something to the user on standard error, which may be closed, full or without a reader: `eprintln` would panic then, which in a
+/// supervisor ends the workload. Every line begins with `gms: `.
 pub fn say(text: impl std::fmt::Display) {
     use std::io::Write;
     let text: String = text.to_string().lines().map(|line| format!("gms: {line}\n")).collect();

@@ -2,14 +2,19 @@
 //!
 //! A QUIC Initial costs its sender one datagram, whose source may be false. So below [`RETRY_MARK`] handshakes any
 //! Initial begins one; above it only those whose sender has shown by a Retry token (RFC 9000, section 8.1.2) that it
-//! receives at its address. A source that was proved may hold a share: as many handshakes as are still free, so that
-//! each of n busy sources gets 1/(n+1) and another source always finds room (dynamic thresholds, Choudhury and
-//! Hahne, 1998).
+//! receives at its address. One whose first packet already fails has cost a key exchange, and counts for
+//! [`HANDSHAKE`] like one that is never finished. A source
+//! that was proved may hold as many handshakes as are still free, so that one alone gets half (dynamic thresholds,
+//! Choudhury and Hahne, 1998). Several together fill them all, and who has addresses enough is several sources:
+//! whoever finds no room, and holds less than another, takes the place of the other's oldest. So all of them come to
+//! equal shares, and an honest handshake, which takes two round trips, is over long before it is the oldest.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::Instant;
 
-use super::limits::{HANDSHAKES_MAX, RETRY_MARK};
+use super::limits::{HANDSHAKE, HANDSHAKES_MAX, RETRY_MARK};
 
 /// What to do about an Initial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +23,8 @@ pub enum Decision {
     Accept,
     /// Have the sender prove its address first. Keeps no state.
     Retry,
+    /// Begin the handshake in the place of one that [`Admission::share`] says to drop.
+    Replace,
     /// Tell the sender that there is no room for it.
     Refuse,
 }
@@ -36,6 +43,14 @@ impl Source {
             v4 => Self(v4),
         }
     }
+
+    /// The /48 of an IPv6 source: one site, and often one host, can have so much.
+    fn site(self) -> Self {
+        match self.0 {
+            IpAddr::V6(ip) => Self(Ipv6Addr::from_bits(ip.to_bits() >> 80 << 80).into()),
+            v4 => Self(v4),
+        }
+    }
 }
 
 /// Counts of links that are in their handshake, or were never more, or are being closed.
@@ -43,34 +58,76 @@ impl Source {
 pub struct Admission {
     total: usize,
     sources: HashMap<Source, usize>,
+    sites: HashMap<Source, usize>,
+    /// Handshakes that failed by their first packet, and until when they count.
+    failed: VecDeque<(Instant, Source)>,
 }
 
 impl Admission {
     /// Decides about an Initial of `source`; `proved`: its address is the sender's.
     pub fn decide(&self, source: Source, proved: bool) -> Decision {
-        let held = self.sources.get(&source).copied().unwrap_or(0);
-        let free = HANDSHAKES_MAX.saturating_sub(self.total);
-        match proved {
-            false if self.total < RETRY_MARK => Decision::Accept,
-            false => Decision::Retry,
-            true if held < free => Decision::Accept,
-            true => Decision::Refuse,
+        if !proved {
+            return if self.total < RETRY_MARK { Decision::Accept } else { Decision::Retry };
         }
+        let (of_site, own) = self.share(source);
+        if of_site < HANDSHAKES_MAX.saturating_sub(self.total) {
+            return Decision::Accept;
+        }
+        let shares = self.sources.keys().map(|other| self.share(*other));
+        let (most_of_site, most) = shares.max().unwrap_or_default();
+        // One of our own site's is replaced only if that makes their shares more equal, or a site could go on for ever.
+        match of_site < most_of_site || own + 1 < most {
+            true => Decision::Replace,
+            false => Decision::Refuse,
+        }
+    }
+
+    /// How many the site of `source` holds, and how many of those are its own. Who is to make room is the oldest of the
+    /// source with the greatest share.
+    pub fn share(&self, source: Source) -> (usize, usize) {
+        let held = |counts: &HashMap<Source, usize>, of| counts.get(&of).copied().unwrap_or(0);
+        (held(&self.sites, source.site()), held(&self.sources, source))
     }
 
     /// A link of `source` begins its handshake, or its end.
     pub fn enter(&mut self, source: Source) {
         self.total += 1;
         *self.sources.entry(source).or_default() += 1;
+        *self.sites.entry(source.site()).or_default() += 1;
+    }
+
+    /// The first packet of a handshake of `source` failed: there is no link, and there was work.
+    pub fn fail(&mut self, now: Instant, source: Source) {
+        self.enter(source);
+        self.failed.push_back((now + HANDSHAKE, source));
+    }
+
+    /// Forgets the oldest failure, of which nothing is left but its count; false if there is none.
+    pub fn forget_failure(&mut self) -> bool {
+        let oldest = self.failed.pop_front();
+        oldest.inspect(|(_, source)| self.leave(*source)).is_some()
+    }
+
+    /// Forgets the failures that are over. To be called before [`Admission::decide`].
+    pub fn expire(&mut self, now: Instant) {
+        while self.failed.front().is_some_and(|(until, _)| *until <= now) {
+            self.forget_failure();
+        }
     }
 
     /// A link of `source` is established, or gone.
     pub fn leave(&mut self, source: Source) {
-        let Some(held) = self.sources.get_mut(&source) else { return };
-        *held -= 1;
+        if self.share(source).1 == 0 {
+            return;
+        }
         self.total -= 1;
-        if *held == 0 {
-            self.sources.remove(&source);
+        for (counts, of) in [(&mut self.sources, source), (&mut self.sites, source.site())] {
+            if let Entry::Occupied(mut held) = counts.entry(of) {
+                *held.get_mut() -= 1;
+                if *held.get() == 0 {
+                    held.remove();
+                }
+            }
         }
     }
 }
@@ -124,12 +181,46 @@ mod tests {
     }
 
     #[test]
+    fn nobody_is_locked_out_by_who_holds_more() {
+        let mut admission = Admission::default();
+        let of = |text: &str| Source::of(text.parse().unwrap());
+        // All /64s of one /48.
+        for n in 0.. {
+            let source = of(&format!("2001:db8:7:{n:x}::1"));
+            if admission.decide(source, true) != Decision::Accept {
+                break;
+            }
+            admission.enter(source);
+        }
+        assert_eq!(admission.total, HANDSHAKES_MAX / 2);
+        let hog = of("2001:db8:7:0::1");
+        assert_eq!(admission.decide(of("2001:db8:7:ffff::1"), true), Decision::Refuse);
+        admission.enter(hog);
+        assert_eq!(admission.share(hog), (HANDSHAKES_MAX / 2 + 1, 2));
+        assert_eq!(admission.decide(of("2001:db8:7:ffff::1"), true), Decision::Replace);
+        assert_eq!(admission.decide(hog, true), Decision::Refuse);
+        (admission.total..HANDSHAKES_MAX).for_each(|n| admission.enter(source(n as u8)));
+        assert_eq!(admission.decide(source(255), true), Decision::Replace);
+    }
+
+    #[test]
     fn counts_end_at_nothing() {
         let mut admission = Admission::default();
         admission.enter(source(1));
         admission.enter(source(2));
         admission.enter(source(1));
         [1, 1, 2, 2].into_iter().for_each(|n| admission.leave(source(n)));
-        assert_eq!((admission.total, admission.sources.len()), (0, 0));
+        assert_eq!((admission.total, admission.sources.len(), admission.sites.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn failures_count_for_a_while() {
+        let (mut admission, now) = (Admission::default(), Instant::now());
+        (0..RETRY_MARK).for_each(|n| admission.fail(now, source(n as u8)));
+        admission.expire(now);
+        assert_eq!(admission.decide(source(99), false), Decision::Retry);
+        admission.expire(now + HANDSHAKE);
+        assert_eq!(admission.decide(source(99), false), Decision::Accept);
+        assert_eq!((admission.total, admission.failed.len()), (0, 0));
     }
 }

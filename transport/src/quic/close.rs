@@ -50,6 +50,14 @@ pub fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> CloseReaso
     }
 }
 
+/// Why a link ends whose peer's certificate was found to be good before, and is no longer.
+pub fn expelled(addr: SocketAddr, error: &rustls::Error) -> CloseReason {
+    match Verdict::of(error) {
+        Verdict::Expired => CloseReason::Expired { addr },
+        _ => CloseReason::WrongCa { addr },
+    }
+}
+
 fn refused(addr: SocketAddr, detail: &'static str) -> CloseReason {
     CloseReason::Refused { addr, detail }
 }

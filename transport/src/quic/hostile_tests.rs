@@ -26,9 +26,9 @@ fn stall(pair: &mut Pair) -> ExchangeId {
     asked
 }
 
-/// A datagram of a link that `identity`'s endpoint once had: it is answered by a stateless reset.
-fn stale_datagram(identity: &Identity) -> Vec<u8> {
-    let (_, id_key) = tls::endpoint_keys(identity);
+/// A datagram of a link that `server` once had: it is answered by a stateless reset.
+fn stale_datagram(identity: &Identity, server: &Quic) -> Vec<u8> {
+    let (_, id_key) = tls::endpoint_keys(identity, server.local_addr());
     let id = HashedConnectionIdGenerator::from_key(id_key).generate_cid();
     let mut datagram = vec![0x40];
     datagram.extend_from_slice(&id);
@@ -49,7 +49,7 @@ fn answers_to_strangers_leave_a_stalled_datagram_as_it_is() {
     let mut pair = Pair::of(&node, &client);
     let asked = stall(&mut pair);
     let stranger = UdpSocket::bind(any()).unwrap();
-    for datagram in [stale_datagram(&node), foreign_version()] {
+    for datagram in [stale_datagram(&node, &pair.server), foreign_version()] {
         stranger.send_to(&datagram, pair.server.local_addr()).unwrap();
         while !pair.server.drive(Instant::now()).unwrap() {}
     }
@@ -58,10 +58,31 @@ fn answers_to_strangers_leave_a_stalled_datagram_as_it_is() {
     assert_eq!(payload(&mut pair.seen, asked), [7; PAGE_LEN]);
     // Resets are rare by intent: the next one is due a while later.
     let later = Instant::now() + Duration::from_secs(1);
-    stranger.send_to(&stale_datagram(&node), pair.server.local_addr()).unwrap();
+    stranger.send_to(&stale_datagram(&node, &pair.server), pair.server.local_addr()).unwrap();
     stranger.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     while !pair.server.drive(later).unwrap() {}
     assert!(stranger.recv(&mut [0; 200]).unwrap() > 0, "a reset is sent when there is room");
+}
+
+#[test]
+fn agents_of_one_key_do_not_tell_each_others_reset_tokens() {
+    let (node, _) = keys::ephemeral().unwrap();
+    let (mut one, mut other) =
+        (Quic::server(any(), &node).unwrap(), Quic::server(any(), &node).unwrap());
+    let datagram = stale_datagram(&node, &one);
+    let stranger = UdpSocket::bind(any()).unwrap();
+    stranger.set_nonblocking(true).unwrap();
+    // Over loopback an answer is there when it has been sent. It ends in the token.
+    let token = |server: &mut Quic| {
+        stranger.send_to(&datagram, server.local_addr()).unwrap();
+        while !server.drive(Instant::now()).unwrap() {}
+        let mut answer = [0; 200];
+        let len = stranger.recv(&mut answer).ok()?;
+        Some(answer[len - 16..len].to_vec())
+    };
+    let own = token(&mut one);
+    assert!(own.is_some(), "an agent resets what was its own");
+    assert_ne!(token(&mut other), own);
 }
 
 #[test]
@@ -130,6 +151,49 @@ fn handshakes_that_strangers_begin_lock_nobody_out() {
         strangers.push(stranger);
     }
     assert!(pair.server.links() < 100, "{}", pair.server.links());
+    pair.connect();
+}
+
+#[test]
+fn sources_that_hold_every_handshake_lock_nobody_out() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let (now, server) = (Instant::now(), pair.server.local_addr());
+    // Each shows that it receives at its address, and then says nothing more.
+    for source in (1..=8).map(|n| SocketAddr::from(([127, 0, 1, n], 0))) {
+        let mut before = usize::MAX;
+        while before != pair.server.links() {
+            before = pair.server.links();
+            let mut stranger = Quic::client(source, &client).unwrap();
+            stranger.connect(now, server).unwrap();
+            stranger.flush(now).unwrap();
+            while !pair.server.drive(now).unwrap() {}
+            if pair.server.links() == before {
+                while !stranger.drive(now).unwrap() {}
+                stranger.flush(now).unwrap();
+                while !pair.server.drive(now).unwrap() {}
+            }
+            pair.server.flush(now).unwrap();
+        }
+    }
+    assert_eq!(pair.server.links(), limits::HANDSHAKES_MAX);
+    pair.connect();
+}
+
+#[test]
+fn handshakes_that_fail_at_once_are_bounded_too() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let now = Instant::now();
+    let mut strangers = Quic::client_of(any(), &client, b"x").unwrap();
+    for _ in 0..64 {
+        strangers.connect(now, pair.server.local_addr()).unwrap();
+        strangers.flush(now).unwrap();
+        while !pair.server.drive(now).unwrap() {}
+    }
+    let failed = &pair.server.failures.all;
+    assert_eq!(failed.len(), limits::RETRY_MARK, "beyond, addresses are proved first");
+    assert!(failed.iter().all(|reason| matches!(reason, CloseReason::Version { .. })));
     pair.connect();
 }
 
@@ -296,8 +360,19 @@ fn renewed_keys_are_those_of_the_next_links() {
     let reason = pair.refusal();
     assert!(matches!(reason, CloseReason::WrongCa { .. }), "{reason}");
     assert!(pair.client.path(link).is_some(), "links that are up stay");
+    pair.server.expel(Instant::now(), SystemTime::now());
+    let reason = pair.server_sees(closed);
+    assert!(matches!(reason, CloseReason::WrongCa { .. }), "{reason}");
+    pair.client_sees(closed);
     pair.client = Quic::client(any(), &other_client).unwrap();
     pair.connect();
+    let now = Instant::now();
+    pair.server.expel(now, SystemTime::now());
+    pair.step(now);
+    assert!(pair.served.iter().all(|event| closed(event).is_none()), "{:?}", pair.served);
+    pair.server.expel(now, SystemTime::now() + keys::LIFETIME + Duration::from_secs(60));
+    let reason = pair.server_sees(closed);
+    assert!(matches!(reason, CloseReason::Expired { .. }), "{reason}");
 }
 
 #[test]
@@ -328,7 +403,7 @@ fn a_datagram_that_is_kept_does_not_keep_its_neighbours() {
 
 /// What the server says of a handshake that failed.
 fn failure(pair: &mut Pair) -> String {
-    pair.until(|pair| pair.server.failures.pop_front().map(|reason| reason.to_string()))
+    pair.until(|pair| pair.server.failures.all.pop_front().map(|reason| reason.to_string()))
 }
 
 #[test]
@@ -354,6 +429,6 @@ fn a_handshake_that_fails_is_logged_as_what_it_is() {
     }
     pair.server.flush(now).unwrap();
     pair.server.drive(now + limits::HANDSHAKE).unwrap();
-    let text = pair.server.failures.pop_front().unwrap().to_string();
+    let text = pair.server.failures.all.pop_front().unwrap().to_string();
     assert!(text.contains("began a handshake and fell silent"), "{text}");
 }

@@ -10,6 +10,8 @@ pub const LINKS_MAX: usize = 256;
 pub const HANDSHAKES_MAX: usize = 128;
 /// With so many handshakes under way, a client must prove its address before another begins.
 pub const RETRY_MARK: usize = 16;
+/// Lines of the log a second about handshakes that failed: strangers can cause them.
+pub const FAILURES_LOGGED_MAX: u32 = 10;
 /// Exchanges of one link that may be under way at once.
 pub const EXCHANGES_MAX: u32 = 256;
 /// Bytes of requests that may wait on one link for the peer to make room; more is

@@ -5,6 +5,7 @@
 
 mod admission;
 mod close;
+mod failures;
 #[cfg(test)]
 mod hostile_tests;
 pub mod limits;
@@ -14,19 +15,22 @@ mod socket;
 mod tests;
 pub(crate) mod tls;
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use quinn_proto::congestion::CubicConfig;
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint,
-    EndpointConfig, HashedConnectionIdGenerator, Incoming, MtuDiscoveryConfig, ServerConfig,
-    Transmit, TransportConfig,
+    EndpointConfig, EndpointEvent, HashedConnectionIdGenerator, Incoming, MtuDiscoveryConfig,
+    ServerConfig, Transmit, TransportConfig,
 };
+use rustls::pki_types::UnixTime;
+use rustls::server::danger::ClientCertVerifier;
 
 use crate::keys::{Identity, NODE_NAME, Role};
 use crate::{
@@ -34,6 +38,7 @@ use crate::{
     TransportError,
 };
 use admission::{Admission, Decision, Source};
+use failures::Failures;
 use link::Link;
 use socket::{Received, Socket};
 
@@ -43,6 +48,8 @@ pub struct Quic {
     socket: Socket,
     client: Option<ClientConfig>,
     server: Option<ServerConfig>,
+    /// Whose clients are served.
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
     /// By QUIC connection handle.
     links: Vec<Option<Link>>,
     /// Links made so far.
@@ -63,8 +70,7 @@ pub struct Quic {
     /// Datagrams of links being built, or the stalled ones.
     buffer: Vec<u8>,
     /// Why handshakes failed.
-    #[cfg(test)]
-    failures: VecDeque<CloseReason>,
+    failures: Failures,
     /// A datagram of the endpoint itself being built: an answer to a stranger is made although others are stalled.
     answer: Vec<u8>,
 }
@@ -80,7 +86,9 @@ impl Quic {
         Self::server_of(addr, identity, tls::ALPN)
     }
 
-    fn client_of(
+    /// A client of another version: for tests.
+    #[doc(hidden)]
+    pub fn client_of(
         bind: SocketAddr,
         identity: &Identity,
         alpn: &[u8],
@@ -95,7 +103,9 @@ impl Quic {
         alpn: &[u8],
     ) -> Result<Self, TransportError> {
         let server = Self::server_config(identity, alpn)?;
-        Ok(Self { server: Some(server.clone()), ..Self::open(addr, identity, Some(server))? })
+        let verifier = Some(tls::client_verifier(identity)?);
+        let endpoint = Self::open(addr, identity, Some(server.clone()))?;
+        Ok(Self { server: Some(server), verifier, ..endpoint })
     }
 
     fn server_config(identity: &Identity, alpn: &[u8]) -> Result<ServerConfig, TransportError> {
@@ -111,10 +121,13 @@ impl Quic {
     ) -> Result<Self, TransportError> {
         let socket = Socket::bind(addr, server.is_some())
             .map_err(|error| TransportError::Socket { addr, error })?;
-        // An agent which restarts knows by its key the links of its former life, and resets them at once.
-        let (reset_key, id_key) = tls::endpoint_keys(identity);
-        let mut config = EndpointConfig::new(Arc::new(reset_key));
-        config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)));
+        let mut config = EndpointConfig::default();
+        if server.is_some() {
+            // An agent which restarts knows by its keys the links of its former life, and resets them at once.
+            let (reset_key, id_key) = tls::endpoint_keys(identity, socket.local());
+            config.reset_key(Arc::new(reset_key));
+            config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)));
+        }
         config.max_udp_payload_size(limits::MTU_MAX).expect("a valid UDP payload size");
         Ok(Self {
             endpoint: Endpoint::new(
@@ -126,6 +139,7 @@ impl Quic {
             socket,
             client: None,
             server: None,
+            verifier: None,
             links: Vec::new(),
             generation: 0,
             events: VecDeque::new(),
@@ -137,8 +151,7 @@ impl Quic {
             stalled: None,
             buffer: Vec::new(),
             answer: Vec::new(),
-            #[cfg(test)]
-            failures: VecDeque::new(),
+            failures: Failures::default(),
         })
     }
 
@@ -218,27 +231,48 @@ impl Quic {
     }
 
     fn accept(&mut self, now: Instant, incoming: Incoming) {
-        let source = Source::of(incoming.remote_address().ip());
+        let addr = incoming.remote_address();
+        let source = Source::of(addr.ip());
+        self.admission.expire(now);
         let decision = match self.established < limits::LINKS_MAX {
             true => self.admission.decide(source, incoming.remote_address_validated()),
             false => Decision::Refuse,
         };
-        let Some(mut config) = self.server.clone().filter(|_| decision == Decision::Accept) else {
+        let accepts = matches!(decision, Decision::Accept | Decision::Replace);
+        let Some(mut config) = self.server.clone().filter(|_| accepts) else {
             let transmit = match decision {
                 Decision::Retry => self.endpoint.retry(incoming, &mut self.answer).ok(),
                 _ => Some(self.endpoint.refuse(incoming, &mut self.answer)),
             };
             return self.send_answer(transmit);
         };
-        config.transport_config(self.transport(incoming.remote_address(), limits::EXCHANGES_MAX));
+        if decision == Decision::Replace && !self.admission.forget_failure() {
+            self.drop_handshake(now);
+        }
+        config.transport_config(self.transport(addr, limits::EXCHANGES_MAX));
         match self.endpoint.accept(incoming, now, &mut self.answer, Some(Arc::new(config))) {
             Ok((handle, conn)) => {
                 self.add(now, handle, conn);
             }
             Err(error) => {
-                tracing::info!(reason = %error.cause, "no link was made");
+                self.admission.fail(now, source);
+                let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
+                self.failures.tell(now, close::reason(addr, false, &error.cause));
                 self.send_answer(error.response);
             }
+        }
+    }
+
+    /// Drops the oldest handshake (or end of a link) of the source that holds most, without a word.
+    fn drop_handshake(&mut self, now: Instant) {
+        let unfinished = self.links.iter().flatten().filter(|link| !link.counted_open);
+        let share =
+            |link: &&Link| (self.admission.share(link.source()), Reverse(link.id.generation()));
+        let Some(index) = unfinished.max_by_key(share).map(|link| link.id.index()) else { return };
+        self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
+        if let Some(link) = self.links[index].take() {
+            self.admission.leave(link.source());
+            self.failures.tell(now, CloseReason::Unfinished { addr: link.addr });
         }
     }
 
@@ -292,7 +326,7 @@ impl Quic {
         if let Some(link) = link.filter(|link| link.id == id) {
             link.mark(&mut self.dirty);
             link.close(now, code, why, &mut self.events);
-            self.settle(id.index());
+            self.settle(now, id.index());
         }
     }
 
@@ -309,7 +343,7 @@ impl Quic {
                     link.conn.handle_event(event);
                 }
             }
-            self.settle(index);
+            self.settle(now, index);
             if drained && let Some(link) = self.links[index].take() {
                 self.admission.leave(link.source());
             }
@@ -317,12 +351,10 @@ impl Quic {
     }
 
     /// Counts link `index` where it now belongs: established, or beginning or ending.
-    fn settle(&mut self, index: usize) {
+    fn settle(&mut self, now: Instant, index: usize) {
         let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { return };
         if let Some(reason) = link.failure.take() {
-            tracing::info!(%reason, "no link was made");
-            #[cfg(test)]
-            self.failures.push_back(reason);
+            self.failures.tell(now, reason);
         }
         if link.holds_back() && !self.held.contains(&index) {
             self.held.push_back(index);
@@ -401,7 +433,7 @@ impl Quic {
             let Some(index) = self.held.pop_front() else { break };
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
             link.resume(now, &mut self.events);
-            self.settle(index);
+            self.settle(now, index);
         }
     }
 }
@@ -515,9 +547,26 @@ impl Transport for Quic {
             return Err(TransportError::Keys("only agents renew theirs, by a node key".into()));
         }
         let server = Self::server_config(identity, tls::ALPN)?;
+        self.verifier = Some(tls::client_verifier(identity)?);
         self.endpoint.set_server_config(Some(Arc::new(server.clone())));
         self.server = Some(server);
         Ok(())
+    }
+
+    fn expel(&mut self, now: Instant, today: SystemTime) {
+        let Some(verifier) = self.verifier.clone() else { return };
+        let since = today.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let today = UnixTime::since_unix_epoch(since);
+        let verify = |link: &Link| {
+            let cert = tls::peer_certificate(&link.conn)?;
+            let error = verifier.verify_client_cert(&cert, &[], today).err()?;
+            Some((link.id, close::expelled(link.addr, &error)))
+        };
+        let open = self.links.iter().flatten().filter(|link| link.is_open());
+        let expelled: Vec<(LinkId, CloseReason)> = open.filter_map(verify).collect();
+        for (id, why) in expelled {
+            self.end(now, id, CloseCode::Goodbye, why);
+        }
     }
 
     fn close(&mut self, now: Instant, link: LinkId, code: CloseCode) {

@@ -1,5 +1,7 @@
 //! TLS 1.3 with certificates on both sides, and what its alerts mean to a user.
 
+use std::fs;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use aws_lc_rs::{digest, hmac};
@@ -70,10 +72,15 @@ pub fn server(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicServerConfig>,
     Ok(Arc::new(tls.try_into().map_err(keys)?))
 }
 
-/// SHA-256 of the certificate that the peer has proved to own.
-pub fn peer_fingerprint(conn: &Connection) -> Option<Fingerprint> {
+/// The certificate that the peer has proved to own.
+pub fn peer_certificate(conn: &Connection) -> Option<CertificateDer<'static>> {
     let chain = conn.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer>>().ok()?;
-    chain.first().map(fingerprint)
+    chain.into_iter().next()
+}
+
+/// SHA-256 of it.
+pub fn peer_fingerprint(conn: &Connection) -> Option<Fingerprint> {
+    peer_certificate(conn).as_ref().map(fingerprint)
 }
 
 /// SHA-256 of a certificate.
@@ -82,9 +89,17 @@ pub fn fingerprint(cert: &CertificateDer) -> Fingerprint {
     Fingerprint(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }
 
-/// The endpoint's key for stateless resets and that for connection ids, both bound to the identity's private key.
-pub fn endpoint_keys(identity: &Identity) -> (hmac::Key, u64) {
+/// The key for stateless resets and that for connection ids of whoever listens at `addr`. Both are bound to the identity's private
+/// key, and to the listener: of agents that shared them one would tell a stranger by which token the other's links are
+/// reset (RFC 9000, section 21.11). What is mixed in for that stays the same when the agent is started again.
+pub fn endpoint_keys(identity: &Identity, addr: SocketAddr) -> (hmac::Key, u64) {
     let secret = hmac::Key::new(hmac::HMAC_SHA256, identity.key.secret_der());
+    // Many listen on all addresses, at the same port; one of the files may be missing, or the same in all containers.
+    let machine = ["/etc/machine-id", "/proc/sys/kernel/hostname"]
+        .map(|file| fs::read_to_string(file).unwrap_or_default());
+    let listener = format!("{addr} {machine:?}");
+    let secret =
+        hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&secret, listener.as_bytes()).as_ref());
     let derive = |label: &[u8]| hmac::sign(&secret, label);
     let reset = hmac::Key::new(hmac::HMAC_SHA256, derive(b"gms reset").as_ref());
     let id = derive(b"gms connection id")

@@ -1,0 +1,124 @@
+//! Whether a process is inside of a workload.
+
+use std::fs;
+
+use crate::proc;
+use crate::target::ancestors;
+
+/// The pager of the workload to which a process of any user's belongs, without asking anybody: one of the process's ancestors is the
+/// pager, or a process that the pager was told to attach to.
+pub fn pager_above(pid: i32) -> Option<i32> {
+    let sockets = bound_sockets();
+    let bound: Vec<(i32, i32)> = bound(&sockets).collect();
+    // Ids of another PID namespace that shares this network (a pod) may look like ours.
+    let is_gms = |pager: i32| proc::thread_name(pager).is_some_and(|name| name.starts_with("gms"));
+    let above = if bound.is_empty() { Vec::new() } else { ancestors(pid) };
+    let pages_us = |&(pager, root): &(i32, i32)| {
+        above.contains(&pager) || above.contains(&root) && has_attached(pager, root)
+    };
+    bound.into_iter().filter(pages_us).map(|(pager, _)| pager).find(|&pager| is_gms(pager))
+}
+
+/// The text of /proc/net/unix. Any user can bind a socket with a name like ours, or one that is no text.
+fn bound_sockets() -> String {
+    String::from_utf8_lossy(&fs::read("/proc/net/unix").unwrap_or_default()).into_owned()
+}
+
+/// Whether the process can have attached to `root`, and says in its command line that it does: a socket's name alone proves nothing.
+fn has_attached(pager: i32, root: i32) -> bool {
+    let user = |pid| proc::status_field(pid, "Uid:");
+    let line = proc::command_line(pager);
+    let mut words = line.split(' ');
+    (user(pager) == Some(0) || user(pager) == user(root))
+        && words.any(|word| word == "attach")
+        && words.any(|word| word.parse() == Ok(root))
+}
+
+/// Pager and root process of every workload, by the text of /proc/net/unix: a control socket keeps the name there that it had first.
+fn bound(sockets: &str) -> impl Iterator<Item = (i32, i32)> {
+    sockets.lines().filter_map(|line| {
+        let (dir, file) = line.split_whitespace().nth(7)?.rsplit_once('/')?;
+        let dir = dir.rsplit('/').next()?;
+        let (pager, root) = file.strip_prefix('.')?.split_once('.')?;
+        let ours = dir == "gms" || dir.starts_with("gms-");
+        Some((pager.parse().ok()?, root.parse().ok()?)).filter(|_| ours)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::Server;
+    use crate::control::tests::scratch;
+    use crate::target::self_pid;
+    use nix::unistd::geteuid;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn sockets_of_pagers_are_known_by_their_first_name() {
+        let dir = scratch("gms").join("gms");
+        let server = Server::open_in(&dir, nix::unistd::getppid().as_raw()).unwrap();
+        let sockets = bound_sockets();
+        let parent = nix::unistd::getppid().as_raw();
+        assert!(bound(&sockets).any(|found| found == (self_pid(), parent)), "{sockets}");
+        assert_eq!(pager_above(self_pid()), Some(self_pid()), "the pager is above");
+        assert_eq!(pager_above(parent), None, "this process has not attached to its parent");
+        assert_ne!(pager_above(1), Some(self_pid()));
+        drop(server);
+        // Other tests of this process have sockets at the same time, of other roots.
+        let sockets = bound_sockets();
+        assert!(!bound(&sockets).any(|found| found == (self_pid(), parent)), "{sockets}");
+        let line = "0: 00000002 0 00010000 0001 01 99 ";
+        let of = |path: &str| bound(&format!("Num\n{line}{path}\n")).next();
+        assert_eq!(of("/tmp/gms-7/.12.13"), Some((12, 13)));
+        for other in ["/tmp/x/.12.13", "/tmp/gms-7/.12", "/tmp/gms/12.sock", ".12.13", ""] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        fs::remove_dir_all(dir.parent().unwrap()).unwrap();
+    }
+
+    /// A process of `user` called gms, with a control socket that says that it pages `root`, and with a socket of no name in text beside.
+    fn pager_above_with(user: u32, command: &str, root: i32) -> (i32, Option<i32>) {
+        let dir = scratch(&format!("gms-{user}-{command}-{root}")).join("gms-x");
+        fs::create_dir(&dir).unwrap();
+        let program = dir.with_file_name("gms");
+        fs::copy("/bin/sh", &program).unwrap();
+        fs::set_permissions(dir.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+        let mut pager = Command::new(&program)
+            .args(["-c", "read line", command, &root.to_string()])
+            .stdin(Stdio::piped())
+            .uid(user)
+            .spawn()
+            .unwrap();
+        let pid = pager.id() as i32;
+        let text = UnixListener::bind(dir.join(format!(".{pid}.{root}"))).unwrap();
+        let none = UnixListener::bind(dir.join(OsStr::from_bytes(b"\xff"))).unwrap();
+        let found = pager_above(self_pid());
+        drop((text, none));
+        pager.kill().unwrap();
+        pager.wait().unwrap();
+        fs::remove_dir_all(dir.parent().unwrap()).unwrap();
+        (pid, found)
+    }
+
+    #[test]
+    fn strangers_page_nobody_by_the_name_of_a_socket() {
+        if !geteuid().is_root() {
+            return eprintln!("SKIPPED: only root can start processes of another user");
+        }
+        let parent = nix::unistd::getppid().as_raw();
+        let (pager, found) = pager_above_with(0, "attach", parent);
+        assert_eq!(found, Some(pager), "a socket whose name is no text hides no other");
+        for (user, command, root) in
+            [(65534, "attach", 1), (65534, "attach", parent), (0, "run", parent)]
+        {
+            let (pager, found) = pager_above_with(user, command, root);
+            assert_ne!(found, Some(pager), "{user} {command} {root}");
+        }
+    }
+}
