@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Deserialize;
 
 use crate::cli::ShapeOptions;
@@ -40,6 +43,9 @@ const FORKS: (usize, usize) = (30, 5);
 /// How long a workload that does nothing is looked at, usual and `--quick`, and how long it is left alone before.
 const IDLE: [Duration; 2] = [Duration::from_millis(1500), Duration::from_millis(200)];
 const SETTLE: [Duration; 2] = [Duration::from_millis(1500), Duration::from_millis(200)];
+
+/// How often it is looked whether a workload lives that has not come.
+const LOOK_MS: u16 = 200;
 
 /// What there is more and more of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -210,6 +216,7 @@ fn measure(options: &ShapeOptions, shape: Shape) -> Result<Costs, BenchError> {
     std::thread::sleep(IDLE[quick]);
     let idle = paging.now()?;
     subject.ask(Ask::Change)?;
+    subject.ask(Ask::ChangeSlowly)?;
     let changed = paging.now()?;
     subject.ask(Ask::Fork)?;
     let forked = paging.now()?;
@@ -258,8 +265,8 @@ impl Subject {
         let listener = UnixListener::bind(&orders.socket).trying("no socket for orders")?;
         let found = scratch.path("found.json");
         command.args(Workload::Shape(orders.clone()).command(&found)?);
-        let process = Process::start(&mut command)?;
-        let (socket, _) = listener.accept().trying("no workload")?;
+        let mut process = Process::start(&mut command)?;
+        let socket = accept(&listener, &mut process)?;
         let lines = BufReader::new(socket.try_clone().trying("no second socket")?).lines();
         let mut subject = Subject { process, socket, lines, found };
         let ready: Result<Ready, _> = serde_json::from_str(&subject.answer()?);
@@ -289,6 +296,21 @@ impl Subject {
         match ended.success() {
             true => read(&self.found),
             false => Err(BenchError::Invalid(format!("the workload ended with {ended}"))),
+        }
+    }
+}
+
+/// Waits for a workload to come, as long as it lives.
+fn accept(listener: &UnixListener, process: &mut Process) -> Result<UnixStream, BenchError> {
+    loop {
+        let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::from(LOOK_MS)) {
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(listener.accept().trying("no workload")?.0),
+            Err(error) => return Err(error).trying("cannot wait for the workload"),
+        }
+        if let Some(ended) = process.0.try_wait().trying("cannot ask for the workload")? {
+            return Err(BenchError::Invalid(format!("the workload ended early with {ended}")));
         }
     }
 }

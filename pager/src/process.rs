@@ -45,6 +45,9 @@ const THREAD_TOP: u64 = 2 * PAGE;
 const SCAN_EVERY: Duration = Duration::from_millis(100);
 const SCAN_GROWTH: u64 = 1 << 20;
 const SCAN_CALM: Duration = Duration::from_millis(900);
+/// Of changes that cannot have brought much new memory: a look at the mappings is followed by so many times its own time without one, so that a
+/// program with very many mappings costs no more than one with few.
+const SCAN_PAUSE: u32 = 8;
 /// Attempts to register what is mapped before that changes.
 const REGISTER_TRIES: usize = 3;
 /// It is asked of the kernel at most this often whether anybody still has an address space.
@@ -86,6 +89,7 @@ pub struct Process {
     seen_size: u64,
     seen_resident: u64,
     next_scan: Instant,
+    next_change: Instant,
 }
 
 /// What came of an attempt to move pages out.
@@ -148,6 +152,7 @@ impl Process {
             seen_size: 0,
             seen_resident: 0,
             next_scan: Instant::now(),
+            next_change: Instant::now(),
         })
     }
 
@@ -250,12 +255,16 @@ impl Process {
         let changes = self.space.changes.load(Ordering::Relaxed);
         let grown = self.size.resident.abs_diff(self.seen_resident) > SCAN_GROWTH;
         let due = if grown { self.next_scan } else { self.next_scan + SCAN_CALM };
-        if (size, changes) == (self.seen_size, self.seen_changes) && now < due {
+        let changed = (size, changes) != (self.seen_size, self.seen_changes);
+        let much = size > self.seen_size + SCAN_GROWTH / PAGE;
+        if !(much || changed && now >= self.next_change || now >= due) {
             return None;
         }
+        let began = Instant::now();
         let unpageable = self.register_mappings(shared)?;
         (self.seen_size, self.seen_changes) = (size, changes);
         self.seen_resident = self.size.resident;
+        self.next_change = Instant::now() + began.elapsed() * SCAN_PAUSE;
         // Mappings of equal size may have come and gone unseen: look again in any case, but spend little on it.
         self.next_scan = Instant::now() + (now.elapsed() * 50).max(SCAN_EVERY);
         Some(unpageable)

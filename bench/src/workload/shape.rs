@@ -22,6 +22,8 @@ use crate::samples::Samples;
 const MAPPING_PAGES: usize = 1;
 /// Bytes of a thread's stack.
 const STACK: usize = 64 << 10;
+/// Between two slow changes.
+const SLOWLY: Duration = Duration::from_millis(2);
 /// For gms to register the memory whose changes are timed.
 const REGISTERED: Duration = Duration::from_secs(20);
 
@@ -60,6 +62,8 @@ pub struct Shape {
 pub enum Ask {
     /// Discard and unmap pages.
     Change,
+    /// Map, touch and unmap a page now and then, so that gms looks in between.
+    ChangeSlowly,
     /// Fork children that exit at once.
     Fork,
     /// End.
@@ -134,6 +138,7 @@ fn obey(orders: &Orders, mut changed: Region) -> Result<Found, BenchError> {
         let ask = serde_json::from_str(&line);
         match ask.map_err(|error| BenchError::Invalid(format!("order {line:?}: {error}")))? {
             Ask::Change => change(orders, &mut changed, &mut found)?,
+            Ask::ChangeSlowly => change_slowly(orders)?,
             Ask::Fork => forks(orders, &changed, &mut found)?,
             Ask::End => return Ok(found),
         }
@@ -173,6 +178,15 @@ fn change(orders: &Orders, region: &mut Region, found: &mut Found) -> Result<(),
         timed(&mut unmap, || region.unmap_last())?;
     }
     (found.discard, found.unmap) = (discard.counts(), unmap.counts());
+    Ok(())
+}
+
+fn change_slowly(orders: &Orders) -> Result<(), BenchError> {
+    for _ in 0..orders.events {
+        let region = Region::new(4)?;
+        fill(&region);
+        std::thread::sleep(SLOWLY);
+    }
     Ok(())
 }
 
@@ -232,6 +246,9 @@ impl Drop for Sleepers {
 
 /// Mappings of their own, as there are gaps between them.
 fn scattered(count: usize) -> Result<Vec<Region>, BenchError> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
     let whole = Region::new(2 * count * MAPPING_PAGES)?;
     let parts = whole.split(2 * MAPPING_PAGES);
     let mut mapped = Vec::with_capacity(count);

@@ -6,6 +6,7 @@
 //! thread proves that no thread is in madvise any more (`age_quarantine`, `end_quarantine`).
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use gms_policy::ids::PageAddr;
 
@@ -15,7 +16,8 @@ use crate::range_set::RangeSet;
 /// See the module's documentation.
 #[derive(Default)]
 pub(super) struct SpaceState {
-    pub(super) registered: RangeSet,
+    /// Shared with the parent until one of the two changes, and with who looks at it.
+    pub(super) registered: Arc<RangeSet>,
     quarantine: RangeSet,
     /// What was in quarantine when the search for threads in madvise began.
     aging: RangeSet,
@@ -29,8 +31,21 @@ pub(super) struct SpaceState {
 
 impl SpaceState {
     /// A space with these ranges, nothing of which is being removed.
-    pub(super) fn new(registered: RangeSet) -> SpaceState {
+    pub(super) fn new(registered: Arc<RangeSet>) -> SpaceState {
         SpaceState { registered, ..SpaceState::default() }
+    }
+
+    /// The range is registered.
+    pub(super) fn register(&mut self, range: Range<u64>) {
+        Arc::make_mut(&mut self.registered).insert(range);
+    }
+
+    /// The range is not registered.
+    pub(super) fn unregister(&mut self, range: Range<u64>) {
+        match range {
+            Range { start: 0, end: u64::MAX } => self.registered = Arc::default(),
+            part => Arc::make_mut(&mut self.registered).remove(part),
+        }
     }
 
     /// Whether the range concerns one to which a remap has led lately.
