@@ -33,7 +33,7 @@ const SCALES: [&[usize]; 2] = [&[1, 10, 100], &[1, 10]];
 const LOCAL_MIB: usize = 16;
 const EXCESS_MIB: usize = 16;
 /// Memory of a process that sleeps and of a thread's stack, in KiB, which is not to press on the budget.
-const PROCESS_KIB: usize = 256;
+const PROCESS_KIB: usize = 128;
 const THREAD_KIB: usize = 16;
 /// Room of the agent inside gms.
 const EXPORT_MIB: usize = 2048;

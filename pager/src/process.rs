@@ -45,6 +45,9 @@ const THREAD_TOP: u64 = 2 * PAGE;
 const SCAN_EVERY: Duration = Duration::from_millis(100);
 const SCAN_GROWTH: u64 = 1 << 20;
 const SCAN_CALM: Duration = Duration::from_millis(900);
+/// What cannot be paged is counted only so often, and not while the process is stopped for its attach: many mappings take long.
+const UNPAGEABLE_EVERY: Duration = Duration::from_secs(1);
+const UNPAGEABLE_AFTER: Duration = Duration::from_millis(50);
 /// Of changes that cannot have brought much new memory: a look at the mappings is followed by so many times its own time without one, so that a
 /// program with very many mappings costs no more than one with few.
 const SCAN_PAUSE: u32 = 8;
@@ -90,6 +93,9 @@ pub struct Process {
     seen_resident: u64,
     next_scan: Instant,
     next_change: Instant,
+    /// Anonymous bytes that cannot be paged, as counted last.
+    unpageable: u64,
+    next_unpageable: Instant,
 }
 
 /// What came of an attempt to move pages out.
@@ -153,6 +159,8 @@ impl Process {
             seen_resident: 0,
             next_scan: Instant::now(),
             next_change: Instant::now(),
+            unpageable: 0,
+            next_unpageable: Instant::now() + UNPAGEABLE_AFTER,
         })
     }
 
@@ -274,6 +282,7 @@ impl Process {
         let mappings = self.register_spans(shared)?;
         let registered = lock(&shared.tables).registered(self.space.id);
         let mut sweep = RangeSet::default();
+        let counts = Instant::now() >= self.next_unpageable;
         let mut unpageable = 0;
         for (i, mapping) in mappings.iter().enumerate() {
             if !self.is_ours_to_page(mapping) {
@@ -288,7 +297,7 @@ impl Process {
                 if i > 0 && is_thread_stack(&mappings[i - 1], mapping) {
                     sweep.remove(mapping.range.end - THREAD_TOP..mapping.range.end);
                 }
-            } else {
+            } else if counts {
                 unpageable += self.resident_in(mapping);
             }
         }
@@ -296,7 +305,11 @@ impl Process {
             sweep.remove(page.get()..page.get() + PAGE);
         }
         self.sweep = sweep;
-        Some(unpageable)
+        if counts {
+            self.next_unpageable = Instant::now() + UNPAGEABLE_EVERY;
+            self.unpageable = unpageable;
+        }
+        Some(self.unpageable)
     }
 
     /// A guard was seen at the address: the mapping around it stays resident from now on.
@@ -365,7 +378,8 @@ impl Process {
     /// fork came first. So only what is proved counts; the rest is tried again at the next look.
     fn record(&self, shared: &Shared, spans: &[Range<u64>], mappings: &[Mapping]) {
         let within = |mapping: &&Mapping| {
-            spans.iter().any(|s| s.start <= mapping.range.start && mapping.range.end <= s.end)
+            let next = spans.partition_point(|span| span.end < mapping.range.end);
+            spans.get(next).is_some_and(|span| span.start <= mapping.range.start)
         };
         for mapping in mappings.iter().filter(within) {
             if !self.is_ours_to_page(mapping) {
@@ -373,20 +387,26 @@ impl Process {
                 let _ = self.space.faults.unregister(mapping.range.clone());
                 continue;
             }
-            let id = self.space.id;
-            let parts = lock(&shared.tables).unregistered_parts(id, mapping.range.clone());
-            if parts.is_empty()
-                || self.space.faults.registration(mapping.range.clone()) != Registration::Whole
-            {
-                continue;
-            }
-            for part in parts {
-                let known = lock(&shared.tables).knows(id, part.clone());
-                let marked = self.page_tables().filter(|_| known).map(|t| t.marked(part.clone()));
-                // What cannot be looked at has ended.
-                let Some(marked) = marked.transpose().ok() else { return };
-                lock(&shared.tables).register(id, part, &marked.unwrap_or_default());
-            }
+            self.record_mapping(shared, mapping);
+        }
+    }
+
+    fn record_mapping(&self, shared: &Shared, mapping: &Mapping) {
+        let id = self.space.id;
+        let range = mapping.range.clone();
+        let tables = lock(&shared.tables);
+        let parts = tables.unregistered_parts(id, range.clone());
+        let known = parts.iter().any(|part| tables.knows(id, part.clone()));
+        drop(tables);
+        if parts.is_empty() || self.space.faults.registration(range) != Registration::Whole {
+            return;
+        }
+        for part in parts {
+            // With the gate closed nothing comes to be known meanwhile.
+            let marked = self.page_tables().filter(|_| known).map(|t| t.marked(part.clone()));
+            // What cannot be looked at has ended.
+            let Some(marked) = marked.transpose().ok() else { return };
+            lock(&shared.tables).register(id, part, &marked.unwrap_or_default());
         }
     }
 

@@ -32,7 +32,7 @@ const REGISTERED: Duration = Duration::from_secs(20);
 pub struct Orders {
     /// The shape.
     pub shape: Shape,
-    /// Memory that is filled besides, so that the budget is exceeded.
+    /// Memory that is filled, what the other processes have included, so that the budget is exceeded.
     pub filled_mib: usize,
     /// Changes of each kind.
     pub events: usize,
@@ -95,13 +95,13 @@ pub struct Found {
 /// Does it.
 pub fn run(orders: &Orders) -> Result<Found, BenchError> {
     let Shape { threads, mappings, processes, chunks } = orders.shape;
-    let (_sleeping, _mapped) = (Sleepers::start(processes)?, scattered(mappings)?);
+    let (sleeping, _mapped) = (Sleepers::start(processes)?, scattered(mappings)?);
     start_threads(threads)?;
     let changed = Region::new(2 * orders.events + orders.forks)?;
     fill(&changed);
     let sparse = Region::sparse(chunks)?;
     (0..chunks).for_each(|chunk| sparse.store(chunk * Region::CHUNK_PAGES, 0, chunk as u64 + 1));
-    let filled = Region::new(pages(orders.filled_mib))?;
+    let filled = Region::new(pages(orders.filled_mib).saturating_sub(sleeping.pages()).max(1))?;
     fill(&filled);
     if orders.paged {
         await_registration(&changed)?;
@@ -231,6 +231,16 @@ impl Sleepers {
             sleepers.0.push(sleep.trying("cannot start sleep")?);
         }
         Ok(sleepers)
+    }
+
+    /// Their resident anonymous memory.
+    fn pages(&self) -> usize {
+        let of = |sleeper: &Child| {
+            let text = fs::read_to_string(format!("/proc/{}/statm", sleeper.id())).ok()?;
+            let mut fields = text.split(' ').map(str::parse::<usize>).skip(1);
+            Some(fields.next()?.ok()?.saturating_sub(fields.next()?.ok()?))
+        };
+        self.0.iter().filter_map(of).sum()
     }
 }
 
