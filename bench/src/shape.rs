@@ -138,9 +138,10 @@ impl Cost {
         let of_the_kernel = of != Dimension::Processes;
         match self {
             Cost::ForkAlone => None,
-            Cost::Fork | Cost::Exit if of_the_kernel => Some(LINEAR_MAX),
+            Cost::Fork | Cost::Exit | Cost::ForkCpu if of_the_kernel => Some(LINEAR_MAX),
             Cost::LookIdle | Cost::LookChanging if of == Dimension::Processes => Some(LINEAR_MAX),
-            Cost::Detach if of != Dimension::Threads => Some(LINEAR_MAX),
+            // Each page comes home, and each mapping is unregistered: a thread's stack is one.
+            Cost::Detach => Some(LINEAR_MAX),
             _ => Some(GROWTH_MAX),
         }
     }

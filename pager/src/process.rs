@@ -45,6 +45,8 @@ const THREAD_TOP: u64 = 2 * PAGE;
 const SCAN_EVERY: Duration = Duration::from_millis(100);
 const SCAN_GROWTH: u64 = 1 << 20;
 const SCAN_CALM: Duration = Duration::from_millis(900);
+/// The latter at least so many times what a look at them takes.
+const SCAN_CALM_TIMES: u32 = 1000;
 /// What cannot be paged is counted only so often, and not while the process is stopped for its attach: many mappings take long.
 const UNPAGEABLE_EVERY: Duration = Duration::from_secs(1);
 const UNPAGEABLE_AFTER: Duration = Duration::from_millis(50);
@@ -93,6 +95,7 @@ pub struct Process {
     seen_resident: u64,
     next_scan: Instant,
     next_change: Instant,
+    next_calm: Instant,
     /// Anonymous bytes that cannot be paged, as counted last.
     unpageable: u64,
     next_unpageable: Instant,
@@ -159,6 +162,7 @@ impl Process {
             seen_resident: 0,
             next_scan: Instant::now(),
             next_change: Instant::now(),
+            next_calm: Instant::now(),
             unpageable: 0,
             next_unpageable: Instant::now() + UNPAGEABLE_AFTER,
         })
@@ -262,7 +266,7 @@ impl Process {
         let size = self.size.pages;
         let changes = self.space.changes.load(Ordering::Relaxed);
         let grown = self.size.resident.abs_diff(self.seen_resident) > SCAN_GROWTH;
-        let due = if grown { self.next_scan } else { self.next_scan + SCAN_CALM };
+        let due = if grown { self.next_scan } else { self.next_calm };
         let changed = (size, changes) != (self.seen_size, self.seen_changes);
         let much = size > self.seen_size + SCAN_GROWTH / PAGE;
         if !(much || changed && now >= self.next_change || now >= due) {
@@ -274,7 +278,9 @@ impl Process {
         self.seen_resident = self.size.resident;
         self.next_change = Instant::now() + began.elapsed() * SCAN_PAUSE;
         // Mappings of equal size may have come and gone unseen: look again in any case, but spend little on it.
-        self.next_scan = Instant::now() + (now.elapsed() * 50).max(SCAN_EVERY);
+        let took = began.elapsed();
+        self.next_scan = Instant::now() + (took * 50).max(SCAN_EVERY);
+        self.next_calm = self.next_scan + (took * SCAN_CALM_TIMES).max(SCAN_CALM);
         Some(unpageable)
     }
 
