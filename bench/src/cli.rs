@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::app::{Program, Under};
 use crate::placement::Wait;
+use crate::shape::Dimension;
 
 /// Measures gms, and what this machine can do at best.
 #[derive(Debug, Parser)]
@@ -45,6 +46,8 @@ pub enum Command {
     Evict(EvictOptions),
     /// More threads, more pagers on one agent, more agents of one pager: throughput and fairness
     Scale(ScaleOptions),
+    /// What changes, looks, forks, exits and a detach cost with many threads, mappings, processes and pages
+    Shape(ShapeOptions),
     /// What `gms run` costs a program which stays under its budget
     IdleCost(IdleOptions),
     /// gms beside swap on a disk, on zram, on NBD and on NVMe/TCP: the same programs, with the same memory
@@ -233,6 +236,28 @@ pub struct ScaleOptions {
     /// What each pager pages.
     #[command(flatten)]
     pub paging: Paging,
+}
+
+/// `gms-bench shape`.
+#[derive(Args, Debug)]
+#[command(mut_arg("runs", |runs| runs.default_value("3")))]
+pub struct ShapeOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// Where the programs are.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// What there is more and more of; give it once for each [default: all]
+    #[arg(long = "of", value_enum, value_name = "NAME")]
+    only: Vec<Dimension>,
+}
+
+impl ShapeOptions {
+    /// Those to measure.
+    pub fn dimensions(&self) -> Vec<Dimension> {
+        if self.only.is_empty() { Dimension::value_variants().to_vec() } else { self.only.clone() }
+    }
 }
 
 /// `gms-bench idle-cost`.

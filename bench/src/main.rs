@@ -25,6 +25,7 @@ mod samples;
 mod scale;
 mod scan;
 mod scratch;
+mod shape;
 mod slow_down;
 mod stack;
 mod stages;
@@ -77,6 +78,7 @@ fn measure(cli: &Cli, command: &Command) -> Result<(), BenchError> {
         Command::Scan(options) => scan::run(options, &mut report)?,
         Command::Evict(options) => evict::run(options, &mut report)?,
         Command::Scale(options) => scale::run(options, &mut report)?,
+        Command::Shape(options) => shape::run(options, &mut report)?,
         Command::App(options) => app::run(options, &mut report)?,
         Command::Peers(options) => peers::run(options, &mut report)?,
         Command::RemoteSwap(options) => peers::remote_swap::run(options, &mut report)?,

@@ -33,6 +33,29 @@ impl Region {
         Region::map(pages, MapFlags::MAP_PRIVATE)
     }
 
+    /// Pages that are covered by one page table, and by one chunk of gms's page map.
+    pub const CHUNK_PAGES: usize = 512;
+
+    /// Address space of `chunks` times [`Region::CHUNK_PAGES`] pages, which is not reserved. At least one.
+    pub fn sparse(chunks: usize) -> Result<Region, BenchError> {
+        Region::map(
+            chunks.max(1) * Region::CHUNK_PAGES,
+            MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
+        )
+    }
+
+    /// Parts of `pages` pages each, of which this region has a whole number.
+    pub fn split(self, pages: usize) -> Vec<Region> {
+        let whole = std::mem::ManuallyDrop::new(self);
+        assert!(pages > 0 && whole.pages.is_multiple_of(pages));
+        let part = |first: usize| {
+            // SAFETY: `first` is a page of the mapping, or one before its end.
+            let start = unsafe { whole.start.byte_add(first * PAGE) };
+            Region { start, pages }
+        };
+        (0..whole.pages).step_by(pages).map(part).collect()
+    }
+
     /// Of `pages` pages, each beginning with `word`, which are in the kernel's page cache; mapped, but with no page present.
     pub fn cached(pages: usize, word: u64) -> Result<Region, BenchError> {
         let region = Region::map(pages, MapFlags::MAP_SHARED)?;
@@ -63,6 +86,22 @@ impl Region {
     /// Drops all pages; those which no page cache has are zeros when they are touched again.
     pub fn discard(&self) -> Result<(), BenchError> {
         self.advise(MmapAdvise::MADV_DONTNEED)
+    }
+
+    /// Drops one page.
+    pub fn discard_page(&self, page: usize) -> Result<(), BenchError> {
+        let start = NonNull::new(self.word(page, 0).cast()).expect("a mapping is not at 0");
+        // SAFETY: the page is in this region's mapping; any bytes are valid words.
+        unsafe { madvise(start, PAGE, MmapAdvise::MADV_DONTNEED) }.trying("madvise")
+    }
+
+    /// Unmaps the last page, which is not the only one.
+    pub fn unmap_last(&mut self) -> Result<(), BenchError> {
+        assert!(self.pages > 1);
+        let last = NonNull::new(self.word(self.pages - 1, 0).cast()).expect("not at 0");
+        self.pages -= 1;
+        // SAFETY: the page was this region's, which does not reach there any more.
+        unsafe { munmap(last, PAGE) }.trying("munmap")
     }
 
     fn advise(&self, advice: MmapAdvise) -> Result<(), BenchError> {

@@ -220,6 +220,30 @@ fn scaling_is_measured() {
     assert!(figure(&report, "2 pagers: longest fault of all") > 0.1);
 }
 
+#[test]
+fn growth_with_the_shape_of_a_workload_is_measured() {
+    let Some(report) = report(&["shape"]) else { return };
+    for (what, counts) in [
+        ("threads", [10, 100]),
+        ("mappings", [100, 1000]),
+        ("processes", [10, 100]),
+        ("GiB", [1, 10]),
+    ] {
+        for cost in ["event (MADV_DONTNEED)", "event (munmap)", "look, idle (CPU)", "fork", "exit"]
+        {
+            let [less, more] =
+                counts.map(|count| figure(&report, &format!("{count} {what}: {cost}")));
+            assert!(less > 0.1, "{what}, {cost}: {less} us");
+            check_ratio(&report, &format!("{what}, 10x / 1x: {cost}"), more, less);
+        }
+        let detach = figure(&report, &format!("{} {what}: detach", counts[1]));
+        assert!(detach > 1000.0, "{what}: {detach} us");
+    }
+    let each = figure(&report, "GiB, each: detach");
+    let of = |count: u32| figure(&report, &format!("{count} GiB: detach"));
+    assert!((each - (of(10) - of(1)) / 9.0).abs() < 1.0, "{each}");
+}
+
 fn swaps() -> usize {
     fs::read_to_string("/proc/swaps").expect("/proc/swaps").lines().count() - 1
 }

@@ -22,6 +22,7 @@ use gms_transport::message::{Control, Op};
 use gms_transport::{ExchangeId, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
 use self::detach::Homecoming;
@@ -196,7 +197,7 @@ impl<T: Transport> EvictThread<T> {
             let mut busy = self.obey(now);
             busy |= packets && self.network(now);
             if now >= self.next_look {
-                self.look(now);
+                self.look_counted(now);
             } else if self.goal == 0 && self.shared.is_high() {
                 let resident = self.shared.resident.load(Ordering::Relaxed).max(0) as u64;
                 self.goal = self.budget.decide(Bytes(resident)).evict.0;
@@ -226,6 +227,14 @@ impl<T: Transport> EvictThread<T> {
             packets = busy || self.wait(late);
         }
         self.end();
+    }
+
+    /// A look, and what it costs.
+    fn look_counted(&mut self, now: Instant) {
+        let before = thread_cpu();
+        self.look(now);
+        self.gauges.looks += 1;
+        self.gauges.looks_cpu += thread_cpu().saturating_sub(before);
     }
 
     /// Waits for the next look, a kick, or packets (or that the transport's timers are due): true if for those. Not longer than it takes
@@ -461,4 +470,9 @@ impl<T: Transport> EvictThread<T> {
         }
         self.lane.close(Instant::now());
     }
+}
+
+/// CPU time of this thread so far.
+fn thread_cpu() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }

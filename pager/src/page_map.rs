@@ -1,13 +1,15 @@
 //! The page map: 16 bytes for each page that the supervisor holds something about, in a memfd.
 //!
-//! Chunks of [`CHUNK_PAGES`] entries lie one behind the other; an index says which chunk covers which addresses of which space. A forked
-//! space begins with the chunks of its parent: a chunk is copied when one of those who share it changes an entry ([`PageMap::own`]).
+//! Chunks of [`CHUNK_PAGES`] entries lie one behind the other; an index says which chunk covers which addresses of which space: a space has
+//! *shelves* of 1 GiB of addresses, a shelf has chunks. A forked space begins with the shelves of its parent: shelf and chunk are copied
+//! when one of those who share them changes an entry ([`PageMap::own`]). So a fork, an exit and an unmap take time by the GiB, not by the page.
 //!
 //! An entry has room for what comes later: `placement` numbers a *set* of locations (today: one agent), and the content id is
 //! unique for the life of the workload, so that it can serve as the nonce of a per-workload AEAD key.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 
 use gms_policy::eviction::{MARK_BITS, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
@@ -21,6 +23,8 @@ pub const PAGE: u64 = 4096;
 pub const CHUNK_PAGES: u64 = 512;
 /// Address space that a chunk covers, in bytes.
 const CHUNK_SPAN: u64 = CHUNK_PAGES * PAGE;
+/// Address space that a shelf covers, in bytes.
+const SHELF_SPAN: u64 = 512 * CHUNK_SPAN;
 /// Most chunks: 2 TiB of tracked memory, shared chunks counted once. The memfd is sparse, so that this costs nothing until it is used.
 pub const CHUNKS_MAX: u32 = 1 << 20;
 /// Chunks that eviction leaves to changes of the address space, which cannot be refused.
@@ -113,7 +117,7 @@ impl Entry {
 /// What is known of a chunk besides its entries.
 #[derive(Clone, Copy, Default)]
 struct Header {
-    /// Spaces which have it; 0 = free.
+    /// Shelves which have it; 0 = free.
     owners: u32,
     /// Entries that are not empty.
     used: u16,
@@ -126,6 +130,19 @@ struct Header {
 /// A chunk, by its number.
 pub type Chunk = u32;
 
+/// Chunks by the first address that they cover.
+type Shelf = BTreeMap<u64, Chunk>;
+
+/// What a space has given up, for [`PageMap::bury`].
+#[derive(Debug)]
+pub struct Grave(Remains);
+
+#[derive(Debug)]
+enum Remains {
+    Shelf(Arc<Shelf>),
+    Chunk(Chunk),
+}
+
 /// The map has no room left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
@@ -134,7 +151,9 @@ pub struct Full;
 pub struct PageMap {
     memory: MmapMut,
     headers: Vec<Header>,
-    index: HashMap<SpaceId, BTreeMap<u64, Chunk>>,
+    index: HashMap<SpaceId, BTreeMap<u64, Arc<Shelf>>>,
+    /// First addresses of chunks that name slots, of any space, and how many chunks there do.
+    slotted: BTreeMap<u64, u32>,
     /// Free chunks without memory.
     free: Vec<Chunk>,
     /// Free chunks that still have theirs, at most [`WARM_MAX`]: pages that go out and come back use the same few again and again.
@@ -152,7 +171,8 @@ impl PageMap {
         // SAFETY: the memfd is ours alone; nobody else maps, writes or truncates it while this mapping lives.
         let memory = unsafe { MmapMut::map_mut(&file)? };
         let (headers, free, warm) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(PageMap { memory, headers, index: HashMap::new(), free, warm, limit, away: 0 })
+        let (index, slotted) = (HashMap::new(), BTreeMap::new());
+        Ok(PageMap { memory, headers, index, slotted, free, warm, limit, away: 0 })
     }
 
     /// Whether there is no room left for pages that go out. What is left is for changes of the address space.
@@ -194,19 +214,42 @@ impl PageMap {
     pub fn own(&mut self, space: SpaceId, page: PageAddr) -> Result<Option<Chunk>, Full> {
         let base = page.get() & !(CHUNK_SPAN - 1);
         let shared = self.find(space, base);
-        if shared.is_some_and(|chunk| self.headers[chunk as usize].owners == 1) {
+        if let Some(chunk) = shared
+            && self.headers[chunk as usize].owners == 1
+            && self.has_own_shelf(space, base)
+        {
             return Ok(None);
         }
         let own = self.allocate()?;
         if let Some(shared) = shared {
+            self.own_shelf(space, base);
             let at = |chunk: Chunk| chunk as usize * CHUNK_LEN;
             self.memory.copy_within(at(shared)..at(shared) + CHUNK_LEN, at(own));
             self.headers[shared as usize].owners -= 1;
-            self.headers[own as usize] = Header { owners: 1, ..self.headers[shared as usize] };
-            self.away += u64::from(self.headers[own as usize].away);
+            let copied = Header { owners: 1, ..self.headers[shared as usize] };
+            self.headers[own as usize] = copied;
+            self.away += u64::from(copied.away);
+            if copied.slots > 0 {
+                *self.slotted.entry(base).or_default() += 1;
+            }
         }
-        self.index.entry(space).or_default().insert(base, own);
+        self.own_shelf(space, base).insert(base, own);
         Ok(shared.map(|_| own))
+    }
+
+    fn has_own_shelf(&self, space: SpaceId, base: u64) -> bool {
+        let shelf = self.index.get(&space).and_then(|shelves| shelves.get(&shelf_of(base)));
+        shelf.is_some_and(|shelf| Arc::strong_count(shelf) == 1)
+    }
+
+    /// The shelf of the space, for it alone.
+    fn own_shelf(&mut self, space: SpaceId, base: u64) -> &mut Shelf {
+        let shelf = self.index.entry(space).or_default().entry(shelf_of(base)).or_default();
+        if Arc::strong_count(shelf) > 1 {
+            // The copy has each chunk, too.
+            shelf.values().for_each(|&chunk| self.headers[chunk as usize].owners += 1);
+        }
+        Arc::make_mut(shelf)
     }
 
     /// Sets what is known of a page, whose chunk the space must own.
@@ -226,12 +269,36 @@ impl PageMap {
         header.used = header.used + count(state != State::Empty) - count(was != State::Empty);
         header.away = header.away + count(is_away) - count(was_away);
         let is_slot = |state| count(matches!(state, State::Slot(_)));
+        let slots = header.slots;
         header.slots = header.slots + is_slot(state) - is_slot(was);
-        if header.used == 0 {
-            self.index.entry(space).and_modify(|index| {
-                index.remove(&(page.get() & !(CHUNK_SPAN - 1)));
-            });
+        let (now, empty) = (header.slots, header.used == 0);
+        let base = page.get() & !(CHUNK_SPAN - 1);
+        match (slots, now) {
+            (0, 1..) => *self.slotted.entry(base).or_default() += 1,
+            (1.., 0) => self.unslot(base),
+            _ => {}
+        }
+        if empty {
+            self.own_shelf(space, base).remove(&base);
+            self.drop_empty_shelf(space, base);
             self.release_empty(chunk);
+        }
+    }
+
+    fn drop_empty_shelf(&mut self, space: SpaceId, base: u64) {
+        if let Some(shelves) = self.index.get_mut(&space)
+            && shelves.get(&shelf_of(base)).is_some_and(|shelf| shelf.is_empty())
+        {
+            shelves.remove(&shelf_of(base));
+        }
+    }
+
+    fn unslot(&mut self, base: u64) {
+        if let Some(chunks) = self.slotted.get_mut(&base) {
+            *chunks -= 1;
+            if *chunks == 0 {
+                self.slotted.remove(&base);
+            }
         }
     }
 
@@ -282,17 +349,29 @@ impl PageMap {
         range: Range<u64>,
         mut each: impl FnMut(PageAddr, State) -> bool,
     ) {
-        let Some(index) = self.index.get(&space) else { return };
+        let Some(shelves) = self.index.get(&space) else { return };
         if range.is_empty() {
             return;
         }
-        for (&base, &chunk) in index.range(range.start & !(CHUNK_SPAN - 1)..range.end) {
-            let first = range.start.saturating_sub(base).div_ceil(PAGE).min(CHUNK_PAGES);
-            let last = (range.end - base).div_ceil(PAGE).min(CHUNK_PAGES);
-            let entries = &self.entries(chunk)[first as usize..last as usize];
-            for (address, entry) in (base + first * PAGE..).step_by(PAGE as usize).zip(entries) {
-                if entry.word != 0 && !each(PageAddr::containing(address), entry.decode()) {
-                    return;
+        for shelf in shelves.range(shelf_of(range.start)..range.end).map(|(_, shelf)| shelf) {
+            for (&base, &chunk) in shelf.range(range.start & !(CHUNK_SPAN - 1)..range.end) {
+                let first = range.start.saturating_sub(base).div_ceil(PAGE).min(CHUNK_PAGES);
+                let last = (range.end - base).div_ceil(PAGE).min(CHUNK_PAGES);
+                let entries = &self.entries(chunk)[first as usize..last as usize];
+                // Most of a chunk may be empty: what is behind its last entry is not looked at.
+                let mut left = self.headers[chunk as usize].used;
+                for (address, entry) in (base + first * PAGE..).step_by(PAGE as usize).zip(entries)
+                {
+                    if entry.word == 0 {
+                        continue;
+                    }
+                    if !each(PageAddr::containing(address), entry.decode()) {
+                        return;
+                    }
+                    left -= 1;
+                    if left == 0 {
+                        break;
+                    }
                 }
             }
         }
@@ -300,45 +379,74 @@ impl PageMap {
 
     // ---- whole chunks
 
-    /// `child`, of which nothing is known, begins with the chunks of `parent`.
+    /// `child`, of which nothing is known, begins with the shelves of `parent`.
     pub fn fork(&mut self, parent: SpaceId, child: SpaceId) {
-        let Some(index) = self.index.get(&parent).cloned() else { return };
-        for &chunk in index.values() {
-            self.headers[chunk as usize].owners += 1;
-        }
-        self.index.insert(child, index);
+        let Some(shelves) = self.index.get(&parent).cloned() else { return };
+        self.index.insert(child, shelves);
     }
 
     /// Takes the chunks of a space away that lie within the range and name no slot. The caller buries them.
-    pub fn take(&mut self, space: SpaceId, range: Range<u64>) -> Vec<Chunk> {
-        let Some(index) = self.index.get_mut(&space) else { return Vec::new() };
+    pub fn take(&mut self, space: SpaceId, range: Range<u64>) -> Vec<Grave> {
         let end = range.end & !(CHUNK_SPAN - 1);
         let start = range.start.div_ceil(CHUNK_SPAN).saturating_mul(CHUNK_SPAN);
-        if start >= end {
+        let Some(shelves) = self.index.get(&space).filter(|_| start < end) else {
             return Vec::new();
+        };
+        let known: Vec<u64> = shelves.range(shelf_of(start)..end).map(|(&base, _)| base).collect();
+        let mut taken = Vec::new();
+        for base in known {
+            let covered = base..base.saturating_add(SHELF_SPAN);
+            let whole = start <= base && covered.end <= end;
+            if whole && self.slotted.range(covered.clone()).next().is_none() {
+                let shelf = self.index.get_mut(&space).and_then(|shelves| shelves.remove(&base));
+                taken.extend(shelf.map(|shelf| Grave(Remains::Shelf(shelf))));
+            } else {
+                self.take_chunks(space, start.max(base)..end.min(covered.end), &mut taken);
+            }
         }
-        let headers = &self.headers;
-        let whole = index.range(start..end).map(|(&base, &chunk)| (base, chunk));
-        let free_of_slots = |&(_, chunk): &(u64, Chunk)| headers[chunk as usize].slots == 0;
-        let taken: Vec<(u64, Chunk)> = whole.filter(free_of_slots).collect();
-        for (base, _) in &taken {
-            index.remove(base);
-        }
-        if index.is_empty() {
+        if self.index.get(&space).is_some_and(BTreeMap::is_empty) {
             self.index.remove(&space);
         }
-        taken.into_iter().map(|(_, chunk)| chunk).collect()
+        taken
     }
 
-    /// Lets one owner of a chunk go. If it was the last, calls `each` for every entry and frees the chunk.
-    pub fn bury(&mut self, chunk: Chunk, mut each: impl FnMut(State)) {
+    /// The same of one shelf.
+    fn take_chunks(&mut self, space: SpaceId, range: Range<u64>, taken: &mut Vec<Grave>) {
+        let Some(shelf) = self.index.get(&space).and_then(|s| s.get(&shelf_of(range.start))) else {
+            return;
+        };
+        let free_of_slots = |&(_, &chunk): &(&u64, &Chunk)| self.headers[chunk as usize].slots == 0;
+        let gone = shelf.range(range.clone()).filter(free_of_slots);
+        let gone: Vec<(u64, Chunk)> = gone.map(|(&base, &chunk)| (base, chunk)).collect();
+        if gone.is_empty() {
+            return;
+        }
+        let shelf = self.own_shelf(space, range.start);
+        for (base, _) in &gone {
+            shelf.remove(base);
+        }
+        self.drop_empty_shelf(space, range.start);
+        taken.extend(gone.into_iter().map(|(_, chunk)| Grave(Remains::Chunk(chunk))));
+    }
+
+    /// Lets what was taken away go. If nobody else has it, calls `each` for every entry and frees the chunk; of a shelf that comes later: its
+    /// chunks are returned.
+    pub fn bury(&mut self, grave: Grave, mut each: impl FnMut(State)) -> Vec<Grave> {
+        let chunk = match grave.0 {
+            Remains::Chunk(chunk) => chunk,
+            Remains::Shelf(shelf) => {
+                let chunks = Arc::into_inner(shelf).unwrap_or_default();
+                return chunks.into_values().map(|chunk| Grave(Remains::Chunk(chunk))).collect();
+            }
+        };
         let header = &mut self.headers[chunk as usize];
         if header.owners > 1 {
             header.owners -= 1;
-            return;
+            return Vec::new();
         }
-        self.entries(chunk).iter().map(|entry| entry.decode()).for_each(&mut each);
+        self.states(chunk).for_each(&mut each);
         self.release(chunk);
+        Vec::new()
     }
 
     /// The entries of a chunk.
@@ -347,7 +455,8 @@ impl PageMap {
     }
 
     fn find(&self, space: SpaceId, address: u64) -> Option<Chunk> {
-        self.index.get(&space)?.get(&(address & !(CHUNK_SPAN - 1))).copied()
+        let shelf = self.index.get(&space)?.get(&shelf_of(address))?;
+        shelf.get(&(address & !(CHUNK_SPAN - 1))).copied()
     }
 
     /// A chunk of empty entries with one owner.
@@ -401,6 +510,11 @@ impl PageMap {
     }
 }
 
+/// The first address that is on the same shelf.
+fn shelf_of(address: u64) -> u64 {
+    address & !(SHELF_SPAN - 1)
+}
+
 fn slot_of(address: u64) -> usize {
     ((address / PAGE) % CHUNK_PAGES) as usize
 }
@@ -449,8 +563,9 @@ mod tests {
     }
 
     fn clear(map: &mut PageMap, space: u32, range: Range<u64>) {
-        for chunk in map.take(SpaceId(space), range.clone()) {
-            map.bury(chunk, |state| assert!(!matches!(state, State::Slot(_))));
+        let mut graves = map.take(SpaceId(space), range.clone());
+        while let Some(grave) = graves.pop() {
+            graves.extend(map.bury(grave, |state| assert!(!matches!(state, State::Slot(_)))));
         }
         for (page, _) in map.known(SpaceId(space), range) {
             put(map, space, page, State::Empty, 0);
@@ -462,7 +577,7 @@ mod tests {
     fn apply(map: &mut PageMap, oracle: &mut Oracle, op: Op) {
         match op {
             Op::Set(space, page, state, mark) => {
-                let page = PageAddr::containing(page * PAGE);
+                let page = PageAddr::containing(nth(page));
                 put(map, space, page, state, mark);
                 oracle.insert((space, page), (state, if state == State::Empty { 0 } else { mark }));
             }
@@ -479,11 +594,45 @@ mod tests {
             }
             Op::Fork(..) => {}
             Op::Drop(space, from, count) => {
-                let range = from * PAGE..(from + count) * PAGE;
+                let range = nth(from)..nth(from + count);
                 clear(map, space, range.clone());
                 oracle.retain(|(s, page), _| *s != space || !range.contains(&page.get()));
             }
         }
+    }
+
+    #[test]
+    fn a_fork_an_exit_and_an_unmap_of_whole_shelves_touch_no_chunk() {
+        let mut map = PageMap::new(4096).unwrap();
+        let page =
+            |shelf: u64, chunk: u64| PageAddr::containing(shelf * SHELF_SPAN + chunk * CHUNK_SPAN);
+        for (shelf, chunk) in (0..4).flat_map(|shelf| (0..512).map(move |chunk| (shelf, chunk))) {
+            put(&mut map, 1, page(shelf, chunk), State::Remote(CONTENT), 0);
+        }
+        map.fork(SpaceId(1), SpaceId(2));
+        let graves = map.take(SpaceId(2), 0..u64::MAX);
+        assert_eq!(graves.len(), 4);
+        for grave in graves {
+            assert!(map.bury(grave, |_| panic!("the parent has it")).is_empty());
+        }
+        // A page in the write-back buffer keeps its shelf from being taken as a whole, but not the others.
+        put(&mut map, 1, page(2, 7), State::Slot(3), 0);
+        let graves = map.take(SpaceId(1), 0..u64::MAX);
+        assert_eq!(graves.len(), 3 + 511);
+        assert_eq!(map.known(SpaceId(1), 0..u64::MAX), [(page(2, 7), State::Slot(3))]);
+        let mut released = 0;
+        let mut graves = Vec::from_iter(graves);
+        while let Some(grave) = graves.pop() {
+            graves.extend(map.bury(grave, |state| released += u32::from(state != State::Empty)));
+        }
+        assert_eq!((released, map.chunks_used()), (4 * 512 - 1, 1));
+    }
+
+    const CONTENT: Content = Content { id: ContentId(5), agent: AgentId(1), hash: 9 };
+
+    /// The n-th page of a test: some on each of two shelves.
+    fn nth(n: u64) -> u64 {
+        n * PAGE + SHELF_SPAN - 1000 * PAGE
     }
 
     proptest! {
@@ -502,7 +651,7 @@ mod tests {
             let away = |(state, _): &&(State, Mark)| matches!(state, State::Slot(_) | State::Remote(_));
             let known = oracle.values().filter(away).count() as u64;
             prop_assert!(map.away() <= known && (map.away() == 0) == (known == 0));
-            let range = from * PAGE..(from + n) * PAGE;
+            let range = nth(from)..nth(from + n);
             let expected: Vec<_> = oracle.iter()
                 .filter(|((s, p), (state, _))| *s == 1 && range.contains(&p.get()) && *state != State::Empty)
                 .map(|((_, p), (state, _))| (*p, *state)).collect();

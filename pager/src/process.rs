@@ -47,6 +47,14 @@ const THREAD_TOP: u64 = 2 * PAGE;
 const SCAN_EVERY: Duration = Duration::from_millis(100);
 const SCAN_GROWTH: u64 = 1 << 20;
 const SCAN_CALM: Duration = Duration::from_millis(900);
+/// The latter at least so many times what a look at them takes.
+const SCAN_CALM_TIMES: u32 = 1000;
+/// What cannot be paged is counted only so often, and not while the process is stopped for its attach: many mappings take long.
+const UNPAGEABLE_EVERY: Duration = Duration::from_secs(1);
+const UNPAGEABLE_AFTER: Duration = Duration::from_millis(50);
+/// Of changes that cannot have brought much new memory: a look at the mappings is followed by so many times its own time without one, so that a
+/// program with very many mappings costs no more than one with few.
+const SCAN_PAUSE: u32 = 8;
 /// Attempts to register what is mapped before that changes.
 const REGISTER_TRIES: usize = 3;
 /// It is asked of the kernel at most this often whether anybody still has an address space.
@@ -88,6 +96,11 @@ pub struct Process {
     seen_size: u64,
     seen_resident: u64,
     next_scan: Instant,
+    next_change: Instant,
+    next_calm: Instant,
+    /// Anonymous bytes that cannot be paged, as counted last.
+    unpageable: u64,
+    next_unpageable: Instant,
 }
 
 /// What an attach has set up.
@@ -161,6 +174,10 @@ impl Process {
             seen_size: 0,
             seen_resident: 0,
             next_scan: Instant::now(),
+            next_change: Instant::now(),
+            next_calm: Instant::now(),
+            unpageable: 0,
+            next_unpageable: Instant::now() + UNPAGEABLE_AFTER,
         })
     }
 
@@ -293,16 +310,22 @@ impl Process {
         let size = self.size.pages;
         let changes = self.space.changes.load(Ordering::Relaxed);
         let grown = self.size.resident.abs_diff(self.seen_resident) > SCAN_GROWTH;
-        let due = if grown { self.next_scan } else { self.next_scan + SCAN_CALM };
-        let nothing_new = (size, changes) == (self.seen_size, self.seen_changes);
-        if nothing_new && now < due && !torture::one_in(8) {
+        let due = if grown { self.next_scan } else { self.next_calm };
+        let changed = (size, changes) != (self.seen_size, self.seen_changes);
+        let much = size > self.seen_size + SCAN_GROWTH / PAGE;
+        let needed = much || changed && now >= self.next_change || now >= due;
+        if !needed && !torture::one_in(8) {
             return None;
         }
+        let began = Instant::now();
         let unpageable = self.register_mappings(shared)?;
         (self.seen_size, self.seen_changes) = (size, changes);
         self.seen_resident = self.size.resident;
+        self.next_change = Instant::now() + began.elapsed() * SCAN_PAUSE;
         // Mappings of equal size may have come and gone unseen: look again in any case, but spend little on it.
-        self.next_scan = Instant::now() + (now.elapsed() * 50).max(SCAN_EVERY);
+        let took = began.elapsed();
+        self.next_scan = Instant::now() + (took * 50).max(SCAN_EVERY);
+        self.next_calm = self.next_scan + (took * SCAN_CALM_TIMES).max(SCAN_CALM);
         Some(unpageable)
     }
 
@@ -310,6 +333,7 @@ impl Process {
         let mappings = self.register_spans(shared)?;
         let registered = lock(&shared.tables).registered(self.space.id);
         let mut sweep = RangeSet::default();
+        let counts = Instant::now() >= self.next_unpageable;
         let mut unpageable = 0;
         for (i, mapping) in mappings.iter().enumerate() {
             if !self.is_ours_to_page(mapping) {
@@ -324,7 +348,7 @@ impl Process {
                 if i > 0 && is_thread_stack(&mappings[i - 1], mapping) {
                     sweep.remove(mapping.range.end - THREAD_TOP..mapping.range.end);
                 }
-            } else {
+            } else if counts {
                 unpageable += self.resident_in(mapping);
             }
         }
@@ -332,7 +356,11 @@ impl Process {
             sweep.remove(page.get()..page.get() + PAGE);
         }
         self.sweep = sweep;
-        Some(unpageable)
+        if counts {
+            self.next_unpageable = Instant::now() + UNPAGEABLE_EVERY;
+            self.unpageable = unpageable;
+        }
+        Some(self.unpageable)
     }
 
     /// A guard was seen at the address: the mapping around it stays resident from now on.
@@ -401,7 +429,8 @@ impl Process {
     /// fork came first. So only what is proved counts; the rest is tried again at the next look.
     fn record(&self, shared: &Shared, spans: &[Range<u64>], mappings: &[Mapping]) {
         let within = |mapping: &&Mapping| {
-            spans.iter().any(|s| s.start <= mapping.range.start && mapping.range.end <= s.end)
+            let next = spans.partition_point(|span| span.end < mapping.range.end);
+            spans.get(next).is_some_and(|span| span.start <= mapping.range.start)
         };
         for mapping in mappings.iter().filter(within) {
             if !self.is_ours_to_page(mapping) {
@@ -409,18 +438,26 @@ impl Process {
                 let _ = self.space.faults.unregister(mapping.range.clone());
                 continue;
             }
-            let id = self.space.id;
-            let parts = lock(&shared.tables).unregistered_parts(id, mapping.range.clone());
-            if parts.is_empty() || !self.is_registered(mapping) {
-                continue;
-            }
-            for part in parts {
-                let known = lock(&shared.tables).knows(id, part.clone());
-                let marked = self.page_tables().filter(|_| known).map(|t| t.marked(part.clone()));
-                // What cannot be looked at has ended.
-                let Some(marked) = marked.transpose().ok() else { return };
-                lock(&shared.tables).register(id, part, &marked.unwrap_or_default());
-            }
+            self.record_mapping(shared, mapping);
+        }
+    }
+
+    fn record_mapping(&self, shared: &Shared, mapping: &Mapping) {
+        let id = self.space.id;
+        let range = mapping.range.clone();
+        let tables = lock(&shared.tables);
+        let parts = tables.unregistered_parts(id, range.clone());
+        let known = parts.iter().any(|part| tables.knows(id, part.clone()));
+        drop(tables);
+        if parts.is_empty() || !self.is_registered(mapping) {
+            return;
+        }
+        for part in parts {
+            // With the gate closed nothing comes to be known meanwhile.
+            let marked = self.page_tables().filter(|_| known).map(|t| t.marked(part.clone()));
+            // What cannot be looked at has ended.
+            let Some(marked) = marked.transpose().ok() else { return };
+            lock(&shared.tables).register(id, part, &marked.unwrap_or_default());
         }
     }
 

@@ -412,6 +412,8 @@ fn stats(shared: &Shared) -> Stats {
         budget_bytes: shared.config.budget_bytes,
         unpageable_bytes: gauges.unpageable,
         attach_us: gauges.attach.as_secs_f64() * 1e6,
+        looks: gauges.looks,
+        looks_cpu_us: gauges.looks_cpu.as_secs_f64() * 1e6,
         processes: gauges.processes,
         attached: gauges.attached,
         agents: gauges.agents,

@@ -200,6 +200,10 @@ pub struct Gauges {
     pub full_time: Duration,
     /// Longest stop for an attach.
     pub attach: Duration,
+    /// Looks at the tree's size.
+    pub looks: u64,
+    /// CPU time of those.
+    pub looks_cpu: Duration,
     /// Processes seen.
     pub processes: u64,
     /// Processes attached.

@@ -93,6 +93,12 @@ pub struct Stats {
     pub unpageable_bytes: u64,
     /// Longest stop of a workload thread for an attach, in us (0 if nothing was attached).
     pub attach_us: f64,
+    /// Looks at the tree's size.
+    #[serde(default)]
+    pub looks: u64,
+    /// CPU time of those, in us.
+    #[serde(default)]
+    pub looks_cpu_us: f64,
     /// Processes of the tree seen.
     pub processes: u64,
     /// Processes attached.

@@ -20,13 +20,14 @@ pub use changes::{Doubt, Remap};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
 use gms_policy::eviction::{Ages, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
 use self::roomless::Roomless;
 use self::space::SpaceState;
-use crate::page_map::{CHUNKS_MAX, Chunk, Content, PAGE, PageMap, State};
+use crate::page_map::{CHUNKS_MAX, Content, Grave, PAGE, PageMap, State};
 use crate::range_set::RangeSet;
 
 /// A page of a space.
@@ -111,7 +112,7 @@ pub struct Tables {
     map: PageMap,
     spaces: BTreeMap<SpaceId, SpaceState>,
     /// Chunks of which nobody needs to know any more, but their contents are to be released.
-    graveyard: Vec<Chunk>,
+    graveyard: Vec<Grave>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Slots which are leaving: few.
@@ -203,14 +204,14 @@ impl Tables {
     pub fn register(&mut self, space: SpaceId, range: Range<u64>, marked: &RangeSet) {
         self.forget_unmarked(space, range.clone(), marked);
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.registered.insert(range);
+            state.register(range);
         }
     }
 
     /// The range is not registered, or it is not known whether it is.
     pub fn unregister(&mut self, space: SpaceId, range: Range<u64>) {
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.registered.remove(range);
+            state.unregister(range);
         }
     }
 
@@ -220,7 +221,7 @@ impl Tables {
     }
 
     /// The registered ranges of a space.
-    pub fn registered(&self, space: SpaceId) -> RangeSet {
+    pub fn registered(&self, space: SpaceId) -> Arc<RangeSet> {
         self.spaces.get(&space).map(|s| s.registered.clone()).unwrap_or_default()
     }
 
@@ -470,8 +471,8 @@ impl Tables {
     /// Nothing is known of the range any more. Whole chunks only wait for [`Tables::bury`].
     fn forget(&mut self, space: SpaceId, range: Range<u64>) {
         self.reprieve(space, &range);
-        let chunks = self.map.take(space, range.clone());
-        self.graveyard.extend(chunks);
+        let graves = self.map.take(space, range.clone());
+        self.graveyard.extend(graves);
         for (page, state) in self.map.known(space, range) {
             self.forget_page((space, page), state);
         }
@@ -510,12 +511,13 @@ impl Tables {
     /// end of a large process or mapping must not keep the tables from others.
     pub fn bury(&mut self, chunks: usize) -> bool {
         for _ in 0..chunks {
-            let Some(chunk) = self.graveyard.pop() else { return false };
+            let Some(grave) = self.graveyard.pop() else { return false };
             let mut released = Vec::new();
-            self.map.bury(chunk, |state| match state {
+            let chunks = self.map.bury(grave, |state| match state {
                 State::Remote(content) | State::Kept(content) => released.push(content),
                 State::Slot(_) | State::Empty => {}
             });
+            self.graveyard.extend(chunks);
             released.into_iter().for_each(|content| self.release(content));
         }
         !self.graveyard.is_empty()

@@ -1,8 +1,16 @@
 //! The processes of a workload: everything below the root, without our own evictors. Ids are names which may mean somebody else a moment later:
 //! a process belongs here because its parent does, which is checked while its id cannot be given to another.
+//!
+//! New members are found by the ids that the system has given since the last look: what that takes is in proportion to the births on the machine,
+//! not to the processes and threads of the workload. Where ids do not tell (they have begun anew, or very many were given) all lists of children
+//! are read, and every [`WALK_EVERY`] in any case.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::evictor::{has_ended, kill, pidfd_open};
 use crate::proc;
@@ -19,14 +27,34 @@ pub enum Root {
 /// Processes known to be alive, or not yet seen to have ended.
 pub struct Tree {
     root: Root,
-    members: BTreeMap<i32, OwnedFd>,
+    members: BTreeMap<i32, Member>,
     seen: u64,
     /// How often in a row nobody was found.
     empty: u32,
     births: proc::Births,
     /// The id given last when members were looked for, and how often it has been that.
     last_pid: (Option<i32>, u32),
+    /// Ids up to this one have been looked at.
+    known_pid: Option<i32>,
+    /// Ids that had been given and were nobody's yet, and how often they have been looked at.
+    unborn: Vec<(i32, u32)>,
+    next_walk: Instant,
 }
+
+struct Member {
+    process: OwnedFd,
+    /// Kept open, as it is read at every look.
+    size: Option<proc::Measure>,
+    /// What it said last.
+    resident: Cell<u64>,
+}
+
+/// More ids given since the last look are not looked at one by one.
+const IDS_MAX: i32 = 512;
+/// Ids which may have been given just before all lists of children were read, to somebody who was not in them yet.
+const IDS_BEFORE_WALK: i32 = 32;
+/// All lists of children are read this often if anybody was born: an id may have been chosen (clone3's set_tid).
+const WALK_EVERY: Duration = Duration::from_secs(5);
 
 /// Looks after the last birth in the system: a process has its id some moments before it is among its parent's children.
 const LOOKS_AFTER_BIRTH: u32 = 3;
@@ -42,6 +70,9 @@ impl Tree {
             empty: 0,
             births: proc::Births::watch(),
             last_pid: (None, 0),
+            known_pid: None,
+            unborn: Vec::new(),
+            next_walk: Instant::now(),
         };
         tree.add(first, |_| true);
         tree
@@ -54,7 +85,8 @@ impl Tree {
         let added = belongs(self) && !has_ended(process.as_fd());
         if added {
             self.seen += 1;
-            self.members.insert(pid, process);
+            let size = proc::Measure::open(pid).ok();
+            self.members.insert(pid, Member { process, size, resident: Cell::new(0) });
         }
         added
     }
@@ -66,7 +98,8 @@ impl Tree {
         };
         let adopted =
             matches!(self.root, Root::OwnChildren(_)) && parent == std::process::id() as i32;
-        adopted || self.members.get(&parent).is_some_and(|process| !has_ended(process.as_fd()))
+        adopted
+            || self.members.get(&parent).is_some_and(|member| !has_ended(member.process.as_fd()))
     }
 
     /// Finds new members and drops those that have ended, unless nobody was born and not `all` is asked for: then it returns false.
@@ -75,10 +108,77 @@ impl Tree {
         if !grown && !all {
             return false;
         }
-        self.members.retain(|_, process| !has_ended(process.as_fd()));
+        self.drop_ended();
         if !self.members.is_empty() && !grown {
             return true;
         }
+        match self.new_ids().filter(|_| !self.members.is_empty()) {
+            Some(ids) => self.add_born(ids, evictors),
+            None => self.walk(evictors),
+        }
+        self.empty = if self.members.is_empty() { self.empty + 1 } else { 0 };
+        true
+    }
+
+    /// All are asked in one call.
+    fn drop_ended(&mut self) {
+        let mut fds: Vec<PollFd<'_>> = self
+            .members
+            .values()
+            .map(|member| PollFd::new(member.process.as_fd(), PollFlags::POLLIN))
+            .collect();
+        // Fails only for want of memory: then all count as alive until the next look.
+        let ended = poll(&mut fds, PollTimeout::ZERO).unwrap_or(0);
+        if ended > 0 {
+            let ended: HashSet<i32> = self
+                .members
+                .keys()
+                .zip(&fds)
+                .filter(|(_, fd)| fd.any().unwrap_or(false))
+                .map(|(&pid, _)| pid)
+                .collect();
+            self.members.retain(|pid, _| !ended.contains(pid));
+        }
+    }
+
+    /// Ids given since the last look, the lowest first; `None` if they do not tell who was born.
+    fn new_ids(&mut self) -> Option<Vec<i32>> {
+        let last = self.last_pid.0?;
+        let known = self.known_pid.replace(last)?;
+        if !(0..=IDS_MAX).contains(&(last - known)) || Instant::now() >= self.next_walk {
+            return None;
+        }
+        let unborn = self.unborn.iter().map(|&(pid, _)| pid);
+        Some(unborn.chain(known + 1..=last).collect())
+    }
+
+    /// Adds those who have one of these ids and belong here.
+    fn add_born(&mut self, ids: Vec<i32>, evictors: &[i32]) {
+        let before = std::mem::take(&mut self.unborn);
+        for pid in ids {
+            if self.members.contains_key(&pid) || evictors.contains(&pid) {
+                continue;
+            }
+            match proc::status_field(pid, "Tgid:") {
+                Some(leader) if leader != i64::from(pid) => {}
+                Some(_) => drop(self.add(pid, |tree| tree.is_child(pid))),
+                // It has its id before it can be found by it. Most have ended already.
+                None => {
+                    let looks = before.iter().find(|(id, _)| *id == pid).map_or(0, |(_, n)| *n);
+                    if looks < LOOKS_AFTER_BIRTH {
+                        self.unborn.push((pid, looks + 1));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the lists of children of all members.
+    fn walk(&mut self, evictors: &[i32]) {
+        self.next_walk = Instant::now() + WALK_EVERY;
+        self.known_pid = self.last_pid.0;
+        let recent = self.last_pid.0.map(|last| last - IDS_BEFORE_WALK + 1..=last);
+        self.unborn = recent.into_iter().flatten().map(|pid| (pid, 0)).collect();
         let start = match self.root {
             Root::OwnChildren(_) => proc::children(std::process::id() as i32),
             Root::Process(pid) => vec![pid],
@@ -94,8 +194,6 @@ impl Tree {
             }
             queue.extend(proc::children(pid));
         }
-        self.empty = if self.members.is_empty() { self.empty + 1 } else { 0 };
-        true
     }
 
     fn may_have_grown(&mut self) -> bool {
@@ -112,7 +210,23 @@ impl Tree {
 
     /// A descriptor of a member that has not ended when last looked at: its id may be another's now.
     pub fn process(&self, pid: i32) -> Option<BorrowedFd<'_>> {
-        self.members.get(&pid).map(AsFd::as_fd)
+        self.members.get(&pid).map(|member| member.process.as_fd())
+    }
+
+    /// Measures the resident anonymous memory of a member, in bytes.
+    pub fn measure(&self, pid: i32) -> u64 {
+        let Some(member) = self.members.get(&pid) else { return 0 };
+        let taken = match &member.size {
+            Some(size) => size.take().map(|size| size.resident),
+            None => proc::resident_anonymous(pid),
+        };
+        member.resident.set(taken.unwrap_or(0));
+        member.resident.get()
+    }
+
+    /// What [`Tree::measure`] found last.
+    pub fn resident(&self, pid: i32) -> u64 {
+        self.members.get(&pid).map_or(0, |member| member.resident.get())
     }
 
     /// Whether the process is a member.
@@ -132,6 +246,6 @@ impl Tree {
 
     /// Kills every member that is known now.
     pub fn kill(&self) {
-        self.members.values().for_each(kill);
+        self.members.values().for_each(|member| kill(&member.process));
     }
 }

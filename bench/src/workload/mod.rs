@@ -6,6 +6,7 @@ pub mod dirty;
 pub mod fault;
 mod pen;
 pub mod scan;
+pub mod shape;
 pub mod sort;
 mod touch;
 mod walk;
@@ -39,6 +40,8 @@ pub enum Orders {
     Dirty(dirty::Orders),
     /// Touch random absent pages while another thread dirties fresh memory.
     Duel(dirty::DuelOrders),
+    /// Have many threads, mappings, processes or pages.
+    Shape(shape::Orders),
 }
 
 impl Orders {
@@ -60,6 +63,7 @@ pub fn run(orders: &str, found: &Path) -> Result<(), BenchError> {
         Orders::Bfs(orders) => write(&bfs::run(&orders)?, found),
         Orders::Dirty(orders) => write(&dirty::run(&orders)?, found),
         Orders::Duel(orders) => write(&dirty::duel(&orders)?, found),
+        Orders::Shape(orders) => write(&shape::run(&orders)?, found),
     }
 }
 

@@ -215,7 +215,7 @@ impl<T: Transport> EvictThread<T> {
         for pid in self.tree.pids() {
             let resident = match self.processes.get_mut(&pid) {
                 Some(process) => process.measure().resident,
-                None => proc::resident_anonymous(pid).unwrap_or(0),
+                None => self.tree.measure(pid),
             };
             sum += resident;
             largest = largest.max(resident);
@@ -243,7 +243,7 @@ impl<T: Transport> EvictThread<T> {
             .pids()
             .filter(|pid| !self.processes.contains_key(pid))
             .filter(|pid| !self.refused.get(pid).is_some_and(|refusal| refusal.stands(now, *pid)))
-            .filter_map(|pid| Some((proc::resident_anonymous(pid)?, pid)))
+            .map(|pid| (self.tree.resident(pid), pid))
             .filter(|(resident, _)| *resident >= ATTACH_MIN || torture::is_on())
             .max();
         let Some((_, pid)) = candidate else { return };

@@ -154,7 +154,7 @@ impl Tables {
             None => self.forget(space, range.clone()),
         }
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.registered.remove(range.clone());
+            state.unregister(range.clone());
             state.release(range);
         }
     }
@@ -203,10 +203,10 @@ impl Tables {
             self.shift(space, &remap.part(part), space);
         }
         if let Some(state) = self.spaces.get_mut(&space) {
-            state.registered.remove(remap.source());
-            state.registered.remove(remap.target());
+            state.unregister(remap.source());
+            state.unregister(remap.target());
             if marked.is_none() {
-                state.registered.insert(remap.target());
+                state.register(remap.target());
             }
             // A removal that another thread has begun acts on the old addresses, where nothing is any more.
             state.release(remap.source());

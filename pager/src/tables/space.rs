@@ -9,6 +9,7 @@
 //! the removal was told, which allows zeros from then on.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use gms_policy::ids::PageAddr;
 
@@ -18,7 +19,8 @@ use crate::range_set::RangeSet;
 /// See the module's documentation.
 #[derive(Default)]
 pub(super) struct SpaceState {
-    pub(super) registered: RangeSet,
+    /// Shared with the parent until one of the two changes, and with who looks at it.
+    pub(super) registered: Arc<RangeSet>,
     quarantine: RangeSet,
     /// What was in quarantine when the search for threads in madvise began.
     aging: RangeSet,
@@ -35,8 +37,21 @@ pub(super) struct SpaceState {
 
 impl SpaceState {
     /// A space with these ranges, nothing of which is being removed.
-    pub(super) fn new(registered: RangeSet) -> SpaceState {
+    pub(super) fn new(registered: Arc<RangeSet>) -> SpaceState {
         SpaceState { registered, ..SpaceState::default() }
+    }
+
+    /// The range is registered.
+    pub(super) fn register(&mut self, range: Range<u64>) {
+        Arc::make_mut(&mut self.registered).insert(range);
+    }
+
+    /// The range is not registered.
+    pub(super) fn unregister(&mut self, range: Range<u64>) {
+        match range {
+            Range { start: 0, end: u64::MAX } => self.registered = Arc::default(),
+            part => Arc::make_mut(&mut self.registered).remove(part),
+        }
     }
 
     /// Whether it is in question what a change of the range concerns.
