@@ -5,11 +5,12 @@
 
 mod bulk;
 mod detach;
+mod halt;
 mod look;
 mod reconcile;
 mod room;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,6 +27,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
 use self::detach::Homecoming;
+use self::halt::Halt;
 use self::look::{Refusal, Sharing};
 use self::room::Fullness;
 use crate::commands::say;
@@ -96,6 +98,9 @@ pub struct EvictThread<T> {
     spaces: HashMap<SpaceId, Arc<Space>>,
     orphans: Vec<Arc<Space>>,
     refused: HashMap<i32, Refusal>,
+    halt: Halt,
+    /// Processes that have pages in their outboxes, the latest last.
+    outboxes: VecDeque<i32>,
     budget: Budget,
     writes: HashMap<ExchangeId, Write>,
     home: Homecoming,
@@ -157,6 +162,8 @@ impl<T: Transport> EvictThread<T> {
             spaces: HashMap::new(),
             orphans: Vec::new(),
             refused: HashMap::new(),
+            halt: Halt::default(),
+            outboxes: VecDeque::new(),
             budget,
             writes: HashMap::new(),
             home: Homecoming::new(now),
@@ -201,6 +208,9 @@ impl<T: Transport> EvictThread<T> {
             } else if self.goal == 0 && self.shared.is_high() {
                 let resident = self.shared.resident.load(Ordering::Relaxed).max(0) as u64;
                 self.goal = self.budget.decide(Bytes(resident)).evict.0;
+            }
+            if self.halt.is_on() {
+                busy |= self.hold_back(now);
             }
             torture::raise_goal(&mut self.goal);
             if self.shared.has_failed() {
@@ -278,7 +288,7 @@ impl<T: Transport> EvictThread<T> {
 
     fn be_nice(&mut self, now: Instant) {
         let ahead = self.goal > 0 && self.shared.has_room(1) && !self.is_detaching();
-        let nice = match ahead && now < self.next_look {
+        let nice = match ahead && now < self.next_look && !self.halt.is_on() {
             true => NICE_AHEAD,
             false => NICE,
         };
@@ -344,6 +354,7 @@ impl<T: Transport> EvictThread<T> {
     /// Moves up to [`BATCH`] pages of a process out; returns how many, or `None` if it got nowhere.
     fn evict_batch(&mut self, pid: i32, now: Instant) -> Option<u64> {
         let random = self.next_random();
+        self.clear_old_outbox(pid);
         let process = self.processes.get_mut(&pid)?;
         if process.victims.is_empty() {
             choose_victims(&self.shared, process, random);

@@ -121,18 +121,32 @@ impl Frozen {
     /// Stops what runs. A thread may have started another before it stopped: looks again until none is new.
     pub fn new(pid: i32) -> Result<Frozen> {
         may_be_traced(pid)?;
-        let mut frozen = Frozen { pid, threads: Vec::new(), since: Instant::now() };
+        let mut frozen = Frozen::none(pid);
+        frozen.stop_running();
+        Ok(frozen)
+    }
+
+    fn none(pid: i32) -> Frozen {
+        Frozen { pid, threads: Vec::new(), since: Instant::now() }
+    }
+
+    /// The same for a process that may not run, and none at all if it does not: many are stopped in little time.
+    pub fn if_running(pid: i32) -> Option<Frozen> {
+        let runs = |tid: &i32| proc::state(*tid) == Some('R');
+        proc::threads(pid).iter().any(runs).then(|| Frozen::new(pid).ok())?
+    }
+
+    fn stop_running(&mut self) {
         for _ in 0..FREEZE_ROUNDS {
-            let mut running = proc::threads(pid);
-            running.retain(|&tid| proc::state(tid) == Some('R') && !frozen.holds(tid));
+            let mut running = proc::threads(self.pid);
+            running.retain(|&tid| proc::state(tid) == Some('R') && !self.holds(tid));
             if running.is_empty() {
                 break;
             }
-            let room = FROZEN_MAX.saturating_sub(frozen.threads.len());
+            let room = FROZEN_MAX.saturating_sub(self.threads.len());
             let seized = running.into_iter().take(room).filter_map(|tid| Stopped::seize(tid).ok());
-            frozen.threads.extend(seized);
+            self.threads.extend(seized);
         }
-        Ok(frozen)
     }
 
     fn holds(&self, tid: i32) -> bool {

@@ -375,6 +375,12 @@ impl Process {
         mapping.is_anonymous() && !self.is_ours(mapping)
     }
 
+    /// Makes the next [`Process::register_new`] look in any case.
+    pub fn look_again(&mut self) {
+        self.next_scan = Instant::now();
+        self.next_calm = self.next_scan;
+    }
+
     fn is_ours(&self, mapping: &Mapping) -> bool {
         let blob = self.evictor.base();
         let overlaps = |start: u64, length: u64| {
@@ -586,6 +592,18 @@ impl Process {
             Call::new(libc::SYS_madvise, &[self.outbox, OUTBOX_LEN, advice]),
             ioctl(UFFDIO_REGISTER),
         ]
+    }
+
+    /// Gives the pages in the outbox back: all of them have been read.
+    pub fn clear_outbox(&mut self) -> nix::Result<()> {
+        if std::mem::take(&mut self.outbox_used) == 0 {
+            return Ok(());
+        }
+        let mut calls = self.clear_calls(self.evictor.aux_address(CLEAR_CALLS));
+        let words = [self.outbox, OUTBOX_LEN, MODE_MISSING, 0];
+        let mut aux: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.evictor.run(&mut calls, &mut aux, &[])?;
+        calls.iter().try_for_each(|call| call.outcome().map(drop))
     }
 
     /// Copies moved pages from the outbox: `into[i]` is the frame for the page at place `places[i]`.

@@ -379,10 +379,10 @@ fn warn_of(missing: &[Missing], agents: usize, quiet: bool) {
 
 fn stats(shared: &Shared) -> Stats {
     let gauges = lock(&shared.gauges).clone();
-    let (counters, remote, peak, away) = {
+    let (counters, remote, peak, away, map_bytes) = {
         let tables = lock(&shared.tables);
-        let away = tables.away_pages();
-        (tables.counters, tables.remote_pages(), tables.remote_pages_peak, away)
+        let (away, peak) = (tables.away_pages(), tables.remote_pages_peak);
+        (tables.counters, tables.remote_pages(), peak, away, tables.map_bytes())
     };
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     Stats {
@@ -406,6 +406,7 @@ fn stats(shared: &Shared) -> Stats {
         remote_bytes: remote * PAGE,
         remote_peak_bytes: peak * PAGE,
         away_bytes: away * PAGE,
+        map_bytes,
         agents_full: gauges.full,
         agents_full_s: gauges.full_time.as_secs_f64(),
         detaching: shared.detaching.load(Ordering::Relaxed),

@@ -78,6 +78,9 @@ pub struct Stats {
     /// Memory that is not in the workload now: only at agents, or on its way there, in bytes.
     #[serde(default)]
     pub away_bytes: u64,
+    /// Memory of the page map, which is gms's own and not a part of the budget, in bytes.
+    #[serde(default)]
+    pub map_bytes: u64,
     /// No agent takes pages now, though some must go.
     #[serde(default)]
     pub agents_full: bool,

@@ -1,14 +1,15 @@
 //! Watermarks for the resident budget: when to page a workload, to evict, and to look again.
 //!
 //! ```text
-//!  0 ........ page ......... low ..... budget ..... high ........ ceiling ........ limit
-//!             headroom       budget                 budget        high             budget + overshoot
+//!  0 ........ page ......... low ..... budget ..... high ........ ceiling ... strays ... limit
+//!             headroom       budget                 budget        high        3/8        budget + overshoot
 //!             < R            - slack/2              + slack/2     + slack
 //! ```
 //! R = max(budget/8, 16 MiB), at most budget/2; slack = budget/32 within 1..64 MiB. Below `page` a workload
 //! is not touched at all. Above `high` pages are evicted down to `low`, so that the budget is what is resident on
 //! average, and a program which needs just as much is not evicted at all. Faults may fill memory up to `ceiling`,
-//! so that a burst as large as the slack need not wait.
+//! so that a burst as large as the slack need not wait. Above `strays` not all can have come by faults: the tree is stopped until its new
+//! mappings and processes are registered.
 
 use crate::ids::{Bytes, PageCount};
 use crate::limits::{
@@ -67,6 +68,15 @@ impl Budget {
         Bytes(self.budget.saturating_add(self.slack + self.slack / 2))
     }
 
+    /// Above this memory grows that does not come by faults: its owners should be stopped until it is registered.
+    pub fn strays(&self) -> Bytes {
+        Bytes(self.ceiling().0.saturating_add(self.beyond_ceiling() / 8 * 3))
+    }
+
+    fn beyond_ceiling(&self) -> u64 {
+        self.limit().saturating_sub(self.ceiling()).0
+    }
+
     /// The most that may ever be resident: a tenth more than the budget, or 32 MiB if that is more.
     pub fn limit(&self) -> Bytes {
         Bytes(self.budget.saturating_add((self.budget / 10).max(OVERSHOOT_MIN)))
@@ -122,6 +132,7 @@ mod tests {
         assert_eq!((budget.low(), budget.high()), (Bytes(63 * MIB), Bytes(65 * MIB)));
         assert_eq!(budget.ceiling(), Bytes(67 * MIB));
         assert_eq!(budget.limit(), Bytes(96 * MIB));
+        assert_eq!(budget.strays().0 / MIB, 77);
         assert!(!budget.decide(Bytes(48 * MIB)).page);
         assert!(budget.decide(Bytes(49 * MIB)).page);
         assert_eq!(budget.decide(Bytes(65 * MIB)).evict, Bytes(0));
@@ -155,7 +166,8 @@ mod tests {
             let budget = Budget::new(Bytes(budget));
             prop_assert!(Bytes(0) < budget.low() && budget.low() < budget.high());
             prop_assert!(budget.low() < budget.bytes() && budget.bytes() <= budget.high());
-            prop_assert!(budget.high() <= budget.ceiling() && budget.ceiling() <= budget.limit());
+            prop_assert!(budget.high() <= budget.ceiling() && budget.ceiling() <= budget.strays());
+            prop_assert!(budget.strays() <= budget.limit());
             let decision = budget.decide(Bytes(resident));
             prop_assert!(decision.evict == Bytes(0) || decision.page);
             prop_assert!(decision.evict.0 <= resident);

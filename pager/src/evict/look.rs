@@ -102,6 +102,8 @@ impl<T: Transport> EvictThread<T> {
             self.gauges.resident_peak = before.max(resident);
         }
         let decision = self.budget.decide(Bytes(resident));
+        // At once: what else a look does takes time in which the tree would grow.
+        self.hold_back(now);
         if !self.is_detaching() {
             self.act(now, decision);
         }
@@ -134,7 +136,9 @@ impl<T: Transport> EvictThread<T> {
     }
 
     fn act(&mut self, now: Instant, decision: Decision) {
-        if decision.page || torture::is_on() {
+        if self.halt.is_on() {
+            // One step after the other: see `hold_back`.
+        } else if decision.page || torture::is_on() {
             self.attach_largest(now);
             for process in self.processes.values_mut() {
                 if let Some(unpageable) = process.register_new(&self.shared, now) {
@@ -238,41 +242,48 @@ impl<T: Transport> EvictThread<T> {
     }
 
     fn attach_largest(&mut self, now: Instant) {
-        let candidate = self
-            .tree
-            .pids()
-            .filter(|pid| !self.processes.contains_key(pid))
-            .filter(|pid| !self.refused.get(pid).is_some_and(|refusal| refusal.stands(now, *pid)))
-            .map(|pid| (self.tree.resident(pid), pid))
-            .filter(|(resident, _)| *resident >= ATTACH_MIN || torture::is_on())
-            .max();
-        let Some((_, pid)) = candidate else { return };
-        // If it was forked from a space of ours, that event has been read: wait until it has been handled too. The first of a chain of forks was
-        // told of before the next was read.
-        self.obey(now);
-        self.spaces.values().for_each(|space| drop(lock(&space.gate)));
-        self.obey(now);
-        if self.processes.values().any(|process| process.shares_memory_with(pid)) {
-            // A vfork child, until it executes something else.
-            self.refused.insert(pid, Refusal::of_vfork_child(pid));
+        let candidates = self.tree.pids().filter(|&pid| self.is_candidate(now, pid));
+        let Some((_, pid)) = candidates.map(|pid| (self.tree.resident(pid), pid)).max() else {
             return;
-        }
-        if let Err(error) = self.attach(pid) {
+        };
+        if !self.is_vfork_child(now, pid)
+            && let Err(error) = self.attach(pid)
+        {
             self.not_attached(pid, error);
         }
     }
 
+    /// Whether the process is to be attached.
+    pub(super) fn is_candidate(&self, now: Instant, pid: i32) -> bool {
+        !self.processes.contains_key(&pid)
+            && (self.tree.resident(pid) >= ATTACH_MIN || torture::is_on())
+            && !self.refused.get(&pid).is_some_and(|refusal| refusal.stands(now, pid))
+    }
+
+    /// A vfork child is not attached until it executes something else.
+    pub(super) fn refuse_vfork_child(&mut self, pid: i32) {
+        self.refused.insert(pid, Refusal::of_vfork_child(pid));
+    }
+
     /// Starts to page a process. It does not run until all of its memory is registered: from then on its faults wait for room.
-    fn attach(&mut self, pid: i32) -> Result<(), InjectError> {
+    pub(super) fn attach(&mut self, pid: i32) -> Result<(), InjectError> {
         torture::at(Point::BeforeAttach);
+        self.attach_frozen(pid, &mut Frozen::new(pid)?)
+    }
+
+    /// The same, with the threads that ran stopped already.
+    pub(super) fn attach_frozen(
+        &mut self,
+        pid: i32,
+        frozen: &mut Frozen,
+    ) -> Result<(), InjectError> {
         let member = self.tree.process(pid).ok_or(InjectError::Gone)?;
         let member = member.try_clone_to_owned().map_err(|_| InjectError::Gone)?;
-        let mut frozen = Frozen::new(pid)?;
         if has_ended(member.as_fd()) {
             // Whoever has been stopped has got its id since.
             return Err(InjectError::Gone);
         }
-        let process = Process::attach(&self.shared, pid, member, &mut frozen, &mut self.orphans)?;
+        let process = Process::attach(&self.shared, pid, member, frozen, &mut self.orphans)?;
         let space = process.space.clone();
         if self.spaces.insert(space.id, space.clone()).is_none() {
             lock(&self.shared.tables).add_space(space.id);
@@ -293,7 +304,7 @@ impl<T: Transport> EvictThread<T> {
         Ok(())
     }
 
-    fn not_attached(&mut self, pid: i32, error: InjectError) {
+    pub(super) fn not_attached(&mut self, pid: i32, error: InjectError) {
         let image = proc::image(pid);
         let before = self.refused.get(&pid).copied().filter(|refusal| refusal.image == image);
         let told = before.is_some_and(|refusal| refusal.told);

@@ -1,0 +1,171 @@
+//! The halt: holds a tree back that grows by other ways than faults.
+//!
+//! What is registered cannot outgrow the budget, because its faults wait for room. New mappings and new processes are found by looking, and fill memory
+//! until then. If so much is resident that not all of it can have come by faults (`Budget::strays`), the threads of the tree that run are stopped
+//! (`halt`). Then one process after the other is attached, or its new mappings registered (`attend`), while pages are evicted; when there is room the
+//! tree goes on, and what it touches next faults.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+
+use gms_transport::Transport;
+
+use super::EvictThread;
+use crate::inject::Frozen;
+use crate::shared::lock;
+
+/// Longest that a tree is stopped for evictions when nothing is left to be registered.
+const HALT_MAX: Duration = Duration::from_millis(500);
+/// Pause after the tree was stopped, doubled each time that it was in vain.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(64);
+/// Processes that have pages in their outboxes, 512 KiB each at most.
+const OUTBOXES_MAX: usize = 8;
+/// While the tree is stopped.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Processes whose running threads are stopped, and what is still to be done.
+#[derive(Default)]
+pub(super) struct Halt {
+    frozen: BTreeMap<i32, Frozen>,
+    /// Those that are to be attached or looked at, the next last.
+    queue: Vec<i32>,
+    /// Since when nothing is left to be done but to evict; `None` if the tree runs.
+    since: Option<Instant>,
+    /// Whether anything came of it.
+    found: bool,
+    /// Not again before, and how long that is next time.
+    next: Option<Instant>,
+    pause: Duration,
+}
+
+impl Halt {
+    pub(super) fn is_on(&self) -> bool {
+        self.since.is_some()
+    }
+}
+
+impl<T: Transport> EvictThread<T> {
+    /// Stops the tree if it holds more than can have come by faults, and sees it through that. True if anything was done.
+    pub(super) fn hold_back(&mut self, now: Instant) -> bool {
+        if self.is_detaching() || self.shared.has_failed() {
+            self.halt = Halt::default();
+            return false;
+        }
+        let load = |figure: &AtomicI64| figure.load(Ordering::Relaxed).max(0) as u64;
+        // Where nothing can be evicted, faults may go beyond.
+        let (resident, raised) = (load(&self.shared.resident), load(&self.shared.ceiling));
+        let beyond = raised.saturating_sub(self.budget.ceiling().0);
+        if !self.halt.is_on() {
+            let due = self.halt.next.is_none_or(|next| now >= next);
+            if !due || resident <= self.budget.strays().0 + beyond {
+                return false;
+            }
+            self.halt(now);
+        }
+        self.next_look = self.next_look.min(now + LOOK);
+        let next = self.halt.queue.pop();
+        match next {
+            Some(pid) => self.attend(now, pid),
+            None => self.release(now, resident <= self.budget.high().0 + beyond),
+        }
+        next.is_some()
+    }
+
+    /// Stops what runs. Processes that are born meanwhile are met by the next look, and stopped too.
+    fn halt(&mut self, now: Instant) {
+        self.halt.since = Some(now);
+        self.halt.found = false;
+        self.stop_members();
+    }
+
+    fn stop_members(&mut self) {
+        // Those first that are not paged: nothing else holds them back.
+        let (paged, others): (Vec<i32>, Vec<i32>) =
+            self.tree.pids().partition(|pid| self.processes.contains_key(pid));
+        for pid in others.into_iter().chain(paged) {
+            if let Some(frozen) = Frozen::if_running(pid) {
+                self.halt.frozen.insert(pid, frozen);
+            }
+        }
+        let mut sizes: Vec<(u64, i32)> =
+            self.tree.pids().map(|pid| (self.tree.measure(pid), pid)).collect();
+        sizes.sort_unstable();
+        self.halt.queue = sizes.into_iter().map(|(_, pid)| pid).collect();
+    }
+
+    /// Attaches a process, or registers what it has mapped since it was looked at.
+    fn attend(&mut self, now: Instant, pid: i32) {
+        self.halt.since = Some(Instant::now());
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.measure();
+            process.look_again();
+            if let Some(unpageable) = process.register_new(&self.shared, now) {
+                self.unpageable.insert(pid, unpageable);
+            }
+            self.halt.found = true;
+            return;
+        }
+        if !self.is_candidate(now, pid) || self.is_vfork_child(now, pid) {
+            return;
+        }
+        let frozen = self.halt.frozen.remove(&pid);
+        let attached = match frozen {
+            Some(mut frozen) => {
+                let attached = self.attach_frozen(pid, &mut frozen);
+                // It goes on with the others.
+                self.halt.frozen.insert(pid, frozen);
+                attached
+            }
+            None => self.attach(pid),
+        };
+        match attached {
+            Ok(()) => self.halt.found = true,
+            Err(error) => self.not_attached(pid, error),
+        }
+    }
+
+    /// All that can be registered is: the tree goes on when there is room, or nothing more can be done for it.
+    fn release(&mut self, now: Instant, has_room: bool) {
+        let since = self.halt.since.unwrap_or(now);
+        let stuck = self.stuck_at.is_some_and(|at| now > at) || self.full.spell(now).is_some();
+        if !has_room && !stuck && now.duration_since(since) < HALT_MAX {
+            return;
+        }
+        let pause = if self.halt.found { PAUSE_MIN } else { (self.halt.pause * 2).min(PAUSE_MAX) };
+        let pause = pause.max(PAUSE_MIN);
+        self.halt = Halt { next: Some(now + pause), pause, ..Halt::default() };
+    }
+
+    /// Few processes have pages in their outboxes, which count as theirs: those of hundreds would be more than a budget.
+    pub(super) fn clear_old_outbox(&mut self, pid: i32) {
+        if self.outboxes.back() == Some(&pid) {
+            return;
+        }
+        self.outboxes.retain(|&other| other != pid);
+        self.outboxes.push_back(pid);
+        if self.outboxes.len() <= OUTBOXES_MAX {
+            return;
+        }
+        let oldest = self.outboxes.pop_front().and_then(|pid| self.processes.get_mut(&pid));
+        let Some(process) = oldest else { return };
+        if process.clear_outbox().is_err() && !process.ends() {
+            self.shared.fail(format!("the evictor of process {} does not answer", process.pid));
+        }
+    }
+
+    /// Whether the process has the memory of one that is paged, until it executes something else.
+    pub(super) fn is_vfork_child(&mut self, now: Instant, pid: i32) -> bool {
+        // If it was forked from a space of ours, that event has been read: wait until it has been handled too. The first of a chain of forks was
+        // told of before the next was read.
+        self.obey(now);
+        self.spaces.values().for_each(|space| drop(lock(&space.gate)));
+        self.obey(now);
+        let shares = self.processes.values().any(|process| process.shares_memory_with(pid));
+        if shares {
+            self.refuse_vfork_child(pid);
+        }
+        shares
+    }
+}
