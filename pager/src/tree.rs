@@ -7,10 +7,11 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit};
 
 use crate::evictor::{has_ended, kill, pidfd_open};
 use crate::proc;
@@ -85,7 +86,10 @@ impl Tree {
         let added = belongs(self) && !has_ended(process.as_fd());
         if added {
             self.seen += 1;
-            let size = proc::Measure::open(pid).ok();
+            // Half of the descriptors are left to what cannot do without.
+            let spare = getrlimit(Resource::RLIMIT_NOFILE)
+                .is_ok_and(|(most, _)| (process.as_raw_fd() as u64) < most / 2);
+            let size = spare.then(|| proc::Measure::open(pid).ok()).flatten();
             self.members.insert(pid, Member { process, size, resident: Cell::new(0) });
         }
         added
