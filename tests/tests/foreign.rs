@@ -1,13 +1,18 @@
 //! Who is not of the workload is left alone, whatever the workload does with process ids.
 
+use std::time::Duration;
+
 use gms_tests::*;
+
+/// The bystander takes a CPU all the time.
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// Everything runs in a PID namespace of its own: what gms might take for its workload there is nobody else's.
 fn in_a_namespace(stage: &Stage, script: &str) -> Outcome {
     let verify = c_program("verify");
     let script = format!(
         "set -e\nmkfifo {dir}/hold\n{verify} 48 forever <{dir}/hold >{dir}/bystander 2>&1 & by=$!\nexec 9>{dir}/hold\n\
-         until grep -q 'round 1' {dir}/bystander; do :; done\n{script}\nkill -0 $by && echo bystander lives\n",
+         until grep -q 'round 1' {dir}/bystander; do sleep 0.1; done\n{script}\nkill -0 $by && echo bystander lives\n",
         dir = stage.dir().display(),
         verify = verify.display(),
     );
@@ -18,7 +23,7 @@ fn in_a_namespace(stage: &Stage, script: &str) -> Outcome {
         "--mount-proc".into(),
     ];
     let shell = [tool("bash").into_os_string(), "-c".into(), script.into()];
-    Program::new(unshare.into_iter().chain(shell)).finish().expect_code(0)
+    Program::new(unshare.into_iter().chain(shell)).limit(LIMIT).finish().expect_code(0)
 }
 
 /// The sandbox's own first process has the id 1 in its faults, as the machine's first process has.
@@ -27,7 +32,7 @@ fn a_workload_with_a_pid_namespace_is_paged_and_nobody_else() {
     let Some(stage) = Stage::set() else { return };
     let script = format!(
         "{gms} run --local 24M --export 512M --stats {dir}/stats.json -- unshare -pf --kill-child --mount-proc {verify} 96 3 9>&- & g=$!\n\
-         seen=0; while kill -0 $g 2>/dev/null; do if grep -q '^VmFlags:.* um' /proc/$by/smaps; then seen=1; fi; done\n\
+         seen=0; while kill -0 $g 2>/dev/null; do if grep -q '^VmFlags:.* um' /proc/$by/smaps; then seen=1; fi; sleep 0.1; done\n\
          wait $g; echo registered $seen",
         gms = gms_binary().display(),
         dir = stage.dir().display(),
@@ -49,10 +54,10 @@ fn killing_everything_by_the_name_of_gms_spoils_no_page() {
     let script = format!(
         "mkfifo {dir}/in\n\
          {gms} run --local 24M --export 512M -- {verify} 96 forever <{dir}/in >{dir}/out 2>{dir}/err 9>&- & g=$!\n\
-         exec 8>{dir}/in\nuntil grep -q 'round 2' {dir}/out; do :; done\n\
+         exec 8>{dir}/in\nuntil grep -q 'round 2' {dir}/out; do sleep 0.1; done\n\
          pkill -9 gms\nif wait $g; then exit 1; fi\n\
-         until grep -q 'is killed, because its evicted pages are lost' {dir}/err; do :; done\n\
-         while pgrep -x far-evictor >/dev/null || pgrep -x far-keeper >/dev/null; do :; done\n\
+         until grep -q 'is killed, because its evicted pages are lost' {dir}/err; do sleep 0.1; done\n\
+         while pgrep -x far-evictor >/dev/null || pgrep -x far-keeper >/dev/null; do sleep 0.1; done\n\
          if grep -E 'ZERO PAGE|MISMATCH' {dir}/err; then exit 1; fi",
         gms = gms_binary().display(),
         dir = stage.dir().display(),
