@@ -450,6 +450,9 @@ impl<T: Transport> EvictThread<T> {
     }
 
     fn end(mut self) {
+        // Nobody stays stopped.
+        self.halt = Halt::default();
+        let _ = release_late();
         self.publish();
         self.kill_remaining();
         for (_, process) in std::mem::take(&mut self.processes) {

@@ -76,7 +76,7 @@ pub enum InjectError {
 impl InjectError {
     /// Whether it will not go otherwise as long as the process runs this program: it has no right to make a userfaultfd.
     pub fn lasts(&self) -> bool {
-        matches!(self, InjectError::Os { errno: Errno::EPERM, .. })
+        matches!(self, InjectError::Os { what: "making a userfaultfd", errno: Errno::EPERM })
     }
 }
 

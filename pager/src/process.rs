@@ -376,9 +376,8 @@ impl Process {
     }
 
     /// Makes the next [`Process::register_new`] look in any case.
-    pub fn look_again(&mut self) {
-        self.next_scan = Instant::now();
-        self.next_calm = self.next_scan;
+    pub fn look_again(&mut self, now: Instant) {
+        (self.next_scan, self.next_calm) = (now, now);
     }
 
     fn is_ours(&self, mapping: &Mapping) -> bool {

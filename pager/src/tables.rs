@@ -258,7 +258,8 @@ impl Tables {
     /// The address of a page of which something was known has neither page nor marker, and all events have been read: the program has discarded
     /// it. False if nothing was known after all, or the page is leaving.
     pub fn discarded(&mut self, place: Place) -> bool {
-        if matches!(self.map.get(place.0, place.1), State::Empty) || self.is_leaving(place) {
+        let known = self.map.get(place.0, place.1) != State::Empty;
+        if !known || self.is_leaving(place) || self.doomed.contains(&place) {
             return false;
         }
         self.forget(place.0, place.1.get()..place.1.get() + PAGE);
@@ -501,6 +502,8 @@ impl Tables {
             match state {
                 State::Kept(_) | State::Empty => {}
                 _ if marked.contains(page.get()) || self.is_leaving(place) => left = true,
+                // It has no marker because it is to be poisoned.
+                _ if self.doomed.contains(&place) => left = true,
                 _ => self.forget_page(place, state),
             }
         }

@@ -60,18 +60,19 @@ pub fn check(pid: i32) -> Result<(), String> {
         let ambient = capabilities("CapAmb:");
         check_rights(pid, user.as_raw(), getegid().as_raw(), ambient)?;
     }
-    if let Some(tracer @ 1..) = field("TracerPid:") {
-        return Err(format!("is traced by process {tracer} (a debugger, strace): end that first"));
-    }
     check_program(pid)?;
-    match control::pager_of(pid) {
-        Some(workload) => {
-            let pager = workload.stats.supervisor_pid;
-            Err(format!(
-                "is paged by gms (process {pager}) already: 'gms detach {pager}' ends that"
-            ))
+    if let Some(workload) = control::pager_of(pid) {
+        let pager = workload.stats.supervisor_pid;
+        return Err(format!(
+            "is paged by gms (process {pager}) already: 'gms detach {pager}' ends that"
+        ));
+    }
+    // A gms that pages it traces it for moments.
+    match field("TracerPid:") {
+        Some(tracer @ 1..) => {
+            Err(format!("is traced by process {tracer} (a debugger, strace): end that first"))
         }
-        None => Ok(()),
+        _ => Ok(()),
     }
 }
 

@@ -27,7 +27,10 @@ fn wait_until_away(pager: &mut Proc, least: Mib) -> Status {
         }
         // What is away and not at an agent is on its way there.
         status_of(pager.pid()).filter(|s| {
-            s.away_bytes >= least.bytes() && s.remote_bytes + Mib(4).bytes() >= s.away_bytes
+            // What each agent holds is told a little later.
+            let held: u64 = s.agents.iter().map(|agent| agent.pages_held * 4096).sum();
+            s.away_bytes >= least.bytes()
+                && held.min(s.remote_bytes) + Mib(2).bytes() >= s.away_bytes
         })
     })
 }

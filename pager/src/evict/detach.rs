@@ -251,7 +251,7 @@ impl<T: Transport> EvictThread<T> {
         let tables = lock(&self.shared.tables);
         let next = tables.visit_remote(id, from, ENTRIES_MAX, |page, content| {
             home.silent_since.entry(content.agent).or_insert(now);
-            if home.is_silent(now, content.agent) {
+            if home.is_silent(now, content.agent) || tables.is_doomed((id, page)) {
                 doomed.push((page, content));
             } else if lane.is_up(content.agent) {
                 home.queued.entry(content.agent).or_default().push_back((id, page));

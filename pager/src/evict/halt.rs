@@ -6,12 +6,14 @@
 //! tree goes on, and what it touches next faults.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use gms_transport::Transport;
 
 use super::EvictThread;
+use crate::evictor::has_ended;
 use crate::inject::Frozen;
 use crate::shared::lock;
 
@@ -85,7 +87,10 @@ impl<T: Transport> EvictThread<T> {
         let (paged, others): (Vec<i32>, Vec<i32>) =
             self.tree.pids().partition(|pid| self.processes.contains_key(pid));
         for pid in others.into_iter().chain(paged) {
-            if let Some(frozen) = Frozen::if_running(pid) {
+            let frozen = Frozen::if_running(pid);
+            // Who has got its id since is let go at once.
+            let is_member = self.tree.process(pid).is_some_and(|process| !has_ended(process));
+            if let Some(frozen) = frozen.filter(|_| is_member) {
                 self.halt.frozen.insert(pid, frozen);
             }
         }
@@ -100,11 +105,13 @@ impl<T: Transport> EvictThread<T> {
         self.halt.since = Some(Instant::now());
         if let Some(process) = self.processes.get_mut(&pid) {
             process.measure();
-            process.look_again();
+            process.look_again(now);
+            let id = process.space.id;
+            let before = lock(&self.shared.tables).registered(id);
             if let Some(unpageable) = process.register_new(&self.shared, now) {
                 self.unpageable.insert(pid, unpageable);
             }
-            self.halt.found = true;
+            self.halt.found |= !Arc::ptr_eq(&before, &lock(&self.shared.tables).registered(id));
             return;
         }
         if !self.is_candidate(now, pid) || self.is_vfork_child(now, pid) {
@@ -133,8 +140,12 @@ impl<T: Transport> EvictThread<T> {
         if !has_room && !stuck && now.duration_since(since) < HALT_MAX {
             return;
         }
-        let pause = if self.halt.found { PAUSE_MIN } else { (self.halt.pause * 2).min(PAUSE_MAX) };
-        let pause = pause.max(PAUSE_MIN);
+        let pause = match (has_room, self.halt.found) {
+            // To stop it would not help soon.
+            (false, _) => PAUSE_MAX,
+            (true, true) => PAUSE_MIN,
+            (true, false) => (self.halt.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX),
+        };
         self.halt = Halt { next: Some(now + pause), pause, ..Halt::default() };
     }
 

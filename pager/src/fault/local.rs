@@ -42,8 +42,11 @@ impl<T: Transport> FaultThread<T> {
         }
         // A copy takes the place of a marker or a guard without a word.
         if write && range == one && state.holds(&one) {
+            // What came there may have come by a change that has not been told yet.
+            let changing = state.space.faults.has_event();
             drop(tables);
-            return self.not_installed(fault, Installed::Exists);
+            let outcome = if changing { Installed::Changing } else { Installed::Exists };
+            return self.not_installed(fault, outcome);
         }
         // A write gets its own page at once; a read gets the shared zero page, which costs no memory.
         let faults = &state.space.faults;
@@ -85,7 +88,8 @@ impl<T: Transport> FaultThread<T> {
     fn is_lost(&self, place: Place) -> bool {
         let Some(state) = self.spaces.get(&place.0) else { return false };
         let tables = lock(&self.shared.tables);
-        tables.is_empty(place) && state.space.has_marker(place.1)
+        // While an event is unread it may have come from elsewhere.
+        tables.is_empty(place) && state.space.has_marker(place.1) && !state.space.faults.has_event()
     }
 
     /// The page is still in the write-back buffer. The lock is held over the copy, so that the slot cannot be reused.

@@ -125,6 +125,7 @@ impl Tables {
                     !marked.contains(page.get())
                         && !self.is_leaving(place)
                         && !self.prefetching.contains(&place)
+                        && !self.doomed.contains(&place)
                 }
                 State::Kept(_) => !taken.contains(page.get()),
                 State::Empty => false,

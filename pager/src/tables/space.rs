@@ -72,9 +72,8 @@ impl SpaceState {
     /// What is registered of the range is about to be removed.
     pub(super) fn remove(&mut self, range: Range<u64>, known: bool) {
         self.removals += 1;
-        for part in self.registered.overlaps(range.clone()) {
-            self.quarantine.insert(part);
-        }
+        // The kernel tells of what is registered with it, which we may not have recorded yet.
+        self.quarantine.insert(range.clone());
         if known {
             self.stale.insert(range);
         }
