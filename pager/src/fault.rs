@@ -75,6 +75,8 @@ struct SpaceFaults {
     contested: bool,
     /// What has been told of changes was told late: some may still be under way.
     unsettled: bool,
+    /// Several threads were seen.
+    threaded: bool,
     stuck: Option<Stuck>,
 }
 
@@ -269,6 +271,7 @@ impl<T: Transport> FaultThread<T> {
             young: Vec::new(),
             contested: false,
             unsettled: false,
+            threaded: false,
             stuck: None,
             space,
         };

@@ -182,7 +182,7 @@ impl Model {
                 let asked = contested(&self.tables, &source) || contested(&self.tables, &target);
                 let mut marked = self.marked(source);
                 self.marked(target).iter().for_each(|range| marked.insert(range));
-                let done = self.tables.remap(SPACE, remap, asked.then_some(&marked));
+                let done = self.tables.remap(SPACE, remap, asked.then_some(&marked), false);
                 return done.is_ok();
             }
         }

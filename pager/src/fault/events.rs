@@ -10,6 +10,7 @@ use userfaultfd::Event;
 
 use super::{Fault, FaultThread};
 use crate::page_map::PAGE;
+use crate::proc;
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
 use crate::tables::{FaultAction, Remap};
@@ -130,7 +131,8 @@ impl<T: Transport> FaultThread<T> {
             Event::Remap { from, to, len } => {
                 let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
                 let marked = self.contested_markers(space, [remap.source(), remap.target()]);
-                let done = lock(&self.shared.tables).remap(space.id, remap, marked.as_ref());
+                let alone = self.is_alone(space);
+                let done = lock(&self.shared.tables).remap(space.id, remap, marked.as_ref(), alone);
                 if done.is_err() {
                     let name = space.name();
                     self.shared.fail(format!(
@@ -143,6 +145,17 @@ impl<T: Transport> FaultThread<T> {
             Event::Fork { .. } | Event::Pagefault { .. } => return,
         };
         space.faults.wake(wake);
+    }
+
+    /// Whether the space has had one thread only, as far as has been seen.
+    fn is_alone(&mut self, space: &Space) -> bool {
+        let Some(state) = self.spaces.get_mut(&space.id) else { return false };
+        if !state.threaded {
+            let pid = space.pid.load(Ordering::Relaxed);
+            // A child that has not been met yet begins with one.
+            state.threaded = pid != 0 && proc::status_field(pid, "Threads:") != Some(1);
+        }
+        !state.threaded
     }
 
     /// The markers in the ranges, if it is in question what a change of one of them means.
@@ -202,7 +215,7 @@ impl<T: Transport> FaultThread<T> {
     }
 
     fn remap_child(&self, child: &Space, remap: Remap) {
-        if lock(&self.shared.tables).remap(child.id, remap, None).is_err() {
+        if lock(&self.shared.tables).remap(child.id, remap, None, false).is_err() {
             self.shared
                 .fail("a child was forked while its parent moved memory about in several threads");
         }

@@ -7,7 +7,8 @@
 //! * what is known at the target of a remap goes aside, as another *generation* of these addresses, instead of being forgotten;
 //! * a change that concerns the target of such a remap is *contested*: markers tell which generation it means.
 //!
-//! A remap to where nothing was, as far as was told, is no such surprise: one thread may move the same memory many times while it is read of that.
+//! If the space has one thread only, a remap to where nothing was, as far as was told, is no such surprise: the thread may move the same memory many
+//! times while it is read of that.
 //!
 //! When all changes have been told (`settle_changes`) what is still aside has gone.
 
@@ -178,12 +179,14 @@ impl Tables {
         }
     }
 
-    /// Pages have moved. Threads that wait for a page of either range must be woken. `marked` are the markers in both, if one is contested.
+    /// Pages have moved. Threads that wait for a page of either range must be woken. `marked` are the markers in both, if one is contested. `alone` says that
+    /// the space has one thread only, whose changes are told in their order.
     pub fn remap(
         &mut self,
         space: SpaceId,
         remap: Remap,
         marked: Option<&RangeSet>,
+        alone: bool,
     ) -> Result<(), Doubt> {
         let contested = self.contested_parts(space, remap.source());
         let moved = match marked {
@@ -194,8 +197,9 @@ impl Tables {
         if self.map.knows(aside(space), remap.target()) && self.map.knows(space, remap.target()) {
             return Err(Doubt);
         }
-        let occupied =
-            self.registered_in(space, remap.target()) || self.map.knows(space, remap.target());
+        let occupied = !alone
+            || self.registered_in(space, remap.target())
+            || self.map.knows(space, remap.target());
         self.keep_as(aside(space), space, remap.target());
         for (generation, page) in moved {
             self.shift(generation, &remap.part(page.get()..page.get() + PAGE), space);

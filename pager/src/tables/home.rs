@@ -160,7 +160,7 @@ mod tests {
             assert_eq!(tables.begin_prefetch(space, (0..3).map(page), 3), []);
         }
         let moved = Remap { from: 0, to: 64 * PAGE, length: PAGE };
-        tables.remap(SPACE, moved, None).expect("no doubt");
+        tables.remap(SPACE, moved, None, true).expect("no doubt");
         assert!(tables.is_doomed((SPACE, page(64))) && !tables.is_doomed((SPACE, page(0))));
         // What the program discards meanwhile is zeros, and nothing is left to be poisoned.
         tables.remove(SPACE, PAGE..2 * PAGE);

@@ -484,7 +484,7 @@ impl Model {
         }
         self.unmap(space, span(to, count));
         let remap = Remap { from: at(from).get(), to: at(to).get(), length: count * PAGE };
-        self.tables.remap(space, remap, None).unwrap();
+        self.tables.remap(space, remap, None, true).unwrap();
         self.tables.settle_changes(space);
         self.wake_range(space, &span(from, count));
         for i in 0..count {
