@@ -88,11 +88,9 @@ fn what_a_vfork_child_executes_is_paged_though_it_was_met_in_the_memory_of_its_p
     let program = Program::new([c_program("vforks")]).args(["into", "24", &verify, "96", "2"]);
     let gms = Gms::run(&stage, &program).local(Mib(16)).arg("--export").arg("512M");
     let outcome = gms.finish().expect_code(0);
-    assert!(
-        outcome.peak_rss_anon < Mib(60).bytes(),
-        "{} bytes were resident",
-        outcome.peak_rss_anon
-    );
+    // On a busy machine it has filled much before it is met.
+    let (peak, stats) = (outcome.peak_rss_anon, outcome.stats());
+    assert!(peak < Mib(90).bytes() && stats.pages_out > 48 << 8, "{peak} bytes, {stats:?}");
 }
 
 /// Lengths of the anonymous mappings of a process.
