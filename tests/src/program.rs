@@ -21,7 +21,7 @@ use crate::stream::Stream;
 /// How often state that nothing announces is looked at.
 const POLL: Duration = Duration::from_millis(5);
 /// How long a program may take when the test does not say.
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(300);
 /// How long output may still come after the program has ended (its children may hold the pipe).
 const DRAIN: Duration = Duration::from_secs(3);
 
