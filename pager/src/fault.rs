@@ -10,6 +10,8 @@ mod events;
 mod fetch;
 mod follow;
 mod local;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -258,6 +260,8 @@ impl<T: Transport> FaultThread<T> {
                         // Nothing is lost by failing: messages of unknown spaces are not read.
                         let _ = self.epoll.delete(&state.space.faults);
                     }
+                    // Here, where nothing is half done: of what has been read no fault meets a space of which nothing is known, no fork copies one.
+                    lock(&self.shared.tables).drop_space(id);
                 }
             }
         }

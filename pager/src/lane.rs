@@ -412,4 +412,4 @@ fn reply_of(control: &Control, elapsed: Duration) -> Reply {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

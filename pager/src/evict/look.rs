@@ -200,8 +200,8 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    pub(super) fn drop_space(&mut self, id: SpaceId) {
-        lock(&self.shared.tables).drop_space(id);
+    /// The fault thread lets the tables forget it, after all that it has read.
+    pub(crate) fn drop_space(&mut self, id: SpaceId) {
         self.spaces.remove(&id);
         self.shared.tell_fault(FaultCommand::Drop(id));
     }

@@ -88,8 +88,12 @@ impl<T: Transport> FaultThread<T> {
     fn is_lost(&self, place: Place) -> bool {
         let Some(state) = self.spaces.get(&place.0) else { return false };
         let tables = lock(&self.shared.tables);
-        // While an event is unread it may have come from elsewhere.
-        tables.is_empty(place) && state.space.has_marker(place.1) && !state.space.faults.has_event()
+        let faults = &state.space.faults;
+        // While an event is unread it may have come from elsewhere. The markers of an address space that ends can be seen for a while after nobody has it.
+        tables.is_empty(place)
+            && state.space.has_marker(place.1)
+            && !faults.has_event()
+            && faults.is_alive()
     }
 
     /// The page is still in the write-back buffer. The lock is held over the copy, so that the slot cannot be reused.

@@ -1,12 +1,12 @@
 //! A lane over a transport that a script plays: no socket, no clock.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use gms_transport::{AbortReason, Fingerprint, PathStats, PeerIdentity};
+use nix::sys::eventfd::EventFd;
 use zerocopy::byteorder::little_endian::{U32, U64};
 
 use super::*;
@@ -15,8 +15,8 @@ const A: AgentId = AgentId(0);
 const B: AgentId = AgentId(1);
 
 /// A transport whose peers are the test.
-struct Script {
-    fd: File,
+pub(crate) struct Script {
+    fd: EventFd,
     links: u32,
     streams: u64,
     /// Links that were asked for.
@@ -29,9 +29,9 @@ struct Script {
 }
 
 impl Script {
-    fn new() -> Script {
+    pub(crate) fn new() -> Script {
         Script {
-            fd: File::open("/dev/null").expect("/dev/null"),
+            fd: EventFd::new().expect("a descriptor"),
             links: 0,
             streams: 0,
             connecting: Vec::new(),

@@ -1,0 +1,187 @@
+//! Processes that end while something of them has been read and not been handled yet. The address space is the test's own.
+
+use std::os::fd::{AsFd, FromRawFd, RawFd};
+use std::sync::atomic::AtomicU8;
+
+use gms_policy::full::WhenFull;
+use gms_transport::message::WorkloadId;
+use linux_raw_sys::general as sys;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use userfaultfd::Uffd;
+
+use super::*;
+use crate::evict::EvictThread;
+use crate::lane::tests::Script;
+use crate::range_set::RangeSet;
+use crate::session::SessionConfig;
+use crate::shared::Gauges;
+use crate::tables::EvictOutcome;
+use crate::tree::Root;
+use crate::uffd::{Faults, Installed, PageTables, uffdio_api};
+
+const ID: SpaceId = SpaceId(1);
+/// Without forks: other tests may fork this process.
+const FEATURES: u64 =
+    (sys::UFFD_FEATURE_PAGEFAULT_FLAG_WP | sys::UFFD_FEATURE_WP_UNPOPULATED) as u64;
+const NEW: libc::c_int =
+    libc::O_CLOEXEC | libc::O_NONBLOCK | sys::UFFD_USER_MODE_ONLY as libc::c_int;
+
+fn enabled(fd: libc::c_long) -> Uffd {
+    let fd = Errno::result(fd).expect("a userfaultfd") as RawFd;
+    let mut api = sys::uffdio_api { api: 0xAA, features: FEATURES, ioctls: 0 };
+    // SAFETY: `api` is a live struct of the layout which the request expects.
+    unsafe { uffdio_api(fd, &raw mut api) }.expect("its features");
+    // SAFETY: a new descriptor, given away here.
+    unsafe { Uffd::from_raw_fd(fd) }
+}
+
+fn own_userfaultfd() -> Uffd {
+    // SAFETY: no pointer is passed.
+    enabled(unsafe { libc::syscall(libc::SYS_userfaultfd, NEW) })
+}
+
+/// Of a process that has ended.
+fn dead_userfaultfd() -> Uffd {
+    let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
+    // SAFETY: a fork, but for the table of descriptors; the child makes two system calls.
+    let child = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
+    if child == 0 {
+        // SAFETY: no pointer is passed.
+        unsafe { libc::_exit(libc::syscall(libc::SYS_userfaultfd, NEW) as libc::c_int) };
+    }
+    let mut status = 0;
+    // SAFETY: one status is written, to a live integer.
+    let waited = unsafe { libc::waitpid(child as libc::pid_t, &raw mut status, 0) };
+    assert!(libc::c_long::from(waited) == child && libc::WIFEXITED(status));
+    enabled(libc::WEXITSTATUS(status).into())
+}
+
+/// The two threads' states and a space with one page, which has a marker.
+struct Play {
+    shared: Arc<Shared>,
+    fault: FaultThread<Script>,
+    evict: EvictThread<Script>,
+    space: Arc<Space>,
+    page: u64,
+}
+
+impl Play {
+    fn new(space_of: Option<Uffd>) -> Play {
+        let config = SessionConfig {
+            budget_bytes: 64 << 20,
+            page_shift: 12,
+            agents: Vec::new(),
+            keys: None,
+            export_bytes: 0,
+            when_full: WhenFull::Grow,
+            trace: None,
+            verbose: false,
+            quiet: true,
+        };
+        let (shared, commands) = Shared::new(config, 7).expect("memory");
+        let lane = || Lane::new(Instant::now(), Script::new(), WorkloadId([7; 16]), &[]);
+        let mut fault =
+            FaultThread::new(shared.clone(), commands.fault, lane(), None).expect("epoll");
+        let root = Root::OwnChildren(std::process::id() as i32);
+        let evict =
+            EvictThread::new(shared.clone(), commands.evict, lane(), root, Gauges::default());
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, which stays.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE as usize, access, flags, -1, 0) };
+        let page = page as u64;
+        assert!(page.is_multiple_of(PAGE));
+        let owner = Faults::of_child(own_userfaultfd());
+        owner.register(page..page + PAGE).expect("registered");
+        owner.mark(page..page + PAGE, true).expect("marked");
+        let faults = match space_of {
+            None => owner,
+            Some(other) => {
+                // The marker stays as long as the mapping is registered.
+                std::mem::forget(owner);
+                Faults::of_child(other)
+            }
+        };
+        let space = Arc::new(Space::new(shared.new_space(), faults));
+        let page_tables = PageTables::open(std::process::id() as i32).expect("own page tables");
+        assert!(
+            space.page_tables.set(page_tables).is_ok()
+                && space.has_marker(PageAddr::containing(page))
+        );
+        let mut tables = lock(&shared.tables);
+        tables.add_space(ID);
+        tables.register(ID, page..page + PAGE, &RangeSet::default());
+        drop(tables);
+        fault.add(space.clone());
+        Play { shared, fault, evict, space, page }
+    }
+
+    fn page(&self) -> PageAddr {
+        PageAddr::containing(self.page)
+    }
+
+    /// As after an eviction: the page is in the write-back buffer.
+    fn evicted(self) -> Play {
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        let mut tables = lock(&self.shared.tables);
+        tables.begin_evict(ID, &[self.page()], &mut leaving);
+        tables.finish_evict(leaving[0].1, EvictOutcome::Moved(7), &mut wake);
+        drop(tables);
+        self
+    }
+
+    /// Whether the workload has been stopped because a page with a marker is not known.
+    fn is_stopped_by_a_marker(&mut self) -> bool {
+        let fault = Fault { place: (ID, self.page()), write: true, tid: 0 };
+        self.fault.not_installed(fault, Installed::Exists);
+        self.shared.has_failed()
+    }
+}
+
+#[test]
+fn a_fault_read_before_the_end_of_its_process_stops_nobody() {
+    let mut play = Play::new(None).evicted();
+    let page = play.page;
+    let thread = std::thread::spawn(move || {
+        // SAFETY: the page is mapped and never unmapped.
+        unsafe { AtomicU8::from_ptr(page as *mut u8) }.fetch_add(1, Ordering::Relaxed)
+    });
+    let mut told = [PollFd::new(play.space.faults.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut told, PollTimeout::NONE), Ok(1));
+    // The process is killed, and seen to have ended, while the fault thread goes on to read.
+    play.evict.drop_space(ID);
+    assert!(play.fault.read_space(ID, true));
+    assert!(!play.shared.has_failed(), "{:?}", play.shared.outcome());
+    play.fault.obey();
+    let tables = lock(&play.shared.tables);
+    assert!(!tables.knows(ID, 0..u64::MAX) && tables.free_slots() == crate::shared::SLOTS as usize);
+    drop(tables);
+    // Wakes the thread, if it still waits.
+    play.space.faults.unregister(page..page + PAGE).expect("unregistered");
+    thread.join().expect("no panic");
+}
+
+#[test]
+fn a_child_whose_parent_ends_at_once_has_its_pages() {
+    let mut play = Play::new(None).evicted();
+    // The fork has been read, which lets the parent go on. It exits before that is applied.
+    play.evict.drop_space(ID);
+    let (space, fork) = (play.space.clone(), Event::Fork { uffd: own_userfaultfd() });
+    play.fault.change(&space, vec![fork], true);
+    let child = *play.fault.spaces.keys().find(|&&id| id != ID).expect("a child");
+    let has_page = |play: &Play| {
+        let action = lock(&play.shared.tables).fault((child, play.page()));
+        matches!(action, FaultAction::Buffered(_))
+    };
+    assert!(has_page(&play));
+    play.fault.obey();
+    assert!(has_page(&play) && !lock(&play.shared.tables).knows(ID, 0..u64::MAX));
+}
+
+#[test]
+fn a_marker_of_which_nothing_is_known_matters_while_somebody_has_the_memory() {
+    assert!(Play::new(None).is_stopped_by_a_marker());
+    // The page tables can be read until the kernel has emptied them: here they are the test's own.
+    assert!(!Play::new(Some(dead_userfaultfd())).is_stopped_by_a_marker());
+}
