@@ -410,7 +410,7 @@ impl<T: Transport> EvictThread<T> {
     fn unshare(&mut self, pid: i32, pages: &[PageAddr]) {
         torture::at(Point::BeforeUnshare);
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        if process.unshare(pages).is_err() && !process.has_ended() {
+        if process.unshare(pages).is_err() && !process.has_ended() && !process.ends() {
             self.shared.fail(format!("the evictor of process {pid} does not answer"));
         }
     }

@@ -63,6 +63,19 @@ impl Space {
         }
     }
 
+    /// Closes the gate when all events that have been read are applied.
+    pub fn settled_gate(&self) -> MutexGuard<'_, ()> {
+        loop {
+            let gate = lock(&self.gate);
+            if self.ungated.is_intact() {
+                return gate;
+            }
+            // Read without the gate, for which the reader waits now.
+            drop(gate);
+            std::thread::yield_now();
+        }
+    }
+
     /// For messages.
     pub fn name(&self) -> String {
         match self.pid.load(Ordering::Relaxed) {

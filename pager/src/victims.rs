@@ -171,7 +171,8 @@ pub fn move_out(
             shared.fail(format!("the memory of process {} changed under an eviction", process.pid));
             None
         }
-        Err(_) if process.ends() => {
+        // A fork that was read in between, and will be applied, was before the end.
+        Err(_) if process.ends() && space.ungated.is_intact() => {
             let moved = MovedPages { places: vec![None; leaving.len()], shared: Vec::new() };
             Some((leaving, moved))
         }
@@ -194,11 +195,12 @@ fn leave_markers(shared: &Shared, process: &Process, leaving: &Leaving, moved: &
         let start = pages[first].get();
         let run = &moved[first..first + count];
         match space.faults.mark(start..start + count as u64 * PAGE, true) {
-            Ok(()) => {
+            // A child whose fork was read without the gate since the move has none.
+            Ok(()) if space.ungated.is_intact() => {
                 let mut tables = lock(&shared.tables);
                 run.iter().for_each(|&i| tables.marked(leaving[i].1, (space.id, leaving[i].0)));
             }
-            Err(_) => left.extend(run),
+            _ => left.extend(run),
         }
     }
     if left.is_empty() {
@@ -253,12 +255,11 @@ pub fn read_moved(
     Some(outcomes)
 }
 
-/// Whether a child has been forked since the pages were moved: they are its too.
+/// Whether a child of a process that has ended was forked after the pages were moved: they are its too.
 fn is_inherited(shared: &Shared, process: &Process, leaving: &Leaving) -> bool {
+    let _gate = process.space.settled_gate();
     let tables = lock(&shared.tables);
-    leaving
-        .iter()
-        .any(|&(page, slot)| tables.owners(slot).any(|place| place != (process.space.id, page)))
+    leaving.iter().any(|&(_, slot)| tables.is_inherited(slot, process.space.id))
 }
 
 /// Ends a page's leaving, if its markers are as they must be: at every address that has it, or at none if it holds zeros. Returns what became of
@@ -306,6 +307,8 @@ pub fn finish(
             continue;
         }
         match space.faults.mark(place.1.get()..place.1.get() + PAGE, true) {
+            // Read without the gate: if it was a fork, the child is to be known first.
+            _ if !space.ungated.is_intact() => return None,
             Ok(()) => tables.marked(slot, place),
             Err(Errno::EAGAIN) => return None,
             // It is not mapped any more, or the process has ended.

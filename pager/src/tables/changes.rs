@@ -264,6 +264,12 @@ impl Tables {
         }
     }
 
+    /// Whether another space than this one, whatever has been changed there, has the slot's page.
+    pub fn is_inherited(&self, index: u32, space: SpaceId) -> bool {
+        let own = [space, aside(space), gone(space)];
+        self.slots[index as usize].owners.iter().any(|owner| !own.contains(&owner.place.0))
+    }
+
     /// Takes the pages away from a new child that are leaving, without a marker yet, and are not inherited.
     fn disinherit(&mut self, child: SpaceId) {
         let private = self.leaving.iter().filter(|&&index| self.slots[index as usize].private);

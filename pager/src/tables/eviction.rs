@@ -116,11 +116,6 @@ impl Tables {
         owners.filter(|owner| !owner.marked).map(|owner| owner.place)
     }
 
-    /// The addresses that have a slot's page.
-    pub fn owners(&self, index: u32) -> impl Iterator<Item = Place> + '_ {
-        self.slots[index as usize].owners.iter().map(|owner| owner.place)
-    }
-
     /// The address of a leaving page, if it has just one owner.
     pub fn only_owner(&self, index: u32) -> Option<Place> {
         match self.slots[index as usize].owners[..] {
