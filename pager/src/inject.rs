@@ -252,12 +252,23 @@ pub fn is_outside_madvise(pid: i32) -> bool {
     })
 }
 
-/// Unmaps the blob of an evictor which has ended.
-pub fn remove_blob(pid: i32, base: u64) -> Result<()> {
+/// Stops a thread that is proved to have the memory of the evictor, among those of the process of thread `tid`: an id may have become somebody
+/// else's. While the thread is stopped its id cannot.
+pub fn stop_beside(tid: i32, evictor: Pid) -> Result<Stopped> {
+    let is_beside = |tid: &i32| same_memory(Pid::from_raw(*tid), evictor) == Ok(true);
     let runs = |tid: &i32| proc::state(*tid) == Some('R');
-    let running = proc::threads(pid).into_iter().find(runs);
-    let tid = running.or_else(|| blocked_threads(pid).first().copied());
-    let mut thread = Stopped::new(tid.ok_or(InjectError::Unstoppable)?)?;
+    let running = proc::threads(tid).into_iter().find(|tid| runs(tid) && is_beside(tid));
+    let tid = running.or_else(|| blocked_threads(tid).into_iter().find(is_beside));
+    let thread = Stopped::new(tid.ok_or(InjectError::Unstoppable)?)?;
+    if !is_beside(&thread.tid.as_raw()) {
+        thread.let_go();
+        return Err(InjectError::Gone);
+    }
+    Ok(thread)
+}
+
+/// Unmaps the blob of an evictor which has ended, by a stopped thread, and lets that go.
+pub fn remove_blob(mut thread: Stopped, base: u64) -> Result<()> {
     let args = [base, arch::BLOB_LEN as u64, 0, 0, 0, 0];
     let unmapped = syscall_instruction(thread.tid.as_raw())
         .and_then(|(at, _)| thread.syscall(at, "munmap", libc::SYS_munmap, args));

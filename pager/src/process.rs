@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 
 use self::set_up::SetUp;
 use crate::evictor::{self, Call, Evictor, has_ended, same_memory};
-use crate::inject::{Frozen, InjectError, Injected, remove_blob};
+use crate::inject::{Frozen, InjectError, Injected, remove_blob, stop_beside};
 use crate::page_map::PAGE;
 use crate::proc::{self, Mapping, Measure, Statm};
 use crate::range_set::RangeSet;
@@ -641,9 +641,11 @@ impl Process {
         let unmap = Call::new(libc::SYS_munmap, &[self.outbox, OUTBOX_LEN]);
         let _ = self.evictor.run(&mut [unmap], &mut [], &[]);
         let base = self.evictor.base();
+        // While the evictor can prove whose memory it is.
+        let thread = stop_beside(self.witness, self.evictor.pid());
         self.evictor.dismiss();
         // 44 KiB of address space stay behind if no thread can be stopped for it.
-        let _ = remove_blob(self.witness, base);
+        let _ = thread.and_then(|thread| remove_blob(thread, base));
     }
 
     /// The address space is gone: lets its evictor end.

@@ -7,11 +7,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gms_pager::inject::{Frozen, InjectError};
+use gms_pager::inject::{Frozen, InjectError, stop_beside};
 use gms_pager::proc;
 use gms_pager::stopped::{Stopped, reap_ended, release_late};
 use nix::sched::{CloneFlags, clone};
-use nix::unistd::gettid;
+use nix::unistd::{Pid, gettid};
 
 /// Environment: what the child process does.
 const ROLE: &str = "GMS_TEST_ROLE";
@@ -175,4 +175,23 @@ fn our_own_tracing_is_not_taken_for_a_debugger() {
     stopped.let_go();
     subject.process.kill().unwrap();
     subject.process.wait().unwrap();
+}
+
+#[test]
+fn whoever_has_got_the_id_of_a_thread_is_not_stopped_for_it() {
+    let (mut subject, mut stranger) = (Subject::start("threads"), Subject::start("threads"));
+    let (evictor, foreign) = (Pid::from_raw(subject.thread("idle")), stranger.thread("idle"));
+    assert!(stop_beside(foreign, evictor).is_err());
+    let tracer = |tid| proc::status_field(tid, "TracerPid:");
+    assert_eq!((tracer(foreign), tracer(stranger.pid())), (Some(0), Some(0)));
+    let thread = stop_beside(subject.pid(), evictor).unwrap();
+    assert_eq!(
+        proc::threads(subject.pid()).iter().filter(|tid| tracer(**tid) != Some(0)).count(),
+        1
+    );
+    thread.let_go();
+    for subject in [&mut subject, &mut stranger] {
+        subject.process.kill().unwrap();
+        subject.process.wait().unwrap();
+    }
 }
