@@ -30,7 +30,7 @@ use self::detach::Homecoming;
 use self::halt::Halt;
 use self::look::{Refusal, Sharing};
 use self::room::Fullness;
-use crate::commands::say;
+use crate::commands::{begin_to_speak, note};
 use crate::inject::is_outside_madvise;
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::PAGE;
@@ -196,6 +196,7 @@ impl<T: Transport> EvictThread<T> {
     /// Works until the session stops.
     pub fn run(mut self) {
         self.shared.evict_thread.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
+        begin_to_speak();
         gms_agent::spin::prefer_latency(EVICT_SLICE);
         let mut packets = true;
         while !self.shared.stop.load(Ordering::Relaxed) {
@@ -418,7 +419,7 @@ impl<T: Transport> EvictThread<T> {
     /// Tells the user, who may have asked not to be told.
     fn notice(&self, text: std::fmt::Arguments<'_>) {
         if !self.shared.config.quiet {
-            say(text);
+            note(text);
         }
     }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 use gms_pager::cli::{self, Cli, one_line};
-use gms_pager::commands::{EXIT_USAGE, dispatch, say};
+use gms_pager::commands::{EXIT_USAGE, dispatch, end_speech, say};
 use gms_pager::launch::note_inheritance;
 
 /// Runs before Rust's own start-up, which changes what the command would inherit.
@@ -33,11 +33,10 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
-    match dispatch(cli) {
-        Ok(status) => ExitCode::from(status),
-        Err(failure) => {
-            say(&failure);
-            ExitCode::from(failure.status)
-        }
-    }
+    let status = dispatch(cli).unwrap_or_else(|failure| {
+        say(&failure);
+        failure.status
+    });
+    end_speech();
+    ExitCode::from(status)
 }

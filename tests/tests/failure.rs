@@ -1,10 +1,12 @@
 //! The supervisor dies: no page may ever read as zero.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use gms_tests::*;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, pipe2, write};
 
 /// Starts `program` under gms and waits until much of it is at the agents.
 fn start_paged(stage: &Stage, program: &Program, budget: Mib, agent: &AgentProc) -> (Proc, Status) {
@@ -113,4 +115,25 @@ fn killing_the_process_before_the_shell_spoils_no_page() {
         (!exists(status.pid)).then_some(())
     });
     assert_nothing_wrong_was_read(&gms.finish());
+}
+
+#[test]
+fn a_standard_error_that_nobody_reads_delays_nobody() {
+    let Some(_stage) = Stage::set() else { return };
+    let (_reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
+    while write(&writer, &[b'x'; 4096]).is_ok() {}
+    fcntl(&writer, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    // Each process that is paged is told of.
+    let mut gms = Command::new(gms_binary())
+        .args(["run", "--verbose", "--local", "16M", "--export", "128M", "--"])
+        .arg(c_program("verify"))
+        .args(["32", "2"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    // If it does not end, it does when the reader is gone.
+    let ended = poll_until("the end of gms", Duration::from_secs(60), || gms.try_wait().unwrap());
+    assert_eq!(ended.code(), Some(0));
 }

@@ -6,9 +6,11 @@ mod keys;
 mod pages;
 mod progress;
 mod run;
+mod speech;
 mod status;
 mod summary;
 
+pub use speech::{begin as begin_to_speak, end as end_speech, note, say};
 pub use status::printable;
 
 use crate::cli::{Action, Cli};
@@ -105,14 +107,6 @@ pub fn print(text: &[u8]) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
-}
-
-/// Says something to the user on standard error, which may be closed, full or without a reader: `eprintln` would panic then, which in a
-/// supervisor ends the workload. Every line begins with `gms: `.
-pub fn say(text: impl std::fmt::Display) {
-    use std::io::Write;
-    let text: String = text.to_string().lines().map(|line| format!("gms: {line}\n")).collect();
-    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 #[cfg(test)]
