@@ -42,6 +42,7 @@ want_to_test() {
   want ip iproute2
   want tc iproute2
   want ps procps
+  want stress-ng stress-ng
   want setpriv util-linux
   want unshare util-linux
   want patch patch

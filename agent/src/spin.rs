@@ -51,13 +51,18 @@ pub const SLICE: Duration = Duration::from_micros(100);
 /// Asks the scheduler to let the calling thread run soon rather than long: a custom slice (sched_setattr(2), since Linux 6.12). Then it need
 /// not wait until another has used up a slice of some milliseconds. Without effect on older kernels.
 pub fn prefer_latency(slice: Duration) {
+    prefer_latency_of(0, slice);
+}
+
+/// The same for another thread.
+pub fn prefer_latency_of(tid: i32, slice: Duration) {
     // SAFETY: all zero is a valid sched_attr. The kernel writes and reads at most `size` bytes of it; 0 is the calling thread.
     unsafe {
         let mut attr: libc::sched_attr = std::mem::zeroed();
         attr.size = size_of::<libc::sched_attr>() as u32;
-        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, attr.size, 0) == 0 {
+        if libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attr, attr.size, 0) == 0 {
             attr.sched_runtime = slice.as_nanos() as u64;
-            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
+            libc::syscall(libc::SYS_sched_setattr, tid, &raw const attr, 0);
         }
     }
 }

@@ -132,11 +132,13 @@ impl Frozen {
 
     /// The same for a process that may not run, and none at all if it does not: many are stopped in little time.
     pub fn if_running(pid: i32) -> Option<Frozen> {
-        let runs = |tid: &i32| proc::state(*tid) == Some('R');
-        proc::threads(pid).iter().any(runs).then(|| Frozen::new(pid).ok())?
+        let mut frozen = Frozen::none(pid);
+        frozen.stop_running();
+        (!frozen.threads.is_empty()).then_some(frozen)
     }
 
-    fn stop_running(&mut self) {
+    /// Stops what runs and has not been stopped before.
+    pub fn stop_running(&mut self) {
         for _ in 0..FREEZE_ROUNDS {
             let mut running = proc::threads(self.pid);
             running.retain(|&tid| proc::state(tid) == Some('R') && !self.holds(tid));
@@ -165,6 +167,7 @@ impl Frozen {
 
     /// Starts an evictor: by a thread that ran, so that no system call is interrupted, or else by one that is blocked.
     pub fn inject(&mut self) -> Result<Injected> {
+        may_be_injected(self.pid)?;
         let mut failure = InjectError::Unstoppable;
         let running = std::mem::take(&mut self.threads);
         let mut injected = None;
@@ -228,6 +231,10 @@ fn may_be_traced(pid: i32) -> Result<()> {
         }
         Some(tracer) => return Err(InjectError::Traced(tracer)),
     }
+    Ok(())
+}
+
+fn may_be_injected(pid: i32) -> Result<()> {
     if proc::starts_pid_namespace(pid) {
         return Err(InjectError::Namespace);
     }
@@ -405,6 +412,8 @@ impl Stopped {
         let what = "finding the evictor";
         let (evictor, process) = found.ok_or(InjectError::Os { what, errno: Errno::ESRCH })?;
         self.share_niceness(evictor);
+        // It works for microseconds, and the program runs on meanwhile.
+        gms_agent::spin::prefer_latency_of(evictor.as_raw(), gms_agent::spin::SLICE);
         let memory = memory.try_clone().map_err(os("keeping the memory"))?;
         Ok(Injected { base, evictor, process, own_id, memory, tid_address })
     }

@@ -52,6 +52,8 @@ struct Member {
 
 /// More ids given since the last look are not looked at one by one.
 const IDS_MAX: i32 = 512;
+/// Most members that are added at a time: those who are known must be looked at meanwhile.
+const BORN_MAX: u64 = 32;
 /// Ids which may have been given just before all lists of children were read, to somebody who was not in them yet.
 const IDS_BEFORE_WALK: i32 = 32;
 /// All lists of children are read this often if anybody was born: an id may have been chosen (clone3's set_tid).
@@ -124,6 +126,11 @@ impl Tree {
         true
     }
 
+    /// Whether more were born than have been looked at: to be refreshed again at once.
+    pub fn is_behind(&self) -> bool {
+        self.unborn.len() > BORN_MAX as usize
+    }
+
     /// All are asked in one call.
     fn drop_ended(&mut self) {
         let mut fds: Vec<PollFd<'_>> = self
@@ -159,8 +166,14 @@ impl Tree {
     /// Adds those who have one of these ids and belong here.
     fn add_born(&mut self, ids: Vec<i32>, evictors: &[i32]) {
         let before = std::mem::take(&mut self.unborn);
+        let most = self.seen + BORN_MAX;
         for pid in ids {
             if self.members.contains_key(&pid) || evictors.contains(&pid) {
+                continue;
+            }
+            if self.seen >= most {
+                self.unborn.push((pid, 0));
+                self.last_pid.1 = 0;
                 continue;
             }
             match proc::status_field(pid, "Tgid:") {

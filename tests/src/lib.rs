@@ -5,6 +5,7 @@
 //! [`Gms`] for the comparison. Every wait has a deadline, and what a test started is killed when it is dropped.
 
 mod agent;
+mod census;
 mod gms;
 mod netns;
 mod pages;
@@ -19,6 +20,7 @@ mod torture;
 mod workload;
 
 pub use agent::{AgentProc, AgentSetup};
+pub use census::{Census, Peak};
 pub use gms::{Gms, gms_binary, status_of};
 pub use netns::Namespace;
 pub use pages::{Mib, assert_paged, pages_like_native};

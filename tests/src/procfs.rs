@@ -68,6 +68,13 @@ pub fn rss_anon(pid: i32) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
+/// The process's share of anonymous memory in bytes; `None` once it is gone.
+pub(crate) fn pss_anon(pid: i32) -> Option<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
 /// Whether any mapping of the process is registered with a userfaultfd.
 pub fn has_uffd(pid: i32) -> bool {
     let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();

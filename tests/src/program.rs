@@ -86,6 +86,12 @@ impl Program {
         Program { argv, env, dir, stdin, stdin_open, stdout, limit: LIMIT, watch: Watch::Tree }
     }
 
+    /// The command line, for a report.
+    pub fn line(&self) -> String {
+        let words: Vec<_> = self.argv.iter().map(|word| word.to_string_lossy()).collect();
+        words.join(" ")
+    }
+
     /// Adds arguments.
     pub fn args<I: IntoIterator<Item = S>, S: ToString>(mut self, args: I) -> Program {
         self.argv.extend(args.into_iter().map(|arg| arg.to_string().into()));

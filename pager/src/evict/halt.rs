@@ -1,12 +1,14 @@
 //! The halt: holds a tree back that grows by other ways than faults.
 //!
 //! What is registered cannot outgrow the budget, because its faults wait for room. New mappings and new processes are found by looking, and fill memory
-//! until then. If so much is resident that not all of it can have come by faults (`Budget::strays`), the threads of the tree that run are stopped
-//! (`halt`). Then one process after the other is attached, or its new mappings registered (`attend`), while pages are evicted; when there is room the
-//! tree goes on, and what it touches next faults.
+//! until then. If so much is resident that not all of it can have come by faults (`Budget::strays`), or if one of several processes must be attached,
+//! which may take long, the threads of the tree that run are stopped (`halt`). Then one process after the other is attached, or its new mappings
+//! registered (`attend`), while pages are evicted; when there is room the tree goes on, and what it touches next faults.
+//!
+//! A thread that is busy in the kernel stops when that is done, and one system call can fill much memory (MAP_POPULATE, a read): nothing holds that
+//! back.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,9 +21,13 @@ use crate::shared::lock;
 
 /// Longest that a tree is stopped for evictions when nothing is left to be registered.
 const HALT_MAX: Duration = Duration::from_millis(500);
-/// Pause after the tree was stopped, doubled each time that it was in vain.
+/// Pause after the tree was stopped, and after that was in vain.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(64);
+/// Between two searches for threads that run while the tree is stopped, as a multiple of what one takes.
+const STOP_PAUSE: u32 = 3;
+/// For so long after a halt the tree is looked at often: what grew so once does again.
+const WARY: Duration = Duration::from_secs(2);
 /// Processes that have pages in their outboxes, 512 KiB each at most.
 const OUTBOXES_MAX: usize = 8;
 /// While the tree is stopped.
@@ -35,16 +41,25 @@ pub(super) struct Halt {
     queue: Vec<i32>,
     /// Since when nothing is left to be done but to evict; `None` if the tree runs.
     since: Option<Instant>,
-    /// Whether anything came of it.
-    found: bool,
-    /// Not again before, and how long that is next time.
+    /// Not again before.
     next: Option<Instant>,
-    pause: Duration,
+    /// When it is looked for others who run.
+    next_stop: Option<Instant>,
 }
 
 impl Halt {
     pub(super) fn is_on(&self) -> bool {
         self.since.is_some()
+    }
+
+    /// Whether the tree runs, and may be stopped.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        !self.is_on() && self.next.is_none_or(|next| now >= next)
+    }
+
+    /// Whether the tree runs, and has lately grown by other ways than faults.
+    pub(super) fn was_on(&self, now: Instant) -> bool {
+        self.next.is_some_and(|next| now.saturating_duration_since(next) < WARY)
     }
 }
 
@@ -60,11 +75,14 @@ impl<T: Transport> EvictThread<T> {
         let (resident, raised) = (load(&self.shared.resident), load(&self.shared.ceiling));
         let beyond = raised.saturating_sub(self.budget.ceiling().0);
         if !self.halt.is_on() {
-            let due = self.halt.next.is_none_or(|next| now >= next);
-            if !due || resident <= self.budget.strays().0 + beyond {
+            if !self.halt.is_due(now) || resident <= self.budget.strays().0 + beyond {
                 return false;
             }
-            self.halt(now);
+            let all: Vec<i32> = self.tree.pids().collect();
+            self.halt(now, all);
+        } else if self.halt.next_stop.is_some_and(|at| now >= at) {
+            // Those who slept and have woken up, or were born.
+            self.stop_members();
         }
         self.next_look = self.next_look.min(now + LOOK);
         let next = self.halt.queue.pop();
@@ -75,18 +93,24 @@ impl<T: Transport> EvictThread<T> {
         next.is_some()
     }
 
-    /// Stops what runs. Processes that are born meanwhile are met by the next look, and stopped too.
-    fn halt(&mut self, now: Instant) {
+    /// Stops what runs, until these have been attended to. Processes that are born meanwhile are met by the next look, and stopped too.
+    pub(super) fn halt(&mut self, now: Instant, mut queue: Vec<i32>) {
         self.halt.since = Some(now);
-        self.halt.found = false;
         self.stop_members();
+        queue.sort_by_cached_key(|&pid| self.tree.measure(pid));
+        self.halt.queue = queue;
     }
 
     fn stop_members(&mut self) {
+        let began = Instant::now();
         // Those first that are not paged: nothing else holds them back.
         let (paged, others): (Vec<i32>, Vec<i32>) =
             self.tree.pids().partition(|pid| self.processes.contains_key(pid));
         for pid in others.into_iter().chain(paged) {
+            if let Some(frozen) = self.halt.frozen.get_mut(&pid) {
+                frozen.stop_running();
+                continue;
+            }
             let frozen = Frozen::if_running(pid);
             // Who has got its id since is let go at once.
             let is_member = self.tree.process(pid).is_some_and(|process| !has_ended(process));
@@ -94,10 +118,7 @@ impl<T: Transport> EvictThread<T> {
                 self.halt.frozen.insert(pid, frozen);
             }
         }
-        let mut sizes: Vec<(u64, i32)> =
-            self.tree.pids().map(|pid| (self.tree.measure(pid), pid)).collect();
-        sizes.sort_unstable();
-        self.halt.queue = sizes.into_iter().map(|(_, pid)| pid).collect();
+        self.halt.next_stop = Some(Instant::now() + began.elapsed() * STOP_PAUSE);
     }
 
     /// Attaches a process, or registers what it has mapped since it was looked at.
@@ -106,12 +127,9 @@ impl<T: Transport> EvictThread<T> {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.measure();
             process.look_again(now);
-            let id = process.space.id;
-            let before = lock(&self.shared.tables).registered(id);
             if let Some(unpageable) = process.register_new(&self.shared, now) {
                 self.unpageable.insert(pid, unpageable);
             }
-            self.halt.found |= !Arc::ptr_eq(&before, &lock(&self.shared.tables).registered(id));
             return;
         }
         if !self.is_candidate(now, pid) || self.is_vfork_child(now, pid) {
@@ -127,9 +145,8 @@ impl<T: Transport> EvictThread<T> {
             }
             None => self.attach(pid),
         };
-        match attached {
-            Ok(()) => self.halt.found = true,
-            Err(error) => self.not_attached(pid, error),
+        if let Err(error) = attached {
+            self.not_attached(pid, error);
         }
     }
 
@@ -140,13 +157,9 @@ impl<T: Transport> EvictThread<T> {
         if !has_room && !stuck && now.duration_since(since) < HALT_MAX {
             return;
         }
-        let pause = match (has_room, self.halt.found) {
-            // To stop it would not help soon.
-            (false, _) => PAUSE_MAX,
-            (true, true) => PAUSE_MIN,
-            (true, false) => (self.halt.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX),
-        };
-        self.halt = Halt { next: Some(now + pause), pause, ..Halt::default() };
+        // Where it does not help it is not soon tried again.
+        let pause = if has_room { PAUSE_MIN } else { PAUSE_MAX };
+        self.halt = Halt { next: Some(now + pause), ..Halt::default() };
     }
 
     /// Few processes have pages in their outboxes, which count as theirs: those of hundreds would be more than a budget.

@@ -34,6 +34,9 @@ const GROWTH_CALM: i64 = 1 << 20;
 const MEASURE_EVERY: Duration = Duration::from_millis(50);
 /// Agents are asked for their state this often.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
+/// So many processes are stopped before it is measured what they share, unless that would take long: 5 ms for so many bytes.
+const MANY: u32 = 16;
+const QUICK: u64 = 640 << 20;
 /// Growth of the sum after which sharing is measured again at once.
 const SHARING_GROWTH: u64 = 4 << 20;
 /// A process that could not be attached is tried again after this, and after twice the time each time. At first sooner, if the reason may pass.
@@ -101,6 +104,7 @@ impl<T: Transport> EvictThread<T> {
             let before = if self.settled { self.gauges.resident_peak } else { 0 };
             self.gauges.resident_peak = before.max(resident);
         }
+        let took = now.elapsed();
         let decision = self.budget.decide(Bytes(resident));
         // At once: what else a look does takes time in which the tree would grow.
         self.hold_back(now);
@@ -118,7 +122,7 @@ impl<T: Transport> EvictThread<T> {
             self.ask_status(now);
         }
         let crowded = lock(&self.shared.tables).roomless() > 0;
-        let calm = resident as i64 - counted < GROWTH_CALM;
+        let calm = resident as i64 - counted < GROWTH_CALM && !self.halt.was_on(now);
         self.calm = if calm { self.calm + 1 } else { 0 };
         let calm = self.budget.calm().min(decision.look_again * (1 + self.calm / CALM_LOOKS));
         let pause = match (self.is_detaching(), crowded) {
@@ -128,7 +132,6 @@ impl<T: Transport> EvictThread<T> {
             (false, false) => decision.look_again.max(calm),
         };
         // A look at many processes takes long: as much time again is for making room.
-        let took = now.elapsed();
         self.next_look = match took < pause {
             true => now + torture::shorten(pause),
             false => now + took * 2,
@@ -139,7 +142,7 @@ impl<T: Transport> EvictThread<T> {
         if self.halt.is_on() {
             // One step after the other: see `hold_back`.
         } else if decision.page || torture::is_on() {
-            self.attach_largest(now);
+            self.attach_candidates(now);
             for process in self.processes.values_mut() {
                 if let Some(unpageable) = process.register_new(&self.shared, now) {
                     self.unpageable.insert(process.pid, unpageable);
@@ -155,6 +158,9 @@ impl<T: Transport> EvictThread<T> {
         let all = self.calm < CALM_LOOKS || now >= self.next_all;
         if !self.tree.refresh(&self.evictors(), all) {
             return;
+        }
+        if self.tree.is_behind() {
+            self.next_tree = now;
         }
         self.next_all = now + TREE_EVERY_CALM;
         let gone: Vec<i32> =
@@ -227,7 +233,10 @@ impl<T: Transport> EvictThread<T> {
         }
         let matters = count > 1 && sum > self.budget.low().0 && !self.is_detaching();
         let grown = sum > self.sharing.sum + SHARING_GROWTH;
-        if !matters {
+        let stray = sum.saturating_sub(self.sharing.shared) > self.budget.strays().0;
+        if stray && count > MANY && sum < QUICK && self.halt.is_due(now) {
+            // They are stopped first: to ask so many what they share would take longer than they need to outgrow the budget.
+        } else if !matters {
             self.sharing = Sharing { sum, shared: 0, earliest: now, expires: now };
         } else if now >= self.sharing.expires || (grown && now >= self.sharing.earliest) {
             let proportional: u64 = self.tree.pids().filter_map(proc::proportional_anonymous).sum();
@@ -241,15 +250,20 @@ impl<T: Transport> EvictThread<T> {
         sum.saturating_sub(self.sharing.shared).max(largest)
     }
 
-    fn attach_largest(&mut self, now: Instant) {
+    /// Attaches those who are to be, or the largest of them.
+    fn attach_candidates(&mut self, now: Instant) {
         let candidates = self.tree.pids().filter(|&pid| self.is_candidate(now, pid));
-        let Some((_, pid)) = candidates.map(|pid| (self.tree.resident(pid), pid)).max() else {
-            return;
-        };
-        if !self.is_vfork_child(now, pid)
-            && let Err(error) = self.attach(pid)
+        let mut candidates: Vec<i32> = candidates.collect();
+        let largest = candidates.iter().copied().max_by_key(|&pid| self.tree.resident(pid));
+        // While one is attached, which may take long, the others must not outgrow the budget. For those with whom that failed, not again.
+        candidates.retain(|pid| !self.refused.contains_key(pid));
+        let Some(largest) = largest else { return };
+        if !candidates.is_empty() && self.tree.pids().nth(1).is_some() {
+            self.halt(now, candidates);
+        } else if !self.is_vfork_child(now, largest)
+            && let Err(error) = self.attach(largest)
         {
-            self.not_attached(pid, error);
+            self.not_attached(largest, error);
         }
     }
 

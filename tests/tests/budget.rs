@@ -1,0 +1,38 @@
+//! The budget holds for every tree: measured from outside, whatever its processes do.
+
+use gms_tests::*;
+
+const BUDGET: Mib = Mib(96);
+/// The bound: the larger of 10 % and 32 MiB above the budget.
+const BOUND: Mib = Mib(96 + 32);
+
+/// Runs the program under the budget; fails the test if its tree ever held more than the bound.
+fn assert_within_bound(stage: &Stage, program: &Program) -> Outcome {
+    let gms = Gms::run(stage, program).local(BUDGET).arg("--export").arg("4G");
+    let proc = gms.spawn();
+    let census = Census::below(proc.pid());
+    let outcome = gms.finish_proc(proc);
+    let peak = census.end();
+    eprintln!(
+        "{}: {peak:?}, by gms's own account {} B, after {:?}",
+        program.line(),
+        outcome.stats().resident_peak_bytes,
+        outcome.elapsed
+    );
+    assert!(peak.looks > 10, "the tree was hardly measured: {peak:?}");
+    if peak.pss > BOUND.bytes() {
+        outcome.fail(&format!("the tree held more than {} B: {peak:?}", BOUND.bytes()));
+    }
+    outcome
+}
+
+/// One after the other: each takes all CPUs.
+#[test]
+fn trees_that_grow_by_other_ways_than_faults_stay_within_the_bound() {
+    let Some(stage) = Stage::set() else { return };
+    let huge = Program::new([c_program("manyprocs")]).args(["3", "131072", "huge"]);
+    assert_within_bound(&stage, &huge).expect_code(0);
+    // What fits the machine's memory decides how this one ends.
+    let heaps = ["--bigheap", "2", "--timeout", "6", "--verify", "--oomable"];
+    assert_within_bound(&stage, &Program::new([tool("stress-ng")]).args(heaps));
+}
