@@ -328,6 +328,7 @@ impl<T: Transport> EvictThread<T> {
         for (_, pid) in by_size {
             if let Some(moved) = self.evict_batch(pid, now) {
                 if moved > 0 {
+                    self.halt.note_evicted();
                     self.stuck_at = None;
                 }
                 self.goal = self.goal.saturating_sub(moved * PAGE);

@@ -89,9 +89,15 @@ impl Stopped {
     pub fn seize(tid: i32) -> Result<Stopped> {
         let tid = Pid::from_raw(tid);
         // Before it can end as ours.
-        lock(&TRACED).insert(tid.as_raw());
-        request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
-            .inspect_err(|_| forget(tid))
+        let new = lock(&TRACED).insert(tid.as_raw());
+        let seized = request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize);
+        // One that is traced already, because it stops late, is refused too.
+        seized
+            .inspect_err(|_| {
+                if new {
+                    forget(tid);
+                }
+            })
             .map_err(refused)?;
         // Fails only if the thread has been killed, which is found later.
         let _ = request(libc::PTRACE_INTERRUPT, tid, 0, 0);

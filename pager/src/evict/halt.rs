@@ -9,6 +9,7 @@
 //! back.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,12 +22,13 @@ use crate::shared::lock;
 
 /// Longest that a tree is stopped for evictions when nothing is left to be registered.
 const HALT_MAX: Duration = Duration::from_millis(500);
-/// Pause after the tree was stopped, and after that was in vain.
+/// Pause after the tree was stopped, doubled each time that nothing came of it; and where there was no room for it to go on.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(64);
+const PAUSE_VAIN: Duration = Duration::from_secs(2);
 /// Between two searches for threads that run while the tree is stopped, as a multiple of what one takes.
 const STOP_PAUSE: u32 = 3;
-/// For so long after a halt the tree is looked at often: what grew so once does again.
+/// For so long after a halt of which something came the tree is looked at often: what grew so once does again.
 const WARY: Duration = Duration::from_secs(2);
 /// Processes that have pages in their outboxes, 512 KiB each at most.
 const OUTBOXES_MAX: usize = 8;
@@ -41,8 +43,12 @@ pub(super) struct Halt {
     queue: Vec<i32>,
     /// Since when nothing is left to be done but to evict; `None` if the tree runs.
     since: Option<Instant>,
-    /// Not again before.
+    /// Whether anything was attached, registered or evicted.
+    found: bool,
+    /// Not again before, and how long that was last time.
     next: Option<Instant>,
+    pause: Duration,
+    wary_until: Option<Instant>,
     /// When it is looked for others who run.
     next_stop: Option<Instant>,
 }
@@ -52,14 +58,19 @@ impl Halt {
         self.since.is_some()
     }
 
+    /// Takes note of an eviction.
+    pub(super) fn note_evicted(&mut self) {
+        self.found |= self.is_on();
+    }
+
     /// Whether the tree runs, and may be stopped.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.is_on() && self.next.is_none_or(|next| now >= next)
     }
 
-    /// Whether the tree runs, and has lately grown by other ways than faults.
-    pub(super) fn was_on(&self, now: Instant) -> bool {
-        self.next.is_some_and(|next| now.saturating_duration_since(next) < WARY)
+    /// Whether the tree has lately grown by other ways than faults.
+    pub(super) fn is_wary(&self, now: Instant) -> bool {
+        self.wary_until.is_some_and(|until| now < until)
     }
 }
 
@@ -127,9 +138,12 @@ impl<T: Transport> EvictThread<T> {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.measure();
             process.look_again(now);
+            let id = process.space.id;
+            let before = lock(&self.shared.tables).registered(id);
             if let Some(unpageable) = process.register_new(&self.shared, now) {
                 self.unpageable.insert(pid, unpageable);
             }
+            self.halt.found |= !Arc::ptr_eq(&before, &lock(&self.shared.tables).registered(id));
             return;
         }
         if !self.is_candidate(now, pid) || self.is_vfork_child(now, pid) {
@@ -145,8 +159,9 @@ impl<T: Transport> EvictThread<T> {
             }
             None => self.attach(pid),
         };
-        if let Err(error) = attached {
-            self.not_attached(pid, error);
+        match attached {
+            Ok(()) => self.halt.found = true,
+            Err(error) => self.not_attached(pid, error),
         }
     }
 
@@ -157,9 +172,15 @@ impl<T: Transport> EvictThread<T> {
         if !has_room && !stuck && now.duration_since(since) < HALT_MAX {
             return;
         }
-        // Where it does not help it is not soon tried again.
-        let pause = if has_room { PAUSE_MIN } else { PAUSE_MAX };
-        self.halt = Halt { next: Some(now + pause), ..Halt::default() };
+        let pause = match (has_room, self.halt.found) {
+            (true, true) => PAUSE_MIN,
+            (true, false) => (self.halt.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX),
+            // To stop it would not help soon.
+            (false, true) => PAUSE_MAX,
+            (false, false) => (self.halt.pause * 2).clamp(PAUSE_MAX, PAUSE_VAIN),
+        };
+        let wary_until = if self.halt.found { Some(now + WARY) } else { self.halt.wary_until };
+        self.halt = Halt { next: Some(now + pause), pause, wary_until, ..Halt::default() };
     }
 
     /// Few processes have pages in their outboxes, which count as theirs: those of hundreds would be more than a budget.

@@ -122,7 +122,7 @@ impl<T: Transport> EvictThread<T> {
             self.ask_status(now);
         }
         let crowded = lock(&self.shared.tables).roomless() > 0;
-        let calm = resident as i64 - counted < GROWTH_CALM && !self.halt.was_on(now);
+        let calm = resident as i64 - counted < GROWTH_CALM && !self.halt.is_wary(now);
         self.calm = if calm { self.calm + 1 } else { 0 };
         let calm = self.budget.calm().min(decision.look_again * (1 + self.calm / CALM_LOOKS));
         let pause = match (self.is_detaching(), crowded) {
@@ -258,7 +258,8 @@ impl<T: Transport> EvictThread<T> {
         // While one is attached, which may take long, the others must not outgrow the budget. For those with whom that failed, not again.
         candidates.retain(|pid| !self.refused.contains_key(pid));
         let Some(largest) = largest else { return };
-        if !candidates.is_empty() && self.tree.pids().nth(1).is_some() {
+        let alone = candidates.is_empty() || self.tree.pids().nth(1).is_none();
+        if !alone && self.halt.is_due(now) {
             self.halt(now, candidates);
         } else if !self.is_vfork_child(now, largest)
             && let Err(error) = self.attach(largest)
