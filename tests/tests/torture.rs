@@ -118,6 +118,8 @@ fn python_module(stage: &Stage, torture: &Torture, module: &str, chosen: &[&str]
     let program = Program::new(["/usr/bin/python3", "-m", "test", "-q", "--junit-xml"])
         .args([report.display()])
         .args(chosen.iter().flat_map(|tests| ["-m", tests]))
+        // Expects a signal within some milliseconds: fails on a busy machine without gms too.
+        .args(["-i", "test_shared_memory_SharedMemoryServer_ignores_sigint"])
         .args([module])
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .dir(stage.dir());

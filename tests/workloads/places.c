@@ -3,7 +3,7 @@
 #include "check.h"
 #include <pthread.h>
 
-#define EACH 1024 /* pages of each kind: 4 MiB */
+#define EACH 512 /* pages of each kind: 2 MiB. Four kinds cannot be paged, and must leave room in the smallest budget */
 
 static uint64_t pages;
 static char *plain;
@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
     protect("read-only", PROT_READ);
     protect("inaccessible", PROT_NONE);
     for (uint64_t sweep = 1; sweep <= 2; sweep++) {
-        deep(EACH / 2, 40 + sweep); /* 4 MiB of the main stack */
+        deep(EACH / 2, 40 + sweep); /* 2 MiB of the main stack */
         pthread_attr_t attributes;
         pthread_t thread;
         pthread_attr_init(&attributes);
