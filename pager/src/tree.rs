@@ -166,7 +166,11 @@ impl Tree {
     /// Adds those who have one of these ids and belong here.
     fn add_born(&mut self, ids: Vec<i32>, evictors: &[i32]) {
         let before = std::mem::take(&mut self.unborn);
-        let most = self.seen + BORN_MAX;
+        // Who must wait is known by its parent, which may end meanwhile: only its adoption by this process tells then.
+        let most = match self.root {
+            Root::OwnChildren(_) => self.seen + BORN_MAX,
+            Root::Process(_) => u64::MAX,
+        };
         for pid in ids {
             if self.members.contains_key(&pid) || evictors.contains(&pid) {
                 continue;
