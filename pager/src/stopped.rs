@@ -2,7 +2,7 @@
 //!
 //! Every request must come from the thread that made the first one. Only the dead may be reaped by others ([`reap_ended`]).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -88,6 +88,7 @@ impl Stopped {
     /// Asks a thread to stop: it leaves user mode at once, and stops when it has finished what it does in the kernel.
     pub fn seize(tid: i32) -> Result<Stopped> {
         let tid = Pid::from_raw(tid);
+        TRACES.set(true);
         // Before it can end as ours.
         let new = lock(&TRACED).insert(tid.as_raw());
         let seized = request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize);
@@ -113,7 +114,7 @@ impl Stopped {
             Err(InjectError::Unstoppable) => false,
             Err(_) => reap(self.tid.as_raw()),
             Ok(status) => {
-                let ours = is_event_stop(status) || is_syscall_stop(status);
+                let ours = is_ours(status);
                 let signal = if ours { 0 } else { signal_of(status) };
                 if self.altered {
                     self.put_back();
@@ -168,25 +169,14 @@ impl Stopped {
         let deadline = Instant::now() + limit;
         let mut pause = Duration::from_micros(5);
         loop {
-            // SAFETY: a struct of integers, for which all-zero is a value.
-            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-            // Stops only: the end of a child of ours is for whoever waits for that. __WALL is implied for traced threads.
-            let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
-            // SAFETY: waitid writes one siginfo, which lives on this stack frame.
-            let waited = unsafe {
-                libc::waitid(libc::P_PID, self.tid.as_raw() as libc::id_t, &raw mut info, flags)
-            };
-            // SAFETY: after a successful waitid these fields are set, or all of it is still zero.
-            let (stopped, status) = unsafe { (info.si_pid() != 0, info.si_status()) };
-            if waited == 0 && stopped {
-                return match info.si_code {
-                    libc::CLD_TRAPPED | libc::CLD_STOPPED => Ok(status),
-                    _ => Err(InjectError::Gone),
-                };
-            }
-            // It has ended, or is not ours: asked for stops only, the kernel does not tell of tracees that have ended.
-            if waited < 0 && Errno::last() != Errno::EINTR {
-                return Err(InjectError::Gone);
+            // Stops only: the end of a child of ours is for whoever waits for that.
+            let flags = libc::WSTOPPED | libc::__WNOTHREAD;
+            match report(libc::P_PID, self.tid.as_raw(), flags) {
+                Ok(Some(report)) if report.has_stopped() => return Ok(report.status),
+                // It has ended, or is not ours: asked for stops only, the kernel does not tell of tracees that have ended.
+                Ok(Some(_)) => return Err(InjectError::Gone),
+                Err(errno) if errno != Errno::EINTR => return Err(InjectError::Gone),
+                Ok(None) | Err(_) => {}
             }
             if Instant::now() > deadline {
                 return Err(InjectError::Unstoppable);
@@ -353,6 +343,11 @@ fn is_syscall_stop(status: i32) -> bool {
     status == libc::SIGTRAP | 0x80
 }
 
+/// Whether a stop is none of a signal's.
+fn is_ours(status: i32) -> bool {
+    is_event_stop(status) || is_syscall_stop(status)
+}
+
 /// The signal of a stop.
 fn signal_of(status: i32) -> usize {
     (status & 0x7f) as usize
@@ -361,6 +356,8 @@ fn signal_of(status: i32) -> usize {
 thread_local! {
     /// Threads that were asked to stop and have not done so yet: only a stopped thread can be detached.
     static LINGERING: RefCell<Vec<Stopped>> = const { RefCell::new(Vec::new()) };
+    /// Whether this thread may trace others.
+    static TRACES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Threads that this process traces.
@@ -373,7 +370,10 @@ fn forget(tid: Pid) {
 /// Detaches threads which stopped too late for an injection, and reaps those that have ended. To be called often by the thread that injects;
 /// if some are left it tells when to call again.
 pub fn release_late() -> Option<Duration> {
-    LINGERING.with_borrow_mut(|lingering| {
+    if !TRACES.get() {
+        return None;
+    }
+    let late = LINGERING.with_borrow_mut(|lingering| {
         lingering.retain_mut(|thread| {
             let released = thread.try_release();
             if released {
@@ -384,7 +384,41 @@ pub fn release_late() -> Option<Duration> {
         let pause =
             |thread: &Stopped| (thread.since.elapsed() / LATE_SHARE).clamp(LATE_MIN, LATE_MAX);
         lingering.iter().map(pause).min()
-    })
+    });
+    late.into_iter().chain(release_strays()).min()
+}
+
+/// Detaches whom the calling thread traces without having asked for it: a child by CLONE_PTRACE of a thread that was traced, and a thread that
+/// has executed a program, which gives it the id of its process's first thread.
+fn release_strays() -> Option<Duration> {
+    loop {
+        // Only looked at, because a stop may be one that is awaited.
+        let flags = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT | libc::__WNOTHREAD;
+        let Ok(report) = report(libc::P_ALL, 0, flags) else {
+            TRACES.set(false);
+            return None;
+        };
+        let traced = lock(&TRACED);
+        let Some(report) = report else {
+            // Others may hide it while they are stopped, but are not for long.
+            return Some(if traced.is_empty() { LATE_MIN } else { LATE_MAX });
+        };
+        if report.has_stopped() && traced.contains(&report.pid) {
+            return Some(LATE_MAX);
+        }
+        drop(traced);
+        let released = match report.has_stopped() {
+            true => {
+                let signal = if is_ours(report.status) { 0 } else { signal_of(report.status) };
+                request(libc::PTRACE_DETACH, Pid::from_raw(report.pid), 0, signal).is_ok()
+            }
+            false => !is_left_to_others(report.pid) && reap(report.pid),
+        };
+        if !released {
+            // It is being killed, or has ended and is awaited elsewhere.
+            return Some(LATE_MAX);
+        }
+    }
 }
 
 /// Takes note of traced threads that have ended; until then their process cannot end or execute another program, and its parent waits.
@@ -400,28 +434,56 @@ pub fn reap_ended() {
 /// Takes note of a traced thread that has ended. True if it is ours no longer. The end of a child of ours is left alone: its exit status
 /// is for whoever started it.
 fn reap(tid: i32) -> bool {
-    let look = |flags| {
-        // SAFETY: a struct of integers, for which all-zero is a value.
-        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        let flags = flags | libc::WEXITED | libc::WNOHANG | libc::__WALL;
-        // SAFETY: waitid writes one siginfo, which lives on this stack frame.
-        let result = unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, flags) };
-        // Without __WNOTHREAD, because it may be another thread's tracee; so the end of a child is seen too.
-        let ended = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED].contains(&info.si_code);
-        (result < 0, ended)
-    };
-    // A stop, which the kernel tells of whether asked for or not, is for the tracer and must not be taken from it.
-    let (gone, ended) = look(libc::WNOWAIT);
-    if !ended {
-        // The first thread of a process ends when all others have.
-        return gone;
+    // Without __WNOTHREAD, because it may be another thread's tracee; so the end of a child is seen too.
+    let look = |flags| report(libc::P_PID, tid, libc::WEXITED | flags);
+    match look(libc::WNOWAIT) {
+        Err(_) => true,
+        // A stop, which the kernel tells of whether asked for or not, is for the tracer and must not be taken from it.
+        Ok(report) if !report.as_ref().is_some_and(Report::has_ended) => false,
+        Ok(_) => {
+            if !is_left_to_others(tid) {
+                // It has been seen.
+                let _ = look(0);
+            }
+            true
+        }
     }
+}
+
+/// Whether one that has ended is a child of ours. The first thread of a process ends when all others have.
+fn is_left_to_others(tid: i32) -> bool {
     let leader = proc::status_field(tid, "Tgid:") == Some(tid.into());
-    let ours = proc::status_field(tid, "PPid:") == Some(std::process::id().into());
-    if !(leader && ours) {
-        look(0);
+    leader && proc::status_field(tid, "PPid:") == Some(std::process::id().into())
+}
+
+/// What waitid tells.
+struct Report {
+    pid: i32,
+    code: i32,
+    status: i32,
+}
+
+impl Report {
+    fn has_stopped(&self) -> bool {
+        [libc::CLD_TRAPPED, libc::CLD_STOPPED].contains(&self.code)
     }
-    true
+
+    fn has_ended(&self) -> bool {
+        [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED].contains(&self.code)
+    }
+}
+
+/// Asks, without waiting, for the stop or end of a child or tracee. __WALL is implied for traced threads.
+fn report(ids: libc::idtype_t, id: i32, flags: libc::c_int) -> nix::Result<Option<Report>> {
+    // SAFETY: a struct of integers, for which all-zero is a value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = flags | libc::WNOHANG | libc::__WALL;
+    // SAFETY: waitid writes one siginfo, which lives on this stack frame.
+    let waited = unsafe { libc::waitid(ids, id as libc::id_t, &raw mut info, flags) };
+    Errno::result(waited)?;
+    // SAFETY: after a successful waitid these fields are set, or all of it is still zero.
+    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    Ok((pid != 0).then_some(Report { pid, code: info.si_code, status }))
 }
 
 fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> nix::Result<()> {
