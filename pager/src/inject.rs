@@ -141,11 +141,11 @@ impl Frozen {
     pub fn stop_running(&mut self) {
         for _ in 0..FREEZE_ROUNDS {
             let mut running = proc::threads(self.pid);
-            running.retain(|&tid| proc::state(tid) == Some('R') && !self.holds(tid));
-            if running.is_empty() {
+            running.retain(|&tid| !self.holds(tid) && proc::state(tid) == Some('R'));
+            let room = FROZEN_MAX.saturating_sub(self.threads.len());
+            if running.is_empty() || room == 0 {
                 break;
             }
-            let room = FROZEN_MAX.saturating_sub(self.threads.len());
             let seized = running.into_iter().take(room).filter_map(|tid| Stopped::seize(tid).ok());
             self.threads.extend(seized);
         }
@@ -306,12 +306,14 @@ fn syscall_instruction(pid: i32) -> Result<(u64, File)> {
     Ok((vdso.range.start + offset as u64, memory))
 }
 
-/// Blocked threads which can be stopped: not one that waits for its vfork child, is uninterruptible, or is stopped.
+/// Blocked threads which can be stopped: not one that waits for its vfork child or for the program that it executes (PTRACE_SEIZE waits for
+/// the end of that), is uninterruptible, or is stopped.
 fn blocked_threads(pid: i32) -> Vec<i32> {
-    const VFORKS: [i64; 3] = [libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3];
+    const WAITS: [i64; 5] =
+        [libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3, libc::SYS_execve, libc::SYS_execveat];
     let mut threads = proc::threads(pid);
     threads.retain(|&tid| proc::state(tid) == Some('S'));
-    threads.retain(|&tid| !proc::blocked_in(tid).is_some_and(|nr| VFORKS.contains(&nr)));
+    threads.retain(|&tid| !proc::blocked_in(tid).is_some_and(|nr| WAITS.contains(&nr)));
     threads.truncate(8);
     threads
 }

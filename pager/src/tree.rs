@@ -44,6 +44,8 @@ pub struct Tree {
 
 struct Member {
     process: OwnedFd,
+    /// Who it was a child of when it was met.
+    parent: i32,
     /// Kept open, as it is read at every look.
     size: Option<proc::Measure>,
     /// What it said last.
@@ -77,35 +79,33 @@ impl Tree {
             unborn: Vec::new(),
             next_walk: Instant::now(),
         };
-        tree.add(first, |_| true);
+        tree.add(first, |_| Some(0));
         tree
     }
 
-    /// Adds a process, if what was opened under its id `belongs`.
-    fn add(&mut self, pid: i32, belongs: impl FnOnce(&Tree) -> bool) -> bool {
+    /// Adds a process, if what was opened under its id has a parent by which it belongs here.
+    fn add(&mut self, pid: i32, parent: impl FnOnce(&Tree) -> Option<i32>) -> bool {
         let Ok(process) = pidfd_open(pid) else { return false };
         // While it has not ended its id is no other process's: what was looked up by that is true of this one.
-        let added = belongs(self) && !has_ended(process.as_fd());
-        if added {
+        let parent = parent(self).filter(|_| !has_ended(process.as_fd()));
+        if let Some(parent) = parent {
             self.seen += 1;
             // Half of the descriptors are left to what cannot do without.
             let spare = getrlimit(Resource::RLIMIT_NOFILE)
                 .is_ok_and(|(most, _)| (process.as_raw_fd() as u64) < most / 2);
             let size = spare.then(|| proc::Measure::open(pid).ok()).flatten();
-            self.members.insert(pid, Member { process, size, resident: Cell::new(0) });
+            self.members.insert(pid, Member { process, parent, size, resident: Cell::new(0) });
         }
-        added
+        parent.is_some()
     }
 
-    /// Whether the parent of a process is a member that has not ended, or this process, as a subreaper of the members' children.
-    fn is_child(&self, pid: i32) -> bool {
-        let Some(parent) = proc::status_field(pid, "PPid:").map(|parent| parent as i32) else {
-            return false;
-        };
+    /// The parent of a process, if that is a member that has not ended, or this process, as a subreaper of the members' children.
+    fn parent_of(&self, pid: i32) -> Option<i32> {
+        let parent = proc::status_field(pid, "PPid:")? as i32;
         let adopted =
             matches!(self.root, Root::OwnChildren(_)) && parent == std::process::id() as i32;
-        adopted
-            || self.members.get(&parent).is_some_and(|member| !has_ended(member.process.as_fd()))
+        let lives = |member: &Member| !has_ended(member.process.as_fd());
+        (adopted || self.members.get(&parent).is_some_and(lives)).then_some(parent)
     }
 
     /// Finds new members and drops those that have ended, unless nobody was born and not `all` is asked for: then it returns false.
@@ -182,7 +182,7 @@ impl Tree {
             }
             match proc::status_field(pid, "Tgid:") {
                 Some(leader) if leader != i64::from(pid) => {}
-                Some(_) => drop(self.add(pid, |tree| tree.is_child(pid))),
+                Some(_) => drop(self.add(pid, |tree| tree.parent_of(pid))),
                 // It has its id before it can be found by it. Most have ended already.
                 None => {
                     let looks = before.iter().find(|(id, _)| *id == pid).map_or(0, |(_, n)| *n);
@@ -210,7 +210,7 @@ impl Tree {
             if !visited.insert(pid) {
                 continue;
             }
-            if !self.members.contains_key(&pid) && !self.add(pid, |tree| tree.is_child(pid)) {
+            if !self.members.contains_key(&pid) && !self.add(pid, |tree| tree.parent_of(pid)) {
                 continue;
             }
             queue.extend(proc::children(pid));
@@ -232,6 +232,11 @@ impl Tree {
     /// A descriptor of a member that has not ended when last looked at: its id may be another's now.
     pub fn process(&self, pid: i32) -> Option<BorrowedFd<'_>> {
         self.members.get(&pid).map(|member| member.process.as_fd())
+    }
+
+    /// Whose child a member was when it was met.
+    pub fn parent(&self, pid: i32) -> Option<i32> {
+        self.members.get(&pid).map(|member| member.parent)
     }
 
     /// Measures the resident anonymous memory of a member, in bytes.

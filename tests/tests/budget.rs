@@ -36,3 +36,14 @@ fn trees_that_grow_by_other_ways_than_faults_stay_within_the_bound() {
     let heaps = ["--bigheap", "2", "--timeout", "6", "--verify", "--oomable"];
     assert_within_bound(&stage, &Program::new([tool("stress-ng")]).args(heaps));
 }
+
+/// What a vfork child has is its parent's memory: the two need no more than the parent.
+#[test]
+fn the_memory_of_a_vfork_child_counts_once() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("vforks")]).args(["into", "60", "/bin/sleep", "0.2"]);
+    let outcome = Gms::run(&stage, &program).local(BUDGET).finish().expect_code(0);
+    let stats = outcome.stats();
+    assert_eq!(stats.pages_out, 0, "{}", outcome.stderr);
+    assert!(stats.resident_peak_bytes < BUDGET.bytes(), "{}", outcome.stderr);
+}

@@ -122,6 +122,10 @@ impl<T: Transport> EvictThread<T> {
                 frozen.stop_running();
                 continue;
             }
+            if self.is_guest(pid) {
+                // What it touches faults as its host's does.
+                continue;
+            }
             let frozen = Frozen::if_running(pid);
             // Who has got its id since is let go at once.
             let is_member = self.tree.process(pid).is_some_and(|process| !has_ended(process));
@@ -207,10 +211,11 @@ impl<T: Transport> EvictThread<T> {
         self.obey(now);
         self.spaces.values().for_each(|space| drop(lock(&space.gate)));
         self.obey(now);
-        let shares = self.processes.values().any(|process| process.shares_memory_with(pid));
-        if shares {
-            self.refuse_vfork_child(pid);
+        let host = self.processes.values().find(|process| process.shares_memory_with(pid));
+        let host = host.map(|process| process.pid);
+        if let Some(host) = host {
+            self.refuse_vfork_child(pid, host);
         }
-        shares
+        host.is_some()
     }
 }

@@ -56,6 +56,8 @@ pub(super) struct Refusal {
     pause: Duration,
     /// Whether the reason is known.
     told: bool,
+    /// The process whose memory it has, because of which it is not attached.
+    host: Option<i32>,
 }
 
 impl Refusal {
@@ -65,12 +67,13 @@ impl Refusal {
         let most = if passing { ATTACH_RETRY } else { ATTACH_RETRY_MAX };
         let pause = before.map_or(least, |refusal| (refusal.pause * 2).clamp(least, most));
         let try_again = Some(Instant::now() + pause);
-        Refusal { image: proc::image(pid), try_again, pause, told: !passing }
+        Refusal { image: proc::image(pid), try_again, pause, told: !passing, host: None }
     }
 
-    fn of_vfork_child(pid: i32) -> Refusal {
+    fn of_vfork_child(pid: i32, host: i32) -> Refusal {
         let try_again = Some(Instant::now() + ATTACH_RETRY);
-        Refusal { image: proc::image(pid), try_again, pause: ATTACH_RETRY, told: true }
+        let image = proc::image(pid);
+        Refusal { image, try_again, pause: ATTACH_RETRY, told: true, host: Some(host) }
     }
 
     fn stands(&self, now: Instant, pid: i32) -> bool {
@@ -222,10 +225,15 @@ impl<T: Transport> EvictThread<T> {
         let mut sum = 0;
         let mut largest = 0;
         let mut count = 0;
+        let mut guests = Vec::new();
         for pid in self.tree.pids() {
-            let resident = match self.processes.get_mut(&pid) {
-                Some(process) => process.measure().resident,
-                None => self.tree.measure(pid),
+            let resident = if let Some(process) = self.processes.get_mut(&pid) {
+                process.measure().resident
+            } else if self.is_guest(pid) {
+                guests.push(pid);
+                continue;
+            } else {
+                self.tree.measure(pid)
             };
             sum += resident;
             largest = largest.max(resident);
@@ -239,7 +247,8 @@ impl<T: Transport> EvictThread<T> {
         } else if !matters {
             self.sharing = Sharing { sum, shared: 0, earliest: now, expires: now };
         } else if now >= self.sharing.expires || (grown && now >= self.sharing.earliest) {
-            let proportional: u64 = self.tree.pids().filter_map(proc::proportional_anonymous).sum();
+            let hosts = self.tree.pids().filter(|pid| !guests.contains(pid));
+            let proportional: u64 = hosts.filter_map(proc::proportional_anonymous).sum();
             // Sharing that is there can end quickly: look again soon, but do not spend most of the time on it.
             let took = now.elapsed();
             let pause = (took * 4).clamp(Duration::from_millis(4), MEASURE_EVERY.max(took * 4));
@@ -276,8 +285,17 @@ impl<T: Transport> EvictThread<T> {
     }
 
     /// A vfork child is not attached until it executes something else.
-    pub(super) fn refuse_vfork_child(&mut self, pid: i32) {
-        self.refused.insert(pid, Refusal::of_vfork_child(pid));
+    pub(super) fn refuse_vfork_child(&mut self, pid: i32, host: i32) {
+        self.refused.insert(pid, Refusal::of_vfork_child(pid, host));
+    }
+
+    /// Whether a process that is not paged has the memory of one that is: a vfork child, before it executes something else. As far as is seen
+    /// at once: without waiting for what has not been told yet.
+    pub(super) fn is_guest(&self, pid: i32) -> bool {
+        let refused = self.refused.get(&pid).and_then(|refusal| refusal.host);
+        let host = refused.or_else(|| self.tree.parent(pid));
+        let host = host.and_then(|host| self.processes.get(&host));
+        host.is_some_and(|host| host.shares_memory_with(pid))
     }
 
     /// Starts to page a process. It does not run until all of its memory is registered: from then on its faults wait for room.
