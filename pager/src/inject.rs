@@ -140,8 +140,7 @@ impl Frozen {
     /// Stops what runs and has not been stopped before.
     pub fn stop_running(&mut self) {
         for _ in 0..FREEZE_ROUNDS {
-            let mut running = proc::threads(self.pid);
-            running.retain(|&tid| !self.holds(tid) && proc::state(tid) == Some('R'));
+            let running = proc::running(self.pid, |tid| self.holds(tid));
             let room = FROZEN_MAX.saturating_sub(self.threads.len());
             if running.is_empty() || room == 0 {
                 break;

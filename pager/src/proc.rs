@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// Field of /proc/PID/stat, counted from behind the command's name.
+/// Fields of /proc/PID/stat, counted from behind the command's name: how many threads there are, and where the stack starts.
+const THREADS: usize = 17;
 const START_STACK: usize = 25;
 
 /// One line of /proc/PID/maps.
@@ -183,6 +184,21 @@ impl Births {
 pub fn state(pid: i32) -> Option<char> {
     let text = read(&format!("/proc/{pid}/stat"))?;
     text.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+/// Threads of a process that run, but those `known`.
+pub fn running(pid: i32, known: impl Fn(i32) -> bool) -> Vec<i32> {
+    let Some(text) = read(&format!("/proc/{pid}/stat")) else { return Vec::new() };
+    let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let mut fields = fields.split_ascii_whitespace();
+    // Most processes have one thread, and then no more need be read.
+    let (state_of_first, count) = (fields.next(), fields.nth(THREADS - 1));
+    if count == Some("1") {
+        return if state_of_first == Some("R") && !known(pid) { vec![pid] } else { Vec::new() };
+    }
+    let mut running = threads(pid);
+    running.retain(|&tid| !known(tid) && state(tid) == Some('R'));
+    running
 }
 
 /// Tells programs that a process executes, one after the other, from each other: where the stack starts, which is random.

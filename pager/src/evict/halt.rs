@@ -32,6 +32,8 @@ const STOP_PAUSE: u32 = 3;
 const WARY: Duration = Duration::from_secs(2);
 /// Processes that have pages in their outboxes, 512 KiB each at most.
 const OUTBOXES_MAX: usize = 8;
+/// How often it is looked for births, at most so many at a time, before a tree counts as stopped.
+const BIRTH_ROUNDS: usize = 32;
 /// While the tree is stopped.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -68,6 +70,11 @@ impl Halt {
         !self.is_on() && self.next.is_none_or(|next| now >= next)
     }
 
+    /// Whether the process ran, and has been stopped.
+    pub(super) fn holds(&self, pid: i32) -> bool {
+        self.frozen.contains_key(&pid)
+    }
+
     /// Whether the tree has lately grown by other ways than faults.
     pub(super) fn is_wary(&self, now: Instant) -> bool {
         self.wary_until.is_some_and(|until| now < until)
@@ -93,7 +100,7 @@ impl<T: Transport> EvictThread<T> {
             self.halt(now, all);
         } else if self.halt.next_stop.is_some_and(|at| now >= at) {
             // Those who slept and have woken up, or were born.
-            self.stop_members();
+            self.stop_members(true);
         }
         self.next_look = self.next_look.min(now + LOOK);
         let next = self.halt.queue.pop();
@@ -104,22 +111,35 @@ impl<T: Transport> EvictThread<T> {
         next.is_some()
     }
 
-    /// Stops what runs, until these have been attended to. Processes that are born meanwhile are met by the next look, and stopped too.
-    pub(super) fn halt(&mut self, now: Instant, mut queue: Vec<i32>) {
+    /// Stops what runs, until these and all who ran and are not paged have been attended to.
+    pub(super) fn halt(&mut self, now: Instant, queue: Vec<i32>) {
         self.halt.since = Some(now);
-        self.stop_members();
-        queue.sort_by_cached_key(|&pid| self.tree.measure(pid));
         self.halt.queue = queue;
+        // Those who are not known yet would have the CPUs for themselves.
+        for _ in 0..BIRTH_ROUNDS {
+            let seen = self.tree.seen();
+            self.stop_members(false);
+            self.refresh_tree(now);
+            if self.tree.seen() == seen {
+                break;
+            }
+        }
+        self.halt.queue.sort_unstable();
+        self.halt.queue.dedup();
+        self.halt.queue.sort_by_cached_key(|&pid| self.tree.measure(pid));
     }
 
-    fn stop_members(&mut self) {
+    /// Stops the members who run; of those that are stopped already, threads that have woken up, if it is to be done `again`.
+    fn stop_members(&mut self, again: bool) {
         let began = Instant::now();
         // Those first that are not paged: nothing else holds them back.
         let (paged, others): (Vec<i32>, Vec<i32>) =
             self.tree.pids().partition(|pid| self.processes.contains_key(pid));
         for pid in others.into_iter().chain(paged) {
             if let Some(frozen) = self.halt.frozen.get_mut(&pid) {
-                frozen.stop_running();
+                if again {
+                    frozen.stop_running();
+                }
                 continue;
             }
             if self.is_guest(pid) {
@@ -131,6 +151,7 @@ impl<T: Transport> EvictThread<T> {
             let is_member = self.tree.process(pid).is_some_and(|process| !has_ended(process));
             if let Some(frozen) = frozen.filter(|_| is_member) {
                 self.halt.frozen.insert(pid, frozen);
+                self.halt.queue.push(pid);
             }
         }
         self.halt.next_stop = Some(Instant::now() + began.elapsed() * STOP_PAUSE);
@@ -156,6 +177,7 @@ impl<T: Transport> EvictThread<T> {
         let frozen = self.halt.frozen.remove(&pid);
         let attached = match frozen {
             Some(mut frozen) => {
+                // However small: whoever ran when the tree grew may be about to grow.
                 let attached = self.attach_frozen(pid, &mut frozen);
                 // It goes on with the others.
                 self.halt.frozen.insert(pid, frozen);

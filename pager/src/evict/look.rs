@@ -241,12 +241,14 @@ impl<T: Transport> EvictThread<T> {
         }
         let matters = count > 1 && sum > self.budget.low().0 && !self.is_detaching();
         let grown = sum > self.sharing.sum + SHARING_GROWTH;
-        let stray = sum.saturating_sub(self.sharing.shared) > self.budget.strays().0;
-        if stray && count > MANY && sum < QUICK && self.halt.is_due(now) {
-            // They are stopped first: to ask so many what they share would take longer than they need to outgrow the budget.
-        } else if !matters {
+        if !matters {
             self.sharing = Sharing { sum, shared: 0, earliest: now, expires: now };
         } else if now >= self.sharing.expires || (grown && now >= self.sharing.earliest) {
+            if grown && count > MANY && sum < QUICK && self.halt.is_due(now) {
+                // To ask so many what they share takes longer than they need to outgrow the budget.
+                let all = self.tree.pids().collect();
+                self.halt(now, all);
+            }
             let hosts = self.tree.pids().filter(|pid| !guests.contains(pid));
             let proportional: u64 = hosts.filter_map(proc::proportional_anonymous).sum();
             // Sharing that is there can end quickly: look again soon, but do not spend most of the time on it.
@@ -280,7 +282,7 @@ impl<T: Transport> EvictThread<T> {
     /// Whether the process is to be attached.
     pub(super) fn is_candidate(&self, now: Instant, pid: i32) -> bool {
         !self.processes.contains_key(&pid)
-            && (self.tree.resident(pid) >= ATTACH_MIN || torture::is_on())
+            && (self.tree.resident(pid) >= ATTACH_MIN || self.halt.holds(pid) || torture::is_on())
             && !self.refused.get(&pid).is_some_and(|refusal| refusal.stands(now, pid))
     }
 
