@@ -95,7 +95,9 @@ pub struct EvictThread<T> {
     /// Whether the budget has been met once.
     settled: bool,
     processes: BTreeMap<i32, Process>,
-    spaces: HashMap<SpaceId, Arc<Space>>,
+    pub(crate) spaces: HashMap<SpaceId, Arc<Space>>,
+    /// Spaces that have ended, of which the fault thread may still have read a fork.
+    leaving: HashMap<SpaceId, Arc<Space>>,
     orphans: Vec<Arc<Space>>,
     refused: HashMap<i32, Refusal>,
     halt: Halt,
@@ -160,6 +162,7 @@ impl<T: Transport> EvictThread<T> {
             settled: !matches!(root, Root::Process(_)),
             processes: BTreeMap::new(),
             spaces: HashMap::new(),
+            leaving: HashMap::new(),
             orphans: Vec::new(),
             refused: HashMap::new(),
             halt: Halt::default(),
@@ -270,15 +273,27 @@ impl<T: Transport> EvictThread<T> {
 
     fn obey(&mut self, now: Instant) -> bool {
         let mut busy = false;
-        while let Ok(EvictCommand::Forked(space)) = self.commands.try_recv() {
-            busy = true;
-            self.spaces.insert(space.id, space.clone());
-            self.orphans.push(space);
-            // It may live for a short time only.
-            self.next_tree = now;
-            self.next_look = self.next_look.min(now + MET_AFTER);
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                EvictCommand::Forked(space) => {
+                    busy = true;
+                    self.spaces.insert(space.id, space.clone());
+                    self.orphans.push(space);
+                    // It may live for a short time only.
+                    self.next_tree = now;
+                    self.next_look = self.next_look.min(now + MET_AFTER);
+                }
+                EvictCommand::Dropped(id) => drop(self.leaving.remove(&id)),
+            }
         }
         busy
+    }
+
+    /// Waits until all forks that have been read of are told of. The first of a chain of forks is told of before the next is read.
+    pub(crate) fn await_forks(&mut self, now: Instant) {
+        self.obey(now);
+        self.spaces.values().chain(self.leaving.values()).for_each(|s| drop(lock(&s.gate)));
+        self.obey(now);
     }
 
     pub(super) fn is_detaching(&self) -> bool {

@@ -262,6 +262,7 @@ impl<T: Transport> FaultThread<T> {
                     }
                     // Here, where nothing is half done: of what has been read no fault meets a space of which nothing is known, no fork copies one.
                     lock(&self.shared.tables).drop_space(id);
+                    self.shared.tell_dropped(id);
                 }
             }
         }

@@ -142,6 +142,8 @@ pub enum FaultCommand {
 pub enum EvictCommand {
     /// A child was forked; its process is to be found.
     Forked(Arc<Space>),
+    /// The space has been dropped: nothing of it is told any more.
+    Dropped(SpaceId),
 }
 
 /// See the module's documentation.
@@ -332,6 +334,12 @@ impl Shared {
     pub fn tell_forked(&self, child: Arc<Space>) {
         let _ = self.to_evict.send(EvictCommand::Forked(child));
         self.kick_evict();
+    }
+
+    /// Tells the evict thread that all of a space which has ended has been told.
+    pub fn tell_dropped(&self, id: SpaceId) {
+        // Nobody waits for it.
+        let _ = self.to_evict.send(EvictCommand::Dropped(id));
     }
 
     /// Whether a fault is by a thread of ours: of the evictor in that space, or of the evict thread, which reads the workload's memory.

@@ -228,11 +228,8 @@ impl<T: Transport> EvictThread<T> {
 
     /// Whether the process has the memory of one that is paged, until it executes something else.
     pub(super) fn is_vfork_child(&mut self, now: Instant, pid: i32) -> bool {
-        // If it was forked from a space of ours, that event has been read: wait until it has been handled too. The first of a chain of forks was
-        // told of before the next was read.
-        self.obey(now);
-        self.spaces.values().for_each(|space| drop(lock(&space.gate)));
-        self.obey(now);
+        // If it was forked from a space of ours, that event has been read.
+        self.await_forks(now);
         let host = self.processes.values().find(|process| process.shares_memory_with(pid));
         let host = host.map(|process| process.pid);
         if let Some(host) = host {

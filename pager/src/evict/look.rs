@@ -155,7 +155,7 @@ impl<T: Transport> EvictThread<T> {
         self.goal = decision.evict.0;
     }
 
-    pub(super) fn refresh_tree(&mut self, now: Instant) {
+    pub(crate) fn refresh_tree(&mut self, now: Instant) {
         let pause = if self.processes.is_empty() { TREE_EVERY } else { TREE_EVERY_PAGED };
         self.next_tree = now + torture::shorten(pause);
         let all = self.calm < CALM_LOOKS || now >= self.next_all;
@@ -185,7 +185,8 @@ impl<T: Transport> EvictThread<T> {
         self.orphans = orphans;
         gone.into_iter().for_each(|space: Arc<Space>| self.drop_space(space.id));
         self.refused.retain(|&pid, _| self.tree.contains(pid));
-        if self.tree.is_gone() && !self.spaces.values().any(|space| space.faults.is_alive()) {
+        // While one is leaving, a child of it may still be told of.
+        if self.tree.is_gone() && self.spaces.is_empty() && self.leaving.is_empty() {
             self.shared.finish(Outcome::TreeGone);
         }
     }
@@ -211,7 +212,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// The fault thread lets the tables forget it, after all that it has read.
     pub(crate) fn drop_space(&mut self, id: SpaceId) {
-        self.spaces.remove(&id);
+        self.leaving.extend(self.spaces.remove_entry(&id));
         self.shared.tell_fault(FaultCommand::Drop(id));
     }
 

@@ -1,7 +1,7 @@
 //! Processes that end while something of them has been read and not been handled yet. The address space is the test's own.
 
 use std::os::fd::{AsFd, FromRawFd, RawFd};
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, AtomicU8};
 
 use gms_policy::full::WhenFull;
 use gms_transport::message::WorkloadId;
@@ -13,8 +13,9 @@ use userfaultfd::Uffd;
 use super::*;
 use crate::evict::EvictThread;
 use crate::lane::tests::Script;
+use crate::proc;
 use crate::range_set::RangeSet;
-use crate::session::SessionConfig;
+use crate::session::{Outcome, SessionConfig};
 use crate::shared::Gauges;
 use crate::tables::EvictOutcome;
 use crate::tree::Root;
@@ -83,7 +84,8 @@ impl Play {
         let lane = || Lane::new(Instant::now(), Script::new(), WorkloadId([7; 16]), &[]);
         let mut fault =
             FaultThread::new(shared.clone(), commands.fault, lane(), None).expect("epoll");
-        let root = Root::OwnChildren(std::process::id() as i32);
+        // No process has this id.
+        let root = Root::Process(i32::MAX);
         let evict =
             EvictThread::new(shared.clone(), commands.evict, lane(), root, Gauges::default());
         let (access, flags) =
@@ -119,6 +121,19 @@ impl Play {
 
     fn page(&self) -> PageAddr {
         PageAddr::containing(self.page)
+    }
+
+    /// As after an attach: the evict thread knows the space too.
+    fn known(mut self) -> Play {
+        self.shared.tell_forked(self.space.clone());
+        self.evict.await_forks(Instant::now());
+        self
+    }
+
+    /// Whether the tree counts as gone, after as many looks as that takes.
+    fn is_gone(&mut self) -> bool {
+        (0..3).for_each(|_| self.evict.refresh_tree(Instant::now()));
+        matches!(self.shared.outcome(), Some(Outcome::TreeGone))
     }
 
     /// As after an eviction: the page is in the write-back buffer.
@@ -177,6 +192,53 @@ fn a_child_whose_parent_ends_at_once_has_its_pages() {
     assert!(has_page(&play));
     play.fault.obey();
     assert!(has_page(&play) && !lock(&play.shared.tables).knows(ID, 0..u64::MAX));
+}
+
+#[test]
+fn a_fork_that_was_read_is_waited_for_although_the_parent_has_ended() {
+    let mut play = Play::new(None).known();
+    let (parent, shared) = (play.space.clone(), play.shared.clone());
+    let child = Arc::new(Space::new(shared.new_space(), Faults::of_child(own_userfaultfd())));
+    let (read, waited) = (AtomicBool::new(false), AtomicBool::new(false));
+    let evict_thread = nix::unistd::gettid().as_raw();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let gate = lock(&parent.gate);
+            read.store(true, Ordering::SeqCst);
+            let waits = || proc::blocked_in(evict_thread) == Some(libc::SYS_futex);
+            while !waited.load(Ordering::SeqCst) && !waits() {
+                std::thread::yield_now();
+            }
+            shared.tell_forked(child.clone());
+            drop(gate);
+        });
+        while !read.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        play.evict.drop_space(ID);
+        play.evict.await_forks(Instant::now());
+        let known = play.evict.spaces.contains_key(&child.id);
+        waited.store(true, Ordering::SeqCst);
+        assert!(known);
+    });
+}
+
+#[test]
+fn a_tree_is_not_gone_while_a_fork_may_be_told_of() {
+    let mut play = Play::new(None).known();
+    play.evict.drop_space(ID);
+    // The fault thread has read a fork, and not applied it yet.
+    assert!(!play.is_gone());
+    let (space, fork) = (play.space.clone(), Event::Fork { uffd: own_userfaultfd() });
+    play.fault.change(&space, vec![fork], true);
+    let child = *play.fault.spaces.keys().find(|&&id| id != ID).expect("a child");
+    play.fault.obey();
+    play.evict.await_forks(Instant::now());
+    assert!(!play.is_gone() && play.evict.spaces.contains_key(&child));
+    play.evict.drop_space(child);
+    play.fault.obey();
+    play.evict.await_forks(Instant::now());
+    assert!(play.is_gone());
 }
 
 #[test]
