@@ -18,7 +18,7 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, pipe2};
 use userfaultfd::{Event, EventBuffer, Uffd};
 
-use crate::commands::say;
+use crate::commands::{begin_to_speak, end_speech, note};
 use crate::evictor::{has_ended, kill, pidfd_open};
 use crate::page_map::PAGE;
 use crate::proc;
@@ -81,7 +81,9 @@ impl Keeper {
         flags.set(CloneFlags::CLONE_PARENT, sibling);
         let keep = Box::new(|| {
             keep(&pager, &board.over, &words);
-            0
+            end_speech();
+            // SAFETY: it does not return. To return would end this thread only, and the process wait for the one that writes.
+            unsafe { libc::_exit(0) }
         });
         // SAFETY: there is no other thread whose locks the child could miss; it has a copy of the stack, as of all memory.
         let pid = unsafe { clone(keep, &mut stack, flags, None)? };
@@ -135,6 +137,8 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
         return;
     }
     let mut left = inherit(words.as_raw_fd());
+    // Nobody who reads what is said is waited for.
+    begin_to_speak();
     // The pager may have read of faults which it did not get to serve: they are made anew.
     left.iter().for_each(|faults| faults.wake(USER_SPACE));
     let mut buffer = EventBuffer::new(MESSAGES);
@@ -170,8 +174,10 @@ fn pass_on(words: &OwnedFd) {
     let mut bytes = vec![0; WORDS_MAX];
     let read = nix::unistd::read(words, &mut bytes).unwrap_or(0);
     let plain = |c: char| if c.is_control() { '?' } else { c };
-    for line in String::from_utf8_lossy(&bytes[..read]).lines() {
-        say(line.chars().map(plain).collect::<String>());
+    if read > 0 {
+        let text = String::from_utf8_lossy(&bytes[..read]);
+        let line = |line: &str| line.chars().map(plain).collect::<String>();
+        note(text.lines().map(line).collect::<Vec<String>>().join("\n"));
     }
 }
 
@@ -219,7 +225,7 @@ fn stop_at_fault(faults: &Faults, thread: i32, address: u64) {
     match found {
         Some((pid, process)) => {
             kill(&process);
-            say(format!(
+            note(format!(
                 "the pager has died: process {pid} is killed, because its evicted pages are lost"
             ));
         }

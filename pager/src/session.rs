@@ -40,6 +40,8 @@ const OTHERS_DEADLINE: Duration = Duration::from_secs(1);
 const CONNECT_LOOK_MS: u8 = 5;
 /// Between two looks whether a thread has ended.
 const JOIN_LOOK: Duration = Duration::from_micros(500);
+/// For the report of a panic to be read: the workload waits for its pages meanwhile.
+const REPORT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// What the user asked for, parsed and validated.
 #[derive(Clone, Debug)]
@@ -230,6 +232,11 @@ impl Session {
 fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
+        // Perhaps nobody reads the report.
+        let _ = std::thread::Builder::new().spawn(|| {
+            std::thread::sleep(REPORT_DEADLINE);
+            std::process::abort();
+        });
         report(info);
         std::process::abort();
     }));
@@ -430,5 +437,50 @@ fn latency(shared: &Shared) -> FaultLatency {
         p99: at(0.99),
         p999: at(0.999),
         max: histogram.max() as f64 / 1000.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Stdio};
+
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::unistd::{pipe2, write};
+
+    use super::*;
+
+    const TOLD: &str = "GMS_TEST_PANICS";
+
+    /// Nothing, but in the process that the next test starts.
+    #[test]
+    fn panics_if_told_to() {
+        if std::env::var_os(TOLD).is_some() {
+            abort_on_panic();
+            panic!("as told");
+        }
+    }
+
+    #[test]
+    fn a_panic_that_nobody_reads_ends_the_process() {
+        let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
+        while write(&writer, &[b'x'; 4096]).is_ok() {}
+        fcntl(&writer, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "session::tests::panics_if_told_to"])
+            .env(TOLD, "1")
+            .stdout(Stdio::null())
+            .stderr(writer)
+            .spawn()
+            .unwrap();
+        let mut writers = [PollFd::new(reader.as_fd(), PollFlags::empty())];
+        assert_eq!(
+            poll(&mut writers, PollTimeout::from(10_000_u16)),
+            Ok(1),
+            "it waits for a reader"
+        );
+        assert_eq!(process.wait().unwrap().signal(), Some(libc::SIGABRT));
     }
 }

@@ -1,10 +1,12 @@
 //! The supervisor dies: no page may ever read as zero.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use gms_tests::*;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, pipe2, write};
 
@@ -117,12 +119,68 @@ fn killing_the_process_before_the_shell_spoils_no_page() {
     assert_nothing_wrong_was_read(&gms.finish());
 }
 
+/// A full pipe that nobody reads: whoever waits to write to it is freed by dropping the reader.
+fn unread() -> (OwnedFd, OwnedFd) {
+    let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
+    while write(&writer, &[b'x'; 4096]).is_ok() {}
+    fcntl(&writer, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    (reader, writer)
+}
+
+/// Whether everybody who could write to the pipe has ended.
+fn is_left(reader: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(reader.as_fd(), PollFlags::empty())];
+    poll(&mut fds, PollTimeout::from(20_000_u16)) == Ok(1)
+}
+
+#[test]
+fn killing_a_supervisor_that_nobody_listens_to_ends_everything() {
+    let Some(_stage) = Stage::set() else { return };
+    let (reader, writer) = unread();
+    let mut gms = Command::new(gms_binary())
+        .args(["run", "--local", "32M", "--export", "512M", "--"])
+        .arg(c_program("verify"))
+        .args(["128", "forever"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    let status = poll_until("pages at the agent", Duration::from_secs(30), || {
+        status_of(gms.id() as i32).filter(|status| status.remote_bytes > Mib(32).bytes())
+    });
+    kill_now(status.supervisor_pid);
+    assert!(is_left(&reader), "the workload, the keeper or the front still runs");
+    assert_eq!(gms.wait().unwrap().code(), Some(125));
+}
+
+#[test]
+fn a_keeper_that_nobody_listens_to_kills_children_without_an_evictor() {
+    let Some(_stage) = Stage::set() else { return };
+    let workload = Program::new([c_program("sandboxed")]).args(["96"]).stdin_open().spawn();
+    let (reader, writer) = unread();
+    let mut gms = Command::new(gms_binary())
+        .args(["attach", &workload.pid().to_string(), "--local", "32M", "--export", "512M"])
+        .stdout(Stdio::null())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    poll_until("pages at the agent", Duration::from_secs(30), || {
+        status_of(gms.id() as i32).filter(|status| status.remote_bytes > Mib(32).bytes())
+    });
+    for _ in 0..2 {
+        workload.wait_output(workload.output_len(), "forked ");
+    }
+    kill_now(gms.id() as i32);
+    gms.wait().unwrap();
+    assert!(is_left(&reader), "the keeper still runs");
+    assert_nothing_wrong_was_read(&workload.finish());
+}
+
 #[test]
 fn a_standard_error_that_nobody_reads_delays_nobody() {
     let Some(_stage) = Stage::set() else { return };
-    let (_reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
-    while write(&writer, &[b'x'; 4096]).is_ok() {}
-    fcntl(&writer, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    let (_reader, writer) = unread();
     // Each process that is paged is told of.
     let mut gms = Command::new(gms_binary())
         .args(["run", "--verbose", "--local", "16M", "--export", "128M", "--"])

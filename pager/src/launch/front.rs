@@ -13,7 +13,7 @@ use nix::unistd::{ForkResult, fork};
 
 use super::child::{self, End, State};
 use super::signals::Signals;
-use crate::commands::{EXIT_GMS, say};
+use crate::commands::{EXIT_GMS, begin_to_speak, say};
 use crate::evictor::pidfd_open;
 use crate::keeper::Keeper;
 use crate::session::Outcome;
@@ -110,6 +110,8 @@ impl Front {
     fn forsaken(&self, signal: i32) -> u8 {
         // Not the keeper: memory that nobody else serves would read as zeros.
         child::kill_all(&self.signals, self.keeper.pid(), WILL_DEADLINE);
+        // The shell waits for this process, and must not for somebody who reads.
+        begin_to_speak();
         say(format!(
             "the pager was ended by signal {signal}, so the command was killed: start it again"
         ));
