@@ -292,13 +292,21 @@ impl<T: Transport> FaultThread<T> {
     /// Reads the messages of a space: events are applied before the gate is opened, faults afterwards. False if there were none.
     /// `polled` says that something was readable.
     fn read_space(&mut self, id: SpaceId, polled: bool) -> bool {
-        let Some(state) = self.spaces.get(&id) else { return false };
+        let faults = self.read_faults(id, polled);
+        let found = faults.is_some();
+        faults.into_iter().flatten().for_each(|fault| self.fault(fault));
+        found
+    }
+
+    /// The same, but for the faults, which are returned.
+    fn read_faults(&mut self, id: SpaceId, polled: bool) -> Option<Vec<Fault>> {
+        let state = self.spaces.get(&id)?;
         let space = state.space.clone();
         let mut messages: Vec<Event> = Vec::new();
         torture::at(Point::BeforeRead);
         let gate = self.read_messages(&space, polled, &mut messages);
         if messages.is_empty() {
-            return false;
+            return None;
         }
         self.trace(Trace::read);
         let is_event = |m: &Event| !matches!(m, Event::Pagefault { .. });
@@ -315,17 +323,17 @@ impl<T: Transport> FaultThread<T> {
         drop(gate);
         if self.shared.has_failed() {
             // What is known may be wrong: nobody is served any more.
-            return true;
+            return Some(Vec::new());
         }
         self.shared.faults.fetch_add(faults.len() as u64, Ordering::Relaxed);
-        for message in faults {
-            if let Event::Pagefault { rw, addr, thread_id, .. } = message {
+        let fault = |message| match message {
+            Event::Pagefault { rw, addr, thread_id, .. } => {
                 let place = (id, PageAddr::containing(addr as u64));
-                let write = rw == ReadWrite::Write;
-                self.fault(Fault { place, write, tid: thread_id.as_raw() });
+                Some(Fault { place, write: rw == ReadWrite::Write, tid: thread_id.as_raw() })
             }
-        }
-        true
+            _ => None,
+        };
+        Some(faults.into_iter().filter_map(fault).collect())
     }
 
     /// Reads one fault, or what there is if an event is unread. Returns the gate, closed, if an event may have been read.

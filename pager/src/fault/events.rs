@@ -258,7 +258,7 @@ impl<T: Transport> FaultThread<T> {
         .unwrap_or(Probe::Gone)
     }
 
-    fn when_settled<R>(
+    pub(super) fn when_settled<R>(
         &mut self,
         child: &Arc<Space>,
         look: impl Fn(&Faults) -> Option<R>,
@@ -273,7 +273,9 @@ impl<T: Transport> FaultThread<T> {
                 self.shared.fail("a forked child does not stop changing its address space");
                 return None;
             }
-            self.read_space(child.id, true);
+            // The evict thread may not know it yet, nor its tables what its parent has done: its faults are for later.
+            let faults = self.read_faults(child.id, true);
+            self.again.extend(faults.into_iter().flatten());
         }
     }
 

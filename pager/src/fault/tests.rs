@@ -1,5 +1,6 @@
 //! Processes that end while something of them has been read and not been handled yet. The address space is the test's own.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, FromRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 
@@ -239,6 +240,30 @@ fn a_tree_is_not_gone_while_a_fork_may_be_told_of() {
     play.fault.obey();
     play.evict.await_forks(Instant::now());
     assert!(play.is_gone());
+}
+
+#[test]
+fn faults_of_a_child_wait_until_it_is_told_of() {
+    let mut play = Play::new(None).evicted();
+    let page = play.page;
+    let thread = std::thread::spawn(move || {
+        // SAFETY: the page is mapped and never unmapped.
+        unsafe { AtomicU8::from_ptr(page as *mut u8) }.fetch_add(1, Ordering::Relaxed)
+    });
+    let mut told = [PollFd::new(play.space.faults.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut told, PollTimeout::NONE), Ok(1));
+    play.shared.ceiling.store(0, Ordering::Relaxed);
+    // Not the thread id of these faults, who is never made to wait.
+    play.space.evictor.store(-1, Ordering::Relaxed);
+    play.shared.evict_thread.store(-1, Ordering::Relaxed);
+    // What a child has of its parent's changes cannot be seen before something of it has been read.
+    let (child, looks) = (play.space.clone(), Cell::new(0));
+    let look = |_: &Faults| (looks.replace(looks.get() + 1) > 0).then_some(());
+    assert!(play.fault.when_settled(&child, look).is_some());
+    assert_eq!(lock(&play.shared.tables).roomless(), 0, "who makes room does not know the child");
+    assert_eq!(play.fault.again.len(), 1);
+    play.space.faults.unregister(page..page + PAGE).expect("unregistered");
+    thread.join().expect("no panic");
 }
 
 #[test]
