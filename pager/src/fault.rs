@@ -241,7 +241,7 @@ impl<T: Transport> FaultThread<T> {
             match event.data() {
                 KICKS => self.obey(),
                 PACKETS => packets = true,
-                space => self.readable.push(SpaceId((space - SPACES) as u32)),
+                space => self.readable.push(SpaceId(space - SPACES)),
             }
         }
         if packets {
@@ -280,7 +280,7 @@ impl<T: Transport> FaultThread<T> {
             stuck: None,
             space,
         };
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, SPACES + u64::from(state.space.id.0));
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, SPACES + state.space.id.0);
         if let Err(errno) = self.epoll.add(&state.space.faults, event) {
             self.shared.fail(format!("faults cannot be waited for: {errno}"));
         }

@@ -541,28 +541,28 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
-        Set(u32, u64, State, Mark),
-        Fork(u32, u32),
-        Drop(u32, u64, u64),
+        Set(u64, u64, State, Mark),
+        Fork(u64, u64),
+        Drop(u64, u64, u64),
     }
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            20 => (0u32..3, 0u64..2000, state(), 0u8..128).prop_map(|(s, p, state, m)| Op::Set(s, p, state, m)),
-            1 => (0u32..3, 0u32..3).prop_map(|(p, c)| Op::Fork(p, c)),
-            1 => (0u32..3, 0u64..2000, 0u64..2000).prop_map(|(s, f, n)| Op::Drop(s, f, n)),
+            20 => (0u64..3, 0u64..2000, state(), 0u8..128).prop_map(|(s, p, state, m)| Op::Set(s, p, state, m)),
+            1 => (0u64..3, 0u64..3).prop_map(|(p, c)| Op::Fork(p, c)),
+            1 => (0u64..3, 0u64..2000, 0u64..2000).prop_map(|(s, f, n)| Op::Drop(s, f, n)),
         ]
     }
 
     /// Owns and sets, as the tables do.
-    fn put(map: &mut PageMap, space: u32, page: PageAddr, state: State, mark: Mark) {
+    fn put(map: &mut PageMap, space: u64, page: PageAddr, state: State, mark: Mark) {
         if state != State::Empty || map.get(SpaceId(space), page) != State::Empty {
             map.own(SpaceId(space), page).unwrap();
             map.set(SpaceId(space), page, state, mark);
         }
     }
 
-    fn clear(map: &mut PageMap, space: u32, range: Range<u64>) {
+    fn clear(map: &mut PageMap, space: u64, range: Range<u64>) {
         let mut graves = map.take(SpaceId(space), range.clone());
         while let Some(grave) = graves.pop() {
             graves.extend(map.bury(grave, |state| assert!(!matches!(state, State::Slot(_)))));
@@ -572,7 +572,7 @@ mod tests {
         }
     }
 
-    type Oracle = BTreeMap<(u32, PageAddr), (State, Mark)>;
+    type Oracle = BTreeMap<(u64, PageAddr), (State, Mark)>;
 
     fn apply(map: &mut PageMap, oracle: &mut Oracle, op: Op) {
         match op {
@@ -679,7 +679,7 @@ mod tests {
     fn a_full_map_says_so_before_and_a_fork_needs_no_room() {
         let mut map = PageMap::new(16).unwrap();
         let page = |chunk: u64| PageAddr::containing(chunk * CHUNK_SPAN);
-        let fill = |map: &mut PageMap, space: u32, chunk: u64| {
+        let fill = |map: &mut PageMap, space: u64, chunk: u64| {
             let owned = map.own(SpaceId(space), page(chunk));
             owned.inspect(|_| map.set(SpaceId(space), page(chunk), State::Slot(1), 0))
         };

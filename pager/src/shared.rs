@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -168,7 +168,7 @@ pub struct Shared {
     pub evictors: Mutex<Vec<i32>>,
     /// What the evict thread reads of the workload may fault too, and must not wait for the room that it makes.
     pub evict_thread: AtomicI32,
-    next_space: AtomicU32,
+    next_space: AtomicU64,
     to_fault: Sender<FaultCommand>,
     to_evict: Sender<EvictCommand>,
     kick_fault: EventFd,
@@ -256,7 +256,7 @@ impl Shared {
             fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),
             evict_thread: AtomicI32::new(0),
-            next_space: AtomicU32::new(1),
+            next_space: AtomicU64::new(1),
             to_fault,
             to_evict,
             kick_fault: event_fd()?,

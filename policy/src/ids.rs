@@ -23,9 +23,9 @@ impl PageAddr {
     }
 }
 
-/// An address space of the workload (a process, or processes which share their memory).
+/// An address space of the workload (a process, or processes which share their memory): never used again, however long the workload forks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SpaceId(pub u32);
+pub struct SpaceId(pub u64);
 
 /// Names the content of one evicted page: unique within a workload, never used again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -60,12 +60,12 @@ impl Remap {
 
 /// The name under which a space's older generation is kept: what was where a remap has led.
 fn aside(space: SpaceId) -> SpaceId {
-    SpaceId(space.0 | 1 << 31)
+    SpaceId(space.0 | 1 << 63)
 }
 
 /// The name under which is kept what was unmapped while other changes were under way: a child that was forked before may have it.
 fn gone(space: SpaceId) -> SpaceId {
-    SpaceId(space.0 | 1 << 30)
+    SpaceId(space.0 | 1 << 62)
 }
 
 /// What is known of a page in one generation.
@@ -413,6 +413,28 @@ impl Tables {
                 let owner = owners.iter_mut().find(|owner| owner.place == (from, page));
                 owner.into_iter().for_each(|owner| owner.place = target);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spaces_are_never_taken_for_generations_of_others() {
+        let mut tables = Tables::new(8, 64).unwrap();
+        // After a thousand million forks, and after four.
+        for forks in [1 << 30, 1 << 31] {
+            let (old, young) = (SpaceId(1), SpaceId(forks + 1));
+            tables.add_space(old);
+            tables.add_space(young);
+            let page = PageAddr::containing(PAGE);
+            tables.register(young, PAGE..2 * PAGE, &RangeSet::default());
+            tables.begin_evict(young, &[page], &mut Vec::new());
+            assert!(tables.knows(young, 0..u64::MAX));
+            tables.settle_changes(old);
+            assert!(tables.knows(young, 0..u64::MAX), "{forks}");
         }
     }
 }

@@ -123,7 +123,7 @@ pub struct Model {
     /// Whether children inherit the page of a slot that has no marker yet.
     inherited: BTreeMap<u32, bool>,
     next_tag: u64,
-    next_space: u32,
+    next_space: u64,
 }
 
 impl Model {
