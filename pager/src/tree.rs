@@ -6,7 +6,7 @@
 //! are read, and every [`WALK_EVERY`] in any case.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -165,7 +165,7 @@ impl Tree {
 
     /// Adds those who have one of these ids and belong here.
     fn add_born(&mut self, ids: Vec<i32>, evictors: &[i32]) {
-        let before = std::mem::take(&mut self.unborn);
+        let before: HashMap<i32, u32> = std::mem::take(&mut self.unborn).into_iter().collect();
         // Who must wait is known by its parent, which may end meanwhile: only its adoption by this process tells then.
         let most = match self.root {
             Root::OwnChildren(_) => self.seen + BORN_MAX,
@@ -185,7 +185,7 @@ impl Tree {
                 Some(_) => drop(self.add(pid, |tree| tree.parent_of(pid))),
                 // It has its id before it can be found by it. Most have ended already.
                 None => {
-                    let looks = before.iter().find(|(id, _)| *id == pid).map_or(0, |(_, n)| *n);
+                    let looks = before.get(&pid).copied().unwrap_or(0);
                     if looks < LOOKS_AFTER_BIRTH {
                         self.unborn.push((pid, looks + 1));
                     }
