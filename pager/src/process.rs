@@ -395,6 +395,7 @@ impl Process {
     fn register_spans(&mut self, shared: &Shared) -> Option<Vec<Mapping>> {
         let maps = || proc::maps(self.evictor.pid().as_raw());
         let mut mappings = maps()?;
+        self.note_replaced(shared, &mappings);
         for _ in 0..REGISTER_TRIES {
             let spans = self.unregistered_spans(shared, &mappings);
             if spans.is_empty() {
@@ -454,15 +455,31 @@ impl Process {
         let parts = tables.unregistered_parts(id, range.clone());
         let known = parts.iter().any(|part| tables.knows(id, part.clone()));
         drop(tables);
-        if parts.is_empty() || !self.is_registered(mapping) {
+        if parts.is_empty() {
             return;
         }
-        for part in parts {
-            // With the gate closed nothing comes to be known meanwhile.
-            let marked = self.page_tables().filter(|_| known).map(|t| t.marked(part.clone()));
-            // What cannot be looked at has ended.
-            let Some(marked) = marked.transpose().ok() else { return };
-            lock(&shared.tables).register(id, part, &marked.unwrap_or_default());
+        // With the gate closed nothing comes to be known meanwhile.
+        let page_tables = self.page_tables().filter(|_| known);
+        let marked = page_tables.map(|tables| tables.marked(range));
+        // What cannot be looked at has ended. A change that began while it was looked at fails the proof.
+        let Some(marked) = marked.transpose().ok().filter(|_| self.is_registered(mapping)) else {
+            return;
+        };
+        let marked = marked.unwrap_or_default();
+        parts.into_iter().for_each(|part| lock(&shared.tables).register(id, part, &marked));
+    }
+
+    /// What has taken the place of memory that was registered, and is not ours to page, may have come without an event: shmat with SHM_REMAP
+    /// raises none. If it has come by one that is unread, nothing is lost by looking again.
+    fn note_replaced(&self, shared: &Shared, mappings: &[Mapping]) {
+        let id = self.space.id;
+        let mut tables = lock(&shared.tables);
+        let registered = tables.registered(id);
+        for mapping in mappings.iter().filter(|mapping| !self.is_ours_to_page(mapping)) {
+            for part in registered.overlaps(mapping.range.clone()) {
+                tables.unregister(id, part.clone());
+                tables.look_again(id, part);
+            }
         }
     }
 

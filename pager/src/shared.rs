@@ -84,6 +84,11 @@ impl Space {
         }
     }
 
+    /// Whether private anonymous memory is at a page's address, as far as is known.
+    pub fn is_anonymous(&self, page: PageAddr) -> bool {
+        self.page_tables.get().is_some_and(|tables| tables.is_anonymous(page.get()))
+    }
+
     /// Whether a page's address is known to have a marker.
     pub fn has_marker(&self, page: PageAddr) -> bool {
         let range = page.get()..page.get() + PAGE;

@@ -24,6 +24,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use userfaultfd::{Event, EventBuffer, RegisterMode, Uffd};
 
 use crate::page_map::PAGE;
+use crate::proc::{self, Mapping};
 use crate::range_set::RangeSet;
 use crate::torture::{self, Point};
 
@@ -358,6 +359,7 @@ pub struct Occupied {
 /// The page tables of one address space.
 #[derive(Debug)]
 pub struct PageTables {
+    pid: i32,
     pagemap: File,
 }
 
@@ -385,7 +387,7 @@ struct Filter {
 impl PageTables {
     /// Of the process as it is now: an exec leaves this at the old address space.
     pub fn open(pid: i32) -> std::io::Result<PageTables> {
-        Ok(PageTables { pagemap: File::open(format!("/proc/{pid}/pagemap"))? })
+        Ok(PageTables { pid, pagemap: File::open(format!("/proc/{pid}/pagemap"))? })
     }
 
     /// Appends what is there and private (not file-backed, not the shared zero page, no marker) of `range` to `into`, up to
@@ -425,6 +427,13 @@ impl PageTables {
     pub fn taken(&self, range: Range<u64>) -> nix::Result<RangeSet> {
         let filter = Filter { inverted: 0, all: 0, any: PRESENT | SWAPPED, told: PRESENT };
         self.all(range, &filter)
+    }
+
+    /// Whether private anonymous memory is mapped at the address.
+    pub fn is_anonymous(&self, address: u64) -> bool {
+        let mappings = proc::maps(self.pid).unwrap_or_default();
+        let mapping = mappings.iter().find(|mapping| mapping.range.contains(&address));
+        mapping.is_some_and(Mapping::is_anonymous)
     }
 
     fn all(&self, range: Range<u64>, filter: &Filter) -> nix::Result<RangeSet> {

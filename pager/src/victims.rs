@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use gms_policy::ids::{PageAddr, SpaceId};
 use gms_policy::limits::SCAN_WINDOW_MAX;
@@ -15,7 +16,7 @@ use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::tables::{EvictOutcome, Place};
 use crate::torture::{self, Point};
-use crate::uffd::{Occupant, Occupied};
+use crate::uffd::{Occupant, Occupied, Registration};
 
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
 const RUNS_MAX: usize = 16;
@@ -158,6 +159,10 @@ pub fn move_out(
         return None;
     }
     let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
+    if !are_registered(shared, process, &pages) {
+        let moved = MovedPages { places: vec![None; leaving.len()], shared: Vec::new() };
+        return Some((leaving, moved));
+    }
     torture::at(Point::BeforeMove);
     let moved = process.move_out(&pages);
     torture::at(Point::AfterMove);
@@ -180,6 +185,38 @@ pub fn move_out(
             shared.fail(format!("the evictor of process {} does not answer: {errno}", process.pid));
             None
         }
+    }
+}
+
+/// Whether a marker can be left at each of the pages, which are thought to be registered. Some calls replace mappings and raise no event (shmat with
+/// SHM_REMAP): what is mapped there then is not registered, and a page of it that was moved out could not be brought back. Then nothing counts as
+/// registered before it has been proved anew.
+fn are_registered(shared: &Shared, process: &mut Process, pages: &[PageAddr]) -> bool {
+    match registration(&process.space, pages) {
+        Registration::Whole => true,
+        Registration::Changing => false,
+        Registration::Not => {
+            lock(&shared.tables).unregister(process.space.id, 0..u64::MAX);
+            process.look_again(Instant::now());
+            false
+        }
+    }
+}
+
+/// That of all pages, which are in order: mostly they lie in one mapping.
+fn registration(space: &Space, pages: &[PageAddr]) -> Registration {
+    let [first, .., last] = pages else {
+        return space.faults.registration(pages[0].get()..pages[0].get() + PAGE);
+    };
+    match space.faults.registration(first.get()..last.get() + PAGE) {
+        Registration::Not => {
+            let (low, high) = pages.split_at(pages.len() / 2);
+            match registration(space, low) {
+                Registration::Whole => registration(space, high),
+                other => other,
+            }
+        }
+        other => other,
     }
 }
 
@@ -311,6 +348,12 @@ pub fn finish(
             _ if !space.ungated.is_intact() => return None,
             Ok(()) => tables.marked(slot, place),
             Err(Errno::EAGAIN) => return None,
+            // It may have been moved out of what is there now.
+            Err(Errno::ENOENT) if space.is_anonymous(place.1) => {
+                let name = space.name();
+                shared.fail(format!("memory of {name} was replaced untold while it was evicted"));
+                return None;
+            }
             // It is not mapped any more, or the process has ended.
             Err(Errno::ENOENT | Errno::ESRCH) => tables.unowned(place),
             Err(errno) => {

@@ -11,6 +11,7 @@ at_25_and_50_percent! {
     every_page_of_a_static_program_is_right => |percent| run_c("verify", &["192", "3"], Some(Mib(192)), percent);
     four_threads_lose_no_write_while_threads_come_and_go => |percent| run_c("threads", &["96"], Some(Mib(96)), percent);
     fork_copies_on_write_in_parent_child_and_grandchild => |percent| run_c("forkcow", &["128"], Some(Mib(128)), percent);
+    what_takes_the_place_of_memory_untold_is_right => |percent| run_c("shmover", &["48"], Some(Mib(48)), percent);
     every_kind_of_memory_survives_pressure => |percent| run_c("places", &["96"], Some(Mib(96)), percent);
     random_address_space_changes_match_their_mirror => |percent| {
         for seed in seeds() {
