@@ -231,13 +231,12 @@ fn leave_markers(shared: &Shared, process: &Process, leaving: &Leaving, moved: &
     for (first, count) in runs(&pages) {
         let start = pages[first].get();
         let run = &moved[first..first + count];
-        match space.faults.mark(start..start + count as u64 * PAGE, true) {
-            // A child whose fork was read without the gate since the move has none.
-            Ok(()) if space.ungated.is_intact() => {
+        match leave_marker(space, start..start + count as u64 * PAGE) {
+            Ok(()) => {
                 let mut tables = lock(&shared.tables);
                 run.iter().for_each(|&i| tables.marked(leaving[i].1, (space.id, leaving[i].0)));
             }
-            _ => left.extend(run),
+            Err(_) => left.extend(run),
         }
     }
     if left.is_empty() {
@@ -249,6 +248,23 @@ fn leave_markers(shared: &Shared, process: &Process, leaving: &Leaving, moved: &
     for &i in left.iter().filter(|&&i| wiped.iter().any(|r| r.contains(&leaving[i].0.get()))) {
         tables.make_private(leaving[i].1);
     }
+}
+
+/// Leaves markers, for the gate's holder. EAGAIN also if an event has been read without the gate and is not applied: if it was a fork, the child has no
+/// markers, and is to be known first. A marker left meanwhile is taken away, before anybody inherits what is not accounted for. It is nobody else's:
+/// what brings another page's marker to a registered address raises two events, one of which would be unread.
+fn leave_marker(space: &Space, range: Range<u64>) -> nix::Result<()> {
+    if !space.ungated.is_intact() {
+        return Err(Errno::EAGAIN);
+    }
+    let marked = space.faults.mark(range.clone(), true);
+    if space.ungated.is_intact() {
+        return marked;
+    }
+    if marked.is_ok() {
+        let _ = space.faults.mark(range, false);
+    }
+    Err(Errno::EAGAIN)
 }
 
 /// Reads moved pages into their slots' frames. `None` if that failed: then nobody may ever see those frames.
@@ -299,6 +315,38 @@ fn is_inherited(shared: &Shared, process: &Process, leaving: &Leaving) -> bool {
     leaving.iter().any(|&(_, slot)| tables.is_inherited(slot, process.space.id))
 }
 
+/// Ends the leaving of a page of zeros if it has one address, from which its marker is taken away; false if it cannot be so, `None` if an event must be
+/// applied first.
+fn finish_zeros(
+    shared: &Shared,
+    spaces: &HashMap<SpaceId, Arc<Space>>,
+    slot: u32,
+    wake: &mut Vec<Place>,
+) -> Option<bool> {
+    let Some(place) = lock(&shared.tables).only_owner(slot) else { return Some(false) };
+    let Some(space) = spaces.get(&place.0) else { return Some(false) };
+    let range = place.1.get()..place.1.get() + PAGE;
+    let _gate = lock(&space.gate);
+    // Locked until it is known whether the marker is to be missed.
+    let mut tables = lock(&shared.tables);
+    if tables.only_owner(slot) != Some(place) {
+        return Some(false);
+    }
+    if !space.ungated.is_intact() {
+        return None;
+    }
+    if space.faults.mark(range.clone(), false).is_err() {
+        return Some(false);
+    }
+    if space.ungated.is_intact() {
+        tables.finish_evict(slot, EvictOutcome::Zero, wake);
+        return Some(true);
+    }
+    // A child that was forked before has a marker, of which it is to be known. If it cannot be left again, a page without one is zeros.
+    let _ = space.faults.mark(range, true);
+    None
+}
+
 /// Ends a page's leaving, if its markers are as they must be: at every address that has it, or at none if it holds zeros. Returns what became of
 /// it, or `None` if an event must be read first. Appends the places whose threads must be woken.
 ///
@@ -313,16 +361,7 @@ pub fn finish(
 ) -> Option<EvictOutcome> {
     let mut outcome = outcome;
     if outcome == EvictOutcome::Zero {
-        let only = lock(&shared.tables).only_owner(slot);
-        let unmarked = only.and_then(|place| {
-            let space = spaces.get(&place.0)?;
-            let gate = lock(&space.gate);
-            let range = place.1.get()..place.1.get() + PAGE;
-            let here = lock(&shared.tables).only_owner(slot) == Some(place);
-            (here && space.faults.mark(range, false).is_ok()).then_some(gate)
-        });
-        if unmarked.is_some() {
-            lock(&shared.tables).finish_evict(slot, outcome, wake);
+        if finish_zeros(shared, spaces, slot, wake)? {
             return Some(outcome);
         }
         // Zeros like any other bytes then.
@@ -343,9 +382,7 @@ pub fn finish(
         if !tables.unmarked(slot).any(|unmarked| unmarked == place) {
             continue;
         }
-        match space.faults.mark(place.1.get()..place.1.get() + PAGE, true) {
-            // Read without the gate: if it was a fork, the child is to be known first.
-            _ if !space.ungated.is_intact() => return None,
+        match leave_marker(space, place.1.get()..place.1.get() + PAGE) {
             Ok(()) => tables.marked(slot, place),
             Err(Errno::EAGAIN) => return None,
             // It may have been moved out of what is there now.

@@ -21,6 +21,7 @@ use crate::shared::Gauges;
 use crate::tables::EvictOutcome;
 use crate::tree::Root;
 use crate::uffd::{Faults, Installed, PageTables, uffdio_api};
+use crate::victims;
 
 const ID: SpaceId = SpaceId(1);
 /// Without forks: other tests may fork this process.
@@ -147,6 +148,19 @@ impl Play {
         self
     }
 
+    /// The page has been moved out and holds zeros or not; nobody has ended its leaving yet. Returns its slot.
+    fn leaving(&self) -> u32 {
+        let mut leaving = Vec::new();
+        lock(&self.shared.tables).begin_evict(ID, &[self.page()], &mut leaving);
+        leaving[0].1
+    }
+
+    /// Ends the page's leaving.
+    fn finish(&self, slot: u32, outcome: EvictOutcome) -> Option<EvictOutcome> {
+        let spaces = [(ID, self.space.clone())].into();
+        victims::finish(&self.shared, &spaces, slot, outcome, 7, &mut Vec::new())
+    }
+
     /// Whether the workload has been stopped because a page with a marker is not known.
     fn is_stopped_by_a_marker(&mut self) -> bool {
         let fault = Fault { place: (ID, self.page()), write: true, tid: 0 };
@@ -271,4 +285,26 @@ fn a_marker_of_which_nothing_is_known_matters_while_somebody_has_the_memory() {
     assert!(Play::new(None).is_stopped_by_a_marker());
     // The page tables can be read until the kernel has emptied them: here they are the test's own.
     assert!(!Play::new(Some(dead_userfaultfd())).is_stopped_by_a_marker());
+}
+
+/// An event is read without the gate: what it says of the address is not known yet.
+#[test]
+fn no_marker_is_left_or_taken_away_while_an_event_is_not_applied() {
+    let play = Play::new(None);
+    let slot = play.leaving();
+    lock(&play.shared.tables).marked(slot, (ID, play.page()));
+    play.space.ungated.read(|| (), |()| true);
+    assert_eq!(play.finish(slot, EvictOutcome::Zero), None);
+    assert!(play.space.has_marker(play.page()), "perhaps it was another page's");
+    play.space.ungated.applied();
+    assert_eq!(play.finish(slot, EvictOutcome::Zero), Some(EvictOutcome::Zero));
+    assert!(!play.space.has_marker(play.page()) && !play.shared.has_failed());
+
+    let slot = play.leaving();
+    play.space.ungated.read(|| (), |()| true);
+    assert_eq!(play.finish(slot, EvictOutcome::Moved(8)), None);
+    assert!(!play.space.has_marker(play.page()), "a child may inherit what nobody knows of");
+    play.space.ungated.applied();
+    assert_eq!(play.finish(slot, EvictOutcome::Moved(8)), Some(EvictOutcome::Moved(8)));
+    assert!(play.space.has_marker(play.page()));
 }
