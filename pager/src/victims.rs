@@ -384,7 +384,8 @@ pub fn finish(
         }
         match leave_marker(space, place.1.get()..place.1.get() + PAGE) {
             Ok(()) => tables.marked(slot, place),
-            Err(Errno::EAGAIN) => return None,
+            // Without memory for page tables it is tried again like a change that does not end.
+            Err(Errno::EAGAIN | Errno::ENOMEM) => return None,
             // It may have been moved out of what is there now.
             Err(Errno::ENOENT) if space.is_anonymous(place.1) => {
                 let name = space.name();
