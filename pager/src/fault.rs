@@ -34,6 +34,7 @@ pub(crate) use self::local::look;
 use crate::commands::say;
 use crate::lane::Lane;
 use crate::page_map::{Content, PAGE};
+use crate::range_set::RangeSet;
 use crate::shared::{FaultCommand, Shared, Space, drain, lock};
 use crate::tables::{FaultAction, Place};
 use crate::torture::{self, Point};
@@ -80,6 +81,8 @@ struct SpaceFaults {
     /// Several threads were seen.
     threaded: bool,
     stuck: Option<Stuck>,
+    /// Where memory was taken out of the userfaultfd for such threads, until all changes begun by then have been told.
+    relieved: RangeSet,
 }
 
 /// One thread waits for one page.
@@ -278,6 +281,7 @@ impl<T: Transport> FaultThread<T> {
             unsettled: false,
             threaded: false,
             stuck: None,
+            relieved: RangeSet::default(),
             space,
         };
         let event = EpollEvent::new(EpollFlags::EPOLLIN, SPACES + state.space.id.0);

@@ -1,5 +1,6 @@
 //! An attached process: its evictor, its outbox and its mappings.
 
+mod register;
 mod set_up;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -24,9 +25,7 @@ use crate::proc::{self, Mapping, Measure, Statm};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::torture;
-use crate::uffd::{
-    Occupant, PageTables, Registration, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
-};
+use crate::uffd::{Occupant, PageTables, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
 
 /// Most pages moved at once: bounds how long the gate is closed.
 pub const BATCH: usize = 64;
@@ -55,8 +54,6 @@ const UNPAGEABLE_AFTER: Duration = Duration::from_millis(50);
 /// Of changes that cannot have brought much new memory: a look at the mappings is followed by so many times its own time without one, so that a
 /// program with very many mappings costs no more than one with few.
 const SCAN_PAUSE: u32 = 8;
-/// Attempts to register what is mapped before that changes.
-const REGISTER_TRIES: usize = 3;
 /// It is asked of the kernel at most this often whether anybody still has an address space.
 const PROOF_EVERY: Duration = Duration::from_millis(20);
 /// For a killed process to let its memory go after its evictor was killed with it.
@@ -386,107 +383,6 @@ impl Process {
             mapping.range.start < start + length && start < mapping.range.end
         };
         overlaps(blob, crate::arch::BLOB_LEN as u64) || overlaps(self.outbox, OUTBOX_LEN)
-    }
-
-    /// Registers what is not yet; returns the mappings.
-    ///
-    /// A mapping that grows after we have read of it must not be registered in part: it would be split, and fail an mremap of the whole.
-    /// So all between two mappings that are not to be registered is, whatever has come there meanwhile, and then mappings are looked at again.
-    fn register_spans(&mut self, shared: &Shared) -> Option<Vec<Mapping>> {
-        let maps = || proc::maps(self.evictor.pid().as_raw());
-        let mut mappings = maps()?;
-        self.note_replaced(shared, &mappings);
-        for _ in 0..REGISTER_TRIES {
-            let spans = self.unregistered_spans(shared, &mappings);
-            if spans.is_empty() {
-                break;
-            }
-            // An unmap that we have not seen must not come between a registration and its record.
-            let _gate = lock(&self.space.gate);
-            // Fails if something has come there that cannot be registered: found at the next look.
-            spans.iter().for_each(|span| drop(self.space.faults.register(span.clone())));
-            mappings = maps()?;
-            self.record(shared, &spans, &mappings);
-        }
-        Some(mappings)
-    }
-
-    /// Stretches between mappings which are not to be registered, in which something is that should be.
-    fn unregistered_spans(&self, shared: &Shared, mappings: &[Mapping]) -> Vec<Range<u64>> {
-        let registered = lock(&shared.tables).registered(self.space.id);
-        let mut spans = Vec::new();
-        let mut start = 0;
-        let mut missing = false;
-        for mapping in mappings {
-            if self.is_ours_to_page(mapping) {
-                missing |= !registered.gaps(mapping.range.clone()).is_empty();
-                continue;
-            }
-            spans.extend(missing.then_some(start..mapping.range.start));
-            (start, missing) = (mapping.range.end, false);
-        }
-        let end = mappings.last().map_or(start, |last| last.range.end);
-        spans.extend(missing.then_some(start..end));
-        spans.iter_mut().for_each(|span| span.start = span.start.max(PAGE));
-        spans
-    }
-
-    /// The kernel skips holes silently; what it had not registered is unmapped without an event, and not registered in a child whose
-    /// fork came first. So only what is proved counts; the rest is tried again at the next look.
-    fn record(&self, shared: &Shared, spans: &[Range<u64>], mappings: &[Mapping]) {
-        let within = |mapping: &&Mapping| {
-            let next = spans.partition_point(|span| span.end < mapping.range.end);
-            spans.get(next).is_some_and(|span| span.start <= mapping.range.start)
-        };
-        for mapping in mappings.iter().filter(within) {
-            if !self.is_ours_to_page(mapping) {
-                // It has come meanwhile, and is none of ours.
-                let _ = self.space.faults.unregister(mapping.range.clone());
-                continue;
-            }
-            self.record_mapping(shared, mapping);
-        }
-    }
-
-    fn record_mapping(&self, shared: &Shared, mapping: &Mapping) {
-        let id = self.space.id;
-        let range = mapping.range.clone();
-        let tables = lock(&shared.tables);
-        let parts = tables.unregistered_parts(id, range.clone());
-        let known = parts.iter().any(|part| tables.knows(id, part.clone()));
-        drop(tables);
-        if parts.is_empty() {
-            return;
-        }
-        // With the gate closed nothing comes to be known meanwhile.
-        let page_tables = self.page_tables().filter(|_| known);
-        let marked = page_tables.map(|tables| tables.marked(range));
-        // What cannot be looked at has ended. A change that began while it was looked at fails the proof.
-        let Some(marked) = marked.transpose().ok().filter(|_| self.is_registered(mapping)) else {
-            return;
-        };
-        let marked = marked.unwrap_or_default();
-        parts.into_iter().for_each(|part| lock(&shared.tables).register(id, part, &marked));
-    }
-
-    /// What has taken the place of memory that was registered, and is not ours to page, may have come without an event: shmat with SHM_REMAP
-    /// raises none. If it has come by one that is unread, nothing is lost by looking again.
-    fn note_replaced(&self, shared: &Shared, mappings: &[Mapping]) {
-        let id = self.space.id;
-        let mut tables = lock(&shared.tables);
-        let registered = tables.registered(id);
-        for mapping in mappings.iter().filter(|mapping| !self.is_ours_to_page(mapping)) {
-            for part in registered.overlaps(mapping.range.clone()) {
-                tables.unregister(id, part.clone());
-                tables.look_again(id, part);
-            }
-        }
-    }
-
-    /// Whether the whole mapping is registered, and with us: it could be with a userfaultfd of the program's own, which is refused to us.
-    fn is_registered(&self, mapping: &Mapping) -> bool {
-        self.space.faults.register(mapping.range.clone()).is_ok()
-            && self.space.faults.registration(mapping.range.clone()) == Registration::Whole
     }
 
     fn resident_in(&self, mapping: &Mapping) -> u64 {

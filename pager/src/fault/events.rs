@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use gms_policy::ids::PageAddr;
 use gms_transport::Transport;
 use userfaultfd::Event;
 
@@ -90,6 +91,7 @@ impl<T: Transport> FaultThread<T> {
         match settled {
             true => {
                 state.young.clear();
+                state.relieved = RangeSet::default();
                 lock(&self.shared.tables).settle_changes(space.id);
             }
             false => state.young.extend(born),
@@ -103,6 +105,7 @@ impl<T: Transport> FaultThread<T> {
             if !state.space.faults.has_event() {
                 state.unsettled = false;
                 state.young.clear();
+                state.relieved = RangeSet::default();
                 lock(&self.shared.tables).settle_changes(state.space.id);
             }
         }
@@ -130,6 +133,11 @@ impl<T: Transport> FaultThread<T> {
             }
             Event::Remap { from, to, len } => {
                 let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
+                if self.is_spoilt(space, &remap) {
+                    let name = space.name();
+                    self.shared
+                        .fail(format!("{name} moved memory to where a thread was let through"));
+                }
                 let marked = self.contested_markers(space, [remap.source(), remap.target()]);
                 let alone = self.is_alone(space);
                 let done = lock(&self.shared.tables).remap(space.id, remap, marked.as_ref(), alone);
@@ -331,7 +339,22 @@ impl<T: Transport> FaultThread<T> {
         let Some(state) = self.spaces.get_mut(&space.id) else { return };
         if let Some(relief) = state.stuck.as_mut().and_then(|stuck| stuck.relief.take()) {
             // It is recorded as registered when it is next looked at. A mapping that cannot be registered is left resident.
-            let _ = space.faults.register(relief);
+            let _ = space.faults.register(relief.clone());
+            state.relieved.insert(relief);
         }
+    }
+
+    /// Whether evicted pages were moved to where memory was being taken out of the userfaultfd: that took their markers away. Of such a move is told
+    /// before all changes have been.
+    fn is_spoilt(&self, space: &Space, remap: &Remap) -> bool {
+        let Some(state) = self.spaces.get(&space.id) else { return false };
+        state.relieved.overlaps(remap.target()).any(|part| {
+            let source = part.start - remap.to + remap.from..part.end - remap.to + remap.from;
+            let evicted = lock(&self.shared.tables).first_evicted(space.id, source);
+            evicted.is_some_and(|page| {
+                let there = PageAddr::containing(page.get() - remap.from + remap.to);
+                !space.has_marker(there)
+            })
+        })
     }
 }

@@ -25,8 +25,9 @@ use crate::victims;
 
 const ID: SpaceId = SpaceId(1);
 /// Without forks: other tests may fork this process.
-const FEATURES: u64 =
-    (sys::UFFD_FEATURE_PAGEFAULT_FLAG_WP | sys::UFFD_FEATURE_WP_UNPOPULATED) as u64;
+const FEATURES: u64 = (sys::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | sys::UFFD_FEATURE_WP_UNPOPULATED
+    | sys::UFFD_FEATURE_EVENT_REMAP) as u64;
 const NEW: libc::c_int =
     libc::O_CLOEXEC | libc::O_NONBLOCK | sys::UFFD_USER_MODE_ONLY as libc::c_int;
 
@@ -60,6 +61,16 @@ fn dead_userfaultfd() -> Uffd {
     enabled(libc::WEXITSTATUS(status).into())
 }
 
+/// New memory, which stays.
+fn map(bytes: u64) -> u64 {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping, which stays.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, access, flags, -1, 0) };
+    assert!((start as u64).is_multiple_of(PAGE));
+    start as u64
+}
+
 /// The two threads' states and a space with one page, which has a marker.
 struct Play {
     shared: Arc<Shared>,
@@ -90,12 +101,7 @@ impl Play {
         let root = Root::Process(i32::MAX);
         let evict =
             EvictThread::new(shared.clone(), commands.evict, lane(), root, Gauges::default());
-        let (access, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping, which stays.
-        let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE as usize, access, flags, -1, 0) };
-        let page = page as u64;
-        assert!(page.is_multiple_of(PAGE));
+        let page = map(PAGE);
         let owner = Faults::of_child(own_userfaultfd());
         owner.register(page..page + PAGE).expect("registered");
         owner.mark(page..page + PAGE, true).expect("marked");
@@ -307,4 +313,56 @@ fn no_marker_is_left_or_taken_away_while_an_event_is_not_applied() {
     play.space.ungated.applied();
     assert_eq!(play.finish(slot, EvictOutcome::Moved(8)), Some(EvictOutcome::Moved(8)));
     assert!(play.space.has_marker(play.page()));
+}
+
+/// Longer than what is taken out of a userfaultfd at once, so that all of that is the test's.
+const FREE: u64 = 80 << 20;
+
+impl Play {
+    /// A thread that waits inside mremap until that is read of, its id, and free memory in the userfaultfd.
+    fn with_mremap(&self) -> (std::thread::JoinHandle<()>, i32, u64) {
+        let (moved, free) = (map(PAGE), map(FREE));
+        for range in [moved..moved + PAGE, free..free + FREE] {
+            self.space.faults.register(range).expect("registered");
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let target = map(PAGE) as *mut libc::c_void;
+            tell.send(nix::unistd::gettid().as_raw()).expect("the test waits");
+            let (bytes, flags) = (PAGE as usize, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+            // SAFETY: two mappings of the test, which nobody uses.
+            let at = unsafe { libc::mremap(moved as *mut _, bytes, bytes, flags, target) };
+            assert_eq!(at, target);
+        });
+        let tid = told.recv().expect("the thread's id");
+        while !self.space.faults.has_event() || proc::blocked_in(tid) != Some(libc::SYS_mremap) {
+            std::thread::yield_now();
+        }
+        (thread, tid, free)
+    }
+
+    /// A thread waits for a page for so long that it may be the one that is to tell of a change.
+    fn wait_long(&mut self, page: u64, tid: i32) {
+        let place = (ID, PageAddr::containing(page));
+        self.fault.again.push(Fault { place, write: true, tid });
+        let now = Instant::now();
+        self.fault.relieve(now);
+        self.fault.relieve(now + Duration::from_secs(1));
+        self.fault.again.clear();
+        self.fault.relieve(now);
+    }
+}
+
+#[test]
+fn pages_that_were_moved_to_where_a_thread_was_let_through_are_missed() {
+    let mut play = Play::new(None).evicted();
+    let (thread, tid, free) = play.with_mremap();
+    play.wait_long(free, tid);
+    let space = play.space.clone();
+    play.fault.repair(&space);
+    let remap = Event::Remap { from: play.page as *mut _, to: free as *mut _, len: PAGE as usize };
+    play.fault.change(&space, vec![remap], false);
+    assert!(play.shared.has_failed(), "it has no marker, and would be zeros");
+    assert!(play.fault.read_space(ID, true));
+    thread.join().expect("no panic");
 }
