@@ -34,7 +34,6 @@ pub(crate) use self::local::look;
 use crate::commands::say;
 use crate::lane::Lane;
 use crate::page_map::{Content, PAGE};
-use crate::range_set::RangeSet;
 use crate::shared::{FaultCommand, Shared, Space, drain, lock};
 use crate::tables::{FaultAction, Place};
 use crate::torture::{self, Point};
@@ -81,8 +80,8 @@ struct SpaceFaults {
     /// Several threads were seen.
     threaded: bool,
     stuck: Option<Stuck>,
-    /// Where memory was taken out of the userfaultfd for such threads, until all changes begun by then have been told.
-    relieved: RangeSet,
+    /// To so many spaces it is young: until they have been told of all changes it may have pages elsewhere than the tables say.
+    elders: usize,
 }
 
 /// One thread waits for one page.
@@ -260,6 +259,7 @@ impl<T: Transport> FaultThread<T> {
                 FaultCommand::Add(space) => self.add(space),
                 FaultCommand::Drop(id) => {
                     if let Some(state) = self.spaces.remove(&id) {
+                        self.let_go(&state.young);
                         // Nothing is lost by failing: messages of unknown spaces are not read.
                         let _ = self.epoll.delete(&state.space.faults);
                     }
@@ -281,7 +281,7 @@ impl<T: Transport> FaultThread<T> {
             unsettled: false,
             threaded: false,
             stuck: None,
-            relieved: RangeSet::default(),
+            elders: 0,
             space,
         };
         let event = EpollEvent::new(EpollFlags::EPOLLIN, SPACES + state.space.id.0);
@@ -377,6 +377,9 @@ impl<T: Transport> FaultThread<T> {
             return;
         }
         let never_waits = self.shared.is_ours(fault.tid, &state.space);
+        if state.elders > 0 && !never_waits {
+            return self.again.push(fault);
+        }
         let same_ids = state.space.same_ids.load(Ordering::Relaxed);
         let action = lock(&self.shared.tables).fault(place);
         let room = match action {

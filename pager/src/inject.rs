@@ -246,16 +246,19 @@ fn may_be_injected(pid: i32) -> Result<()> {
 /// Whether no thread of the process is inside madvise at some moment during the call. Threads that run are stopped for that; those
 /// that are blocked are not disturbed.
 pub fn is_outside_madvise(pid: i32) -> bool {
-    proc::threads(pid).into_iter().all(|tid| {
-        // Workers of io_uring issue system calls that /proc does not tell of.
-        let worker = proc::thread_name(tid).is_none_or(|name| name.starts_with("iou-"));
-        match proc::blocked_in(tid) {
-            Some(call) => {
-                ![libc::SYS_madvise, libc::SYS_process_madvise].contains(&call) && !worker
+    let threads = proc::threads(pid);
+    // That none can be read proves nothing.
+    !threads.is_empty()
+        && threads.into_iter().all(|tid| {
+            // Workers of io_uring issue system calls that /proc does not tell of.
+            let worker = proc::thread_name(tid).is_none_or(|name| name.starts_with("iou-"));
+            match proc::blocked_in(tid) {
+                Some(call) => {
+                    ![libc::SYS_madvise, libc::SYS_process_madvise].contains(&call) && !worker
+                }
+                None => !worker && Stopped::new(tid).and_then(Stopped::resume).is_ok(),
             }
-            None => !worker && Stopped::new(tid).and_then(Stopped::resume).is_ok(),
-        }
-    })
+        })
 }
 
 /// Stops a thread that is proved to have the memory of the evictor, among those of the process of thread `tid`: an id may have become somebody

@@ -14,6 +14,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::frames::Frames;
 use crate::page_map::PAGE;
+use crate::range_set::RangeSet;
 use crate::session::{Outcome, SessionConfig};
 use crate::stats::AgentStats;
 use crate::tables::{Place, Tables};
@@ -45,6 +46,8 @@ pub struct Space {
     pub page_tables: OnceLock<PageTables>,
     /// Events that changed the mappings, so that they must be looked at again.
     pub changes: AtomicU64,
+    /// Where memory was taken out of the userfaultfd, until all changes begun by then have been told.
+    pub relieved: Mutex<RangeSet>,
 }
 
 impl Space {
@@ -60,6 +63,7 @@ impl Space {
             same_ids: AtomicBool::new(false),
             page_tables: OnceLock::new(),
             changes: AtomicU64::new(0),
+            relieved: Mutex::default(),
         }
     }
 

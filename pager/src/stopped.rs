@@ -2,6 +2,8 @@
 //!
 //! Every request must come from the thread that made the first one. Only the dead may be reaped by others ([`reap_ended`]).
 
+mod alarm;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -10,12 +12,16 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
+use self::alarm::Alarm;
 use crate::inject::InjectError;
 use crate::shared::lock;
 use crate::{arch, proc};
 
 /// Longest that a thread may take to stop.
 const STOP_DEADLINE: Duration = Duration::from_millis(30);
+/// Longest that a thread may execute a program while it is asked to stop: the kernel lets nobody attach meanwhile, and what the exec waits for (a page of
+/// the old memory, a server of a filesystem, a tracer) may wait for us.
+const SEIZE_DEADLINE: Duration = Duration::from_millis(50);
 /// Longest that one injected system call may take.
 const SYSCALL_DEADLINE: Duration = Duration::from_secs(2);
 /// Threads that stop late are looked at after this, and less often the later it gets.
@@ -32,6 +38,8 @@ pub fn refused(errno: Errno) -> InjectError {
         Errno::ESRCH | Errno::ENOENT => InjectError::Gone,
         Errno::EPERM | Errno::EACCES => InjectError::NotPermitted(errno),
         Errno::ECHILD => InjectError::Gone,
+        // It executes a program, and that takes long.
+        Errno::EINTR => InjectError::Unstoppable,
         _ => InjectError::Os { what: "attaching", errno },
     }
 }
@@ -91,7 +99,10 @@ impl Stopped {
         TRACES.set(true);
         // Before it can end as ours.
         let new = lock(&TRACED).insert(tid.as_raw());
-        let seized = request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize);
+        let seized = {
+            let _alarm = Alarm::set(SEIZE_DEADLINE);
+            request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
+        };
         // One that is traced already, because it stops late, is refused too.
         seized
             .inspect_err(|_| {
@@ -112,7 +123,7 @@ impl Stopped {
     fn try_release(&mut self) -> bool {
         match self.wait(Duration::ZERO) {
             Err(InjectError::Unstoppable) => false,
-            Err(_) => reap(self.tid.as_raw()),
+            Err(_) => reap(self.tid.as_raw(), libc::__WNOTHREAD),
             Ok(status) => {
                 let ours = is_ours(status);
                 let signal = if ours { 0 } else { signal_of(status) };
@@ -412,7 +423,7 @@ fn release_strays() -> Option<Duration> {
                 let signal = if is_ours(report.status) { 0 } else { signal_of(report.status) };
                 request(libc::PTRACE_DETACH, Pid::from_raw(report.pid), 0, signal).is_ok()
             }
-            false => !is_left_to_others(report.pid) && reap(report.pid),
+            false => !is_left_to_others(report.pid) && reap(report.pid, libc::__WNOTHREAD),
         };
         if !released {
             // It is being killed, or has ended and is awaited elsewhere.
@@ -427,15 +438,15 @@ fn release_strays() -> Option<Duration> {
 pub fn reap_ended() {
     let traced: Vec<i32> = lock(&TRACED).iter().copied().collect();
     for tid in traced {
-        reap(tid);
+        // The tracees of other threads.
+        reap(tid, 0);
     }
 }
 
-/// Takes note of a traced thread that has ended. True if it is ours no longer. The end of a child of ours is left alone: its exit status
-/// is for whoever started it.
-fn reap(tid: i32) -> bool {
-    // Without __WNOTHREAD, because it may be another thread's tracee; so the end of a child is seen too.
-    let look = |flags| report(libc::P_PID, tid, libc::WEXITED | flags);
+/// Takes note of a traced thread that has ended. True if it is ours no longer. `whose` is __WNOTHREAD for the tracees of the calling thread only: the id of
+/// one that has gone may be that of a child of ours. The end of a child is left alone: its exit status is for whoever started it.
+fn reap(tid: i32, whose: libc::c_int) -> bool {
+    let look = |flags| report(libc::P_PID, tid, libc::WEXITED | whose | flags);
     match look(libc::WNOWAIT) {
         Err(_) => true,
         // A stop, which the kernel tells of whether asked for or not, is for the tracer and must not be taken from it.

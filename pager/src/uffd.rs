@@ -429,9 +429,9 @@ impl PageTables {
         self.all(range, &filter)
     }
 
-    /// Whether private anonymous memory is mapped at the address.
+    /// Whether private anonymous memory is mapped at the address; in doubt it is.
     pub fn is_anonymous(&self, address: u64) -> bool {
-        let mappings = proc::maps(self.pid).unwrap_or_default();
+        let Some(mappings) = proc::maps(self.pid) else { return proc::state(self.pid).is_some() };
         let mapping = mappings.iter().find(|mapping| mapping.range.contains(&address));
         mapping.is_some_and(Mapping::is_anonymous)
     }

@@ -243,7 +243,11 @@ fn leave_markers(shared: &Shared, process: &Process, leaving: &Leaving, moved: &
         return;
     }
     // If a fork is under way, its child has no markers either, whether it inherits the page or not.
-    let wiped = proc::not_inherited(process.evictor_pid()).unwrap_or_default();
+    let wiped = proc::not_inherited(process.evictor_pid());
+    if wiped.is_none() && !process.ends() {
+        shared.fail(format!("what children of process {} inherit cannot be read", process.pid));
+    }
+    let wiped = wiped.unwrap_or_default();
     let mut tables = lock(&shared.tables);
     for &i in left.iter().filter(|&&i| wiped.iter().any(|r| r.contains(&leaving[i].0.get()))) {
         tables.make_private(leaving[i].1);

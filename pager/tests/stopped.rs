@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use gms_pager::inject::{Frozen, InjectError, stop_beside};
 use gms_pager::proc;
 use gms_pager::stopped::{Stopped, reap_ended, release_late};
+use memmap2::MmapMut;
 use nix::sched::{CloneFlags, clone};
 use nix::unistd::{Pid, gettid};
+use userfaultfd::UffdBuilder;
 
 /// Environment: what the child process does.
 const ROLE: &str = "GMS_TEST_ROLE";
@@ -29,6 +31,15 @@ fn child() {
             });
             tell("executes");
             wait_for_byte(libc::STDIN_FILENO);
+            panic!("true: {}", Command::new("true").exec());
+        }
+        Ok("exec") => {
+            let faults = UffdBuilder::new().user_mode_only(false).create().unwrap();
+            let page = MmapMut::map_anon(4096).unwrap();
+            faults.register(page.as_ptr() as *mut _, page.len()).unwrap();
+            // To execute a program is to look at this list, of which nobody hands the page over.
+            // SAFETY: the kernel reads the list when the thread ends, and copes with what it finds.
+            unsafe { libc::syscall(libc::SYS_set_robust_list, page.as_ptr(), 24) };
             panic!("true: {}", Command::new("true").exec());
         }
         Ok("vfork") => {
@@ -78,14 +89,15 @@ impl Subject {
         // Of its standard error nobody holds the other end, so that to read it is to wait for ever.
         let (end, error) = nix::unistd::pipe().unwrap();
         std::mem::forget(error);
-        let mut process = Command::new(std::env::current_exe().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["child", "--exact", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(end)
-            .spawn()
-            .unwrap();
+            .stderr(end);
+        // Not a child of the thread that traces, as nobody is of gms's.
+        let mut process = thread::spawn(move || command.spawn().unwrap()).join().unwrap();
         let (stdin, out) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
         Subject { process, stdin, out: BufReader::new(out), _over: over }
     }
@@ -145,6 +157,17 @@ fn an_exec_does_not_wait_for_the_dead_while_its_process_is_seized() {
     seized.into_iter().for_each(Stopped::let_go);
     stopped.let_go();
     assert!(subject.process.wait().unwrap().success());
+}
+
+#[test]
+fn nobody_waits_for_an_exec_that_does_not_end() {
+    let mut subject = Subject::start("exec");
+    let pid = subject.pid();
+    until("it sleeps in exec", || proc::blocked_in(pid) == Some(libc::SYS_execve));
+    assert!(matches!(Stopped::new(pid), Err(InjectError::Unstoppable)));
+    assert_eq!(release_late(), None);
+    subject.process.kill().unwrap();
+    subject.process.wait().unwrap();
 }
 
 #[test]

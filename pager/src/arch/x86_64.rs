@@ -267,6 +267,19 @@ pub fn set_instruction_pointer(registers: &mut Registers, ip: u64) {
     registers.rip = ip;
 }
 
+/// Sends a thread that a signal has interrupted past the system call that it is about to begin, or to begin anew, if it is `call` with this first
+/// argument: it fails with EINTR.
+pub fn skip_call(context: &mut libc::ucontext_t, call: i64, argument: i64) {
+    let registers = &mut context.uc_mcontext.gregs;
+    let [ip, result, first] = [libc::REG_RIP, libc::REG_RAX, libc::REG_RDI].map(|r| r as usize);
+    // SAFETY: the instruction which the thread executes next; one that follows lies on its page or is never read of.
+    let next = unsafe { std::slice::from_raw_parts(registers[ip] as *const u8, 2) };
+    if registers[result] == call && registers[first] == argument && next == SYSCALL_INSTRUCTION {
+        registers[ip] += SYSCALL_INSTRUCTION.len() as i64;
+        registers[result] = -i64::from(libc::EINTR);
+    }
+}
+
 /// Some system calls return EINTR when a stop interrupts them, although no signal arrived (epoll_wait, receives with a time-out,
 /// sigtimedwait, semtimedop ... see signal(7)). The workload must not see that: makes the thread issue the call again.
 pub fn restart_interrupted(registers: &mut Registers) -> bool {

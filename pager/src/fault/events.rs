@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gms_policy::ids::PageAddr;
+use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
 use userfaultfd::Event;
 
-use super::{Fault, FaultThread};
+use super::{Fault, FaultThread, SpaceFaults};
 use crate::page_map::PAGE;
 use crate::proc;
 use crate::range_set::RangeSet;
@@ -70,17 +70,18 @@ impl<T: Transport> FaultThread<T> {
                 event => events.push((order, event)),
             }
         }
+        self.hold_back(space.id, born.iter().map(|(_, child)| child.clone()).collect());
         for (order, event) in events {
-            for (forked, child) in &born {
-                self.event_around_fork(child, *forked > order, &event);
-            }
-            for child in self.young(space) {
-                self.event_around_fork(&child, false, &event);
+            // A child that is asked may tell of children of its own, which come last.
+            let mut next = 0;
+            while let Some(child) = self.young(space, next) {
+                let birth = born.iter().find(|(_, newborn)| newborn.id == child.id);
+                self.event_around_fork(&child, birth.is_some_and(|(o, _)| *o > order), &event);
+                next += 1;
             }
             self.event(space, &event, settled);
         }
-        let born: Vec<Arc<Space>> = born.into_iter().map(|(_, child)| child).collect();
-        for child in &born {
+        for (_, child) in &born {
             self.shared.tell_forked(child.clone());
         }
         if lock(&self.shared.tables).exhausted {
@@ -88,31 +89,63 @@ impl<T: Transport> FaultThread<T> {
         }
         let Some(state) = self.spaces.get_mut(&space.id) else { return };
         state.unsettled = !settled;
-        match settled {
-            true => {
-                state.young.clear();
-                state.relieved = RangeSet::default();
-                lock(&self.shared.tables).settle_changes(space.id);
+        if settled {
+            self.settled(space);
+        }
+    }
+
+    /// All changes that had begun have been told.
+    fn settled(&mut self, space: &Space) {
+        let Some(state) = self.spaces.get_mut(&space.id) else { return };
+        state.unsettled = false;
+        let grown_up = std::mem::take(&mut state.young);
+        self.let_go(&grown_up);
+        *lock(&space.relieved) = RangeSet::default();
+        lock(&self.shared.tables).settle_changes(space.id);
+    }
+
+    /// Children just born are young to their parent, and to all to whom that is young itself.
+    fn hold_back(&mut self, parent: SpaceId, born: Vec<Arc<Space>>) {
+        if born.is_empty() {
+            return;
+        }
+        let is_elder = |state: &&mut SpaceFaults| {
+            state.space.id == parent || state.young.iter().any(|child| child.id == parent)
+        };
+        let mut elders = 0;
+        for elder in self.spaces.values_mut().filter(is_elder) {
+            elder.young.extend(born.iter().cloned());
+            elders += 1;
+        }
+        for child in born {
+            if let Some(state) = self.spaces.get_mut(&child.id) {
+                state.elders += elders;
             }
-            false => state.young.extend(born),
+        }
+    }
+
+    /// One to whom they were young has been told of all changes, or has gone.
+    pub(super) fn let_go(&mut self, young: &[Arc<Space>]) {
+        for child in young {
+            if let Some(state) = self.spaces.get_mut(&child.id) {
+                state.elders -= 1;
+            }
         }
     }
 
     /// Changes that were still under way when they were told of are over some time, and perhaps no other follows that would show it.
     pub(super) fn settle(&mut self) {
-        for state in self.spaces.values_mut().filter(|state| state.unsettled) {
-            let Ok(_gate) = state.space.gate.try_lock() else { continue };
-            if !state.space.faults.has_event() {
-                state.unsettled = false;
-                state.young.clear();
-                state.relieved = RangeSet::default();
-                lock(&self.shared.tables).settle_changes(state.space.id);
+        let unsettled = self.spaces.values().filter(|state| state.unsettled);
+        for space in unsettled.map(|state| state.space.clone()).collect::<Vec<_>>() {
+            let Ok(_gate) = space.gate.try_lock() else { continue };
+            if !space.faults.has_event() {
+                self.settled(&space);
             }
         }
     }
 
-    fn young(&self, space: &Space) -> Vec<Arc<Space>> {
-        self.spaces.get(&space.id).map(|state| state.young.clone()).unwrap_or_default()
+    pub(super) fn young(&self, space: &Space, index: usize) -> Option<Arc<Space>> {
+        self.spaces.get(&space.id)?.young.get(index).cloned()
     }
 
     fn event(&mut self, space: &Arc<Space>, event: &Event, settled: bool) {
@@ -222,7 +255,11 @@ impl<T: Transport> FaultThread<T> {
         }
     }
 
-    fn remap_child(&self, child: &Space, remap: Remap) {
+    fn remap_child(&mut self, child: &Space, remap: Remap) {
+        if let Some(state) = self.spaces.get_mut(&child.id) {
+            // What is contested now is the child's until nothing of its own is unread.
+            state.unsettled = true;
+        }
         if lock(&self.shared.tables).remap(child.id, remap, None, false).is_err() {
             self.shared
                 .fail("a child was forked while its parent moved memory about in several threads");
@@ -298,7 +335,9 @@ impl<T: Transport> FaultThread<T> {
             }
         }
         for fault in self.again.clone() {
-            let Some(state) = self.spaces.get_mut(&fault.place.0) else { continue };
+            let state = self.spaces.get_mut(&fault.place.0);
+            // Who is young waits for changes of another.
+            let Some(state) = state.filter(|state| state.elders == 0) else { continue };
             let stuck = state.stuck.get_or_insert(Stuck { since: now, relief: None });
             if now.duration_since(stuck.since) > STUCK_AFTER {
                 stuck.since = now;
@@ -340,15 +379,15 @@ impl<T: Transport> FaultThread<T> {
         if let Some(relief) = state.stuck.as_mut().and_then(|stuck| stuck.relief.take()) {
             // It is recorded as registered when it is next looked at. A mapping that cannot be registered is left resident.
             let _ = space.faults.register(relief.clone());
-            state.relieved.insert(relief);
+            lock(&space.relieved).insert(relief);
         }
     }
 
     /// Whether evicted pages were moved to where memory was being taken out of the userfaultfd: that took their markers away. Of such a move is told
     /// before all changes have been.
     fn is_spoilt(&self, space: &Space, remap: &Remap) -> bool {
-        let Some(state) = self.spaces.get(&space.id) else { return false };
-        state.relieved.overlaps(remap.target()).any(|part| {
+        let relieved: Vec<Range<u64>> = lock(&space.relieved).overlaps(remap.target()).collect();
+        relieved.into_iter().any(|part| {
             let source = part.start - remap.to + remap.from..part.end - remap.to + remap.from;
             let evicted = lock(&self.shared.tables).first_evicted(space.id, source);
             evicted.is_some_and(|page| {

@@ -221,12 +221,15 @@ impl SpaceFaults {
         };
         let mut free = wanted;
         for taken in taken.iter() {
+            if taken.start < one.end && one.start < taken.end {
+                return one.clone();
+            }
             match taken.end <= one.start {
                 true => free.start = free.start.max(taken.end),
                 false => free.end = free.end.min(taken.start),
             }
         }
-        free.start.min(one.start)..free.end.max(one.end)
+        free
     }
 
     fn note_filled(&mut self, range: Range<u64>) {

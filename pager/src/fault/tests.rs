@@ -286,6 +286,47 @@ fn faults_of_a_child_wait_until_it_is_told_of() {
     thread.join().expect("no panic");
 }
 
+/// A child that was forked after a change which is told later has pages elsewhere than its parent's tables say, and so have its children.
+#[test]
+fn faults_of_children_wait_for_changes_of_their_parents() {
+    let mut play = Play::new(None).evicted();
+    let fork = || Event::Fork { uffd: own_userfaultfd() };
+    let parent = play.space.clone();
+    play.fault.change(&parent, vec![fork()], false);
+    let child = play.fault.young(&parent, 0).expect("a child");
+    play.fault.change(&child, vec![fork()], true);
+    let grandchild = play.fault.young(&parent, 1).expect("a grandchild");
+    let waits = |play: &mut Play, space: &Space| {
+        play.fault.again.clear();
+        play.fault.fault(Fault { place: (space.id, play.page()), write: true, tid: -1 });
+        !play.fault.again.is_empty()
+    };
+    play.shared.evict_thread.store(-2, Ordering::Relaxed);
+    for space in [&child, &grandchild] {
+        space.evictor.store(-2, Ordering::Relaxed);
+        assert!(waits(&mut play, space));
+    }
+    play.fault.change(&parent, Vec::new(), true);
+    for space in [&child, &grandchild] {
+        assert!(!waits(&mut play, space));
+    }
+}
+
+#[test]
+fn what_is_contested_in_a_child_is_so_for_as_long_as_something_of_it_is_unread() {
+    let mut play = Play::new(None).evicted();
+    let (parent, page) = (play.space.clone(), play.page);
+    // The child has nothing there: the parent's page had moved before the fork.
+    parent.faults.unregister(page..page + PAGE).expect("unregistered");
+    let remap = Event::Remap { from: page as *mut _, to: map(PAGE) as *mut _, len: PAGE as usize };
+    play.fault.change(&parent, vec![Event::Fork { uffd: own_userfaultfd() }, remap], true);
+    let child = *play.fault.spaces.keys().find(|&&id| id != ID).expect("a child");
+    let is_contested = |play: &Play| lock(&play.shared.tables).is_contested(child, &(0..u64::MAX));
+    assert!(is_contested(&play));
+    play.fault.settle();
+    assert!(!is_contested(&play) && !play.shared.has_failed());
+}
+
 #[test]
 fn a_marker_of_which_nothing_is_known_matters_while_somebody_has_the_memory() {
     assert!(Play::new(None).is_stopped_by_a_marker());

@@ -64,7 +64,7 @@ impl Process {
         };
         for mapping in mappings.iter().filter(within) {
             if !self.is_ours_to_page(mapping) {
-                self.give_back(shared, mapping.range.clone());
+                self.give_back(mapping.range.clone());
                 continue;
             }
             self.record_mapping(shared, mapping);
@@ -74,16 +74,16 @@ impl Process {
     /// What has come where a span was registered, and is none of ours: shared memory is registered like ours. To unregister a mapping takes its markers
     /// away, so that it must not be one of ours that was moved here since: that raises an event, which stays unread while the gate is closed. What
     /// cannot be proved stays registered, and its first touches are filled with zeros like others.
-    fn give_back(&self, shared: &Shared, range: Range<u64>) {
+    fn give_back(&self, range: Range<u64>) {
         let faults = &self.space.faults;
         let changes = || faults.has_event() || !self.space.ungated.is_intact();
         if faults.registration(range.clone()) == Registration::Whole
             && !changes()
-            && faults.unregister(range).is_ok()
+            && faults.unregister(range.clone()).is_ok()
             && changes()
         {
-            let name = self.space.name();
-            shared.fail(format!("{name} moved memory to where something else was let go"));
+            // Whether it was moved to just here is seen when it is told.
+            lock(&self.space.relieved).insert(range);
         }
     }
 

@@ -163,9 +163,8 @@ impl Tables {
 
     /// If pages are there, it was the older generation that went. If not, they have gone, or moved on, of which will be told.
     fn unmap_contested(&mut self, space: SpaceId, range: Range<u64>, marked: &RangeSet) {
-        // What reaches beyond the targets of remaps has been there before them.
-        let contested = self.contested_parts(space, range.clone());
-        let mut left = contested.len() < range.end - range.start;
+        // That the range is longer than the targets of remaps proves nothing: what was moved there may have grown since.
+        let mut left = false;
         for (page, state) in self.map.known(space, range.clone()) {
             let place = (space, page);
             match state {
@@ -329,8 +328,8 @@ impl Tables {
             generations.into_iter().flat_map(|of| self.pages(of, contested)).collect();
         let mut moved = Vec::new();
         let mut open = Vec::new();
-        // What reaches beyond the targets of remaps has been there before them.
-        let (mut young_moved, mut older_moved) = (false, contested.len() < remap.length);
+        // That more has moved than came there by remaps proves nothing: it may have grown since.
+        let (mut young_moved, mut older_moved) = (false, false);
         for page in pages {
             let stayed = marked.contains(page.get());
             let arrived = marked.contains(remap.moved(page).get());
@@ -420,6 +419,32 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tables::{EvictOutcome, FaultAction};
+
+    /// That a block has grown is not told: it is longer when it moves again than it was when it came.
+    #[test]
+    fn a_block_that_grew_moves_with_its_own_pages() {
+        let mut tables = Tables::new(8, 64).unwrap();
+        let (space, at) = (SpaceId(1), |page: u64| (1 << 30) + page * PAGE);
+        let first = |page| PageAddr::containing(at(page));
+        tables.add_space(space);
+        tables.register(space, at(0)..at(8), &RangeSet::default());
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        tables.begin_evict(space, &[first(0), first(4)], &mut leaving);
+        for (tag, &(_, slot)) in leaving.iter().enumerate() {
+            tables.finish_evict(slot, EvictOutcome::Moved(tag as u64), &mut wake);
+        }
+        // What was at 4 is freed; what was at 0 comes there, grows, and moves on.
+        tables.unmap(space, at(4)..at(8), None, false);
+        let comes = Remap { from: at(0), to: at(4), length: 4 * PAGE };
+        assert!(tables.remap(space, comes, None, false).is_ok());
+        let moves = Remap { from: at(4), to: at(16), length: 8 * PAGE };
+        let mut marked = RangeSet::default();
+        marked.insert(at(16)..at(17));
+        if tables.remap(space, moves, Some(&marked), false).is_ok() {
+            assert_eq!(tables.fault((space, first(16))), FaultAction::Buffered(leaving[0].1));
+        }
+    }
 
     #[test]
     fn spaces_are_never_taken_for_generations_of_others() {
