@@ -26,6 +26,8 @@ const GET_TID_ADDRESS: u64 = 40;
 const READY_DEADLINE: Duration = Duration::from_secs(2);
 /// For the evictor of an injection that has failed to be cloned. If it comes later it ends by itself ([`arch::PATIENCE_S`]).
 const ABANDONED_DEADLINE: Duration = Duration::from_millis(100);
+/// For one of the threads of a process to stop: meanwhile nobody makes room for faults.
+const INJECT_DEADLINE: Duration = Duration::from_millis(100);
 /// How often running threads are looked for.
 const FREEZE_ROUNDS: usize = 4;
 /// Most threads that are stopped: each costs some 10 us.
@@ -167,11 +169,12 @@ impl Frozen {
     /// Starts an evictor: by a thread that ran, so that no system call is interrupted, or else by one that is blocked.
     pub fn inject(&mut self) -> Result<Injected> {
         may_be_injected(self.pid)?;
+        let deadline = Instant::now() + INJECT_DEADLINE;
         let mut failure = InjectError::Unstoppable;
         let running = std::mem::take(&mut self.threads);
         let mut injected = None;
         for mut thread in running {
-            if injected.is_none() {
+            if injected.is_none() && Instant::now() < deadline {
                 match thread.settle() {
                     Ok(()) => injected = Some(thread.inject(self.pid)),
                     Err(InjectError::Unstoppable) => {}
@@ -184,6 +187,9 @@ impl Frozen {
             return injected;
         }
         for tid in blocked_threads(self.pid) {
+            if Instant::now() > deadline {
+                break;
+            }
             match Stopped::new(tid) {
                 Ok(mut thread) => {
                     let injected = thread.inject(self.pid);

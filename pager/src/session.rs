@@ -232,6 +232,10 @@ impl Session {
 fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
+        // The workload is ended when our descriptors are closed, which a core dump delays.
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel reads one live rlimit.
+        unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
         // Perhaps nobody reads the report.
         let _ = std::thread::Builder::new().spawn(|| {
             std::thread::sleep(REPORT_DEADLINE);

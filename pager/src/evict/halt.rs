@@ -22,6 +22,8 @@ use crate::shared::lock;
 
 /// Longest that a tree is stopped for evictions when nothing is left to be registered.
 const HALT_MAX: Duration = Duration::from_millis(500);
+/// Longest that it is stopped in all, however many are born meanwhile who must be attended to: somebody that is not stopped may go on forking.
+const HALT_WHOLE_MAX: Duration = Duration::from_secs(5);
 /// Pause after the tree was stopped, doubled each time that nothing came of it; and where there was no room for it to go on.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(64);
@@ -45,6 +47,7 @@ pub(super) struct Halt {
     queue: Vec<i32>,
     /// Since when nothing is left to be done but to evict; `None` if the tree runs.
     since: Option<Instant>,
+    began: Option<Instant>,
     /// Whether anything was attached, registered or evicted.
     found: bool,
     /// Not again before, and how long that was last time.
@@ -103,6 +106,9 @@ impl<T: Transport> EvictThread<T> {
             self.stop_members(true);
         }
         self.next_look = self.next_look.min(now + LOOK);
+        if self.halt.began.is_some_and(|began| now.duration_since(began) > HALT_WHOLE_MAX) {
+            self.halt.queue.clear();
+        }
         let next = self.halt.queue.pop();
         match next {
             Some(pid) => self.attend(now, pid),
@@ -113,7 +119,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// Stops what runs, until these and all who ran and are not paged have been attended to.
     pub(super) fn halt(&mut self, now: Instant, queue: Vec<i32>) {
-        self.halt.since = Some(now);
+        (self.halt.since, self.halt.began) = (Some(now), Some(now));
         self.halt.queue = queue;
         // Those who are not known yet would have the CPUs for themselves.
         for _ in 0..BIRTH_ROUNDS {

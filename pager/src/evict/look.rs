@@ -351,9 +351,14 @@ impl<T: Transport> EvictThread<T> {
             refusal.try_again = None;
         }
         self.refused.insert(pid, refusal);
+        let reason = match error {
+            // By whom is not told each time.
+            InjectError::Traced(_) => String::from("traced"),
+            _ => error.to_string(),
+        };
         if self.attached_root == Some(pid) && self.processes.is_empty() && !passing {
             self.shared.finish(Outcome::Refused(format!("cannot be paged: {error}")));
-        } else if !told && !passing && self.unpaged.insert(error.to_string()) {
+        } else if !told && !passing && self.unpaged.insert(reason) {
             self.notice(format_args!(
                 "process {pid} cannot be paged and stays resident: {error} (others are not named)"
             ));
