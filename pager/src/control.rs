@@ -31,6 +31,8 @@ const REPLY_BYTES_MAX: usize = 1 << 20;
 const CLIENTS_MAX: usize = 16;
 /// For a client to send its request, and for a pager to answer it.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(2);
+/// Pagers asked at a time: two full directories, half of the descriptors that a process may have by default.
+const ASKED_MAX: usize = 2 * doors::SOCKETS_MAX;
 /// For an answer that is there at the deadline to be read.
 const LAST_LOOK: Duration = Duration::from_millis(1);
 /// For the next page to come home, or to be given up.
@@ -218,20 +220,24 @@ impl Client {
 
 /// Every workload paged on this machine which this user may see, by process id. Sockets of dead pagers are removed.
 pub fn workloads() -> Vec<Workload> {
-    let mut workloads: Vec<Workload> = doors::all().into_iter().flat_map(ask_all).collect();
+    let mut workloads = ask_all(doors::all());
     workloads.sort_by_key(|workload| workload.stats.pid);
     workloads.dedup_by_key(|workload| workload.stats.supervisor_pid);
     workloads
 }
 
-/// The workloads behind the doors of one directory. All are asked before the first answer is awaited, so that those who never answer cost
-/// one deadline together.
+/// The workloads behind the doors. As many as there are descriptors for are asked before the first answer is awaited, so that those who
+/// never answer cost one deadline together.
 fn ask_all(doors: Vec<Door>) -> Vec<Workload> {
-    let deadline = Instant::now() + REQUEST_DEADLINE;
-    let send = |door: Door| Some((send(&door, Request::Status).ok()?, door));
-    let asked: Vec<_> = doors.into_iter().filter_map(send).collect();
-    let answer = |(stream, door): (UnixStream, Door)| status_of(&door, stream, deadline).ok();
-    asked.into_iter().filter_map(answer).collect()
+    let mut workloads = Vec::new();
+    for doors in doors.chunks(ASKED_MAX) {
+        let deadline = Instant::now() + REQUEST_DEADLINE;
+        let send = |door| Some((send(door, Request::Status).ok()?, door));
+        let asked: Vec<_> = doors.iter().filter_map(send).collect();
+        let answer = |(stream, door)| status_of(door, stream, deadline).ok();
+        workloads.extend(asked.into_iter().filter_map(answer));
+    }
+    workloads
 }
 
 /// The workload with this root process, pager or front.
@@ -256,7 +262,7 @@ pub fn detach(
 ) -> Result<DetachEnd, ControlError> {
     let pid = workload.stats.supervisor_pid;
     let failed = |reason: String| ControlError::NoAnswer { pid, reason };
-    let mut doors = doors::all().into_iter().flatten().filter(|door| door.pid() == pid);
+    let mut doors = doors::all().into_iter().filter(|door| door.pid() == pid);
     let door = doors.find(|door| door.connect().is_ok());
     let door = door.ok_or_else(|| failed("its socket is gone".into()))?;
     let mut last = (u64::MAX, Instant::now());
@@ -492,13 +498,27 @@ pub(crate) mod tests {
 
     #[test]
     fn who_never_answers_delays_little() {
-        let dir = scratch("mute");
-        let names = (0..50).map(|n| dir.join(format!("{}.sock", 2_000_000_000 + n)));
-        let own = std::iter::once(dir.join(format!("{}.sock", self_pid())));
-        let mute: Vec<UnixListener> =
-            names.chain(own).map(|path| UnixListener::bind(path).unwrap()).collect();
+        let (dir, own) = (scratch("mute"), geteuid().as_raw());
+        // The user's own directory, and what would be it too if numbers could be written otherwise.
+        let zeros = (1..20).map(|zeros| format!("gms-{}{own}", "0".repeat(zeros)));
+        let names = zeros.chain([format!("gms-+{own}"), format!("gms-{own}")]);
+        let dirs: Vec<PathBuf> = names.map(|name| dir.join(name)).collect();
+        let mut mute = Vec::new();
+        for dir in &dirs {
+            DirBuilder::new().mode(0o700).create(dir).unwrap();
+            for other in [format!("0{}.sock", self_pid()), format!("+{}.sock", self_pid())] {
+                drop(UnixListener::bind(dir.join(other)).unwrap());
+            }
+            mute.push(UnixListener::bind(dir.join(format!("{}.sock", self_pid()))).unwrap());
+        }
+        let strangers = (0..20).map(|n| dirs[0].join(format!("{}.sock", 2_000_000_000 + n)));
+        mute.extend(strangers.map(|path| UnixListener::bind(path).unwrap()));
+        let found: Vec<_> = doors::numbered(&dir, "gms-").collect();
+        assert_eq!(found, [(dir.join(format!("gms-{own}")), own)]);
+        let doors: Vec<Door> = dirs.iter().flat_map(|dir| doors::of(dir, &[own])).collect();
+        assert_eq!(doors.iter().filter(|door| door.pid() == self_pid()).count(), dirs.len());
         let start = Instant::now();
-        assert!(ask_all(doors::of(&dir, &[geteuid().as_raw()])).is_empty());
+        assert!(ask_all(doors).is_empty());
         assert!(start.elapsed() < 2 * REQUEST_DEADLINE, "{:?}", start.elapsed());
         drop(mute);
         fs::remove_dir_all(&dir).unwrap();

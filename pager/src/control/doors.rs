@@ -12,6 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use nix::sys::socket::{
@@ -24,7 +25,7 @@ use crate::proc;
 use crate::target::descends;
 
 /// Sockets looked at in one directory.
-const SOCKETS_MAX: usize = 256;
+pub const SOCKETS_MAX: usize = 256;
 
 /// A control socket.
 #[derive(Debug)]
@@ -86,24 +87,20 @@ pub fn own_directories() -> Vec<PathBuf> {
     dirs
 }
 
-/// Every socket which this user may ask, by directory: root sees all users'.
-pub fn all() -> Vec<Vec<Door>> {
+/// Every socket which this user may ask: root sees all users'.
+pub fn all() -> Vec<Door> {
     let own = geteuid().as_raw();
     let mut dirs: Vec<(PathBuf, u32)> =
         own_directories().into_iter().map(|dir| (dir, own)).collect();
     if geteuid().is_root() {
-        let users = list("/run/user".as_ref());
-        dirs.extend(users.filter_map(|dir| Some((dir.join("gms"), number(&dir, "")?))));
-        dirs.extend(
-            list("/tmp".as_ref())
-                .filter_map(|dir| Some((number(&dir, "gms-")?, dir)))
-                .map(|(uid, dir)| (dir, uid)),
-        );
+        let users = numbered("/run/user".as_ref(), "");
+        dirs.extend(users.map(|(dir, user)| (dir.join("gms"), user)));
+        dirs.extend(numbered("/tmp".as_ref(), "gms-"));
     }
     dirs.sort();
     dirs.dedup_by(|one, other| one.0 == other.0);
     // One that root made in a user's directory is root's.
-    dirs.iter().map(|(dir, owner)| of(dir, &[*owner, own])).collect()
+    dirs.iter().flat_map(|(dir, owner)| of(dir, &[*owner, own])).collect()
 }
 
 /// The sockets in a directory of one of these users.
@@ -112,8 +109,7 @@ pub fn of(dir: &Path, owners: &[u32]) -> Vec<Door> {
     let dir = Arc::new(dir);
     let within = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
     let socket = |path: &PathBuf| path.extension().is_some_and(|end| end == "sock");
-    let pids =
-        list(&within).filter(socket).filter_map(|path| path.file_stem()?.to_str()?.parse().ok());
+    let pids = list(&within).filter(socket).filter_map(|path| number(path.file_stem()?, ""));
     pids.take(SOCKETS_MAX).map(|pid| Door { dir: Arc::clone(&dir), owner, pid }).collect()
 }
 
@@ -128,9 +124,15 @@ pub fn private(dir: &Path, owners: &[u32]) -> io::Result<(File, u32)> {
     Ok((file, meta.uid()))
 }
 
-/// The number behind `prefix` in the name of a file.
-fn number(path: &Path, prefix: &str) -> Option<u32> {
-    path.file_name().and_then(OsStr::to_str)?.strip_prefix(prefix)?.parse().ok()
+/// The files of a directory that have a number behind `prefix` in their names, and that number.
+pub fn numbered(dir: &Path, prefix: &str) -> impl Iterator<Item = (PathBuf, u32)> {
+    list(dir).filter_map(move |path| number(path.file_name()?, prefix).map(|n| (path, n)))
+}
+
+/// The number behind `prefix`, if it is written as gms writes it: with zeros or a sign before it, one number would have many names.
+fn number<N: FromStr + ToString>(name: &OsStr, prefix: &str) -> Option<N> {
+    let text = name.to_str()?.strip_prefix(prefix)?;
+    text.parse().ok().filter(|number: &N| number.to_string() == text)
 }
 
 fn list(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
