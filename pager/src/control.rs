@@ -18,6 +18,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
+use crate::commands::printable;
 use crate::stats::Stats;
 use crate::target::{descends, self_pid};
 pub use above::pager_above;
@@ -37,6 +38,8 @@ const ASKED_MAX: usize = 2 * doors::SOCKETS_MAX;
 const LAST_LOOK: Duration = Duration::from_millis(1);
 /// For the next page to come home, or to be given up.
 const DETACH_DEADLINE: Duration = Duration::from_secs(120);
+/// Longest text shown of what a pager says of its detach.
+const TEXT_CHARS_MAX: usize = 2048;
 /// How often it is asked how far a detach has come.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
@@ -258,17 +261,23 @@ pub fn pager_of(pid: i32) -> Option<Workload> {
 /// Asks a pager to bring all pages home and waits until it has; `progress` is called now and then meanwhile.
 pub fn detach(
     workload: &Workload,
-    mut progress: impl FnMut(&Stats),
+    progress: impl FnMut(&Stats),
 ) -> Result<DetachEnd, ControlError> {
     let pid = workload.stats.supervisor_pid;
-    let failed = |reason: String| ControlError::NoAnswer { pid, reason };
     let mut doors = doors::all().into_iter().filter(|door| door.pid() == pid);
     let door = doors.find(|door| door.connect().is_ok());
-    let door = door.ok_or_else(|| failed("its socket is gone".into()))?;
+    let gone = || ControlError::NoAnswer { pid, reason: "its socket is gone".into() };
+    detach_by(&door.ok_or_else(gone)?, progress)
+}
+
+/// What the pager says may be another user's, and meant for root's terminal.
+fn detach_by(door: &Door, mut progress: impl FnMut(&Stats)) -> Result<DetachEnd, ControlError> {
+    let said = |text: &str| printable(text, TEXT_CHARS_MAX);
+    let failed = |text: &str| ControlError::NoAnswer { pid: door.pid(), reason: said(text) };
     let mut last = (u64::MAX, Instant::now());
     let mut patient = || {
         // A pager that is busy may answer the next time.
-        if let Ok(now) = ask_status(&door) {
+        if let Ok(now) = ask_status(door) {
             progress(&now.stats);
             if now.stats.away_bytes != last.0 {
                 last = (now.stats.away_bytes, Instant::now());
@@ -276,13 +285,13 @@ pub fn detach(
         }
         last.1.elapsed() < DETACH_DEADLINE
     };
-    match ask_patiently(&door, Request::Detach, PROGRESS_EVERY, &mut patient) {
+    match ask_patiently(door, Request::Detach, PROGRESS_EVERY, &mut patient) {
         Ok(Reply::Detached) => Ok(DetachEnd::Detached),
-        Ok(Reply::Lost(text)) => Ok(DetachEnd::Lost(text)),
-        Ok(Reply::Error(reason)) => Err(failed(reason)),
-        Ok(Reply::Workload(_)) => Err(failed("it is of another version".into())),
+        Ok(Reply::Lost(text)) => Ok(DetachEnd::Lost(said(&text))),
+        Ok(Reply::Error(reason)) => Err(failed(&reason)),
+        Ok(Reply::Workload(_)) => Err(failed("it is of another version")),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(DetachEnd::Ended),
-        Err(error) => Err(failed(error.to_string())),
+        Err(error) => Err(failed(&error.to_string())),
     }
 }
 
@@ -524,8 +533,9 @@ pub(crate) mod tests {
         fs::remove_dir_all(&dir).unwrap();
     }
 
-    /// Has user 65534 listen as the pager of `workload`, and root ask.
-    fn claimed(dir: &Path, workload: &Workload) -> Vec<Workload> {
+    /// Has user 65534 listen as this process's pager and give an answer to what root asks.
+    fn told<R>(dir: &Path, answer: Vec<u8>, ask: impl FnOnce(Vec<Door>) -> R) -> R {
+        std::os::unix::fs::chown(dir, Some(65534), Some(65534)).unwrap();
         let path = dir.join(format!("{}.sock", self_pid()));
         let stranger = std::thread::spawn(move || {
             // SAFETY: the call changes the ids of this thread alone, which ends soon.
@@ -533,16 +543,40 @@ pub(crate) mod tests {
             UnixListener::bind(path).unwrap()
         });
         let listener = stranger.join().unwrap();
-        let answer = line_of(&Reply::Workload(Box::new(workload.clone())));
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.read_exact(&mut [0; 16]).unwrap();
             stream.write_all(&answer).unwrap();
         });
-        let found = ask_all(doors::of(dir, &[65534]));
+        let found = ask(doors::of(dir, &[65534]));
         server.join().unwrap();
         fs::remove_file(dir.join(format!("{}.sock", self_pid()))).unwrap();
         found
+    }
+
+    fn claimed(dir: &Path, workload: &Workload) -> Vec<Workload> {
+        told(dir, line_of(&Reply::Workload(Box::new(workload.clone()))), ask_all)
+    }
+
+    #[test]
+    fn what_a_pager_says_does_not_control_the_terminal() {
+        if !geteuid().is_root() {
+            return eprintln!("SKIPPED: only root asks the pagers of others");
+        }
+        let dir = scratch("words");
+        let words = "\u{1b}]0;x\u{7}\u{9b}2J\u{202e}".repeat(1 << 12);
+        let unknown = [(&words, 1)].into_iter().collect::<std::collections::BTreeMap<_, _>>();
+        let (lost, error) = (Reply::Lost(words.clone()), Reply::Error(words.clone()));
+        for answer in [line_of(&lost), line_of(&error), line_of(&unknown)] {
+            let text = match told(&dir, answer, |doors| detach_by(&doors[0], |_| ())) {
+                Ok(DetachEnd::Lost(text)) => text,
+                end => end.unwrap_err().to_string(),
+            };
+            assert!(text.contains("]0;x"), "{text}");
+            assert!(!text.contains(['\u{1b}', '\u{7}', '\u{9b}', '\u{202e}']), "{text:?}");
+            assert!(text.len() < 2 * TEXT_CHARS_MAX, "{}", text.len());
+        }
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
@@ -551,7 +585,6 @@ pub(crate) mod tests {
             return eprintln!("SKIPPED: only root asks the pagers of others");
         }
         let dir = scratch("claims");
-        std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
         let (gone, init) = (i32::MAX, 1);
         let stats = Stats { pid: gone, ..workload().stats };
         let honest = Workload { stats, front_pid: gone };

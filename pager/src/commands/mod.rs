@@ -11,7 +11,7 @@ mod status;
 mod summary;
 
 pub use speech::{begin as begin_to_speak, end as end_speech, note, say};
-pub use status::printable;
+pub use status::{plain, printable};
 
 use crate::cli::{Action, Cli};
 use crate::config::ConfigError;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::plain;
+
 /// What may wait to be written.
 const WAITING_MAX: usize = 64;
 /// For the reader to take what may not be left out.
@@ -64,8 +66,10 @@ fn write(text: &str) {
     }
 }
 
+/// Names and reasons in a text may be another user's, or an agent's: they do not control the terminal.
 fn lines(text: impl std::fmt::Display) -> String {
-    text.to_string().lines().map(|line| format!("gms: {line}\n")).collect()
+    let line = |line: &str| format!("gms: {}\n", line.chars().map(plain).collect::<String>());
+    text.to_string().lines().map(line).collect()
 }
 
 /// Says something to the user. Every line begins with `gms: `.
@@ -91,5 +95,15 @@ pub fn end() {
     if queue().is_some_and(|queue| queue.send_timeout(Item::End(written), PATIENCE).is_ok()) {
         // Too late, it is lost.
         let _ = all.recv_timeout(PATIENCE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_does_not_control_the_terminal() {
+        assert_eq!(lines("a\x1b]0;x\x07\u{9b}J\nb\r\u{202e}c"), "gms: a?]0;x??J\ngms: b??c\n");
     }
 }
