@@ -48,10 +48,14 @@ const MET_AFTER: Duration = Duration::from_millis(1);
 /// Pages in one write.
 const WRITE_PAGES: usize = 64;
 /// Writes in flight to one agent.
-const WRITES_MAX: u32 = 8;
+const WRITES_MAX: usize = 8;
 /// Discards are sent when so many wait, or at the next measurement.
 const DISCARDS_BATCH: usize = 512;
-/// A write or fetch without an answer is given up after this.
+/// Exchanges in flight to one agent that tell it what to discard.
+const DISCARDS_MAX: usize = 4;
+/// If more wait than this, an agent that does not answer those is told of no more: it keeps the pages until the workload ends.
+const DISCARDS_KEPT: usize = 1 << 20;
+/// An exchange without an answer is given up after this.
 const EXCHANGE_DEADLINE: Duration = Duration::from_secs(5);
 /// If nothing can be evicted for so long, the workload may exceed its budget, and its user is told so.
 const STUCK: Duration = Duration::from_millis(50);
@@ -81,7 +85,6 @@ struct Write {
     agent: AgentId,
     slots: Vec<u32>,
     stored: u64,
-    sent: Instant,
 }
 
 /// See the module's documentation.

@@ -11,7 +11,7 @@ mod fetch;
 mod follow;
 mod local;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

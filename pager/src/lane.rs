@@ -226,6 +226,17 @@ impl<T: Transport> Lane<T> {
         self.is_up(agent) && !peer.draining && !self.open.values().any(silent)
     }
 
+    /// Requests of this kind whose replies have not come whole.
+    pub fn under_way(&self, agent: AgentId, op: Op) -> usize {
+        self.open.values().filter(|open| open.agent == agent && open.op == op).count()
+    }
+
+    /// Requests whose replies have not come whole within `limit`.
+    pub fn sent_before(&self, now: Instant, limit: Duration) -> Vec<ExchangeId> {
+        let late = |open: &Open| now.saturating_duration_since(open.sent) > limit;
+        self.open.iter().filter(|(_, open)| late(open)).map(|(&exchange, _)| exchange).collect()
+    }
+
     /// Gives up waiting for a reply, or for the rest of it.
     pub fn abandon(&mut self, now: Instant, exchange: ExchangeId) {
         self.transport.abandon(exchange);

@@ -11,7 +11,10 @@ use gms_transport::message::{Control, Op, PageDescriptor, Status};
 use gms_transport::{ExchangeId, Transport};
 use zerocopy::IntoBytes;
 
-use super::{DISCARDS_BATCH, EXCHANGE_DEADLINE, EvictThread, WRITE_PAGES, WRITES_MAX, Write};
+use super::{
+    DISCARDS_BATCH, DISCARDS_KEPT, DISCARDS_MAX, EXCHANGE_DEADLINE, EvictThread, WRITE_PAGES,
+    WRITES_MAX, Write,
+};
 use crate::lane::LaneEvent;
 use crate::shared::lock;
 use crate::torture::{self, Point};
@@ -23,7 +26,8 @@ impl<T: Transport> EvictThread<T> {
         // On its way home a page in the buffer is at its end.
         while !self.is_detaching() && lock(&self.shared.tables).has_ready() {
             let mut views = self.lane.views();
-            views.retain(|v| v.inflight < WRITES_MAX && v.credits.0 >= WRITE_PAGES as u64);
+            let writes = |agent| self.lane.under_way(agent, Op::Put);
+            views.retain(|v| writes(v.id) < WRITES_MAX && v.credits.0 >= WRITE_PAGES as u64);
             let random = self.next_random();
             let Some(agent) = TwoChoices.choose(&views, random) else { break };
             if !self.write(now, agent) {
@@ -50,7 +54,7 @@ impl<T: Transport> EvictThread<T> {
         let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
         match sent {
             Ok(exchange) => {
-                self.writes.insert(exchange, Write { agent, slots, stored: 0, sent: now });
+                self.writes.insert(exchange, Write { agent, slots, stored: 0 });
                 true
             }
             Err(_) => {
@@ -77,8 +81,12 @@ impl<T: Transport> EvictThread<T> {
         }
         let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
         for agent in agents {
+            let may_ask = self.lane.under_way(agent, Op::Discard) < DISCARDS_MAX;
+            if !may_ask && waiting < DISCARDS_KEPT {
+                continue;
+            }
             let ids = lock(&self.shared.tables).take_discards(agent, DISCARDS_BATCH * 8);
-            if ids.is_empty() {
+            if ids.is_empty() || !may_ask {
                 continue;
             }
             let bytes: Vec<u8> = ids.iter().flat_map(|id| id.0.to_le_bytes()).collect();
@@ -163,14 +171,94 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    /// Gives up exchanges that were not answered in time.
+    /// Gives up exchanges that were not answered in time, whatever they are about.
     pub(super) fn expire(&mut self, now: Instant) {
-        let late = |sent: Instant| now.duration_since(sent) > EXCHANGE_DEADLINE;
-        let writes = self.writes.iter().filter(|(_, w)| late(w.sent)).map(|(e, _)| *e);
-        let expired: Vec<ExchangeId> = writes.chain(self.home.sent_before(late)).collect();
-        for exchange in expired {
+        for exchange in self.lane.sent_before(now, EXCHANGE_DEADLINE) {
             self.lane.abandon(now, exchange);
             self.failed(exchange);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use gms_policy::ids::{PageAddr, SpaceId};
+
+    use super::*;
+    use crate::fault::tests::shared;
+    use crate::lane::Lane;
+    use crate::lane::tests::Script;
+    use crate::page_map::PAGE;
+    use crate::range_set::RangeSet;
+    use crate::shared::Gauges;
+    use crate::tables::EvictOutcome;
+    use crate::tree::Root;
+
+    const ID: SpaceId = SpaceId(1);
+
+    fn thread(agents: u16) -> EvictThread<Script> {
+        let (shared, commands) = shared();
+        lock(&shared.tables).add_space(ID);
+        lock(&shared.tables).register(ID, 0..PAGE << 20, &RangeSet::default());
+        let (root, lane) = (Root::Process(i32::MAX), Lane::up(agents));
+        let mut thread = EvictThread::new(shared, commands.evict, lane, root, Gauges::default());
+        thread.lane.take_sent();
+        thread
+    }
+
+    /// Moves some pages to the write-back buffer.
+    fn evict(thread: &EvictThread<Script>, pages: impl Iterator<Item = u64>) {
+        let pages: Vec<PageAddr> = pages.map(|n| PageAddr::containing(n * PAGE)).collect();
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        let mut tables = lock(&thread.shared.tables);
+        tables.begin_evict(ID, &pages, &mut leaving);
+        for (page, slot) in leaving {
+            tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
+        }
+    }
+
+    /// The agents answer what was sent, but for some operations; true if a write was among that.
+    fn answer(thread: &mut EvictThread<Script>, now: Instant, mute: &[Op]) -> bool {
+        let mut sent = thread.lane.take_sent();
+        sent.retain(|request| !mute.contains(&request.1.op));
+        sent.iter().for_each(|request| thread.lane.answer(request, Vec::new()));
+        thread.network(now);
+        sent.iter().any(|request| request.1.op == Op::Put)
+    }
+
+    #[test]
+    fn what_is_not_answered_is_given_up_whatever_it_is() {
+        // As many requests for its state as one deadline holds.
+        let open_max = DISCARDS_MAX + EXCHANGE_DEADLINE.as_secs() as usize + 1;
+        for mute in [&[Op::Status][..], &[Op::Discard], &[Op::Status, Op::Discard]] {
+            let (mut thread, start) = (thread(1), Instant::now());
+            evict(&thread, 0..256);
+            thread.write_back(start);
+            answer(&mut thread, start, &[]);
+            let mut last_write = Duration::ZERO;
+            for step in 0..240 {
+                let time = Duration::from_millis(50) * step;
+                let now = start + time;
+                let page = PageAddr::containing(u64::from(step) * PAGE);
+                lock(&thread.shared.tables).discarded((ID, page));
+                evict(&thread, std::iter::once(256 + u64::from(step)));
+                thread.next_measure = now;
+                thread.expire(now);
+                if step % 20 == 0 {
+                    thread.ask_status(now);
+                }
+                thread.write_back(now);
+                if answer(&mut thread, now, mute) {
+                    last_write = time;
+                }
+                assert!(thread.lane.open() <= open_max, "{mute:?}: {}", thread.lane.open());
+            }
+            assert!(
+                last_write > Duration::from_secs(11),
+                "{mute:?}: no write after {last_write:?}"
+            );
         }
     }
 }

@@ -54,7 +54,6 @@ pub(super) struct Fetch {
     bytes: Vec<u8>,
     done: u64,
     status: Status,
-    sent: Instant,
 }
 
 impl Fetch {
@@ -124,13 +123,6 @@ impl Homecoming {
 
     pub(super) fn take(&mut self, exchange: ExchangeId) -> Option<Fetch> {
         self.fetches.remove(&exchange)
-    }
-
-    pub(super) fn sent_before(
-        &self,
-        late: impl Fn(Instant) -> bool,
-    ) -> impl Iterator<Item = ExchangeId> {
-        self.fetches.iter().filter(move |(_, fetch)| late(fetch.sent)).map(|(e, _)| *e)
     }
 
     fn queued(&self) -> usize {
@@ -327,7 +319,6 @@ impl<T: Transport> EvictThread<T> {
             bytes: Vec::new(),
             done: 0,
             status: Status::Failed,
-            sent: now,
         };
         match self.lane.send(now, agent, make, &[payload], ids.len() as u32) {
             Ok(exchange) => drop(self.home.fetches.insert(exchange, fetch)),
@@ -571,7 +562,6 @@ mod tests {
             bytes: vec![0; bytes],
             done,
             status: Status::Ok,
-            sent: Instant::now(),
         };
         let (page, head) = (PAGE as usize, PageDescriptor::LEN);
         let found = |fetch: Fetch| fetch.found().collect::<Vec<_>>();

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, FromRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 
 use gms_policy::full::WhenFull;
-use gms_transport::message::WorkloadId;
 use linux_raw_sys::general as sys;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -17,13 +16,13 @@ use crate::lane::tests::Script;
 use crate::proc;
 use crate::range_set::RangeSet;
 use crate::session::{Outcome, SessionConfig};
-use crate::shared::Gauges;
+use crate::shared::{Commands, Gauges};
 use crate::tables::EvictOutcome;
 use crate::tree::Root;
 use crate::uffd::{Faults, Installed, PageTables, uffdio_api};
 use crate::victims;
 
-const ID: SpaceId = SpaceId(1);
+pub(super) const ID: SpaceId = SpaceId(1);
 /// Without forks: other tests may fork this process.
 const FEATURES: u64 = (sys::UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | sys::UFFD_FEATURE_WP_UNPOPULATED
@@ -72,39 +71,50 @@ fn map(bytes: u64) -> u64 {
 }
 
 /// The two threads' states and a space with one page, which has a marker.
-struct Play {
-    shared: Arc<Shared>,
-    fault: FaultThread<Script>,
+pub(super) struct Play {
+    pub(super) shared: Arc<Shared>,
+    pub(super) fault: FaultThread<Script>,
     evict: EvictThread<Script>,
     space: Arc<Space>,
-    page: u64,
+    pub(super) page: u64,
+}
+
+/// What the threads of a session share, at its beginning.
+pub(crate) fn shared() -> (Arc<Shared>, Commands) {
+    let config = SessionConfig {
+        budget_bytes: 64 << 20,
+        page_shift: 12,
+        agents: Vec::new(),
+        keys: None,
+        export_bytes: 0,
+        when_full: WhenFull::Grow,
+        trace: None,
+        verbose: false,
+        quiet: true,
+    };
+    Shared::new(config, 7).expect("memory")
 }
 
 impl Play {
     fn new(space_of: Option<Uffd>) -> Play {
-        let config = SessionConfig {
-            budget_bytes: 64 << 20,
-            page_shift: 12,
-            agents: Vec::new(),
-            keys: None,
-            export_bytes: 0,
-            when_full: WhenFull::Grow,
-            trace: None,
-            verbose: false,
-            quiet: true,
-        };
-        let (shared, commands) = Shared::new(config, 7).expect("memory");
-        let lane = || Lane::new(Instant::now(), Script::new(), WorkloadId([7; 16]), &[]);
+        Play::with(space_of, 0, 1)
+    }
+
+    /// The same with agents, and with several pages that have markers.
+    pub(super) fn with(space_of: Option<Uffd>, agents: u16, pages: u64) -> Play {
+        let (shared, commands) = shared();
+        let lane = || Lane::up(agents);
         let mut fault =
             FaultThread::new(shared.clone(), commands.fault, lane(), None).expect("epoll");
         // No process has this id.
         let root = Root::Process(i32::MAX);
         let evict =
             EvictThread::new(shared.clone(), commands.evict, lane(), root, Gauges::default());
-        let page = map(PAGE);
+        let page = map(pages * PAGE);
+        let range = || page..page + pages * PAGE;
         let owner = Faults::of_child(own_userfaultfd());
-        owner.register(page..page + PAGE).expect("registered");
-        owner.mark(page..page + PAGE, true).expect("marked");
+        owner.register(range()).expect("registered");
+        owner.mark(range(), true).expect("marked");
         let faults = match space_of {
             None => owner,
             Some(other) => {
@@ -121,7 +131,7 @@ impl Play {
         );
         let mut tables = lock(&shared.tables);
         tables.add_space(ID);
-        tables.register(ID, page..page + PAGE, &RangeSet::default());
+        tables.register(ID, range(), &RangeSet::default());
         drop(tables);
         fault.add(space.clone());
         Play { shared, fault, evict, space, page }

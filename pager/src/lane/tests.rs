@@ -108,6 +108,36 @@ impl Transport for Script {
     }
 }
 
+/// For tests of a lane's owner.
+impl Lane<Script> {
+    /// A lane to as many agents, all of them up.
+    pub(crate) fn up(agents: u16) -> Lane<Script> {
+        Play::up(agents).lane
+    }
+
+    /// Requests sent since this was called last.
+    pub(crate) fn take_sent(&mut self) -> Vec<(ExchangeId, Control)> {
+        std::mem::take(&mut self.transport.sent)
+    }
+
+    /// A whole reply comes, from an agent with room for 1000 pages.
+    pub(crate) fn answer(&mut self, request: &(ExchangeId, Control), payload: Vec<u8>) {
+        let (exchange, mut control) = (request.0, request.1.reply(Status::Ok));
+        control.done = U64::new(u64::MAX >> (64 - u64::from(control.count.get()).clamp(1, 64)));
+        control.frames_free = U64::new(1000);
+        control.credits = U32::new(1000);
+        self.transport.events.extend([
+            Event::Control { exchange, control },
+            Event::Payload { exchange, offset: 0, bytes: payload.into() },
+            Event::Complete { exchange },
+        ]);
+    }
+
+    pub(crate) fn open(&self) -> usize {
+        self.open.len()
+    }
+}
+
 /// A lane, its script and the time.
 struct Play {
     lane: Lane<Script>,
