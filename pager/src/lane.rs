@@ -206,8 +206,9 @@ impl<T: Transport> Lane<T> {
         };
         let control = make(self.next_request, self.workload);
         self.next_request += 1;
-        let exchange = self.transport.request(now, link, &control, payload)?;
         let peer = &mut self.peers[usize::from(agent.0)];
+        let sent = self.transport.request(now, link, &control, payload);
+        let exchange = sent.inspect_err(|_| peer.feedback.on_refusal())?;
         peer.inflight += 1;
         if control.op == Op::Put {
             peer.feedback.on_put(PageCount(pages.into()));

@@ -144,6 +144,11 @@ impl Feedback {
     /// An exchange was not answered within `waited`: that is what it cost.
     pub fn on_timeout(&mut self, waited: Duration) {
         self.rtt_ns = ewma(self.rtt_ns, nanos(waited).max(self.rtt_ns));
+        self.on_refusal();
+    }
+
+    /// The agent took no request, or did not answer one.
+    pub fn on_refusal(&mut self) {
         self.refusals = self.refusals.saturating_add(1);
     }
 

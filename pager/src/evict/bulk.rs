@@ -23,17 +23,20 @@ impl<T: Transport> EvictThread<T> {
     /// Sends what is ready to be written, and what agents may forget.
     pub(super) fn write_back(&mut self, now: Instant) -> bool {
         let mut busy = false;
+        let mut passed_over: BTreeSet<AgentId> = BTreeSet::new();
         // On its way home a page in the buffer is at its end.
         while !self.is_detaching() && lock(&self.shared.tables).has_ready() {
             let mut views = self.lane.views();
             let writes = |agent| self.lane.under_way(agent, Op::Put);
             views.retain(|v| writes(v.id) < WRITES_MAX && v.credits.0 >= WRITE_PAGES as u64);
+            views.retain(|v| !passed_over.contains(&v.id));
             let random = self.next_random();
             let Some(agent) = TwoChoices.choose(&views, random) else { break };
-            if !self.write(now, agent) {
-                break;
+            match self.write(now, agent) {
+                true => busy = true,
+                // Its link takes nothing now: the others' may.
+                false => drop(passed_over.insert(agent)),
             }
-            busy = true;
         }
         self.discard(now);
         busy
@@ -260,5 +263,20 @@ mod tests {
                 "{mute:?}: no write after {last_write:?}"
             );
         }
+    }
+    #[test]
+    fn an_agent_to_which_nothing_can_be_sent_holds_up_no_other() {
+        let (mut thread, now) = (thread(2), Instant::now());
+        thread.lane.block(AgentId(0));
+        let batches = WRITES_MAX;
+        evict(&thread, 0..(batches * WRITE_PAGES) as u64);
+        assert!(thread.write_back(now));
+        let sent = thread.lane.take_sent();
+        let to_other = |(exchange, control): &(ExchangeId, Control)| {
+            control.op == Op::Put && thread.lane.agent_of(*exchange) == AgentId(1)
+        };
+        assert_eq!(sent.iter().filter(|sent| to_other(sent)).count(), batches);
+        let views = thread.lane.views();
+        assert!(views[0].refusals > 0 && views[1].refusals == 0, "{views:?}");
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Script {
     sent: Vec<(ExchangeId, Control)>,
     abandoned: Vec<ExchangeId>,
     closed: Vec<(LinkId, CloseCode)>,
+    /// Links on which nothing more can be sent.
+    busy: Vec<LinkId>,
     events: VecDeque<Event>,
 }
 
@@ -38,6 +40,7 @@ impl Script {
             sent: Vec::new(),
             abandoned: Vec::new(),
             closed: Vec::new(),
+            busy: Vec::new(),
             events: VecDeque::new(),
         }
     }
@@ -58,6 +61,9 @@ impl Transport for Script {
         control: &Control,
         _: &[&[u8]],
     ) -> Result<ExchangeId, TransportError> {
+        if self.busy.contains(&link) {
+            return Err(TransportError::Busy);
+        }
         self.streams += 1;
         let exchange = ExchangeId::new(link, self.streams);
         self.sent.push((exchange, *control));
@@ -131,6 +137,16 @@ impl Lane<Script> {
             Event::Payload { exchange, offset: 0, bytes: payload.into() },
             Event::Complete { exchange },
         ]);
+    }
+
+    pub(crate) fn agent_of(&self, exchange: ExchangeId) -> AgentId {
+        self.links[&exchange.link]
+    }
+
+    /// Requests to an agent that is up cannot be sent from now on.
+    pub(crate) fn block(&mut self, agent: AgentId) {
+        let (&link, _) = self.links.iter().find(|(_, of)| **of == agent).expect("it is up");
+        self.transport.busy.push(link);
     }
 
     pub(crate) fn open(&self) -> usize {
