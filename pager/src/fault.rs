@@ -13,14 +13,14 @@ mod local;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use gms_policy::ids::{PageAddr, SpaceId};
+use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::limits::SLACK_MIN;
 use gms_policy::prefetch::Streams;
 use gms_transport::{ExchangeId, Transport};
@@ -102,6 +102,8 @@ pub struct FaultThread<T> {
     inflight: HashMap<ExchangeId, Fetch>,
     /// Fetches for which there was no link, or no room on it.
     unsent: Vec<Fetch>,
+    /// Wrong pages that came, by agent.
+    mismatches: BTreeMap<AgentId, u32>,
     /// Pages in `inflight` and `unsent`: threads that fault on the same page share one fetch.
     pending: HashSet<Place>,
     /// Faults to be tried again once the events have been read.
@@ -139,6 +141,7 @@ impl<T: Transport> FaultThread<T> {
             spaces: HashMap::new(),
             inflight: HashMap::new(),
             unsent: Vec::new(),
+            mismatches: BTreeMap::new(),
             pending: HashSet::new(),
             again: Vec::new(),
             removals: 0,

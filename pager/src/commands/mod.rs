@@ -10,6 +10,8 @@ mod speech;
 mod status;
 mod summary;
 
+#[cfg(test)]
+pub use speech::SAID;
 pub use speech::{begin as begin_to_speak, end as end_speech, note, say};
 pub use status::{plain, printable};
 

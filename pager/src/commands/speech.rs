@@ -82,7 +82,15 @@ pub fn note(text: impl std::fmt::Display) {
     say_within(Duration::ZERO, &lines(text));
 }
 
+#[cfg(test)]
+thread_local! {
+    /// What this thread has said.
+    pub static SAID: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
+}
+
 fn say_within(patience: Duration, text: &str) {
+    #[cfg(test)]
+    SAID.with_borrow_mut(|said| said.push_str(text));
     let Some(queue) = queue() else { return write(text) };
     if queue.send_timeout(Item::Text(text.into()), patience).is_err() {
         LEFT_OUT.fetch_add(1, Ordering::Relaxed);

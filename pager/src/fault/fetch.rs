@@ -14,6 +14,7 @@ use gms_transport::{ExchangeId, Transport};
 use zerocopy::IntoBytes;
 
 use super::{FETCH_DEADLINE, FETCH_RETRY, FaultThread, ROOM_KEPT, SpaceFaults, look};
+use crate::commands::note;
 use crate::lane::LaneEvent;
 use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
@@ -25,6 +26,9 @@ use crate::uffd::{Installed, Probe};
 
 /// A marker was there a moment ago. A guard may have come in its place since, which raises no event, and which a copy would overwrite.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
+
+/// So many wrong pages of one agent end the workload.
+const MISMATCHES_MAX: u32 = 3;
 
 /// One page of a fetch.
 #[derive(Clone, Copy)]
@@ -42,7 +46,6 @@ pub(super) struct Fetch {
     /// Removals in all spaces when it began.
     removals: u64,
     sent: Instant,
-    mismatches: u32,
     /// Bytes of the payload that came.
     received: usize,
     /// The beginning of a page whose end has not come yet.
@@ -60,7 +63,6 @@ impl Fetch {
             began: now,
             removals,
             sent: now,
-            mismatches: 0,
             received: 0,
             part: Vec::new(),
             installed: 0,
@@ -431,12 +433,20 @@ impl<T: Transport> FaultThread<T> {
         each.take_while(|&(i, page)| adjacent(i) && good(i, page)).count()
     }
 
-    fn mismatch(&self, fetch: &mut Fetch) -> bool {
-        fetch.mismatches += 1;
-        // While the workload is being let go, it is asked for again until the deadline.
-        if fetch.mismatches > 2 && !self.shared.detaching.load(Ordering::Relaxed) {
-            let name = self.lane.name(fetch.pages[0].content.agent);
-            self.shared.fail(format!("agent {name} gives back a page with a wrong checksum"));
+    /// Counted for each agent, also where nobody waits for the page: its first wrong page is told, and another few end the workload.
+    fn mismatch(&mut self, fetch: &Fetch) -> bool {
+        let agent = fetch.pages[0].content.agent;
+        let count = self.mismatches.entry(agent).or_default();
+        *count += 1;
+        let text =
+            format!("agent {} gives back a page with a wrong checksum", self.lane.name(agent));
+        match *count {
+            1 => note(text),
+            // While the workload is being let go, it is asked for again until the deadline.
+            MISMATCHES_MAX.. if !self.shared.detaching.load(Ordering::Relaxed) => {
+                self.shared.fail(text);
+            }
+            _ => {}
         }
         false
     }
@@ -549,4 +559,60 @@ fn proved_ahead(tables: &Tables, space: &Space, range: Range<u64>) -> RangeSet {
         return RangeSet::default();
     }
     space.page_tables.get().and_then(|t| t.marked(range).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::SAID;
+    use crate::fault::tests::{ID, Play};
+    use crate::session::Outcome;
+    use crate::tables::EvictOutcome;
+
+    /// Of 64 pages that are at the agent a thread waits for the first, which comes right, and never for the others, which do not.
+    #[test]
+    fn wrong_pages_that_nobody_waits_for_are_told_and_end_the_workload() {
+        let pages = PAGES_MAX as u64;
+        let (mut play, now) = (Play::with(None, 1, pages), Instant::now());
+        let right = vec![5; PAGE as usize];
+        let hash = play.shared.checksum(&right);
+        let all: Vec<PageAddr> =
+            (0..pages).map(|n| PageAddr::containing(play.page + n * PAGE)).collect();
+        let mut tables = lock(&play.shared.tables);
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        tables.begin_evict(ID, &all, &mut leaving);
+        for &(_, slot) in &leaving {
+            tables.finish_evict(slot, EvictOutcome::Moved(hash), &mut wake);
+        }
+        for (slot, ..) in tables.start_write(AgentId(0), PAGES_MAX) {
+            tables.written(slot, true);
+        }
+        drop(tables);
+        play.fault.lane.take_sent();
+        for round in 1..=3 {
+            let begun =
+                lock(&play.shared.tables).begin_prefetch(ID, all.iter().copied(), PAGES_MAX);
+            let mut ahead: Vec<Wanted> = begun
+                .into_iter()
+                .map(|(page, content)| Wanted { place: (ID, page), content })
+                .collect();
+            let demanded = (round == 1).then(|| ahead.remove(0));
+            play.fault.pending.extend(demanded.map(|wanted| wanted.place));
+            play.fault.fetch_all(now, demanded, ahead);
+            let sent = play.fault.lane.take_sent();
+            let count = usize::from(sent[0].1.count.get());
+            let mut payload = vec![0; count * size_of::<PageDescriptor>()];
+            payload.extend(demanded.iter().flat_map(|_| right.clone()));
+            payload.resize(count * (size_of::<PageDescriptor>() + PAGE as usize), 6);
+            play.fault.lane.answer(&sent[0], payload);
+            play.fault.network(now);
+            play.fault.send_again(now);
+            assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1, "the one that was right");
+            let said = SAID.take();
+            assert_eq!(said.contains("wrong checksum"), round == 1, "{round}: {said}");
+            assert_eq!(play.shared.has_failed(), round == 3, "{round}");
+        }
+        let Some(Outcome::Killed(reason)) = play.shared.outcome() else { panic!("it goes on") };
+        assert!(reason.contains("agent-0") && reason.contains("wrong checksum"), "{reason}");
+    }
 }
