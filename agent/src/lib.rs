@@ -5,7 +5,7 @@
 //! | memory | [`slab`] (frames), `warmer`, [`store`] (which page is where) |
 //! | decisions, without sockets or clocks | [`core`], [`clients`], [`tenants`], `exchange` |
 //! | the loop, the only user of the transport | [`driver`], [`spin`] |
-//! | reports | [`stats`], [`metrics`] |
+//! | reports | [`stats`], [`metrics`], [`log`] |
 //! | the program | [`agent`], [`cli`] |
 
 pub mod agent;
@@ -16,6 +16,7 @@ pub mod core;
 pub mod driver;
 mod exchange;
 pub mod limits;
+pub mod log;
 pub mod memory;
 pub mod metrics;
 pub mod renewal;

@@ -70,6 +70,11 @@ pub const DRAIN_MAX: Duration = Duration::from_secs(3600);
 /// Time for the last packets of a drain.
 pub const FAREWELL: Duration = Duration::from_millis(200);
 
+/// Lines of the log that wait to be written; more are lost.
+pub const LOG_LINES_MAX: usize = 1024;
+/// Time for the last lines of the log, if it is not read.
+pub const LOG_FAREWELL: Duration = Duration::from_secs(1);
+
 /// Metrics clients at a time; one more takes the place of the oldest.
 pub const METRICS_CLIENTS_MAX: usize = 32;
 /// A metrics client must have sent its request, and taken the answer, by then.

@@ -2,13 +2,14 @@
 
 use gms_agent::agent::{Agent, AgentError};
 use gms_agent::cli::{Args, NameError, Options, Refusal};
+use gms_agent::log::Log;
 use gms_agent::memory::Memory;
 use gms_transport::keys::{self, KeysError, Role};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
@@ -38,9 +39,6 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // Failures to write are not reported: that would be to stderr, and must not end the agent when nobody reads it any more.
-    let log = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(colours());
-    log.log_internal_errors(false).with_max_level(options.level).init();
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -48,14 +46,6 @@ fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
-}
-
-/// Whether the log is in colours: on a terminal that can show them, unless NO_COLOR is set and not empty
-/// (no-color.org).
-fn colours() -> bool {
-    let says_no = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    io::stderr().is_terminal() && !says_no && !is_dumb
 }
 
 fn run(options: &Options) -> Result<(), Failure> {
@@ -66,6 +56,8 @@ fn run(options: &Options) -> Result<(), Failure> {
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&signals, flags).map_err(io::Error::from)?;
 
+    // Written to its end before a failure is told.
+    let _log = Log::start(options.level)?;
     let identity = keys::load(&options.keys, Role::Node)?;
     let agent = Agent::spawn(&options.agent(Memory::read()?.total)?, &identity)?;
     tracing::info!(

@@ -2,71 +2,17 @@
 
 mod common;
 
-use common::{Client, LIMIT};
+use common::Client;
+use common::program::{Keys, address, line_with, start, wait};
 use gms_transport::keys::{self, Role};
 use gms_transport::{CloseCode, CloseReason, Transport};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Stdio};
 use std::time::Instant;
-
-/// A directory with keys, removed at the end.
-struct Keys(PathBuf);
-
-impl Keys {
-    fn new(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("gms-agent-{name}-{}", std::process::id()));
-        keys::init(&dir).expect("keys");
-        Self(dir)
-    }
-
-    fn text(&self) -> &str {
-        self.0.to_str().expect("UTF-8")
-    }
-}
-
-impl Drop for Keys {
-    fn drop(&mut self) {
-        // What is left is the system's to clean.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn start(args: &[&str]) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gms-agent"));
-    command.args(args).env("NO_COLOR", "1").stdin(Stdio::null()).stderr(Stdio::piped());
-    command.spawn().expect("gms-agent")
-}
-
-fn wait(mut child: Child) -> ExitStatus {
-    let end = Instant::now() + LIMIT;
-    loop {
-        if let Some(status) = child.try_wait().expect("wait") {
-            return status;
-        }
-        if Instant::now() > end {
-            child.kill().expect("kill");
-            panic!("gms-agent does not end");
-        }
-        std::thread::yield_now();
-    }
-}
-
-/// The address after `key` in the line which says that it listens.
-fn address(log: &mut BufReader<ChildStderr>, keys: &[&str]) -> Vec<SocketAddr> {
-    let mut line = String::new();
-    while !line.contains("listening") {
-        line.clear();
-        assert_ne!(log.read_line(&mut line).expect("log"), 0, "it ended");
-    }
-    let word = |key: &str| {
-        line.split_whitespace().find_map(|word| word.strip_prefix(key).map(str::to_owned))
-    };
-    keys.iter().map(|key| word(key).unwrap_or_default().parse().expect("an address")).collect()
-}
 
 #[test]
 fn it_serves_until_sigterm_and_tells_its_clients() {
@@ -81,7 +27,7 @@ fn it_serves_until_sigterm_and_tells_its_clients() {
         "--metrics",
         "127.0.0.1:0",
     ];
-    let mut child = start(&args);
+    let mut child = start(&args, Stdio::piped());
     let mut log = BufReader::new(child.stderr.take().expect("piped"));
     let addrs = address(&mut log, &["addr=", "metrics="]);
     let identity = keys::load(&dir.0, Role::Client).expect("a client key");
@@ -108,7 +54,7 @@ fn it_serves_until_sigterm_and_tells_its_clients() {
 
 /// Runs to the end, and returns exit code and standard error.
 fn fails(args: &[&str]) -> (Option<i32>, String) {
-    let mut child = start(args);
+    let mut child = start(args, Stdio::piped());
     let mut stderr = child.stderr.take().expect("piped");
     let code = wait(child).code();
     let mut text = String::new();
@@ -165,20 +111,10 @@ fn failures_are_one_clear_line() {
     assert!(text.contains("cannot listen on no-such-host.invalid:7400: "), "{text}");
 }
 
-/// Reads the log up to the first line which has all of `words`.
-fn line_with(log: &mut BufReader<ChildStderr>, words: &[&str]) -> String {
-    let mut line = String::new();
-    while !words.iter().all(|word| line.contains(word)) {
-        line.clear();
-        assert_ne!(log.read_line(&mut line).expect("log"), 0, "the log ends without {words:?}");
-    }
-    line
-}
-
 /// The agent with keys of `dir`, its log, and where it listens.
 fn serve(dir: &Keys) -> (Child, BufReader<ChildStderr>, SocketAddr) {
     let args = ["--listen", "localhost:0", "--export", "8388608", "--keys", dir.text()];
-    let mut child = start(&args);
+    let mut child = start(&args, Stdio::piped());
     let mut log = BufReader::new(child.stderr.take().expect("piped"));
     let addr = address(&mut log, &["addr="])[0];
     (child, log, addr)

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+pub mod program;
+
 use gms_transport::keys::Identity;
 use gms_transport::message::{Control, PageDescriptor, WorkloadId};
 use gms_transport::{CloseReason, Event, ExchangeId, LinkId, Quic, Transport};
