@@ -2,9 +2,8 @@
 //!
 //! A QUIC Initial costs its sender one datagram, whose source may be false. So below [`RETRY_MARK`] handshakes any
 //! Initial begins one; above it only those whose sender has shown by a Retry token (RFC 9000, section 8.1.2) that it
-//! receives at its address. One whose first packet already fails has cost a key exchange, and counts for
-//! [`HANDSHAKE`] like one that is never finished. A source
-//! that was proved may hold as many handshakes as are still free, so that one alone gets half (dynamic thresholds,
+//! receives at its address. One whose first packet already fails, or which its sender ends by its second, has cost a
+//! key exchange, and counts for [`HANDSHAKE`] like one that is never finished. A source that was proved may hold as many handshakes as are still free, so that one alone gets half (dynamic thresholds,
 //! Choudhury and Hahne, 1998). Several together fill them all, and who has addresses enough is several sources:
 //! whoever finds no room, and holds less than another, takes the place of the other's oldest. So all of them come to
 //! equal shares, and an honest handshake, which takes two round trips, is over long before it is the oldest.
@@ -59,7 +58,7 @@ pub struct Admission {
     total: usize,
     sources: HashMap<Source, usize>,
     sites: HashMap<Source, usize>,
-    /// Handshakes that failed by their first packet, and until when they count.
+    /// Handshakes that failed and are gone, and until when they count: the next to be forgotten first.
     failed: VecDeque<(Instant, Source)>,
 }
 
@@ -99,7 +98,13 @@ impl Admission {
     /// The first packet of a handshake of `source` failed: there is no link, and there was work.
     pub fn fail(&mut self, now: Instant, source: Source) {
         self.enter(source);
-        self.failed.push_back((now + HANDSHAKE, source));
+        self.linger(now + HANDSHAKE, source);
+    }
+
+    /// A link of `source` is gone that was never established: it counts until `until`.
+    pub fn linger(&mut self, until: Instant, source: Source) {
+        let at = self.failed.partition_point(|(other, _)| *other <= until);
+        self.failed.insert(at, (until, source));
     }
 
     /// Forgets the oldest failure, of which nothing is left but its count; false if there is none.
@@ -115,7 +120,7 @@ impl Admission {
         }
     }
 
-    /// A link of `source` is established, or gone.
+    /// A link of `source` is established, or gone after it was.
     pub fn leave(&mut self, source: Source) {
         if self.share(source).1 == 0 {
             return;

@@ -197,6 +197,41 @@ fn handshakes_that_fail_at_once_are_bounded_too() {
     pair.connect();
 }
 
+/// The client begins a handshake, and ends it by its next packet.
+fn begin_and_end(pair: &mut Pair, now: Instant) {
+    let before = pair.server.generation;
+    let link = pair.client.connect(now, pair.server.local_addr()).unwrap();
+    pair.client.flush(now).unwrap();
+    while !pair.server.drive(now).unwrap() {}
+    pair.server.flush(now).unwrap();
+    if pair.server.generation == before {
+        // It has to prove its address, or is refused.
+        while !pair.client.drive(now).unwrap() {}
+        pair.client.flush(now).unwrap();
+        pair.server.drive(now).unwrap();
+        pair.server.flush(now).unwrap();
+    }
+    pair.client.close(now, link, CloseCode::Goodbye);
+    (0..3).for_each(|_| pair.step(now));
+}
+
+#[test]
+fn handshakes_that_are_ended_by_who_began_them_are_bounded_too() {
+    let mut pair = Pair::new();
+    let start = Instant::now();
+    let tenth = limits::HANDSHAKE / 10;
+    for now in (0..10).map(|n| start + tenth * n) {
+        (0..limits::HANDSHAKES_MAX / 2 + 6).for_each(|_| begin_and_end(&mut pair, now));
+    }
+    let begun = pair.server.generation as usize;
+    assert!((1..=limits::HANDSHAKES_MAX / 2).contains(&begun), "{begun} of one source");
+    assert!(pair.served.iter().all(|event| connected(event).is_none()), "{:?}", pair.served);
+    // They do not count for longer than one that is never finished.
+    begin_and_end(&mut pair, start + limits::HANDSHAKE * 2);
+    assert_eq!(pair.server.generation as usize, begun + 1);
+    assert_eq!(pair.server.links(), 1);
+}
+
 /// Connects the client up to where its next packets complete the handshake at the server.
 fn almost_connected(pair: &mut Pair) -> LinkId {
     let now = Instant::now();

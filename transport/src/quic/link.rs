@@ -60,6 +60,8 @@ pub struct Link {
     pub marked: bool,
     /// Whether the endpoint counts it as established.
     pub counted_open: bool,
+    /// Until when an accepted link that was never up counts as a handshake, even if it is gone.
+    pub counts_until: Option<Instant>,
     /// Why an accepted link was never up: of that the owner is not told.
     pub failure: Option<CloseReason>,
 }
@@ -85,6 +87,7 @@ impl Exchange {
 impl Link {
     pub fn new(now: Instant, id: LinkId, conn: Connection) -> Self {
         let remote = conn.remote_address();
+        let counts_until = conn.side().is_server().then_some(now + HANDSHAKE);
         Self {
             id,
             addr: SocketAddr::new(remote.ip().to_canonical(), remote.port()),
@@ -99,6 +102,7 @@ impl Link {
             timeout: Some(now),
             marked: false,
             counted_open: false,
+            counts_until,
             failure: None,
         }
     }
@@ -327,6 +331,7 @@ impl Link {
             return self.close(now, CloseCode::Goodbye, CloseReason::WrongRole { addr }, events);
         };
         self.state = State::Open;
+        self.counts_until = None;
         let peer = PeerIdentity { fingerprint, addr };
         events.push_back(Event::Connected { link: self.id, peer });
         self.accept(now, events);

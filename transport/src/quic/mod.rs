@@ -345,7 +345,10 @@ impl Quic {
             }
             self.settle(now, index);
             if drained && let Some(link) = self.links[index].take() {
-                self.admission.leave(link.source());
+                match link.counts_until {
+                    Some(until) => self.admission.linger(until, link.source()),
+                    None => self.admission.leave(link.source()),
+                }
             }
         }
     }
