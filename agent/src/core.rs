@@ -8,6 +8,7 @@
 use crate::clients::{Bounded, ClientId};
 use crate::exchange::Exchange;
 use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, SWEEP_PAUSE, SWEEP_SHARE, TICK, TRIM_IDLE};
+use crate::quota::Quota;
 use crate::stats::Stats;
 use crate::store::{Found, Store, TenantId};
 use crate::tenants::{TenantKey, Tenants};
@@ -110,6 +111,7 @@ pub struct Core {
     /// Requests which have not come whole in time, to be answered.
     stalled: Vec<ExchangeId>,
     draining: bool,
+    quota: Quota,
 }
 
 impl std::fmt::Debug for Core {
@@ -142,9 +144,15 @@ impl Core {
             trimming: false,
             stalled: Vec::new(),
             draining: false,
+            quota: Quota::default(),
         };
         core.publish(now);
         core
+    }
+
+    /// Whether there may be another line of the log about what a client does.
+    pub fn may_log(&mut self, now: Instant) -> bool {
+        self.quota.admits(now)
     }
 
     /// A link came up.
@@ -246,7 +254,7 @@ impl Core {
                 (Op::Get, Some(tenant)) => self.get(tenant, &request),
                 (Op::Put, Some(tenant)) => self.put(at.now, tenant, &mut request),
                 (Op::Discard, Some(tenant)) => self.discard(tenant, &request),
-                (Op::Goodbye, Some(tenant)) => self.goodbye(tenant, &control),
+                (Op::Goodbye, Some(tenant)) => self.goodbye(at.now, tenant, &control),
                 (Op::Status | Op::Grant, _) => self.status(&control),
                 _ => control.reply(Status::Unsupported),
             },
@@ -316,7 +324,9 @@ impl Core {
     /// Ends leases and finds the requests which take too long.
     fn expire(&mut self, now: Instant) {
         for (TenantKey { client, workload }, pages) in self.tenants.expire(now) {
-            tracing::info!(%client, %workload, pages, "a lease ran out");
+            if self.quota.admits(now) {
+                tracing::info!(%client, %workload, pages, "a lease ran out");
+            }
             self.stats.expired.add(1);
         }
         let stalled = |exchange: &Exchange| now >= exchange.began + EXCHANGE_TIMEOUT;
@@ -423,7 +433,9 @@ impl Core {
         };
         *session = Some(tenant);
         let (addr, pages) = (peer.addr, self.tenants.pages(tenant));
-        tracing::info!(%client, %workload, %addr, pages, "workload connected");
+        if self.quota.admits(now) {
+            tracing::info!(%client, %workload, %addr, pages, "workload connected");
+        }
         self.publish(now);
         let mut reply = control.reply(Status::Ok);
         reply.value = U64::new(lease.as_millis() as u64);
@@ -506,8 +518,10 @@ impl Core {
         request.control.reply(Status::Ok)
     }
 
-    fn goodbye(&mut self, tenant: TenantId, control: &Control) -> Control {
-        if let Some(TenantKey { client, workload }) = self.tenants.key(tenant) {
+    fn goodbye(&mut self, now: Instant, tenant: TenantId, control: &Control) -> Control {
+        if let Some(TenantKey { client, workload }) = self.tenants.key(tenant)
+            && self.quota.admits(now)
+        {
             let pages = self.tenants.pages(tenant);
             tracing::info!(%client, %workload, pages, "workload ended");
         }

@@ -1,13 +1,13 @@
 //! The loop: receive, let the core answer, send; spin briefly when idle, then block. The only reader of the clock
 //! and the only user of the transport.
 
-use crate::core::{Answer, At, Core, Reply};
+use crate::core::{Answer, At, Core, Departure, Reply};
 use crate::limits::{BLOCK_MAX, DRAIN_MAX, EXPEL_EVERY, FAREWELL, FLUSH_EVENTS, TICK};
 use crate::renewal::Renewal;
 use crate::spin::{SLICE, Spin, prefer_latency};
 use crate::stats::Stats;
 use crate::stop::Stop;
-use gms_transport::{CloseCode, Event, LinkId, Transport};
+use gms_transport::{CloseCode, CloseReason, Event, LinkId, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sched::sched_yield;
@@ -125,16 +125,16 @@ impl<T: Transport> Driver<T> {
         let (core, transport, stats) = (&mut self.core, &mut self.transport, &self.stats);
         let (link, answer) = match event {
             Event::Connected { link, peer } => {
-                tracing::info!(addr = %peer.addr, client = %peer.fingerprint, "connected");
+                if core.may_log(at.now) {
+                    tracing::info!(addr = %peer.addr, client = %peer.fingerprint, "connected");
+                }
                 (link, core.handle_connected(at.now, link, peer))
             }
             Event::Closed { link, reason } => {
                 let gone = core.handle_closed(at.now, link);
-                let client = gone.map(|gone| tracing::field::display(gone.peer.fingerprint));
-                let workload = gone.and_then(|gone| gone.workload);
-                let pages = workload.map(|(_, pages)| pages);
-                let workload = workload.map(|(workload, _)| tracing::field::display(workload));
-                tracing::info!(client, workload, pages, %reason, "disconnected");
+                if core.may_log(at.now) {
+                    tell_end(gone, &reason);
+                }
                 return 0;
             }
             Event::Control { exchange, control } => {
@@ -153,7 +153,12 @@ impl<T: Transport> Driver<T> {
         match answer {
             Answer::Nothing => {}
             Answer::Reply(reply) => return send(transport, stats, at, &reply),
-            Answer::Close(code) => close(transport, at.now, link, code),
+            Answer::Close(code) => {
+                if core.may_log(at.now) {
+                    tracing::warn!(?link, ?code, "closing a link");
+                }
+                transport.close(at.now, link, code);
+            }
         }
         0
     }
@@ -234,7 +239,11 @@ fn send<T: Transport>(transport: &mut T, stats: &Stats, at: At, reply: &Reply<'_
     used
 }
 
-fn close<T: Transport>(transport: &mut T, now: Instant, link: LinkId, code: CloseCode) {
-    tracing::warn!(?link, ?code, "closing a link");
-    transport.close(now, link, code);
+/// Logs that a link has ended.
+fn tell_end(gone: Option<Departure>, reason: &CloseReason) {
+    let client = gone.map(|gone| tracing::field::display(gone.peer.fingerprint));
+    let workload = gone.and_then(|gone| gone.workload);
+    let pages = workload.map(|(_, pages)| pages);
+    let workload = workload.map(|(workload, _)| tracing::field::display(workload));
+    tracing::info!(client, workload, pages, %reason, "disconnected");
 }

@@ -19,6 +19,7 @@ pub mod limits;
 pub mod log;
 pub mod memory;
 pub mod metrics;
+mod quota;
 pub mod renewal;
 pub mod slab;
 pub mod spin;

@@ -15,7 +15,9 @@ use gms_transport::message::{Control, Op, PageDescriptor, Status, WorkloadId};
 use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerIdentity};
 use proptest::prelude::*;
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
@@ -537,6 +539,41 @@ fn workloads_that_end_again_and_again_do_not_keep_the_loop_busy() {
         bed.core.handle_timeout(bed.now);
         assert!(bed.now < start + LEASE_MIN, "{}", free(&mut bed));
     }
+}
+
+/// Counts the lines of a log.
+#[derive(Default)]
+struct Lines(AtomicUsize);
+
+impl Write for &Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_client_that_says_hello_and_goodbye_for_ever_does_not_fill_the_log() {
+    let mut bed = Bed::new(64);
+    let lines = Arc::new(Lines::default());
+    let log = tracing_subscriber::fmt().with_writer(lines.clone()).finish();
+    let _log = tracing::subscriber::set_default(log);
+    let link = bed.connect(1, 1);
+    for _ in 0..10_000 {
+        assert_eq!(hello(&mut bed, link, WORKLOADS[0]).status, Status::Ok);
+        bed.ask(link, Control::request(Op::Goodbye, 4, WORKLOADS[0]), &[], 1);
+    }
+    let said = |lines: &Lines| lines.0.load(Ordering::Relaxed);
+    assert!((10..200).contains(&said(&lines)), "{} lines in no time", said(&lines));
+    // Later it is said how many were left out, and what happens then.
+    let before = said(&lines);
+    bed.advance(Duration::from_secs(1));
+    hello(&mut bed, link, WORKLOADS[0]);
+    assert_eq!(said(&lines), before + 2);
 }
 
 #[test]
