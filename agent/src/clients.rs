@@ -130,8 +130,8 @@ impl Clients {
     }
 
     /// Pages which a workload of the client may put now, if `free` of `frames` frames are free: of those an equal
-    /// share for each client, of that one for each of its workloads. A client which has more than its share of all
-    /// frames leaves the last part to others.
+    /// share for each client, of that one for each of its workloads. While there are several, one which has more
+    /// than its share of all frames leaves the last part to others; one that is alone may take all.
     pub fn credits(&self, id: Option<ClientId>, free: u64, frames: u64) -> u64 {
         let clients = self.active.max(1) as u64;
         let client = id.and_then(|id| self.slots[usize::from(id.0)].as_ref());
@@ -191,6 +191,10 @@ mod tests {
         let [a, b] = [1, 2].map(|n| clients.take(key(n), Bounded::Tenant).expect("room"));
         clients.set_live(a, true);
         assert_eq!(clients.credits(Some(a), 800, 800), 800);
+        // Nobody is there for whom the last eighth would be left.
+        clients.take_frames(a, 790);
+        assert_eq!(clients.credits(Some(a), 10, 800), 10);
+        clients.give_frames(a, 790);
         clients.set_live(b, true);
         // However many workloads a client has, another's credits stay.
         (0..99).for_each(|_| clients.set_live(a, true));
