@@ -85,7 +85,7 @@ struct SpaceFaults {
 }
 
 /// One thread waits for one page.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Fault {
     place: Place,
     write: bool,
@@ -381,7 +381,11 @@ impl<T: Transport> FaultThread<T> {
         }
         let never_waits = self.shared.is_ours(fault.tid, &state.space);
         if state.elders > 0 && !never_waits {
-            return self.again.push(fault);
+            // Each event of its own wakes it, and it faults anew.
+            if !self.again.contains(&fault) {
+                self.again.push(fault);
+            }
+            return;
         }
         let same_ids = state.space.same_ids.load(Ordering::Relaxed);
         let action = lock(&self.shared.tables).fault(place);

@@ -186,8 +186,9 @@ impl Frozen {
         if let Some(injected) = injected {
             return injected;
         }
-        for tid in blocked_threads(self.pid) {
-            if Instant::now() > deadline {
+        for (tried, tid) in blocked_threads(self.pid).into_iter().enumerate() {
+            // One is tried in any case: those that run may never stop.
+            if tried > 0 && Instant::now() > deadline {
                 break;
             }
             match Stopped::new(tid) {

@@ -414,7 +414,12 @@ impl Tables {
         queue.split_off(rest)
     }
 
-    /// Contents that some agent may forget.
+    /// How many contents the agent may forget.
+    pub fn discards_of(&self, agent: AgentId) -> usize {
+        self.discards.get(&agent).map_or(0, Vec::len)
+    }
+
+    /// How many some agent may forget.
     pub fn discards_waiting(&self) -> usize {
         self.discards.values().map(Vec::len).sum()
     }

@@ -431,7 +431,7 @@ impl PageTables {
 
     /// Whether private anonymous memory is mapped at the address; in doubt it is.
     pub fn is_anonymous(&self, address: u64) -> bool {
-        let Some(mappings) = proc::maps(self.pid) else { return proc::state(self.pid).is_some() };
+        let Some(mappings) = proc::maps(self.pid) else { return true };
         let mapping = mappings.iter().find(|mapping| mapping.range.contains(&address));
         mapping.is_some_and(Mapping::is_anonymous)
     }

@@ -391,7 +391,7 @@ pub fn finish(
             // Without memory for page tables it is tried again like a change that does not end.
             Err(Errno::EAGAIN | Errno::ENOMEM) => return None,
             // It may have been moved out of what is there now.
-            Err(Errno::ENOENT) if space.is_anonymous(place.1) => {
+            Err(Errno::ENOENT) if space.is_anonymous(place.1) && space.faults.is_alive() => {
                 let name = space.name();
                 shared.fail(format!("memory of {name} was replaced untold while it was evicted"));
                 return None;

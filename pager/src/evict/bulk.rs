@@ -85,7 +85,7 @@ impl<T: Transport> EvictThread<T> {
         let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
         for agent in agents {
             let may_ask = self.lane.under_way(agent, Op::Discard) < DISCARDS_MAX;
-            if !may_ask && waiting < DISCARDS_KEPT {
+            if !may_ask && lock(&self.shared.tables).discards_of(agent) < DISCARDS_KEPT {
                 continue;
             }
             let ids = lock(&self.shared.tables).take_discards(agent, DISCARDS_BATCH * 8);

@@ -70,15 +70,11 @@ impl<T: Transport> FaultThread<T> {
                 event => events.push((order, event)),
             }
         }
-        self.hold_back(space.id, born.iter().map(|(_, child)| child.clone()).collect());
         for (order, event) in events {
-            // A child that is asked may tell of children of its own, which come last.
-            let mut next = 0;
-            while let Some(child) = self.young(space, next) {
+            self.ask_young(space, 0, |this, child| {
                 let birth = born.iter().find(|(_, newborn)| newborn.id == child.id);
-                self.event_around_fork(&child, birth.is_some_and(|(o, _)| *o > order), &event);
-                next += 1;
-            }
+                this.event_around_fork(child, birth.is_some_and(|(o, _)| *o > order), &event);
+            });
             self.event(space, &event, settled);
         }
         for (_, child) in &born {
@@ -104,23 +100,31 @@ impl<T: Transport> FaultThread<T> {
         lock(&self.shared.tables).settle_changes(space.id);
     }
 
-    /// Children just born are young to their parent, and to all to whom that is young itself.
-    fn hold_back(&mut self, parent: SpaceId, born: Vec<Arc<Space>>) {
-        if born.is_empty() {
-            return;
-        }
+    /// A child just born is young to its parent, and to all to whom that is young itself.
+    fn hold_back(&mut self, parent: SpaceId, born: &Arc<Space>) {
         let is_elder = |state: &&mut SpaceFaults| {
             state.space.id == parent || state.young.iter().any(|child| child.id == parent)
         };
         let mut elders = 0;
         for elder in self.spaces.values_mut().filter(is_elder) {
-            elder.young.extend(born.iter().cloned());
+            elder.young.push(born.clone());
             elders += 1;
         }
-        for child in born {
-            if let Some(state) = self.spaces.get_mut(&child.id) {
-                state.elders += elders;
-            }
+        if let Some(state) = self.spaces.get_mut(&born.id) {
+            state.elders = elders;
+        }
+    }
+
+    /// One after the other of those who are young to the space, from the `next` on. Who is asked may tell of children of its own, which come last.
+    fn ask_young(
+        &mut self,
+        space: &Space,
+        mut next: usize,
+        mut ask: impl FnMut(&mut Self, &Arc<Space>),
+    ) {
+        while let Some(child) = self.young(space, next) {
+            ask(self, &child);
+            next += 1;
         }
     }
 
@@ -233,12 +237,16 @@ impl<T: Transport> FaultThread<T> {
         let remaps = tables.unsettled_remaps(parent.id);
         drop(tables);
         self.add(child.clone());
+        let first = self.spaces.get(&parent.id).map_or(0, |state| state.young.len());
+        self.hold_back(parent.id, &child);
         // Told of before, but perhaps it came after the fork.
         for remap in remaps.into_iter().rev() {
-            if self.has_moved(&child, &remap, remap.target()) == Some(false) {
-                let back = Remap { from: remap.to, to: remap.from, length: remap.length };
-                self.remap_child(&child, back);
-            }
+            let back = Remap { from: remap.to, to: remap.from, length: remap.length };
+            self.ask_young(parent, first, |this, child| {
+                if this.has_moved(child, &remap, remap.target()) == Some(false) {
+                    this.remap_child(child, back);
+                }
+            });
         }
         child
     }
