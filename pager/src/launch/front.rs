@@ -13,7 +13,7 @@ use nix::unistd::{ForkResult, fork};
 
 use super::child::{self, End, State};
 use super::signals::Signals;
-use crate::commands::{EXIT_GMS, begin_to_speak, say};
+use crate::commands::{EXIT_GMS, begin_to_speak, end_speech, say};
 use crate::evictor::pidfd_open;
 use crate::keeper::Keeper;
 use crate::session::Outcome;
@@ -115,6 +115,7 @@ impl Front {
         say(format!(
             "the pager was ended by signal {signal}, so the command was killed: start it again"
         ));
+        end_speech();
         EXIT_GMS
     }
 }
