@@ -264,6 +264,7 @@ mod tests {
             );
         }
     }
+
     #[test]
     fn an_agent_to_which_nothing_can_be_sent_holds_up_no_other() {
         let (mut thread, now) = (thread(2), Instant::now());

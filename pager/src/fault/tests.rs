@@ -137,6 +137,18 @@ impl Play {
         Play { shared, fault, evict, space, page }
     }
 
+    /// A thread that waits for the page: its fault can be read.
+    fn with_fault(&self) -> std::thread::JoinHandle<u8> {
+        let page = self.page;
+        let thread = std::thread::spawn(move || {
+            // SAFETY: the page is mapped and never unmapped.
+            unsafe { AtomicU8::from_ptr(page as *mut u8) }.fetch_add(1, Ordering::Relaxed)
+        });
+        let mut told = [PollFd::new(self.space.faults.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut told, PollTimeout::NONE), Ok(1));
+        thread
+    }
+
     fn page(&self) -> PageAddr {
         PageAddr::containing(self.page)
     }
@@ -188,13 +200,7 @@ impl Play {
 #[test]
 fn a_fault_read_before_the_end_of_its_process_stops_nobody() {
     let mut play = Play::new(None).evicted();
-    let page = play.page;
-    let thread = std::thread::spawn(move || {
-        // SAFETY: the page is mapped and never unmapped.
-        unsafe { AtomicU8::from_ptr(page as *mut u8) }.fetch_add(1, Ordering::Relaxed)
-    });
-    let mut told = [PollFd::new(play.space.faults.as_fd(), PollFlags::POLLIN)];
-    assert_eq!(poll(&mut told, PollTimeout::NONE), Ok(1));
+    let (page, thread) = (play.page, play.with_fault());
     // The process is killed, and seen to have ended, while the fault thread goes on to read.
     play.evict.drop_space(ID);
     assert!(play.fault.read_space(ID, true));
@@ -275,13 +281,7 @@ fn a_tree_is_not_gone_while_a_fork_may_be_told_of() {
 #[test]
 fn faults_of_a_child_wait_until_it_is_told_of() {
     let mut play = Play::new(None).evicted();
-    let page = play.page;
-    let thread = std::thread::spawn(move || {
-        // SAFETY: the page is mapped and never unmapped.
-        unsafe { AtomicU8::from_ptr(page as *mut u8) }.fetch_add(1, Ordering::Relaxed)
-    });
-    let mut told = [PollFd::new(play.space.faults.as_fd(), PollFlags::POLLIN)];
-    assert_eq!(poll(&mut told, PollTimeout::NONE), Ok(1));
+    let (page, thread) = (play.page, play.with_fault());
     play.shared.ceiling.store(0, Ordering::Relaxed);
     // Not the thread id of these faults, who is never made to wait.
     play.space.evictor.store(-1, Ordering::Relaxed);
