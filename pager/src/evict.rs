@@ -219,7 +219,7 @@ impl<T: Transport> EvictThread<T> {
             if self.halt.is_on() {
                 busy |= self.hold_back(now);
             }
-            torture::raise_goal(&mut self.goal);
+            torture::raise_goal(&mut self.goal, self.shared.faults.load(Ordering::Relaxed));
             if self.shared.has_failed() {
                 self.tree.refresh(&self.evictors(), true);
                 self.tree.kill();

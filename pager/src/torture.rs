@@ -55,7 +55,11 @@ const LONG_MAX_US: u64 = 6000;
 /// Evictions: longest time until the next, most pages of one, and longest time before it changes between storm and calm. A storm takes
 /// pages faster than a small program can fetch them again; without the calm it would not come forward.
 const STORM: Weather = Weather { pause_us: 4000, pages: 128, lasts_us: 30_000 };
-const CALM: Weather = Weather { pause_us: 20_000, pages: 16, lasts_us: 60_000 };
+const CALM: Weather = Weather { pause_us: 20_000, pages: 16, lasts_us: 40_000 };
+/// A calm begins when as many faults were served as the storm took pages: on a slow machine that takes longer than any calm lasts, and
+/// a program would stand still. It begins sooner if nobody faults for a while, and has to at last.
+const NOBODY_FAULTS: Duration = Duration::from_millis(10);
+const RECOVERY_MAX: Duration = Duration::from_secs(5);
 /// Longest pause between two looks at the tree.
 const LOOK_PAUSE_US: u64 = 3000;
 
@@ -92,11 +96,12 @@ pub fn one_in(n: u64) -> bool {
     is_on() && with_stream(|stream| stream.below(n) == 0)
 }
 
-/// Raises `goal`, the bytes to be evicted, now and then to a few pages.
+/// Raises `goal`, the bytes to be evicted, now and then to a few pages. `faults` have been served so far.
 #[inline]
-pub fn raise_goal(goal: &mut u64) {
+pub fn raise_goal(goal: &mut u64, faults: u64) {
     if is_on() && *goal == 0 {
-        *goal = with_stream(|stream| stream.eviction(Instant::now())) * crate::page_map::PAGE;
+        let pages = with_stream(|stream| stream.eviction(Instant::now(), faults));
+        *goal = pages * crate::page_map::PAGE;
     }
 }
 
@@ -151,6 +156,27 @@ struct Weather {
     lasts_us: u64,
 }
 
+/// What the program has to fetch again after a storm.
+#[derive(Clone, Copy)]
+struct Recovery {
+    /// Over when so many faults have been served.
+    target: u64,
+    /// Or at this time.
+    until: Instant,
+    /// Faults served when last looked at, and when they last became more.
+    faults: u64,
+    faulted: Instant,
+}
+
+impl Recovery {
+    fn is_over(&mut self, now: Instant, faults: u64) -> bool {
+        if faults != self.faults {
+            (self.faults, self.faulted) = (faults, now);
+        }
+        faults >= self.target || now >= self.until || now >= self.faulted + NOBODY_FAULTS
+    }
+}
+
 /// The choices of one thread.
 struct Stream {
     random: u64,
@@ -161,6 +187,10 @@ struct Stream {
     /// When the weather changes, and when something is to be evicted.
     next_weather: Option<Instant>,
     next_eviction: Option<Instant>,
+    /// Pages taken by the storm, and the faults served before it.
+    taken: u64,
+    served: u64,
+    recovery: Option<Recovery>,
 }
 
 impl Stream {
@@ -173,6 +203,9 @@ impl Stream {
             weather: CALM,
             next_weather: None,
             next_eviction: None,
+            taken: 0,
+            served: 0,
+            recovery: None,
         }
     }
 
@@ -204,17 +237,40 @@ impl Stream {
         Some(Duration::from_micros(micros))
     }
 
-    /// Pages to be evicted now.
-    fn eviction(&mut self, now: Instant) -> u64 {
-        if self.next_weather.is_none_or(|at| at <= now) {
-            self.weather = if self.below(2) == 0 { STORM } else { CALM };
-            self.next_weather = Some(now + self.micros(self.weather.lasts_us));
+    /// Pages to be evicted now. `faults` have been served so far.
+    fn eviction(&mut self, now: Instant, faults: u64) -> u64 {
+        if let Some(recovery) = &mut self.recovery {
+            if !recovery.is_over(now, faults) {
+                return 0;
+            }
+            self.recovery = None;
+            self.change_weather(now, CALM);
+        } else if self.next_weather.is_none_or(|at| at <= now) {
+            if self.taken > 0 {
+                let target = self.served + self.taken;
+                let until = now + RECOVERY_MAX;
+                self.recovery = Some(Recovery { target, until, faults, faulted: now });
+                self.taken = 0;
+                return 0;
+            }
+            let weather = if self.below(2) == 0 { STORM } else { CALM };
+            self.change_weather(now, weather);
+            self.served = faults;
         }
         if self.next_eviction.is_some_and(|at| now < at) {
             return 0;
         }
         self.next_eviction = Some(now + self.micros(self.weather.pause_us));
-        1 + self.below(self.weather.pages)
+        let pages = 1 + self.below(self.weather.pages);
+        if self.weather.pages == STORM.pages {
+            self.taken += pages;
+        }
+        pages
+    }
+
+    fn change_weather(&mut self, now: Instant, weather: Weather) {
+        self.weather = weather;
+        self.next_weather = Some(now + self.micros(weather.lasts_us));
     }
 
     fn micros(&mut self, most: u64) -> Duration {
@@ -276,13 +332,25 @@ mod tests {
         assert!(pauses.iter().filter(|pause| pause.is_none()).count() > VISITS as usize / 2);
     }
 
-    #[test]
-    fn evictions_never_rest_and_take_any_page() {
+    /// Pages evicted in a second, in which the program faults on what it lost, `faults_per_ms` at most.
+    fn evicted_in_a_second(faults_per_ms: u64) -> u64 {
         let mut stream = Stream::new(3, "evict");
         let now = Instant::now();
-        let second = (0..1_000_000).step_by(500).map(|us| now + Duration::from_micros(us));
-        let evicted: u64 = second.map(|at| stream.eviction(at)).sum();
-        assert!((1000..20_000).contains(&evicted), "{evicted} pages a second");
+        let (mut evicted, mut served) = (0, 0);
+        for half_ms in 0..2000 {
+            evicted += stream.eviction(now + Duration::from_micros(500 * half_ms), served);
+            served = evicted.min(served + half_ms % 2 * faults_per_ms);
+        }
+        evicted
+    }
+
+    #[test]
+    fn evictions_never_rest_and_take_any_page() {
+        let quick = evicted_in_a_second(50);
+        assert!((2000..20_000).contains(&quick), "{quick} pages a second");
+        let asleep = evicted_in_a_second(0);
+        assert!((1000..20_000).contains(&asleep), "{asleep} pages a second of a sleeping program");
+        let mut stream = Stream::new(3, "evict");
         let pages: Vec<u64> = (0..512).collect();
         let mut seen = vec![false; pages.len()];
         for _ in 0..200 {
@@ -292,10 +360,25 @@ mod tests {
         assert!(stream.sample::<u64>(&[]).is_empty());
     }
 
+    /// On a machine that serves a fault in a millisecond a program has all it lost for a part of the time.
+    #[test]
+    fn a_slow_program_gets_back_what_a_storm_took() {
+        let mut stream = Stream::new(3, "evict");
+        let now = Instant::now();
+        let (mut evicted, mut served, mut whole_ms) = (0, 0, 0);
+        for ms in 0..60_000 {
+            evicted += stream.eviction(now + Duration::from_millis(ms), served);
+            whole_ms += u64::from(served == evicted);
+            served = evicted.min(served + 1);
+        }
+        assert!(evicted > 20_000, "{evicted} pages in a minute");
+        assert!(whole_ms > 1000, "{whole_ms} ms of a minute");
+    }
+
     #[test]
     fn nothing_happens_without_the_option() {
         let mut goal = 0;
-        raise_goal(&mut goal);
+        raise_goal(&mut goal, 0);
         assert_eq!(goal, 0);
         assert!(!is_on() && !one_in(1) && sample(&[1]).is_none());
         assert_eq!(shorten(Duration::from_secs(1)), Duration::from_secs(1));
