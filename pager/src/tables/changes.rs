@@ -193,6 +193,7 @@ impl Tables {
             // Nobody knows better than what is told.
             None => self.pages(space, &contested).map(|page| (space, page)).collect(),
         };
+        self.forget_clean(space, remap.target());
         if self.map.knows(aside(space), remap.target()) && self.map.knows(space, remap.target()) {
             return Err(Doubt);
         }
@@ -386,6 +387,7 @@ impl Tables {
 
     /// What is known of the range belongs to an older generation of it.
     fn keep_as(&mut self, generation: SpaceId, space: SpaceId, range: Range<u64>) {
+        self.forget_clean(space, range.clone());
         if !self.map.knows(space, range.clone()) {
             return;
         }
@@ -393,6 +395,15 @@ impl Tables {
         let length = range.end - range.start;
         let stay = Remap { from: range.start, to: range.start, length };
         self.shift(space, &stay, generation);
+    }
+
+    /// Resident pages of the range are not known to have clean copies any more: where they are is the kernel's, and a doubt about them would be none.
+    fn forget_clean(&mut self, space: SpaceId, range: Range<u64>) {
+        for (page, state) in self.map.known(space, range) {
+            if matches!(state, State::Kept(_)) {
+                self.forget_page((space, page), state);
+            }
+        }
     }
 
     /// Moves what is known of `from` to another place, of which nothing is known.
@@ -419,6 +430,8 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gms_policy::ids::AgentId;
+
     use crate::tables::{EvictOutcome, FaultAction};
 
     /// That a block has grown is not told: it is longer when it moves again than it was when it came.
@@ -443,6 +456,28 @@ mod tests {
         marked.insert(at(16)..at(17));
         if tables.remap(space, moves, Some(&marked), false).is_ok() {
             assert_eq!(tables.fault((space, first(16))), FaultAction::Buffered(leaving[0].1));
+        }
+    }
+
+    /// Blocks may come to the same place again and again, as long as what was there is resident.
+    #[test]
+    fn clean_pages_raise_no_doubt() {
+        let mut tables = Tables::new(8, 64).unwrap();
+        let (space, at) = (SpaceId(1), |page: u64| (1 << 30) + page * PAGE);
+        tables.add_space(space);
+        let place = (space, PageAddr::containing(at(0)));
+        for tag in 0..3 {
+            tables.register(space, at(0)..at(4), &RangeSet::default());
+            let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+            tables.begin_evict(space, &[place.1], &mut leaving);
+            let slot = leaving[0].1;
+            tables.finish_evict(slot, EvictOutcome::Moved(tag), &mut wake);
+            assert_eq!(tables.start_write(AgentId(0), 1).len(), 1);
+            tables.written(slot, true);
+            let FaultAction::Fetch(content) = tables.fault(place) else { panic!("not evicted") };
+            assert!(tables.fetched(place, content, true));
+            let comes = Remap { from: at(8), to: at(0), length: PAGE };
+            assert!(tables.remap(space, comes, Some(&RangeSet::default()), false).is_ok(), "{tag}");
         }
     }
 
