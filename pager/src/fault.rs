@@ -73,6 +73,10 @@ struct SpaceFaults {
     zero_streams: Vec<Range<u64>>,
     /// Children forked since all changes of the address space were told: changes told later may have come before the fork.
     young: Vec<Arc<Space>>,
+    /// What it told of changes while it was young itself.
+    backlog: Vec<Told>,
+    /// To be dropped once that is applied.
+    ended: bool,
     /// Changes could not be told apart by their order once: an address of which nothing is known must not have a marker.
     contested: bool,
     /// What has been told of changes was told late: some may still be under way.
@@ -80,9 +84,13 @@ struct SpaceFaults {
     /// Several threads were seen.
     threaded: bool,
     stuck: Option<Stuck>,
-    /// To so many spaces it is young: until they have been told of all changes it may have pages elsewhere than the tables say.
-    elders: usize,
 }
+
+/// What an address space has told of itself.
+struct Told(Event);
+
+// SAFETY: its addresses are of another process: numbers to us.
+unsafe impl Send for Told {}
 
 /// One thread waits for one page.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -260,18 +268,24 @@ impl<T: Transport> FaultThread<T> {
         while let Ok(command) = self.commands.try_recv() {
             match command {
                 FaultCommand::Add(space) => self.add(space),
-                FaultCommand::Drop(id) => {
-                    if let Some(state) = self.spaces.remove(&id) {
-                        self.let_go(&state.young);
-                        // Nothing is lost by failing: messages of unknown spaces are not read.
-                        let _ = self.epoll.delete(&state.space.faults);
-                    }
-                    // Here, where nothing is half done: of what has been read no fault meets a space of which nothing is known, no fork copies one.
-                    lock(&self.shared.tables).drop_space(id);
-                    self.shared.tell_dropped(id);
-                }
+                FaultCommand::Drop(id) => match self.spaces.get_mut(&id) {
+                    // It may have forked.
+                    Some(state) if !state.backlog.is_empty() => state.ended = true,
+                    _ => self.drop_space(id),
+                },
             }
         }
+    }
+
+    /// To be called where nothing is half done: of what has been read no fault meets a space of which nothing is known, no fork copies one.
+    fn drop_space(&mut self, id: SpaceId) {
+        if let Some(state) = self.spaces.remove(&id) {
+            self.let_go(&state.young);
+            // Nothing is lost by failing: messages of unknown spaces are not read.
+            let _ = self.epoll.delete(&state.space.faults);
+        }
+        lock(&self.shared.tables).drop_space(id);
+        self.shared.tell_dropped(id);
     }
 
     fn add(&mut self, space: Arc<Space>) {
@@ -280,11 +294,12 @@ impl<T: Transport> FaultThread<T> {
             prefetch_totals: (0, 0),
             zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
             young: Vec::new(),
+            backlog: Vec::new(),
+            ended: false,
             contested: false,
             unsettled: false,
             threaded: false,
             stuck: None,
-            elders: 0,
             space,
         };
         let event = EpollEvent::new(EpollFlags::EPOLLIN, SPACES + state.space.id.0);
@@ -380,7 +395,7 @@ impl<T: Transport> FaultThread<T> {
             return;
         }
         let never_waits = self.shared.is_ours(fault.tid, &state.space);
-        if state.elders > 0 && !never_waits {
+        if state.space.is_young() && !never_waits {
             // Each event of its own wakes it, and it faults anew.
             if !self.again.contains(&fault) {
                 self.again.push(fault);

@@ -266,7 +266,8 @@ impl Tables {
         true
     }
 
-    fn is_leaving(&self, place: Place) -> bool {
+    /// Whether the page is being evicted: its marker need not have been left.
+    pub fn is_leaving(&self, place: Place) -> bool {
         matches!(self.map.get(place.0, place.1), State::Slot(slot) if self.slots[slot as usize].phase == Phase::Leaving)
     }
 

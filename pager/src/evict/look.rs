@@ -344,8 +344,9 @@ impl<T: Transport> EvictThread<T> {
         let image = proc::image(pid);
         let before = self.refused.get(&pid).copied().filter(|refusal| refusal.image == image);
         let told = before.is_some_and(|refusal| refusal.told);
-        let passing = matches!(error, InjectError::Gone | InjectError::Unstoppable)
-            || !matches!(proc::state(pid), Some('R' | 'S' | 'D' | 'T'));
+        let passing =
+            matches!(error, InjectError::Gone | InjectError::Unstoppable | InjectError::Young)
+                || !matches!(proc::state(pid), Some('R' | 'S' | 'D' | 'T'));
         let mut refusal = Refusal::after(before, pid, passing && !told);
         if error.lasts() {
             refusal.try_again = None;

@@ -9,7 +9,7 @@ use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
 use userfaultfd::Event;
 
-use super::{Fault, FaultThread, SpaceFaults};
+use super::{Fault, FaultThread, Told};
 use crate::page_map::PAGE;
 use crate::proc;
 use crate::range_set::RangeSet;
@@ -57,8 +57,16 @@ impl<T: Transport> FaultThread<T> {
         true
     }
 
-    /// Applies what was read together; `settled` says that no other change is under way. The gate is closed.
+    /// Applies what was read together; `settled` says that no other change is under way. The gate is closed. What a child does is applied when
+    /// all that its parent did before the fork has been.
     pub(super) fn change(&mut self, space: &Arc<Space>, messages: Vec<Event>, settled: bool) {
+        match self.spaces.get_mut(&space.id) {
+            Some(state) if space.is_young() => state.backlog.extend(messages.into_iter().map(Told)),
+            _ => self.apply(space, messages, settled),
+        }
+    }
+
+    fn apply(&mut self, space: &Arc<Space>, messages: Vec<Event>, settled: bool) {
         let mut events = Vec::new();
         let mut born = Vec::new();
         for (order, message) in messages.into_iter().enumerate() {
@@ -71,10 +79,10 @@ impl<T: Transport> FaultThread<T> {
             }
         }
         for (order, event) in events {
-            self.ask_young(space, 0, |this, child| {
+            for child in self.young(space) {
                 let birth = born.iter().find(|(_, newborn)| newborn.id == child.id);
-                this.event_around_fork(child, birth.is_some_and(|(o, _)| *o > order), &event);
-            });
+                self.event_around_fork(&child, birth.is_some_and(|(o, _)| *o > order), &event);
+            }
             self.event(space, &event, settled);
         }
         for (_, child) in &born {
@@ -100,39 +108,19 @@ impl<T: Transport> FaultThread<T> {
         lock(&self.shared.tables).settle_changes(space.id);
     }
 
-    /// A child just born is young to its parent, and to all to whom that is young itself.
-    fn hold_back(&mut self, parent: SpaceId, born: &Arc<Space>) {
-        let is_elder = |state: &&mut SpaceFaults| {
-            state.space.id == parent || state.young.iter().any(|child| child.id == parent)
-        };
-        let mut elders = 0;
-        for elder in self.spaces.values_mut().filter(is_elder) {
-            elder.young.push(born.clone());
-            elders += 1;
-        }
-        if let Some(state) = self.spaces.get_mut(&born.id) {
-            state.elders = elders;
-        }
-    }
-
-    /// One after the other of those who are young to the space, from the `next` on. Who is asked may tell of children of its own, which come last.
-    fn ask_young(
-        &mut self,
-        space: &Space,
-        mut next: usize,
-        mut ask: impl FnMut(&mut Self, &Arc<Space>),
-    ) {
-        while let Some(child) = self.young(space, next) {
-            ask(self, &child);
-            next += 1;
-        }
-    }
-
-    /// One to whom they were young has been told of all changes, or has gone.
+    /// All changes of their parent have been told, or it has gone: what they did themselves is applied.
     pub(super) fn let_go(&mut self, young: &[Arc<Space>]) {
         for child in young {
-            if let Some(state) = self.spaces.get_mut(&child.id) {
-                state.elders -= 1;
+            let Some(state) = self.spaces.get_mut(&child.id) else { continue };
+            let (backlog, ended) = (std::mem::take(&mut state.backlog), state.ended);
+            if !backlog.is_empty() {
+                let _gate = lock(&child.gate);
+                let settled = !child.faults.has_event();
+                self.apply(child, backlog.into_iter().map(|told| told.0).collect(), settled);
+            }
+            child.young.store(false, Ordering::Release);
+            if ended {
+                self.drop_space(child.id);
             }
         }
     }
@@ -148,8 +136,8 @@ impl<T: Transport> FaultThread<T> {
         }
     }
 
-    pub(super) fn young(&self, space: &Space, index: usize) -> Option<Arc<Space>> {
-        self.spaces.get(&space.id)?.young.get(index).cloned()
+    fn young(&self, space: &Space) -> Vec<Arc<Space>> {
+        self.spaces.get(&space.id).map(|state| state.young.clone()).unwrap_or_default()
     }
 
     fn event(&mut self, space: &Arc<Space>, event: &Event, settled: bool) {
@@ -237,16 +225,16 @@ impl<T: Transport> FaultThread<T> {
         let remaps = tables.unsettled_remaps(parent.id);
         drop(tables);
         self.add(child.clone());
-        let first = self.spaces.get(&parent.id).map_or(0, |state| state.young.len());
-        self.hold_back(parent.id, &child);
-        // Told of before, but perhaps it came after the fork.
+        if let Some(state) = self.spaces.get_mut(&parent.id) {
+            state.young.push(child.clone());
+            child.young.store(true, Ordering::Release);
+        }
+        // Told of before, but perhaps it came after the fork. What is at neither place cannot have come to the second.
         for remap in remaps.into_iter().rev() {
             let back = Remap { from: remap.to, to: remap.from, length: remap.length };
-            self.ask_young(parent, first, |this, child| {
-                if this.has_moved(child, &remap, remap.target()) == Some(false) {
-                    this.remap_child(child, back);
-                }
-            });
+            if self.has_moved(&child, &remap, remap.target(), false) == Some(false) {
+                self.remap_child(&child, back);
+            }
         }
         child
     }
@@ -257,36 +245,51 @@ impl<T: Transport> FaultThread<T> {
         // What was unmapped or removed before the fork has no markers in the child.
         if let Event::Remap { from, to, len } = *event {
             let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
-            if self.has_moved(child, &remap, remap.source()).unwrap_or(told) {
+            // What is at neither place has moved on since, if anything is thought to be at the first.
+            if self.has_moved(child, &remap, remap.source(), true).unwrap_or(told) {
                 self.remap_child(child, remap);
             }
         }
     }
 
     fn remap_child(&mut self, child: &Space, remap: Remap) {
+        let mut tables = lock(&self.shared.tables);
+        // What is not there, because it came only after the fork, displaces nothing.
+        if !tables.knows(child.id, remap.source()) {
+            return;
+        }
+        if tables.remap(child.id, remap, None, false).is_err() {
+            self.shared
+                .fail("a child was forked while its parent moved memory about in several threads");
+        }
+        drop(tables);
         if let Some(state) = self.spaces.get_mut(&child.id) {
             // What is contested now is the child's until nothing of its own is unread.
             state.unsettled = true;
         }
-        if lock(&self.shared.tables).remap(child.id, remap, None, false).is_err() {
-            self.shared
-                .fail("a child was forked while its parent moved memory about in several threads");
-        }
     }
 
-    /// Whether a child was forked after the remap. Its tables have the pages in the range `known`.
-    fn has_moved(&mut self, child: &Arc<Space>, remap: &Remap, known: Range<u64>) -> Option<bool> {
-        let is_there = |this: &mut Self, at: u64| {
-            this.registration(child, at..at + PAGE) == Registration::Whole
+    /// Whether a child was forked after the remap; `neither` if it had nothing at either place. Its tables have the pages in the range `known`.
+    fn has_moved(
+        &mut self,
+        child: &Arc<Space>,
+        remap: &Remap,
+        known: Range<u64>,
+        neither: bool,
+    ) -> Option<bool> {
+        let mut was_there = |at: u64| {
+            // Events of its own are read first.
+            let is_there = self.registration(child, at..at + PAGE) == Registration::Whole;
+            self.was_there(child.id, at).unwrap_or(is_there)
         };
-        match (is_there(self, remap.from), is_there(self, remap.to)) {
-            (false, _) => Some(true),
+        match (was_there(remap.from), was_there(remap.to)) {
+            (false, true) => Some(true),
             (true, false) => Some(false),
+            (false, false) => Some(neither),
             (true, true) => {
                 let page = lock(&self.shared.tables).first_evicted(child.id, known.clone())?;
                 let offset = page.get() - known.start;
-                let mut has = |at| self.probe(child, at + offset) == Probe::Occupied;
-                match (has(remap.from), has(remap.to)) {
+                match (self.has(child, remap.from + offset)?, self.has(child, remap.to + offset)?) {
                     (true, false) => Some(false),
                     (false, true) => Some(true),
                     _ => None,
@@ -295,7 +298,33 @@ impl<T: Transport> FaultThread<T> {
         }
     }
 
-    /// What the range is to a child. Events of its own are read first.
+    /// Whether anything was at the address when the child was born; `None` if what it has told of itself does not concern the address.
+    fn was_there(&self, child: SpaceId, at: u64) -> Option<bool> {
+        let concerns = |told: &Told| match told.0 {
+            Event::Unmap { start, end } => (start as u64..end as u64).contains(&at).then_some(true),
+            Event::Remap { from, to, len } => {
+                let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
+                let (left, came) = (remap.source().contains(&at), remap.target().contains(&at));
+                (left || came).then_some(left)
+            }
+            _ => None,
+        };
+        self.spaces.get(&child)?.backlog.iter().find_map(concerns)
+    }
+
+    /// Whether a page or a marker of the child was at the address when it was born; `None` if that cannot be known.
+    fn has(&mut self, child: &Arc<Space>, at: u64) -> Option<bool> {
+        let place = (child.id, PageAddr::containing(at));
+        // Where a page is leaving there is nothing yet, and a probe would leave zeros there.
+        if lock(&self.shared.tables).is_leaving(place) {
+            return Some(false);
+        }
+        let probe = self.probe(child, at);
+        let untouched = self.was_there(child.id, at).is_none();
+        untouched.then_some(probe == Probe::Occupied)
+    }
+
+    /// What the range is to a child.
     fn registration(&mut self, child: &Arc<Space>, range: Range<u64>) -> Registration {
         self.when_settled(child, |faults| {
             Some(faults.registration(range.clone())).filter(|r| *r != Registration::Changing)
@@ -345,7 +374,7 @@ impl<T: Transport> FaultThread<T> {
         for fault in self.again.clone() {
             let state = self.spaces.get_mut(&fault.place.0);
             // Who is young waits for changes of another.
-            let Some(state) = state.filter(|state| state.elders == 0) else { continue };
+            let Some(state) = state.filter(|state| !state.space.is_young()) else { continue };
             let stuck = state.stuck.get_or_insert(Stuck { since: now, relief: None });
             if now.duration_since(stuck.since) > STUCK_AFTER {
                 stuck.since = now;

@@ -207,7 +207,7 @@ impl SpaceFaults {
         match self.space.page_tables.get() {
             Some(page_tables) => page_tables.taken(one.clone()).is_ok_and(|t| !t.is_empty()),
             // Of a child that has not been met yet. A probe leaves zeros where there was nothing: then the thread tries again.
-            None => self.contested && self.space.faults.probe(one.start) == Probe::Occupied,
+            None => self.space.faults.probe(one.start) == Probe::Occupied,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Processes that end while something of them has been read and not been handled yet. The address space is the test's own.
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 
 use gms_policy::full::WhenFull;
@@ -296,30 +296,175 @@ fn faults_of_a_child_wait_until_it_is_told_of() {
     thread.join().expect("no panic");
 }
 
+impl Play {
+    fn fork() -> Event {
+        Event::Fork { uffd: own_userfaultfd() }
+    }
+
+    /// The child's address space is the parent's, which is the test's own.
+    fn fork_here(&self) -> Event {
+        let fd = self.space.faults.as_fd().try_clone_to_owned().expect("a descriptor");
+        // SAFETY: a duplicate, given away here.
+        Event::Fork { uffd: unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) } }
+    }
+
+    fn remap(from: u64, to: u64) -> Event {
+        Event::Remap { from: from as *mut _, to: to as *mut _, len: PAGE as usize }
+    }
+
+    /// The child told of last.
+    fn child(&self) -> Arc<Space> {
+        let youngest = self.fault.spaces.values().max_by_key(|state| state.space.id.0);
+        youngest.expect("a space").space.clone()
+    }
+
+    fn action(&self, space: &Space, page: u64) -> FaultAction {
+        lock(&self.shared.tables).fault((space.id, PageAddr::containing(page)))
+    }
+}
+
 /// A child that was forked after a change which is told later has pages elsewhere than its parent's tables say, and so have its children.
 #[test]
 fn faults_of_children_wait_for_changes_of_their_parents() {
     let mut play = Play::new(None).evicted();
-    let fork = || Event::Fork { uffd: own_userfaultfd() };
     let parent = play.space.clone();
-    play.fault.change(&parent, vec![fork()], false);
-    let child = play.fault.young(&parent, 0).expect("a child");
-    play.fault.change(&child, vec![fork()], true);
-    let grandchild = play.fault.young(&parent, 1).expect("a grandchild");
+    play.fault.change(&parent, vec![Play::fork()], false);
+    let child = play.child();
     let waits = |play: &mut Play, space: &Space| {
         play.fault.again.clear();
         play.fault.fault(Fault { place: (space.id, play.page()), write: true, tid: -1 });
         !play.fault.again.is_empty()
     };
     play.shared.evict_thread.store(-2, Ordering::Relaxed);
-    for space in [&child, &grandchild] {
-        space.evictor.store(-2, Ordering::Relaxed);
-        assert!(waits(&mut play, space));
-    }
+    child.evictor.store(-2, Ordering::Relaxed);
+    assert!(waits(&mut play, &child));
+    // The grandchild is heard of when it is known what the child has.
+    play.fault.change(&child, vec![Play::fork()], true);
+    assert_eq!(play.child().id, child.id);
     play.fault.change(&parent, Vec::new(), true);
+    let grandchild = play.child();
+    assert_ne!(grandchild.id, child.id);
+    grandchild.evictor.store(-2, Ordering::Relaxed);
     for space in [&child, &grandchild] {
+        assert!(matches!(play.action(space, play.page), FaultAction::Buffered(_)));
         assert!(!waits(&mut play, space));
     }
+}
+
+/// The child's memory is where the page is, whatever its parent did after the fork.
+#[test]
+fn a_child_keeps_its_pages_while_its_parent_moves_its_own_there_and_back() {
+    let hole = || {
+        let hole = map(PAGE);
+        // SAFETY: the test's own, which nobody uses.
+        assert_eq!(unsafe { libc::munmap(hole as *mut _, PAGE as usize) }, 0);
+        hole
+    };
+    for (name, order) in [("first", 0), ("between", 1), ("last", 2), ("in a later batch", 3)] {
+        let mut play = Play::new(None).evicted();
+        let (page, parent) = (play.page, play.space.clone());
+        // In the child the page is where it was before both moves.
+        let (fork, away) = (play.fork_here(), hole());
+        let mut events = vec![Play::remap(page, away), Play::remap(away, page)];
+        if order < 3 {
+            events.insert(order, fork);
+            play.fault.change(&parent, events, true);
+        } else {
+            play.fault.change(&parent, events, false);
+            play.fault.change(&parent, vec![fork], true);
+        }
+        play.fault.settle();
+        let child = play.child();
+        assert_ne!(child.id, parent.id);
+        let action = play.action(&child, page);
+        assert!(matches!(action, FaultAction::Buffered(_)), "fork {name}: {action:?}");
+        assert!(!play.shared.has_failed());
+    }
+}
+
+/// Its parent's move was before the fork, and is told after the child's own.
+#[test]
+fn what_a_child_does_follows_what_its_parent_did() {
+    let mut play = Play::new(None).evicted();
+    let parent = play.space.clone();
+    let [first, second, third] = [play.page, map(PAGE), map(PAGE)];
+    // What the child has is at the third address, in the one address space that both have here.
+    parent.faults.unregister(first..first + PAGE).expect("unregistered");
+    play.fault.change(&parent, vec![Play::fork()], false);
+    let child = play.child();
+    child.faults.register(third..third + PAGE).expect("registered");
+    play.fault.change(&child, vec![Play::remap(second, third)], true);
+    play.fault.change(&parent, vec![Play::remap(first, second)], true);
+    let actions = [first, second, third].map(|page| play.action(&child, page));
+    assert!(matches!(actions[2], FaultAction::Buffered(_)), "{actions:?}");
+    assert_eq!(actions[..2], [FaultAction::Zero, FaultAction::Zero]);
+    assert!(!play.shared.has_failed() && !child.is_young());
+}
+
+/// What the child had at birth is told by what it has done since.
+#[test]
+fn a_child_that_moves_on_had_what_it_moved() {
+    let mut play = Play::new(None).evicted();
+    let parent = play.space.clone();
+    let [first, second, third] = [play.page, map(PAGE), map(PAGE)];
+    play.fault.change(&parent, vec![Play::fork()], false);
+    let child = play.child();
+    child.faults.register(third..third + PAGE).expect("registered");
+    play.fault.change(&child, vec![Play::remap(first, third)], true);
+    // Of after the fork.
+    play.fault.change(&parent, vec![Play::remap(first, second)], true);
+    assert!(matches!(play.action(&child, third), FaultAction::Buffered(_)));
+}
+
+/// It has ended when its own fork is applied: the grandchild lives.
+#[test]
+fn a_child_that_ends_young_leaves_its_pages_to_its_own() {
+    let mut play = Play::new(None).evicted();
+    let parent = play.space.clone();
+    play.fault.change(&parent, vec![Play::fork()], false);
+    let child = play.child();
+    play.fault.change(&child, vec![Play::fork()], true);
+    play.shared.tell_fault(FaultCommand::Drop(child.id));
+    play.fault.obey();
+    play.fault.change(&parent, Vec::new(), true);
+    let grandchild = play.child();
+    assert!(grandchild.id != child.id && !play.fault.spaces.contains_key(&child.id));
+    assert!(matches!(play.action(&grandchild, play.page), FaultAction::Buffered(_)));
+    assert!(!lock(&play.shared.tables).knows(child.id, 0..u64::MAX));
+}
+
+/// Nothing of a young child is noted in its page tables: where its pages are is not known.
+#[test]
+fn pages_of_a_young_child_are_left_alone() {
+    let mut play = Play::new(None);
+    let parent = play.space.clone();
+    let slot = play.leaving();
+    play.fault.change(&parent, vec![Play::fork()], false);
+    let child = play.child();
+    let spaces = [(ID, parent.clone()), (child.id, child.clone())].into();
+    let finish = |play: &Play| {
+        let outcome = EvictOutcome::Moved(8);
+        victims::finish(&play.shared, &spaces, slot, outcome, 7, &mut Vec::new())
+    };
+    assert_eq!(finish(&play), None);
+    assert!(matches!(play.action(&child, play.page), FaultAction::Wait));
+    play.fault.change(&parent, Vec::new(), true);
+    assert_eq!(finish(&play), Some(EvictOutcome::Moved(8)));
+}
+
+/// A probe would leave zeros where there is nothing yet.
+#[test]
+fn nothing_is_left_where_a_page_of_a_child_is_leaving() {
+    let mut play = Play::with(None, 0, 2).evicted();
+    let (parent, first) = (play.space.clone(), play.page);
+    let second = first + PAGE;
+    // At the second address the child's page has been moved out, and has no marker yet.
+    parent.faults.mark(second..second + PAGE, false).expect("no marker");
+    let mut leaving = Vec::new();
+    lock(&play.shared.tables).begin_evict(ID, &[PageAddr::containing(second)], &mut leaving);
+    play.fault.change(&parent, vec![play.fork_here(), Play::remap(first, second)], true);
+    let page_tables = PageTables::open(std::process::id() as i32).expect("own page tables");
+    assert!(page_tables.taken(second..second + PAGE).expect("a scan").is_empty());
 }
 
 #[test]
