@@ -292,11 +292,18 @@ impl<T: Transport> EvictThread<T> {
         busy
     }
 
-    /// Waits until all forks that have been read of are told of. The first of a chain of forks is told of before the next is read.
-    pub(crate) fn await_forks(&mut self, now: Instant) {
+    /// Waits until all forks that have been read of are told of, false if one of them is not applied yet. The first of a chain of forks is told of before
+    /// the next is read.
+    pub(crate) fn await_forks(&mut self, now: Instant) -> bool {
         self.obey(now);
-        self.spaces.values().chain(self.leaving.values()).for_each(|s| drop(lock(&s.gate)));
+        let applied = |space: &Arc<Space>| {
+            let _gate = lock(&space.gate);
+            space.ungated.is_intact()
+        };
+        let all =
+            self.spaces.values().chain(self.leaving.values()).map(applied).fold(true, |a, b| a & b);
         self.obey(now);
+        all
     }
 
     pub(super) fn is_detaching(&self) -> bool {

@@ -27,7 +27,7 @@ use gms_transport::{ExchangeId, Transport};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use userfaultfd::{Event, EventBuffer, ReadWrite};
 
-use self::events::Stuck;
+use self::events::{Proof, Stuck};
 use self::fetch::Fetch;
 use self::follow::Follow;
 pub(crate) use self::local::look;
@@ -71,16 +71,12 @@ struct SpaceFaults {
     prefetch_totals: (u64, u64),
     /// What recent first touches filled: where they are sequential, upwards or downwards, the next fills twice as much.
     zero_streams: Vec<Range<u64>>,
-    /// Children forked since all changes of the address space were told: changes told later may have come before the fork.
-    young: Vec<Arc<Space>>,
-    /// What it told of changes while it was young itself.
+    /// What was told of changes and is not applied yet: of a later one it may have been told first. Nobody is served meanwhile, or evicted from.
     backlog: Vec<Told>,
-    /// To be dropped once that is applied.
-    ended: bool,
-    /// Changes could not be told apart by their order once: an address of which nothing is known must not have a marker.
-    contested: bool,
-    /// What has been told of changes was told late: some may still be under way.
-    unsettled: bool,
+    /// That has taken long.
+    late: bool,
+    /// A child in the middle of the application of its parent's changes.
+    unborn: bool,
     /// Several threads were seen.
     threaded: bool,
     stuck: Option<Stuck>,
@@ -241,7 +237,7 @@ impl<T: Transport> FaultThread<T> {
         };
         if spin {
             limit = Duration::ZERO;
-        } else if !self.again.is_empty() || self.spaces.values().any(|state| state.unsettled) {
+        } else if !self.again.is_empty() || self.is_behind() {
             limit = AGAIN;
         }
         let millis = limit.as_micros().div_ceil(1000) as u16;
@@ -263,29 +259,32 @@ impl<T: Transport> FaultThread<T> {
         ready > 0
     }
 
+    /// Whether something that was told is not applied yet.
+    fn is_behind(&self) -> bool {
+        self.spaces.values().any(|state| !state.backlog.is_empty())
+    }
+
     fn obey(&mut self) {
         drain(self.shared.fault_kicks());
         while let Ok(command) = self.commands.try_recv() {
             match command {
                 FaultCommand::Add(space) => self.add(space),
-                FaultCommand::Drop(id) => match self.spaces.get_mut(&id) {
+                FaultCommand::Drop(id) => {
                     // It may have forked.
-                    Some(state) if !state.backlog.is_empty() => state.ended = true,
-                    _ => self.drop_space(id),
-                },
+                    if let Some(space) = self.spaces.get(&id).map(|state| state.space.clone()) {
+                        let _gate = lock(&space.gate);
+                        self.apply(&space, &Proof::default());
+                    }
+                    if let Some(state) = self.spaces.remove(&id) {
+                        // Nothing is lost by failing: messages of unknown spaces are not read.
+                        let _ = self.epoll.delete(&state.space.faults);
+                    }
+                    // Here, where nothing is half done: of what has been read no fault meets a space of which nothing is known, no fork copies one.
+                    lock(&self.shared.tables).drop_space(id);
+                    self.shared.tell_dropped(id);
+                }
             }
         }
-    }
-
-    /// To be called where nothing is half done: of what has been read no fault meets a space of which nothing is known, no fork copies one.
-    fn drop_space(&mut self, id: SpaceId) {
-        if let Some(state) = self.spaces.remove(&id) {
-            self.let_go(&state.young);
-            // Nothing is lost by failing: messages of unknown spaces are not read.
-            let _ = self.epoll.delete(&state.space.faults);
-        }
-        lock(&self.shared.tables).drop_space(id);
-        self.shared.tell_dropped(id);
     }
 
     fn add(&mut self, space: Arc<Space>) {
@@ -293,11 +292,9 @@ impl<T: Transport> FaultThread<T> {
             prefetch: Streams::new(12),
             prefetch_totals: (0, 0),
             zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
-            young: Vec::new(),
             backlog: Vec::new(),
-            ended: false,
-            contested: false,
-            unsettled: false,
+            late: false,
+            unborn: false,
             threaded: false,
             stuck: None,
             space,
@@ -327,19 +324,21 @@ impl<T: Transport> FaultThread<T> {
         let mut messages: Vec<Event> = Vec::new();
         torture::at(Point::BeforeRead);
         let gate = self.read_messages(&space, polled, &mut messages);
-        if messages.is_empty() {
+        let state = self.spaces.get(&id)?;
+        if messages.is_empty() && (state.backlog.is_empty() || gate.is_none()) {
             return None;
         }
         self.trace(Trace::read);
-        let is_event = |m: &Event| !matches!(m, Event::Pagefault { .. });
-        let changed = gate.is_some() && messages.iter().any(is_event);
-        let settled = !changed || self.read_changes(&space, &mut messages);
-        torture::at(Point::AfterRead);
-        let (faults, events): (Vec<Event>, Vec<Event>) =
-            messages.into_iter().partition(|message| !is_event(message));
-        if changed {
-            self.change(&space, events, settled);
-            space.ungated.applied();
+        let mut faults = Vec::new();
+        self.sort(id, messages, &mut faults);
+        let state = self.spaces.get(&id)?;
+        if gate.is_some() && !state.backlog.is_empty() {
+            let told = !state.unborn && self.read_changes(&space, &mut faults);
+            torture::at(Point::AfterRead);
+            match told.then(|| self.prove_order(&space)).flatten() {
+                Some(proof) => self.apply(&space, &proof),
+                None => space.ungated.hold(),
+            }
         }
         torture::at(Point::BeforeGateOpens);
         drop(gate);
@@ -395,8 +394,8 @@ impl<T: Transport> FaultThread<T> {
             return;
         }
         let never_waits = self.shared.is_ours(fault.tid, &state.space);
-        if state.space.is_young() && !never_waits {
-            // Each event of its own wakes it, and it faults anew.
+        if !state.backlog.is_empty() && !never_waits {
+            // Each event wakes it, and it faults anew.
             if !self.again.contains(&fault) {
                 self.again.push(fault);
             }

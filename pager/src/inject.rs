@@ -57,9 +57,9 @@ pub enum InjectError {
     /// No thread could be stopped in time (vfork wait, uninterruptible sleep, job control stop).
     #[error("no thread of it could be stopped in time")]
     Unstoppable,
-    /// Its parent has not told of all that it did before the fork.
-    #[error("where its pages are is not known yet")]
-    Young,
+    /// A fork that has been told of is not applied yet: perhaps it is this process's.
+    #[error("it may have been forked just now")]
+    Forking,
     /// An injected system call failed.
     #[error("injected {call} failed: {errno}")]
     Syscall {

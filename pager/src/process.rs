@@ -200,7 +200,7 @@ impl Process {
                 .make_will(&evictor, injected, pid)
                 .map_err(os("preparing for the supervisor's end"))?;
             let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
-                Some(adopted) => adopted?,
+                Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
                 None => {
                     set_up.new_space(shared, &mut evictor).map_err(os("making a userfaultfd"))?
                 }

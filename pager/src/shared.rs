@@ -48,8 +48,6 @@ pub struct Space {
     pub changes: AtomicU64,
     /// Where memory was taken out of the userfaultfd, until all changes begun by then have been told.
     pub relieved: Mutex<RangeSet>,
-    /// Whether it is the memory of a child whose pages may be elsewhere than the tables say, until changes of its parent have been told.
-    pub young: AtomicBool,
 }
 
 impl Space {
@@ -66,13 +64,7 @@ impl Space {
             page_tables: OnceLock::new(),
             changes: AtomicU64::new(0),
             relieved: Mutex::default(),
-            young: AtomicBool::new(false),
         }
-    }
-
-    /// See [`Space::young`]. Who is young stays resident, and nothing is noted in its page tables.
-    pub fn is_young(&self) -> bool {
-        self.young.load(Ordering::Acquire)
     }
 
     /// Closes the gate when all events that have been read are applied.
@@ -130,6 +122,11 @@ impl Ungated {
         }
         self.reads.fetch_add(1, Ordering::SeqCst);
         result
+    }
+
+    /// What was read, by the gate's holder, is not applied for the time being.
+    pub fn hold(&self) {
+        self.torn.store(true, Ordering::SeqCst);
     }
 
     /// What was read has been applied, by the gate's holder.

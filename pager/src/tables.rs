@@ -13,10 +13,11 @@
 mod changes;
 mod eviction;
 mod home;
+mod order;
 mod roomless;
 mod space;
 
-pub use changes::{Doubt, Remap};
+pub use order::{Change, Doubt, Remap, meet};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -191,7 +192,6 @@ impl Tables {
 
     /// A space has ended.
     pub fn drop_space(&mut self, space: SpaceId) {
-        self.settle_changes(space);
         self.forget(space, 0..u64::MAX);
         self.spaces.remove(&space);
         self.waiters.retain(|w| w.0 != space);
@@ -501,7 +501,12 @@ impl Tables {
 
     /// Nothing is known of evicted pages of the range any more but of those that have a marker, or are leaving. Returns whether there are
     /// any. (A page that is thought to be a clean copy and is not harms nobody: it is compared when it is evicted, and looked for when it faults.)
-    fn forget_unmarked(&mut self, space: SpaceId, range: Range<u64>, marked: &RangeSet) -> bool {
+    pub fn forget_unmarked(
+        &mut self,
+        space: SpaceId,
+        range: Range<u64>,
+        marked: &RangeSet,
+    ) -> bool {
         let mut left = false;
         for (page, state) in self.map.known(space, range) {
             let place = (space, page);

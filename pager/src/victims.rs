@@ -328,9 +328,7 @@ fn finish_zeros(
     wake: &mut Vec<Place>,
 ) -> Option<bool> {
     let Some(place) = lock(&shared.tables).only_owner(slot) else { return Some(false) };
-    let Some(space) = spaces.get(&place.0).filter(|space| !space.is_young()) else {
-        return Some(false);
-    };
+    let Some(space) = spaces.get(&place.0) else { return Some(false) };
     let range = place.1.get()..place.1.get() + PAGE;
     let _gate = lock(&space.gate);
     // Locked until it is known whether the marker is to be missed.
@@ -381,8 +379,8 @@ pub fn finish(
             return Some(outcome);
         };
         drop(tables);
-        // A child of which the fault thread has not told yet, or which may have the page elsewhere.
-        let space = spaces.get(&place.0).filter(|space| !space.is_young())?;
+        // A child of which the fault thread has not told yet.
+        let space = spaces.get(&place.0)?;
         let _gate = lock(&space.gate);
         let mut tables = lock(&shared.tables);
         if !tables.unmarked(slot).any(|unmarked| unmarked == place) {

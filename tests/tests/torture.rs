@@ -25,7 +25,7 @@ fn each_seed(body: impl Fn(&Stage, &Torture)) {
 fn programs_find_every_page_right() {
     each_seed(|_, torture| {
         let fuzz_seed = (torture.seed() % 1_000_000).to_string();
-        let c: [(&str, &[&str]); 11] = [
+        let c: [(&str, &[&str]); 12] = [
             ("verify", &["48", "2"]),
             ("threads", &["12"]),
             ("forkcow", &["32"]),
@@ -33,6 +33,7 @@ fn programs_find_every_page_right() {
             ("vforks", &["4", "4"]),
             ("kills", &["200"]),
             ("daemons", &["60"]),
+            ("pingpong", &["150", "150"]),
             ("traced", &["30"]),
             ("mapfuzz", &[&fuzz_seed, "600", "64"]),
             ("firsts", &["128", "400"]),

@@ -191,7 +191,7 @@ impl<T: Transport> EvictThread<T> {
         let mut copied = 0;
         for space in ids.into_iter().filter_map(|id| self.spaces.get(&id)) {
             let _gate = lock(&space.gate);
-            if space.is_young() || !space.ungated.is_intact() {
+            if !space.ungated.is_intact() {
                 continue;
             }
             let mut tables = lock(&self.shared.tables);
@@ -365,7 +365,7 @@ impl<T: Transport> EvictThread<T> {
     /// The gate is closed, so that no removal comes in between.
     fn install_good(&self, space: &Space, fetch: &Fetch, good: &[(usize, usize)]) {
         let _gate = lock(&space.gate);
-        if space.is_young() || !space.ungated.is_intact() {
+        if !space.ungated.is_intact() {
             return;
         }
         let mut at = 0;
@@ -447,7 +447,7 @@ impl<T: Transport> EvictThread<T> {
     fn lose(&mut self, id: SpaceId, pages: &[(PageAddr, Content)]) -> usize {
         let Some(space) = self.spaces.get(&id).filter(|_| !pages.is_empty()) else { return 0 };
         let _gate = lock(&space.gate);
-        if space.is_young() || !space.ungated.is_intact() {
+        if !space.ungated.is_intact() {
             return 0;
         }
         let mut tables = lock(&self.shared.tables);

@@ -315,6 +315,9 @@ impl<T: Transport> EvictThread<T> {
     ) -> Result<(), InjectError> {
         let member = self.tree.process(pid).ok_or(InjectError::Gone)?;
         let member = member.try_clone_to_owned().map_err(|_| InjectError::Gone)?;
+        if !self.await_forks(Instant::now()) {
+            return Err(InjectError::Forking);
+        }
         if has_ended(member.as_fd()) {
             // Whoever has been stopped has got its id since.
             return Err(InjectError::Gone);
@@ -345,7 +348,7 @@ impl<T: Transport> EvictThread<T> {
         let before = self.refused.get(&pid).copied().filter(|refusal| refusal.image == image);
         let told = before.is_some_and(|refusal| refusal.told);
         let passing =
-            matches!(error, InjectError::Gone | InjectError::Unstoppable | InjectError::Young)
+            matches!(error, InjectError::Gone | InjectError::Unstoppable | InjectError::Forking)
                 || !matches!(proc::state(pid), Some('R' | 'S' | 'D' | 'T'));
         let mut refusal = Refusal::after(before, pid, passing && !told);
         if error.lasts() {

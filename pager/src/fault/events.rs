@@ -14,12 +14,11 @@ use crate::page_map::PAGE;
 use crate::proc;
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
-use crate::tables::{FaultAction, Remap};
+use crate::tables::{Change, Doubt, FaultAction, Remap, meet};
 use crate::torture::{self, Point};
 use crate::uffd::{Faults, Probe, Registration};
 
-/// For changes that have begun to be told, so that their order can be known. Threads that change the address space without end must not
-/// keep the others from being served.
+/// For changes that have begun to be told. Threads that change one address space without end must not keep others from being served.
 const CHANGE_PATIENCE: Duration = Duration::from_millis(5);
 /// For a forked child to stop changing its address space.
 const CHILD_DEADLINE: Duration = Duration::from_secs(2);
@@ -35,6 +34,48 @@ pub(super) struct Stuck {
     relief: Option<Range<u64>>,
 }
 
+/// In which order several threads have made changes that meet.
+#[derive(Default)]
+pub(super) struct Proof {
+    /// Indices of unmaps and remaps; none if it is that in which they were told.
+    order: Vec<usize>,
+    /// The markers that there are now in what they concern.
+    marked: RangeSet,
+    concerned: RangeSet,
+}
+
+impl Proof {
+    fn sort(&self, events: Vec<(usize, Event)>) -> Vec<(usize, Event)> {
+        if self.order.is_sorted() {
+            return events;
+        }
+        // Each with the removals told after it.
+        let mut sorted = Vec::new();
+        let mut groups: Vec<Vec<(usize, Event)>> = Vec::new();
+        for (told, event) in events {
+            match change(&event) {
+                Some(_) => groups.push(vec![(told, event)]),
+                None => groups.last_mut().unwrap_or(&mut sorted).push((told, event)),
+            }
+        }
+        for &index in &self.order {
+            sorted.append(&mut groups[index]);
+        }
+        sorted
+    }
+}
+
+/// What an event says of where pages are.
+fn change(event: &Event) -> Option<Change> {
+    match *event {
+        Event::Unmap { start, end } => Some(Change::Unmap(start as u64..end as u64)),
+        Event::Remap { from, to, len } => {
+            Some(Change::Remap(Remap { from: from as u64, to: to as u64, length: len as u64 }))
+        }
+        Event::Remove { .. } | Event::Fork { .. } | Event::Pagefault { .. } => None,
+    }
+}
+
 impl<T: Transport> FaultThread<T> {
     pub(super) fn read(&mut self, space: &Space, several: bool, into: &mut Vec<Event>) {
         let buffer = if several { &mut self.buffer } else { &mut self.buffer_of_one };
@@ -44,33 +85,51 @@ impl<T: Transport> FaultThread<T> {
     }
 
     /// A thread that forks, unmaps or moves memory tells of it when it has done so: of several that do so at once, the later may tell first.
-    /// So all that has begun is read together; false if that does not end.
-    pub(super) fn read_changes(&mut self, space: &Space, messages: &mut Vec<Event>) -> bool {
+    /// So what is told waits until all that has begun is; false if that takes long. Removals need not wait: a program that removes what another thread
+    /// moves cannot know which comes first. The gate is closed. Appends faults that were met.
+    pub(super) fn read_changes(&mut self, space: &Space, faults: &mut Vec<Event>) -> bool {
         let begun = Instant::now();
-        while space.faults.has_event() {
-            if begun.elapsed() > CHANGE_PATIENCE {
+        let Some(state) = self.spaces.get_mut(&space.id) else { return true };
+        let patience = match std::mem::replace(&mut state.late, true) {
+            true => Duration::ZERO,
+            false => CHANGE_PATIENCE,
+        };
+        loop {
+            let Some(state) = self.spaces.get_mut(&space.id) else { return true };
+            let only_removals =
+                state.backlog.iter().all(|told| matches!(told.0, Event::Remove { .. }));
+            if only_removals || !space.faults.has_event() {
+                state.late = false;
+                return true;
+            }
+            if begun.elapsed() > patience {
                 return false;
             }
-            self.read(space, true, messages);
+            let mut messages = Vec::new();
+            self.read(space, true, &mut messages);
+            self.sort(space.id, messages, faults);
             std::thread::yield_now();
         }
-        true
     }
 
-    /// Applies what was read together; `settled` says that no other change is under way. The gate is closed. What a child does is applied when
-    /// all that its parent did before the fork has been.
-    pub(super) fn change(&mut self, space: &Arc<Space>, messages: Vec<Event>, settled: bool) {
-        match self.spaces.get_mut(&space.id) {
-            Some(state) if space.is_young() => state.backlog.extend(messages.into_iter().map(Told)),
-            _ => self.apply(space, messages, settled),
+    /// Faults, and what is to be applied.
+    pub(super) fn sort(&mut self, id: SpaceId, messages: Vec<Event>, faults: &mut Vec<Event>) {
+        let Some(state) = self.spaces.get_mut(&id) else { return };
+        for message in messages {
+            match message {
+                Event::Pagefault { .. } => faults.push(message),
+                event => state.backlog.push(Told(event)),
+            }
         }
     }
 
-    fn apply(&mut self, space: &Arc<Space>, messages: Vec<Event>, settled: bool) {
+    /// Applies what has been told of changes: all that had begun. The gate is closed.
+    pub(super) fn apply(&mut self, space: &Arc<Space>, proof: &Proof) {
+        let Some(state) = self.spaces.get_mut(&space.id) else { return };
         let mut events = Vec::new();
         let mut born = Vec::new();
-        for (order, message) in messages.into_iter().enumerate() {
-            match message {
+        for (order, told) in std::mem::take(&mut state.backlog).into_iter().enumerate() {
+            match told.0 {
                 Event::Fork { uffd } => {
                     let child = self.fork(space, Faults::of_child(uffd));
                     born.push((order, child));
@@ -78,69 +137,76 @@ impl<T: Transport> FaultThread<T> {
                 event => events.push((order, event)),
             }
         }
-        for (order, event) in events {
-            for child in self.young(space) {
-                let birth = born.iter().find(|(_, newborn)| newborn.id == child.id);
-                self.event_around_fork(&child, birth.is_some_and(|(o, _)| *o > order), &event);
+        for (order, event) in proof.sort(events) {
+            for (birth, child) in &born {
+                self.event_around_fork(child, *birth > order, &event);
             }
-            self.event(space, &event, settled);
+            self.event(space, &event);
         }
-        for (_, child) in &born {
-            self.shared.tell_forked(child.clone());
+        let mut tables = lock(&self.shared.tables);
+        for range in proof.concerned.iter() {
+            tables.forget_unmarked(space.id, range, &proof.marked);
+        }
+        drop(tables);
+        for (_, child) in born {
+            if let Some(state) = self.spaces.get_mut(&child.id) {
+                state.unborn = false;
+            }
+            self.shared.tell_forked(child);
         }
         if lock(&self.shared.tables).exhausted {
             self.shared.fail("the page map is full");
         }
-        let Some(state) = self.spaces.get_mut(&space.id) else { return };
-        state.unsettled = !settled;
-        if settled {
-            self.settled(space);
-        }
-    }
-
-    /// All changes that had begun have been told.
-    fn settled(&mut self, space: &Space) {
-        let Some(state) = self.spaces.get_mut(&space.id) else { return };
-        state.unsettled = false;
-        let grown_up = std::mem::take(&mut state.young);
-        self.let_go(&grown_up);
         *lock(&space.relieved) = RangeSet::default();
-        lock(&self.shared.tables).settle_changes(space.id);
+        space.ungated.applied();
     }
 
-    /// All changes of their parent have been told, or it has gone: what they did themselves is applied.
-    pub(super) fn let_go(&mut self, young: &[Arc<Space>]) {
-        for child in young {
-            let Some(state) = self.spaces.get_mut(&child.id) else { continue };
-            let (backlog, ended) = (std::mem::take(&mut state.backlog), state.ended);
-            if !backlog.is_empty() {
-                let _gate = lock(&child.gate);
-                let settled = !child.faults.has_event();
-                self.apply(child, backlog.into_iter().map(|told| told.0).collect(), settled);
-            }
-            child.young.store(false, Ordering::Release);
-            if ended {
-                self.drop_space(child.id);
-            }
-        }
-    }
-
-    /// Changes that were still under way when they were told of are over some time, and perhaps no other follows that would show it.
+    /// What could not be applied yet is, as soon as no change is under way.
     pub(super) fn settle(&mut self) {
-        let unsettled = self.spaces.values().filter(|state| state.unsettled);
-        for space in unsettled.map(|state| state.space.clone()).collect::<Vec<_>>() {
-            let Ok(_gate) = space.gate.try_lock() else { continue };
-            if !space.faults.has_event() {
-                self.settled(&space);
-            }
+        let waiting = self.spaces.values().filter(|state| !state.backlog.is_empty());
+        for id in waiting.map(|state| state.space.id).collect::<Vec<SpaceId>>() {
+            self.read_space(id, true);
         }
     }
 
-    fn young(&self, space: &Space) -> Vec<Arc<Space>> {
-        self.spaces.get(&space.id).map(|state| state.young.clone()).unwrap_or_default()
+    /// What is known of the order of the changes that have been told; `None` if others have begun meanwhile and it matters.
+    pub(super) fn prove_order(&mut self, space: &Space) -> Option<Proof> {
+        let changes: Vec<Change> = self.changes(space);
+        // Of a space that nobody has met yet markers cannot be seen, but a child has one thread to begin with.
+        let Some(page_tables) = space.page_tables.get().filter(|_| meet(&changes)) else {
+            return Some(Proof::default());
+        };
+        if self.is_alone(space) {
+            return Some(Proof::default());
+        }
+        let mut proof = Proof::default();
+        for range in changes.iter().flat_map(|c| std::iter::once(c.left()).chain(c.reached())) {
+            // Without an address space there is nothing to be mistaken about.
+            let found = page_tables.marked(range.clone()).unwrap_or_default();
+            found.iter().for_each(|range| proof.marked.insert(range));
+            proof.concerned.insert(range);
+        }
+        if space.faults.has_event() {
+            // The markers may be those of afterwards.
+            let free = lock(&self.shared.tables).is_free(space.id, &changes);
+            return free.then(Proof::default);
+        }
+        match lock(&self.shared.tables).order(space.id, &changes, &proof.marked) {
+            Ok(order) => proof.order = order,
+            Err(Doubt) => self.shared.fail(format!(
+                "{} moves memory about in several threads, and it is not known which pages are where",
+                space.name()
+            )),
+        }
+        Some(proof)
     }
 
-    fn event(&mut self, space: &Arc<Space>, event: &Event, settled: bool) {
+    fn changes(&self, space: &Space) -> Vec<Change> {
+        let backlog = self.spaces.get(&space.id).map(|state| state.backlog.iter());
+        backlog.into_iter().flatten().filter_map(|told| change(&told.0)).collect()
+    }
+
+    fn event(&mut self, space: &Arc<Space>, event: &Event) {
         // Threads that wait for a page of the range (on its way, or being fetched) try again: what they wait for may never come.
         let wake = match *event {
             Event::Remove { start, end } => {
@@ -151,8 +217,7 @@ impl<T: Transport> FaultThread<T> {
             }
             Event::Unmap { start, end } => {
                 let range = start as u64..end as u64;
-                let marked = self.contested_markers(space, [range.clone()]);
-                lock(&self.shared.tables).unmap(space.id, range.clone(), marked.as_ref(), settled);
+                lock(&self.shared.tables).unmap(space.id, range.clone());
                 space.changes.fetch_add(1, Ordering::Relaxed);
                 range
             }
@@ -163,15 +228,7 @@ impl<T: Transport> FaultThread<T> {
                     self.shared
                         .fail(format!("{name} moved memory to where a thread was let through"));
                 }
-                let marked = self.contested_markers(space, [remap.source(), remap.target()]);
-                let alone = self.is_alone(space);
-                let done = lock(&self.shared.tables).remap(space.id, remap, marked.as_ref(), alone);
-                if done.is_err() {
-                    let name = space.name();
-                    self.shared.fail(format!(
-                        "{name} moves memory about in several threads, and it is not known which pages are where"
-                    ));
-                }
+                lock(&self.shared.tables).remap(space.id, remap);
                 space.changes.fetch_add(1, Ordering::Relaxed);
                 remap.source()
             }
@@ -191,62 +248,28 @@ impl<T: Transport> FaultThread<T> {
         !state.threaded
     }
 
-    /// The markers in the ranges, if it is in question what a change of one of them means.
-    fn contested_markers<const N: usize>(
-        &mut self,
-        space: &Space,
-        ranges: [Range<u64>; N],
-    ) -> Option<RangeSet> {
-        let tables = lock(&self.shared.tables);
-        if !ranges.iter().any(|range| tables.is_contested(space.id, range)) {
-            return None;
-        }
-        drop(tables);
-        self.spaces.get_mut(&space.id)?.contested = true;
-        // Of a space that nobody has met yet markers cannot be seen, but a child has one thread to begin with.
-        let page_tables = space.page_tables.get()?;
-        let mut marked = RangeSet::default();
-        for range in ranges {
-            // Without an address space there is nothing to be mistaken about.
-            let found = page_tables.marked(range).unwrap_or_default();
-            found.iter().for_each(|range| marked.insert(range));
-        }
-        Some(marked)
-    }
-
     // ---- forks
 
     /// A child begins with the map of its parent. What it does not inherit has no markers in its address space.
-    fn fork(&mut self, parent: &Arc<Space>, faults: Faults) -> Arc<Space> {
+    pub(super) fn fork(&mut self, parent: &Arc<Space>, faults: Faults) -> Arc<Space> {
         torture::at(Point::BeforeFork);
         let child = Arc::new(Space::new(self.shared.new_space(), faults));
-        let mut tables = lock(&self.shared.tables);
-        tables.fork(parent.id, child.id);
-        let remaps = tables.unsettled_remaps(parent.id);
-        drop(tables);
+        lock(&self.shared.tables).fork(parent.id, child.id);
         self.add(child.clone());
-        if let Some(state) = self.spaces.get_mut(&parent.id) {
-            state.young.push(child.clone());
-            child.young.store(true, Ordering::Release);
-        }
-        // Told of before, but perhaps it came after the fork. What is at neither place cannot have come to the second.
-        for remap in remaps.into_iter().rev() {
-            let back = Remap { from: remap.to, to: remap.from, length: remap.length };
-            if self.has_moved(&child, &remap, remap.target(), false) == Some(false) {
-                self.remap_child(&child, back);
-            }
+        if let Some(state) = self.spaces.get_mut(&child.id) {
+            state.unborn = true;
         }
         child
     }
 
     /// An event of the parent which was read together with the fork (`told`: before it). The child begins with the tables from before
     /// both; whether the change came before the fork, its address space tells.
-    fn event_around_fork(&mut self, child: &Arc<Space>, told: bool, event: &Event) {
+    pub(super) fn event_around_fork(&mut self, child: &Arc<Space>, told: bool, event: &Event) {
         // What was unmapped or removed before the fork has no markers in the child.
         if let Event::Remap { from, to, len } = *event {
             let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
             // What is at neither place has moved on since, if anything is thought to be at the first.
-            if self.has_moved(child, &remap, remap.source(), true).unwrap_or(told) {
+            if self.has_moved(child, &remap).unwrap_or(told) {
                 self.remap_child(child, remap);
             }
         }
@@ -255,40 +278,25 @@ impl<T: Transport> FaultThread<T> {
     fn remap_child(&mut self, child: &Space, remap: Remap) {
         let mut tables = lock(&self.shared.tables);
         // What is not there, because it came only after the fork, displaces nothing.
-        if !tables.knows(child.id, remap.source()) {
-            return;
-        }
-        if tables.remap(child.id, remap, None, false).is_err() {
-            self.shared
-                .fail("a child was forked while its parent moved memory about in several threads");
-        }
-        drop(tables);
-        if let Some(state) = self.spaces.get_mut(&child.id) {
-            // What is contested now is the child's until nothing of its own is unread.
-            state.unsettled = true;
+        if tables.knows(child.id, remap.source()) {
+            tables.remap(child.id, remap);
         }
     }
 
-    /// Whether a child was forked after the remap; `neither` if it had nothing at either place. Its tables have the pages in the range `known`.
-    fn has_moved(
-        &mut self,
-        child: &Arc<Space>,
-        remap: &Remap,
-        known: Range<u64>,
-        neither: bool,
-    ) -> Option<bool> {
+    /// Whether a child was forked after the remap.
+    fn has_moved(&mut self, child: &Arc<Space>, remap: &Remap) -> Option<bool> {
         let mut was_there = |at: u64| {
             // Events of its own are read first.
             let is_there = self.registration(child, at..at + PAGE) == Registration::Whole;
             self.was_there(child.id, at).unwrap_or(is_there)
         };
         match (was_there(remap.from), was_there(remap.to)) {
-            (false, true) => Some(true),
+            // What is at neither place has moved on since, if anything is thought to be at the first.
+            (false, _) => Some(true),
             (true, false) => Some(false),
-            (false, false) => Some(neither),
             (true, true) => {
-                let page = lock(&self.shared.tables).first_evicted(child.id, known.clone())?;
-                let offset = page.get() - known.start;
+                let page = lock(&self.shared.tables).first_evicted(child.id, remap.source())?;
+                let offset = page.get() - remap.from;
                 match (self.has(child, remap.from + offset)?, self.has(child, remap.to + offset)?) {
                     (true, false) => Some(false),
                     (false, true) => Some(true),
@@ -355,7 +363,7 @@ impl<T: Transport> FaultThread<T> {
                 self.shared.fail("a forked child does not stop changing its address space");
                 return None;
             }
-            // The evict thread may not know it yet, nor its tables what its parent has done: its faults are for later.
+            // The evict thread does not know it yet, nor its tables what its parent has done: its faults and changes are for later.
             let faults = self.read_faults(child.id, true);
             self.again.extend(faults.into_iter().flatten());
         }
@@ -373,8 +381,7 @@ impl<T: Transport> FaultThread<T> {
         }
         for fault in self.again.clone() {
             let state = self.spaces.get_mut(&fault.place.0);
-            // Who is young waits for changes of another.
-            let Some(state) = state.filter(|state| !state.space.is_young()) else { continue };
+            let Some(state) = state else { continue };
             let stuck = state.stuck.get_or_insert(Stuck { since: now, relief: None });
             if now.duration_since(stuck.since) > STUCK_AFTER {
                 stuck.since = now;

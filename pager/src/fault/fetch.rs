@@ -460,6 +460,8 @@ impl<T: Transport> FaultThread<T> {
         let mut tables = lock(&self.shared.tables);
         let proved = match self.spaces.get(&id) {
             Some(_) if self.shared.has_failed() => RangeSet::default(),
+            // It may be another page's place by now.
+            Some(state) if !state.backlog.is_empty() => RangeSet::default(),
             Some(state) if fetch.is_awaited() => {
                 let at = self.unproved.iter().position(|(place, _)| *place == run[0].place);
                 let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();

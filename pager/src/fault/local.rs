@@ -149,6 +149,9 @@ impl<T: Transport> FaultThread<T> {
     /// False if that cannot be known before an event is read.
     pub(super) fn prove(&mut self, place: Place, content: Content) -> bool {
         let Some(state) = self.spaces.get(&place.0) else { return true };
+        if !state.backlog.is_empty() {
+            return false;
+        }
         let mut tables = lock(&self.shared.tables);
         if !tables.is_remote(place, content) {
             return true;

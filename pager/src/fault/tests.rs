@@ -220,7 +220,7 @@ fn a_child_whose_parent_ends_at_once_has_its_pages() {
     // The fork has been read, which lets the parent go on. It exits before that is applied.
     play.evict.drop_space(ID);
     let (space, fork) = (play.space.clone(), Event::Fork { uffd: own_userfaultfd() });
-    play.fault.change(&space, vec![fork], true);
+    play.tell(&space, vec![fork]);
     let child = *play.fault.spaces.keys().find(|&&id| id != ID).expect("a child");
     let has_page = |play: &Play| {
         let action = lock(&play.shared.tables).fault((child, play.page()));
@@ -267,7 +267,7 @@ fn a_tree_is_not_gone_while_a_fork_may_be_told_of() {
     // The fault thread has read a fork, and not applied it yet.
     assert!(!play.is_gone());
     let (space, fork) = (play.space.clone(), Event::Fork { uffd: own_userfaultfd() });
-    play.fault.change(&space, vec![fork], true);
+    play.tell(&space, vec![fork]);
     let child = *play.fault.spaces.keys().find(|&&id| id != ID).expect("a child");
     play.fault.obey();
     play.evict.await_forks(Instant::now());
@@ -308,6 +308,12 @@ impl Play {
         Event::Fork { uffd: unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) } }
     }
 
+    /// As after these have been read, and nothing else is under way.
+    fn tell(&mut self, space: &Arc<Space>, events: Vec<Event>) {
+        self.fault.sort(space.id, events, &mut Vec::new());
+        self.fault.apply(space, &Proof::default());
+    }
+
     fn remap(from: u64, to: u64) -> Event {
         Event::Remap { from: from as *mut _, to: to as *mut _, len: PAGE as usize }
     }
@@ -323,32 +329,25 @@ impl Play {
     }
 }
 
-/// A child that was forked after a change which is told later has pages elsewhere than its parent's tables say, and so have its children.
 #[test]
-fn faults_of_children_wait_for_changes_of_their_parents() {
-    let mut play = Play::new(None).evicted();
-    let parent = play.space.clone();
-    play.fault.change(&parent, vec![Play::fork()], false);
-    let child = play.child();
-    let waits = |play: &mut Play, space: &Space| {
-        play.fault.again.clear();
-        play.fault.fault(Fault { place: (space.id, play.page()), write: true, tid: -1 });
-        !play.fault.again.is_empty()
-    };
+fn nobody_is_served_while_what_was_told_is_not_applied() {
+    let mut play = Play::new(None).known().evicted();
+    let (space, page, away) = (play.space.clone(), play.page, map(PAGE));
+    let (slot, fault) = (0, Fault { place: (ID, play.page()), write: true, tid: -1 });
     play.shared.evict_thread.store(-2, Ordering::Relaxed);
-    child.evictor.store(-2, Ordering::Relaxed);
-    assert!(waits(&mut play, &child));
-    // The grandchild is heard of when it is known what the child has.
-    play.fault.change(&child, vec![Play::fork()], true);
-    assert_eq!(play.child().id, child.id);
-    play.fault.change(&parent, Vec::new(), true);
-    let grandchild = play.child();
-    assert_ne!(grandchild.id, child.id);
-    grandchild.evictor.store(-2, Ordering::Relaxed);
-    for space in [&child, &grandchild] {
-        assert!(matches!(play.action(space, play.page), FaultAction::Buffered(_)));
-        assert!(!waits(&mut play, space));
-    }
+    space.evictor.store(-2, Ordering::Relaxed);
+    play.fault.sort(ID, vec![Play::remap(page, away)], &mut Vec::new());
+    space.ungated.hold();
+    play.fault.fault(fault);
+    assert_eq!(play.fault.again.len(), 1);
+    let content = lock(&play.shared.tables).fault((ID, play.page()));
+    assert_eq!(content, FaultAction::Buffered(slot));
+    assert!(!play.evict.await_forks(Instant::now()), "one of them may be a fork");
+    // As soon as no change is under way.
+    play.fault.settle();
+    assert!(play.evict.await_forks(Instant::now()) && space.ungated.is_intact());
+    assert_eq!(play.action(&space, away), FaultAction::Buffered(slot));
+    assert_eq!(play.action(&space, page), FaultAction::Zero);
 }
 
 /// The child's memory is where the page is, whatever its parent did after the fork.
@@ -360,20 +359,14 @@ fn a_child_keeps_its_pages_while_its_parent_moves_its_own_there_and_back() {
         assert_eq!(unsafe { libc::munmap(hole as *mut _, PAGE as usize) }, 0);
         hole
     };
-    for (name, order) in [("first", 0), ("between", 1), ("last", 2), ("in a later batch", 3)] {
+    for (name, order) in [("first", 0), ("between", 1), ("last", 2)] {
         let mut play = Play::new(None).evicted();
         let (page, parent) = (play.page, play.space.clone());
         // In the child the page is where it was before both moves.
-        let (fork, away) = (play.fork_here(), hole());
+        let away = hole();
         let mut events = vec![Play::remap(page, away), Play::remap(away, page)];
-        if order < 3 {
-            events.insert(order, fork);
-            play.fault.change(&parent, events, true);
-        } else {
-            play.fault.change(&parent, events, false);
-            play.fault.change(&parent, vec![fork], true);
-        }
-        play.fault.settle();
+        events.insert(order, play.fork_here());
+        play.tell(&parent, events);
         let child = play.child();
         assert_ne!(child.id, parent.id);
         let action = play.action(&child, page);
@@ -382,74 +375,65 @@ fn a_child_keeps_its_pages_while_its_parent_moves_its_own_there_and_back() {
     }
 }
 
-/// Its parent's move was before the fork, and is told after the child's own.
+impl Play {
+    /// A child in the middle of the application of its parent's changes, which moves the page at `from` to `to`.
+    fn unborn(&mut self, from: u64, to: u64) -> Arc<Space> {
+        let parent = self.space.clone();
+        let child = self.fault.fork(&parent, Faults::of_child(own_userfaultfd()));
+        child.faults.register(to..to + PAGE).expect("registered");
+        self.fault.sort(child.id, vec![Play::remap(from, to)], &mut Vec::new());
+        child
+    }
+
+    fn born(&mut self, child: &Space) {
+        self.fault.spaces.get_mut(&child.id).expect("a child").unborn = false;
+        self.fault.settle();
+        assert!(!self.shared.has_failed());
+    }
+}
+
+/// Its parent's move was before the fork, and is applied after the child's own was read.
 #[test]
 fn what_a_child_does_follows_what_its_parent_did() {
     let mut play = Play::new(None).evicted();
-    let parent = play.space.clone();
     let [first, second, third] = [play.page, map(PAGE), map(PAGE)];
     // What the child has is at the third address, in the one address space that both have here.
-    parent.faults.unregister(first..first + PAGE).expect("unregistered");
-    play.fault.change(&parent, vec![Play::fork()], false);
-    let child = play.child();
-    child.faults.register(third..third + PAGE).expect("registered");
-    play.fault.change(&child, vec![Play::remap(second, third)], true);
-    play.fault.change(&parent, vec![Play::remap(first, second)], true);
+    play.space.faults.unregister(first..first + PAGE).expect("unregistered");
+    let child = play.unborn(second, third);
+    play.fault.event_around_fork(&child, false, &Play::remap(first, second));
+    play.born(&child);
     let actions = [first, second, third].map(|page| play.action(&child, page));
     assert!(matches!(actions[2], FaultAction::Buffered(_)), "{actions:?}");
     assert_eq!(actions[..2], [FaultAction::Zero, FaultAction::Zero]);
-    assert!(!play.shared.has_failed() && !child.is_young());
 }
 
 /// What the child had at birth is told by what it has done since.
 #[test]
 fn a_child_that_moves_on_had_what_it_moved() {
     let mut play = Play::new(None).evicted();
-    let parent = play.space.clone();
     let [first, second, third] = [play.page, map(PAGE), map(PAGE)];
-    play.fault.change(&parent, vec![Play::fork()], false);
-    let child = play.child();
-    child.faults.register(third..third + PAGE).expect("registered");
-    play.fault.change(&child, vec![Play::remap(first, third)], true);
+    play.space.faults.unregister(first..first + PAGE).expect("unregistered");
+    let child = play.unborn(first, third);
     // Of after the fork.
-    play.fault.change(&parent, vec![Play::remap(first, second)], true);
+    play.fault.event_around_fork(&child, false, &Play::remap(first, second));
+    play.born(&child);
     assert!(matches!(play.action(&child, third), FaultAction::Buffered(_)));
 }
 
 /// It has ended when its own fork is applied: the grandchild lives.
 #[test]
-fn a_child_that_ends_young_leaves_its_pages_to_its_own() {
+fn a_child_that_ends_leaves_its_pages_to_its_own() {
     let mut play = Play::new(None).evicted();
     let parent = play.space.clone();
-    play.fault.change(&parent, vec![Play::fork()], false);
+    play.tell(&parent, vec![Play::fork()]);
     let child = play.child();
-    play.fault.change(&child, vec![Play::fork()], true);
+    play.fault.sort(child.id, vec![Play::fork()], &mut Vec::new());
     play.shared.tell_fault(FaultCommand::Drop(child.id));
     play.fault.obey();
-    play.fault.change(&parent, Vec::new(), true);
     let grandchild = play.child();
     assert!(grandchild.id != child.id && !play.fault.spaces.contains_key(&child.id));
     assert!(matches!(play.action(&grandchild, play.page), FaultAction::Buffered(_)));
     assert!(!lock(&play.shared.tables).knows(child.id, 0..u64::MAX));
-}
-
-/// Nothing of a young child is noted in its page tables: where its pages are is not known.
-#[test]
-fn pages_of_a_young_child_are_left_alone() {
-    let mut play = Play::new(None);
-    let parent = play.space.clone();
-    let slot = play.leaving();
-    play.fault.change(&parent, vec![Play::fork()], false);
-    let child = play.child();
-    let spaces = [(ID, parent.clone()), (child.id, child.clone())].into();
-    let finish = |play: &Play| {
-        let outcome = EvictOutcome::Moved(8);
-        victims::finish(&play.shared, &spaces, slot, outcome, 7, &mut Vec::new())
-    };
-    assert_eq!(finish(&play), None);
-    assert!(matches!(play.action(&child, play.page), FaultAction::Wait));
-    play.fault.change(&parent, Vec::new(), true);
-    assert_eq!(finish(&play), Some(EvictOutcome::Moved(8)));
 }
 
 /// A probe would leave zeros where there is nothing yet.
@@ -462,24 +446,9 @@ fn nothing_is_left_where_a_page_of_a_child_is_leaving() {
     parent.faults.mark(second..second + PAGE, false).expect("no marker");
     let mut leaving = Vec::new();
     lock(&play.shared.tables).begin_evict(ID, &[PageAddr::containing(second)], &mut leaving);
-    play.fault.change(&parent, vec![play.fork_here(), Play::remap(first, second)], true);
+    play.tell(&parent, vec![play.fork_here(), Play::remap(first, second)]);
     let page_tables = PageTables::open(std::process::id() as i32).expect("own page tables");
     assert!(page_tables.taken(second..second + PAGE).expect("a scan").is_empty());
-}
-
-#[test]
-fn what_is_contested_in_a_child_is_so_for_as_long_as_something_of_it_is_unread() {
-    let mut play = Play::new(None).evicted();
-    let (parent, page) = (play.space.clone(), play.page);
-    // The child has nothing there: the parent's page had moved before the fork.
-    parent.faults.unregister(page..page + PAGE).expect("unregistered");
-    let remap = Event::Remap { from: page as *mut _, to: map(PAGE) as *mut _, len: PAGE as usize };
-    play.fault.change(&parent, vec![Event::Fork { uffd: own_userfaultfd() }, remap], true);
-    let child = *play.fault.spaces.keys().find(|&&id| id != ID).expect("a child");
-    let is_contested = |play: &Play| lock(&play.shared.tables).is_contested(child, &(0..u64::MAX));
-    assert!(is_contested(&play));
-    play.fault.settle();
-    assert!(!is_contested(&play) && !play.shared.has_failed());
 }
 
 #[test]
@@ -557,7 +526,7 @@ fn pages_that_were_moved_to_where_a_thread_was_let_through_are_missed() {
     let space = play.space.clone();
     play.fault.repair(&space);
     let remap = Event::Remap { from: play.page as *mut _, to: free as *mut _, len: PAGE as usize };
-    play.fault.change(&space, vec![remap], false);
+    play.tell(&space, vec![remap]);
     assert!(play.shared.has_failed(), "it has no marker, and would be zeros");
     assert!(play.fault.read_space(ID, true));
     thread.join().expect("no panic");

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::OUTBOX_LEN;
 use crate::evictor::{Call, Evictor, pidfd_getfd};
-use crate::inject::{InjectError, Injected};
+use crate::inject::Injected;
 use crate::page_map::PAGE;
 use crate::shared::{Shared, Space};
 use crate::uffd::{Faults, USERFAULTFD_IOC_NEW, is_userfaultfd};
@@ -65,19 +65,14 @@ impl SetUp {
         &self,
         evictor: &mut Evictor,
         orphans: &mut Vec<Arc<Space>>,
-    ) -> Option<Result<(Arc<Space>, u64), InjectError>> {
+    ) -> Option<nix::Result<(Arc<Space>, u64)>> {
         let outbox = self.outbox..self.outbox + OUTBOX_LEN;
         let at = orphans
             .iter()
             .position(|space| space.faults.register_outbox(outbox.clone()).is_ok())?;
-        if orphans[at].is_young() {
-            return Some(Err(InjectError::Young));
-        }
         let fd = orphans[at].faults.as_fd().as_raw_fd();
         let sent = evictor.run(&mut self.close_device(), &mut [], &[fd]);
-        let failed =
-            |errno| InjectError::Os { what: "handing the child's userfaultfd over", errno };
-        Some(sent.map_err(failed).map(|()| (orphans.swap_remove(at), self.pidfd_number + 1)))
+        Some(sent.map(|()| (orphans.swap_remove(at), self.pidfd_number + 1)))
     }
 
     pub(super) fn new_space(

@@ -160,11 +160,11 @@ mod tests {
             assert_eq!(tables.begin_prefetch(space, (0..3).map(page), 3), []);
         }
         let moved = Remap { from: 0, to: 64 * PAGE, length: PAGE };
-        tables.remap(SPACE, moved, None, true).expect("no doubt");
+        tables.remap(SPACE, moved);
         assert!(tables.is_doomed((SPACE, page(64))) && !tables.is_doomed((SPACE, page(0))));
         // What the program discards meanwhile is zeros, and nothing is left to be poisoned.
         tables.remove(SPACE, PAGE..2 * PAGE);
-        tables.unmap(SPACE, 2 * PAGE..3 * PAGE, None, true);
+        tables.unmap(SPACE, 2 * PAGE..3 * PAGE);
         assert!(!tables.is_doomed((SPACE, page(1))) && !tables.is_doomed((SPACE, page(2))));
         tables.leave_to_kernel((child, page(0)), content);
         assert!(!tables.is_doomed((child, page(0))) && tables.is_empty((child, page(0))));

@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use gms_policy::ids::PageAddr;
 
-use super::changes::Remap;
 use crate::range_set::RangeSet;
 
 /// See the module's documentation.
@@ -28,11 +27,6 @@ pub(super) struct SpaceState {
     pub(super) stale: RangeSet,
     /// Removals begun so far.
     pub(super) removals: u64,
-    /// Remaps told of while other changes were under way.
-    pub(super) remaps: Vec<Remap>,
-    /// Where such a remap has led although, as far as was told, something still was there: of another thread's change that made way for it will be
-    /// told later.
-    pub(super) contested: RangeSet,
 }
 
 impl SpaceState {
@@ -52,11 +46,6 @@ impl SpaceState {
             Range { start: 0, end: u64::MAX } => self.registered = Arc::default(),
             part => Arc::make_mut(&mut self.registered).remove(part),
         }
-    }
-
-    /// Whether it is in question what a change of the range concerns.
-    pub(super) fn is_contested(&self, range: &Range<u64>) -> bool {
-        self.contested.overlaps(range.clone()).next().is_some()
     }
 
     /// A removal there is over, or concerns another mapping.

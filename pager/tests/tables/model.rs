@@ -469,7 +469,7 @@ impl Model {
     }
 
     fn unmap(&mut self, space: SpaceId, range: Range<u64>) {
-        self.tables.unmap(space, range.clone(), None, true);
+        self.tables.unmap(space, range.clone());
         self.wake_range(space, &range);
         self.process(space).retain(|page| !range.contains(&page.get()));
     }
@@ -484,8 +484,7 @@ impl Model {
         }
         self.unmap(space, span(to, count));
         let remap = Remap { from: at(from).get(), to: at(to).get(), length: count * PAGE };
-        self.tables.remap(space, remap, None, true).unwrap();
-        self.tables.settle_changes(space);
+        self.tables.remap(space, remap);
         self.wake_range(space, &span(from, count));
         for i in 0..count {
             let (source, target) = (at(from + i), at(to + i));

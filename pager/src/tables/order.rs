@@ -1,0 +1,233 @@
+//! In which order changes of an address space were made.
+//!
+//! Unmaps and remaps are told after the kernel has let its locks go: of several threads' changes a later one may be told first. What programs do with
+//! memory that is theirs leads to one kind of surprise: a range that one thread has given up (by an unmap, or a remap to elsewhere), of which is told
+//! late, has meanwhile become the target of another's remap. So changes are looked at when all that had begun have been told, together. The order in
+//! which they were told is tried first; a remap to where something still is was made after one of those told later that made way for it. An order must
+//! lead pages to where the markers are now. If two do, and with different pages, it cannot be known what is where.
+
+use std::ops::Range;
+
+use crate::page_map::PAGE;
+use crate::range_set::RangeSet;
+
+use gms_policy::ids::PageAddr;
+
+/// Changes told late are looked for among so many at most, and in so many steps.
+const SEARCHED_MAX: usize = 64;
+const STEPS_MAX: usize = 4096;
+
+/// It cannot be known which pages a remap has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Doubt;
+
+/// A part of an address space that has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remap {
+    /// Where it was.
+    pub from: u64,
+    /// Where it is.
+    pub to: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+impl Remap {
+    /// The addresses that have been left.
+    pub fn source(&self) -> Range<u64> {
+        self.from..self.from + self.length
+    }
+
+    /// The addresses now.
+    pub fn target(&self) -> Range<u64> {
+        self.to..self.to + self.length
+    }
+
+    /// Where a page of the source is now.
+    pub fn moved(&self, page: PageAddr) -> PageAddr {
+        PageAddr::containing(page.get() - self.from + self.to)
+    }
+}
+
+/// What has been told of where pages are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The range is no longer mapped.
+    Unmap(Range<u64>),
+    /// A part has moved.
+    Remap(Remap),
+}
+
+impl Change {
+    /// The addresses that have been left.
+    pub fn left(&self) -> Range<u64> {
+        match self {
+            Change::Unmap(range) => range.clone(),
+            Change::Remap(remap) => remap.source(),
+        }
+    }
+
+    /// Those that have been reached.
+    pub fn reached(&self) -> Option<Range<u64>> {
+        match self {
+            Change::Unmap(_) => None,
+            Change::Remap(remap) => Some(remap.target()),
+        }
+    }
+}
+
+/// Whether the order of changes matters: one has reached what another has left, or reached.
+pub fn meet(changes: &[Change]) -> bool {
+    let mut others = RangeSet::default();
+    changes.iter().for_each(|change| others.insert(change.left()));
+    changes.iter().filter_map(Change::reached).any(|reached| {
+        let meets = others.overlaps(reached.clone()).next().is_some();
+        others.insert(reached);
+        meets
+    })
+}
+
+/// Addresses of pages, and where the first of them was before the changes.
+type Part = (Range<u64>, u64);
+
+/// What is known of where pages are.
+#[derive(Clone)]
+pub(super) struct Places {
+    away: Vec<Part>,
+    registered: RangeSet,
+}
+
+impl Places {
+    /// Pages that are away, in order, and what is registered.
+    pub(super) fn new(away: impl Iterator<Item = PageAddr>, registered: RangeSet) -> Places {
+        let mut set = RangeSet::default();
+        away.for_each(|page| set.insert(page.get()..page.get() + PAGE));
+        Places { away: set.iter().map(|range| (range.clone(), range.start)).collect(), registered }
+    }
+
+    fn taken(&self, range: Range<u64>) -> RangeSet {
+        let mut taken = RangeSet::default();
+        self.registered.overlaps(range.clone()).for_each(|part| taken.insert(part));
+        self.away_in(&range).into_iter().for_each(|(part, _)| taken.insert(part));
+        taken
+    }
+
+    fn away_in(&self, range: &Range<u64>) -> Vec<Part> {
+        let clip = |(at, began): &Part| {
+            let part = at.start.max(range.start)..at.end.min(range.end);
+            (part.start < part.end).then(|| (part.clone(), began + (part.start - at.start)))
+        };
+        self.away.iter().filter_map(clip).collect()
+    }
+
+    fn clear(&mut self, range: &Range<u64>) {
+        let outside = [0..range.start, range.end..u64::MAX];
+        self.away = outside.iter().flat_map(|part| self.away_in(part)).collect();
+        self.registered.remove(range.clone());
+    }
+
+    fn make(&mut self, change: &Change) {
+        let Some(reached) = change.reached() else { return self.clear(&change.left()) };
+        let left = change.left();
+        let there = |at: u64| at - left.start + reached.start;
+        let moved = self.away_in(&left);
+        self.clear(&left);
+        self.clear(&reached);
+        self.away.extend(moved.into_iter().map(|(at, b)| (there(at.start)..there(at.end), b)));
+        self.registered.insert(reached);
+    }
+
+    /// Makes the changes; whether there was nothing where they led.
+    pub(super) fn are_made_way_for(&mut self, changes: &[Change]) -> bool {
+        let mut free = true;
+        for change in changes {
+            free &= change.reached().is_none_or(|reached| self.taken(reached).is_empty());
+            self.make(change);
+        }
+        free
+    }
+
+    /// What came to the markers; `None` if at one of them there is nothing.
+    fn at(&self, marked: &RangeSet) -> Option<Vec<Part>> {
+        let mut found: Vec<Part> = marked.iter().flat_map(|range| self.away_in(&range)).collect();
+        found.sort_unstable_by_key(|(at, _)| at.start);
+        // Parts that lie side by side are one if they did before.
+        found.dedup_by(|next, last| {
+            let one = last.0.end == next.0.start && last.1 + (last.0.end - last.0.start) == next.1;
+            if one {
+                last.0.end = next.0.end;
+            }
+            one
+        });
+        let bytes: u64 = found.iter().map(|(at, _)| at.end - at.start).sum();
+        (bytes == marked.len()).then_some(found)
+    }
+}
+
+/// The order in which the changes, which are in the order in which they were told, were made: indices. `marked` are the markers in all ranges that they
+/// concern.
+pub(super) fn order(
+    places: &Places,
+    changes: &[Change],
+    marked: &RangeSet,
+) -> Result<Vec<usize>, Doubt> {
+    let as_told: Vec<usize> = (0..changes.len()).collect();
+    let mut led = places.clone();
+    if led.are_made_way_for(changes) && led.at(marked).is_some() {
+        return Ok(as_told);
+    }
+    if changes.len() > SEARCHED_MAX {
+        return Err(Doubt);
+    }
+    let mut search = Search { changes, marked, steps: STEPS_MAX, found: Vec::new(), doubt: false };
+    search.from(places.clone(), &as_told, 0, Vec::new());
+    match search {
+        Search { doubt: false, steps: 1.., mut found, .. } if !found.is_empty() => {
+            Ok(found.swap_remove(0).1)
+        }
+        _ => Err(Doubt),
+    }
+}
+
+struct Search<'a> {
+    changes: &'a [Change],
+    marked: &'a RangeSet,
+    steps: usize,
+    /// What came to the markers, and by which order; the first of those that are alike.
+    found: Vec<(Vec<Part>, Vec<usize>)>,
+    doubt: bool,
+}
+
+impl Search<'_> {
+    /// After what is `made`, the first that `wait` comes next, or one that makes way for it. The next `held` ones wait for it.
+    fn from(&mut self, mut places: Places, wait: &[usize], held: usize, mut made: Vec<usize>) {
+        self.steps = self.steps.saturating_sub(1);
+        if self.steps == 0 || self.doubt {
+            return;
+        }
+        let Some((&next, rest)) = wait.split_first() else {
+            return self.end(&places, made);
+        };
+        let change = &self.changes[next];
+        let taken = change.reached().map(|range| places.taken(range)).unwrap_or_default();
+        for at in 1 + held..wait.len() {
+            if taken.overlaps(self.changes[wait[at]].left()).next().is_some() {
+                let mut sooner = wait.to_vec();
+                let one = sooner.remove(at);
+                sooner.insert(0, one);
+                self.from(places.clone(), &sooner, held + 1, made.clone());
+            }
+        }
+        places.make(change);
+        made.push(next);
+        self.from(places, rest, held.saturating_sub(1), made);
+    }
+
+    fn end(&mut self, places: &Places, made: Vec<usize>) {
+        let Some(led) = places.at(self.marked) else { return };
+        match self.found.first() {
+            None => self.found.push((led, made)),
+            Some((first, _)) => self.doubt |= *first != led,
+        }
+    }
+}
