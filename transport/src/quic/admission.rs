@@ -81,6 +81,11 @@ impl Admission {
         }
     }
 
+    /// How many there are.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
     /// How many the site of `source` holds, and how many of those are its own. Who is to make room is the oldest of the
     /// source with the greatest share.
     pub fn share(&self, source: Source) -> (usize, usize) {

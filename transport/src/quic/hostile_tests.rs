@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use quinn_proto::ConnectionIdGenerator;
+use quinn_proto::{ConnectionIdGenerator, Dir};
 use zerocopy::IntoBytes;
 
 use super::tests::*;
@@ -378,6 +378,60 @@ fn a_requester_that_lags_behind_is_pushed_back_and_not_cut_off() {
         pair.seen.clear();
         (complete_seen == all).then_some(())
     });
+}
+
+/// Has the server read no further stream of `link`: the owner answers nothing of what was asked for before.
+fn hold(pair: &mut Pair, link: LinkId) {
+    let names = [PageDescriptor::new(1, 1); 64];
+    for number in 0..16 {
+        let many = Control::get_many(number, WORKLOAD, 64);
+        pair.client.request(Instant::now(), link, &many, &[names.as_bytes()]).unwrap();
+    }
+    pair.until(|pair| {
+        Some(()).filter(|()| pair.server.links.iter().flatten().any(Link::holds_back))
+    });
+}
+
+/// How much the server lets a client send on streams that it does not read; up to `most`.
+fn taken_unread(pair: &mut Pair, link: LinkId, most: u64) -> u64 {
+    let (mut taken, mut idle, mut streams) = (0, 0, Vec::new());
+    while idle < 1000 && taken <= most {
+        let before = taken;
+        let conn = &mut pair.client.busy_link(link).unwrap().conn;
+        streams.extend(conn.streams().open(Dir::Bi));
+        for stream in &streams {
+            taken += conn.send_stream(*stream).write(&[5; 16 << 10]).unwrap_or(0) as u64;
+        }
+        pair.step(Instant::now());
+        idle = if taken > before { 0 } else { idle + 1 };
+    }
+    taken
+}
+
+#[test]
+fn windows_that_shrink_and_grow_again_let_nobody_send_more() {
+    let mut pair = Pair::new();
+    let link = pair.connect();
+    hold(&mut pair, link);
+    for links in [1 << 16, 1].repeat(200) {
+        pair.server.established = links;
+        pair.server.share_windows();
+    }
+    let window = pair.server.receive_window();
+    let taken = taken_unread(&mut pair, link, 2 * window);
+    assert!((window / 2..=window).contains(&taken), "{taken} of {window}");
+}
+
+#[test]
+fn a_link_begins_with_its_share_of_what_all_may_send_ahead() {
+    let mut pair = Pair::new();
+    let share = 64 << 10;
+    let others = limits::RECEIVE_WINDOWS / share - 1;
+    (0..others).for_each(|_| pair.server.admission.enter(Source::of([10, 0, 0, 1].into())));
+    let link = pair.connect();
+    hold(&mut pair, link);
+    let taken = taken_unread(&mut pair, link, 2 * share);
+    assert!((share / 2..=share).contains(&taken), "{taken} of {share}");
 }
 
 /// Bytes of a reply of 64 pages.

@@ -26,8 +26,11 @@ pub const SEND_WINDOWS: u64 = 256 << 20;
 pub const SEND_WINDOW_MIN: u64 = SEND_WINDOWS / LINKS_MAX as u64;
 /// Bytes of one link that a peer may send ahead of us, by the size of our socket's buffer.
 pub const RECEIVE_WINDOW: std::ops::RangeInclusive<u32> = 128 << 10..=4 << 20;
-/// Receive windows of all links together, as [`SEND_WINDOWS`].
+/// What the receive windows of all links share: the `n`th to begin has at most an `n`th of it, and keeps the least share
+/// that it has had. So all together have [`RECEIVED_AHEAD_MAX`].
 pub const RECEIVE_WINDOWS: u64 = 256 << 20;
+/// Bytes that the peers of all links together may send ahead of us, where the socket's buffer is large.
+pub const RECEIVED_AHEAD_MAX: u64 = 714 << 20;
 /// Bytes of one stream that a peer may send ahead of us: a whole message.
 pub const STREAM_WINDOW: u32 = (CONTROL_LEN + PAYLOAD_MAX) as u32;
 /// What a link may send before the first acknowledgement, in bytes: a LAN's path is short.
@@ -69,6 +72,17 @@ pub const TRANSMIT_BURST: usize = 4;
 /// Datagrams received in one `drive`, so that sending is never put off for long.
 pub const RECEIVE_BATCH: usize = 16;
 
+const _: () = {
+    // Those in their handshake may all be up in the end.
+    let (mut link, mut sum) = (1, 0);
+    while link <= (LINKS_MAX + HANDSHAKES_MAX) as u64 {
+        let share = RECEIVE_WINDOWS / link;
+        let most = *RECEIVE_WINDOW.end() as u64;
+        sum += if share < most { share } else { most };
+        link += 1;
+    }
+    assert!(sum <= RECEIVED_AHEAD_MAX && sum > RECEIVED_AHEAD_MAX - (2 << 20));
+};
 const _: () =
     assert!(KEEP_ALIVE.as_millis() * 3 <= IDLE.as_millis(), "two lost pings are no lost link");
 const _: () = assert!(QUEUE_MAX >= 2 * (CONTROL_LEN + PAYLOAD_MAX));

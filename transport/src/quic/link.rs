@@ -50,6 +50,8 @@ pub struct Link {
     promised: usize,
     /// Bound of `queued` and `promised` beyond which no further request is read.
     backlog_max: usize,
+    /// The least share of the receive windows that it has had.
+    receive: u64,
     /// Streams of requests which are not read before replies have gone.
     held: VecDeque<StreamId>,
     /// When requests without a whole control message are looked for next.
@@ -85,7 +87,8 @@ impl Exchange {
 }
 
 impl Link {
-    pub fn new(now: Instant, id: LinkId, conn: Connection) -> Self {
+    /// A link that begins; `receive` bytes may be sent ahead of us.
+    pub fn new(now: Instant, id: LinkId, conn: Connection, receive: u64) -> Self {
         let remote = conn.remote_address();
         let counts_until = conn.side().is_server().then_some(now + HANDSHAKE);
         Self {
@@ -97,6 +100,7 @@ impl Link {
             queued: 0,
             promised: 0,
             backlog_max: SEND_WINDOW as usize / 2,
+            receive,
             held: VecDeque::new(),
             heads_at: None,
             timeout: Some(now),
@@ -125,9 +129,16 @@ impl Link {
     }
 
     /// Bounds what may be under way in each direction, in bytes.
+    ///
+    /// What the peer may send ahead never grows again: QUIC cannot take back what it has allowed, so a window that
+    /// shrinks does so by what is read, but one that grows does so at once. With a peer whose streams are not read, each
+    /// turn of the two would add their difference.
     pub fn set_windows(&mut self, send: u64, receive: u64) {
         self.conn.set_send_window(send);
-        self.conn.set_receive_window(VarInt::from_u64(receive).unwrap_or(VarInt::MAX));
+        if receive < self.receive {
+            self.receive = receive;
+            self.conn.set_receive_window(VarInt::from_u64(receive).unwrap_or(VarInt::MAX));
+        }
         self.backlog_max = send as usize / 2;
     }
 

@@ -27,7 +27,7 @@ use quinn_proto::congestion::CubicConfig;
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint,
     EndpointConfig, EndpointEvent, HashedConnectionIdGenerator, Incoming, MtuDiscoveryConfig,
-    ServerConfig, Transmit, TransportConfig,
+    ServerConfig, Transmit, TransportConfig, VarInt,
 };
 use rustls::pki_types::UnixTime;
 use rustls::server::danger::ClientCertVerifier;
@@ -171,15 +171,24 @@ impl Quic {
         window.clamp(*limits::RECEIVE_WINDOW.start(), *limits::RECEIVE_WINDOW.end()).into()
     }
 
-    /// The transport configuration for a path to `peer`.
-    fn transport(&self, peer: SocketAddr, exchanges: u32) -> Arc<TransportConfig> {
+    /// The share of [`limits::RECEIVE_WINDOWS`] that one of `links` has.
+    fn receive_share(&self, links: usize) -> u64 {
+        (limits::RECEIVE_WINDOWS / links.max(1) as u64).min(self.receive_window())
+    }
+
+    /// The share of a link that begins now. All others count, since all others may be up before it is.
+    fn first_share(&self) -> u64 {
+        self.receive_share(self.established + self.admission.total() + 1)
+    }
+
+    /// The transport configuration for a path to `peer`, which may send `receive` bytes ahead of us.
+    fn transport(&self, peer: SocketAddr, exchanges: u32, receive: u64) -> Arc<TransportConfig> {
         let mtu = socket::route_mtu(peer).unwrap_or(limits::MTU_MIN);
         // Only the loopback interface carries 64 KiB: there, what the route says holds for the whole path.
         let (sure, least) = match mtu {
             limits::MTU_LOOPBACK.. => (mtu, limits::MTU_LOOPBACK_MIN),
             _ => (limits::MTU_MIN, limits::MTU_MIN),
         };
-        let window = u32::try_from(self.receive_window()).unwrap_or(u32::MAX);
         let mut discovery = MtuDiscoveryConfig::default();
         discovery.upper_bound(mtu).black_hole_cooldown(limits::MTU_RETRY);
         let mut acks = AckFrequencyConfig::default();
@@ -194,7 +203,7 @@ impl Quic {
             .datagram_receive_buffer_size(None)
             .max_idle_timeout(limits::IDLE.try_into().ok())
             .stream_receive_window(limits::STREAM_WINDOW.into())
-            .receive_window(window.into())
+            .receive_window(VarInt::from_u64(receive).unwrap_or(VarInt::MAX))
             .send_window(limits::SEND_WINDOW)
             .send_fairness(false)
             .initial_rtt(limits::INITIAL_RTT)
@@ -217,13 +226,19 @@ impl Quic {
         Ok(link)
     }
 
-    fn add(&mut self, now: Instant, handle: ConnectionHandle, conn: Connection) -> LinkId {
+    fn add(
+        &mut self,
+        now: Instant,
+        handle: ConnectionHandle,
+        conn: Connection,
+        receive: u64,
+    ) -> LinkId {
         self.generation += 1;
         let id = LinkId::new(handle.0 as u32, self.generation);
         if self.links.len() <= handle.0 {
             self.links.resize_with(handle.0 + 1, || None);
         }
-        let mut link = Link::new(now, id, conn);
+        let mut link = Link::new(now, id, conn, receive);
         self.admission.enter(link.source());
         link.mark(&mut self.dirty);
         self.links[handle.0] = Some(link);
@@ -249,10 +264,11 @@ impl Quic {
         if decision == Decision::Replace && !self.admission.forget_failure() {
             self.drop_handshake(now);
         }
-        config.transport_config(self.transport(addr, limits::EXCHANGES_MAX));
+        let receive = self.first_share();
+        config.transport_config(self.transport(addr, limits::EXCHANGES_MAX, receive));
         match self.endpoint.accept(incoming, now, &mut self.answer, Some(Arc::new(config))) {
             Ok((handle, conn)) => {
-                self.add(now, handle, conn);
+                self.add(now, handle, conn, receive);
             }
             Err(error) => {
                 self.admission.fail(now, source);
@@ -381,10 +397,10 @@ impl Quic {
 
     /// Gives each established link its share of what all may hold.
     fn share_windows(&mut self) {
-        let links = self.established.max(1) as u64;
-        let send =
-            (limits::SEND_WINDOWS / links).clamp(limits::SEND_WINDOW_MIN, limits::SEND_WINDOW);
-        let receive = (limits::RECEIVE_WINDOWS / links).min(self.receive_window());
+        let links = self.established.max(1);
+        let send = (limits::SEND_WINDOWS / links as u64)
+            .clamp(limits::SEND_WINDOW_MIN, limits::SEND_WINDOW);
+        let receive = self.receive_share(links);
         for link in self.links.iter_mut().flatten().filter(|link| link.counted_open) {
             link.set_windows(send, receive);
         }
@@ -459,12 +475,13 @@ impl Transport for Quic {
             }
             _ => addr,
         };
-        config.transport_config(self.transport(addr, 0));
+        let receive = self.first_share();
+        config.transport_config(self.transport(addr, 0, receive));
         let (handle, conn) = self
             .endpoint
             .connect(now, config, remote, NODE_NAME)
             .map_err(|error| failed(&error))?;
-        Ok(self.add(now, handle, conn))
+        Ok(self.add(now, handle, conn, receive))
     }
 
     fn request(
