@@ -6,14 +6,15 @@
 //! key exchange, and counts for [`HANDSHAKE`] like one that is never finished. A source that was proved may hold as many handshakes as are still free, so that one alone gets half (dynamic thresholds,
 //! Choudhury and Hahne, 1998). Several together fill them all, and who has addresses enough is several sources:
 //! whoever finds no room, and holds less than another, takes the place of the other's oldest. So all of them come to
-//! equal shares, and an honest handshake, which takes two round trips, is over long before it is the oldest.
+//! equal shares, and an honest handshake, which takes two round trips, is over long before it is the oldest. Who holds
+//! most may itself be a client with a stranger at its address: it takes the place of one of its own that [`is_slow`].
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Instant;
 
-use super::limits::{HANDSHAKE, HANDSHAKES_MAX, RETRY_MARK};
+use super::limits::{HANDSHAKE, HANDSHAKE_SLOW, HANDSHAKES_MAX, RETRY_MARK};
 
 /// What to do about an Initial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub enum Decision {
     Retry,
     /// Begin the handshake in the place of one that [`Admission::share`] says to drop.
     Replace,
+    /// Begin the handshake in the place of one of its own site's that [`is_slow`]; refuse it if there is none.
+    ReplaceOwn,
     /// Tell the sender that there is no room for it.
     Refuse,
 }
@@ -44,12 +47,17 @@ impl Source {
     }
 
     /// The /48 of an IPv6 source: one site, and often one host, can have so much.
-    fn site(self) -> Self {
+    pub fn site(self) -> Self {
         match self.0 {
             IpAddr::V6(ip) => Self(Ipv6Addr::from_bits(ip.to_bits() >> 80 << 80).into()),
             v4 => Self(v4),
         }
     }
+}
+
+/// Whether a handshake that counts until `until` is older than honest ones are when they are over.
+pub fn is_slow(now: Instant, until: Instant) -> bool {
+    until + HANDSHAKE_SLOW <= now + HANDSHAKE
 }
 
 /// Counts of links that are in their handshake, or were never more, or are being closed.
@@ -77,7 +85,7 @@ impl Admission {
         // One of our own site's is replaced only if that makes their shares more equal, or a site could go on for ever.
         match of_site < most_of_site || own + 1 < most {
             true => Decision::Replace,
-            false => Decision::Refuse,
+            false => Decision::ReplaceOwn,
         }
     }
 
@@ -118,6 +126,14 @@ impl Admission {
         oldest.inspect(|(_, source)| self.leave(*source)).is_some()
     }
 
+    /// Forgets the oldest failure of the site of `source`, if it [`is_slow`]; false if not.
+    pub fn forget_own(&mut self, now: Instant, source: Source) -> bool {
+        let own =
+            |(until, of): &(Instant, Source)| of.site() == source.site() && is_slow(now, *until);
+        let oldest = self.failed.iter().position(own).and_then(|at| self.failed.remove(at));
+        oldest.inspect(|(_, source)| self.leave(*source)).is_some()
+    }
+
     /// Forgets the failures that are over. To be called before [`Admission::decide`].
     pub fn expire(&mut self, now: Instant) {
         while self.failed.front().is_some_and(|(until, _)| *until <= now) {
@@ -144,6 +160,8 @@ impl Admission {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn source(n: u8) -> Source {
@@ -204,11 +222,11 @@ mod tests {
         }
         assert_eq!(admission.total, HANDSHAKES_MAX / 2);
         let hog = of("2001:db8:7:0::1");
-        assert_eq!(admission.decide(of("2001:db8:7:ffff::1"), true), Decision::Refuse);
+        assert_eq!(admission.decide(of("2001:db8:7:ffff::1"), true), Decision::ReplaceOwn);
         admission.enter(hog);
         assert_eq!(admission.share(hog), (HANDSHAKES_MAX / 2 + 1, 2));
         assert_eq!(admission.decide(of("2001:db8:7:ffff::1"), true), Decision::Replace);
-        assert_eq!(admission.decide(hog, true), Decision::Refuse);
+        assert_eq!(admission.decide(hog, true), Decision::ReplaceOwn);
         (admission.total..HANDSHAKES_MAX).for_each(|n| admission.enter(source(n as u8)));
         assert_eq!(admission.decide(source(255), true), Decision::Replace);
     }
@@ -221,6 +239,25 @@ mod tests {
         admission.enter(source(1));
         [1, 1, 2, 2].into_iter().for_each(|n| admission.leave(source(n)));
         assert_eq!((admission.total, admission.sources.len(), admission.sites.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn only_slow_ones_of_ones_own_site_make_room() {
+        let (mut admission, now) = (Admission::default(), Instant::now());
+        let of = |text: &str| Source::of(text.parse().unwrap());
+        let (own, neighbour) = (of("2001:db8:7:1::1"), of("2001:db8:7:2::1"));
+        admission.fail(now, of("2001:db8:8:1::1"));
+        (0..2).for_each(|_| admission.fail(now, neighbour));
+        let later = now + HANDSHAKE_SLOW;
+        admission.fail(later, own);
+        assert!(!admission.forget_own(later - Duration::from_nanos(1), own));
+        assert!(admission.forget_own(later, own));
+        assert_eq!((admission.share(own), admission.share(neighbour)), ((2, 1), (2, 1)));
+        assert!(admission.forget_own(later, own));
+        assert!(!admission.forget_own(later, own), "what has just begun stays");
+        assert!(admission.forget_own(later + HANDSHAKE_SLOW, own));
+        assert!(!admission.forget_own(later + HANDSHAKE_SLOW, own), "another site's");
+        assert_eq!((admission.total, admission.failed.len()), (1, 1));
     }
 
     #[test]

@@ -154,30 +154,72 @@ fn handshakes_that_strangers_begin_lock_nobody_out() {
     pair.connect();
 }
 
+/// Begins a handshake from `source`, shows that it receives there if that is asked for, and says nothing more.
+fn begin(pair: &mut Pair, now: Instant, source: SocketAddr, identity: &Identity) {
+    let before = pair.server.generation;
+    let mut stranger = Quic::client(source, identity).unwrap();
+    stranger.connect(now, pair.server.local_addr()).unwrap();
+    stranger.flush(now).unwrap();
+    while !pair.server.drive(now).unwrap() {}
+    if pair.server.generation == before {
+        while !stranger.drive(now).unwrap() {}
+        stranger.flush(now).unwrap();
+        while !pair.server.drive(now).unwrap() {}
+    }
+    pair.server.flush(now).unwrap();
+}
+
+/// Begins as many handshakes from `source` as it may have at once.
+fn begin_all(pair: &mut Pair, now: Instant, source: SocketAddr, identity: &Identity) {
+    let mut before = usize::MAX;
+    while before != pair.server.links() {
+        before = pair.server.links();
+        begin(pair, now, source, identity);
+    }
+}
+
 #[test]
 fn sources_that_hold_every_handshake_lock_nobody_out() {
     let (node, client) = keys::ephemeral().unwrap();
     let mut pair = Pair::of(&node, &client);
-    let (now, server) = (Instant::now(), pair.server.local_addr());
-    // Each shows that it receives at its address, and then says nothing more.
+    let now = Instant::now();
     for source in (1..=8).map(|n| SocketAddr::from(([127, 0, 1, n], 0))) {
-        let mut before = usize::MAX;
-        while before != pair.server.links() {
-            before = pair.server.links();
-            let mut stranger = Quic::client(source, &client).unwrap();
-            stranger.connect(now, server).unwrap();
-            stranger.flush(now).unwrap();
-            while !pair.server.drive(now).unwrap() {}
-            if pair.server.links() == before {
-                while !stranger.drive(now).unwrap() {}
-                stranger.flush(now).unwrap();
-                while !pair.server.drive(now).unwrap() {}
-            }
-            pair.server.flush(now).unwrap();
-        }
+        begin_all(&mut pair, now, source, &client);
     }
     assert_eq!(pair.server.links(), limits::HANDSHAKES_MAX);
     pair.connect();
+}
+
+#[test]
+fn a_stranger_at_a_clients_own_address_does_not_lock_it_out() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let (start, half) = (Instant::now(), limits::HANDSHAKES_MAX / 2);
+    begin_all(&mut pair, start, any(), &client);
+    assert_eq!(pair.server.links(), half);
+    // Whether the client's link is made, by packets which take no time.
+    let connects = |pair: &mut Pair, now| {
+        let link = pair.client.connect(now, pair.server.local_addr()).unwrap();
+        let real = Instant::now();
+        loop {
+            pair.step(now);
+            if take(&mut pair.seen, connected).is_some_and(|(up, _)| up == link) {
+                return true;
+            }
+            if take(&mut pair.seen, closed).is_some() {
+                return false;
+            }
+            assert!(real.elapsed() < Duration::from_secs(20));
+        }
+    };
+    assert!(!connects(&mut pair, start), "what has just begun may be honest");
+    let later = start + limits::HANDSHAKE_SLOW;
+    assert!(connects(&mut pair, later));
+    // Of the strangers' own, no more begin for it.
+    let before = pair.server.generation as usize;
+    (0..2 * half).for_each(|_| begin(&mut pair, later, any(), &client));
+    let begun = pair.server.generation as usize - before;
+    assert!((1..=half).contains(&begun), "{begun}");
 }
 
 #[test]
@@ -219,17 +261,17 @@ fn begin_and_end(pair: &mut Pair, now: Instant) {
 fn handshakes_that_are_ended_by_who_began_them_are_bounded_too() {
     let mut pair = Pair::new();
     let start = Instant::now();
-    let tenth = limits::HANDSHAKE / 10;
-    for now in (0..10).map(|n| start + tenth * n) {
-        (0..limits::HANDSHAKES_MAX / 2 + 6).for_each(|_| begin_and_end(&mut pair, now));
+    let (slow, half) = (limits::HANDSHAKE_SLOW, limits::HANDSHAKES_MAX / 2);
+    for now in (0..8).map(|n| start + slow / 2 * n) {
+        (0..half + 6).for_each(|_| begin_and_end(&mut pair, now));
     }
     let begun = pair.server.generation as usize;
-    assert!((1..=limits::HANDSHAKES_MAX / 2).contains(&begun), "{begun} of one source");
+    assert!((1..=4 * half).contains(&begun), "{begun} of one source");
     assert!(pair.served.iter().all(|event| connected(event).is_none()), "{:?}", pair.served);
     // They do not count for longer than one that is never finished.
     begin_and_end(&mut pair, start + limits::HANDSHAKE * 2);
     assert_eq!(pair.server.generation as usize, begun + 1);
-    assert_eq!(pair.server.links(), 1);
+    assert_eq!((pair.server.links(), pair.server.admission.total()), (1, 1));
 }
 
 /// Connects the client up to where its next packets complete the handshake at the server.
@@ -426,8 +468,9 @@ fn windows_that_shrink_and_grow_again_let_nobody_send_more() {
 fn a_link_begins_with_its_share_of_what_all_may_send_ahead() {
     let mut pair = Pair::new();
     let share = 64 << 10;
-    let others = limits::RECEIVE_WINDOWS / share - 1;
-    (0..others).for_each(|_| pair.server.admission.enter(Source::of([10, 0, 0, 1].into())));
+    // One makes room for the link.
+    let (others, source) = (limits::RECEIVE_WINDOWS / share, Source::of([10, 0, 0, 1].into()));
+    (0..others).for_each(|_| pair.server.admission.fail(Instant::now(), source));
     let link = pair.connect();
     hold(&mut pair, link);
     let taken = taken_unread(&mut pair, link, 2 * share);

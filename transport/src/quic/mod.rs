@@ -37,7 +37,7 @@ use crate::{
     CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats, Transport,
     TransportError,
 };
-use admission::{Admission, Decision, Source};
+use admission::{Admission, Decision, Source, is_slow};
 use failures::Failures;
 use link::Link;
 use socket::{Received, Socket};
@@ -253,7 +253,20 @@ impl Quic {
             true => self.admission.decide(source, incoming.remote_address_validated()),
             false => Decision::Refuse,
         };
-        let accepts = matches!(decision, Decision::Accept | Decision::Replace);
+        let accepts = match decision {
+            Decision::Accept => true,
+            Decision::Replace => {
+                self.admission.forget_failure() || self.drop_handshake(now, |_| true)
+            }
+            Decision::ReplaceOwn => {
+                let own = |link: &Link| {
+                    let slow = link.counts_until.is_some_and(|until| is_slow(now, until));
+                    slow && link.source().site() == source.site()
+                };
+                self.admission.forget_own(now, source) || self.drop_handshake(now, own)
+            }
+            Decision::Retry | Decision::Refuse => false,
+        };
         let Some(mut config) = self.server.clone().filter(|_| accepts) else {
             let transmit = match decision {
                 Decision::Retry => self.endpoint.retry(incoming, &mut self.answer).ok(),
@@ -261,9 +274,6 @@ impl Quic {
             };
             return self.send_answer(transmit);
         };
-        if decision == Decision::Replace && !self.admission.forget_failure() {
-            self.drop_handshake(now);
-        }
         let receive = self.first_share();
         config.transport_config(self.transport(addr, limits::EXCHANGES_MAX, receive));
         match self.endpoint.accept(incoming, now, &mut self.answer, Some(Arc::new(config))) {
@@ -279,17 +289,22 @@ impl Quic {
         }
     }
 
-    /// Drops the oldest handshake (or end of a link) of the source that holds most, without a word.
-    fn drop_handshake(&mut self, now: Instant) {
-        let unfinished = self.links.iter().flatten().filter(|link| !link.counted_open);
+    /// Of `those`, drops the oldest handshake (or end of a link) of the source that holds most, without a word. False if
+    /// there is none.
+    fn drop_handshake(&mut self, now: Instant, those: impl Fn(&Link) -> bool) -> bool {
+        let unfinished =
+            self.links.iter().flatten().filter(|link| !link.counted_open && those(link));
         let share =
             |link: &&Link| (self.admission.share(link.source()), Reverse(link.id.generation()));
-        let Some(index) = unfinished.max_by_key(share).map(|link| link.id.index()) else { return };
+        let Some(index) = unfinished.max_by_key(share).map(|link| link.id.index()) else {
+            return false;
+        };
         self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
         if let Some(link) = self.links[index].take() {
             self.admission.leave(link.source());
             self.failures.tell(now, CloseReason::Unfinished { addr: link.addr });
         }
+        true
     }
 
     /// Sends a datagram that the endpoint made; it is lost if the socket is full.
