@@ -3,12 +3,14 @@
 //! Ancillary data costs 0.7 us an exchange, so there is as little of it as possible: no ECN, no timestamps, and the
 //! local address only where an agent listens on all of its addresses.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use bytes::BytesMut;
-use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::sys::socket::{
+    ControlMessage, MsgFlags, SockaddrStorage, getsockopt, sendmsg, setsockopt, sockopt,
+};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 
 use super::limits::{MTU_MIN, SOCKET_BUFFER};
@@ -104,7 +106,7 @@ impl Socket {
         (DATAGRAM_MAX / usize::from(segment).max(1)).clamp(1, self.state.max_gso_segments())
     }
 
-    /// Next datagrams, `None` if there are none.
+    /// Next datagrams, `None` if there are none; what cannot be answered has length zero.
     pub fn receive(&mut self) -> io::Result<Option<Received>> {
         let mut meta = [RecvMeta::default()];
         let mut buffers = [IoSliceMut::new(&mut self.buffer)];
@@ -121,12 +123,10 @@ impl Socket {
                 return self.receive();
             }
         }
-        Ok(Some(Received {
-            from: meta.addr,
-            to: meta.dst_ip,
-            len: meta.len,
-            stride: meta.stride.max(1),
-        }))
+        let (from, to) = (meta.addr, meta.dst_ip);
+        // Nothing, rather than the next: a flood of them must not keep the caller here.
+        let len = if is_answerable(from, to) { meta.len } else { 0 };
+        Ok(Some(Received { from, to, len, stride: meta.stride.max(1) }))
     }
 
     /// The datagrams received last, each in a buffer of its own: what is kept of one does not keep the others.
@@ -145,15 +145,17 @@ impl Socket {
             self.room.set(Some(room - 1));
         }
         let (contents, destination) = (&bytes[..transmit.size], transmit.destination);
-        let sent = match (transmit.segment_size, transmit.src_ip) {
-            (None, None) => self.udp.send_to(contents, destination).map(drop),
-            (segment_size, src_ip) => {
-                let ecn = None;
-                let several =
-                    quinn_udp::Transmit { destination, ecn, contents, segment_size, src_ip };
-                self.state.try_send(UdpSockRef::from(&self.udp), &several)
-            }
-        };
+        let segment = transmit.segment_size.filter(|segment| *segment < contents.len());
+        let mut sent = self.send_from(transmit.src_ip, destination, contents, segment);
+        if let (Some(segment), Err(error)) = (segment, &sent)
+            && matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL))
+        {
+            // Some devices take no segments, and some addresses nothing: no reason to send no segments to others. If the
+            // socket is full half way, the first ones are sent again later, which QUIC does not mind.
+            sent = contents
+                .chunks(segment)
+                .try_for_each(|one| self.send_from(transmit.src_ip, destination, one, None));
+        }
         match sent {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
             Err(error) => {
@@ -163,6 +165,53 @@ impl Socket {
             Ok(()) => true,
         }
     }
+
+    /// Sends from our address `from`, in datagrams of `segment` bytes.
+    fn send_from(
+        &self,
+        from: Option<IpAddr>,
+        to: SocketAddr,
+        contents: &[u8],
+        segment: Option<usize>,
+    ) -> io::Result<()> {
+        let send = |ancillary: &[ControlMessage]| {
+            let (fd, to) = (self.udp.as_raw_fd(), SockaddrStorage::from(to));
+            let flags = MsgFlags::MSG_DONTWAIT;
+            Ok(sendmsg(fd, &[IoSlice::new(contents)], ancillary, flags, Some(&to)).map(drop)?)
+        };
+        let segment = segment.map(|segment| u16::try_from(segment).unwrap_or(u16::MAX));
+        let (mut v4, mut v6) = (None, None);
+        match from {
+            Some(IpAddr::V4(ip)) => {
+                let ipi_spec_dst = libc::in_addr { s_addr: ip.to_bits().to_be() };
+                let ipi_addr = libc::in_addr { s_addr: 0 };
+                v4 = Some(libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst, ipi_addr });
+            }
+            // Also an IPv4 address of an IPv6 socket.
+            Some(IpAddr::V6(ip)) => {
+                let ipi6_addr = libc::in6_addr { s6_addr: ip.octets() };
+                v6 = Some(libc::in6_pktinfo { ipi6_addr, ipi6_ifindex: 0 });
+            }
+            None => {}
+        }
+        let segment = segment.as_ref().map(ControlMessage::UdpGsoSegments);
+        let v4 = v4.as_ref().map(ControlMessage::Ipv4PacketInfo);
+        let source = v4.or(v6.as_ref().map(ControlMessage::Ipv6PacketInfo));
+        match (segment, source) {
+            (None, None) => self.udp.send_to(contents, to).map(drop),
+            (Some(segment), Some(source)) => send(&[segment, source]),
+            (Some(only), None) | (None, Some(only)) => send(&[only]),
+        }
+    }
+}
+
+/// Whether an answer to what `from` sent `to` our address can go out.
+fn is_answerable(from: SocketAddr, to: Option<IpAddr>) -> bool {
+    let to_many = |to: IpAddr| match to.to_canonical() {
+        IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_multicast(),
+    };
+    from.port() != 0 && !to.is_some_and(to_many)
 }
 
 /// Path MTU of a connected IPv6 socket; nix knows the option for IPv4 only.
@@ -193,4 +242,123 @@ pub fn route_mtu(mut peer: SocketAddr) -> io::Result<u16> {
         SocketAddr::V6(_) => ipv6_mtu(&probe)?,
     };
     Ok(u16::try_from(mtu.min(i32::from(u16::MAX)) - headers).unwrap_or(MTU_MIN).max(MTU_MIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use quinn_proto::Transmit;
+
+    use super::*;
+
+    fn transmit(to: SocketAddr, size: usize, segment: usize, from: Option<IpAddr>) -> Transmit {
+        let segment_size = Some(segment).filter(|segment| *segment < size);
+        Transmit { destination: to, ecn: None, size, segment_size, src_ip: from }
+    }
+
+    fn answering(addr: &str) -> Socket {
+        Socket::bind(addr.parse().unwrap(), true).unwrap()
+    }
+
+    fn receiver() -> UdpSocket {
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        udp.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        udp
+    }
+
+    /// Checks that `udp` receives `count` datagrams of `len` bytes of their number each, from port `port`.
+    fn arrive(udp: &UdpSocket, count: usize, len: usize, port: u16) {
+        for number in 0..count {
+            let mut datagram = [0; 2000];
+            let (got, from) = udp.recv_from(&mut datagram).unwrap();
+            assert_eq!(from, SocketAddr::from(([127, 0, 0, 1], port)));
+            assert_eq!(&datagram[..got], &vec![number as u8; len]);
+        }
+    }
+
+    #[test]
+    fn segments_of_an_answer_arrive_as_datagrams() {
+        let local: IpAddr = [127, 0, 0, 1].into();
+        let mapped: IpAddr = Ipv4Addr::LOCALHOST.to_ipv6_mapped().into();
+        for (bind, from) in [("0.0.0.0:0", local), ("[::]:0", mapped)] {
+            let (socket, udp) = (answering(bind), receiver());
+            let to = SocketAddr::new(from, udp.local_addr().unwrap().port());
+            let bytes: Vec<u8> = (0..3u8).flat_map(|number| [number; 1200]).collect();
+            assert!(socket.send(&transmit(to, 3600, 1200, Some(from)), &bytes));
+            assert!(socket.send(&transmit(to, 3600, 1200, None), &bytes));
+            (0..2).for_each(|_| arrive(&udp, 3, 1200, socket.local().port()));
+            assert!(socket.send(&transmit(to, 1200, 1200, Some(from)), &bytes));
+            arrive(&udp, 1, 1200, socket.local().port());
+        }
+    }
+
+    #[test]
+    fn what_cannot_go_out_leaves_segmentation_as_it_is() {
+        let (socket, udp) = (answering("0.0.0.0:0"), receiver());
+        let (before, to) = (socket.segments(1200), udp.local_addr().unwrap());
+        let local = to.ip();
+        let nowhere = SocketAddr::new(local, 0);
+        for (to, from) in [(to, [255; 4].into()), (to, [224, 0, 0, 1].into()), (nowhere, local)] {
+            for size in [100, 3000] {
+                assert!(socket.send(&transmit(to, size, 1200, Some(from)), &[0; 3000]));
+                assert_eq!(socket.segments(1200), before, "{from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn segments_that_do_not_go_out_together_go_one_by_one() {
+        let (socket, udp) = (answering("0.0.0.0:0"), receiver());
+        let to = udp.local_addr().unwrap();
+        // More than the system takes in one call.
+        let bytes: Vec<u8> = (0..200u8).flat_map(|number| [number; 10]).collect();
+        assert!(socket.send(&transmit(to, bytes.len(), 10, None), &bytes));
+        arrive(&udp, 200, 10, socket.local().port());
+    }
+
+    #[test]
+    fn only_what_one_host_sent_to_one_is_answerable() {
+        let is =
+            |from: &str, to: &str| is_answerable(from.parse().unwrap(), Some(to.parse().unwrap()));
+        assert!(is("10.0.0.1:1", "10.0.0.2") && is("[::1]:1", "::1"));
+        assert!(is_answerable("10.0.0.1:1".parse().unwrap(), None));
+        assert!(!is("10.0.0.1:0", "10.0.0.2"));
+        for many in [
+            "255.255.255.255",
+            "224.0.0.1",
+            "::ffff:239.1.1.1",
+            "::ffff:255.255.255.255",
+            "ff02::1",
+        ] {
+            assert!(!is("10.0.0.1:1", many), "{many}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_answered_is_not_received() {
+        let group = Ipv4Addr::new(239, 255, 77, 3);
+        let mut socket = answering("0.0.0.0:0");
+        let port = socket.local().port();
+        socket.udp.join_multicast_v4(&group, &Ipv4Addr::LOCALHOST).unwrap();
+        let stranger = receiver();
+        let lo = libc::in_addr { s_addr: Ipv4Addr::LOCALHOST.to_bits().to_be() };
+        // SAFETY: the option's value is an `in_addr`, which outlives the call.
+        let rc = unsafe {
+            let (level, option) = (libc::IPPROTO_IP, libc::IP_MULTICAST_IF);
+            let len = size_of_val(&lo) as libc::socklen_t;
+            libc::setsockopt(stranger.as_raw_fd(), level, option, (&raw const lo).cast(), len)
+        };
+        assert_eq!(rc, 0);
+        stranger.send_to(b"to all", (group, port)).unwrap();
+        stranger.send_to(b"to one", (Ipv4Addr::LOCALHOST, port)).unwrap();
+        let start = Instant::now();
+        let mut datagrams = Vec::new();
+        while datagrams.is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            let Some(received) = socket.receive().unwrap() else { continue };
+            datagrams.extend((0..).map_while(|index| socket.datagram(&received, index)));
+        }
+        assert_eq!(datagrams, [&b"to one"[..]]);
+    }
 }
