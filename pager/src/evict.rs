@@ -31,6 +31,7 @@ use self::halt::Halt;
 use self::look::{Refusal, Sharing};
 use self::room::Fullness;
 use crate::commands::{begin_to_speak, note};
+use crate::evictor::Ending;
 use crate::inject::is_outside_madvise;
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::PAGE;
@@ -67,6 +68,9 @@ const PROOF_EVERY: Duration = Duration::from_millis(20);
 const MARK_DEADLINE: Duration = Duration::from_secs(15);
 /// For killed processes to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
+/// For evictors to end, and to be killed if they do not.
+const ENDING_DEADLINE: Duration = Duration::from_secs(2);
+const ENDING_LOOK_MS: u8 = 10;
 /// For agents to free the workload's frames at the end.
 const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -102,6 +106,8 @@ pub struct EvictThread<T> {
     /// Spaces that have ended, of which the fault thread may still have read a fork.
     leaving: HashMap<SpaceId, Arc<Space>>,
     orphans: Vec<Arc<Space>>,
+    /// Evictors of address spaces that have gone, see [`Process::bury`].
+    ending: Vec<(Ending, Arc<Space>)>,
     refused: HashMap<i32, Refusal>,
     halt: Halt,
     /// Processes that have pages in their outboxes, the latest last.
@@ -167,6 +173,7 @@ impl<T: Transport> EvictThread<T> {
             spaces: HashMap::new(),
             leaving: HashMap::new(),
             orphans: Vec::new(),
+            ending: Vec::new(),
             refused: HashMap::new(),
             halt: Halt::default(),
             outboxes: VecDeque::new(),
@@ -476,6 +483,17 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
+    /// When they have ended nothing of ours is left, and the memory is free.
+    fn await_endings(&mut self) {
+        let deadline = Instant::now() + ENDING_DEADLINE;
+        while !self.ending.is_empty() && Instant::now() < deadline {
+            self.see_off(Instant::now());
+            let endings = self.ending.iter().map(|(ending, _)| ending.as_fd());
+            let mut fds = Vec::from_iter(endings.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            let _ = poll(&mut fds, PollTimeout::from(ENDING_LOOK_MS));
+        }
+    }
+
     fn end(mut self) {
         // Nobody stays stopped.
         self.halt = Halt::default();
@@ -483,8 +501,9 @@ impl<T: Transport> EvictThread<T> {
         self.publish();
         self.kill_remaining();
         for (_, process) in std::mem::take(&mut self.processes) {
-            process.bury();
+            self.ending.push(process.bury());
         }
+        self.await_endings();
         let deadline = Instant::now() + GOODBYE_DEADLINE;
         // The embedded agent ends with this process.
         let outlives = !self.shared.config.agents.is_empty();

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -22,6 +22,8 @@ use crate::inject::{InjectError, Injected};
 
 /// Longest that a call list may take. Moving pages takes microseconds; only a fault inside a call waits longer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
+/// For an evictor that was told to end, and again for one that was killed.
+const END_DEADLINE: Duration = Duration::from_secs(1);
 const CALL_LEN: usize = 64;
 /// Most calls of one list.
 pub const CALLS_MAX: usize = 256;
@@ -187,12 +189,53 @@ impl Evictor {
     }
 
     /// Lets the evictor exit without touching the workload.
-    pub fn dismiss(mut self) {
-        // No reply comes: the list ends the process. A send error means that it is gone already.
+    pub fn dismiss(mut self) -> Ending {
+        // No reply comes: the list ends the process. A send error means that it is gone already, or is killed in time.
         encode(&mut self.buffer, &[Call::new(libc::SYS_exit_group, &[0])], &[]);
         let message = [IoSlice::new(&self.buffer)];
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         let _ = sendmsg::<()>(self.socket.as_raw_fd(), &message, &[], flags, None);
+        let Evictor { socket, process, pid, .. } = self;
+        Ending { _socket: socket, process, pid, since: Instant::now(), killed: false }
+    }
+}
+
+/// An evictor that was told to end. The last who has the memory ends when the kernel has freed that, which takes long if it is large.
+pub struct Ending {
+    /// Closed before it has read what it was told, it might execute its will: the process may run another program by now.
+    _socket: OwnedFd,
+    process: OwnedFd,
+    pid: Pid,
+    since: Instant,
+    killed: bool,
+}
+
+impl AsFd for Ending {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
+    }
+}
+
+impl Ending {
+    /// Its process id: until it has ended it must not be taken for a part of the workload.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw()
+    }
+
+    /// Whether it has ended. It is killed if it does not in time.
+    pub fn is_over(&mut self, now: Instant) -> bool {
+        if has_ended(self.process.as_fd()) {
+            return true;
+        }
+        if !self.killed && now.saturating_duration_since(self.since) >= END_DEADLINE {
+            self.killed = true;
+            kill(&self.process);
+        }
+        false
+    }
+
+    /// Waits for its end, as far as that comes in time.
+    pub fn wait(self) {
         if !await_end(&self.process) {
             end(&self.process);
         }
@@ -207,7 +250,8 @@ pub fn end(process: &OwnedFd) {
 
 fn await_end(process: &OwnedFd) -> bool {
     let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
-    matches!(poll(&mut ended, PollTimeout::from(1000u16)), Ok(1..))
+    let timeout = PollTimeout::try_from(END_DEADLINE).unwrap_or(PollTimeout::MAX);
+    matches!(poll(&mut ended, timeout), Ok(1..))
 }
 
 fn encode(buffer: &mut Vec<u8>, calls: &[Call], aux: &[u8]) {
@@ -272,4 +316,46 @@ pub fn same_memory(a: Pid, b: Pid) -> nix::Result<bool> {
         libc::syscall(libc::SYS_kcmp, a.as_raw(), b.as_raw(), KCMP_VM, 0, 0)
     })?;
     Ok(order == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// Like the last who has a large memory: told to end, it does not at once.
+    #[test]
+    fn nobody_waits_for_an_evictor_that_ends_slowly() {
+        let mut sleeper =
+            Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().expect("sleep");
+        let pid = sleeper.id() as i32;
+        let (ours, theirs) = UnixStream::pair().expect("a socket");
+        let evictor = Evictor {
+            socket: ours.into(),
+            process: pidfd_open(pid).expect("its process"),
+            pid: Pid::from_raw(pid),
+            base: 0,
+            buffer: Vec::new(),
+            cpu: -1,
+        };
+        let mut ending = evictor.dismiss();
+        let told = ending.since;
+        assert!(!ending.is_over(told), "it was waited for, or killed at once");
+        assert!(!ending.is_over(told + END_DEADLINE / 2) && !ending.killed);
+        let mut list = [0; 8 + CALL_LEN];
+        let got = nix::sys::socket::recv(theirs.as_raw_fd(), &mut list, MsgFlags::MSG_DONTWAIT);
+        assert_eq!((got, list[8]), (Ok(list.len()), libc::SYS_exit_group as u8));
+        // Still connected: it executes no will.
+        let more = nix::sys::socket::recv(theirs.as_raw_fd(), &mut list, MsgFlags::MSG_DONTWAIT);
+        assert_eq!(more, Err(Errno::EAGAIN));
+        ending.is_over(told + END_DEADLINE);
+        assert!(ending.killed);
+        ending.wait();
+        assert_eq!(
+            sleeper.try_wait().expect("a child").map(|status| status.success()),
+            Some(false)
+        );
+    }
 }

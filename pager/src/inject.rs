@@ -361,7 +361,7 @@ impl Stopped {
         let args = [injected.base, arch::BLOB_LEN as u64, 0, 0, 0, 0];
         // Somebody gets its end from wait: it is a good one.
         match Evictor::connect(&injected) {
-            Ok(evictor) => evictor.dismiss(),
+            Ok(evictor) => evictor.dismiss().wait(),
             Err(_) => evictor::end(&injected.process),
         }
         // It has ended or will; what is left otherwise is 44 KiB of address space.

@@ -18,7 +18,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use self::set_up::SetUp;
-use crate::evictor::{self, Call, Evictor, has_ended, same_memory};
+use crate::evictor::{self, Call, Ending, Evictor, has_ended, same_memory};
 use crate::inject::{Frozen, InjectError, Injected, remove_blob, stop_beside};
 use crate::page_map::PAGE;
 use crate::proc::{self, Mapping, Measure, Statm};
@@ -556,14 +556,16 @@ impl Process {
         let base = self.evictor.base();
         // While the evictor can prove whose memory it is.
         let thread = stop_beside(self.witness, self.evictor.pid());
-        self.evictor.dismiss();
+        // The blob is unmapped next, in which it runs.
+        self.evictor.dismiss().wait();
         // 44 KiB of address space stay behind if no thread can be stopped for it.
         let _ = thread.and_then(|thread| remove_blob(thread, base));
     }
 
-    /// The address space is gone: lets its evictor end.
-    pub fn bury(self) {
-        self.evictor.dismiss();
+    /// The address space is gone: lets its evictor end, which takes as long as the kernel needs to free that. Whoever closed the userfaultfd before
+    /// might do that work in its stead.
+    pub fn bury(self) -> (Ending, Arc<Space>) {
+        (self.evictor.dismiss(), self.space)
     }
 }
 

@@ -47,3 +47,13 @@ fn the_memory_of_a_vfork_child_counts_once() {
     assert_eq!(stats.pages_out, 0, "{}", outcome.stderr);
     assert!(stats.resident_peak_bytes < BUDGET.bytes(), "{}", outcome.stderr);
 }
+
+/// What ends is freed while its sibling goes on; how long that stands is for people to read.
+#[test]
+fn a_tree_goes_on_while_what_has_ended_is_freed() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("ends")]).args(["160", "4"]);
+    let outcome = assert_within_bound(&stage, &program).expect_code(0);
+    eprint!("{}", outcome.text());
+    assert!(outcome.stats().pages_out > 0, "{}", outcome.stderr);
+}

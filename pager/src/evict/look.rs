@@ -159,6 +159,7 @@ impl<T: Transport> EvictThread<T> {
         let pause = if self.processes.is_empty() { TREE_EVERY } else { TREE_EVERY_PAGED };
         self.next_tree = now + torture::shorten(pause);
         let all = self.calm < CALM_LOOKS || now >= self.next_all;
+        self.see_off(now);
         if !self.tree.refresh(&self.evictors(), all) {
             return;
         }
@@ -171,8 +172,7 @@ impl<T: Transport> EvictThread<T> {
         for pid in gone {
             if let Some(process) = self.processes.remove(&pid) {
                 self.drop_space(process.space.id);
-                lock(&self.shared.evictors).retain(|&e| e != process.evictor_pid());
-                process.bury();
+                self.ending.push(process.bury());
             }
             self.unpageable.remove(&pid);
         }
@@ -189,6 +189,18 @@ impl<T: Transport> EvictThread<T> {
         if self.tree.is_gone() && self.spaces.is_empty() && self.leaving.is_empty() {
             self.shared.finish(Outcome::TreeGone);
         }
+    }
+
+    /// Takes note of dismissed evictors that have ended. Until then they count as ours: as orphans they may be children of this process, like members.
+    pub(super) fn see_off(&mut self, now: Instant) {
+        let shared = &self.shared;
+        self.ending.retain_mut(|(ending, _)| {
+            let over = ending.is_over(now);
+            if over {
+                lock(&shared.evictors).retain(|&pid| pid != ending.pid());
+            }
+            !over
+        });
     }
 
     /// Memory that was met first as that of a vfork child is its parent's once the child has executed another program, which is to be paged too.
