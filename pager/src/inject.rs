@@ -127,7 +127,7 @@ impl Frozen {
     pub fn new(pid: i32) -> Result<Frozen> {
         may_be_traced(pid)?;
         let mut frozen = Frozen::none(pid);
-        frozen.stop_running();
+        frozen.stop_running()?;
         Ok(frozen)
     }
 
@@ -136,23 +136,31 @@ impl Frozen {
     }
 
     /// The same for a process that may not run, and none at all if it does not: many are stopped in little time.
-    pub fn if_running(pid: i32) -> Option<Frozen> {
+    pub fn if_running(pid: i32) -> Result<Option<Frozen>> {
         let mut frozen = Frozen::none(pid);
-        frozen.stop_running();
-        (!frozen.threads.is_empty()).then_some(frozen)
+        frozen.stop_running()?;
+        Ok((!frozen.threads.is_empty()).then_some(frozen))
     }
 
-    /// Stops what runs and has not been stopped before.
-    pub fn stop_running(&mut self) {
+    /// Stops what runs and has not been stopped before. Fails if the process executes a program, and that takes long: its lock, for which each of
+    /// its threads would be waited for, is the process's.
+    pub fn stop_running(&mut self) -> Result<()> {
         for _ in 0..FREEZE_ROUNDS {
             let running = proc::running(self.pid, |tid| self.holds(tid));
             let room = FROZEN_MAX.saturating_sub(self.threads.len());
             if running.is_empty() || room == 0 {
                 break;
             }
-            let seized = running.into_iter().take(room).filter_map(|tid| Stopped::seize(tid).ok());
-            self.threads.extend(seized);
+            for tid in running.into_iter().take(room) {
+                match Stopped::seize(tid) {
+                    Ok(thread) => self.threads.push(thread),
+                    Err(InjectError::Unstoppable) => return Err(InjectError::Unstoppable),
+                    // It has ended, or is traced by somebody else.
+                    Err(_) => {}
+                }
+            }
         }
+        Ok(())
     }
 
     fn holds(&self, tid: i32) -> bool {

@@ -1,7 +1,11 @@
 //! Threads that are traced and end, execute another program, or do not stop: nobody waits for them in vain. Traces children of this test only.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::IntoRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -11,7 +15,8 @@ use gms_pager::inject::{Frozen, InjectError, stop_beside};
 use gms_pager::proc;
 use gms_pager::stopped::{Stopped, reap_ended, release_late};
 use memmap2::MmapMut;
-use nix::sched::{CloneFlags, clone};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, clone, unshare};
 use nix::unistd::{Pid, gettid};
 use userfaultfd::UffdBuilder;
 
@@ -42,6 +47,17 @@ fn child() {
             unsafe { libc::syscall(libc::SYS_set_robust_list, page.as_ptr(), 24) };
             panic!("true: {}", Command::new("true").exec());
         }
+        Ok("threads exec") => {
+            let script = script_of_a_dead_interpreter();
+            for _ in 0..8 {
+                thread::spawn(|| {
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            panic!("a script: {}", Command::new(script).exec());
+        }
         Ok("vfork") => {
             tell("forks");
             let child = Box::new(|| {
@@ -54,6 +70,28 @@ fn child() {
         }
         _ => {}
     }
+}
+
+/// A directory of a subject of this test.
+fn dir_of(pid: u32) -> PathBuf {
+    std::env::temp_dir().join(format!("gms-stopped-{pid}"))
+}
+
+/// Whoever executes it waits for a filesystem that nobody serves.
+fn script_of_a_dead_interpreter() -> PathBuf {
+    let dir = dir_of(std::process::id());
+    let (dead, script) = (dir.join("dead"), dir.join("script"));
+    fs::create_dir_all(&dead).unwrap();
+    fs::write(&script, format!("#!{}/x\n", dead.display())).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+    let fuse = fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.into_raw_fd());
+    let kind = Some("fuse");
+    mount(Some("dead"), &dead, kind, MsFlags::empty(), Some(options.as_str())).unwrap();
+    script
 }
 
 fn tell(what: &str) {
@@ -168,6 +206,24 @@ fn nobody_waits_for_an_exec_that_does_not_end() {
     assert_eq!(release_late(), None);
     subject.process.kill().unwrap();
     subject.process.wait().unwrap();
+}
+
+/// Of a process one thread of which executes a program: that is waited for once, not with each of its threads.
+#[test]
+fn nobody_waits_for_each_thread_of_an_exec_that_does_not_end() {
+    let mut subject = Subject::start("threads exec");
+    let pid = subject.pid();
+    let executes = |tid: &i32| proc::blocked_in(*tid) == Some(libc::SYS_execve);
+    until("it sleeps in exec", || proc::threads(pid).iter().any(executes));
+    let began = Instant::now();
+    let frozen = Frozen::new(pid);
+    eprintln!("given up after {:?}", began.elapsed());
+    let given_up = matches!(frozen, Err(InjectError::Unstoppable));
+    drop(frozen);
+    subject.process.kill().unwrap();
+    subject.process.wait().unwrap();
+    fs::remove_dir_all(dir_of(pid as u32)).unwrap();
+    assert!(given_up && release_late().is_none());
 }
 
 #[test]

@@ -36,6 +36,8 @@ const WARY: Duration = Duration::from_secs(2);
 const OUTBOXES_MAX: usize = 8;
 /// How often it is looked for births, at most so many at a time, before a tree counts as stopped.
 const BIRTH_ROUNDS: usize = 32;
+/// A process that could not be stopped because it executes a program is left alone for so long: to try takes longer than all else.
+const EXEC_PAUSE: Duration = Duration::from_millis(100);
 /// While the tree is stopped.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -56,6 +58,8 @@ pub(super) struct Halt {
     wary_until: Option<Instant>,
     /// When it is looked for others who run.
     next_stop: Option<Instant>,
+    /// Processes that execute a program, and until when they are left alone.
+    executing: BTreeMap<i32, Instant>,
 }
 
 impl Halt {
@@ -76,6 +80,10 @@ impl Halt {
     /// Whether the process ran, and has been stopped.
     pub(super) fn holds(&self, pid: i32) -> bool {
         self.frozen.contains_key(&pid)
+    }
+
+    fn leave_alone(&mut self, pid: i32) {
+        self.executing.insert(pid, Instant::now() + EXEC_PAUSE);
     }
 
     /// Whether the tree has lately grown by other ways than faults.
@@ -141,10 +149,14 @@ impl<T: Transport> EvictThread<T> {
         // Those first that are not paged: nothing else holds them back.
         let (paged, others): (Vec<i32>, Vec<i32>) =
             self.tree.pids().partition(|pid| self.processes.contains_key(pid));
+        self.halt.executing.retain(|_, until| began < *until);
         for pid in others.into_iter().chain(paged) {
+            if self.halt.executing.contains_key(&pid) {
+                continue;
+            }
             if let Some(frozen) = self.halt.frozen.get_mut(&pid) {
-                if again {
-                    frozen.stop_running();
+                if again && frozen.stop_running().is_err() {
+                    self.halt.leave_alone(pid);
                 }
                 continue;
             }
@@ -153,9 +165,12 @@ impl<T: Transport> EvictThread<T> {
                 continue;
             }
             let frozen = Frozen::if_running(pid);
+            if frozen.is_err() {
+                self.halt.leave_alone(pid);
+            }
             // Who has got its id since is let go at once.
             let is_member = self.tree.process(pid).is_some_and(|process| !has_ended(process));
-            if let Some(frozen) = frozen.filter(|_| is_member) {
+            if let Some(frozen) = frozen.ok().flatten().filter(|_| is_member) {
                 self.halt.frozen.insert(pid, frozen);
                 self.halt.queue.push(pid);
             }
@@ -212,7 +227,9 @@ impl<T: Transport> EvictThread<T> {
             (false, false) => (self.halt.pause * 2).clamp(PAUSE_MAX, PAUSE_VAIN),
         };
         let wary_until = if self.halt.found { Some(now + WARY) } else { self.halt.wary_until };
-        self.halt = Halt { next: Some(now + pause), pause, wary_until, ..Halt::default() };
+        let executing = std::mem::take(&mut self.halt.executing);
+        let next = Some(now + pause);
+        self.halt = Halt { next, pause, wary_until, executing, ..Halt::default() };
     }
 
     /// Few processes have pages in their outboxes, which count as theirs: those of hundreds would be more than a budget.
