@@ -36,6 +36,7 @@ use crate::inject::is_outside_madvise;
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::PAGE;
 use crate::process::{BATCH, Process};
+use crate::pulse::Pulse;
 use crate::session::Outcome;
 use crate::shared::{EvictCommand, Gauges, Shared, Space, drain, lock};
 use crate::stopped::release_late;
@@ -58,6 +59,8 @@ const DISCARDS_MAX: usize = 4;
 const DISCARDS_KEPT: usize = 1 << 20;
 /// An exchange without an answer is given up after this.
 const EXCHANGE_DEADLINE: Duration = Duration::from_secs(5);
+/// Longest wait for anything to do.
+const WAIT_MAX: Duration = Duration::from_secs(1);
 /// If nothing can be evicted for so long, the workload may exceed its budget, and its user is told so.
 const STUCK: Duration = Duration::from_millis(50);
 /// The same if there only is no place for evicted pages until agents answer.
@@ -119,6 +122,7 @@ pub struct EvictThread<T> {
     zero_hash: u64,
     random: u64,
     // Clockwork.
+    pulse: Pulse,
     next_look: Instant,
     next_tree: Instant,
     next_all: Instant,
@@ -182,6 +186,7 @@ impl<T: Transport> EvictThread<T> {
             home: Homecoming::new(now),
             zero_hash,
             random: shared.seed | 1,
+            pulse: Pulse::new(now),
             next_look: now,
             next_tree: now,
             next_all: now,
@@ -214,6 +219,7 @@ impl<T: Transport> EvictThread<T> {
         let mut packets = true;
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
+            self.excuse(now);
             self.be_nice(now);
             let mut busy = self.obey(now);
             busy |= packets && self.network(now);
@@ -253,6 +259,16 @@ impl<T: Transport> EvictThread<T> {
         self.end();
     }
 
+    /// Nobody is blamed for the time in which this process was stopped.
+    fn excuse(&mut self, now: Instant) {
+        let missed = self.pulse.beat(now, WAIT_MAX);
+        if !missed.is_zero() {
+            self.home.excuse(missed);
+            self.full.excuse(missed);
+            self.stuck_at = self.stuck_at.map(|at| at + missed);
+        }
+    }
+
     /// A look, and what it costs.
     fn look_counted(&mut self, now: Instant) {
         let before = thread_cpu();
@@ -271,7 +287,7 @@ impl<T: Transport> EvictThread<T> {
             PollFd::new(self.shared.evict_kicks().as_fd(), PollFlags::POLLIN),
             PollFd::new(self.lane.fd(), PollFlags::POLLIN),
         ];
-        let millis = limit.as_micros().div_ceil(1000).min(1000) as u16;
+        let millis = limit.min(WAIT_MAX).as_micros().div_ceil(1000) as u16;
         // An interrupted or failed poll only means to look sooner.
         let _ = poll(&mut fds, PollTimeout::from(millis));
         let [kicked, received] = fds.map(|fd| fd.any().unwrap_or(true));
@@ -413,6 +429,7 @@ impl<T: Transport> EvictThread<T> {
     fn finish(&mut self, mut leaving: Vec<(u32, EvictOutcome)>, now: Instant) -> u64 {
         let mut moved = 0;
         let mut wake: Vec<Place> = Vec::new();
+        let (mut pulse, mut deadline) = (Pulse::new(now), now + MARK_DEADLINE);
         loop {
             leaving.retain(|&(slot, outcome)| {
                 let spaces = &self.spaces;
@@ -425,7 +442,8 @@ impl<T: Transport> EvictThread<T> {
             if leaving.is_empty() || ended {
                 break;
             }
-            if now.elapsed() > MARK_DEADLINE {
+            deadline += pulse.beat(Instant::now(), Duration::ZERO);
+            if Instant::now() > deadline {
                 self.shared.fail("a change of the workload's address space does not end");
                 break;
             }

@@ -34,6 +34,7 @@ pub(crate) use self::local::look;
 use crate::commands::say;
 use crate::lane::Lane;
 use crate::page_map::{Content, PAGE};
+use crate::pulse::Pulse;
 use crate::shared::{FaultCommand, Shared, Space, drain, lock};
 use crate::tables::{FaultAction, Place};
 use crate::torture::{self, Point};
@@ -125,6 +126,7 @@ pub struct FaultThread<T> {
     zeros: Box<[u8]>,
     trace: Option<Trace>,
     follow: Follow,
+    pulse: Pulse,
 }
 
 impl<T: Transport> FaultThread<T> {
@@ -157,6 +159,7 @@ impl<T: Transport> FaultThread<T> {
             zeros: local::zeros(),
             trace,
             follow: Follow::new(),
+            pulse: Pulse::new(Instant::now()),
         })
     }
 
@@ -187,6 +190,7 @@ impl<T: Transport> FaultThread<T> {
             }
             self.relieve(now);
             self.settle();
+            self.excuse(now);
             self.send_again(now);
             if let Err(error) = self.lane.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));

@@ -20,6 +20,7 @@ pub mod privilege;
 pub mod probe;
 pub mod proc;
 pub mod process;
+pub mod pulse;
 pub mod range_set;
 pub mod session;
 pub mod shared;

@@ -108,6 +108,12 @@ impl Homecoming {
         }
     }
 
+    /// This process did not run for so long.
+    pub(super) fn excuse(&mut self, missed: Duration) {
+        self.silent_since.values_mut().for_each(|since| *since += missed);
+        self.progress.1 += missed;
+    }
+
     pub(super) fn payload(&mut self, exchange: ExchangeId, bytes: &[u8]) {
         if let Some(fetch) = self.fetches.get_mut(&exchange) {
             fetch.bytes.extend_from_slice(bytes);

@@ -36,6 +36,11 @@ impl Fullness {
         }
     }
 
+    /// For so long it was not looked whether it is so.
+    pub(super) fn excuse(&mut self, missed: Duration) {
+        self.since = self.since.map(|since| since + missed);
+    }
+
     /// How long the present spell has lasted, if it is one and no mere hiccup.
     pub(super) fn spell(&self, now: Instant) -> Option<Duration> {
         let spell = now.saturating_duration_since(self.since?);

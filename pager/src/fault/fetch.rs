@@ -43,6 +43,8 @@ pub(super) struct Fetch {
     /// Whether a thread waits for the first page. All others are fetched ahead.
     demanded: bool,
     began: Instant,
+    /// For so long this process did not run meanwhile.
+    missed: Duration,
     /// Removals in all spaces when it began.
     removals: u64,
     sent: Instant,
@@ -61,6 +63,7 @@ impl Fetch {
             pages,
             demanded,
             began: now,
+            missed: Duration::ZERO,
             removals,
             sent: now,
             received: 0,
@@ -211,6 +214,18 @@ impl<T: Transport> FaultThread<T> {
         }
     }
 
+    /// Agents are not blamed for the time in which this process was stopped.
+    pub(super) fn excuse(&mut self, now: Instant) {
+        let missed = self.pulse.beat(now, FETCH_RETRY);
+        if missed.is_zero() {
+            return;
+        }
+        for fetch in self.inflight.values_mut().chain(&mut self.unsent) {
+            fetch.missed += missed;
+            fetch.sent = now.min(fetch.sent + missed);
+        }
+    }
+
     /// Sends what could not be sent, or was not answered.
     pub(super) fn send_again(&mut self, now: Instant) {
         let late = |fetch: &Fetch| now.duration_since(fetch.sent) > FETCH_RETRY;
@@ -237,7 +252,7 @@ impl<T: Transport> FaultThread<T> {
                 self.wake(place);
                 continue;
             }
-            if now.duration_since(fetch.began) > FETCH_DEADLINE {
+            if now.duration_since(fetch.began) > FETCH_DEADLINE + fetch.missed {
                 if self.leave_to_detach(&fetch) {
                     continue;
                 }
@@ -616,5 +631,43 @@ mod tests {
         }
         let Some(Outcome::Killed(reason)) = play.shared.outcome() else { panic!("it goes on") };
         assert!(reason.contains("agent-0") && reason.contains("wrong checksum"), "{reason}");
+    }
+
+    /// A page is asked for; the agent has not answered.
+    fn asked(play: &mut Play, now: Instant) {
+        let place = (ID, PageAddr::containing(play.page));
+        let mut tables = lock(&play.shared.tables);
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        tables.begin_evict(ID, &[place.1], &mut leaving);
+        tables.finish_evict(leaving[0].1, EvictOutcome::Moved(7), &mut wake);
+        for (slot, ..) in tables.start_write(AgentId(0), 1) {
+            tables.written(slot, true);
+        }
+        let content = tables.begin_prefetch(ID, [place.1].into_iter(), 1)[0].1;
+        tables.end_prefetch(place);
+        drop(tables);
+        play.fault.pending.insert(place);
+        play.fault.fetch_all(now, Some(Wanted { place, content }), Vec::new());
+    }
+
+    /// Turns of the thread at these seconds after the page was asked for; whether the workload was stopped for want of it.
+    fn is_stopped_after(turns: impl IntoIterator<Item = u64>) -> bool {
+        let (mut play, start) = (Play::with(None, 1, 1), Instant::now());
+        asked(&mut play, start);
+        for second in turns {
+            let now = start + Duration::from_secs(second);
+            play.fault.excuse(now);
+            play.fault.send_again(now);
+        }
+        play.shared.has_failed()
+    }
+
+    #[test]
+    fn an_agent_is_not_blamed_for_the_time_in_which_the_pager_was_stopped() {
+        assert!(!is_stopped_after([1, 18, 19]), "it was stopped for 17 s");
+        assert!(!is_stopped_after([17, 1000, 1001]), "and at once, and for long");
+        assert!(!is_stopped_after([1, 18, 19, 20, 22, 24, 26, 28, 30]), "it had its time before");
+        assert!(is_stopped_after(1..=18), "it ran all the time");
+        assert!(is_stopped_after([1, 18].into_iter().chain(19..=34)), "and afterwards");
     }
 }
