@@ -20,12 +20,13 @@ use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::commands::say;
+use crate::commands::{begin_to_speak, end_speech, note, say};
 use crate::evict::EvictThread;
 use crate::fault::FaultThread;
 use crate::lane::{AgentAddress, Lane, LaneEvent};
 use crate::page_map::PAGE;
 use crate::proc;
+use crate::pulse::Pulse;
 use crate::shared::{Commands, Gauges, Shared, lock};
 use crate::stats::{FaultLatency, Stats};
 use crate::stopped;
@@ -40,6 +41,8 @@ const OTHERS_DEADLINE: Duration = Duration::from_secs(1);
 const CONNECT_LOOK_MS: u8 = 5;
 /// Between two looks whether a thread has ended.
 const JOIN_LOOK: Duration = Duration::from_micros(500);
+/// For the threads to end: longer than all that the end of one waits for, and what it may have begun before.
+const END_DEADLINE: Duration = Duration::from_secs(20);
 /// For the report of a panic to be read: the workload waits for its pages meanwhile.
 const REPORT_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -201,20 +204,13 @@ impl Session {
         stats(&self.shared)
     }
 
-    /// Ends the threads, frees the workload's frames at the agents (deadline 2 s) and returns the last figures.
+    /// Ends the threads, frees the workload's frames at the agents (deadline 2 s) and returns the last figures. If a thread does not end, the process
+    /// does.
     pub fn finish(self) -> Stats {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.kick_fault();
         self.shared.kick_evict();
-        for thread in lock(&self.threads).drain(..) {
-            while !thread.is_finished() {
-                // It may need that (see there).
-                stopped::reap_ended();
-                std::thread::park_timeout(JOIN_LOOK);
-            }
-            // A panic has aborted the process already.
-            let _ = thread.join();
-        }
+        join(lock(&self.threads).drain(..), END_DEADLINE);
         // A command that ended before it was adopted had no fault thread, which writes the trace otherwise.
         let trace = lock(&self.parts).take().and_then(|parts| parts.trace);
         if let Some(Err(error)) = trace.map(Trace::write) {
@@ -227,15 +223,49 @@ impl Session {
     }
 }
 
+/// Waits for the threads. One that sleeps in the kernel may never end: then this process does, and wills and keeper end what is left of the workload.
+fn join(threads: impl Iterator<Item = JoinHandle<()>>, limit: Duration) {
+    let now = Instant::now();
+    let (mut pulse, mut deadline) = (Pulse::new(now), now + limit);
+    for thread in threads {
+        while !thread.is_finished() {
+            // It may need that (see there).
+            stopped::reap_ended();
+            std::thread::park_timeout(JOIN_LOOK);
+            let now = Instant::now();
+            deadline += pulse.beat(now, JOIN_LOOK);
+            if now > deadline {
+                let name = thread.thread().name().unwrap_or_default();
+                give_up(&format!("the {name} thread does not end: gms ends without it"));
+            }
+        }
+        // A panic has aborted the process already.
+        let _ = thread.join();
+    }
+}
+
+/// Ends the process at once, but for the time in which what it says can be read.
+fn give_up(reason: &str) -> ! {
+    refuse_core_dumps();
+    begin_to_speak();
+    note(reason);
+    end_speech();
+    std::process::abort()
+}
+
+/// The workload is ended when our descriptors are closed, which a core dump delays.
+fn refuse_core_dumps() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel reads one live rlimit.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+}
+
 /// A supervisor thread that panics must not leave the workload waiting for ever, or half served: the process ends, and the evictors
 /// stop the workload.
 fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        // The workload is ended when our descriptors are closed, which a core dump delays.
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the kernel reads one live rlimit.
-        unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+        refuse_core_dumps();
         // Perhaps nobody reads the report.
         let _ = std::thread::Builder::new().spawn(|| {
             std::thread::sleep(REPORT_DEADLINE);
@@ -456,29 +486,61 @@ mod tests {
 
     use super::*;
 
-    const TOLD: &str = "GMS_TEST_PANICS";
+    const TOLD: &str = "GMS_TEST_FAILS";
 
-    /// Nothing, but in the process that the next test starts.
+    /// Nothing, but in the processes that the next tests start.
     #[test]
-    fn panics_if_told_to() {
-        if std::env::var_os(TOLD).is_some() {
-            abort_on_panic();
-            panic!("as told");
+    fn fails_if_told_to() {
+        match std::env::var(TOLD).as_deref() {
+            Ok("panic") => {
+                abort_on_panic();
+                panic!("as told");
+            }
+            Ok("stand") => {
+                let sleeper = || {
+                    loop {
+                        std::thread::park();
+                    }
+                };
+                let thread = std::thread::Builder::new().name("evict".into()).spawn(sleeper);
+                join(std::iter::once(thread.unwrap()), Duration::from_millis(20));
+            }
+            _ => {}
         }
+    }
+
+    fn that_fails(how: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "--nocapture", "session::tests::fails_if_told_to"])
+            .env(TOLD, how)
+            .stdout(Stdio::null());
+        command
+    }
+
+    #[test]
+    fn a_thread_that_does_not_end_is_told_and_ends_the_process() {
+        let output = that_fails("stand").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("the evict thread does not end"), "{said}");
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT));
     }
 
     #[test]
     fn a_panic_that_nobody_reads_ends_the_process() {
+        ends_unread("panic");
+    }
+
+    #[test]
+    fn a_thread_that_does_not_end_ends_the_process_though_nobody_reads_it() {
+        ends_unread("stand");
+    }
+
+    fn ends_unread(how: &str) {
         let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
         while write(&writer, &[b'x'; 4096]).is_ok() {}
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "session::tests::panics_if_told_to"])
-            .env(TOLD, "1")
-            .stdout(Stdio::null())
-            .stderr(writer)
-            .spawn()
-            .unwrap();
+        let mut process = that_fails(how).stderr(writer).spawn().unwrap();
         let mut writers = [PollFd::new(reader.as_fd(), PollFlags::empty())];
         assert_eq!(
             poll(&mut writers, PollTimeout::from(10_000_u16)),
