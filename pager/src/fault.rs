@@ -12,6 +12,7 @@ mod follow;
 mod local;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unread;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -31,6 +32,7 @@ use self::events::{Proof, Stuck};
 use self::fetch::Fetch;
 use self::follow::Follow;
 pub(crate) use self::local::look;
+use self::unread::Unread;
 use crate::commands::say;
 use crate::lane::Lane;
 use crate::page_map::{Content, PAGE};
@@ -121,6 +123,8 @@ pub struct FaultThread<T> {
     epoll: Epoll,
     /// Spaces with something to read.
     readable: Vec<SpaceId>,
+    /// And those of which it cannot be read.
+    unread: HashMap<SpaceId, Unread>,
     buffer: EventBuffer,
     buffer_of_one: EventBuffer,
     zeros: Box<[u8]>,
@@ -154,6 +158,7 @@ impl<T: Transport> FaultThread<T> {
             unproved: Vec::new(),
             epoll,
             readable: Vec::new(),
+            unread: HashMap::new(),
             buffer: EventBuffer::new(MESSAGES),
             buffer_of_one: EventBuffer::new(1),
             zeros: local::zeros(),
@@ -241,7 +246,7 @@ impl<T: Transport> FaultThread<T> {
         };
         if spin {
             limit = Duration::ZERO;
-        } else if !self.again.is_empty() || self.is_behind() {
+        } else if !self.again.is_empty() || !self.unread.is_empty() || self.is_behind() {
             limit = AGAIN;
         }
         let millis = limit.as_micros().div_ceil(1000) as u16;
@@ -260,6 +265,7 @@ impl<T: Transport> FaultThread<T> {
         if packets {
             self.network(now);
         }
+        self.unread_again(now);
         ready > 0
     }
 
@@ -283,6 +289,7 @@ impl<T: Transport> FaultThread<T> {
                         // Nothing is lost by failing: messages of unknown spaces are not read.
                         let _ = self.epoll.delete(&state.space.faults);
                     }
+                    self.forget_unread(id);
                     // Here, where nothing is half done: of what has been read no fault meets a space of which nothing is known, no fork copies one.
                     lock(&self.shared.tables).drop_space(id);
                     self.shared.tell_dropped(id);

@@ -60,6 +60,9 @@ pub enum InjectError {
     /// A fork that has been told of is not applied yet: perhaps it is this process's.
     #[error("it may have been forked just now")]
     Forking,
+    /// What is left is for forks of processes that are paged, which cannot go on without one.
+    #[error("too few descriptors are left to page it: raise the limit (ulimit -Hn)")]
+    Descriptors,
     /// An injected system call failed.
     #[error("injected {call} failed: {errno}")]
     Syscall {

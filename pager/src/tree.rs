@@ -7,9 +7,10 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -64,6 +65,17 @@ const WALK_EVERY: Duration = Duration::from_secs(5);
 /// Looks after the last birth in the system: a process has its id some moments before it is among its parent's children.
 const LOOKS_AFTER_BIRTH: u32 = 3;
 
+/// Whether the newest descriptor, and all that are in use, are among the first `share` quarters of those that this process may have. The lowest that is
+/// free is given, so that the newest alone tells little when some have been closed.
+pub fn are_in_quarters(newest: &OwnedFd, share: u64) -> bool {
+    let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(most, _)| most);
+    let edge = (most / 4 * share) as RawFd;
+    let next = fcntl(newest, FcntlArg::F_DUPFD_CLOEXEC(edge));
+    // SAFETY: a new descriptor, which nobody else knows of.
+    let next = next.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    newest.as_raw_fd() < edge && next.is_ok_and(|next| next.as_raw_fd() == edge)
+}
+
 impl Tree {
     /// A tree of which only the first process is known yet.
     pub fn new(root: Root) -> Tree {
@@ -91,8 +103,7 @@ impl Tree {
         if let Some(parent) = parent {
             self.seen += 1;
             // Half of the descriptors are left to what cannot do without.
-            let spare = getrlimit(Resource::RLIMIT_NOFILE)
-                .is_ok_and(|(most, _)| (process.as_raw_fd() as u64) < most / 2);
+            let spare = are_in_quarters(&process, 2);
             let size = spare.then(|| proc::Measure::open(pid).ok()).flatten();
             self.members.insert(pid, Member { process, parent, size, resident: Cell::new(0) });
         }

@@ -93,6 +93,17 @@ fn what_a_vfork_child_executes_is_paged_though_it_was_met_in_the_memory_of_its_p
     assert!(peak < Mib(90).bytes() && stats.pages_out > 48 << 8, "{peak} bytes, {stats:?}");
 }
 
+/// Failed when all descriptors of gms were used for processes that were paged already: a fork of one of those could not be read then.
+#[test]
+fn forks_find_a_descriptor_where_many_processes_are_paged() {
+    let Some(stage) = Stage::set() else { return };
+    let (gms, brood) = (gms_run("--local 36M --export 1G"), c_program("brood"));
+    let line = format!("ulimit -n 256; {gms} {} 40 60 1", brood.display());
+    let outcome = alone(&stage, &line).limit(2 * SOON).finish().expect_code(0);
+    assert!(outcome.text().starts_with("brood ok"), "{}", outcome.text());
+    assert!(outcome.stderr.contains("too few descriptors"), "{}", outcome.stderr);
+}
+
 /// Lengths of the anonymous mappings of a process.
 fn mappings(pid: i32) -> Vec<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();

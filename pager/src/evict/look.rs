@@ -18,6 +18,7 @@ use crate::session::Outcome;
 use crate::shared::{FaultCommand, Space, lock};
 use crate::stats::AgentStats;
 use crate::torture::{self, Point};
+use crate::tree::are_in_quarters;
 
 /// The tree's processes are looked for this often, and more often once some are paged: another may need it soon.
 const TREE_EVERY: Duration = Duration::from_millis(20);
@@ -326,7 +327,10 @@ impl<T: Transport> EvictThread<T> {
         frozen: &mut Frozen,
     ) -> Result<(), InjectError> {
         let member = self.tree.process(pid).ok_or(InjectError::Gone)?;
-        let member = member.try_clone_to_owned().map_err(|_| InjectError::Gone)?;
+        let member = member.try_clone_to_owned().map_err(|_| InjectError::Descriptors)?;
+        if !are_in_quarters(&member, 3) {
+            return Err(InjectError::Descriptors);
+        }
         if !self.await_forks(Instant::now()) {
             return Err(InjectError::Forking);
         }

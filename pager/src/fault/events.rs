@@ -79,8 +79,16 @@ fn change(event: &Event) -> Option<Change> {
 impl<T: Transport> FaultThread<T> {
     pub(super) fn read(&mut self, space: &Space, several: bool, into: &mut Vec<Event>) {
         let buffer = if several { &mut self.buffer } else { &mut self.buffer_of_one };
-        if let Err(error) = space.faults.read(buffer, into) {
-            self.shared.fail(format!("reading faults of {} failed: {error}", space.name()));
+        match space.faults.read(buffer, into) {
+            Ok(()) => self.end_unread(space, into),
+            Err(userfaultfd::Error::SystemError(errno))
+                if [libc::EMFILE, libc::ENFILE].contains(&(errno as i32)) =>
+            {
+                self.leave_unread(space);
+            }
+            Err(error) => {
+                self.shared.fail(format!("reading faults of {} failed: {error}", space.name()));
+            }
         }
     }
 

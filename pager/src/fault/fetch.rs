@@ -224,6 +224,7 @@ impl<T: Transport> FaultThread<T> {
             fetch.missed += missed;
             fetch.sent = now.min(fetch.sent + missed);
         }
+        self.unread.values_mut().for_each(|unread| unread.since += missed);
     }
 
     /// Sends what could not be sent, or was not answered.
