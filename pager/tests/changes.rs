@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use gms_pager::page_map::{Content, PAGE};
 use gms_pager::range_set::RangeSet;
-use gms_pager::tables::{Change, EvictOutcome, FaultAction, Remap, Tables, meet};
+use gms_pager::tables::{Change, EvictOutcome, FaultAction, Remap, Tables, drop_echoes, meet};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use proptest::prelude::*;
 
@@ -178,11 +178,17 @@ impl Model {
 
     fn tell(&mut self, which: usize) {
         let Some(index) = which.checked_rem(self.untold.len()) else { return };
-        self.told.push(self.untold.remove(index).1);
+        let (thread, change) = self.untold.remove(index);
+        if let Change::Remap(remap) = &change {
+            // Of what has been left it tells next.
+            self.untold.push((thread, Change::Unmap(remap.source())));
+        }
+        self.told.push(change);
         if !self.untold.is_empty() {
             return;
         }
-        let told = std::mem::take(&mut self.told);
+        let mut told = std::mem::take(&mut self.told);
+        drop_echoes(&mut told, |change| Some(change.clone()));
         let marked = self.marked_in(&told);
         let order = match meet(&told) {
             true => self.tables.order(SPACE, &told, &marked),

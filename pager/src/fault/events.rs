@@ -14,7 +14,7 @@ use crate::page_map::PAGE;
 use crate::proc;
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
-use crate::tables::{Change, Doubt, FaultAction, Remap, meet};
+use crate::tables::{Change, Doubt, FaultAction, Remap, drop_echoes, meet};
 use crate::torture::{self, Point};
 use crate::uffd::{Faults, Probe, Registration};
 
@@ -179,7 +179,10 @@ impl<T: Transport> FaultThread<T> {
 
     /// What is known of the order of the changes that have been told; `None` if others have begun meanwhile and it matters.
     pub(super) fn prove_order(&mut self, space: &Space) -> Option<Proof> {
-        let changes: Vec<Change> = self.changes(space);
+        let backlog = &mut self.spaces.get_mut(&space.id)?.backlog;
+        // All of a remap has been told.
+        drop_echoes(backlog, |told| change(&told.0));
+        let changes: Vec<Change> = backlog.iter().filter_map(|told| change(&told.0)).collect();
         // Of a space that nobody has met yet markers cannot be seen, but a child has one thread to begin with.
         let Some(page_tables) = space.page_tables.get().filter(|_| meet(&changes)) else {
             return Some(Proof::default());
@@ -207,11 +210,6 @@ impl<T: Transport> FaultThread<T> {
             )),
         }
         Some(proof)
-    }
-
-    fn changes(&self, space: &Space) -> Vec<Change> {
-        let backlog = self.spaces.get(&space.id).map(|state| state.backlog.iter());
-        backlog.into_iter().flatten().filter_map(|told| change(&told.0)).collect()
     }
 
     fn event(&mut self, space: &Arc<Space>, event: &Event) {

@@ -76,6 +76,26 @@ impl Change {
     }
 }
 
+/// A remap is told of twice: that its source is no longer mapped follows, and says nothing new, but by then another's memory may be there. Takes these
+/// out of what was told, which `change` understands.
+pub fn drop_echoes<T>(told: &mut Vec<T>, change: impl Fn(&T) -> Option<Change>) {
+    let mut echoes: Vec<Range<u64>> = Vec::new();
+    told.retain(|one| match change(one) {
+        Some(Change::Remap(remap)) => {
+            echoes.push(remap.source());
+            true
+        }
+        Some(Change::Unmap(range)) => match echoes.iter().position(|echo| *echo == range) {
+            Some(at) => {
+                echoes.remove(at);
+                false
+            }
+            None => true,
+        },
+        None => true,
+    });
+}
+
 /// Whether the order of changes matters: one has reached what another has left, or reached.
 pub fn meet(changes: &[Change]) -> bool {
     let mut others = RangeSet::default();
