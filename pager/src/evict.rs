@@ -32,7 +32,7 @@ use self::look::{Refusal, Sharing};
 use self::room::Fullness;
 use crate::commands::{begin_to_speak, note};
 use crate::evictor::Ending;
-use crate::inject::is_outside_madvise;
+use crate::inject::{Frozen, is_outside_madvise};
 use crate::lane::{Lane, LaneEvent};
 use crate::page_map::PAGE;
 use crate::process::{BATCH, Process};
@@ -67,6 +67,9 @@ const STUCK: Duration = Duration::from_millis(50);
 const STUCK_WRITING: Duration = Duration::from_secs(1);
 /// How often it may be asked, when nothing else can be evicted, whether removals are over: running threads are stopped for it.
 const PROOF_EVERY: Duration = Duration::from_millis(20);
+/// For faults to be served while threads are stopped that left them no moment for it. If they are not, it is tried again after the pause.
+const CALM_MAX: Duration = Duration::from_millis(10);
+const CALM_PAUSE: Duration = Duration::from_millis(100);
 /// For changes of an address space that began while pages were moved out to be told.
 const MARK_DEADLINE: Duration = Duration::from_secs(15);
 /// For killed processes to end.
@@ -232,6 +235,7 @@ impl<T: Transport> EvictThread<T> {
             if self.halt.is_on() {
                 busy |= self.hold_back(now);
             }
+            self.calm(now);
             torture::raise_goal(&mut self.goal, self.shared.faults.load(Ordering::Relaxed));
             if self.shared.has_failed() {
                 self.tree.refresh(&self.evictors(), true);
@@ -313,6 +317,26 @@ impl<T: Transport> EvictThread<T> {
             }
         }
         busy
+    }
+
+    /// Stops threads for a moment that leave none to those who wait for pages.
+    fn calm(&mut self, now: Instant) {
+        let restless = |space: &Space| space.restless.load(Ordering::Relaxed);
+        for process in
+            self.processes.values_mut().filter(|p| restless(&p.space) && p.calm_at <= now)
+        {
+            let Some(mut frozen) = Frozen::restless(process.pid) else { continue };
+            // Who was asleep until it was read of its change stops after it.
+            while restless(&process.space)
+                && frozen.elapsed() < CALM_MAX
+                && frozen.stop_restless().is_ok()
+            {
+                std::thread::yield_now();
+            }
+            if restless(&process.space) {
+                process.calm_at = Instant::now() + CALM_PAUSE;
+            }
+        }
     }
 
     /// Waits until all forks that have been read of are told of, false if one of them is not applied yet. The first of a chain of forks is told of before

@@ -78,6 +78,10 @@ struct SpaceFaults {
     backlog: Vec<Told>,
     /// That has taken long.
     late: bool,
+    /// Since when its faults, or what it has told, have been waiting for that.
+    waits: Option<Instant>,
+    /// When a page that somebody waits for came last and could not be installed.
+    refused: Option<Instant>,
     /// A child in the middle of the application of its parent's changes.
     unborn: bool,
     /// Several threads were seen.
@@ -86,7 +90,11 @@ struct SpaceFaults {
 }
 
 /// What an address space has told of itself.
-struct Told(Event);
+struct Told {
+    event: Event,
+    /// If it is a remap, it has been told too that its source is no longer mapped.
+    echoed: bool,
+}
 
 // SAFETY: its addresses are of another process: numbers to us.
 unsafe impl Send for Told {}
@@ -190,11 +198,12 @@ impl<T: Transport> FaultThread<T> {
                     more -= 1;
                 }
             }
+            self.settle();
             for fault in std::mem::take(&mut self.again) {
                 self.fault(fault);
             }
             self.relieve(now);
-            self.settle();
+            self.calm(now);
             self.excuse(now);
             self.send_again(now);
             if let Err(error) = self.lane.flush(now) {
@@ -305,6 +314,8 @@ impl<T: Transport> FaultThread<T> {
             zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
             backlog: Vec::new(),
             late: false,
+            waits: None,
+            refused: None,
             unborn: false,
             threaded: false,
             stuck: None,
@@ -405,7 +416,7 @@ impl<T: Transport> FaultThread<T> {
             return;
         }
         let never_waits = self.shared.is_ours(fault.tid, &state.space);
-        if !state.backlog.is_empty() && !never_waits {
+        if !state.backlog.is_empty() {
             // Each event wakes it, and it faults anew.
             if !self.again.contains(&fault) {
                 self.again.push(fault);

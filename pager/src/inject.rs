@@ -145,11 +145,27 @@ impl Frozen {
         Ok((!frozen.threads.is_empty()).then_some(frozen))
     }
 
+    /// Stops threads that change the address space too, most of which sleep until that has been read: they stop when it has.
+    pub fn restless(pid: i32) -> Option<Frozen> {
+        let mut frozen = Frozen::none(pid);
+        frozen.stop_in("RD").ok()?;
+        (!frozen.threads.is_empty()).then_some(frozen)
+    }
+
+    /// The same for those who have begun since.
+    pub fn stop_restless(&mut self) -> Result<()> {
+        self.stop_in("RD")
+    }
+
     /// Stops what runs and has not been stopped before. Fails if the process executes a program, and that takes long: its lock, for which each of
     /// its threads would be waited for, is the process's.
     pub fn stop_running(&mut self) -> Result<()> {
+        self.stop_in("R")
+    }
+
+    fn stop_in(&mut self, states: &str) -> Result<()> {
         for _ in 0..FREEZE_ROUNDS {
-            let running = proc::running(self.pid, |tid| self.holds(tid));
+            let running = proc::in_state(self.pid, states, |tid| self.holds(tid));
             let room = FROZEN_MAX.saturating_sub(self.threads.len());
             if running.is_empty() || room == 0 {
                 break;

@@ -186,19 +186,20 @@ pub fn state(pid: i32) -> Option<char> {
     text.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
-/// Threads of a process that run, but those `known`.
-pub fn running(pid: i32, known: impl Fn(i32) -> bool) -> Vec<i32> {
+/// Threads of a process in one of these states, but those `known`.
+pub fn in_state(pid: i32, states: &str, known: impl Fn(i32) -> bool) -> Vec<i32> {
     let Some(text) = read(&format!("/proc/{pid}/stat")) else { return Vec::new() };
     let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
     let mut fields = fields.split_ascii_whitespace();
     // Most processes have one thread, and then no more need be read.
     let (state_of_first, count) = (fields.next(), fields.nth(THREADS - 1));
     if count == Some("1") {
-        return if state_of_first == Some("R") && !known(pid) { vec![pid] } else { Vec::new() };
+        let is_one = state_of_first.is_some_and(|state| states.contains(state)) && !known(pid);
+        return if is_one { vec![pid] } else { Vec::new() };
     }
-    let mut running = threads(pid);
-    running.retain(|&tid| !known(tid) && state(tid) == Some('R'));
-    running
+    let mut found = threads(pid);
+    found.retain(|&tid| !known(tid) && state(tid).is_some_and(|state| states.contains(state)));
+    found
 }
 
 /// Tells programs that a process executes, one after the other, from each other: where the stack starts, which is random.

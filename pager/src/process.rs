@@ -80,6 +80,8 @@ pub struct Process {
     /// A thread which had this memory when last looked at.
     witness: i32,
     next_proof: Instant,
+    /// When its threads may be stopped again for those who wait for pages.
+    pub calm_at: Instant,
     measure: Measure,
     pidfd: OwnedFd,
     evictor: Evictor,
@@ -160,6 +162,7 @@ impl Process {
             guarded: RangeSet::default(),
             witness: frozen.witness(),
             next_proof: Instant::now(),
+            calm_at: Instant::now(),
             measure,
             pidfd,
             evictor,

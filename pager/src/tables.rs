@@ -17,7 +17,7 @@ mod order;
 mod roomless;
 mod space;
 
-pub use order::{Change, Doubt, Remap, drop_echoes, meet};
+pub use order::{Change, Doubt, Remap, contested, drop_echoes};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use gms_pager::page_map::{Content, PAGE};
 use gms_pager::range_set::RangeSet;
-use gms_pager::tables::{Change, EvictOutcome, FaultAction, Remap, Tables, drop_echoes, meet};
+use gms_pager::tables::{Change, EvictOutcome, FaultAction, Remap, Tables, contested, drop_echoes};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use proptest::prelude::*;
 
@@ -190,10 +190,7 @@ impl Model {
         let mut told = std::mem::take(&mut self.told);
         drop_echoes(&mut told, |change| Some(change.clone()));
         let marked = self.marked_in(&told);
-        let order = match meet(&told) {
-            true => self.tables.order(SPACE, &told, &marked),
-            false => Ok((0..told.len()).collect()),
-        };
+        let order = self.tables.order(SPACE, &told, &marked);
         let Ok(order) = order else {
             self.ended = true;
             return;
@@ -204,10 +201,8 @@ impl Model {
                 Change::Remap(remap) => self.tables.remap(SPACE, *remap),
             }
         }
-        if meet(&told) {
-            for range in concerned(&told) {
-                self.tables.forget_unmarked(SPACE, range, &marked);
-            }
+        for range in contested(&told).iter() {
+            self.tables.forget_unmarked(SPACE, range, &marked);
         }
     }
 

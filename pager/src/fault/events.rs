@@ -1,5 +1,6 @@
 //! Changes of an address space: what the kernel tells of forks, unmaps, remaps and removals, applied to the tables.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,12 +10,12 @@ use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
 use userfaultfd::Event;
 
-use super::{Fault, FaultThread, Told};
+use super::{Fault, FaultThread, SpaceFaults, Told};
 use crate::page_map::PAGE;
 use crate::proc;
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
-use crate::tables::{Change, Doubt, FaultAction, Remap, drop_echoes, meet};
+use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
 use crate::torture::{self, Point};
 use crate::uffd::{Faults, Probe, Registration};
 
@@ -24,6 +25,10 @@ const CHANGE_PATIENCE: Duration = Duration::from_millis(5);
 const CHILD_DEADLINE: Duration = Duration::from_secs(2);
 /// A fault which can be served for so long only when an event is told, although none is, waits for the very thread that is to tell.
 const STUCK_AFTER: Duration = Duration::from_millis(20);
+/// A page that came and could not be installed is asked for again, by a new fault, within this time.
+const REFUSED_LASTS: Duration = Duration::from_millis(10);
+/// If nobody could be served for so long, because others change the address space without pause, those are stopped for a moment.
+const RESTLESS_AFTER: Duration = Duration::from_millis(3);
 /// Most memory taken out of a userfaultfd for such a thread at once.
 const RELIEF_MAX: u64 = 64 << 20;
 
@@ -105,7 +110,7 @@ impl<T: Transport> FaultThread<T> {
         loop {
             let Some(state) = self.spaces.get_mut(&space.id) else { return true };
             let only_removals =
-                state.backlog.iter().all(|told| matches!(told.0, Event::Remove { .. }));
+                state.backlog.iter().all(|told| matches!(told.event, Event::Remove { .. }));
             if only_removals || !space.faults.has_event() {
                 state.late = false;
                 return true;
@@ -126,7 +131,7 @@ impl<T: Transport> FaultThread<T> {
         for message in messages {
             match message {
                 Event::Pagefault { .. } => faults.push(message),
-                event => state.backlog.push(Told(event)),
+                event => state.backlog.push(Told { event, echoed: false }),
             }
         }
     }
@@ -137,7 +142,7 @@ impl<T: Transport> FaultThread<T> {
         let mut events = Vec::new();
         let mut born = Vec::new();
         for (order, told) in std::mem::take(&mut state.backlog).into_iter().enumerate() {
-            match told.0 {
+            match told.event {
                 Event::Fork { uffd } => {
                     let child = self.fork(space, Faults::of_child(uffd));
                     born.push((order, child));
@@ -171,7 +176,11 @@ impl<T: Transport> FaultThread<T> {
 
     /// What could not be applied yet is, as soon as no change is under way.
     pub(super) fn settle(&mut self) {
-        let waiting = self.spaces.values().filter(|state| !state.backlog.is_empty());
+        // Who has been let through must have gone on before anything is read.
+        let relieved =
+            |state: &SpaceFaults| state.stuck.as_ref().is_some_and(|stuck| stuck.relief.is_some());
+        let waiting = self.spaces.values();
+        let waiting = waiting.filter(|state| !state.backlog.is_empty() && !relieved(state));
         for id in waiting.map(|state| state.space.id).collect::<Vec<SpaceId>>() {
             self.read_space(id, true);
         }
@@ -181,22 +190,27 @@ impl<T: Transport> FaultThread<T> {
     pub(super) fn prove_order(&mut self, space: &Space) -> Option<Proof> {
         let backlog = &mut self.spaces.get_mut(&space.id)?.backlog;
         // All of a remap has been told.
-        drop_echoes(backlog, |told| change(&told.0));
-        let changes: Vec<Change> = backlog.iter().filter_map(|told| change(&told.0)).collect();
+        let fresh = |told: &Told| {
+            change(&told.event).filter(|c| !(told.echoed && matches!(c, Change::Remap(_))))
+        };
+        drop_echoes(backlog, fresh);
+        backlog.iter_mut().for_each(|told| told.echoed = true);
+        let changes: Vec<Change> = backlog.iter().filter_map(|told| change(&told.event)).collect();
+        let concerned = contested(&changes);
         // Of a space that nobody has met yet markers cannot be seen, but a child has one thread to begin with.
-        let Some(page_tables) = space.page_tables.get().filter(|_| meet(&changes)) else {
+        let Some(page_tables) = space.page_tables.get().filter(|_| !concerned.is_empty()) else {
             return Some(Proof::default());
         };
         if self.is_alone(space) {
             return Some(Proof::default());
         }
-        let mut proof = Proof::default();
-        for range in changes.iter().flat_map(|c| std::iter::once(c.left()).chain(c.reached())) {
+        let mut marked = RangeSet::default();
+        for range in concerned.iter() {
             // Without an address space there is nothing to be mistaken about.
-            let found = page_tables.marked(range.clone()).unwrap_or_default();
-            found.iter().for_each(|range| proof.marked.insert(range));
-            proof.concerned.insert(range);
+            let found = page_tables.marked(range).unwrap_or_default();
+            found.iter().for_each(|range| marked.insert(range));
         }
+        let mut proof = Proof { order: Vec::new(), marked, concerned };
         if space.faults.has_event() {
             // The markers may be those of afterwards.
             let free = lock(&self.shared.tables).is_free(space.id, &changes);
@@ -271,13 +285,18 @@ impl<T: Transport> FaultThread<T> {
     /// An event of the parent which was read together with the fork (`told`: before it). The child begins with the tables from before
     /// both; whether the change came before the fork, its address space tells.
     pub(super) fn event_around_fork(&mut self, child: &Arc<Space>, told: bool, event: &Event) {
-        // What was unmapped or removed before the fork has no markers in the child.
-        if let Event::Remap { from, to, len } = *event {
-            let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
-            // What is at neither place has moved on since, if anything is thought to be at the first.
-            if self.has_moved(child, &remap).unwrap_or(told) {
-                self.remap_child(child, remap);
+        // What was unmapped or removed before the fork has no markers in the child, and none are to be left.
+        match *event {
+            Event::Remap { from, to, len } => {
+                let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
+                if self.has_moved(child, &remap).unwrap_or(told) {
+                    self.remap_child(child, remap);
+                }
             }
+            Event::Remove { start, end } if told => {
+                lock(&self.shared.tables).forget_leaving(child.id, &(start as u64..end as u64));
+            }
+            _ => {}
         }
     }
 
@@ -304,9 +323,10 @@ impl<T: Transport> FaultThread<T> {
                 let page = lock(&self.shared.tables).first_evicted(child.id, remap.source())?;
                 let offset = page.get() - remap.from;
                 match (self.has(child, remap.from + offset)?, self.has(child, remap.to + offset)?) {
-                    (true, false) => Some(false),
+                    // It would have taken its marker along.
+                    (true, _) => Some(false),
                     (false, true) => Some(true),
-                    _ => None,
+                    (false, false) => None,
                 }
             }
         }
@@ -314,7 +334,7 @@ impl<T: Transport> FaultThread<T> {
 
     /// Whether anything was at the address when the child was born; `None` if what it has told of itself does not concern the address.
     fn was_there(&self, child: SpaceId, at: u64) -> Option<bool> {
-        let concerns = |told: &Told| match told.0 {
+        let concerns = |told: &Told| match told.event {
             Event::Unmap { start, end } => (start as u64..end as u64).contains(&at).then_some(true),
             Event::Remap { from, to, len } => {
                 let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
@@ -377,6 +397,23 @@ impl<T: Transport> FaultThread<T> {
 
     // ---- threads that wait for themselves
 
+    /// Has those stopped who keep others from being served.
+    pub(super) fn calm(&mut self, now: Instant) {
+        for state in self.spaces.values_mut() {
+            let waits = |fault: &Fault| fault.place.0 == state.space.id;
+            let refused = state.refused.is_some_and(|at| now.duration_since(at) < REFUSED_LASTS);
+            if state.backlog.is_empty() && !refused && !self.again.iter().any(waits) {
+                if state.waits.take().is_some() {
+                    state.space.restless.store(false, Ordering::Relaxed);
+                }
+            } else if now.duration_since(*state.waits.get_or_insert(now)) > RESTLESS_AFTER
+                && !state.space.restless.swap(true, Ordering::Relaxed)
+            {
+                self.shared.kick_evict();
+            }
+        }
+    }
+
     /// Faults that wait for an event, none of which comes: their threads are let through to the kernel's own zeros.
     pub(super) fn relieve(&mut self, now: Instant) {
         for state in self.spaces.values_mut() {
@@ -385,15 +422,19 @@ impl<T: Transport> FaultThread<T> {
                 state.stuck.take_if(|stuck| stuck.relief.is_none());
             }
         }
-        for fault in self.again.clone() {
-            let state = self.spaces.get_mut(&fault.place.0);
-            let Some(state) = state else { continue };
+        let mut due = BTreeSet::new();
+        for fault in &self.again {
+            let Some(state) = self.spaces.get_mut(&fault.place.0) else { continue };
             let stuck = state.stuck.get_or_insert(Stuck { since: now, relief: None });
             if now.duration_since(stuck.since) > STUCK_AFTER {
                 stuck.since = now;
-                self.let_through(fault);
+                due.insert(fault.place.0);
             }
         }
+        // One of them may be the thread that is to tell.
+        let waiting: Vec<Fault> =
+            self.again.iter().filter(|fault| due.contains(&fault.place.0)).copied().collect();
+        waiting.into_iter().for_each(|fault| self.let_through(fault));
     }
 
     /// Takes what lies free from the page on out of the userfaultfd, if nothing is known of it.
@@ -402,15 +443,28 @@ impl<T: Transport> FaultThread<T> {
         let Some(state) = self.spaces.get_mut(&id) else { return };
         let space = state.space.clone();
         let _gate = lock(&space.gate);
+        // What is known is of before what has been told and is not applied.
+        let (mut left, mut reached) = (RangeSet::default(), RangeSet::default());
+        for change in state.backlog.iter().filter_map(|told| change(&told.event)) {
+            left.insert(change.left());
+            change.reached().into_iter().for_each(|range| reached.insert(range));
+        }
         let mut tables = lock(&self.shared.tables);
-        if tables.fault(fault.place) != FaultAction::Zero || !space.faults.has_event() {
+        let unknown = left.contains(page.get()) || tables.fault(fault.place) == FaultAction::Zero;
+        if !unknown || reached.contains(page.get()) || !space.faults.has_event() {
             return;
         }
         let Some(page_tables) = space.page_tables.get() else { return };
         let range = page.get()..page.get().saturating_add(RELIEF_MAX);
-        let taken = page_tables.taken(range.clone()).unwrap_or_default();
+        let mut taken = page_tables.taken(range.clone()).unwrap_or_default();
+        reached.overlaps(range.clone()).for_each(|part| taken.insert(part));
         let end = taken.iter().next().map_or(range.end, |taken| taken.start);
-        let free = page.get()..tables.next_known(id, page.get()..end);
+        let mut next = page.get();
+        while let Some(gap) = left.containing(next) {
+            next = gap.end;
+        }
+        next = tables.next_known(id, next.min(end)..end);
+        let free = page.get()..next;
         tables.unregister(id, free.clone());
         drop(tables);
         // Wakes the thread. Holes behind the mapping are no error; what is not mapped any more needs no relief.

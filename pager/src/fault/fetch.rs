@@ -504,6 +504,10 @@ impl<T: Transport> FaultThread<T> {
                 }
                 _ => (0, Installed::Gone),
             };
+            if let Some(state) = self.spaces.get_mut(&id).filter(|_| fetch.is_awaited()) {
+                let good = matches!(outcome, Installed::Done | Installed::Exists);
+                state.refused = (!good).then(Instant::now);
+            }
             let end = at + copied as usize;
             for (i, wanted) in run.iter().enumerate().take(end.max(at + 1)).skip(at) {
                 let outcome = if i < end { Installed::Done } else { outcome };

@@ -28,7 +28,7 @@ impl Process {
             // An unmap that we have not seen must not come between a registration and its record.
             let _gate = lock(&self.space.gate);
             if !self.space.ungated.is_intact() {
-                break;
+                return None;
             }
             // Fails if something has come there that cannot be registered: found at the next look.
             spans.iter().for_each(|span| drop(self.space.faults.register(span.clone())));

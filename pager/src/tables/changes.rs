@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use gms_policy::ids::SpaceId;
+use gms_policy::ids::{PageAddr, SpaceId};
 
-use super::order::{Change, Doubt, Places, Remap, order};
+use super::order::{Change, Doubt, Places, Remap, groups, order};
 use super::{Owner, Phase, Place, SpaceState, Tables};
 use crate::page_map::State;
 use crate::range_set::RangeSet;
@@ -21,7 +21,7 @@ impl Tables {
     }
 
     /// Pages that were moved out and have no marker yet, which would be left after the removal: what is removed is theirs.
-    fn forget_leaving(&mut self, space: SpaceId, range: &Range<u64>) {
+    pub fn forget_leaving(&mut self, space: SpaceId, range: &Range<u64>) {
         let within = |place: &Place| place.0 == space && range.contains(&place.1.get());
         let unmarked = self.leaving.iter().flat_map(|&index| self.unmarked(index));
         for place in unmarked.filter(within).collect::<Vec<Place>>() {
@@ -75,29 +75,47 @@ impl Tables {
         changes: &[Change],
         marked: &RangeSet,
     ) -> Result<Vec<usize>, Doubt> {
-        order(&self.places(space, changes), changes, marked)
+        let mut made: Vec<usize> = (0..changes.len()).collect();
+        for group in groups(changes) {
+            let (members, places) = self.places(space, changes, &group);
+            let mut there = RangeSet::default();
+            for range in places.concerned() {
+                marked.overlaps(range).for_each(|part| there.insert(part));
+            }
+            let sorted = order(&places, &members, &there)?;
+            for (&slot, &member) in group.iter().zip(&sorted) {
+                made[slot] = group[member];
+            }
+        }
+        Ok(made)
     }
 
     /// Whether none of the changes, made in the order in which they were told, reaches what is taken.
     pub fn is_free(&self, space: SpaceId, changes: &[Change]) -> bool {
-        self.places(space, changes).are_made_way_for(changes)
+        groups(changes).iter().all(|group| {
+            let (members, mut places) = self.places(space, changes, group);
+            places.are_made_way_for(&members)
+        })
     }
 
-    fn places(&self, space: SpaceId, changes: &[Change]) -> Places {
+    fn places(&self, space: SpaceId, changes: &[Change], group: &[usize]) -> (Vec<Change>, Places) {
+        let members: Vec<Change> = group.iter().map(|&index| changes[index].clone()).collect();
         let mut concerned = RangeSet::default();
-        for change in changes {
+        for change in &members {
             concerned.insert(change.left());
             change.reached().into_iter().for_each(|range| concerned.insert(range));
         }
         let known = concerned.iter().flat_map(|range| self.map.known(space, range));
         let away = known.filter(|(_, state)| !matches!(state, State::Kept(_)));
+        let away: Vec<PageAddr> = away.map(|(page, _)| page).collect();
         let mut registered = RangeSet::default();
         if let Some(state) = self.spaces.get(&space) {
             for range in concerned.iter() {
                 state.registered.overlaps(range).for_each(|part| registered.insert(part));
             }
         }
-        Places::new(away.map(|(page, _)| page), registered)
+        let places = Places::new(away.into_iter(), registered, concerned);
+        (members, places)
     }
 
     /// The range is no longer mapped.

@@ -6,6 +6,7 @@
 //! which they were told is tried first; a remap to where something still is was made after one of those told later that made way for it. An order must
 //! lead pages to where the markers are now. If two do, and with different pages, it cannot be known what is where.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::page_map::PAGE;
@@ -13,7 +14,7 @@ use crate::range_set::RangeSet;
 
 use gms_policy::ids::PageAddr;
 
-/// Changes told late are looked for among so many at most, and in so many steps.
+/// Changes told late are looked for among so many of a group at most, and in so many steps.
 const SEARCHED_MAX: usize = 64;
 const STEPS_MAX: usize = 4096;
 
@@ -96,11 +97,54 @@ pub fn drop_echoes<T>(told: &mut Vec<T>, change: impl Fn(&T) -> Option<Change>) 
     });
 }
 
-/// Whether the order of changes matters: one has reached what another has left, or reached.
-pub fn meet(changes: &[Change]) -> bool {
+/// The changes that concern one another, by way of others too, where the order matters: one has reached what another has left, or reached. Indices,
+/// in order.
+pub(super) fn groups(changes: &[Change]) -> Vec<Vec<usize>> {
+    let mut ranges: Vec<(Range<u64>, usize)> = Vec::new();
+    for (index, change) in changes.iter().enumerate() {
+        ranges.extend(std::iter::once(change.left()).chain(change.reached()).map(|r| (r, index)));
+    }
+    ranges.sort_unstable_by_key(|(range, _)| range.start);
+    // Of each change the first of its group that is known; of that itself.
+    let mut first: Vec<usize> = (0..changes.len()).collect();
+    let find = |first: &[usize], mut index: usize| {
+        while first[index] != index {
+            index = first[index];
+        }
+        index
+    };
+    let (mut end, mut last) = (0, 0);
+    for (range, index) in ranges {
+        if range.start < end {
+            let (one, other) = (find(&first, last), find(&first, index));
+            first[one.max(other)] = one.min(other);
+        }
+        end = end.max(range.end);
+        last = index;
+    }
+    let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for index in 0..changes.len() {
+        groups.entry(find(&first, index)).or_default().push(index);
+    }
+    let matters = |group: &Vec<usize>| meet(group.iter().map(|&index| &changes[index]));
+    groups.into_values().filter(matters).collect()
+}
+
+/// What the changes concern whose order matters.
+pub fn contested(changes: &[Change]) -> RangeSet {
+    let mut contested = RangeSet::default();
+    for change in groups(changes).into_iter().flatten().map(|index| &changes[index]) {
+        let ranges = std::iter::once(change.left()).chain(change.reached());
+        ranges.for_each(|range| contested.insert(range));
+    }
+    contested
+}
+
+fn meet<'a>(changes: impl Iterator<Item = &'a Change> + Clone) -> bool {
     let mut others = RangeSet::default();
-    changes.iter().for_each(|change| others.insert(change.left()));
-    changes.iter().filter_map(Change::reached).any(|reached| {
+    changes.clone().for_each(|change| others.insert(change.left()));
+    let mut reached = changes.filter_map(Change::reached);
+    reached.any(|reached| {
         let meets = others.overlaps(reached.clone()).next().is_some();
         others.insert(reached);
         meets
@@ -115,14 +159,24 @@ type Part = (Range<u64>, u64);
 pub(super) struct Places {
     away: Vec<Part>,
     registered: RangeSet,
+    concerned: RangeSet,
 }
 
 impl Places {
-    /// Pages that are away, in order, and what is registered.
-    pub(super) fn new(away: impl Iterator<Item = PageAddr>, registered: RangeSet) -> Places {
+    /// Pages that are away, in order, and what is registered, of what the changes concern.
+    pub(super) fn new(
+        away: impl Iterator<Item = PageAddr>,
+        registered: RangeSet,
+        concerned: RangeSet,
+    ) -> Places {
         let mut set = RangeSet::default();
         away.for_each(|page| set.insert(page.get()..page.get() + PAGE));
-        Places { away: set.iter().map(|range| (range.clone(), range.start)).collect(), registered }
+        let away = set.iter().map(|range| (range.clone(), range.start)).collect();
+        Places { away, registered, concerned }
+    }
+
+    pub(super) fn concerned(&self) -> impl Iterator<Item = Range<u64>> {
+        self.concerned.iter()
     }
 
     fn taken(&self, range: Range<u64>) -> RangeSet {
