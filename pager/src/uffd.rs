@@ -191,6 +191,8 @@ impl Faults {
             None => Probe::Absent,
             Some(Errno::EEXIST) => Probe::Occupied,
             Some(Errno::EAGAIN) => Probe::Changing,
+            // See `registration`.
+            Some(_) if self.has_event() => Probe::Changing,
             Some(_) => Probe::Gone,
         }
     }
@@ -282,6 +284,8 @@ impl Faults {
         match unsafe { uffdio_copy(self.uffd.as_raw_fd(), &raw mut copy) } {
             Err(Errno::EFAULT | Errno::EEXIST) => Registration::Whole,
             Err(Errno::EAGAIN) => Registration::Changing,
+            // The kernel asks whether anything is changing before it looks what is there.
+            _ if self.has_event() => Registration::Changing,
             _ => Registration::Not,
         }
     }

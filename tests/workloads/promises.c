@@ -341,6 +341,31 @@ static void purging(void) {
     puts("forked beside purges");
 }
 
+/* ---- a thread reads beside others that purge without pause, and touch nothing */
+
+static void *purge_only(void *unused) {
+    char *p = map_pages(512);
+    fill_page(p, 1);
+    while (forking) madvise(p + PAGE, PAGE, MADV_DONTNEED);
+    munmap(p, 512 * PAGE);
+    return unused;
+}
+
+static void restless(void) {
+    uint64_t seed = 5;
+    fill(0);
+    forking = 1;
+    void *threads[2];
+    for (int i = 0; i < 2; i++) threads[i] = start(purge_only, NULL);
+    for (int i = 0; i < 300; i++) {
+        uint64_t n = next(&seed) % pages;
+        check_page(page_of(n), n + 1, "beside purges");
+    }
+    forking = 0;
+    for (int i = 0; i < 2; i++) join(threads[i]);
+    puts("read beside purges");
+}
+
 /* ---- somebody in the workload adopts orphans and waits for all of them */
 
 static void subreaper(void) {
@@ -509,7 +534,7 @@ static void guards_home(void) {
 int main(int argc, char **argv) {
     const struct { const char *name; void (*run)(void); } cases[] = {
         {"leader", leader}, {"sharer", sharer}, {"guards", guards}, {"guarded", guarded}, {"realloc", realloc_churn},
-        {"locked", locked}, {"inherit", inherit}, {"purging", purging}, {"subreaper", subreaper}, {"brood", brood},
+        {"locked", locked}, {"inherit", inherit}, {"purging", purging}, {"restless", restless}, {"subreaper", subreaper}, {"brood", brood},
         {"discards", discards}, {"own-missing", own_missing}, {"own-writes", own_writes}, {"guards-home", guards_home},
     };
     pages = number(argc, argv, 2, 64) * MIB / PAGE;
