@@ -14,7 +14,7 @@ mod local;
 pub(crate) mod tests;
 mod unread;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -123,6 +123,10 @@ pub struct FaultThread<T> {
     pending: HashSet<Place>,
     /// Faults to be tried again once the events have been read.
     again: Vec<Fault>,
+    /// Spaces with a backlog.
+    behind: BTreeSet<SpaceId>,
+    /// Those in which somebody has been waiting.
+    waiting: BTreeSet<SpaceId>,
     /// Removals told of so far.
     removals: u64,
     /// Demanded pages whose markers have not been looked for yet.
@@ -162,6 +166,8 @@ impl<T: Transport> FaultThread<T> {
             mismatches: BTreeMap::new(),
             pending: HashSet::new(),
             again: Vec::new(),
+            behind: BTreeSet::new(),
+            waiting: BTreeSet::new(),
             removals: 0,
             unproved: Vec::new(),
             epoll,
@@ -255,7 +261,7 @@ impl<T: Transport> FaultThread<T> {
         };
         if spin {
             limit = Duration::ZERO;
-        } else if !self.again.is_empty() || !self.unread.is_empty() || self.is_behind() {
+        } else if !self.again.is_empty() || !self.unread.is_empty() || !self.behind.is_empty() {
             limit = AGAIN;
         }
         let millis = limit.as_micros().div_ceil(1000) as u16;
@@ -278,11 +284,6 @@ impl<T: Transport> FaultThread<T> {
         ready > 0
     }
 
-    /// Whether something that was told is not applied yet.
-    fn is_behind(&self) -> bool {
-        self.spaces.values().any(|state| !state.backlog.is_empty())
-    }
-
     fn obey(&mut self) {
         drain(self.shared.fault_kicks());
         while let Ok(command) = self.commands.try_recv() {
@@ -299,6 +300,7 @@ impl<T: Transport> FaultThread<T> {
                         let _ = self.epoll.delete(&state.space.faults);
                     }
                     self.forget_unread(id);
+                    self.waiting.remove(&id);
                     // Here, where nothing is half done: of what has been read no fault meets a space of which nothing is known, no fork copies one.
                     lock(&self.shared.tables).drop_space(id);
                     self.shared.tell_dropped(id);

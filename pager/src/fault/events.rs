@@ -134,10 +134,14 @@ impl<T: Transport> FaultThread<T> {
                 event => state.backlog.push(Told { event, echoed: false }),
             }
         }
+        if !state.backlog.is_empty() {
+            self.behind.insert(id);
+        }
     }
 
     /// Applies what has been told of changes: all that had begun. The gate is closed.
     pub(super) fn apply(&mut self, space: &Arc<Space>, proof: &Proof) {
+        self.behind.remove(&space.id);
         let Some(state) = self.spaces.get_mut(&space.id) else { return };
         let mut events = Vec::new();
         let mut born = Vec::new();
@@ -179,10 +183,10 @@ impl<T: Transport> FaultThread<T> {
         // Who has been let through must have gone on before anything is read.
         let relieved =
             |state: &SpaceFaults| state.stuck.as_ref().is_some_and(|stuck| stuck.relief.is_some());
-        let waiting = self.spaces.values();
-        let waiting = waiting.filter(|state| !state.backlog.is_empty() && !relieved(state));
-        for id in waiting.map(|state| state.space.id).collect::<Vec<SpaceId>>() {
-            self.read_space(id, true);
+        for id in self.behind.clone() {
+            if !self.spaces.get(&id).is_some_and(relieved) {
+                self.read_space(id, true);
+            }
         }
     }
 
@@ -399,19 +403,23 @@ impl<T: Transport> FaultThread<T> {
 
     /// Has those stopped who keep others from being served.
     pub(super) fn calm(&mut self, now: Instant) {
-        for state in self.spaces.values_mut() {
-            let waits = |fault: &Fault| fault.place.0 == state.space.id;
+        self.waiting.extend(&self.behind);
+        self.waiting.extend(self.again.iter().map(|fault| fault.place.0));
+        self.waiting.retain(|id| {
+            let Some(state) = self.spaces.get_mut(id) else { return false };
             let refused = state.refused.is_some_and(|at| now.duration_since(at) < REFUSED_LASTS);
-            if state.backlog.is_empty() && !refused && !self.again.iter().any(waits) {
-                if state.waits.take().is_some() {
-                    state.space.restless.store(false, Ordering::Relaxed);
-                }
-            } else if now.duration_since(*state.waits.get_or_insert(now)) > RESTLESS_AFTER
-                && !state.space.restless.swap(true, Ordering::Relaxed)
-            {
+            let again = self.again.iter().any(|fault| fault.place.0 == *id);
+            if state.backlog.is_empty() && !refused && !again {
+                state.waits = None;
+                state.space.restless.store(false, Ordering::Relaxed);
+                return false;
+            }
+            let waits = now.duration_since(*state.waits.get_or_insert(now));
+            if waits > RESTLESS_AFTER && !state.space.restless.swap(true, Ordering::Relaxed) {
                 self.shared.kick_evict();
             }
-        }
+            true
+        });
     }
 
     /// Faults that wait for an event, none of which comes: their threads are let through to the kernel's own zeros.

@@ -507,6 +507,9 @@ impl<T: Transport> FaultThread<T> {
             if let Some(state) = self.spaces.get_mut(&id).filter(|_| fetch.is_awaited()) {
                 let good = matches!(outcome, Installed::Done | Installed::Exists);
                 state.refused = (!good).then(Instant::now);
+                if !good {
+                    self.waiting.insert(id);
+                }
             }
             let end = at + copied as usize;
             for (i, wanted) in run.iter().enumerate().take(end.max(at + 1)).skip(at) {
