@@ -67,7 +67,9 @@ const STUCK: Duration = Duration::from_millis(50);
 const STUCK_WRITING: Duration = Duration::from_secs(1);
 /// How often it may be asked, when nothing else can be evicted, whether removals are over: running threads are stopped for it.
 const PROOF_EVERY: Duration = Duration::from_millis(20);
-/// For faults to be served while threads are stopped that left them no moment for it. If they are not, it is tried again after the pause.
+/// For faults to be served, or markers to be left, while threads are stopped that left no moment for it. If they are not, it is tried again after the
+/// pause.
+const CALM_AFTER: Duration = Duration::from_millis(3);
 const CALM_MAX: Duration = Duration::from_millis(10);
 const CALM_PAUSE: Duration = Duration::from_millis(100);
 /// For changes of an address space that began while pages were moved out to be told.
@@ -454,6 +456,7 @@ impl<T: Transport> EvictThread<T> {
         let mut moved = 0;
         let mut wake: Vec<Place> = Vec::new();
         let (mut pulse, mut deadline) = (Pulse::new(now), now + MARK_DEADLINE);
+        let (mut still, mut calm_at) = (Vec::new(), now + CALM_AFTER);
         loop {
             leaving.retain(|&(slot, outcome)| {
                 let spaces = &self.spaces;
@@ -471,6 +474,15 @@ impl<T: Transport> EvictThread<T> {
                 self.shared.fail("a change of the workload's address space does not end");
                 break;
             }
+            if Instant::now() > calm_at {
+                // Whoever changes that memory without pause. Those are let go again before the next attempt.
+                still = match still.is_empty() {
+                    true => self.restless_owners(&leaving),
+                    false => Vec::new(),
+                };
+                calm_at = Instant::now() + if still.is_empty() { CALM_PAUSE } else { CALM_MAX };
+            }
+            still.retain_mut(|frozen: &mut Frozen| frozen.stop_restless().is_ok());
             // Who is to tell of the change may wait for room.
             self.stuck_at.get_or_insert(now + STUCK);
             self.make_room(Instant::now());
@@ -481,6 +493,17 @@ impl<T: Transport> EvictThread<T> {
             self.shared.fail("the page map is full");
         }
         moved
+    }
+
+    /// Those who change the memory in which markers are to be left, stopped.
+    fn restless_owners(&self, leaving: &[(u32, EvictOutcome)]) -> Vec<Frozen> {
+        let tables = lock(&self.shared.tables);
+        let unmarked = leaving.iter().flat_map(|(slot, _)| tables.unmarked(*slot));
+        let owners: BTreeSet<SpaceId> = unmarked.map(|place| place.0).collect();
+        drop(tables);
+        let pid = |id: &SpaceId| self.spaces.get(id).map(|s| s.pid.load(Ordering::Relaxed));
+        let pids = owners.iter().filter_map(pid).filter(|pid| self.processes.contains_key(pid));
+        pids.filter_map(Frozen::restless).collect()
     }
 
     fn unshare(&mut self, pid: i32, pages: &[PageAddr]) {
