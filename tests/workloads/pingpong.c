@@ -10,7 +10,7 @@
 
 /* Where the kernel maps nothing by itself: nobody else comes into the holes. */
 static char *const home = (char *)(1UL << 40), *const away = home + (1UL << 30), *const on = home + (2UL << 30);
-static atomic_int stop, moving;
+static atomic_int stop;
 
 static void move(char *from, char *to) {
     char *at = mremap(from, BLOCK * PAGE, BLOCK * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to);
@@ -57,11 +57,8 @@ static void one_fork(int moves, int child_moves) {
 
 static void *mover(void *unused) {
     while (!stop) {
-        moving = 1;
         move(home, away);
         move(away, home);
-        moving = 0;
-        sched_yield();
     }
     return unused;
 }
@@ -81,12 +78,10 @@ int main(int argc, char **argv) {
         one_fork(1, i % 2);
         if (i % 16 == 0) check(home, "in the parent");
     }
+    sched_setaffinity(0, sizeof all, &all);
     pthread_t thread;
     if (pthread_create(&thread, NULL, mover, NULL)) die("no thread");
-    for (uint64_t i = 0; i < other_rounds; i++) {
-        while (!moving) sched_yield();
-        one_fork(0, i % 2);
-    }
+    for (uint64_t i = 0; i < other_rounds; i++) one_fork(0, i % 2);
     stop = 1;
     pthread_join(thread, NULL);
     check(home, "in the parent");
