@@ -114,6 +114,8 @@ pub struct EvictThread<T> {
     /// Spaces that have ended, of which the fault thread may still have read a fork.
     leaving: HashMap<SpaceId, Arc<Space>>,
     orphans: Vec<Arc<Space>>,
+    /// Spaces in which threads are to be stopped for a moment.
+    restless: BTreeSet<SpaceId>,
     /// Evictors of address spaces that have gone, see [`Process::bury`].
     ending: Vec<(Ending, Arc<Space>)>,
     refused: HashMap<i32, Refusal>,
@@ -182,6 +184,7 @@ impl<T: Transport> EvictThread<T> {
             spaces: HashMap::new(),
             leaving: HashMap::new(),
             orphans: Vec::new(),
+            restless: BTreeSet::new(),
             ending: Vec::new(),
             refused: HashMap::new(),
             halt: Halt::default(),
@@ -316,6 +319,7 @@ impl<T: Transport> EvictThread<T> {
                     self.next_look = self.next_look.min(now + MET_AFTER);
                 }
                 EvictCommand::Dropped(id) => drop(self.leaving.remove(&id)),
+                EvictCommand::Restless(id) => drop(self.restless.insert(id)),
             }
         }
         busy
@@ -324,21 +328,32 @@ impl<T: Transport> EvictThread<T> {
     /// Stops threads for a moment that leave none to those who wait for pages.
     fn calm(&mut self, now: Instant) {
         let restless = |space: &Space| space.restless.load(Ordering::Relaxed);
-        for process in
-            self.processes.values_mut().filter(|p| restless(&p.space) && p.calm_at <= now)
-        {
-            let Some(mut frozen) = Frozen::restless(process.pid) else { continue };
-            // Who was asleep until it was read of its change stops after it.
-            while restless(&process.space)
-                && frozen.elapsed() < CALM_MAX
-                && frozen.stop_restless().is_ok()
-            {
-                std::thread::yield_now();
+        let (spaces, processes) = (&self.spaces, &mut self.processes);
+        let next_look = &mut self.next_look;
+        self.restless.retain(|id| {
+            let Some(space) = spaces.get(id).filter(|space| restless(space)) else { return false };
+            let process = processes.get_mut(&space.pid.load(Ordering::Relaxed));
+            let Some(process) = process.filter(|process| process.calm_at <= now) else {
+                return true;
+            };
+            let mut pause = CALM_MAX;
+            if let Some(mut frozen) = Frozen::restless(process.pid) {
+                // Who was asleep until it was read of its change stops after it.
+                while restless(space)
+                    && frozen.elapsed() < CALM_MAX
+                    && frozen.stop_restless().is_ok()
+                {
+                    std::thread::yield_now();
+                }
+                pause = CALM_PAUSE;
             }
-            if restless(&process.space) {
-                process.calm_at = Instant::now() + CALM_PAUSE;
+            if !restless(space) {
+                return false;
             }
-        }
+            process.calm_at = Instant::now() + pause;
+            *next_look = (*next_look).min(process.calm_at);
+            true
+        });
     }
 
     /// Waits until all forks that have been read of are told of, false if one of them is not applied yet. The first of a chain of forks is told of before

@@ -76,8 +76,8 @@ struct SpaceFaults {
     zero_streams: Vec<Range<u64>>,
     /// What was told of changes and is not applied yet: of a later one it may have been told first. Nobody is served meanwhile, or evicted from.
     backlog: Vec<Told>,
-    /// That has taken long.
-    late: bool,
+    /// Since when that has taken long.
+    late: Option<Instant>,
     /// Since when its faults, or what it has told, have been waiting for that.
     waits: Option<Instant>,
     /// When a page that somebody waits for came last and could not be installed.
@@ -261,7 +261,10 @@ impl<T: Transport> FaultThread<T> {
         };
         if spin {
             limit = Duration::ZERO;
-        } else if !self.again.is_empty() || !self.unread.is_empty() || !self.behind.is_empty() {
+        } else if [&self.behind, &self.waiting].into_iter().any(|spaces| !spaces.is_empty())
+            || !self.again.is_empty()
+            || !self.unread.is_empty()
+        {
             limit = AGAIN;
         }
         let millis = limit.as_micros().div_ceil(1000) as u16;
@@ -315,7 +318,7 @@ impl<T: Transport> FaultThread<T> {
             prefetch_totals: (0, 0),
             zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
             backlog: Vec::new(),
-            late: false,
+            late: None,
             waits: None,
             refused: None,
             unborn: false,

@@ -161,6 +161,8 @@ pub enum EvictCommand {
     Forked(Arc<Space>),
     /// The space has been dropped: nothing of it is told any more.
     Dropped(SpaceId),
+    /// See [`Space::restless`].
+    Restless(SpaceId),
 }
 
 /// See the module's documentation.
@@ -357,6 +359,12 @@ impl Shared {
     pub fn tell_dropped(&self, id: SpaceId) {
         // Nobody waits for it.
         let _ = self.to_evict.send(EvictCommand::Dropped(id));
+    }
+
+    /// Tells the evict thread of a space that is restless.
+    pub fn tell_restless(&self, id: SpaceId) {
+        let _ = self.to_evict.send(EvictCommand::Restless(id));
+        self.kick_evict();
     }
 
     /// Whether a fault is by a thread of ours: of the evictor in that space, or of the evict thread, which reads the workload's memory.

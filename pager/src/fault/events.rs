@@ -21,6 +21,9 @@ use crate::uffd::{Faults, Probe, Registration};
 
 /// For changes that have begun to be told. Threads that change one address space without end must not keep others from being served.
 const CHANGE_PATIENCE: Duration = Duration::from_millis(5);
+/// For changes that wait for others to be told; and so many wait at most.
+const BACKLOG_DEADLINE: Duration = Duration::from_secs(15);
+const BACKLOG_MAX: usize = 1 << 16;
 /// For a forked child to stop changing its address space.
 const CHILD_DEADLINE: Duration = Duration::from_secs(2);
 /// A fault which can be served for so long only when an event is told, although none is, waits for the very thread that is to tell.
@@ -103,17 +106,19 @@ impl<T: Transport> FaultThread<T> {
     pub(super) fn read_changes(&mut self, space: &Space, faults: &mut Vec<Event>) -> bool {
         let begun = Instant::now();
         let Some(state) = self.spaces.get_mut(&space.id) else { return true };
-        let patience = match std::mem::replace(&mut state.late, true) {
-            true => Duration::ZERO,
-            false => CHANGE_PATIENCE,
-        };
+        let patience = if state.late.is_some() { Duration::ZERO } else { CHANGE_PATIENCE };
+        let late = *state.late.get_or_insert(begun);
         loop {
             let Some(state) = self.spaces.get_mut(&space.id) else { return true };
             let only_removals =
                 state.backlog.iter().all(|told| matches!(told.event, Event::Remove { .. }));
             if only_removals || !space.faults.has_event() {
-                state.late = false;
                 return true;
+            }
+            if state.backlog.len() > BACKLOG_MAX || begun.duration_since(late) > BACKLOG_DEADLINE {
+                let name = space.name();
+                self.shared.fail(format!("{name} changes its address space without any pause"));
+                return false;
             }
             if begun.elapsed() > patience {
                 return false;
@@ -143,6 +148,7 @@ impl<T: Transport> FaultThread<T> {
     pub(super) fn apply(&mut self, space: &Arc<Space>, proof: &Proof) {
         self.behind.remove(&space.id);
         let Some(state) = self.spaces.get_mut(&space.id) else { return };
+        state.late = None;
         let mut events = Vec::new();
         let mut born = Vec::new();
         for (order, told) in std::mem::take(&mut state.backlog).into_iter().enumerate() {
@@ -416,7 +422,7 @@ impl<T: Transport> FaultThread<T> {
             }
             let waits = now.duration_since(*state.waits.get_or_insert(now));
             if waits > RESTLESS_AFTER && !state.space.restless.swap(true, Ordering::Relaxed) {
-                self.shared.kick_evict();
+                self.shared.tell_restless(*id);
             }
             true
         });

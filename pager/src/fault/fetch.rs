@@ -225,6 +225,9 @@ impl<T: Transport> FaultThread<T> {
             fetch.sent = now.min(fetch.sent + missed);
         }
         self.unread.values_mut().for_each(|unread| unread.since += missed);
+        for late in self.spaces.values_mut().filter_map(|state| state.late.as_mut()) {
+            *late += missed;
+        }
     }
 
     /// Sends what could not be sent, or was not answered.
@@ -506,8 +509,10 @@ impl<T: Transport> FaultThread<T> {
             };
             if let Some(state) = self.spaces.get_mut(&id).filter(|_| fetch.is_awaited()) {
                 let good = matches!(outcome, Installed::Done | Installed::Exists);
-                state.refused = (!good).then(Instant::now);
-                if !good {
+                // Not one that has been discarded meanwhile, or is there: nobody is to be stopped for that.
+                let refused = !good && tables.is_remote(run[at].place, run[at].content);
+                state.refused = refused.then(Instant::now);
+                if refused {
                     self.waiting.insert(id);
                 }
             }

@@ -518,6 +518,24 @@ impl Play {
     }
 }
 
+/// Nobody of the address space is served meanwhile.
+#[test]
+fn changes_do_not_wait_for_ever_for_others() {
+    let mut play = Play::new(None);
+    let (thread, ..) = play.with_mremap();
+    let (space, page, away) = (play.space.clone(), play.page, map(PAGE));
+    play.fault.sort(ID, vec![Play::remap(page, away)], &mut Vec::new());
+    // Longer ago than it may be.
+    let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).expect("an uptime");
+    for (late, stopped) in [(Instant::now(), false), (long_ago, true)] {
+        play.fault.spaces.get_mut(&ID).expect("the space").late = Some(late);
+        assert!(!play.fault.read_changes(&space, &mut Vec::new()));
+        assert_eq!(play.shared.has_failed(), stopped);
+    }
+    assert!(play.fault.read_space(ID, true));
+    thread.join().expect("no panic");
+}
+
 #[test]
 fn pages_that_were_moved_to_where_a_thread_was_let_through_are_missed() {
     let mut play = Play::new(None).evicted();
