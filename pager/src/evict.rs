@@ -43,7 +43,7 @@ use crate::stopped::release_late;
 use crate::tables::{EvictOutcome, Place};
 use crate::torture::{self, Point};
 use crate::tree::{Root, Tree};
-use crate::victims::{choose_victims, finish, move_out, next_batch, read_moved};
+use crate::victims::{choose_victims, finish, finish_marked, move_out, next_batch, read_moved};
 
 /// A forked child is looked for after this.
 const MET_AFTER: Duration = Duration::from_millis(1);
@@ -468,8 +468,8 @@ impl<T: Transport> EvictThread<T> {
 
     /// Sees pages through their leaving; returns how many have gone. Changes of the address space that came in between are told meanwhile.
     fn finish(&mut self, mut leaving: Vec<(u32, EvictOutcome)>, now: Instant) -> u64 {
-        let mut moved = 0;
         let mut wake: Vec<Place> = Vec::new();
+        let mut moved = finish_marked(&self.shared, &mut leaving, &mut wake);
         let (mut pulse, mut deadline) = (Pulse::new(now), now + MARK_DEADLINE);
         let (mut still, mut calm_at) = (Vec::new(), now + CALM_AFTER);
         loop {

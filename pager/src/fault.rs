@@ -86,7 +86,6 @@ struct SpaceFaults {
     unborn: bool,
     /// Several threads were seen.
     threaded: bool,
-    stuck: Option<Stuck>,
 }
 
 /// What an address space has told of itself.
@@ -127,6 +126,8 @@ pub struct FaultThread<T> {
     behind: BTreeSet<SpaceId>,
     /// Those in which somebody has been waiting.
     waiting: BTreeSet<SpaceId>,
+    /// Those in which a thread may be waiting for itself.
+    stuck: BTreeMap<SpaceId, Stuck>,
     /// Removals told of so far.
     removals: u64,
     /// Demanded pages whose markers have not been looked for yet.
@@ -168,6 +169,7 @@ impl<T: Transport> FaultThread<T> {
             again: Vec::new(),
             behind: BTreeSet::new(),
             waiting: BTreeSet::new(),
+            stuck: BTreeMap::new(),
             removals: 0,
             unproved: Vec::new(),
             epoll,
@@ -304,6 +306,7 @@ impl<T: Transport> FaultThread<T> {
                     }
                     self.forget_unread(id);
                     self.waiting.remove(&id);
+                    self.stuck.remove(&id);
                     // Here, where nothing is half done: of what has been read no fault meets a space of which nothing is known, no fork copies one.
                     lock(&self.shared.tables).drop_space(id);
                     self.shared.tell_dropped(id);
@@ -323,7 +326,6 @@ impl<T: Transport> FaultThread<T> {
             refused: None,
             unborn: false,
             threaded: false,
-            stuck: None,
             space,
         };
         let event = EpollEvent::new(EpollFlags::EPOLLIN, SPACES + state.space.id.0);

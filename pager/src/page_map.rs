@@ -2,12 +2,12 @@
 //!
 //! Chunks of [`CHUNK_PAGES`] entries lie one behind the other; an index says which chunk covers which addresses of which space: a space has
 //! *shelves* of 1 GiB of addresses, a shelf has chunks. A forked space begins with the shelves of its parent: shelf and chunk are copied
-//! when one of those who share them changes an entry ([`PageMap::own`]). So a fork, an exit and an unmap take time by the GiB, not by the page.
+//! when one of those who share them changes an entry ([`PageMap::put`]). So a fork, an exit and an unmap take time by the GiB, not by the page.
 //!
 //! An entry has room for what comes later: `placement` numbers a *set* of locations (today: one agent), and the content id is
 //! unique for the life of the workload, so that it can serve as the nonce of a per-workload AEAD key.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -151,7 +151,7 @@ pub struct Full;
 pub struct PageMap {
     memory: MmapMut,
     headers: Vec<Header>,
-    index: HashMap<SpaceId, BTreeMap<u64, Arc<Shelf>>>,
+    index: BTreeMap<SpaceId, BTreeMap<u64, Arc<Shelf>>>,
     /// First addresses of chunks that name slots, of any space, and how many chunks there do.
     slotted: BTreeMap<u64, u32>,
     /// Free chunks without memory.
@@ -171,7 +171,7 @@ impl PageMap {
         // SAFETY: the memfd is ours alone; nobody else maps, writes or truncates it while this mapping lives.
         let memory = unsafe { MmapMut::map_mut(&file)? };
         let (headers, free, warm) = (Vec::new(), Vec::new(), Vec::new());
-        let (index, slotted) = (HashMap::new(), BTreeMap::new());
+        let (index, slotted) = (BTreeMap::new(), BTreeMap::new());
         Ok(PageMap { memory, headers, index, slotted, free, warm, limit, away: 0 })
     }
 
@@ -194,9 +194,10 @@ impl PageMap {
         self.entry(space, page).decode()
     }
 
-    /// The page's mark; zero if nothing is known.
-    pub fn mark(&self, space: SpaceId, page: PageAddr) -> Mark {
-        self.entry(space, page).mark()
+    /// The same with the page's mark, which is zero if nothing is known.
+    pub fn get_marked(&self, space: SpaceId, page: PageAddr) -> (State, Mark) {
+        let entry = self.entry(space, page);
+        (entry.decode(), entry.mark())
     }
 
     /// Pages that are not in the workload's memory, in all spaces together.
@@ -209,37 +210,52 @@ impl PageMap {
         self.entries(chunk)[slot_of(page.get())]
     }
 
-    /// Makes sure that the page's entry can be set to something else than `Empty`, and for this space alone. Returns the chunk that
-    /// was copied for it, if one was: its contents have another reference each.
-    pub fn own(&mut self, space: SpaceId, page: PageAddr) -> Result<Option<Chunk>, Full> {
+    /// Sets what is known of a page, for this space alone. Returns the chunk that was copied for it, if one was: each of its contents has another
+    /// reference.
+    pub fn put(
+        &mut self,
+        space: SpaceId,
+        page: PageAddr,
+        state: State,
+        mark: Mark,
+    ) -> Result<Option<Chunk>, Full> {
         let base = page.get() & !(CHUNK_SPAN - 1);
-        let shared = self.find(space, base);
-        if let Some(chunk) = shared
-            && self.headers[chunk as usize].owners == 1
-            && self.has_own_shelf(space, base)
-        {
+        let shelf = self.index.get(&space).and_then(|shelves| shelves.get(&shelf_of(base)));
+        let found = shelf.and_then(|shelf| shelf.get(&base)).copied();
+        let knows = |chunk: Chunk| self.entries(chunk)[slot_of(page.get())].word != 0;
+        if state == State::Empty && !found.is_some_and(knows) {
             return Ok(None);
         }
-        let own = self.allocate()?;
-        if let Some(shared) = shared {
-            self.own_shelf(space, base);
-            let at = |chunk: Chunk| chunk as usize * CHUNK_LEN;
-            self.memory.copy_within(at(shared)..at(shared) + CHUNK_LEN, at(own));
-            self.headers[shared as usize].owners -= 1;
-            let copied = Header { owners: 1, ..self.headers[shared as usize] };
-            self.headers[own as usize] = copied;
-            self.away += u64::from(copied.away);
-            if copied.slots > 0 {
-                *self.slotted.entry(base).or_default() += 1;
+        let alone = shelf.is_some_and(|shelf| Arc::strong_count(shelf) == 1);
+        match found {
+            Some(chunk) if alone && self.headers[chunk as usize].owners == 1 => {
+                self.set(space, page, chunk, state, mark);
+                Ok(None)
+            }
+            shared => {
+                let own = self.allocate()?;
+                if let Some(shared) = shared {
+                    self.copy(space, base, shared, own);
+                }
+                self.own_shelf(space, base).insert(base, own);
+                self.set(space, page, own, state, mark);
+                Ok(shared)
             }
         }
-        self.own_shelf(space, base).insert(base, own);
-        Ok(shared.map(|_| own))
     }
 
-    fn has_own_shelf(&self, space: SpaceId, base: u64) -> bool {
-        let shelf = self.index.get(&space).and_then(|shelves| shelves.get(&shelf_of(base)));
-        shelf.is_some_and(|shelf| Arc::strong_count(shelf) == 1)
+    /// The space leaves a chunk to others, of which `own` becomes a copy.
+    fn copy(&mut self, space: SpaceId, base: u64, shared: Chunk, own: Chunk) {
+        self.own_shelf(space, base);
+        let at = |chunk: Chunk| chunk as usize * CHUNK_LEN;
+        self.memory.copy_within(at(shared)..at(shared) + CHUNK_LEN, at(own));
+        self.headers[shared as usize].owners -= 1;
+        let copied = Header { owners: 1, ..self.headers[shared as usize] };
+        self.headers[own as usize] = copied;
+        self.away += u64::from(copied.away);
+        if copied.slots > 0 {
+            *self.slotted.entry(base).or_default() += 1;
+        }
     }
 
     /// The shelf of the space, for it alone.
@@ -252,12 +268,8 @@ impl PageMap {
         Arc::make_mut(shelf)
     }
 
-    /// Sets what is known of a page, whose chunk the space must own.
-    pub fn set(&mut self, space: SpaceId, page: PageAddr, state: State, mark: Mark) {
-        let Some(chunk) = self.find(space, page.get()) else {
-            assert_eq!(state, State::Empty, "an entry without a chunk");
-            return;
-        };
+    /// Sets an entry of a chunk that the space has for itself.
+    fn set(&mut self, space: SpaceId, page: PageAddr, chunk: Chunk, state: State, mark: Mark) {
         let entry = &mut self.entries_mut(chunk)[slot_of(page.get())];
         let (was, was_away) = (entry.decode(), entry.is_away());
         *entry = Entry::encode(state, mark);
@@ -554,12 +566,8 @@ mod tests {
         ]
     }
 
-    /// Owns and sets, as the tables do.
     fn put(map: &mut PageMap, space: u64, page: PageAddr, state: State, mark: Mark) {
-        if state != State::Empty || map.get(SpaceId(space), page) != State::Empty {
-            map.own(SpaceId(space), page).unwrap();
-            map.set(SpaceId(space), page, state, mark);
-        }
+        map.put(SpaceId(space), page, state, mark).unwrap();
     }
 
     fn clear(map: &mut PageMap, space: u64, range: Range<u64>) {
@@ -646,7 +654,7 @@ mod tests {
             }
             for (&(space, page), &(state, mark)) in &oracle {
                 prop_assert_eq!(map.get(SpaceId(space), page), state);
-                prop_assert_eq!(map.mark(SpaceId(space), page), mark);
+                prop_assert_eq!(map.get_marked(SpaceId(space), page), (state, mark));
             }
             let away = |(state, _): &&(State, Mark)| matches!(state, State::Slot(_) | State::Remote(_));
             let known = oracle.values().filter(away).count() as u64;
@@ -658,13 +666,13 @@ mod tests {
             prop_assert_eq!(map.knows(SpaceId(1), range.clone()), !expected.is_empty());
             prop_assert_eq!(map.known(SpaceId(1), range), expected);
             let pages: Vec<_> = oracle.keys().filter(|(s, _)| *s == 2).map(|(_, p)| *p).collect();
-            let before: Vec<_> = pages.iter().map(|&p| (map.get(SpaceId(2), p), map.mark(SpaceId(2), p))).collect();
+            let before: Vec<_> = pages.iter().map(|&p| map.get_marked(SpaceId(2), p)).collect();
             let mut cold = Vec::new();
             map.cool(SpaceId(2), &pages, |page| cold.push(page));
             for (&page, (state, mark)) in pages.iter().zip(before) {
                 let cools = matches!(state, State::Kept(_)) && mark > 0;
-                prop_assert_eq!(map.get(SpaceId(2), page), state);
-                prop_assert_eq!(map.mark(SpaceId(2), page), mark - u8::from(cools));
+                let cooled = (state, mark - u8::from(cools));
+                prop_assert_eq!(map.get_marked(SpaceId(2), page), cooled);
                 prop_assert_eq!(cold.contains(&page), !cools);
             }
             for space in 0..3 {
@@ -680,8 +688,7 @@ mod tests {
         let mut map = PageMap::new(16).unwrap();
         let page = |chunk: u64| PageAddr::containing(chunk * CHUNK_SPAN);
         let fill = |map: &mut PageMap, space: u64, chunk: u64| {
-            let owned = map.own(SpaceId(space), page(chunk));
-            owned.inspect(|_| map.set(SpaceId(space), page(chunk), State::Slot(1), 0))
+            map.put(SpaceId(space), page(chunk), State::Slot(1), 0)
         };
         (0..15).for_each(|chunk| assert_eq!(fill(&mut map, 1, chunk), Ok(None)));
         assert!(map.is_full());

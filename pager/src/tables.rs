@@ -309,13 +309,11 @@ impl Tables {
 
     /// The page was installed from `content`, because a thread waits for it or ahead of its use. False if the entry has changed meanwhile.
     pub fn fetched(&mut self, place: Place, content: Content, waited: bool) -> bool {
-        let heat = match self.map.get(place.0, place.1) {
-            State::Remote(known) if known == content && waited => {
-                self.ages.heat(self.map.mark(place.0, place.1))
-            }
-            State::Remote(known) if known == content => 0,
+        let heat = match self.map.get_marked(place.0, place.1) {
+            (State::Remote(known), mark) if known == content && waited => self.ages.heat(mark),
+            (State::Remote(known), _) if known == content => 0,
             // By somebody else, meanwhile.
-            State::Kept(known) if known == content => self.map.mark(place.0, place.1),
+            (State::Kept(known), mark) if known == content => mark,
             _ => return false,
         };
         // Without room for the change the entry stays `Remote`; if the page is discarded some day, its missing marker tells.
@@ -548,7 +546,7 @@ impl Tables {
         // Leaving and sent slots are freed when that ends.
         if slot.owners.is_empty() && slot.phase == Phase::Ready {
             self.ready.retain(|&i| i != index);
-            self.settle(index, Vec::new(), State::Empty, None);
+            self.settle(index, State::Empty, None);
         }
     }
 
@@ -558,16 +556,11 @@ impl Tables {
 
     /// Changes an entry; false if there is no room for it, and nothing has changed.
     fn put_marked(&mut self, place: Place, state: State, mark: Mark) -> bool {
-        let (space, page) = place;
-        if state == State::Empty && self.map.get(space, page) == State::Empty {
-            return true;
-        }
-        let Ok(copied) = self.map.own(space, page) else { return false };
+        let Ok(copied) = self.map.put(place.0, place.1, state, mark) else { return false };
         if let Some(chunk) = copied {
             let contents: Vec<ContentId> = self.map.states(chunk).filter_map(content_of).collect();
             contents.into_iter().for_each(|id| self.share(id, 1));
         }
-        self.map.set(space, page, state, mark);
         true
     }
 

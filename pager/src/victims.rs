@@ -227,18 +227,18 @@ fn leave_markers(shared: &Shared, process: &Process, leaving: &Leaving, moved: &
     let gone = |i: &usize| moved.places[*i].is_some();
     let moved: Vec<usize> = (0..leaving.len()).filter(gone).collect();
     let pages: Vec<PageAddr> = moved.iter().map(|&i| leaving[i].0).collect();
-    let mut left: Vec<usize> = Vec::new();
+    let (mut marked, mut left): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
     for (first, count) in runs(&pages) {
         let start = pages[first].get();
         let run = &moved[first..first + count];
         match leave_marker(space, start..start + count as u64 * PAGE) {
-            Ok(()) => {
-                let mut tables = lock(&shared.tables);
-                run.iter().for_each(|&i| tables.marked(leaving[i].1, (space.id, leaving[i].0)));
-            }
+            Ok(()) => marked.extend(run),
             Err(_) => left.extend(run),
         }
     }
+    let mut tables = lock(&shared.tables);
+    marked.into_iter().for_each(|i| tables.marked(leaving[i].1, (space.id, leaving[i].0)));
+    drop(tables);
     if left.is_empty() {
         return;
     }
@@ -317,6 +317,29 @@ fn is_inherited(shared: &Shared, process: &Process, leaving: &Leaving) -> bool {
     let _gate = process.space.settled_gate();
     let tables = lock(&shared.tables);
     leaving.iter().any(|&(_, slot)| tables.is_inherited(slot, process.space.id))
+}
+
+/// Ends the leaving of those pages that have all their markers, or have stayed; returns how many have gone. The others remain in the list.
+pub fn finish_marked(
+    shared: &Shared,
+    leaving: &mut Vec<(u32, EvictOutcome)>,
+    wake: &mut Vec<Place>,
+) -> u64 {
+    let mut moved = 0;
+    let mut tables = lock(&shared.tables);
+    leaving.retain(|&(slot, outcome)| {
+        let ends = match outcome {
+            EvictOutcome::Stayed => true,
+            EvictOutcome::Zero => false,
+            EvictOutcome::Moved(_) => tables.unmarked(slot).next().is_none(),
+        };
+        if ends {
+            moved += u64::from(outcome != EvictOutcome::Stayed);
+            tables.finish_evict(slot, outcome, wake);
+        }
+        !ends
+    });
+    moved
 }
 
 /// Ends the leaving of a page of zeros if it has one address, from which its marker is taken away; false if it cannot be so, `None` if an event must be

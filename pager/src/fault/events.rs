@@ -10,7 +10,7 @@ use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
 use userfaultfd::Event;
 
-use super::{Fault, FaultThread, SpaceFaults, Told};
+use super::{Fault, FaultThread, Told};
 use crate::page_map::PAGE;
 use crate::proc;
 use crate::range_set::RangeSet;
@@ -187,10 +187,8 @@ impl<T: Transport> FaultThread<T> {
     /// What could not be applied yet is, as soon as no change is under way.
     pub(super) fn settle(&mut self) {
         // Who has been let through must have gone on before anything is read.
-        let relieved =
-            |state: &SpaceFaults| state.stuck.as_ref().is_some_and(|stuck| stuck.relief.is_some());
         for id in self.behind.clone() {
-            if !self.spaces.get(&id).is_some_and(relieved) {
+            if self.stuck.get(&id).is_none_or(|stuck| stuck.relief.is_none()) {
                 self.read_space(id, true);
             }
         }
@@ -430,16 +428,13 @@ impl<T: Transport> FaultThread<T> {
 
     /// Faults that wait for an event, none of which comes: their threads are let through to the kernel's own zeros.
     pub(super) fn relieve(&mut self, now: Instant) {
-        for state in self.spaces.values_mut() {
-            let waits = |fault: &&Fault| fault.place.0 == state.space.id;
-            if state.stuck.is_some() && !self.again.iter().any(|fault| waits(&fault)) {
-                state.stuck.take_if(|stuck| stuck.relief.is_none());
-            }
-        }
+        let again = &self.again;
+        let waits = |id| again.iter().any(|fault| fault.place.0 == id);
+        self.stuck.retain(|&id, stuck| stuck.relief.is_some() || waits(id));
         let mut due = BTreeSet::new();
         for fault in &self.again {
-            let Some(state) = self.spaces.get_mut(&fault.place.0) else { continue };
-            let stuck = state.stuck.get_or_insert(Stuck { since: now, relief: None });
+            let fresh = Stuck { since: now, relief: None };
+            let stuck = self.stuck.entry(fault.place.0).or_insert(fresh);
             if now.duration_since(stuck.since) > STUCK_AFTER {
                 stuck.since = now;
                 due.insert(fault.place.0);
@@ -454,7 +449,7 @@ impl<T: Transport> FaultThread<T> {
     /// Takes what lies free from the page on out of the userfaultfd, if nothing is known of it.
     fn let_through(&mut self, fault: Fault) {
         let (id, page) = (fault.place.0, fault.place.1);
-        let Some(state) = self.spaces.get_mut(&id) else { return };
+        let Some(state) = self.spaces.get(&id) else { return };
         let space = state.space.clone();
         let _gate = lock(&space.gate);
         // What is known is of before what has been told and is not applied.
@@ -483,7 +478,7 @@ impl<T: Transport> FaultThread<T> {
         drop(tables);
         // Wakes the thread. Holes behind the mapping are no error; what is not mapped any more needs no relief.
         if space.faults.unregister(free.clone()).is_ok()
-            && let Some(stuck) = &mut state.stuck
+            && let Some(stuck) = self.stuck.get_mut(&id)
         {
             let before = stuck.relief.take().unwrap_or(free.clone());
             stuck.relief = Some(before.start.min(free.start)..before.end.max(free.end));
@@ -493,8 +488,7 @@ impl<T: Transport> FaultThread<T> {
 
     /// What was taken out is put back before the thread that waited is told to go on: split mappings would make its next mremap fail.
     pub(super) fn repair(&mut self, space: &Space) {
-        let Some(state) = self.spaces.get_mut(&space.id) else { return };
-        if let Some(relief) = state.stuck.as_mut().and_then(|stuck| stuck.relief.take()) {
+        if let Some(relief) = self.stuck.get_mut(&space.id).and_then(|stuck| stuck.relief.take()) {
             // It is recorded as registered when it is next looked at. A mapping that cannot be registered is left resident.
             let _ = space.faults.register(relief.clone());
             lock(&space.relieved).insert(relief);

@@ -176,7 +176,7 @@ impl Tables {
     fn shift(&mut self, space: SpaceId, remap: &Remap) {
         for (page, state) in self.map.known(space, remap.source()) {
             let (place, target) = ((space, page), (space, remap.moved(page)));
-            let mark = self.map.mark(space, page);
+            let mark = self.map.get_marked(space, page).1;
             if !self.put_marked(target, state, mark) || !self.put(place, State::Empty) {
                 self.exhausted = true;
                 return;

@@ -139,10 +139,14 @@ impl Tables {
     pub fn finish_evict(&mut self, index: u32, outcome: EvictOutcome, wake: &mut Vec<Place>) {
         let slot = &mut self.slots[index as usize];
         debug_assert_eq!(slot.phase, Phase::Leaving);
-        self.leaving.retain(|&leaving| leaving != index);
-        let owners: Vec<Place> = slot.owners.drain(..).map(|owner| owner.place).collect();
+        if let Some(at) = self.leaving.iter().position(|&leaving| leaving == index) {
+            self.leaving.swap_remove(at);
+        }
         let (kept, was_remote) = (slot.kept.take(), slot.was_remote);
-        wake.extend(owners.iter().filter(|&place| self.waiters.remove(place)));
+        if !self.waiters.is_empty() {
+            let places = slot.owners.iter().map(|owner| owner.place);
+            wake.extend(places.filter(|place| self.waiters.remove(place)));
+        }
         let state = match (outcome, kept) {
             (EvictOutcome::Stayed, Some(content)) if was_remote => State::Remote(content),
             (EvictOutcome::Stayed, Some(content)) => State::Kept(content),
@@ -152,8 +156,8 @@ impl Tables {
                 self.counters.clean_drops += 1;
                 State::Remote(content)
             }
-            (EvictOutcome::Moved(hash), _) if !owners.is_empty() => {
-                return self.make_ready(index, owners, kept, hash);
+            (EvictOutcome::Moved(hash), _) if !slot.owners.is_empty() => {
+                return self.make_ready(index, kept, hash);
             }
             (EvictOutcome::Zero, _) => {
                 self.counters.zero_drops += 1;
@@ -161,10 +165,10 @@ impl Tables {
             }
             _ => State::Empty,
         };
-        self.settle(index, owners, state, kept);
+        self.settle(index, state, kept);
     }
 
-    fn make_ready(&mut self, index: u32, owners: Vec<Place>, kept: Option<Content>, hash: u64) {
+    fn make_ready(&mut self, index: u32, kept: Option<Content>, hash: u64) {
         if let Some(old) = kept {
             self.release(old);
         }
@@ -172,19 +176,14 @@ impl Tables {
         assert!(id.0 <= CONTENT_ID_MAX, "2^44 evictions in one workload");
         self.next_content += 1;
         let slot = &mut self.slots[index as usize];
-        slot.owners = owners.into_iter().map(|place| Owner { place, marked: true }).collect();
+        slot.owners.iter_mut().for_each(|owner| owner.marked = true);
         (slot.phase, slot.id, slot.hash) = (Phase::Ready, id, hash);
         self.ready.push_back(index);
     }
 
     /// Gives every owner the final state and frees the slot. `reference` is the reference which the slot held on a content.
-    pub(super) fn settle(
-        &mut self,
-        index: u32,
-        owners: Vec<Place>,
-        state: State,
-        reference: Option<Content>,
-    ) {
+    pub(super) fn settle(&mut self, index: u32, state: State, reference: Option<Content>) {
+        let mut owners = std::mem::take(&mut self.slots[index as usize].owners);
         let keeps = matches!(state, State::Kept(_) | State::Remote(_));
         if let Some(content) = reference {
             match (keeps, owners.len() as u32) {
@@ -196,14 +195,15 @@ impl Tables {
             State::Remote(_) => self.slots[index as usize].mark,
             _ => 0,
         };
-        for place in owners {
-            if !self.put_marked(place, state, mark) {
+        for owner in owners.drain(..) {
+            if !self.put_marked(owner.place, state, mark) {
                 self.exhausted = true;
             }
         }
         let slot = &mut self.slots[index as usize];
         slot.phase = Phase::Free;
         slot.kept = None;
+        slot.owners = owners;
         self.free.push(index);
     }
 
@@ -237,13 +237,12 @@ impl Tables {
             return;
         }
         let content = Content { id: slot.id, agent, hash: slot.hash };
-        let owners: Vec<Place> = slot.owners.drain(..).map(|owner| owner.place).collect();
         if stored {
             self.counters.pages_out += 1;
         }
         // A write without owners left was in vain; an unanswered one may still have been stored.
         self.count_remote(agent);
-        self.settle(index, owners, State::Remote(content), Some(content));
+        self.settle(index, State::Remote(content), Some(content));
     }
 }
 
