@@ -17,7 +17,7 @@ use gms_transport::message::{
     Control, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor, Status, WorkloadId,
 };
 use gms_transport::{CloseCode, ExchangeId, LinkId, PeerIdentity};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
@@ -96,8 +96,8 @@ type Admitted = (ClientId, Option<TenantId>);
 pub struct Core {
     store: Store,
     tenants: Tenants,
-    links: HashMap<LinkId, Link>,
-    exchanges: HashMap<ExchangeId, Exchange>,
+    links: BTreeMap<LinkId, Link>,
+    exchanges: BTreeMap<ExchangeId, Exchange>,
     /// Pages of the reply at hand, and their descriptors if it has any.
     found: Vec<Found>,
     descriptors: Vec<PageDescriptor>,
@@ -132,8 +132,8 @@ impl Core {
             store,
             // The standard library's hashers are the random numbers which it has.
             tenants: Tenants::new(RandomState::new().build_hasher().finish()),
-            links: HashMap::new(),
-            exchanges: HashMap::new(),
+            links: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
             found: Vec::with_capacity(PAGES_MAX),
             descriptors: Vec::with_capacity(PAGES_MAX),
             stats,

@@ -10,7 +10,7 @@ mod look;
 mod reconcile;
 mod room;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -110,20 +110,20 @@ pub struct EvictThread<T> {
     /// Whether the budget has been met once.
     settled: bool,
     processes: BTreeMap<i32, Process>,
-    pub(crate) spaces: HashMap<SpaceId, Arc<Space>>,
+    pub(crate) spaces: BTreeMap<SpaceId, Arc<Space>>,
     /// Spaces that have ended, of which the fault thread may still have read a fork.
-    leaving: HashMap<SpaceId, Arc<Space>>,
+    leaving: BTreeMap<SpaceId, Arc<Space>>,
     orphans: Vec<Arc<Space>>,
     /// Spaces in which threads are to be stopped for a moment.
     restless: BTreeSet<SpaceId>,
     /// Evictors of address spaces that have gone, see [`Process::bury`].
     ending: Vec<(Ending, Arc<Space>)>,
-    refused: HashMap<i32, Refusal>,
+    refused: BTreeMap<i32, Refusal>,
     halt: Halt,
     /// Processes that have pages in their outboxes, the latest last.
     outboxes: VecDeque<i32>,
     budget: Budget,
-    writes: HashMap<ExchangeId, Write>,
+    writes: BTreeMap<ExchangeId, Write>,
     home: Homecoming,
     given: Vec<u64>,
     zero_hash: u64,
@@ -181,16 +181,16 @@ impl<T: Transport> EvictThread<T> {
             },
             settled: !matches!(root, Root::Process(_)),
             processes: BTreeMap::new(),
-            spaces: HashMap::new(),
-            leaving: HashMap::new(),
+            spaces: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             orphans: Vec::new(),
             restless: BTreeSet::new(),
             ending: Vec::new(),
-            refused: HashMap::new(),
+            refused: BTreeMap::new(),
             halt: Halt::default(),
             outboxes: VecDeque::new(),
             budget,
-            writes: HashMap::new(),
+            writes: BTreeMap::new(),
             home: Homecoming::new(now),
             zero_hash,
             random: shared.seed | 1,
@@ -452,8 +452,10 @@ impl<T: Transport> EvictThread<T> {
         }
         let pages = next_batch(&mut process.victims);
         let (leaving, moved) = move_out(&self.shared, process, &pages)?;
+        give_way(self.nice);
         torture::at(Point::BeforeOutboxRead);
         let outcomes = read_moved(&self.shared, process, &leaving, &moved, self.zero_hash)?;
+        give_way(self.nice);
         let shared = moved.shared;
         let leaving = leaving.into_iter().map(|(_, slot)| slot).zip(outcomes).collect();
         torture::at(Point::BeforeEvictionIsNoted);
@@ -609,6 +611,13 @@ impl<T: Transport> EvictThread<T> {
                 poll(&mut [PollFd::new(self.lane.fd(), PollFlags::POLLIN)], PollTimeout::from(1u8));
         }
         self.lane.close(Instant::now());
+    }
+}
+
+/// Between the parts of an eviction for which nobody waits: somebody may be waiting for an agent on the same CPU.
+fn give_way(nice: libc::c_int) {
+    if nice == NICE_AHEAD {
+        std::thread::yield_now();
     }
 }
 

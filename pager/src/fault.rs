@@ -14,7 +14,7 @@ mod local;
 pub(crate) mod tests;
 mod unread;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -112,14 +112,14 @@ pub struct FaultThread<T> {
     shared: Arc<Shared>,
     commands: Receiver<FaultCommand>,
     lane: Lane<T>,
-    spaces: HashMap<SpaceId, SpaceFaults>,
-    inflight: HashMap<ExchangeId, Fetch>,
+    spaces: BTreeMap<SpaceId, SpaceFaults>,
+    inflight: BTreeMap<ExchangeId, Fetch>,
     /// Fetches for which there was no link, or no room on it.
     unsent: Vec<Fetch>,
     /// Wrong pages that came, by agent.
     mismatches: BTreeMap<AgentId, u32>,
     /// Pages in `inflight` and `unsent`: threads that fault on the same page share one fetch.
-    pending: HashSet<Place>,
+    pending: BTreeSet<Place>,
     /// Faults to be tried again once the events have been read.
     again: Vec<Fault>,
     /// Spaces with a backlog.
@@ -137,7 +137,7 @@ pub struct FaultThread<T> {
     /// Spaces with something to read.
     readable: Vec<SpaceId>,
     /// And those of which it cannot be read.
-    unread: HashMap<SpaceId, Unread>,
+    unread: BTreeMap<SpaceId, Unread>,
     buffer: EventBuffer,
     buffer_of_one: EventBuffer,
     zeros: Box<[u8]>,
@@ -161,11 +161,11 @@ impl<T: Transport> FaultThread<T> {
             shared,
             commands,
             lane,
-            spaces: HashMap::new(),
-            inflight: HashMap::new(),
+            spaces: BTreeMap::new(),
+            inflight: BTreeMap::new(),
             unsent: Vec::new(),
             mismatches: BTreeMap::new(),
-            pending: HashSet::new(),
+            pending: BTreeSet::new(),
             again: Vec::new(),
             behind: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -174,7 +174,7 @@ impl<T: Transport> FaultThread<T> {
             unproved: Vec::new(),
             epoll,
             readable: Vec::new(),
-            unread: HashMap::new(),
+            unread: BTreeMap::new(),
             buffer: EventBuffer::new(MESSAGES),
             buffer_of_one: EventBuffer::new(1),
             zeros: local::zeros(),

@@ -1,7 +1,7 @@
 //! One lane to the agents: an endpoint of its own and a link to each agent, kept up. The fault thread and the evict thread have a lane
 //! each, so that demand fetches share neither a lock nor a queue with write-back.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -118,8 +118,8 @@ pub struct Lane<T> {
     transport: T,
     workload: WorkloadId,
     peers: Vec<Peer>,
-    links: HashMap<LinkId, AgentId>,
-    open: HashMap<ExchangeId, Open>,
+    links: BTreeMap<LinkId, AgentId>,
+    open: BTreeMap<ExchangeId, Open>,
     events: VecDeque<LaneEvent>,
     next_request: u64,
 }
@@ -146,8 +146,8 @@ impl<T: Transport> Lane<T> {
             transport,
             workload,
             peers: agents.iter().map(peer).collect(),
-            links: HashMap::new(),
-            open: HashMap::new(),
+            links: BTreeMap::new(),
+            open: BTreeMap::new(),
             events: VecDeque::new(),
             next_request: 1,
         }

@@ -1,6 +1,6 @@
 //! What the threads of a supervisor share.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -426,7 +426,7 @@ impl Shared {
     }
 
     /// Wakes the threads which wait for these pages; they fault again and are served by what is known then.
-    pub fn wake(&self, spaces: &HashMap<SpaceId, Arc<Space>>, places: &[Place]) {
+    pub fn wake(&self, spaces: &BTreeMap<SpaceId, Arc<Space>>, places: &[Place]) {
         for (space, page) in places {
             if let Some(space) = spaces.get(space) {
                 space.faults.wake(page.get()..page.get() + PAGE);

@@ -1,6 +1,6 @@
 //! Which pages of a process go out next, and their way into the write-back slots.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -346,7 +346,7 @@ pub fn finish_marked(
 /// applied first.
 fn finish_zeros(
     shared: &Shared,
-    spaces: &HashMap<SpaceId, Arc<Space>>,
+    spaces: &BTreeMap<SpaceId, Arc<Space>>,
     slot: u32,
     wake: &mut Vec<Place>,
 ) -> Option<bool> {
@@ -380,7 +380,7 @@ fn finish_zeros(
 /// What address has the page may have changed since it was moved, so that the gates of those spaces are closed, one after the other.
 pub fn finish(
     shared: &Shared,
-    spaces: &HashMap<SpaceId, Arc<Space>>,
+    spaces: &BTreeMap<SpaceId, Arc<Space>>,
     slot: u32,
     outcome: EvictOutcome,
     zero_hash: u64,

@@ -5,7 +5,7 @@
 //! A page that its agent has lost is poisoned: the workload can be let go, and gets SIGBUS where it touches that page. Without the mark it
 //! would read zeros there.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -85,10 +85,10 @@ pub(super) struct Homecoming {
     cursors: BTreeMap<SpaceId, Option<u64>>,
     next_pass: Instant,
     queued: BTreeMap<AgentId, VecDeque<Place>>,
-    fetches: HashMap<ExchangeId, Fetch>,
+    fetches: BTreeMap<ExchangeId, Fetch>,
     /// Since when an agent has been wanted something of and given nothing back.
     silent_since: BTreeMap<AgentId, Instant>,
-    mismatches: HashMap<Place, u32>,
+    mismatches: BTreeMap<Place, u32>,
     lost: Lost,
     /// Pages away, and when that changed.
     progress: (u64, Instant),
@@ -100,9 +100,9 @@ impl Homecoming {
             cursors: BTreeMap::new(),
             next_pass: now,
             queued: BTreeMap::new(),
-            fetches: HashMap::new(),
+            fetches: BTreeMap::new(),
             silent_since: BTreeMap::new(),
-            mismatches: HashMap::new(),
+            mismatches: BTreeMap::new(),
             lost: Lost::default(),
             progress: (u64::MAX, now),
         }
