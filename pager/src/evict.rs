@@ -377,7 +377,8 @@ impl<T: Transport> EvictThread<T> {
     // ---- evicting
 
     fn be_nice(&mut self, now: Instant) {
-        let ahead = self.goal > 0 && self.shared.has_room(1) && !self.is_detaching();
+        let waits = || !self.shared.has_room(1) || lock(&self.shared.tables).roomless() > 0;
+        let ahead = self.goal > 0 && !self.is_detaching() && !waits();
         let nice = match ahead && now < self.next_look && !self.halt.is_on() {
             true => NICE_AHEAD,
             false => NICE,
@@ -451,16 +452,16 @@ impl<T: Transport> EvictThread<T> {
             choose_victims(&self.shared, process, random);
         }
         let pages = next_batch(&mut process.victims);
-        let (leaving, moved) = move_out(&self.shared, process, &pages)?;
         give_way(self.nice);
+        let (leaving, moved) = move_out(&self.shared, process, &pages)?;
         torture::at(Point::BeforeOutboxRead);
         let outcomes = read_moved(&self.shared, process, &leaving, &moved, self.zero_hash)?;
-        give_way(self.nice);
         let shared = moved.shared;
         let leaving = leaving.into_iter().map(|(_, slot)| slot).zip(outcomes).collect();
         torture::at(Point::BeforeEvictionIsNoted);
         let moved = self.finish(leaving, now);
         self.shared.count_resident(-(moved as i64));
+        give_way(self.nice);
         if !shared.is_empty() {
             // Now that they are no longer marked, so that a fault on them is served.
             self.unshare(pid, &shared);
@@ -614,7 +615,7 @@ impl<T: Transport> EvictThread<T> {
     }
 }
 
-/// Between the parts of an eviction for which nobody waits: somebody may be waiting for an agent on the same CPU.
+/// While no page is leaving, in an eviction for which nobody waits: somebody may be waiting for an agent on the same CPU.
 fn give_way(nice: libc::c_int) {
     if nice == NICE_AHEAD {
         std::thread::yield_now();

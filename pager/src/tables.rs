@@ -17,7 +17,7 @@ mod order;
 mod roomless;
 mod space;
 
-pub use order::{Change, Doubt, Remap, contested, drop_echoes};
+pub use order::{Change, Doubt, Remap, contested, drop_echoes, groups, inherited};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;

@@ -144,14 +144,19 @@ mod tests {
     use super::*;
     use crate::control::Server;
     use crate::control::tests::scratch;
+    use nix::sys::stat::{Mode, SFlag, mknod};
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
-    use std::os::unix::net::UnixListener;
+
+    /// A socket that nobody has ever listened at: a child of another test could still have a closed listener.
+    fn deserted(path: &Path) {
+        mknod(path, SFlag::S_IFSOCK, Mode::S_IRWXU, 0).unwrap();
+    }
 
     #[test]
     fn sockets_of_the_dead_are_removed() {
         let dir = scratch("stale");
         let path = dir.join("1.sock");
-        drop(UnixListener::bind(&path).unwrap());
+        deserted(&path);
         let doors = of(&dir, &[geteuid().as_raw()]);
         assert_eq!(doors[0].connect().unwrap_err().kind(), ErrorKind::ConnectionRefused);
         assert!(!path.exists());
@@ -177,7 +182,7 @@ mod tests {
             return eprintln!("SKIPPED: only root looks into directories of others");
         }
         let (dir, link) = (scratch("foreign"), scratch("way").join("gms"));
-        drop(UnixListener::bind(dir.join("7.sock")).unwrap());
+        deserted(&dir.join("7.sock"));
         symlink(&dir, &link).unwrap();
         assert!(of(&link, &[0]).is_empty(), "a link was followed");
         let doors = of(&dir, &[0]);
@@ -186,7 +191,7 @@ mod tests {
         assert_eq!(of(&dir, &[65534]).len(), 1);
         // The directory is exchanged after it was listed.
         let (other, aside) = (scratch("docker"), dir.with_extension("aside"));
-        drop(UnixListener::bind(other.join("7.sock")).unwrap());
+        deserted(&other.join("7.sock"));
         fs::rename(&dir, &aside).unwrap();
         symlink(&other, &dir).unwrap();
         assert_eq!(doors[0].connect().unwrap_err().kind(), ErrorKind::ConnectionRefused);

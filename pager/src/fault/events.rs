@@ -10,12 +10,12 @@ use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
 use userfaultfd::Event;
 
-use super::{Fault, FaultThread, Told};
+use super::{Fault, FaultThread, SpaceFaults, Told};
 use crate::page_map::PAGE;
 use crate::proc;
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
-use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
+use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes, groups, inherited};
 use crate::torture::{self, Point};
 use crate::uffd::{Faults, Probe, Registration};
 
@@ -23,7 +23,7 @@ use crate::uffd::{Faults, Probe, Registration};
 const CHANGE_PATIENCE: Duration = Duration::from_millis(5);
 /// For changes that wait for others to be told; and so many wait at most.
 const BACKLOG_DEADLINE: Duration = Duration::from_secs(15);
-const BACKLOG_MAX: usize = 1 << 16;
+const BACKLOG_MAX: usize = 1 << 20;
 /// For a forked child to stop changing its address space.
 const CHILD_DEADLINE: Duration = Duration::from_secs(2);
 /// A fault which can be served for so long only when an event is told, although none is, waits for the very thread that is to tell.
@@ -107,7 +107,7 @@ impl<T: Transport> FaultThread<T> {
         let begun = Instant::now();
         let Some(state) = self.spaces.get_mut(&space.id) else { return true };
         let patience = if state.late.is_some() { Duration::ZERO } else { CHANGE_PATIENCE };
-        let late = *state.late.get_or_insert(begun);
+        state.late.get_or_insert(begun);
         loop {
             let Some(state) = self.spaces.get_mut(&space.id) else { return true };
             let only_removals =
@@ -115,7 +115,7 @@ impl<T: Transport> FaultThread<T> {
             if only_removals || !space.faults.has_event() {
                 return true;
             }
-            if state.backlog.len() > BACKLOG_MAX || begun.duration_since(late) > BACKLOG_DEADLINE {
+            if state.backlog.len() > BACKLOG_MAX || self.is_late(space.id) {
                 let name = space.name();
                 self.shared.fail(format!("{name} changes its address space without any pause"));
                 return false;
@@ -128,6 +128,18 @@ impl<T: Transport> FaultThread<T> {
             self.sort(space.id, messages, faults);
             std::thread::yield_now();
         }
+    }
+
+    /// Whether what has been told has waited for too long, but for the time in which this process was stopped.
+    fn is_late(&mut self, id: SpaceId) -> bool {
+        let late = |thread: &Self| {
+            let since = thread.spaces.get(&id).and_then(|state| state.late);
+            since.is_some_and(|late| late.elapsed() > BACKLOG_DEADLINE)
+        };
+        if late(self) {
+            self.excuse(Instant::now());
+        }
+        late(self)
     }
 
     /// Faults, and what is to be applied.
@@ -160,12 +172,11 @@ impl<T: Transport> FaultThread<T> {
                 event => events.push((order, event)),
             }
         }
-        for (order, event) in proof.sort(events) {
-            for (birth, child) in &born {
-                self.event_around_fork(child, *birth > order, &event);
-            }
-            self.event(space, &event);
+        let events = proof.sort(events);
+        for (birth, child) in &born {
+            self.inherit(child, *birth, &events);
         }
+        events.iter().for_each(|(_, event)| self.event(space, event));
         let mut tables = lock(&self.shared.tables);
         for range in proof.concerned.iter() {
             tables.forget_unmarked(space.id, range, &proof.marked);
@@ -188,7 +199,9 @@ impl<T: Transport> FaultThread<T> {
     pub(super) fn settle(&mut self) {
         // Who has been let through must have gone on before anything is read.
         for id in self.behind.clone() {
-            if self.stuck.get(&id).is_none_or(|stuck| stuck.relief.is_none()) {
+            let relieved = self.stuck.get(&id).is_some_and(|stuck| stuck.relief.is_some());
+            let changing = |state: &SpaceFaults| state.space.faults.has_event();
+            if !relieved || !self.spaces.get(&id).is_some_and(changing) {
                 self.read_space(id, true);
             }
         }
@@ -290,21 +303,68 @@ impl<T: Transport> FaultThread<T> {
         child
     }
 
-    /// An event of the parent which was read together with the fork (`told`: before it). The child begins with the tables from before
-    /// both; whether the change came before the fork, its address space tells.
-    pub(super) fn event_around_fork(&mut self, child: &Arc<Space>, told: bool, event: &Event) {
-        // What was unmapped or removed before the fork has no markers in the child, and none are to be left.
-        match *event {
-            Event::Remap { from, to, len } => {
-                let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
-                if self.has_moved(child, &remap).unwrap_or(told) {
-                    self.remap_child(child, remap);
+    /// What of its parent's changes, read together with the fork, was made before it. The child begins with the tables from before all of them; which it
+    /// has inherited its memory tells, as it was at its birth, the first thing told of it if its memory does not.
+    pub(super) fn inherit(&mut self, child: &Arc<Space>, birth: usize, events: &[(usize, Event)]) {
+        let changed = |(told, event): &(usize, Event)| Some((*told, change(event)?));
+        let (told, changes): (Vec<usize>, Vec<Change>) = events.iter().filter_map(changed).unzip();
+        // Where one change has reached what another left, what is there now may be of either.
+        let mut contested: Vec<Option<bool>> = vec![None; changes.len()];
+        for group in groups(&changes) {
+            let tables = lock(&self.shared.tables);
+            let (members, places) = tables.places(child.id, &changes, &group);
+            let unmarked = tables.leaving_of(child.id);
+            drop(tables);
+            let before = group.iter().filter(|&&index| told[index] < birth).count();
+            match inherited(&places, &members, unmarked, before, |at| self.has(child, at)) {
+                Ok(count) => {
+                    group.iter().enumerate().for_each(|(n, &i)| contested[i] = Some(n < count));
+                }
+                Err(Doubt) => self.shared.fail(
+                    "memory was moved about while a process forked, and it is not known which pages its child has where",
+                ),
+            }
+        }
+        let mut contested = contested.into_iter();
+        for (told, event) in events {
+            let told = *told < birth;
+            match (change(event), event) {
+                (Some(change), _) => {
+                    let made = contested.next().flatten();
+                    self.inherit_change(child, &change, made, told);
+                }
+                (None, &Event::Remove { start, end }) if told => {
+                    let range = start as u64..end as u64;
+                    lock(&self.shared.tables).forget_leaving(child.id, &range);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// `made`: whether it was made before the fork, if that is known.
+    fn inherit_change(
+        &mut self,
+        child: &Arc<Space>,
+        change: &Change,
+        made: Option<bool>,
+        told: bool,
+    ) {
+        match (change, made) {
+            (_, Some(false)) => {}
+            (Change::Unmap(range), Some(true)) => {
+                lock(&self.shared.tables).unmap(child.id, range.clone());
+            }
+            (Change::Remap(remap), Some(true)) => {
+                lock(&self.shared.tables).remap(child.id, *remap);
+            }
+            // What was unmapped before the fork has no markers in the child.
+            (Change::Unmap(_), None) => {}
+            (Change::Remap(remap), None) => {
+                if self.has_moved(child, remap).unwrap_or(told) {
+                    self.remap_child(child, *remap);
                 }
             }
-            Event::Remove { start, end } if told => {
-                lock(&self.shared.tables).forget_leaving(child.id, &(start as u64..end as u64));
-            }
-            _ => {}
         }
     }
 

@@ -350,15 +350,60 @@ fn nobody_is_served_while_what_was_told_is_not_applied() {
     assert_eq!(play.action(&space, page), FaultAction::Zero);
 }
 
+/// An address of nothing.
+fn hole() -> u64 {
+    let hole = map(PAGE);
+    // SAFETY: the test's own, which nobody uses.
+    assert_eq!(unsafe { libc::munmap(hole as *mut _, PAGE as usize) }, 0);
+    hole
+}
+
+/// Where there was something before, and is again: its markers do not tell whose.
+#[test]
+fn a_child_has_what_changed_places_before_it_was_born() {
+    for (birth, first, second) in [(0, 0, 1), (3, 1, 0)] {
+        let mut play = Play::with(None, 0, 3).evicted();
+        let (page, parent) = (play.page, play.space.clone());
+        let other = page + 2 * PAGE;
+        let mut leaving = Vec::new();
+        let mut tables = lock(&play.shared.tables);
+        tables.begin_evict(ID, &[PageAddr::containing(other)], &mut leaving);
+        tables.finish_evict(leaving[0].1, EvictOutcome::Moved(9), &mut Vec::new());
+        drop(tables);
+        let slots = [page, other].map(|page| play.action(&parent, page));
+        let aside = hole();
+        let moves = [(page, aside), (other, page), (aside, other)];
+        let mut events = Vec::from(moves.map(|(from, to)| Play::remap(from, to)));
+        events.insert(birth, play.fork_here());
+        play.tell(&parent, events);
+        let child = play.child();
+        assert_eq!(play.action(&child, page), slots[first], "fork at {birth}");
+        assert_eq!(play.action(&child, other), slots[second], "fork at {birth}");
+        assert_eq!(play.action(&parent, page), slots[1]);
+        assert!(!play.shared.has_failed());
+    }
+}
+
+/// Its marker would be left in memory that has come there since.
+#[test]
+fn a_child_does_not_have_what_was_replaced_while_it_was_leaving() {
+    let mut play = Play::new(None);
+    let (page, parent, other) = (play.page, play.space.clone(), hole());
+    parent.faults.mark(page..page + PAGE, false).expect("no marker");
+    let slot = play.leaving();
+    let gone = Event::Unmap { start: page as *mut _, end: (page + PAGE) as *mut _ };
+    play.tell(&parent, vec![gone, Play::remap(other, page), play.fork_here()]);
+    let child = play.child();
+    let spaces = [(ID, parent), (child.id, child.clone())].into();
+    let moved = EvictOutcome::Moved(8);
+    victims::finish(&play.shared, &spaces, slot, moved, 7, &mut Vec::new()).expect("ended");
+    assert_eq!(play.action(&child, page), FaultAction::Zero);
+    assert!(!play.space.has_marker(play.page()) && !play.shared.has_failed());
+}
+
 /// The child's memory is where the page is, whatever its parent did after the fork.
 #[test]
 fn a_child_keeps_its_pages_while_its_parent_moves_its_own_there_and_back() {
-    let hole = || {
-        let hole = map(PAGE);
-        // SAFETY: the test's own, which nobody uses.
-        assert_eq!(unsafe { libc::munmap(hole as *mut _, PAGE as usize) }, 0);
-        hole
-    };
     for (name, order) in [("first", 0), ("between", 1), ("last", 2)] {
         let mut play = Play::new(None).evicted();
         let (page, parent) = (play.page, play.space.clone());
@@ -400,7 +445,7 @@ fn what_a_child_does_follows_what_its_parent_did() {
     // What the child has is at the third address, in the one address space that both have here.
     play.space.faults.unregister(first..first + PAGE).expect("unregistered");
     let child = play.unborn(second, third);
-    play.fault.event_around_fork(&child, false, &Play::remap(first, second));
+    play.fault.inherit(&child, 0, &[(0, Play::remap(first, second))]);
     play.born(&child);
     let actions = [first, second, third].map(|page| play.action(&child, page));
     assert!(matches!(actions[2], FaultAction::Buffered(_)), "{actions:?}");
@@ -415,7 +460,7 @@ fn a_child_that_moves_on_had_what_it_moved() {
     play.space.faults.unregister(first..first + PAGE).expect("unregistered");
     let child = play.unborn(first, third);
     // Of after the fork.
-    play.fault.event_around_fork(&child, false, &Play::remap(first, second));
+    play.fault.inherit(&child, 0, &[(0, Play::remap(first, second))]);
     play.born(&child);
     assert!(matches!(play.action(&child, third), FaultAction::Buffered(_)));
 }
