@@ -419,7 +419,7 @@ fn reply_of(control: &Control, elapsed: Duration) -> Reply {
         service: Duration::from_nanos(control.service_ns.get().into()),
         frames_free: PageCount(control.frames_free.get()),
         credits: PageCount(control.credits.get().into()),
-        refused: control.status == Status::Full,
+        refused: matches!(control.status, Status::Full | Status::Failed),
     }
 }
 

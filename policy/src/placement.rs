@@ -129,8 +129,10 @@ impl Feedback {
         ] {
             *average = if first { sample } else { ewma(*average, sample) };
         }
-        self.frames_free = reply.frames_free;
-        self.credits = reply.credits;
+        // Who takes nothing has no room, whatever it says: it would get the same pages again and again.
+        let told = (reply.frames_free, reply.credits);
+        let none = (PageCount(0), PageCount(0));
+        (self.frames_free, self.credits) = if reply.refused { none } else { told };
         self.refusals = if reply.refused { self.refusals.saturating_add(1) } else { 0 };
         self.replies += 1;
     }
@@ -252,6 +254,11 @@ mod tests {
         let view = feedback.view(AgentId(0), true, 0);
         assert_eq!((view.free_frames, view.credits), (PageCount(3), PageCount(0)));
         assert_eq!(TwoChoices.choose(&[view], 1), None);
+        // It takes nothing, and claims to have room.
+        feedback.on_reply(Reply { refused: true, ..reply(23) });
+        assert_eq!(TwoChoices.choose(&[feedback.view(AgentId(0), true, 0)], 1), None);
+        feedback.on_reply(reply(23));
+        assert!(TwoChoices.choose(&[feedback.view(AgentId(0), true, 0)], 1).is_some());
     }
 
     fn any_view() -> impl Strategy<Value = AgentView> {

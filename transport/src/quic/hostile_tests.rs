@@ -4,6 +4,7 @@ use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use quinn_proto::{ConnectionIdGenerator, Dir};
+use rustls::pki_types::{ServerName, UnixTime};
 use zerocopy::IntoBytes;
 
 use super::tests::*;
@@ -563,4 +564,59 @@ fn a_handshake_that_fails_is_logged_as_what_it_is() {
     pair.server.drive(now + limits::HANDSHAKE).unwrap();
     let text = pair.server.failures.all.pop_front().unwrap().to_string();
     assert!(text.contains("began a handshake and fell silent"), "{text}");
+}
+
+/// What a stranger sends as its chain, who need not own any of it.
+#[test]
+fn a_certificate_that_the_authority_has_not_issued_itself_is_not_looked_at() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let (now, chain) = (UnixTime::now(), [node.cert.clone()]);
+    let clients = tls::client_verifier(&node).unwrap();
+    clients.verify_client_cert(&client.cert, &[], now).unwrap();
+    assert!(clients.verify_client_cert(&client.cert, &chain, now).is_err());
+    let agents = tls::server_verifier(&client).unwrap();
+    let name = ServerName::try_from(keys::NODE_NAME).unwrap();
+    agents.verify_server_cert(&node.cert, &[], &name, &[], now).unwrap();
+    assert!(agents.verify_server_cert(&node.cert, &chain, &name, &[], now).is_err());
+}
+
+#[test]
+fn a_client_that_gives_up_connection_ids_without_end_is_cut_off() {
+    let mut pair = Pair::new();
+    let link = pair.connect();
+    let given = |pair: &Pair| {
+        let links = pair.server.links.iter().flatten();
+        links.map(|link| link.conn.stats().frame_tx.new_connection_id).max().unwrap_or(0)
+    };
+    let reason = pair.until(|pair| {
+        if let Ok(link) = pair.client.busy_link(link) {
+            link.conn.local_address_changed();
+        }
+        take(&mut pair.served, closed)
+    });
+    assert!(matches!(reason, CloseReason::Overload { .. }), "{reason:?}");
+    assert!(given(&pair) <= 2 * u64::from(limits::IDS_GIVEN_MAX));
+}
+
+/// Its path was slow, or so it says: QUIC would keep what is left for longer.
+#[test]
+fn a_link_that_has_ended_is_soon_forgotten() {
+    let mut pair = Pair::new();
+    let mut now = Instant::now();
+    pair.client.connect(now, pair.server.local_addr()).unwrap();
+    while !pair.served.iter().any(|event| connected(event).is_some()) {
+        pair.step(now);
+        now += Duration::from_millis(800);
+    }
+    let link = pair.server.links.iter().flatten().next().unwrap().id;
+    pair.server.close(now, link, CloseCode::Goodbye);
+    pair.server.flush(now).unwrap();
+    assert!(pair.server.links.iter().flatten().next().is_some());
+    let wait = pair.server.deadline().unwrap() - now;
+    assert!(wait <= limits::CLOSING, "{wait:?}");
+    now += limits::CLOSING;
+    pair.server.drive(now).unwrap();
+    assert!(pair.server.links.iter().flatten().next().is_none());
+    pair.step(now);
+    pair.connect();
 }

@@ -43,6 +43,11 @@ pub const HANDSHAKE: Duration = Duration::from_secs(3);
 /// A handshake that takes longer may have to make room for another of its site. An honest one takes two round trips, and
 /// whoever holds all places of a site has no more than them replaced in this time: some 4 % of a CPU.
 pub const HANDSHAKE_SLOW: Duration = Duration::from_secs(1);
+/// What is left of a link that has ended is forgotten after this. QUIC would keep it as long as its peer says that acknowledgements may take.
+pub const CLOSING: Duration = Duration::from_secs(1);
+/// Connection ids that a peer may ask for. One that gives them up without end, and acknowledges none of the new ones, would have all of those kept. Ours
+/// gives none up.
+pub const IDS_GIVEN_MAX: u32 = 64;
 /// A request whose control message has not come whole by then is given up.
 pub const HEAD: Duration = Duration::from_secs(10);
 /// A link on which nothing came for this long is lost.

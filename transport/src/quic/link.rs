@@ -13,7 +13,7 @@ use quinn_proto::{
 use zerocopy::IntoBytes;
 
 use super::admission::Source;
-use super::limits::{EXCHANGES_MAX, HANDSHAKE, HEAD, QUEUE_MAX, SEND_WINDOW};
+use super::limits::{CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, QUEUE_MAX, SEND_WINDOW};
 use super::{close, tls};
 use crate::message::{DecodeError, PAYLOAD_MAX};
 use crate::reader::{MessageReader, Piece};
@@ -64,6 +64,10 @@ pub struct Link {
     pub counted_open: bool,
     /// Until when an accepted link that was never up counts as a handshake, even if it is gone.
     pub counts_until: Option<Instant>,
+    /// When it is forgotten, if it has ended.
+    pub gone_at: Option<Instant>,
+    /// Connection ids that its peer was given.
+    pub ids_given: u32,
     /// Why an accepted link was never up: of that the owner is not told.
     pub failure: Option<CloseReason>,
 }
@@ -107,6 +111,8 @@ impl Link {
             marked: false,
             counted_open: false,
             counts_until,
+            gone_at: None,
+            ids_given: 0,
             failure: None,
         }
     }
@@ -178,6 +184,13 @@ impl Link {
         }
     }
 
+    /// It has ended: it will be forgotten.
+    pub fn note_end(&mut self, now: Instant) {
+        if self.state == State::Closed {
+            self.gone_at.get_or_insert(now + CLOSING);
+        }
+    }
+
     /// Why a handshake was not completed in time.
     fn silence(&self) -> CloseReason {
         match self.conn.side() {
@@ -202,7 +215,8 @@ impl Link {
     pub fn update_timeout(&mut self) -> (Option<Instant>, Option<Instant>) {
         let own = match self.state {
             State::Handshake { deadline } => Some(deadline),
-            _ => None,
+            State::Open => None,
+            State::Closed => self.gone_at,
         };
         let next = [own, self.heads_at, self.conn.poll_timeout()].into_iter().flatten().min();
         (std::mem::replace(&mut self.timeout, next), next)

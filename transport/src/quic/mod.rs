@@ -348,6 +348,13 @@ impl Quic {
                 link.mark(&mut self.dirty);
             }
         }
+        let gone = |link: &&Link| link.gone_at.is_some_and(|at| at <= now);
+        let gone: Vec<usize> =
+            self.links.iter().flatten().filter(gone).map(|link| link.id.index()).collect();
+        for index in gone {
+            self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
+            self.forget(index);
+        }
         self.timeout = self.links.iter().flatten().filter_map(|link| link.timeout).min();
         true
     }
@@ -371,22 +378,34 @@ impl Quic {
             while let Some(event) = link.conn.poll_endpoint_events() {
                 drained |= event.is_drained();
                 if let Some(event) = self.endpoint.handle_event(ConnectionHandle(index), event) {
+                    link.ids_given += 1;
                     link.conn.handle_event(event);
                 }
             }
-            self.settle(now, index);
-            if drained && let Some(link) = self.links[index].take() {
-                match link.counts_until {
-                    Some(until) => self.admission.linger(until, link.source()),
-                    None => self.admission.leave(link.source()),
-                }
+            if link.ids_given > limits::IDS_GIVEN_MAX {
+                let why = CloseReason::Overload { addr: link.addr };
+                link.close(now, CloseCode::Overload, why, &mut self.events);
             }
+            self.settle(now, index);
+            if drained {
+                self.forget(index);
+            }
+        }
+    }
+
+    /// Nothing is left of link `index`.
+    fn forget(&mut self, index: usize) {
+        let Some(link) = self.links[index].take() else { return };
+        match link.counts_until {
+            Some(until) => self.admission.linger(until, link.source()),
+            None => self.admission.leave(link.source()),
         }
     }
 
     /// Counts link `index` where it now belongs: established, or beginning or ending.
     fn settle(&mut self, now: Instant, index: usize) {
         let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { return };
+        link.note_end(now);
         if let Some(reason) = link.failure.take() {
             self.failures.tell(now, reason);
         }

@@ -7,14 +7,17 @@ use std::sync::Arc;
 use aws_lc_rs::{digest, hmac};
 use quinn_proto::Connection;
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use rustls::client::danger::ServerCertVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs as provided;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::ClientCertVerifier;
-use rustls::{AlertDescription, ClientConfig, ServerConfig};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName,
+    Error, ServerConfig, SignatureScheme,
+};
 
 use crate::keys::Identity;
 use crate::{Fingerprint, TransportError};
@@ -33,13 +36,101 @@ pub fn provider() -> Arc<CryptoProvider> {
 /// Checks agents' certificates against the identity's authority.
 pub fn server_verifier(identity: &Identity) -> Result<Arc<dyn ServerCertVerifier>, TransportError> {
     let roots = identity.roots.clone();
-    Ok(WebPkiServerVerifier::builder_with_provider(roots, provider()).build().map_err(keys)?)
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
+    Ok(Arc::new(Direct(verifier.map_err(keys)?)))
 }
 
 /// Checks clients' certificates against the identity's authority.
 pub fn client_verifier(identity: &Identity) -> Result<Arc<dyn ClientCertVerifier>, TransportError> {
     let roots = identity.roots.clone();
-    WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(keys)
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+    Ok(Arc::new(Direct(verifier.map_err(keys)?)))
+}
+
+/// Takes certificates that the authority has issued itself. The search for a chain through others takes seconds where a stranger has made them for that,
+/// who need not prove that the first is its own before.
+#[derive(Debug)]
+struct Direct<V: ?Sized>(Arc<V>);
+
+fn refuse_chain(others: &[CertificateDer<'_>]) -> Result<(), Error> {
+    match others {
+        [] => Ok(()),
+        _ => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
+    }
+}
+
+impl ServerCertVerifier for Direct<WebPkiServerVerifier> {
+    fn verify_server_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        refuse_chain(others)?;
+        self.0.verify_server_cert(own, others, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, cert, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, cert, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+impl ClientCertVerifier for Direct<dyn ClientCertVerifier> {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        refuse_chain(others)?;
+        self.0.verify_client_cert(own, others, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, cert, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, cert, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
 }
 
 /// Configuration of the connecting side. Sessions are not resumed: each link proves both identities.
@@ -47,11 +138,8 @@ pub fn client(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicClientConfig>,
     let mut tls = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(keys)?
-        .with_webpki_verifier(
-            WebPkiServerVerifier::builder_with_provider(identity.roots.clone(), provider())
-                .build()
-                .map_err(keys)?,
-        )
+        .dangerous()
+        .with_custom_certificate_verifier(server_verifier(identity)?)
         .with_client_auth_cert(vec![identity.cert.clone()], identity.key.clone_key())
         .map_err(keys)?;
     tls.resumption = Resumption::disabled();
