@@ -38,6 +38,8 @@ pub enum LaneEvent {
     Up {
         /// The agent.
         agent: AgentId,
+        /// Its session: what it is given belongs to that.
+        session: u64,
         /// Whether it has lost the workload's pages.
         lost: bool,
     },
@@ -175,7 +177,12 @@ impl<T: Transport> Lane<T> {
 
     /// Whether requests could ever be sent to the agent.
     pub fn has_been_up(&self, agent: AgentId) -> bool {
-        self.peers[usize::from(agent.0)].session.is_some()
+        self.session(agent).is_some()
+    }
+
+    /// The last session with the agent.
+    pub fn session(&self, agent: AgentId) -> Option<u64> {
+        self.peers[usize::from(agent.0)].session
     }
 
     /// What placement may know of every agent.
@@ -343,7 +350,7 @@ impl<T: Transport> Lane<T> {
         peer.draining = false;
         let elapsed = self.transport.path(link).map_or(Duration::ZERO, |path| path.rtt);
         peer.feedback.on_reply(reply_of(control, elapsed));
-        self.events.push_back(LaneEvent::Up { agent, lost });
+        self.events.push_back(LaneEvent::Up { agent, session, lost });
     }
 
     fn closed(&mut self, now: Instant, link: LinkId, reason: &CloseReason) {

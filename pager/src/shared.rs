@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::budget::Budget;
-use gms_policy::ids::{Bytes, PageAddr, SpaceId};
+use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
 use hdrhistogram::Histogram;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -359,6 +359,22 @@ impl Shared {
     pub fn tell_dropped(&self, id: SpaceId) {
         // Nobody waits for it.
         let _ = self.to_evict.send(EvictCommand::Dropped(id));
+    }
+
+    /// An agent can be used. If it was restarted (`lost`: the lane had an older session with it), the first lane to see it has its copies forgotten; if any
+    /// page is only there, the workload is stopped.
+    pub fn agent_up(&self, agent: AgentId, name: &str, session: u64, lost: bool) {
+        let mut tables = lock(&self.tables);
+        if !tables.begin_session(agent, session, lost) {
+            return;
+        }
+        // Who detaches asks for each page, and poisons those that have gone.
+        if !self.detaching.load(Ordering::Relaxed) && tables.depends_on(agent) {
+            drop(tables);
+            self.fail(format!("agent {name} was restarted and has lost the workload's pages"));
+        } else {
+            tables.forget_copies(agent);
+        }
     }
 
     /// Tells the evict thread of a space that is restless.

@@ -132,6 +132,8 @@ pub struct Tables {
     doomed: HashSet<Place>,
     /// Agents that are not trusted with the only copy of a page.
     untrusted: BTreeSet<AgentId>,
+    /// Those in which agents were given what they have.
+    sessions: BTreeMap<AgentId, u64>,
     /// Contents that agents may forget.
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
@@ -173,6 +175,7 @@ impl Tables {
             prefetching: HashSet::new(),
             doomed: HashSet::new(),
             untrusted: BTreeSet::new(),
+            sessions: BTreeMap::new(),
             discards: BTreeMap::new(),
             next_content: 1,
             remote_pages: 0,
@@ -436,6 +439,17 @@ impl Tables {
     /// Agents that are away, leaving or silent: pages of which they have a copy are kept until another agent has one too.
     pub fn distrust(&mut self, agents: BTreeSet<AgentId>) {
         self.untrusted = agents;
+    }
+
+    /// An agent greets a lane, which had another session with it before if it has `lost` the pages of that. True if that is news.
+    pub fn begin_session(&mut self, agent: AgentId, session: u64, lost: bool) -> bool {
+        let known = self.sessions.entry(agent).or_insert(session);
+        lost && std::mem::replace(known, session) != session
+    }
+
+    /// The session in which an agent was given what it has.
+    pub fn session(&self, agent: AgentId) -> Option<u64> {
+        self.sessions.get(&agent).copied()
     }
 
     /// Whether any page is only at this agent.

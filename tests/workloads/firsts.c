@@ -40,6 +40,8 @@ static void check(uint64_t page, uint64_t round, uint64_t who, uint64_t i, uint6
 
 static void *worker(void *arg) {
     uint64_t me = (uintptr_t)arg;
+    /* Where the first one unmaps nothing else may be mapped: nobody's stack is missing any more. */
+    pthread_barrier_wait(&barrier);
     for (uint64_t round = 0; round < rounds; round++) {
         if (me == 0) renew(round);
         pthread_barrier_wait(&barrier);
@@ -62,8 +64,7 @@ static void *worker(void *arg) {
 }
 
 static void *discarder(void *arg) {
-    (void)arg;
-    char *own = map_pages(OTHERS);
+    char *own = arg;
     for (uint64_t round = 1; !atomic_load(&over); round++) {
         for (uint64_t i = 0; i < OTHERS; i++) {
             check_page(own + i * PAGE, 0, "discarded page");
@@ -83,7 +84,7 @@ int main(int argc, char **argv) {
     memory = map_pages(pages);
     pthread_barrier_init(&barrier, NULL, WORKERS);
     pthread_t threads[WORKERS], fifth;
-    if (pthread_create(&fifth, NULL, discarder, NULL)) die("pthread_create failed");
+    if (pthread_create(&fifth, NULL, discarder, map_pages(OTHERS))) die("pthread_create failed");
     for (uint64_t i = 0; i < WORKERS; i++)
         if (pthread_create(&threads[i], NULL, worker, (void *)(uintptr_t)i)) die("pthread_create failed");
     for (uint64_t i = 0; i < WORKERS; i++) pthread_join(threads[i], NULL);

@@ -57,7 +57,8 @@ impl<T: Transport> EvictThread<T> {
         let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
         match sent {
             Ok(exchange) => {
-                self.writes.insert(exchange, Write { agent, slots, stored: 0 });
+                let session = self.lane.session(agent);
+                self.writes.insert(exchange, Write { agent, session, slots, stored: 0 });
                 true
             }
             Err(_) => {
@@ -130,7 +131,10 @@ impl<T: Transport> EvictThread<T> {
                 {
                     self.shared.fail(format!("agent {}: {reason}", self.lane.name(agent)));
                 }
-                LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
+                LaneEvent::Up { agent, session, lost } => {
+                    self.shared.agent_up(agent, self.lane.name(agent), session, lost);
+                }
+                LaneEvent::Down { .. } => {}
             }
             torture::at(Point::AfterReply);
         }
@@ -148,7 +152,10 @@ impl<T: Transport> EvictThread<T> {
 
     fn complete(&mut self, now: Instant, exchange: ExchangeId) {
         if let Some(write) = self.writes.remove(&exchange) {
-            self.settle(write.agent, &write.slots, write.stored);
+            // By the other lane it may be known that the agent has lost that.
+            let session = lock(&self.shared.tables).session(write.agent);
+            let kept = session.is_none_or(|session| write.session == Some(session));
+            self.settle(write.agent, &write.slots, if kept { write.stored } else { 0 });
         }
         if let Some(fetch) = self.home.take(exchange) {
             self.install_home(now, fetch);
@@ -196,7 +203,7 @@ mod tests {
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
     use crate::shared::Gauges;
-    use crate::tables::EvictOutcome;
+    use crate::tables::{EvictOutcome, FaultAction};
     use crate::tree::Root;
 
     const ID: SpaceId = SpaceId(1);
@@ -279,5 +286,49 @@ mod tests {
         assert_eq!(sent.iter().filter(|sent| to_other(sent)).count(), batches);
         let views = thread.lane.views();
         assert!(views[0].refusals > 0 && views[1].refusals == 0, "{views:?}");
+    }
+
+    /// Each lane hears of it, the one some time after the other.
+    #[test]
+    fn a_restart_of_an_agent_is_for_the_lane_that_sees_it_first() {
+        let (mut thread, now, agent) = (thread(1), Instant::now(), AgentId(0));
+        let other_lane = |thread: &EvictThread<Script>, session| {
+            thread.shared.agent_up(agent, "a", session, session > 1);
+        };
+        other_lane(&thread, 1);
+        // A page comes back, and the agent has a copy.
+        evict(&thread, 1..2);
+        thread.write_back(now);
+        answer(&mut thread, now, &[]);
+        let place = (ID, PageAddr::containing(PAGE));
+        let FaultAction::Fetch(content) = lock(&thread.shared.tables).fault(place) else {
+            panic!("not written")
+        };
+        assert!(lock(&thread.shared.tables).fetched(place, content, true));
+        thread.lane.restart(agent, 2);
+        thread.network(now);
+        evict(&thread, 1..2);
+        assert!(
+            lock(&thread.shared.tables).has_ready(),
+            "it was left to an agent that has lost it"
+        );
+        thread.write_back(now);
+        answer(&mut thread, now, &[]);
+        assert!(!lock(&thread.shared.tables).has_ready());
+        other_lane(&thread, 2);
+        assert!(!thread.shared.has_failed(), "what it has it was given after the restart");
+        other_lane(&thread, 3);
+        assert!(thread.shared.has_failed());
+    }
+
+    #[test]
+    fn what_was_stored_before_a_restart_is_not_stored() {
+        let (mut thread, now) = (thread(1), Instant::now());
+        thread.shared.agent_up(AgentId(0), "a", 1, false);
+        evict(&thread, 1..2);
+        thread.write_back(now);
+        thread.shared.agent_up(AgentId(0), "a", 2, true);
+        answer(&mut thread, now, &[]);
+        assert!(lock(&thread.shared.tables).has_ready() && !thread.shared.has_failed());
     }
 }

@@ -328,25 +328,14 @@ impl<T: Transport> FaultThread<T> {
                     let failed = self.inflight.remove(&exchange);
                     self.requeue(failed);
                 }
-                LaneEvent::Up { agent, lost } if lost => self.agent_lost(agent),
-                LaneEvent::Up { .. } | LaneEvent::Down { .. } => {}
+                LaneEvent::Up { agent, session, lost } => {
+                    self.shared.agent_up(agent, self.lane.name(agent), session, lost);
+                }
+                LaneEvent::Down { .. } => {}
             }
             torture::at(Point::AfterReply);
         }
         busy
-    }
-
-    fn agent_lost(&mut self, agent: AgentId) {
-        let mut tables = lock(&self.shared.tables);
-        // Who detaches asks for each page, and poisons those that have gone.
-        if !self.shared.detaching.load(Ordering::Relaxed) && tables.depends_on(agent) {
-            drop(tables);
-            let name = self.lane.name(agent);
-            self.shared
-                .fail(format!("agent {name} was restarted and has lost the workload's pages"));
-        } else {
-            tables.forget_copies(agent);
-        }
     }
 
     fn reply(&mut self, now: Instant, exchange: ExchangeId, control: &Control) {

@@ -143,6 +143,27 @@ impl Lane<Script> {
         self.links[&exchange.link]
     }
 
+    /// The agent is restarted: its owner hears of that when it looks next.
+    pub(crate) fn restart(&mut self, agent: AgentId, session: u64) {
+        let now = Instant::now();
+        let addr = self.peers[usize::from(agent.0)].address.socket;
+        let (&link, _) = self.links.iter().find(|(_, of)| **of == agent).expect("it is up");
+        self.transport.events.push_back(Event::Closed { link, reason: CloseReason::Lost { addr } });
+        let mut told: Vec<LaneEvent> = std::iter::from_fn(|| self.poll(now)).collect();
+        self.drive(now + RETRY).expect("the script does not fail");
+        let (link, _) = *self.transport.connecting.last().expect("a link was asked for");
+        let peer = PeerIdentity { fingerprint: Fingerprint([0; 32]), addr };
+        self.transport.events.push_back(Event::Connected { link, peer });
+        told.extend(std::iter::from_fn(|| self.poll(now)));
+        let (exchange, hello) = self.transport.sent.pop().expect("a hello");
+        let mut control = hello.reply(Status::Ok);
+        control.compare = U64::new(session);
+        control.frames_free = U64::new(1000);
+        control.credits = U32::new(1000);
+        self.transport.events.push_back(Event::Control { exchange, control });
+        self.events.extend(told);
+    }
+
     /// Requests to an agent that is up cannot be sent from now on.
     pub(crate) fn block(&mut self, agent: AgentId) {
         let (&link, _) = self.links.iter().find(|(_, of)| **of == agent).expect("it is up");
@@ -268,7 +289,10 @@ fn an_agent_is_up_once_it_has_answered_the_hello() {
     let hello = play.greet(A);
     assert!(!play.lane.is_up(A) && !play.lane.has_been_up(A));
     let events = play.reply(hello, Status::Ok, |control| control.compare = U64::new(5));
-    assert!(matches!(events[..], [LaneEvent::Up { agent: A, lost: false }]), "{events:?}");
+    assert!(
+        matches!(events[..], [LaneEvent::Up { agent: A, session: 5, lost: false }]),
+        "{events:?}"
+    );
     assert!(play.lane.is_up(A) && !play.lane.is_up(B));
     assert!(play.lane.send(play.now, B, get, &[], 1).is_err(), "B is not up");
 }
@@ -282,7 +306,7 @@ fn another_session_says_that_the_pages_are_lost() {
         play.drive();
         let events = play.connect(A, session);
         assert!(
-            matches!(events[..], [LaneEvent::Up { agent: A, lost }] if lost == expected),
+            matches!(events[..], [LaneEvent::Up { agent: A, lost, .. }] if lost == expected),
             "{session}: {events:?}"
         );
     }
