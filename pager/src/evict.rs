@@ -95,7 +95,6 @@ const BURY_CHUNKS: usize = 8;
 
 struct Write {
     agent: AgentId,
-    session: Option<u64>,
     slots: Vec<u32>,
     stored: u64,
 }

@@ -15,6 +15,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::evictor::{self, Evictor, has_ended, pidfd_open, same_memory};
+use crate::page_map::PAGE;
 use crate::stopped::{Stopped, refused};
 use crate::{arch, proc};
 
@@ -402,14 +403,16 @@ impl Stopped {
         memory: &File,
         parent: Parent,
     ) -> Result<Injected> {
-        const PRIVATE: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        // Not where the kernel would choose: a program may be about to map something where it has just made room.
+        const PRIVATE: u64 =
+            (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
         const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let length = arch::BLOB_LEN as u64;
         let base = self.syscall(
             instruction,
             "mmap",
             libc::SYS_mmap,
-            [0, length, READ_WRITE, PRIVATE, u64::MAX, 0],
+            [random_address(), length, READ_WRITE, PRIVATE, u64::MAX, 0],
         )? as u64;
         let started = self.run_blob(pid, instruction, memory, base, parent);
         if started.is_err() {
@@ -512,6 +515,14 @@ impl Stopped {
             is_it.then_some((Pid::from_raw(candidate), process))
         })
     }
+}
+
+/// A random page-aligned address in the upper half of user space's lower 2^46 bytes.
+pub fn random_address() -> u64 {
+    let mut random = [0u8; 8];
+    // SAFETY: the kernel writes 8 bytes to a live array.
+    unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
+    (1 << 45 | u64::from_le_bytes(random) & ((1 << 45) - 1)) & !(PAGE - 1)
 }
 
 fn read_word(memory: &File, at: u64) -> std::io::Result<u64> {

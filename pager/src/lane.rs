@@ -177,12 +177,7 @@ impl<T: Transport> Lane<T> {
 
     /// Whether requests could ever be sent to the agent.
     pub fn has_been_up(&self, agent: AgentId) -> bool {
-        self.session(agent).is_some()
-    }
-
-    /// The last session with the agent.
-    pub fn session(&self, agent: AgentId) -> Option<u64> {
-        self.peers[usize::from(agent.0)].session
+        self.peers[usize::from(agent.0)].session.is_some()
     }
 
     /// What placement may know of every agent.

@@ -369,11 +369,18 @@ impl Shared {
             return;
         }
         // Who detaches asks for each page, and poisons those that have gone.
-        if !self.detaching.load(Ordering::Relaxed) && tables.depends_on(agent) {
+        let detaching = self.detaching.load(Ordering::Relaxed);
+        if !detaching && tables.depends_on(agent) {
             drop(tables);
             self.fail(format!("agent {name} was restarted and has lost the workload's pages"));
-        } else {
-            tables.forget_copies(agent);
+            return;
+        }
+        tables.forget_copies(agent);
+        let full = tables.exhausted;
+        drop(tables);
+        // Who detaches evicts nothing any more.
+        if full && !detaching {
+            self.fail("the page map is full");
         }
     }
 

@@ -17,7 +17,7 @@ mod order;
 mod roomless;
 mod space;
 
-pub use order::{Change, Doubt, Remap, contested, drop_echoes, groups, inherited};
+pub use order::{Change, Doubt, Remap, contested, drop_echoes};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -443,13 +443,12 @@ impl Tables {
 
     /// An agent greets a lane, which had another session with it before if it has `lost` the pages of that. True if that is news.
     pub fn begin_session(&mut self, agent: AgentId, session: u64, lost: bool) -> bool {
-        let known = self.sessions.entry(agent).or_insert(session);
-        lost && std::mem::replace(known, session) != session
-    }
-
-    /// The session in which an agent was given what it has.
-    pub fn session(&self, agent: AgentId) -> Option<u64> {
-        self.sessions.get(&agent).copied()
+        // Both lanes are up before anybody is told, as at the start.
+        let known = self.sessions.get(&agent).copied();
+        if lost || known.is_none() {
+            self.sessions.insert(agent, session);
+        }
+        lost && known != Some(session)
     }
 
     /// Whether any page is only at this agent.
@@ -472,8 +471,11 @@ impl Tables {
                 if let State::Kept(content) = state
                     && content.agent == agent
                 {
-                    self.put((space, page), State::Empty);
-                    self.release(content);
+                    match self.put((space, page), State::Empty) {
+                        true => self.release(content),
+                        // It would be left to the agent again.
+                        false => self.exhausted = true,
+                    }
                 }
             }
         }

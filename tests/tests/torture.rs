@@ -25,7 +25,7 @@ fn each_seed(body: impl Fn(&Stage, &Torture)) {
 fn programs_find_every_page_right() {
     each_seed(|_, torture| {
         let fuzz_seed = (torture.seed() % 1_000_000).to_string();
-        let c: [(&str, &[&str]); 12] = [
+        let c: [(&str, &[&str]); 13] = [
             ("verify", &["48", "2"]),
             ("threads", &["12"]),
             ("forkcow", &["32"]),
@@ -35,6 +35,7 @@ fn programs_find_every_page_right() {
             ("daemons", &["60"]),
             ("pingpong", &["150", "150"]),
             ("traced", &["30"]),
+            ("promises", &["rooms", "8"]),
             ("mapfuzz", &[&fuzz_seed, "600", "64"]),
             ("firsts", &["128", "400"]),
             ("firsts", &["1024", "40"]),

@@ -366,6 +366,43 @@ static void restless(void) {
     puts("read beside purges");
 }
 
+/* ---- a single thread makes room, and maps something else there some time later */
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+static void room(void) {
+    char *room = map_pages(16);
+    if (munmap(room, 16 * PAGE)) die("munmap");
+    for (double end = seconds() + 0.05; seconds() < end;) {}
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    if (mmap(room, 16 * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) != room) die("mmap");
+    for (int again = 0; again < 100; again++) {
+        for (int n = 0; n < 16; n++) fill_page(room + n * PAGE, n + 1 + again);
+        for (int n = 0; n < 16; n++) check_page(room + n * PAGE, n + 1 + again, "in the room");
+    }
+}
+
+static void rooms(void) {
+    fill(0);
+    for (int i = 0; i < 20; i++) {
+        fflush(stdout);
+        pid_t child = fork();
+        if (child < 0) die("fork");
+        if (!child) {
+            execl("/proc/self/exe", "promises", "room", NULL);
+            die("exec");
+        }
+        int status;
+        if (waitpid(child, &status, 0) != child || status) die("the child ended by %x", status);
+    }
+    check(0, "beside them");
+    puts("each had its room");
+}
+
 /* ---- somebody in the workload adopts orphans and waits for all of them */
 
 static void subreaper(void) {
@@ -534,7 +571,7 @@ static void guards_home(void) {
 int main(int argc, char **argv) {
     const struct { const char *name; void (*run)(void); } cases[] = {
         {"leader", leader}, {"sharer", sharer}, {"guards", guards}, {"guarded", guarded}, {"realloc", realloc_churn},
-        {"locked", locked}, {"inherit", inherit}, {"purging", purging}, {"restless", restless}, {"subreaper", subreaper}, {"brood", brood},
+        {"locked", locked}, {"inherit", inherit}, {"purging", purging}, {"restless", restless}, {"room", room}, {"rooms", rooms}, {"subreaper", subreaper}, {"brood", brood},
         {"discards", discards}, {"own-missing", own_missing}, {"own-writes", own_writes}, {"guards-home", guards_home},
     };
     pages = number(argc, argv, 2, 64) * MIB / PAGE;

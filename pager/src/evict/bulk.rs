@@ -57,8 +57,7 @@ impl<T: Transport> EvictThread<T> {
         let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
         match sent {
             Ok(exchange) => {
-                let session = self.lane.session(agent);
-                self.writes.insert(exchange, Write { agent, session, slots, stored: 0 });
+                self.writes.insert(exchange, Write { agent, slots, stored: 0 });
                 true
             }
             Err(_) => {
@@ -152,10 +151,7 @@ impl<T: Transport> EvictThread<T> {
 
     fn complete(&mut self, now: Instant, exchange: ExchangeId) {
         if let Some(write) = self.writes.remove(&exchange) {
-            // By the other lane it may be known that the agent has lost that.
-            let session = lock(&self.shared.tables).session(write.agent);
-            let kept = session.is_none_or(|session| write.session == Some(session));
-            self.settle(write.agent, &write.slots, if kept { write.stored } else { 0 });
+            self.settle(write.agent, &write.slots, write.stored);
         }
         if let Some(fetch) = self.home.take(exchange) {
             self.install_home(now, fetch);
@@ -295,7 +291,6 @@ mod tests {
         let other_lane = |thread: &EvictThread<Script>, session| {
             thread.shared.agent_up(agent, "a", session, session > 1);
         };
-        other_lane(&thread, 1);
         // A page comes back, and the agent has a copy.
         evict(&thread, 1..2);
         thread.write_back(now);
@@ -319,16 +314,5 @@ mod tests {
         assert!(!thread.shared.has_failed(), "what it has it was given after the restart");
         other_lane(&thread, 3);
         assert!(thread.shared.has_failed());
-    }
-
-    #[test]
-    fn what_was_stored_before_a_restart_is_not_stored() {
-        let (mut thread, now) = (thread(1), Instant::now());
-        thread.shared.agent_up(AgentId(0), "a", 1, false);
-        evict(&thread, 1..2);
-        thread.write_back(now);
-        thread.shared.agent_up(AgentId(0), "a", 2, true);
-        answer(&mut thread, now, &[]);
-        assert!(lock(&thread.shared.tables).has_ready() && !thread.shared.has_failed());
     }
 }

@@ -15,7 +15,7 @@ use crate::page_map::PAGE;
 use crate::proc;
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
-use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes, groups, inherited};
+use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
 use crate::torture::{self, Point};
 use crate::uffd::{Faults, Probe, Registration};
 
@@ -172,11 +172,13 @@ impl<T: Transport> FaultThread<T> {
                 event => events.push((order, event)),
             }
         }
-        let events = proof.sort(events);
-        for (birth, child) in &born {
-            self.inherit(child, *birth, &events);
+        let alone = self.is_alone(space);
+        for (order, event) in proof.sort(events) {
+            for (birth, child) in &born {
+                self.inherit(child, &event, *birth > order, alone);
+            }
+            self.event(space, &event);
         }
-        events.iter().for_each(|(_, event)| self.event(space, event));
         let mut tables = lock(&self.shared.tables);
         for range in proof.concerned.iter() {
             tables.forget_unmarked(space.id, range, &proof.marked);
@@ -303,68 +305,24 @@ impl<T: Transport> FaultThread<T> {
         child
     }
 
-    /// What of its parent's changes, read together with the fork, was made before it. The child begins with the tables from before all of them; which it
-    /// has inherited its memory tells, as it was at its birth, the first thing told of it if its memory does not.
-    pub(super) fn inherit(&mut self, child: &Arc<Space>, birth: usize, events: &[(usize, Event)]) {
-        let changed = |(told, event): &(usize, Event)| Some((*told, change(event)?));
-        let (told, changes): (Vec<usize>, Vec<Change>) = events.iter().filter_map(changed).unzip();
-        // Where one change has reached what another left, what is there now may be of either.
-        let mut contested: Vec<Option<bool>> = vec![None; changes.len()];
-        for group in groups(&changes) {
-            let tables = lock(&self.shared.tables);
-            let (members, places) = tables.places(child.id, &changes, &group);
-            let unmarked = tables.leaving_of(child.id);
-            drop(tables);
-            let before = group.iter().filter(|&&index| told[index] < birth).count();
-            match inherited(&places, &members, unmarked, before, |at| self.has(child, at)) {
-                Ok(count) => {
-                    group.iter().enumerate().for_each(|(n, &i)| contested[i] = Some(n < count));
-                }
-                Err(Doubt) => self.shared.fail(
-                    "memory was moved about while a process forked, and it is not known which pages its child has where",
-                ),
+    /// A change of the parent which was read together with the fork (`told`: before it). The child begins with the tables from before both. One
+    /// thread (`alone`) tells what it does in its order; else the child's address space tells whether it was moved before the fork.
+    pub(super) fn inherit(&mut self, child: &Arc<Space>, event: &Event, told: bool, alone: bool) {
+        let mut tables = lock(&self.shared.tables);
+        match (change(event), event) {
+            (Some(Change::Unmap(range)), _) if alone && told => tables.unmap(child.id, range),
+            (Some(Change::Remap(remap)), _) if alone && told => tables.remap(child.id, remap),
+            // What was unmapped or removed before the fork has no markers in the child, and none are to be left.
+            (None, &Event::Remove { start, end }) if told => {
+                tables.forget_leaving(child.id, &(start as u64..end as u64));
             }
-        }
-        let mut contested = contested.into_iter();
-        for (told, event) in events {
-            let told = *told < birth;
-            match (change(event), event) {
-                (Some(change), _) => {
-                    let made = contested.next().flatten();
-                    self.inherit_change(child, &change, made, told);
-                }
-                (None, &Event::Remove { start, end }) if told => {
-                    let range = start as u64..end as u64;
-                    lock(&self.shared.tables).forget_leaving(child.id, &range);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// `made`: whether it was made before the fork, if that is known.
-    fn inherit_change(
-        &mut self,
-        child: &Arc<Space>,
-        change: &Change,
-        made: Option<bool>,
-        told: bool,
-    ) {
-        match (change, made) {
-            (_, Some(false)) => {}
-            (Change::Unmap(range), Some(true)) => {
-                lock(&self.shared.tables).unmap(child.id, range.clone());
-            }
-            (Change::Remap(remap), Some(true)) => {
-                lock(&self.shared.tables).remap(child.id, *remap);
-            }
-            // What was unmapped before the fork has no markers in the child.
-            (Change::Unmap(_), None) => {}
-            (Change::Remap(remap), None) => {
-                if self.has_moved(child, remap).unwrap_or(told) {
-                    self.remap_child(child, *remap);
+            (Some(Change::Remap(remap)), _) if !alone => {
+                drop(tables);
+                if self.has_moved(child, &remap).unwrap_or(told) {
+                    self.remap_child(child, remap);
                 }
             }
+            _ => {}
         }
     }
 

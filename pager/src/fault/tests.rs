@@ -358,7 +358,7 @@ fn hole() -> u64 {
     hole
 }
 
-/// Where there was something before, and is again: its markers do not tell whose.
+/// Where there was something before, and is again, markers do not tell whose; but one thread tells in its order.
 #[test]
 fn a_child_has_what_changed_places_before_it_was_born() {
     for (birth, first, second) in [(0, 0, 1), (3, 1, 0)] {
@@ -407,6 +407,7 @@ fn a_child_keeps_its_pages_while_its_parent_moves_its_own_there_and_back() {
     for (name, order) in [("first", 0), ("between", 1), ("last", 2)] {
         let mut play = Play::new(None).evicted();
         let (page, parent) = (play.page, play.space.clone());
+        play.fault.spaces.get_mut(&ID).expect("the space").threaded = true;
         // In the child the page is where it was before both moves.
         let away = hole();
         let mut events = vec![Play::remap(page, away), Play::remap(away, page)];
@@ -445,7 +446,7 @@ fn what_a_child_does_follows_what_its_parent_did() {
     // What the child has is at the third address, in the one address space that both have here.
     play.space.faults.unregister(first..first + PAGE).expect("unregistered");
     let child = play.unborn(second, third);
-    play.fault.inherit(&child, 0, &[(0, Play::remap(first, second))]);
+    play.fault.inherit(&child, &Play::remap(first, second), false, false);
     play.born(&child);
     let actions = [first, second, third].map(|page| play.action(&child, page));
     assert!(matches!(actions[2], FaultAction::Buffered(_)), "{actions:?}");
@@ -460,7 +461,7 @@ fn a_child_that_moves_on_had_what_it_moved() {
     play.space.faults.unregister(first..first + PAGE).expect("unregistered");
     let child = play.unborn(first, third);
     // Of after the fork.
-    play.fault.inherit(&child, 0, &[(0, Play::remap(first, second))]);
+    play.fault.inherit(&child, &Play::remap(first, second), false, false);
     play.born(&child);
     assert!(matches!(play.action(&child, third), FaultAction::Buffered(_)));
 }

@@ -8,8 +8,7 @@ use nix::errno::Errno;
 
 use super::OUTBOX_LEN;
 use crate::evictor::{Call, Evictor, pidfd_getfd};
-use crate::inject::Injected;
-use crate::page_map::PAGE;
+use crate::inject::{Injected, random_address};
 use crate::shared::{Shared, Space};
 use crate::uffd::{Faults, USERFAULTFD_IOC_NEW, is_userfaultfd};
 use crate::{keeper, proc};
@@ -34,7 +33,7 @@ impl SetUp {
         let mut fds: Vec<RawFd> = vec![outlet.as_raw_fd()];
         fds.extend(device.as_ref().map(AsRawFd::as_raw_fd));
         let own_id = proc::own_id(pid).ok_or(Errno::ESRCH)?;
-        let outbox = outbox_address();
+        let outbox = random_address();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let mmap = [outbox, OUTBOX_LEN, access as u64, flags as u64, u64::MAX, 0];
@@ -120,12 +119,4 @@ impl SetUp {
         ];
         evictor.set_will(&injected.memory, &calls, text.as_bytes())
     }
-}
-
-/// A random page-aligned address in the upper half of user space's lower 2^46 bytes.
-fn outbox_address() -> u64 {
-    let mut random = [0u8; 8];
-    // SAFETY: the kernel writes 8 bytes to a live array.
-    unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
-    (1 << 45 | u64::from_le_bytes(random) & ((1 << 45) - 1)) & !(PAGE - 1)
 }

@@ -22,17 +22,11 @@ impl Tables {
 
     /// Pages that were moved out and have no marker yet, which would be left after the removal: what is removed is theirs.
     pub fn forget_leaving(&mut self, space: SpaceId, range: &Range<u64>) {
-        for page in self.leaving_of(space) {
-            if range.contains(&page.get()) {
-                self.disown((space, page));
-            }
-        }
-    }
-
-    /// Pages of a space that are leaving and have no marker yet.
-    pub fn leaving_of(&self, space: SpaceId) -> Vec<PageAddr> {
+        let within = |place: &Place| place.0 == space && range.contains(&place.1.get());
         let unmarked = self.leaving.iter().flat_map(|&index| self.unmarked(index));
-        unmarked.filter(|place| place.0 == space).map(|place| place.1).collect()
+        for place in unmarked.filter(within).collect::<Vec<Place>>() {
+            self.disown(place);
+        }
     }
 
     /// Ranges of a space in which something known may have been discarded, each told once.
@@ -104,13 +98,7 @@ impl Tables {
         })
     }
 
-    /// Changes that concern one another, and where what they concern is before them.
-    pub fn places(
-        &self,
-        space: SpaceId,
-        changes: &[Change],
-        group: &[usize],
-    ) -> (Vec<Change>, Places) {
+    fn places(&self, space: SpaceId, changes: &[Change], group: &[usize]) -> (Vec<Change>, Places) {
         let members: Vec<Change> = group.iter().map(|&index| changes[index].clone()).collect();
         let mut concerned = RangeSet::default();
         for change in &members {

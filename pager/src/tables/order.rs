@@ -14,8 +14,6 @@ use crate::range_set::RangeSet;
 
 use gms_policy::ids::PageAddr;
 
-/// Pages of a block that are looked for in a child: some may have been discarded.
-const PROBED_MAX: usize = 16;
 /// Changes told late are looked for among so many of a group at most, and in so many steps.
 const SEARCHED_MAX: usize = 64;
 const STEPS_MAX: usize = 4096;
@@ -101,7 +99,7 @@ pub fn drop_echoes<T>(told: &mut Vec<T>, change: impl Fn(&T) -> Option<Change>) 
 
 /// The changes that concern one another, by way of others too, where the order matters: one has reached what another has left, or reached. Indices,
 /// in order.
-pub fn groups(changes: &[Change]) -> Vec<Vec<usize>> {
+pub(super) fn groups(changes: &[Change]) -> Vec<Vec<usize>> {
     let mut ranges: Vec<(Range<u64>, usize)> = Vec::new();
     for (index, change) in changes.iter().enumerate() {
         ranges.extend(std::iter::once(change.left()).chain(change.reached()).map(|r| (r, index)));
@@ -158,7 +156,7 @@ type Part = (Range<u64>, u64);
 
 /// What is known of where pages are.
 #[derive(Clone)]
-pub struct Places {
+pub(super) struct Places {
     away: Vec<Part>,
     registered: RangeSet,
     concerned: RangeSet,
@@ -223,18 +221,6 @@ impl Places {
         free
     }
 
-    /// Pages that have come by the same way: the first of some parts.
-    fn blocks(&self) -> BTreeMap<u64, Vec<u64>> {
-        let mut blocks: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-        for (at, began) in &self.away {
-            let pages = blocks.entry(at.start.wrapping_sub(*began)).or_default();
-            if pages.len() < PROBED_MAX {
-                pages.push(at.start);
-            }
-        }
-        blocks
-    }
-
     /// What came to the markers; `None` if at one of them there is nothing.
     fn at(&self, marked: &RangeSet) -> Option<Vec<Part>> {
         let mut found: Vec<Part> = marked.iter().flat_map(|range| self.away_in(&range)).collect();
@@ -275,50 +261,6 @@ pub(super) fn order(
         }
         _ => Err(Doubt),
     }
-}
-
-/// How many of the changes, which are in the order in which they were made, a child has inherited. `is_there` tells whether its memory has something at
-/// an address, `None` if that cannot be known; it is not asked where one of `unmarked` may be, which have no markers yet. As many as were told before the
-/// fork (`told`), unless that contradicts its memory.
-pub fn inherited(
-    places: &Places,
-    changes: &[Change],
-    unmarked: Vec<PageAddr>,
-    told: usize,
-    mut is_there: impl FnMut(u64) -> Option<bool>,
-) -> Result<usize, Doubt> {
-    let mut leaving = Places::new(unmarked.into_iter(), RangeSet::default(), RangeSet::default());
-    let mut hidden = RangeSet::default();
-    for count in 0..=changes.len() {
-        changes[..count].last().into_iter().for_each(|change| leaving.make(change));
-        leaving.away.iter().for_each(|(at, _)| hidden.insert(at.clone()));
-    }
-    let mut fits = |places: &Places| {
-        let mut may_be = |page| hidden.contains(page) || is_there(page) != Some(false);
-        places.blocks().into_values().all(|pages| pages.into_iter().any(&mut may_be))
-    };
-    let mut then = places.clone();
-    changes[..told].iter().for_each(|change| then.make(change));
-    if fits(&then) {
-        return Ok(told);
-    }
-    if changes.len() > SEARCHED_MAX {
-        return Err(Doubt);
-    }
-    let mut then = places.clone();
-    let mut found: Option<(usize, Vec<Part>)> = None;
-    for count in 0..=changes.len() {
-        changes[..count].last().into_iter().for_each(|change| then.make(change));
-        let mut parts = then.away.clone();
-        parts.sort_unstable_by_key(|(at, _)| at.start);
-        match &found {
-            _ if !fits(&then) => {}
-            None => found = Some((count, parts)),
-            Some((_, first)) if *first != parts => return Err(Doubt),
-            Some(_) => {}
-        }
-    }
-    found.map(|(count, _)| count).ok_or(Doubt)
 }
 
 struct Search<'a> {
