@@ -172,7 +172,8 @@ impl<T: Transport> FaultThread<T> {
                 event => events.push((order, event)),
             }
         }
-        let alone = self.is_alone(space);
+        // Looked up for nobody but children.
+        let alone = !born.is_empty() && self.is_alone(space);
         for (order, event) in proof.sort(events) {
             for (birth, child) in &born {
                 self.inherit(child, &event, *birth > order, alone);
