@@ -48,6 +48,8 @@ pub struct Space {
     pub changes: AtomicU64,
     /// Where memory was taken out of the userfaultfd, until all changes begun by then have been told.
     pub relieved: Mutex<RangeSet>,
+    /// What was registered while a change was under way, and is perhaps not recorded, until all changes begun by then have been told.
+    pub unrecorded: Mutex<RangeSet>,
     /// Threads change it without a moment in between in which somebody could be served: they are to be stopped for one.
     pub restless: AtomicBool,
 }
@@ -66,6 +68,7 @@ impl Space {
             page_tables: OnceLock::new(),
             changes: AtomicU64::new(0),
             relieved: Mutex::default(),
+            unrecorded: Mutex::default(),
             restless: AtomicBool::new(false),
         }
     }

@@ -10,6 +10,7 @@
 //!
 //! Pages that are being removed are in quarantine (`tables/space.rs`).
 
+mod birth;
 mod changes;
 mod eviction;
 mod home;
@@ -17,6 +18,7 @@ mod order;
 mod roomless;
 mod space;
 
+pub use birth::{Ask, Birth};
 pub use order::{Change, Doubt, Remap, contested, drop_echoes};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};

@@ -25,7 +25,7 @@ fn each_seed(body: impl Fn(&Stage, &Torture)) {
 fn programs_find_every_page_right() {
     each_seed(|_, torture| {
         let fuzz_seed = (torture.seed() % 1_000_000).to_string();
-        let c: [(&str, &[&str]); 13] = [
+        let c: [(&str, &[&str]); 14] = [
             ("verify", &["48", "2"]),
             ("threads", &["12"]),
             ("forkcow", &["32"]),
@@ -34,6 +34,7 @@ fn programs_find_every_page_right() {
             ("kills", &["200"]),
             ("daemons", &["60"]),
             ("pingpong", &["150", "150"]),
+            ("follow", &["150"]),
             ("traced", &["30"]),
             ("promises", &["rooms", "8"]),
             ("mapfuzz", &[&fuzz_seed, "600", "64"]),

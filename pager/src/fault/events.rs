@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::{PageAddr, SpaceId};
@@ -15,7 +15,7 @@ use crate::page_map::PAGE;
 use crate::proc;
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
-use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
+use crate::tables::{Ask, Change, Doubt, FaultAction, Remap, contested, drop_echoes};
 use crate::torture::{self, Point};
 use crate::uffd::{Faults, Probe, Registration};
 
@@ -26,6 +26,8 @@ const BACKLOG_DEADLINE: Duration = Duration::from_secs(15);
 const BACKLOG_MAX: usize = 1 << 20;
 /// For a forked child to stop changing its address space.
 const CHILD_DEADLINE: Duration = Duration::from_secs(2);
+/// For one of which it is not known what it has to execute another program.
+const EXEC_PATIENCE: Duration = Duration::from_millis(100);
 /// A fault which can be served for so long only when an event is told, although none is, waits for the very thread that is to tell.
 const STUCK_AFTER: Duration = Duration::from_millis(20);
 /// A page that came and could not be installed is asked for again, by a new fault, within this time.
@@ -174,12 +176,11 @@ impl<T: Transport> FaultThread<T> {
         }
         // Looked up for nobody but children.
         let alone = !born.is_empty() && self.is_alone(space);
-        for (order, event) in proof.sort(events) {
-            for (birth, child) in &born {
-                self.inherit(child, &event, *birth > order, alone);
-            }
-            self.event(space, &event);
+        let events = proof.sort(events);
+        for (birth, child) in &born {
+            self.inherit(space, child, *birth, &events, alone);
         }
+        events.iter().for_each(|(_, event)| self.event(space, event));
         let mut tables = lock(&self.shared.tables);
         for range in proof.concerned.iter() {
             tables.forget_unmarked(space.id, range, &proof.marked);
@@ -194,7 +195,12 @@ impl<T: Transport> FaultThread<T> {
         if lock(&self.shared.tables).exhausted {
             self.shared.fail("the page map is full");
         }
-        *lock(&space.relieved) = RangeSet::default();
+        // Removals are applied although others are under way.
+        if !space.faults.has_event() {
+            for set in [&space.relieved, &space.unrecorded] {
+                *lock(set) = RangeSet::default();
+            }
+        }
         space.ungated.applied();
     }
 
@@ -306,83 +312,128 @@ impl<T: Transport> FaultThread<T> {
         child
     }
 
-    /// A change of the parent which was read together with the fork (`told`: before it). The child begins with the tables from before both. One
-    /// thread (`alone`) tells what it does in its order; else the child's address space tells whether it was moved before the fork.
-    pub(super) fn inherit(&mut self, child: &Arc<Space>, event: &Event, told: bool, alone: bool) {
+    /// What of its parent's changes, read together with the fork, was made before it. The child begins with the tables from before all of them. One
+    /// thread (`alone`) tells what it does in its order; else the child's memory tells.
+    pub(super) fn inherit(
+        &mut self,
+        parent: &Space,
+        child: &Arc<Space>,
+        birth: usize,
+        events: &[(usize, Event)],
+        alone: bool,
+    ) {
+        let changed = |(order, event): &(usize, Event)| Some((*order < birth, change(event)?));
+        let (told, changes): (Vec<bool>, Vec<Change>) = events.iter().filter_map(changed).unzip();
+        let made = if alone { told } else { self.made(parent, child, &changes, &told) };
+        let mut made = changes.into_iter().zip(made);
         let mut tables = lock(&self.shared.tables);
-        match (change(event), event) {
-            (Some(Change::Unmap(range)), _) if alone && told => tables.unmap(child.id, range),
-            (Some(Change::Remap(remap)), _) if alone && told => tables.remap(child.id, remap),
-            // What was unmapped or removed before the fork has no markers in the child, and none are to be left.
-            (None, &Event::Remove { start, end }) if told => {
-                tables.forget_leaving(child.id, &(start as u64..end as u64));
-            }
-            (Some(Change::Remap(remap)), _) if !alone => {
-                drop(tables);
-                if self.has_moved(child, &remap).unwrap_or(told) {
-                    self.remap_child(child, remap);
+        for (order, event) in events {
+            match *event {
+                Event::Remove { start, end } if *order < birth => {
+                    // What was removed before the fork has no markers in the child, and none are to be left.
+                    tables.forget_leaving(child.id, &(start as u64..end as u64));
                 }
+                Event::Unmap { .. } | Event::Remap { .. } => match made.next() {
+                    Some((Change::Unmap(range), true)) => tables.unmap(child.id, range),
+                    Some((Change::Remap(remap), true)) => tables.remap(child.id, remap),
+                    _ => {}
+                },
+                _ => {}
             }
-            _ => {}
         }
     }
 
-    fn remap_child(&mut self, child: &Space, remap: Remap) {
-        let mut tables = lock(&self.shared.tables);
-        // What is not there, because it came only after the fork, displaces nothing.
-        if tables.knows(child.id, remap.source()) {
-            tables.remap(child.id, remap);
+    /// Which of several threads' changes were made before the fork, as far as they concern what is known. What was only unmapped has no markers in the child.
+    fn made(
+        &mut self,
+        parent: &Space,
+        child: &Arc<Space>,
+        changes: &[Change],
+        told: &[bool],
+    ) -> Vec<bool> {
+        let mut made = vec![false; changes.len()];
+        let births = lock(&self.shared.tables).births(child.id, changes, told);
+        for birth in births {
+            let ask = |ask| match ask {
+                Ask::Registered(part) => self.was_registered(parent, child, part),
+                Ask::Page(at) => self.had(child, at),
+            };
+            match birth.inherited(ask) {
+                Ok(inherited) => inherited.into_iter().for_each(|index| made[index] = true),
+                Err(Doubt) if self.lasts(child) => self.shared.fail(
+                    "memory was moved about while a process forked, and it is not known which pages its child has where",
+                ),
+                Err(Doubt) => {}
+            }
         }
+        made
     }
 
-    /// Whether a child was forked after the remap.
-    fn has_moved(&mut self, child: &Arc<Space>, remap: &Remap) -> Option<bool> {
-        let mut was_there = |at: u64| {
-            // Events of its own are read first.
-            let is_there = self.registration(child, at..at + PAGE) == Registration::Whole;
-            self.was_there(child.id, at).unwrap_or(is_there)
+    /// Not if it ends, or executes another program, at once, and has no children.
+    fn lasts(&mut self, child: &Arc<Space>) -> bool {
+        let deadline = Instant::now() + EXEC_PATIENCE;
+        while child.faults.is_alive() {
+            if Instant::now() > deadline {
+                return true;
+            }
+            let faults = self.read_faults(child.id, true);
+            self.again.extend(faults.into_iter().flatten());
+            std::thread::yield_now();
+        }
+        let forked = |told: &Told| matches!(told.event, Event::Fork { .. });
+        self.spaces.get(&child.id).is_some_and(|state| state.backlog.iter().any(forked))
+    }
+
+    /// Whether a part of its parent's memory was registered when the child was born; `None` if it may have been, or not with what the parent's tables know.
+    fn was_registered(
+        &mut self,
+        parent: &Space,
+        child: &Arc<Space>,
+        part: Range<u64>,
+    ) -> Option<bool> {
+        // Events of its own are read first.
+        let at = part.start;
+        let is_registered = self.registration(child, at..at + PAGE) == Registration::Whole;
+        let was = match self.first_change(child.id, at) {
+            // An unmap tells nothing of holes in its range.
+            Some(Change::Unmap(_)) => return None,
+            Some(Change::Remap(remap)) => remap.source().contains(&at),
+            None => is_registered,
         };
-        match (was_there(remap.from), was_there(remap.to)) {
-            // What is at neither place has moved on since, if anything is thought to be at the first.
-            (false, _) => Some(true),
-            (true, false) => Some(false),
-            (true, true) => {
-                let page = lock(&self.shared.tables).first_evicted(child.id, remap.source())?;
-                let offset = page.get() - remap.from;
-                match (self.has(child, remap.from + offset)?, self.has(child, remap.to + offset)?) {
-                    // It would have taken its marker along.
-                    (true, _) => Some(false),
-                    (false, true) => Some(true),
-                    (false, false) => None,
-                }
-            }
-        }
+        let meets = |set: &Mutex<RangeSet>| lock(set).overlaps(part.clone()).next().is_some();
+        // What has ended has nothing registered, and may have children.
+        let unknown = match was {
+            true => meets(&parent.unrecorded),
+            false => !child.faults.is_alive(),
+        };
+        (!unknown && !meets(&parent.relieved)).then_some(was)
     }
 
-    /// Whether anything was at the address when the child was born; `None` if what it has told of itself does not concern the address.
-    fn was_there(&self, child: SpaceId, at: u64) -> Option<bool> {
-        let concerns = |told: &Told| match told.event {
-            Event::Unmap { start, end } => (start as u64..end as u64).contains(&at).then_some(true),
-            Event::Remap { from, to, len } => {
-                let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
-                let (left, came) = (remap.source().contains(&at), remap.target().contains(&at));
-                (left || came).then_some(left)
-            }
-            _ => None,
-        };
-        self.spaces.get(&child)?.backlog.iter().find_map(concerns)
+    /// The first change of its own of which the child has told there.
+    fn first_change(&self, child: SpaceId, at: u64) -> Option<Change> {
+        let mut changes = self.spaces.get(&child)?.backlog.iter().filter_map(|t| change(&t.event));
+        changes.find(|change| change.left_and_reached().any(|range| range.contains(&at)))
     }
 
     /// Whether a page or a marker of the child was at the address when it was born; `None` if that cannot be known.
-    fn has(&mut self, child: &Arc<Space>, at: u64) -> Option<bool> {
-        let place = (child.id, PageAddr::containing(at));
-        // Where a page is leaving there is nothing yet, and a probe would leave zeros there.
-        if lock(&self.shared.tables).is_leaving(place) {
-            return Some(false);
+    fn had(&mut self, child: &Arc<Space>, at: u64) -> Option<bool> {
+        if self.has_changed(child.id, at) {
+            return None;
         }
         let probe = self.probe(child, at);
-        let untouched = self.was_there(child.id, at).is_none();
-        untouched.then_some(probe == Probe::Occupied)
+        let known = probe != Probe::Gone && !self.has_changed(child.id, at);
+        known.then_some(probe == Probe::Occupied)
+    }
+
+    /// Whether the child has told of a change of its own there.
+    fn has_changed(&self, child: SpaceId, at: u64) -> bool {
+        let removed = |told: &Told| match told.event {
+            Event::Remove { start, end } => (start as u64..end as u64).contains(&at),
+            _ => false,
+        };
+        let state = self.spaces.get(&child);
+        state.is_some_and(|state| state.backlog.iter().any(removed))
+            || self.first_change(child, at).is_some()
     }
 
     /// What the range is to a child.

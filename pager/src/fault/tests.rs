@@ -446,7 +446,8 @@ fn what_a_child_does_follows_what_its_parent_did() {
     // What the child has is at the third address, in the one address space that both have here.
     play.space.faults.unregister(first..first + PAGE).expect("unregistered");
     let child = play.unborn(second, third);
-    play.fault.inherit(&child, &Play::remap(first, second), false, false);
+    let parent = play.space.clone();
+    play.fault.inherit(&parent, &child, 0, &[(0, Play::remap(first, second))], false);
     play.born(&child);
     let actions = [first, second, third].map(|page| play.action(&child, page));
     assert!(matches!(actions[2], FaultAction::Buffered(_)), "{actions:?}");
@@ -461,7 +462,8 @@ fn a_child_that_moves_on_had_what_it_moved() {
     play.space.faults.unregister(first..first + PAGE).expect("unregistered");
     let child = play.unborn(first, third);
     // Of after the fork.
-    play.fault.inherit(&child, &Play::remap(first, second), false, false);
+    let parent = play.space.clone();
+    play.fault.inherit(&parent, &child, 0, &[(0, Play::remap(first, second))], false);
     play.born(&child);
     assert!(matches!(play.action(&child, third), FaultAction::Buffered(_)));
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Process;
 use crate::page_map::PAGE;
 use crate::proc::{self, Mapping};
+use crate::range_set::RangeSet;
 use crate::shared::{Shared, lock};
 use crate::uffd::Registration;
 
@@ -30,10 +31,18 @@ impl Process {
             if !self.space.ungated.is_intact() {
                 return None;
             }
+            let note = |note: fn(&mut RangeSet, Range<u64>)| {
+                let mut unrecorded = lock(&self.space.unrecorded);
+                spans.iter().for_each(|span| note(&mut unrecorded, span.clone()));
+            };
+            note(RangeSet::insert);
             // Fails if something has come there that cannot be registered: found at the next look.
             spans.iter().for_each(|span| drop(self.space.faults.register(span.clone())));
             mappings = maps()?;
             self.record(shared, &spans, &mappings);
+            if !self.space.faults.has_event() && self.space.ungated.is_intact() {
+                note(RangeSet::remove);
+            }
         }
         Some(mappings)
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use gms_policy::ids::{PageAddr, SpaceId};
 
-use super::order::{Change, Doubt, Places, Remap, groups, order};
+use super::order::{Change, Doubt, Places, Remap, contests, order};
 use super::{Owner, Phase, Place, SpaceState, Tables};
 use crate::page_map::State;
 use crate::range_set::RangeSet;
@@ -22,11 +22,16 @@ impl Tables {
 
     /// Pages that were moved out and have no marker yet, which would be left after the removal: what is removed is theirs.
     pub fn forget_leaving(&mut self, space: SpaceId, range: &Range<u64>) {
-        let within = |place: &Place| place.0 == space && range.contains(&place.1.get());
-        let unmarked = self.leaving.iter().flat_map(|&index| self.unmarked(index));
-        for place in unmarked.filter(within).collect::<Vec<Place>>() {
+        let within = |place: &Place| range.contains(&place.1.get());
+        for place in self.leaving_of(space).filter(within).collect::<Vec<Place>>() {
             self.disown(place);
         }
+    }
+
+    /// Pages of a space that are leaving and have no marker yet.
+    pub(super) fn leaving_of(&self, space: SpaceId) -> impl Iterator<Item = Place> + '_ {
+        let unmarked = self.leaving.iter().flat_map(|&index| self.unmarked(index));
+        unmarked.filter(move |place| place.0 == space)
     }
 
     /// Ranges of a space in which something known may have been discarded, each told once.
@@ -76,7 +81,7 @@ impl Tables {
         marked: &RangeSet,
     ) -> Result<Vec<usize>, Doubt> {
         let mut made: Vec<usize> = (0..changes.len()).collect();
-        for group in groups(changes) {
+        for group in contests(changes) {
             let (members, places) = self.places(space, changes, &group);
             let mut there = RangeSet::default();
             for range in places.concerned() {
@@ -92,18 +97,23 @@ impl Tables {
 
     /// Whether none of the changes, made in the order in which they were told, reaches what is taken.
     pub fn is_free(&self, space: SpaceId, changes: &[Change]) -> bool {
-        groups(changes).iter().all(|group| {
+        contests(changes).iter().all(|group| {
             let (members, mut places) = self.places(space, changes, group);
             places.are_made_way_for(&members)
         })
     }
 
-    fn places(&self, space: SpaceId, changes: &[Change], group: &[usize]) -> (Vec<Change>, Places) {
+    /// The changes of a group, and where the pages are that are away and that they concern.
+    pub(super) fn places(
+        &self,
+        space: SpaceId,
+        changes: &[Change],
+        group: &[usize],
+    ) -> (Vec<Change>, Places) {
         let members: Vec<Change> = group.iter().map(|&index| changes[index].clone()).collect();
         let mut concerned = RangeSet::default();
-        for change in &members {
-            concerned.insert(change.left());
-            change.reached().into_iter().for_each(|range| concerned.insert(range));
+        for range in members.iter().flat_map(Change::left_and_reached) {
+            concerned.insert(range);
         }
         let known = concerned.iter().flat_map(|range| self.map.known(space, range));
         let away = known.filter(|(_, state)| !matches!(state, State::Kept(_)));

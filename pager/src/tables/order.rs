@@ -75,6 +75,11 @@ impl Change {
             Change::Remap(remap) => Some(remap.target()),
         }
     }
+
+    /// Both.
+    pub fn left_and_reached(&self) -> impl Iterator<Item = Range<u64>> {
+        std::iter::once(self.left()).chain(self.reached())
+    }
 }
 
 /// A remap is told of twice: that its source is no longer mapped follows, and says nothing new, but by then another's memory may be there. Takes these
@@ -97,12 +102,11 @@ pub fn drop_echoes<T>(told: &mut Vec<T>, change: impl Fn(&T) -> Option<Change>) 
     });
 }
 
-/// The changes that concern one another, by way of others too, where the order matters: one has reached what another has left, or reached. Indices,
-/// in order.
+/// The changes that concern one another, by way of others too. Indices, in order.
 pub(super) fn groups(changes: &[Change]) -> Vec<Vec<usize>> {
     let mut ranges: Vec<(Range<u64>, usize)> = Vec::new();
     for (index, change) in changes.iter().enumerate() {
-        ranges.extend(std::iter::once(change.left()).chain(change.reached()).map(|r| (r, index)));
+        ranges.extend(change.left_and_reached().map(|range| (range, index)));
     }
     ranges.sort_unstable_by_key(|(range, _)| range.start);
     // Of each change the first of its group that is known; of that itself.
@@ -126,16 +130,21 @@ pub(super) fn groups(changes: &[Change]) -> Vec<Vec<usize>> {
     for index in 0..changes.len() {
         groups.entry(find(&first, index)).or_default().push(index);
     }
-    let matters = |group: &Vec<usize>| meet(group.iter().map(|&index| &changes[index]));
-    groups.into_values().filter(matters).collect()
+    groups.into_values().collect()
 }
 
-/// What the changes concern whose order matters.
+/// Those whose order matters: one has reached what another has left, or reached.
+pub(super) fn contests(changes: &[Change]) -> Vec<Vec<usize>> {
+    let mut groups = groups(changes);
+    groups.retain(|group| meet(group.iter().map(|&index| &changes[index])));
+    groups
+}
+
+/// What these concern.
 pub fn contested(changes: &[Change]) -> RangeSet {
     let mut contested = RangeSet::default();
-    for change in groups(changes).into_iter().flatten().map(|index| &changes[index]) {
-        let ranges = std::iter::once(change.left()).chain(change.reached());
-        ranges.for_each(|range| contested.insert(range));
+    for change in contests(changes).into_iter().flatten().map(|index| &changes[index]) {
+        change.left_and_reached().for_each(|range| contested.insert(range));
     }
     contested
 }
@@ -152,7 +161,7 @@ fn meet<'a>(changes: impl Iterator<Item = &'a Change> + Clone) -> bool {
 }
 
 /// Addresses of pages, and where the first of them was before the changes.
-type Part = (Range<u64>, u64);
+pub(super) type Part = (Range<u64>, u64);
 
 /// What is known of where pages are.
 #[derive(Clone)]
@@ -179,6 +188,21 @@ impl Places {
         self.concerned.iter()
     }
 
+    pub(super) fn registered(&self) -> impl Iterator<Item = Range<u64>> {
+        self.registered.iter()
+    }
+
+    /// What a remap leaves that none has reached was registered before them all.
+    pub(super) fn begin_registered(&mut self, changes: &[Change]) {
+        let mut reached = RangeSet::default();
+        for change in changes {
+            if let Some(target) = change.reached() {
+                reached.gaps(change.left()).into_iter().for_each(|r| self.registered.insert(r));
+                reached.insert(target);
+            }
+        }
+    }
+
     fn taken(&self, range: Range<u64>) -> RangeSet {
         let mut taken = RangeSet::default();
         self.registered.overlaps(range.clone()).for_each(|part| taken.insert(part));
@@ -186,7 +210,7 @@ impl Places {
         taken
     }
 
-    fn away_in(&self, range: &Range<u64>) -> Vec<Part> {
+    pub(super) fn away_in(&self, range: &Range<u64>) -> Vec<Part> {
         let clip = |(at, began): &Part| {
             let part = at.start.max(range.start)..at.end.min(range.end);
             (part.start < part.end).then(|| (part.clone(), began + (part.start - at.start)))
@@ -200,7 +224,7 @@ impl Places {
         self.registered.remove(range.clone());
     }
 
-    fn make(&mut self, change: &Change) {
+    pub(super) fn make(&mut self, change: &Change) {
         let Some(reached) = change.reached() else { return self.clear(&change.left()) };
         let left = change.left();
         let there = |at: u64| at - left.start + reached.start;
@@ -221,8 +245,25 @@ impl Places {
         free
     }
 
+    /// Whether the pages that are away in `part` are all in these ranges.
+    pub(super) fn lie_within(&self, part: &RangeSet, ranges: &RangeSet) -> bool {
+        let away = part.iter().flat_map(|range| self.away_in(&range));
+        away.into_iter().all(|(at, _)| ranges.gaps(at).is_empty())
+    }
+
+    /// All that is away.
+    pub(super) fn all(&self) -> Vec<Part> {
+        self.parts_in(&self.concerned)
+    }
+
     /// What came to the markers; `None` if at one of them there is nothing.
     fn at(&self, marked: &RangeSet) -> Option<Vec<Part>> {
+        let found = self.parts_in(marked);
+        let bytes: u64 = found.iter().map(|(at, _)| at.end - at.start).sum();
+        (bytes == marked.len()).then_some(found)
+    }
+
+    fn parts_in(&self, marked: &RangeSet) -> Vec<Part> {
         let mut found: Vec<Part> = marked.iter().flat_map(|range| self.away_in(&range)).collect();
         found.sort_unstable_by_key(|(at, _)| at.start);
         // Parts that lie side by side are one if they did before.
@@ -233,8 +274,7 @@ impl Places {
             }
             one
         });
-        let bytes: u64 = found.iter().map(|(at, _)| at.end - at.start).sum();
-        (bytes == marked.len()).then_some(found)
+        found
     }
 }
 

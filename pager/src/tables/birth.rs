@@ -1,0 +1,413 @@
+//! What of its parent's changes a forked child has inherited.
+//!
+//! Changes that several threads make while another forks are told when they have been made, and so is the fork: of what is told together it is not known
+//! which came first. But a child's memory is that of its parent at one moment. So every moment is tried at which the fork may have been. None is
+//! the one that has pages where the child has nothing registered, or that has memory left where there is something: what comes there before all that
+//! was told is applied is empty, because nobody is served. (A page that is not found refutes nothing: it may have been discarded.) What remains must
+//! not have two pages at one address.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use gms_policy::ids::SpaceId;
+
+use super::Tables;
+use super::order::{Change, Doubt, Part, Places, groups};
+use crate::page_map::PAGE;
+use crate::range_set::RangeSet;
+
+/// So many changes that meet are searched, in so many steps.
+const CHANGES_MAX: usize = 1024;
+const STEPS_MAX: usize = 4096;
+/// Steps of a round that is seen to be done once more.
+const ROUND_MAX: usize = 8;
+/// Most changes times parts of which pages are away.
+const WORK_MAX: usize = 1 << 23;
+/// Most moments that differ.
+const MOMENTS_MAX: usize = 64;
+/// Most parts of which pages are away that are told apart.
+const PARTS_MAX: usize = 256;
+/// Pages of a part that are looked for.
+const SAMPLES: u64 = 8;
+
+/// What is asked of a child's memory, as it was when the child was born.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Whether the part is registered, all of it.
+    Registered(Range<u64>),
+    /// Whether anything is there: a page or a marker. If not, zeros may be left there.
+    Page(u64),
+}
+
+/// Changes of a parent that concern one another, and where its pages were before them.
+pub struct Birth {
+    /// Indices, in the order in which they were made.
+    members: Vec<usize>,
+    changes: Vec<Change>,
+    /// Which were told before the fork.
+    told: Vec<bool>,
+    places: Places,
+    /// Pages that have no markers yet.
+    leaving: RangeSet,
+}
+
+impl Tables {
+    /// What concerns a child of the changes, which are in the order in which they were made; `told`: before the fork. The child has been given what was known
+    /// before all of them.
+    pub fn births(&self, child: SpaceId, changes: &[Change], told: &[bool]) -> Vec<Birth> {
+        let mut groups = groups(changes);
+        // What was only unmapped before the fork has no markers.
+        groups.retain(|group| group.iter().any(|&index| changes[index].reached().is_some()));
+        let birth = |members: Vec<usize>| {
+            let (changes, mut places) = self.places(child, changes, &members);
+            // What moves is registered.
+            places.begin_registered(&changes);
+            let within = |page: u64| places.concerned().any(|range| range.contains(&page));
+            let mut leaving = RangeSet::default();
+            // Nor have those that are about to be poisoned.
+            let doomed = self.doomed.iter().filter(|place| place.0 == child).copied();
+            let pages = self.leaving_of(child).chain(doomed).map(|(_, page)| page.get());
+            pages.filter(|&page| within(page)).for_each(|page| leaving.insert(page..page + PAGE));
+            let told = members.iter().map(|&index| told[index]).collect();
+            Birth { members, changes, told, places, leaving }
+        };
+        let mut births: Vec<Birth> = groups.into_iter().map(birth).collect();
+        births.retain(|birth| !birth.places.all().is_empty());
+        births
+    }
+}
+
+impl Birth {
+    /// Indices of the changes that were made before the fork.
+    pub fn inherited(
+        mut self,
+        mut ask: impl FnMut(Ask) -> Option<bool>,
+    ) -> Result<Vec<usize>, Doubt> {
+        self.drop_rounds()?;
+        // What cannot be known refutes nothing.
+        let (mut registered, mut possible) = (RangeSet::default(), RangeSet::default());
+        for part in self.parts() {
+            let answer = ask(Ask::Registered(part.clone()));
+            if answer == Some(true) {
+                registered.insert(part.clone());
+            }
+            if answer != Some(false) {
+                possible.insert(part);
+            }
+        }
+        // The child has nothing of it.
+        if possible.is_empty() {
+            return Ok(Vec::new());
+        }
+        // Where pages without markers may be a probe would leave zeros.
+        let hidden = self.images(self.leaving.iter());
+        let mut answers: BTreeMap<u64, bool> = BTreeMap::new();
+        let mut is_there = |page: u64| {
+            let mut look = || !hidden.contains(page) && ask(Ask::Page(page)) == Some(true);
+            *answers.entry(page).or_insert_with(&mut look)
+        };
+        let likely = self.images(self.places.all().into_iter().map(|(at, _)| at));
+        // What comes to where memory was left is empty.
+        let mut is_left = |left: &RangeSet| {
+            let left = left.iter().flat_map(|range| registered.overlaps(range).collect::<Vec<_>>());
+            !left.into_iter().any(|range| {
+                let likely =
+                    likely.overlaps(range.clone()).take(SAMPLES as usize).flat_map(samples);
+                likely.chain(samples(range.clone())).any(&mut is_there)
+            })
+        };
+        let needs = self.needs();
+        let decided = self.decided(&needs, &possible, &mut is_left);
+        let mut moments = Search::moments(&self, &possible, needs, decided).ok_or(Doubt)?;
+        if moments.len() > 1 {
+            moments.retain(|moment| is_left(&moment.left));
+            self.rank(&mut moments, is_there)?;
+        }
+        let moment = moments.first().ok_or(Doubt)?;
+        let made = self.members.iter().zip(&moment.made);
+        Ok(made.filter_map(|(&index, &made)| made.then_some(index)).collect())
+    }
+
+    /// Takes out what was done once more, step by step, from where everything was as before: so long as a fork is not told of, a thread may move a block there
+    /// and back thousands of times.
+    fn drop_rounds(&mut self) -> Result<(), Doubt> {
+        let max = CHANGES_MAX.min(WORK_MAX / self.places.all().len().max(1));
+        let mut places = self.places.clone();
+        let mut kept: Vec<usize> = Vec::new();
+        let mut states = vec![places.all()];
+        for index in 0..self.changes.len() {
+            places.make(&self.changes[index]);
+            kept.push(index);
+            states.push(places.all());
+            let steps = kept.len();
+            let again = |round: &usize| {
+                let ends = [steps - round, steps].map(|end| &states[end]);
+                let steps_of =
+                    |from: usize| kept[from..from + round].iter().map(|&n| &self.changes[n]);
+                ends[0] == ends[1] && steps_of(steps - 2 * round).eq(steps_of(steps - round))
+            };
+            if let Some(round) = (1..=ROUND_MAX.min(steps / 2)).find(again) {
+                kept.truncate(steps - round);
+                states.truncate(steps + 1 - round);
+            }
+            if kept.len() > max {
+                return Err(Doubt);
+            }
+        }
+        self.members = kept.iter().map(|&index| self.members[index]).collect();
+        self.told = kept.iter().map(|&index| self.told[index]).collect();
+        self.changes = kept.into_iter().map(|index| self.changes[index].clone()).collect();
+        Ok(())
+    }
+
+    /// The best comes to be the first.
+    fn rank(
+        &self,
+        moments: &mut [Moment],
+        mut is_there: impl FnMut(u64) -> bool,
+    ) -> Result<(), Doubt> {
+        let mut leaving = moments.iter().map(|moment| moment.places_of(&self.leaving));
+        let first = leaving.next();
+        if leaving.any(|other| Some(&other) != first.as_ref()) || contradict(moments) {
+            return Err(Doubt);
+        }
+        let mut found = |moment: &Moment| {
+            let parts = moment.away.iter().take(PARTS_MAX);
+            parts.flat_map(|(at, _)| samples(at.clone())).filter(|&page| is_there(page)).count()
+        };
+        moments.sort_by_cached_key(|moment| (moment.missing, Reverse(found(moment))));
+        Ok(())
+    }
+
+    /// Wherever what is there now may have come.
+    fn images(&self, ranges: impl Iterator<Item = Range<u64>>) -> RangeSet {
+        let mut images = RangeSet::default();
+        ranges.for_each(|range| images.insert(range));
+        for change in &self.changes {
+            if let Change::Remap(remap) = change {
+                let there = |at: u64| at - remap.from + remap.to;
+                for part in images.overlaps(remap.source()).collect::<Vec<_>>() {
+                    images.insert(there(part.start)..there(part.end));
+                }
+            }
+        }
+        images
+    }
+
+    /// Of each change the earlier ones that it meets: none is made without them.
+    fn needs(&self) -> Vec<Vec<usize>> {
+        let overlap = |x: &Range<u64>, y: Range<u64>| x.start < y.end && y.start < x.end;
+        let meet = |a: &Change, b: &Change| {
+            a.left_and_reached().any(|a| b.left_and_reached().any(|b| overlap(&a, b)))
+        };
+        let changes = &self.changes;
+        let earlier = |n: usize| (0..n).filter(|&m| meet(&changes[m], &changes[n])).collect();
+        (0..changes.len()).map(earlier).collect()
+    }
+
+    /// What can be said of single changes.
+    fn decided(
+        &self,
+        needs: &[Vec<usize>],
+        possible: &RangeSet,
+        mut is_left: impl FnMut(&RangeSet) -> bool,
+    ) -> Vec<Option<bool>> {
+        let mut decided = vec![None; self.changes.len()];
+        for index in (0..self.changes.len()).rev() {
+            if decided[index].is_some() {
+                continue;
+            }
+            let mut left = RangeSet::default();
+            left.insert(self.changes[index].left());
+            let concerned = |set: &mut RangeSet, others: Range<usize>, decided: &[Option<bool>]| {
+                let others = others.filter(|&other| decided[other] != Some(false));
+                others
+                    .flat_map(|other| self.changes[other].left_and_reached())
+                    .for_each(|range| set.remove(range));
+            };
+            concerned(&mut left, index + 1..self.changes.len(), &decided);
+            if !is_left(&left) {
+                decided[index] = Some(false);
+                for later in index + 1..needs.len() {
+                    if needs[later].iter().any(|&need| decided[need] == Some(false)) {
+                        decided[later] = Some(false);
+                    }
+                }
+                continue;
+            }
+            concerned(&mut left, 0..index, &decided);
+            let mut away = left.iter().flat_map(|range| self.places.away_in(&range));
+            if away.any(|(at, _)| !possible.gaps(at).is_empty()) {
+                decided[index] = Some(true);
+                for earlier in (0..=index).rev() {
+                    if decided[earlier] == Some(true) {
+                        needs[earlier].iter().for_each(|&need| decided[need] = Some(true));
+                    }
+                }
+            }
+        }
+        decided
+    }
+
+    /// Addresses of which all of a part are registered at any moment, or none.
+    fn parts(&self) -> Vec<Range<u64>> {
+        let mut ends = BTreeSet::new();
+        let changed = self.changes.iter().flat_map(|change| change.left_and_reached());
+        let away = self.places.all().into_iter().map(|(at, _)| at).take(PARTS_MAX);
+        for range in changed.chain(self.places.registered()).chain(away) {
+            ends.extend([range.start, range.end]);
+        }
+        let mut parts = Vec::new();
+        for range in self.places.concerned() {
+            let mut start = range.start;
+            let within = ends.range(range.start + 1..range.end).copied();
+            for end in within.chain([range.end]) {
+                parts.push(start..end);
+                start = end;
+            }
+        }
+        parts
+    }
+}
+
+/// Some pages of a range.
+fn samples(range: Range<u64>) -> impl Iterator<Item = u64> {
+    let stride = (range.end - range.start).div_ceil(SAMPLES * PAGE).max(1) * PAGE;
+    range.step_by(stride as usize)
+}
+
+/// Whether two of them have different pages at one address.
+fn contradict(moments: &[Moment]) -> bool {
+    let mut parts: Vec<&Part> = moments.iter().flat_map(|moment| &moment.away).collect();
+    parts.sort_unstable_by_key(|(at, _)| at.start);
+    let shift = |(at, began): &Part| at.start.wrapping_sub(*began);
+    let (mut end, mut last) = (0, 0);
+    parts.into_iter().any(|part| {
+        let differs = part.0.start < end && shift(part) != last;
+        (end, last) = (end.max(part.0.end), shift(part));
+        differs
+    })
+}
+
+/// When the fork may have been.
+struct Moment {
+    made: Vec<bool>,
+    /// Where pages are then.
+    away: Vec<Part>,
+    /// To what has been left then nothing has come.
+    left: RangeSet,
+    /// Bytes that would be registered then, and are not.
+    missing: u64,
+}
+
+impl Moment {
+    /// Where these are, of the pages.
+    fn places_of(&self, pages: &RangeSet) -> RangeSet {
+        let mut places = RangeSet::default();
+        for (at, began) in &self.away {
+            for part in pages.overlaps(*began..began + (at.end - at.start)) {
+                places.insert(part.start - began + at.start..part.end - began + at.start);
+            }
+        }
+        places
+    }
+}
+
+struct Search<'a> {
+    birth: &'a Birth,
+    /// Where pages may be.
+    possible: &'a RangeSet,
+    needs: Vec<Vec<usize>>,
+    decided: Vec<Option<bool>>,
+    /// Of each change what no later one concerns.
+    settled: Vec<RangeSet>,
+    steps: usize,
+    found: Vec<Moment>,
+}
+
+impl<'a> Search<'a> {
+    /// One of those each that do not differ in what is where, and where nothing is; `None` if there are too many.
+    fn moments(
+        birth: &'a Birth,
+        possible: &'a RangeSet,
+        needs: Vec<Vec<usize>>,
+        decided: Vec<Option<bool>>,
+    ) -> Option<Vec<Moment>> {
+        let changes = &birth.changes;
+        let mut later = RangeSet::default();
+        let mut settled = Vec::new();
+        for change in changes.iter().rev() {
+            let mut last = RangeSet::default();
+            let parts = change.left_and_reached().flat_map(|range| later.gaps(range));
+            parts.for_each(|part| last.insert(part));
+            change.left_and_reached().for_each(|range| later.insert(range));
+            settled.push(last);
+        }
+        settled.reverse();
+        let (steps, found) = (STEPS_MAX, Vec::new());
+        let mut search = Search { birth, possible, needs, decided, settled, steps, found };
+        search.from(&birth.places, &mut Vec::new());
+        (search.steps > 0).then_some(search.found)
+    }
+
+    fn from(&mut self, places: &Places, made: &mut Vec<bool>) {
+        if self.steps == 0 {
+            return;
+        }
+        let next = made.len();
+        let Some(change) = self.birth.changes.get(next) else {
+            return self.end(places, made);
+        };
+        let told = self.birth.told[next];
+        let decided = self.decided[next];
+        for make in [told, !told] {
+            if decided.is_some_and(|made| made != make) {
+                continue;
+            }
+            if make && self.needs[next].iter().any(|&need| !made[need]) {
+                continue;
+            }
+            let mut then = None;
+            if make {
+                then.insert(places.clone()).make(change);
+            }
+            let then = then.as_ref().unwrap_or(places);
+            // What was moved is there, and registered.
+            let settled = &self.settled[next];
+            let reached = change.reached().filter(|_| make);
+            let mut reached = reached.into_iter().flat_map(|range| settled.overlaps(range));
+            let is_there = reached.all(|range| self.possible.gaps(range).is_empty());
+            drop(reached);
+            if is_there && then.lie_within(settled, self.possible) {
+                self.steps = self.steps.saturating_sub(usize::from(make && decided.is_none()));
+                made.push(make);
+                self.from(then, made);
+                made.pop();
+            }
+        }
+    }
+
+    fn end(&mut self, places: &Places, made: &[bool]) {
+        let mut moment = Moment {
+            made: made.to_vec(),
+            away: places.all(),
+            left: RangeSet::default(),
+            missing: 0,
+        };
+        for (change, _) in self.birth.changes.iter().zip(made).filter(|(_, made)| **made) {
+            moment.left.insert(change.left());
+            change.reached().into_iter().for_each(|range| moment.left.remove(range));
+        }
+        let gaps = places.registered().flat_map(|range| self.possible.gaps(range));
+        moment.missing = gaps.map(|range| range.end - range.start).sum();
+        let same = |other: &Moment| other.away == moment.away && other.left == moment.left;
+        if self.found.iter().any(same) {
+            return;
+        }
+        self.found.push(moment);
+        if self.found.len() > MOMENTS_MAX {
+            self.steps = 0;
+        }
+    }
+}
