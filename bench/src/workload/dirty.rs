@@ -83,7 +83,7 @@ pub struct DuelFound {
 
 /// Does it.
 pub fn duel(orders: &DuelOrders) -> Result<DuelFound, BenchError> {
-    let memory = Memory::filled(orders.mib)?;
+    let memory = Memory::paged(orders.mib)?;
     let mut toucher = Toucher::random(&memory, Dice::new(orders.seed, 0));
     toucher.warm_up(orders.warm_up)?;
     let idle = faults(&mut toucher, orders.faults)?;

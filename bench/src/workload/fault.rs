@@ -154,7 +154,7 @@ fn total(counts: &[(u64, u64)]) -> u64 {
 
 /// Does it.
 pub fn run(orders: &Orders) -> Result<Found, BenchError> {
-    let memory = Memory::filled(orders.mib)?;
+    let memory = Memory::paged(orders.mib)?;
     let barrier = Barrier::new(orders.threads);
     let all: Result<Vec<Part>, BenchError> = std::thread::scope(|scope| {
         let spawn = |thread: usize| {

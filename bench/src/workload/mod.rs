@@ -15,6 +15,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -72,6 +73,11 @@ fn write(found: &impl Serialize, to: &Path) -> Result<(), BenchError> {
     fs::write(to, text).trying("cannot write what was found")
 }
 
+/// A memory of which one page in so many is absent is paged.
+const PAGED_SHARE: usize = 8;
+/// The longest that gms may take to page a program.
+const PAGED_WITHIN: Duration = Duration::from_secs(10);
+
 /// Memory whose words are all different, and which tells what of it is absent.
 pub struct Memory {
     region: Region,
@@ -87,6 +93,22 @@ impl Memory {
         }
         let pagemap = File::open("/proc/self/pagemap").trying("cannot open the pagemap")?;
         Ok(Memory { region, pagemap })
+    }
+
+    /// The same, and read in turn until some of it is absent: a small memory is filled before gms has looked at it once.
+    pub fn paged(mib: usize) -> Result<Memory, BenchError> {
+        let memory = Memory::filled(mib)?;
+        let began = Instant::now();
+        loop {
+            let absent = memory.absent(0, memory.pages())?.iter().filter(|one| **one).count();
+            if absent >= memory.pages() / PAGED_SHARE {
+                return Ok(memory);
+            }
+            if began.elapsed() > PAGED_WITHIN {
+                return Err(BenchError::Invalid("the memory is not paged".into()));
+            }
+            (0..memory.pages()).try_for_each(|page| memory.check_word(page, 0))?;
+        }
     }
 
     /// Pages.
