@@ -1,58 +1,73 @@
 #!/usr/bin/env bash
-# Plants each bug of tests/plants/*.patch in a copy of the tree, builds gms there, and lets torture look for it: it must be found by
-# one of the seeds, and without the bug the same tests must pass with all of them. `plants.sh NAME` tries one, GMS_TORTURE_SEEDS (10)
-# says how many seeds. A patch that no longer applies is an error: renew it for the code as it is.
+# Whether the tests can fail: plants each change of tests/plants/*.patch in a copy of the tree, builds gms there, and runs the tests which
+# the patch says it is caught by ("Caught by: FILE TEST", FILE in tests/tests). With the change each of them must fail, without it pass.
+# `plants.sh NAME...` tries some. What torture is to find, it must find with one of the seeds 1 to GMS_TORTURE_SEEDS (10), and find nothing without.
+# A patch that no longer applies is an error: renew it for the code as it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${GMS_TORTURE_SEEDS:-10}
 unset GMS_TORTURE_SEED GMS_TORTURE_SEEDS
-# The programs that check every page; the other suites find the same bugs later.
-suite=programs_find_every_page_right
 out=$PWD/target/plants
+tree=$out/tree
+export CARGO_TARGET_DIR=$out/target CARGO_INCREMENTAL=1
 
 say() { printf 'plants: %s\n' "$*" >&2; }
 
-# gms of a copy of the tree with one bug. All plants share a target directory, so that dependencies are compiled once.
-build() { # name
-  rm -rf "$out/tree"
-  mkdir -p "$out/tree"
-  git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$out/tree"
-  patch -d "$out/tree" -p1 --forward --fuzz=3 <"tests/plants/$1.patch" >&2
-  # Dependencies are the same: what was compiled of them is taken along.
-  [ -d "$out/target" ] || { mkdir -p "$out/target/release" && cp -a target/release/{deps,build,.fingerprint} "$out/target/release"; }
-  (cd "$out/tree" && cargo build --release --locked --quiet --target-dir "$out/target" -p gms-pager --bin gms)
-  cp "$out/target/release/gms" "$out/$1"
+# The tree as it is. Only what differs is copied, so that only that is compiled again.
+copy_tree() {
+  local file
+  mkdir -p "$tree"
+  git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+    cmp -s "$file" "$tree/$file" || { mkdir -p "$tree/$(dirname "$file")" && cp "$file" "$tree/$file"; }
+  done
+  (cd "$tree" && find . -type f -printf '%P\0') | while IFS= read -r -d '' file; do
+    [ -e "$file" ] || rm "$tree/$file"
+  done
 }
 
-torture() { # gms, seed
-  GMS_TORTURE_BINARY=$1 GMS_TORTURE_SEED=$2 \
-    cargo test --release --locked --quiet -p gms-tests --test torture -- "$suite" </dev/null
-}
+build() { (cd "$tree" && cargo build --release --locked --quiet --workspace --bins); }
 
-find_bug() { # name
-  local seed log=$out/$1.log
-  build "$1"
-  for seed in $(seq "$seeds"); do
-    if ! torture "$out/$1" "$seed" >"$log" 2>&1; then
-      grep -q 'replay: GMS_TORTURE_SEED' "$log" || { cat "$log" >&2; say "$1: torture did not run"; return 1; }
-      say "$1: found by seed $seed: $(grep -m1 -oE '(ZERO PAGE|MISMATCH|workload killed|did not end).*' "$log" || echo "see $log")"
+caught_by() { sed -n 's/^Caught by: //p' "tests/plants/$1.patch"; } # plant
+
+# Whether FILE's TEST fails: all that its name stands for. With torture, by which seed.
+fails() { # file, test, log
+  local seed
+  for seed in $(if [ "$1" = torture ]; then seq "$seeds"; else echo 1; fi); do
+    if ! (cd "$tree" && GMS_TORTURE_SEED=$seed cargo test --release --locked --quiet -p gms-tests --test "$1" -- "$2") >"$3" 2>&1 </dev/null; then
+      grep -q '^test result: FAILED. 0 passed' "$3" || { cat "$3" >&2; say "$1 $2: did not run, or fails in part"; exit 1; }
       return 0
     fi
+    grep -q '^test result: ok. [1-9]' "$3" || { say "$1 $2: there is no such test"; exit 1; }
   done
-  say "$1: NOT FOUND by $seeds seeds"
   return 1
 }
 
-cargo build --release --workspace --bins --locked --quiet
+plant() { # name
+  local file test missed=0
+  patch -d "$tree" -p1 --forward --fuzz=3 --quiet <"tests/plants/$1.patch"
+  build
+  while read -r file test; do
+    if fails "$file" "$test" "$out/$1.log"; then
+      say "$1: caught by $file $test: $(grep -m1 -A1 -oE 'panicked at .*' "$out/$1.log" | tail -1 | cut -c1-150)"
+    else
+      say "$1: NOT CAUGHT by $file $test"
+      missed=1
+    fi
+  done < <(caught_by "$1")
+  patch -d "$tree" -p1 --reverse --fuzz=3 --quiet <"tests/plants/$1.patch"
+  return $missed
+}
+
+names=("$@")
+[ $# != 0 ] || mapfile -t names < <(cd tests/plants && printf '%s\n' *.patch | sed 's/\.patch$//')
+copy_tree
+build
+while read -r file test; do
+  ! fails "$file" "$test" "$out/clean.log" || { cat "$out/clean.log" >&2; say "$file $test: fails without a plant too"; exit 1; }
+done < <(for name in "${names[@]}"; do caught_by "$name"; done | sort -u)
 status=0
-for patch in tests/plants/*.patch; do
-  name=$(basename "$patch" .patch)
-  [ -z "${1:-}" ] || [ "$1" = "$name" ] || continue
-  find_bug "$name" || status=1
+for name in "${names[@]}"; do
+  plant "$name" || status=1
 done
-for seed in $(seq "$seeds"); do
-  log=$out/clean.log
-  torture "$PWD/target/release/gms" "$seed" >"$log" 2>&1 || { cat "$log" >&2; say "fails without a plant too"; exit 1; }
-done
-[ $status != 0 ] || say "each plant was found, and nothing without one"
+[ $status != 0 ] || say "${#names[@]} plants, each caught by every test that it names"
 exit $status

@@ -1,6 +1,7 @@
 //! Every benchmark, small: so that none rots. The figures are not judged, only that they are there and can be true.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -23,6 +24,11 @@ fn bench() -> Command {
 /// Held by who runs a benchmark: they would disturb each other.
 static TURN: Mutex<()> = Mutex::new(());
 
+/// Straight to the descriptor: the test runner would swallow eprintln of a test that passes.
+fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED, {why}");
+}
+
 /// The report of `gms-bench ARGS --quick`; `None` where the user asked for privileged tests to be skipped.
 fn report(args: &[&str]) -> Option<Value> {
     report_within(LIMIT, args)
@@ -33,7 +39,7 @@ fn report_within(limit: &str, args: &[&str]) -> Option<Value> {
     if !nix::unistd::geteuid().is_root() {
         let skip = std::env::var_os(SKIP).is_some_and(|value| value == "1");
         assert!(skip, "needs root (userfaultfd, ptrace): run as root, or set {SKIP}=1");
-        eprintln!("SKIPPED, not root: gms-bench {args:?}");
+        skipped(&format!("not root: gms-bench {args:?}"));
         return None;
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,7 +261,7 @@ fn can_swap() -> bool {
         Ok(true) => "swap is on",
         _ => "there is no zram",
     };
-    eprintln!("SKIPPED, {why}: gms-bench peers");
+    skipped(&format!("{why}: gms-bench peers"));
     false
 }
 
@@ -298,7 +304,7 @@ fn peers_in_a_guest_are_measured() {
             .any(|dir| fs::exists(format!("{dir}/{name}")).is_ok_and(|is| is))
     });
     if std::env::var_os(KERNEL).is_none() || packages.contains(&false) {
-        eprintln!("SKIPPED, no {KERNEL}, or no qemu, nbd-server and nbd-client: a guest");
+        skipped(&format!("no {KERNEL}, or no qemu, nbd-server and nbd-client: a guest"));
         return;
     }
     let Some(report) = report_within("300", &["peers", "--only", "guest"]) else { return };

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -18,10 +19,13 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::arch;
+use crate::cgroup;
 use crate::inject::{InjectError, Injected};
 
 /// Longest that a call list may take. Moving pages takes microseconds; only a fault inside a call waits longer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
+/// Not even one that is frozen is waited for any longer.
+static HURRY: AtomicBool = AtomicBool::new(false);
 /// For an evictor that was told to end, and again for one that was killed.
 const END_DEADLINE: Duration = Duration::from_secs(1);
 const CALL_LEN: usize = 64;
@@ -137,6 +141,9 @@ impl Evictor {
             match poll(&mut ready, timeout) {
                 Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
+                // Its list is run when it is thawed, and its processes with it: until then nobody needs it.
+                Ok(0) if cgroup::is_frozen(self.pid.as_raw()) && !HURRY.load(Ordering::Relaxed) => {
+                }
                 Ok(0) => return Err(Errno::ETIMEDOUT),
                 Ok(_) => break,
             }
@@ -274,6 +281,11 @@ fn decode(buffer: &[u8], calls: &mut [Call], aux: &mut [u8]) {
         call.result = i64::from_le_bytes(result);
     }
     aux.copy_from_slice(&buffer[8 + calls.len() * CALL_LEN..]);
+}
+
+/// The session ends: an evictor that is frozen is not waited for until it is thawed.
+pub fn hurry() {
+    HURRY.store(true, Ordering::Relaxed);
 }
 
 /// A descriptor of the process.

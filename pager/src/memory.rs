@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use crate::cgroup::{self, Group};
 
 /// A v1 limit from here on is none: LONG_MAX rounded down to pages.
 const UNLIMITED_V1: u64 = (i64::MAX as u64) & !0xffff;
-/// Most cgroups above one another that are looked at.
-const DEPTH_MAX: usize = 64;
 
 /// In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,7 @@ impl Memory {
     pub fn read() -> io::Result<Memory> {
         let machine = Memory::parse(&fs::read_to_string("/proc/meminfo")?)
             .ok_or_else(|| io::Error::other("/proc/meminfo has no MemTotal or MemAvailable"))?;
-        let text = |path| fs::read_to_string(path).unwrap_or_default();
-        let groups = groups(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"));
+        let groups = cgroup::of_process("self", "memory");
         Ok(groups.iter().fold(machine, |memory, group| memory.within(group)))
     }
 
@@ -47,6 +46,7 @@ impl Memory {
 
     /// What is left of it inside a cgroup.
     fn within(self, group: &Group) -> Memory {
+        let group = Limited(group);
         let limits = group.limits();
         // To sum up a group's use takes the kernel a while, and matters only under a limit.
         let used = if limits.memory < self.total_bytes { group.used() } else { 0 };
@@ -64,23 +64,19 @@ impl Memory {
     }
 }
 
-/// A memory cgroup that this process is in.
-#[derive(Debug, PartialEq, Eq)]
-enum Group {
-    V1(PathBuf),
-    V2(PathBuf),
-}
-
 /// In bytes; no limit is `u64::MAX`.
 struct Limits {
     memory: u64,
     swap: u64,
 }
 
-impl Group {
+/// A memory cgroup that this process is in.
+struct Limited<'a>(&'a Group);
+
+impl Limited<'_> {
     /// Bytes charged now, without file pages which the kernel can drop at once.
     fn used(&self) -> u64 {
-        let (dir, charged, droppable) = match self {
+        let (dir, charged, droppable) = match self.0 {
             Group::V1(dir) => (dir, "memory.usage_in_bytes", "total_inactive_file"),
             Group::V2(dir) => (dir, "memory.current", "inactive_file"),
         };
@@ -89,7 +85,7 @@ impl Group {
 
     fn limits(&self) -> Limits {
         let unlimited = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
-        match self {
+        match self.0 {
             Group::V1(dir) => {
                 let memory = number(dir, "memory.limit_in_bytes").filter(|&n| n < UNLIMITED_V1);
                 let both = number(dir, "memory.memsw.limit_in_bytes").filter(|&n| n < UNLIMITED_V1);
@@ -120,50 +116,10 @@ fn stat(dir: &Path, name: &str) -> Option<u64> {
     line.trim().parse().ok()
 }
 
-/// The process's memory cgroups, from its own up to the root of what is mounted, by the texts of /proc/self/cgroup and mountinfo.
-fn groups(cgroup: &str, mountinfo: &str) -> Vec<Group> {
-    let mut found = Vec::new();
-    for line in cgroup.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let v2 = controllers.is_empty();
-        if !v2 && !controllers.split(',').any(|controller| controller == "memory") {
-            continue;
-        }
-        let Some((root, mount)) = mount_of(mountinfo, v2) else { continue };
-        // In a container without a cgroup namespace the mount shows the part below `root`; elsewhere the root is "/".
-        let below = Path::new(path).strip_prefix(&root).unwrap_or(Path::new(""));
-        let dir = mount.join(below.strip_prefix("/").unwrap_or(below));
-        let dirs = dir.ancestors().take_while(|dir| dir.starts_with(&mount)).take(DEPTH_MAX);
-        let group = if v2 { Group::V2 } else { Group::V1 };
-        found.extend(dirs.map(|dir| group(dir.to_path_buf())));
-    }
-    found
-}
-
-/// Root and mount point of the hierarchy: v2's, or that of v1's memory controller.
-fn mount_of(mountinfo: &str, v2: bool) -> Option<(PathBuf, PathBuf)> {
-    mountinfo.lines().find_map(|line| {
-        let (mount, filesystem) = line.split_once(" - ")?;
-        let mut filesystem = filesystem.split(' ');
-        let (kind, options) = (filesystem.next()?, filesystem.nth(1)?);
-        let wanted = match v2 {
-            true => kind == "cgroup2",
-            false => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
-        };
-        let mut fields = mount.split(' ').skip(3);
-        let (root, point) = (fields.next()?, fields.next()?);
-        wanted.then(|| (unescape(root), unescape(point)))
-    })
-}
-
-/// Blanks in mountinfo are octal.
-fn unescape(text: &str) -> PathBuf {
-    text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\").into()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     const MACHINE: Memory = Memory {
@@ -240,25 +196,5 @@ mod tests {
         assert_eq!((memory.total_bytes, memory.available_bytes), (4 << 30, 4 << 30));
         assert_eq!(memory.swap_bytes, 1 << 30);
         fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn cgroups_are_found_where_they_are_mounted() {
-        let v2 = "30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        let dirs = |dirs: &[&str]| dirs.iter().map(|dir| Group::V2(dir.into())).collect::<Vec<_>>();
-        assert_eq!(
-            groups("0::/a.slice/b.scope\n", v2),
-            dirs(&["/sys/fs/cgroup/a.slice/b.scope", "/sys/fs/cgroup/a.slice", "/sys/fs/cgroup"])
-        );
-        // Inside a container with a cgroup namespace.
-        assert_eq!(groups("0::/\n", v2), dirs(&["/sys/fs/cgroup"]));
-        // v1, without a cgroup namespace, beside a v2 without the controller.
-        let v1 =
-            "41 32 0:37 /docker/c1 /sys/fs/cgroup/memory ro,nosuid - cgroup cgroup rw,memory\n";
-        assert_eq!(
-            groups("9:name=systemd:/\n4:memory:/docker/c1\n0::/x\n", v1),
-            [Group::V1("/sys/fs/cgroup/memory".into())]
-        );
-        assert!(groups("", v2).is_empty() && groups("0::/a\n", "").is_empty());
     }
 }

@@ -239,14 +239,17 @@ pub fn thread_name(tid: i32) -> Option<String> {
     read(&format!("/proc/{tid}/comm"))
 }
 
-/// Signals which would be delivered to the thread at once.
+/// Whether a signal waits that would interrupt the thread at once. One that the program ignores would not: it waits only because the thread is traced.
 pub fn has_deliverable_signal(tid: i32) -> bool {
     let text = read(&format!("/proc/{tid}/status")).unwrap_or_default();
     let mask = |name| {
         let line = text.lines().find_map(|l| l.strip_prefix(name));
         line.and_then(|l| u64::from_str_radix(l.trim(), 16).ok()).unwrap_or(0)
     };
-    (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") != 0
+    let ignored_by_default = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
+    let by_default = ignored_by_default.iter().fold(0, |set, signal| set | 1u64 << (signal - 1));
+    let ignored = mask("SigIgn:") | by_default & !mask("SigCgt:");
+    (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") & !ignored != 0
 }
 
 /// A numeric field of /proc/PID/status, such as `Seccomp:` or `TracerPid:`; of several numbers the first.

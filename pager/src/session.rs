@@ -22,6 +22,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::commands::{begin_to_speak, end_speech, note, say};
 use crate::evict::EvictThread;
+use crate::evictor;
 use crate::fault::FaultThread;
 use crate::lane::{AgentAddress, Lane, LaneEvent};
 use crate::page_map::PAGE;
@@ -208,6 +209,7 @@ impl Session {
     /// does.
     pub fn finish(self) -> Stats {
         self.shared.stop.store(true, Ordering::Relaxed);
+        evictor::hurry();
         self.shared.kick_fault();
         self.shared.kick_evict();
         join(lock(&self.threads).drain(..), END_DEADLINE);

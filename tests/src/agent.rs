@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use crate::census::Watch;
 use crate::gms::keys;
 use crate::netns::Namespace;
 use crate::pages::Mib;
-use crate::program::{Outcome, Proc, Program, Watch};
+use crate::procfs;
+use crate::program::{Outcome, Proc, Program};
 use crate::stage::binary;
 
 /// An agent that does not listen by then is broken.
@@ -110,6 +112,17 @@ impl AgentProc {
     /// Its log so far.
     pub fn log(&self) -> String {
         self.proc.errors()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.proc.signal(signal);
+    }
+
+    /// Puts a wrong byte into every page that it holds.
+    pub fn spoil_frames(&self) {
+        let spoiled = procfs::spoil(self.proc.pid(), "memfd:gms-slab").expect("its memory");
+        assert!(spoiled > 1000, "it holds {spoiled} pages only");
     }
 
     /// Kills it without warning.

@@ -4,74 +4,93 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use crate::procfs;
 
-/// Pause between two looks: to look takes a CPU from those that are looked at.
+/// Shortest pause between two looks.
 const PAUSE: Duration = Duration::from_millis(4);
+/// A pause takes at least so many times as long as the look before it: to look takes a CPU from those that are looked at.
+const PAUSES: u32 = 3;
+
+/// Whose memory is looked at while a program runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// Nobody's.
+    Nobody,
+    /// That of the program and all that it starts.
+    Tree,
+    /// That of all that it starts, except copies of itself: a pager's workload.
+    Below,
+}
 
 /// Highest anonymous memory of a whole tree, watched by a thread while the tree runs.
-pub struct Census {
-    over: Arc<AtomicBool>,
+pub(crate) struct Census {
     found: Arc<Found>,
-    thread: JoinHandle<()>,
+    thread: Option<Thread>,
 }
 
 #[derive(Default)]
 struct Found {
-    pss: AtomicU64,
+    over: AtomicBool,
+    bytes: AtomicU64,
     looks: AtomicU64,
 }
 
-/// The highest figures that were seen, in bytes.
+/// The highest figures that were seen.
 #[derive(Clone, Copy, Debug)]
 pub struct Peak {
     /// Sum of `Pss_Anon` of the tree's processes: what processes share after a fork is counted once.
-    pub pss: u64,
+    pub bytes: u64,
     /// How often it was measured.
     pub looks: u64,
 }
 
 impl Census {
-    /// Watches all that runs below the process `pid`, which is a gms: its own processes are not counted.
-    pub fn below(pid: i32) -> Census {
-        let (over, found) = (Arc::new(AtomicBool::new(false)), Arc::new(Found::default()));
-        let (ended, into) = (over.clone(), found.clone());
-        let thread = thread::spawn(move || {
+    /// Watches the tree of `root`.
+    pub fn watch(root: i32, watch: Watch) -> Census {
+        let found = Arc::new(Found::default());
+        let into = found.clone();
+        let look = move || {
             let mut before = BTreeMap::new();
-            while !ended.load(Ordering::Relaxed) {
-                before = look(pid, &before, &into);
-                thread::park_timeout(PAUSE);
+            while !into.over.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                before = look(root, watch, &before, &into);
+                thread::park_timeout(PAUSE.max(began.elapsed() * PAUSES));
             }
-        });
-        Census { over, found, thread }
+        };
+        let thread = (watch != Watch::Nobody).then(|| thread::spawn(look).thread().clone());
+        Census { found, thread }
     }
 
     /// Ends the watch.
-    pub fn end(self) -> Peak {
-        self.over.store(true, Ordering::Relaxed);
-        self.thread.thread().unpark();
-        self.thread.join().expect("the census");
+    pub fn end(&self) -> Peak {
+        self.found.over.store(true, Ordering::Relaxed);
+        self.thread.iter().for_each(Thread::unpark);
         let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
-        Peak { pss: load(&self.found.pss), looks: load(&self.found.looks) }
+        Peak { bytes: load(&self.found.bytes), looks: load(&self.found.looks) }
+    }
+}
+
+impl Drop for Census {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
 /// Memory that one process gives back and another takes while they are looked at would be counted twice: of each process counts what it had at
 /// two looks in a row.
-fn look(pager: i32, before: &BTreeMap<i32, u64>, found: &Found) -> BTreeMap<i32, u64> {
-    let own = procfs::executable(pager);
-    let tree: Vec<i32> = procfs::descendants(pager)
-        .into_iter()
-        .filter(|&pid| procfs::executable(pid) != own && !is_evictor(pid))
-        .collect();
-    let share = |pid: &i32| Some((*pid, procfs::pss_anon(*pid)?));
-    let now: BTreeMap<i32, u64> = tree.iter().filter_map(share).collect();
+fn look(root: i32, watch: Watch, before: &BTreeMap<i32, u64>, found: &Found) -> BTreeMap<i32, u64> {
+    let own = procfs::executable(root);
+    let counts =
+        |pid: &i32| watch == Watch::Tree || procfs::executable(*pid) != own && !is_evictor(*pid);
+    let tree = std::iter::once(root).chain(procfs::descendants(root)).filter(counts);
+    let now: BTreeMap<i32, u64> =
+        tree.filter_map(|pid| Some((pid, procfs::pss_anon(pid)?))).collect();
     let both = now.iter().map(|(pid, &bytes)| bytes.min(before.get(pid).copied().unwrap_or(0)));
-    found.pss.fetch_max(both.sum(), Ordering::Relaxed);
-    found.looks.fetch_add(u64::from(!tree.is_empty()), Ordering::Relaxed);
+    found.bytes.fetch_max(both.sum(), Ordering::Relaxed);
+    found.looks.fetch_add(u64::from(!now.is_empty()), Ordering::Relaxed);
     now
 }
 

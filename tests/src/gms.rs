@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use crate::agent::AgentProc;
+use crate::census::Watch;
 use crate::pages::Mib;
-use crate::program::{Outcome, Proc, Program, Watch};
+use crate::program::{Outcome, Proc, Program};
 use crate::stage::{Stage, binary, cache_dir};
 use crate::stats::{Stats, Status};
 
@@ -45,9 +46,7 @@ pub struct Gms {
 impl Gms {
     /// `gms run ... -- PROGRAM`, with its statistics in the directory of `stage`.
     pub fn run(stage: &Stage, program: &Program) -> Gms {
-        let stats = stage.path("stats.json");
-        // A file of an earlier run in the same test must not be taken for this one's.
-        let _ = std::fs::remove_file(&stats);
+        let stats = stage.new_path("stats.json");
         let gms = Gms {
             before: vec![gms_binary().into(), "run".into()],
             program: program.clone(),
@@ -58,8 +57,7 @@ impl Gms {
 
     /// `gms attach PID --local ...`, with its statistics in the directory of `stage`.
     pub fn attach(stage: &Stage, pid: i32) -> Gms {
-        let stats = stage.path("attach.json");
-        let _ = std::fs::remove_file(&stats);
+        let stats = stage.new_path("stats.json");
         let gms = Gms::line(["attach"]).arg(pid.to_string()).arg("--stats").arg(&stats);
         Gms { stats: Some(stats), program: Program::new::<_, OsString>([]), ..gms }
     }

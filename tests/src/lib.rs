@@ -6,6 +6,7 @@
 
 mod agent;
 mod census;
+mod dice;
 mod gms;
 mod netns;
 mod pages;
@@ -13,6 +14,7 @@ mod procfs;
 mod program;
 mod pty;
 mod redis;
+mod relay;
 mod stage;
 mod stats;
 mod stream;
@@ -20,15 +22,17 @@ mod torture;
 mod workload;
 
 pub use agent::{AgentProc, AgentSetup};
-pub use census::{Census, Peak};
+pub use census::Peak;
+pub use dice::Dice;
 pub use gms::{Gms, gms_binary, status_of};
 pub use netns::Namespace;
-pub use pages::{Mib, assert_paged, pages_like_native};
-pub use procfs::{exists, has_uffd, rss_anon, write_memory};
+pub use pages::{Mib, assert_paged, overshoot, pages_like_native};
+pub use procfs::{evictor_of, exists, has_uffd, rss_anon, write_memory};
 pub use program::{Outcome, Proc, Program, poll_until, tool};
 pub use pty::Terminal;
 pub use redis::{Redis, Reply};
-pub use stage::Stage;
+pub use relay::{Relay, Weather};
+pub use stage::{Stage, has_huge_pages, skipped};
 pub use stats::{AgentStats, Stats, Status};
 pub use torture::{Torture, torture_seeds};
 pub use workload::{

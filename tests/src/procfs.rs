@@ -1,7 +1,8 @@
 //! What `/proc` says about processes: an opinion independent of gms's own statistics.
 
 use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -61,6 +62,18 @@ pub fn tasks(root: i32) -> String {
     text
 }
 
+/// The process that has the memory of another one, and is not a thread of it.
+pub fn evictor_of(pid: i32) -> i32 {
+    let stack = |pid: i32| {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        maps.lines().find(|line| line.ends_with("[stack]")).map(String::from)
+    };
+    let own = stack(pid);
+    let all = fs::read_dir("/proc").expect("/proc").flatten();
+    let mut others = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    others.find(|&other| other != pid && own.is_some() && stack(other) == own).expect("no evictor")
+}
+
 /// Resident anonymous memory of one process in bytes; `None` once it is gone.
 pub fn rss_anon(pid: i32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -83,21 +96,44 @@ pub fn has_uffd(pid: i32) -> bool {
         .any(|flags| flags.split_whitespace().any(|flag| flag == "um" || flag == "uw"))
 }
 
+/// Changes a byte of each page that is in memory of the mapping of a file whose name contains `file`; returns how many.
+pub(crate) fn spoil(pid: i32, file: &str) -> std::io::Result<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let line = maps.lines().find(|line| line.contains(file));
+    let range = line.and_then(range_of).ok_or_else(|| std::io::Error::other("no such mapping"))?;
+    let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+    let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+    let mut spoiled = 0;
+    for page in range.step_by(4096) {
+        let mut entry = [0; 8];
+        pagemap.read_exact_at(&mut entry, page / 4096 * 8)?;
+        if u64::from_ne_bytes(entry) >> 63 == 1 {
+            let mut byte = [0];
+            memory.read_exact_at(&mut byte, page + 77)?;
+            memory.write_all_at(&[byte[0] ^ 0x10], page + 77)?;
+            spoiled += 1;
+        }
+    }
+    Ok(spoiled)
+}
+
+/// The addresses of a line of /proc/PID/maps.
+fn range_of(line: &str) -> Option<Range<u64>> {
+    let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+    Some(u64::from_str_radix(from, 16).ok()?..u64::from_str_radix(to, 16).ok()?)
+}
+
 /// Overwrites memory in the middle of the largest private anonymous mapping of a process.
 pub fn write_memory(pid: i32, bytes: &[u8]) -> std::io::Result<()> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let range = |line: &str| -> Option<(u64, u64)> {
+    let plain = |line: &&str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let (from, to) = fields.first()?.split_once('-')?;
-        let plain = fields.len() == 5 && fields[1] == "rw-p";
-        let from = u64::from_str_radix(from, 16).ok()?;
-        plain.then_some((from, u64::from_str_radix(to, 16).ok()?))
+        fields.len() == 5 && fields[1] == "rw-p"
     };
-    let (from, to) = maps
-        .lines()
-        .filter_map(range)
-        .max_by_key(|(from, to)| to - from)
+    let ranges = maps.lines().filter(plain).filter_map(range_of);
+    let largest = ranges
+        .max_by_key(|range| range.end - range.start)
         .ok_or_else(|| std::io::Error::other("no anonymous mapping"))?;
-    let middle = (from + (to - from) / 2) & !4095;
+    let middle = (largest.start + (largest.end - largest.start) / 2) & !4095;
     OpenOptions::new().write(true).open(format!("/proc/{pid}/mem"))?.write_all_at(bytes, middle)
 }

@@ -6,14 +6,13 @@ use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, Thread};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::census::{Census, Peak, Watch};
 use crate::procfs;
 use crate::stats::Stats;
 use crate::stream::Stream;
@@ -52,17 +51,6 @@ pub fn tool(name: &str) -> PathBuf {
 /// The end of an output, for a report.
 fn tail(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2000)..]).into_owned()
-}
-
-/// Whose memory is looked at while a program runs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Watch {
-    /// Nobody's.
-    Nobody,
-    /// That of the program and all that it starts.
-    Tree,
-    /// That of all that it starts, except copies of itself: a pager's workload.
-    Below,
 }
 
 /// A command line with its surroundings.
@@ -171,7 +159,7 @@ impl Program {
             out: child.stdout.take().map(Stream::capture).unwrap_or_default(),
             err: child.stderr.take().map(Stream::capture).unwrap_or_default(),
             deadline: started + self.limit,
-            peak: Peak::watch(child.id() as i32, self.watch),
+            census: Census::watch(child.id() as i32, self.watch),
             status: None,
             name,
             child,
@@ -186,46 +174,6 @@ impl Program {
     }
 }
 
-/// Highest resident anonymous memory of one process of a workload, watched by a thread while it runs.
-struct Peak {
-    bytes: Arc<AtomicU64>,
-    ended: Arc<AtomicBool>,
-    thread: Option<Thread>,
-}
-
-impl Peak {
-    fn watch(root: i32, watch: Watch) -> Peak {
-        let (bytes, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (highest, over) = (bytes.clone(), ended.clone());
-        let own = procfs::executable(root);
-        let counts = move |pid: &i32| watch == Watch::Tree || procfs::executable(*pid) != own;
-        let look = move || {
-            while !over.load(Ordering::Relaxed) {
-                let tree = std::iter::once(root).chain(procfs::descendants(root)).filter(&counts);
-                highest.fetch_max(
-                    tree.filter_map(procfs::rss_anon).max().unwrap_or(0),
-                    Ordering::Relaxed,
-                );
-                thread::park_timeout(POLL);
-            }
-        };
-        let thread = (watch != Watch::Nobody).then(|| thread::spawn(look).thread().clone());
-        Peak { bytes, ended, thread }
-    }
-
-    fn end(&self) -> u64 {
-        self.ended.store(true, Ordering::Relaxed);
-        self.thread.iter().for_each(Thread::unpark);
-        self.bytes.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Peak {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
 /// A program that runs; killed with everything below it when dropped.
 pub struct Proc {
     name: String,
@@ -236,7 +184,7 @@ pub struct Proc {
     started: Instant,
     deadline: Instant,
     status: Option<ExitStatus>,
-    peak: Peak,
+    census: Census,
 }
 
 impl Proc {
@@ -332,7 +280,7 @@ impl Proc {
             stderr: self.err.text(),
             drained,
             elapsed,
-            peak_rss_anon: self.peak.end(),
+            peak: self.census.end(),
             stats: None,
         }
     }
@@ -368,8 +316,8 @@ pub struct Outcome {
     pub drained: bool,
     /// From start to end.
     pub elapsed: Duration,
-    /// Highest resident anonymous memory seen in one process of the workload, in bytes.
-    pub peak_rss_anon: u64,
+    /// Highest resident anonymous memory of the whole workload that was seen.
+    pub peak: Peak,
     /// What `--stats` wrote, for gms.
     pub stats: Option<Stats>,
 }

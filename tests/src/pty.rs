@@ -64,6 +64,21 @@ impl Terminal {
         assert!(found.is_some(), "the terminal never showed {text:?}:\n{}", self.screen.text());
     }
 
+    /// Process id of the shell.
+    pub fn shell(&self) -> i32 {
+        self.shell.id() as i32
+    }
+
+    /// The process group in the foreground.
+    pub fn foreground(&self) -> Option<i32> {
+        nix::unistd::tcgetpgrp(&self.keyboard).ok().map(nix::unistd::Pid::as_raw)
+    }
+
+    /// All that it has shown.
+    pub fn text(&self) -> String {
+        self.screen.text()
+    }
+
     /// Whether `text` has shown up after what was typed last.
     pub fn shows(&self, text: &str) -> bool {
         let screen = self.screen.bytes();

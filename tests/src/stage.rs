@@ -19,6 +19,8 @@ const SKIP: &str = "GMS_TESTS_SKIP_PRIVILEGED";
 /// Held by a test while it runs.
 pub struct Stage {
     dir: PathBuf,
+    /// Made by [`Stage::new_path`].
+    paths: AtomicU32,
     _turn: Flock<File>,
 }
 
@@ -31,12 +33,26 @@ pub(crate) fn release_dir() -> PathBuf {
 /// A binary of the workspace.
 pub(crate) fn binary(name: &str) -> PathBuf {
     let path = release_dir().join(name);
-    assert!(
-        path.is_file(),
-        "{} is missing: run 'cargo build --release --workspace --bins' (or tests/run.sh)",
-        path.display()
-    );
+    let build = "run 'cargo build --release --workspace --bins' (or tests/run.sh)";
+    assert!(path.is_file(), "{} is missing: {build}", path.display());
+    if let Some(source) = newer_source(&path) {
+        panic!("{} is older than {source}: {build}", path.display());
+    }
     path
+}
+
+/// A source from which the binary was built and which was changed since: `cargo test` alone does not build the binaries anew. Cargo lists them
+/// beside it, as make's rules are written (a space in a name has a backslash before it).
+fn newer_source(binary: &Path) -> Option<String> {
+    let rule = fs::read_to_string(binary.with_extension("d")).ok()?;
+    let built = binary.metadata().and_then(|file| file.modified()).ok()?;
+    let (_, sources) = rule.lines().next()?.split_once(": ")?;
+    let names = sources.replace("\\ ", "\0");
+    let mut names = names.split(' ').map(|name| name.replace('\0', " "));
+    names.find(|name| {
+        let changed = fs::metadata(name).and_then(|file| file.modified());
+        changed.is_ok_and(|changed| changed > built)
+    })
 }
 
 /// Directory for what may be used again by later tests.
@@ -44,6 +60,22 @@ pub(crate) fn cache_dir() -> PathBuf {
     let dir = release_dir().join("gms-tests");
     fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     dir
+}
+
+/// Says that a test, or a part of it, did not run. Straight to the descriptor: the test runner would swallow eprintln of a test that passes.
+pub fn skipped(why: &str) {
+    let name = std::thread::current().name().unwrap_or("a test").to_string();
+    let _ = writeln!(std::io::stderr(), "SKIPPED, {why}: {name}");
+}
+
+/// Whether programs can have huge pages; says so where they cannot.
+pub fn has_huge_pages() -> bool {
+    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let has = setting.is_ok_and(|text| !text.contains("[never]"));
+    if !has {
+        skipped("transparent huge pages are off");
+    }
+    has
 }
 
 impl Stage {
@@ -55,20 +87,23 @@ impl Stage {
                 skip,
                 "needs root (userfaultfd, ptrace, network namespaces): run as root, or set {SKIP}=1"
             );
-            let name = std::thread::current().name().unwrap_or("a test").to_string();
-            // Straight to the descriptor: the test runner would swallow eprintln of a test that passes.
-            let _ = writeln!(std::io::stderr(), "SKIPPED, not root: {name}");
+            skipped("not root");
             return None;
         }
         binary("gms");
         binary("gms-agent");
         let turn = take_turn(&cache_dir().join("turn.lock"));
-        Some(Stage { dir: new_dir(), _turn: turn })
+        Some(Stage { dir: new_dir(), paths: AtomicU32::new(0), _turn: turn })
     }
 
     /// A path in this test's own directory, which goes when the test ends.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
+    }
+
+    /// Another path at each call: what an earlier run in the same test wrote must not be taken for this one's.
+    pub fn new_path(&self, name: &str) -> PathBuf {
+        self.path(&format!("{}-{name}", self.paths.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// The directory itself.

@@ -56,7 +56,7 @@ pub fn c_program(name: &str) -> PathBuf {
     let file = format!("{name}.c");
     let options =
         ["-O2", "-std=gnu17", "-Wall", "-Wextra", "-Werror", "-pthread", "-static", "-o", "OUT"];
-    build(name, &[&file, "check.h"], argv("gcc", &options, &[&file]))
+    build(name, &[&file, "check.h", "area.h"], argv("gcc", &options, &[&file]))
 }
 
 /// The same with musl, whose threads share one lock that the kernel opens when they end.
@@ -64,7 +64,7 @@ pub fn musl_program(name: &str) -> PathBuf {
     let file = format!("{name}.c");
     let options = ["-O2", "-std=gnu17", "-Wall", "-pthread", "-static", "-o", "OUT"];
     let (compiler, name) = ("musl-gcc", format!("musl-{name}"));
-    build(&name, &[&file, "check.h"], argv(compiler, &options, &[&file]))
+    build(&name, &[&file, "check.h", "area.h"], argv(compiler, &options, &[&file]))
 }
 
 /// The Go program: static, without libc.

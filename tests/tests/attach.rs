@@ -42,13 +42,13 @@ fn end_well(mut proc: Proc) {
     assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
 }
 
-fn assert_let_go(proc: &Proc, working_set: Mib) {
-    let resident = rss_anon(proc.pid()).unwrap_or(0);
+fn assert_let_go(pid: i32, working_set: Mib) {
+    let resident = rss_anon(pid).unwrap_or(0);
     assert!(
         resident >= working_set.percent(95).bytes(),
         "not all pages came home: {resident} bytes are resident"
     );
-    assert!(!has_uffd(proc.pid()), "memory is still registered");
+    assert!(!has_uffd(pid), "memory is still registered");
 }
 
 fn attach_and_detach(percent: u64) {
@@ -63,10 +63,13 @@ fn attach_and_detach(percent: u64) {
         let mut pager = attach.spawn();
         wait_until_paged(&mut pager, Mib((working_set.0 - working_set.percent(percent).0) / 2));
         wait_two_rounds(&proc);
+        let (resident, budget) = (rss_anon(proc.pid()), working_set.percent(percent));
+        let most = budget.bytes() + overshoot(budget);
+        assert!(resident.is_some_and(|bytes| bytes <= most), "{resident:?} B of {budget:?}");
         Gms::line(["detach"]).arg(proc.pid().to_string()).finish().expect_code(0);
         let outcome = attach.finish_proc(pager).expect_code(0);
         assert_paged(&outcome, working_set, working_set.percent(percent));
-        assert_let_go(&proc, working_set);
+        assert_let_go(proc.pid(), working_set);
         assert!(status_of(proc.pid()).is_none(), "still listed");
     }
     end_well(proc);
@@ -86,7 +89,7 @@ fn ctrl_c_of_attach_detaches() {
     wait_until_paged(&mut pager, Mib(48));
     pager.signal(Signal::SIGINT);
     attach.finish_proc(pager).expect_code(0);
-    assert_let_go(&proc, Mib(128));
+    assert_let_go(proc.pid(), Mib(128));
     end_well(proc);
 }
 
@@ -98,7 +101,9 @@ fn detach_leaves_a_program_of_gms_run_running() {
     let gms = Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]);
     let mut proc = gms.spawn();
     wait_until_paged(&mut proc, Mib(48));
+    let workload = status_of(proc.pid()).unwrap_or_else(|| proc.fail("not listed")).pid;
     Gms::line(["detach"]).arg(proc.pid().to_string()).finish().expect_code(0);
+    assert_let_go(workload, Mib(128));
     wait_two_rounds(&proc);
     proc.close_stdin();
     let outcome = gms.finish_proc(proc).expect_code(0);
@@ -131,18 +136,6 @@ fn attach_ends_with_a_program_whose_threads_end_all_the_time() {
     proc.close_stdin();
     assert_eq!(proc.finish().expect_code(0).text(), "brief ok\n");
     attach.finish_proc(pager).expect_code(0);
-}
-
-/// The process that has the memory of another one, and is not a thread of it.
-fn evictor_of(pid: i32) -> i32 {
-    let stack = |pid: i32| {
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        maps.lines().find(|line| line.ends_with("[stack]")).map(String::from)
-    };
-    let own = stack(pid);
-    let all = fs::read_dir("/proc").expect("/proc").flatten();
-    let mut others = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    others.find(|&other| other != pid && own.is_some() && stack(other) == own).expect("no evictor")
 }
 
 fn niceness(pid: i32) -> String {

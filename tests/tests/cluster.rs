@@ -58,13 +58,18 @@ fn a_killed_agent_ends_the_program_before_it_reads_a_wrong_page() {
     proc.wait_output(0, "round 0\n");
     agent.kill();
     let outcome = gms.finish_proc(proc);
-    assert_ne!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
     assert!(
         !outcome.stderr.contains("MISMATCH") && !outcome.stderr.contains("ZERO PAGE"),
         "{}",
         outcome.stderr
     );
-    assert!(outcome.stderr.contains(&addr), "gms names the agent that it lost: {}", outcome.stderr);
+    let told = outcome.stderr.lines().find(|line| line.starts_with("gms: workload killed: "));
+    assert!(
+        told.is_some_and(|line| line.contains(&addr)),
+        "gms names the agent that it lost: {}",
+        outcome.stderr
+    );
 }
 
 #[test]
@@ -99,6 +104,7 @@ fn two_equal_agents_share_the_pages() {
         .agents(&[&agents[0], &agents[1]])
         .finish()
         .expect_code(0);
+    assert_paged(&paged, Mib(160), Mib(40));
     let shares = agents.each_ref().map(|agent| paged.stats().agent(&agent.addr()).pages);
     let (least, most) = (shares[0].min(shares[1]), shares[0].max(shares[1]));
     assert!(least * 4 > most, "neither gets less than a quarter of the other: {shares:?}");
@@ -110,10 +116,11 @@ fn two_workloads_share_an_agent_without_mixing_pages() {
     let native = verify(96).finish().expect_code(0);
     let agent = AgentProc::start(Mib(512));
     let gms = || Gms::run(&stage, &verify(96)).local(Mib(24)).agents(&[&agent]);
-    let procs = [gms().spawn(), gms().spawn()];
-    for proc in procs {
-        let outcome = proc.finish().expect_code(0);
+    let both = [gms(), gms()].map(|gms| (gms.spawn(), gms));
+    for (proc, gms) in both {
+        let outcome = gms.finish_proc(proc).expect_code(0);
         assert_eq!(outcome.stdout, native.stdout);
+        assert_paged(&outcome, Mib(96), Mib(24));
     }
 }
 

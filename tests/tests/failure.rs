@@ -26,6 +26,15 @@ fn kill_now(pid: i32) {
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap_or_else(|error| panic!("kill {pid}: {error}"));
 }
 
+fn assert_told(outcome: &Outcome) {
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("gms: the pager has died: process"),
+        "the end is explained on stderr: {:?}",
+        outcome.stderr
+    );
+}
+
 fn assert_nothing_wrong_was_read(outcome: &Outcome) {
     assert!(outcome.drained, "somebody still runs and holds the output: {}", outcome.stderr);
     for word in ["ZERO PAGE", "MISMATCH"] {
@@ -47,13 +56,37 @@ fn killing_the_supervisor_kills_the_workload_with_a_message() {
         });
         let outcome = gms.finish();
         assert_nothing_wrong_was_read(&outcome);
-        assert_ne!(outcome.code, Some(0), "{}", outcome.stderr);
-        assert!(
-            outcome.stderr.contains("gms: the pager has died: process"),
-            "the end is explained on stderr: {:?}",
-            outcome.stderr
-        );
+        assert_told(&outcome);
     }
+}
+
+/// As after an error of its own. (Signals that people send are for the command.)
+#[test]
+fn an_end_of_the_supervisor_by_itself_kills_the_workload_with_a_message() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    for signal in [Signal::SIGILL, Signal::SIGFPE] {
+        let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+        kill(Pid::from_raw(status.supervisor_pid), signal).expect("the pager");
+        let outcome = gms.finish();
+        assert_nothing_wrong_was_read(&outcome);
+        assert_told(&outcome);
+    }
+}
+
+#[test]
+fn killing_an_evictor_kills_the_workload_with_a_message() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+    kill_now(evictor_of(status.pid));
+    let outcome = gms.finish();
+    assert_nothing_wrong_was_read(&outcome);
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
+    let told = format!("gms: workload killed: the evictor of process {}", status.pid);
+    assert!(outcome.stderr.contains(&told), "{}", outcome.stderr);
 }
 
 #[test]
@@ -67,7 +100,9 @@ fn killing_the_supervisor_kills_forked_children_too() {
         Program::new([tool("sh").into_os_string(), "-c".into(), script.into()]).stdin_open();
     let (gms, status) = start_paged(&stage, &program, Mib(48), &agent);
     kill_now(status.supervisor_pid);
-    assert_nothing_wrong_was_read(&gms.finish());
+    let outcome = gms.finish();
+    assert_nothing_wrong_was_read(&outcome);
+    assert_told(&outcome);
 }
 
 /// Children under seccomp have no evictor which would kill them.
@@ -79,7 +114,9 @@ fn killing_the_supervisor_kills_children_without_an_evictor() {
     for _ in 0..4 {
         let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
         kill_now(status.supervisor_pid);
-        assert_nothing_wrong_was_read(&gms.finish());
+        let outcome = gms.finish();
+        assert_nothing_wrong_was_read(&outcome);
+        assert_told(&outcome);
     }
 }
 
@@ -110,9 +147,9 @@ fn killing_the_process_before_the_shell_spoils_no_page() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
-    let (mut gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+    let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+    // Its standard input stays open: it does not end by itself.
     kill_now(gms.pid());
-    gms.close_stdin();
     poll_until("the end of the workload", Duration::from_secs(20), || {
         (!exists(status.pid)).then_some(())
     });

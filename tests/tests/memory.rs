@@ -12,7 +12,10 @@ at_25_and_50_percent! {
     four_threads_lose_no_write_while_threads_come_and_go => |percent| run_c("threads", &["96"], Some(Mib(96)), percent);
     fork_copies_on_write_in_parent_child_and_grandchild => |percent| run_c("forkcow", &["128"], Some(Mib(128)), percent);
     what_takes_the_place_of_memory_untold_is_right => |percent| run_c("shmover", &["48"], Some(Mib(48)), percent);
-    every_kind_of_memory_survives_pressure => |percent| run_c("places", &["96"], Some(Mib(96)), percent);
+    every_kind_of_memory_survives_pressure => |percent| {
+        has_huge_pages();
+        run_c("places", &["96"], Some(Mib(96)), percent);
+    };
     random_address_space_changes_match_their_mirror => |percent| {
         for seed in seeds() {
             run_c("mapfuzz", &[&seed, "600", "192"], None, percent);
@@ -43,6 +46,53 @@ fn pages_of_8_kib_are_right_too() {
     assert_paged(&paged, Mib(128), Mib(32));
 }
 
+/// Pages that came with the other page of their pair of 8 KiB, of 2000 that were touched alone.
+fn together(stage: &Stage, page_size: &str) -> u32 {
+    let program = Program::new([c_program("pairs")]).args(["96"]);
+    let gms = Gms::run(stage, &program).local(Mib(16)).arg("--export").arg("256M");
+    let outcome = gms.arg("--page-size").arg(page_size).finish().expect_code(0);
+    let told = outcome.text();
+    let count = told.trim().strip_prefix("pairs 2000 together ").and_then(|n| n.parse().ok());
+    count.unwrap_or_else(|| outcome.fail("it said something else"))
+}
+
+#[test]
+fn a_fault_brings_as_much_as_the_page_size_says() {
+    let Some(stage) = Stage::set() else { return };
+    let (small, large) = (together(&stage, "4k"), together(&stage, "8k"));
+    assert!(small < 100 && large > 1900, "of 2000: {small} with 4k, {large} with 8k");
+}
+
+/// What is read again and again is sent once: the agent's copy stays good, and the page is dropped.
+#[test]
+fn unchanged_pages_are_dropped_instead_of_sent() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("still")]).args(["96", "sleep"]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(32)).arg("--export").arg("256M");
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "ready\n");
+    for _ in 0..4 {
+        let from = proc.output_len();
+        proc.write_stdin(b"\n");
+        proc.wait_output(from, "right\n");
+    }
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    let (stats, pages) = (outcome.stats(), Mib(96).bytes() / 4096);
+    // Of three passes at least two thirds were away each time.
+    assert!(stats.clean_drops > 2 * pages && stats.pages_in > 2 * pages, "{stats:?}");
+    assert!(stats.pages_out < pages * 5 / 4, "each was changed once: {stats:?}");
+    // Read in order, they are fetched ahead, and used.
+    assert!(stats.prefetched > pages && stats.prefetched <= stats.pages_in, "{stats:?}");
+    let hits = stats.prefetch_hits as f64 / stats.prefetched as f64;
+    assert!((0.8..=1.0).contains(&hits), "{hits} of those fetched ahead were used: {stats:?}");
+    let us = &stats.fault_us;
+    assert!(us.p50 > 0.1 && [us.p50, us.p90, us.p99, us.p999, us.max].is_sorted(), "{stats:?}");
+    let agent = stats.agent("embedded");
+    assert_eq!(agent.pages, stats.pages_out, "{stats:?}");
+    assert!(agent.rtt_us > 0.1 && agent.up, "{stats:?}");
+}
+
 #[test]
 fn the_embedded_agent_serves_without_keys() {
     let Some(stage) = Stage::set() else { return };
@@ -63,6 +113,9 @@ fn allocating_at_full_speed_overshoots_within_the_bound() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(1024));
     for (how, budget) in [("4k", 64), ("huge", 64), ("threads", 64), ("4k", 384)] {
+        if how == "huge" && !has_huge_pages() {
+            continue;
+        }
         let program = Program::new([c_program("fastalloc")]).args(["512", how]);
         let paged =
             Gms::run(&stage, &program).local(Mib(budget)).agents(&[&agent]).finish().expect_code(0);

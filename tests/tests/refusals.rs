@@ -89,7 +89,7 @@ fn what_a_vfork_child_executes_is_paged_though_it_was_met_in_the_memory_of_its_p
     let gms = Gms::run(&stage, &program).local(Mib(16)).arg("--export").arg("512M");
     let outcome = gms.finish().expect_code(0);
     // On a busy machine it has filled much before it is met.
-    let (peak, stats) = (outcome.peak_rss_anon, outcome.stats());
+    let (peak, stats) = (outcome.peak.bytes, outcome.stats());
     assert!(peak < Mib(90).bytes() && stats.pages_out > 48 << 8, "{peak} bytes, {stats:?}");
 }
 

@@ -251,7 +251,7 @@ impl Drop for Cgroup {
 fn shares_are_of_the_cgroups_limit() {
     let Some(stage) = Stage::set() else { return };
     let Some(group) = Cgroup::new(Mib(256)) else {
-        eprintln!("SKIPPED, no memory cgroup can be made here: shares_are_of_the_cgroups_limit");
+        skipped("no memory cgroup can be made here");
         return;
     };
     let within = format!("echo $$ >{}/cgroup.procs", group.0.display());

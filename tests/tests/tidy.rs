@@ -38,10 +38,21 @@ struct Source {
 }
 
 impl Source {
-    /// The lines before the first test module: what ships.
+    /// The lines but for those of what only tests compile: what ships. By rustfmt's layout an item ends at its first line that is no deeper than
+    /// its attribute and ends with a closing brace or a semicolon.
     fn shipped(&self) -> impl Iterator<Item = (usize, &str)> {
-        let lines = self.text.lines().take_while(|line| !line.starts_with("#[cfg(test)]"));
-        lines.enumerate().map(|(i, line)| (i + 1, line))
+        let mut within = None;
+        let lines = self.text.lines().enumerate().filter(move |(_, line)| {
+            let depth = line.len() - line.trim_start().len();
+            match within {
+                None if line.trim_start().starts_with("#[cfg(test)]") => within = Some(depth),
+                None => return true,
+                Some(outer) if depth == outer && line.ends_with(['}', ';', ',']) => within = None,
+                Some(_) => {}
+            }
+            false
+        });
+        lines.map(|(i, line)| (i + 1, line))
     }
 
     fn is_rust_of(&self, krate: &str) -> bool {
@@ -128,6 +139,14 @@ fn lines_with(words: &[String], but: &[&str]) -> Vec<String> {
 }
 
 // The words are put together here so that this file does not find itself.
+
+#[test]
+fn what_ships_is_all_but_tests() {
+    let text = "a\n#[cfg(test)]\nmod tests;\nb\nimpl C {\n    #[cfg(test)]\n    fn d() {\n        e\n    }\n    f\n}\n#[cfg(test)]\nmod g {\n    h\n}\ni\n";
+    let source = Source { path: String::new(), text: text.into() };
+    let shipped: Vec<&str> = source.shipped().map(|(_, line)| line).collect();
+    assert_eq!(shipped, ["a", "b", "impl C {", "    f", "}", "i"]);
+}
 
 #[test]
 fn nothing_is_left_to_do() {

@@ -1,10 +1,9 @@
 /* What a program may rely on, in the words of the kernel's manual, and a pager from outside can get wrong. Usage: promises CASE MIB
  * Each case fills MIB of memory (of which most is evicted), does what its name says, and checks every page. */
-#include "check.h"
+#include "area.h"
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -17,38 +16,6 @@
 #define MADV_GUARD_INSTALL 102
 #define MADV_GUARD_REMOVE 103
 #endif
-
-static uint64_t pages;
-static char *area;
-
-static void *page_of(uint64_t i) { return area + i * PAGE; }
-
-static void fill(uint64_t salt) {
-    for (uint64_t i = 0; i < pages; i++) fill_page(page_of(i), salt + i + 1);
-}
-
-static void check(uint64_t salt, const char *where) {
-    for (uint64_t i = 0; i < pages; i++) check_page(page_of(i), salt + i + 1, where);
-}
-
-/* Memory that is not looked at again, so that what was filled before goes away. */
-static void press(uint64_t bytes) {
-    char *more = map_pages(bytes / PAGE);
-    for (uint64_t i = 0; i < bytes / PAGE; i++) fill_page(more + i * PAGE, 0xF00D + i);
-    for (uint64_t i = 0; i < bytes / PAGE; i++) check_page(more + i * PAGE, 0xF00D + i, "press");
-    munmap(more, bytes);
-}
-
-static void *start(void *(*run)(void *), void *argument) {
-    pthread_t *thread = malloc(sizeof *thread);
-    if (pthread_create(thread, NULL, run, argument)) die("pthread_create");
-    return thread;
-}
-
-static void join(void *thread) {
-    if (pthread_join(*(pthread_t *)thread, NULL)) die("pthread_join");
-    free(thread);
-}
 
 /* ---- the first thread ends, the others go on */
 
@@ -569,17 +536,10 @@ static void guards_home(void) {
 }
 
 int main(int argc, char **argv) {
-    const struct { const char *name; void (*run)(void); } cases[] = {
+    const struct named cases[] = {
         {"leader", leader}, {"sharer", sharer}, {"guards", guards}, {"guarded", guarded}, {"realloc", realloc_churn},
         {"locked", locked}, {"inherit", inherit}, {"purging", purging}, {"restless", restless}, {"room", room}, {"rooms", rooms}, {"subreaper", subreaper}, {"brood", brood},
         {"discards", discards}, {"own-missing", own_missing}, {"own-writes", own_writes}, {"guards-home", guards_home},
     };
-    pages = number(argc, argv, 2, 64) * MIB / PAGE;
-    area = map_pages(pages);
-    for (unsigned i = 0; argc > 1 && i < sizeof cases / sizeof *cases; i++)
-        if (!strcmp(argv[1], cases[i].name)) {
-            cases[i].run();
-            return 0;
-        }
-    die("usage: promises CASE [MIB]");
+    return run_case(argc, argv, cases, sizeof cases / sizeof *cases);
 }

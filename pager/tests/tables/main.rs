@@ -1,10 +1,10 @@
 //! The tables against a slow, obvious model of a kernel, of agents and of what each process must see.
 //!
 //! In the model a page's bytes are a number, and 0 is a page of zeros. Markers are as the kernel keeps them. What happens between REMOVE's event and
-//! the moment when the pages go is modelled: a page then may read as it was, as zero, or as what was written meanwhile, but later only as one of
-//! the last two. Guards come and go without an event.
+//! the moment when the pages go is modelled: what a page may hold then is `truth::Truth`. Guards come and go without an event.
 
 mod model;
+mod truth;
 
 use gms_policy::ids::SpaceId;
 use proptest::prelude::*;

@@ -8,6 +8,8 @@ use gms_pager::range_set::RangeSet;
 use gms_pager::tables::{EvictOutcome, FaultAction, Place, Remap, Tables};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
+use crate::truth::{Call, Truth};
+
 const SLOTS: u32 = 6;
 pub const PAGES: u64 = 24;
 pub const AGENTS: u8 = 2;
@@ -25,20 +27,6 @@ pub fn span(from: u64, pages: u64) -> Range<u64> {
 
 fn hash(tag: u64) -> u64 {
     tag.wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
-
-/// What a page may hold.
-#[derive(Clone, Debug)]
-struct Truth {
-    allowed: BTreeSet<u64>,
-    /// What came there while a removal was under way.
-    written: BTreeSet<u64>,
-}
-
-impl Truth {
-    fn of(tag: u64) -> Truth {
-        Truth { allowed: BTreeSet::from([tag]), written: BTreeSet::new() }
-    }
 }
 
 #[derive(Clone, Default)]
@@ -70,6 +58,7 @@ fn ranges<'a>(pages: impl Iterator<Item = &'a PageAddr>) -> RangeSet {
 
 /// A removal whose event has been read; the pages go later. MADV_FREE's never go.
 struct Removal {
+    call: Call,
     space: SpaceId,
     range: Range<u64>,
     lazily: bool,
@@ -115,6 +104,9 @@ pub struct Model {
     frames: BTreeMap<u32, u64>,
     agents: BTreeMap<AgentId, BTreeMap<ContentId, u64>>,
     removals: Vec<Removal>,
+    next_call: Call,
+    /// Calls of MADV_FREE that have returned.
+    freed: BTreeSet<Call>,
     moved: Vec<Moved>,
     writes: Vec<(AgentId, Write)>,
     fetches: Vec<(Place, Content)>,
@@ -134,6 +126,8 @@ impl Model {
             frames: BTreeMap::new(),
             agents: (0..AGENTS).map(|a| (AgentId(a), BTreeMap::new())).collect(),
             removals: Vec::new(),
+            next_call: 0,
+            freed: BTreeSet::new(),
             moved: Vec::new(),
             writes: Vec::new(),
             fetches: Vec::new(),
@@ -156,8 +150,10 @@ impl Model {
         self.processes.get_mut(&space).expect("asked for a live space")
     }
 
-    fn is_being_removed(&self, place: Place) -> bool {
-        self.removals.iter().any(|r| r.space == place.0 && r.range.contains(&place.1.get()))
+    /// The calls that remove the page.
+    fn removals_of(&self, place: Place) -> BTreeSet<Call> {
+        let of = |r: &&Removal| r.space == place.0 && r.range.contains(&place.1.get());
+        self.removals.iter().filter(of).map(|removal| removal.call).collect()
     }
 
     fn wake_range(&mut self, space: SpaceId, range: &Range<u64>) {
@@ -170,8 +166,10 @@ impl Model {
         for part in self.tables.unregistered_parts(space, range) {
             let marked = ranges(self.processes[&space].marks.iter());
             self.tables.register(space, part.clone(), &marked);
-            for address in part.step_by(PAGE as usize) {
-                self.process(space).truth.insert(PageAddr::containing(address), Truth::of(0));
+            for page in part.step_by(PAGE as usize).map(PageAddr::containing) {
+                // A call under way removes what it finds at its addresses, whenever that was mapped.
+                let truth = Truth::of(0, self.removals_of((space, page)));
+                self.process(space).truth.insert(page, truth);
             }
         }
     }
@@ -265,25 +263,22 @@ impl Model {
             return;
         }
         let process = self.process(place.0);
-        let (seen, truth) = (process.present[&place.1], &process.truth[&place.1]);
-        assert!(truth.allowed.contains(&seen), "{place:?} reads {seen}, may be {truth:?}");
+        let seen = process.present[&place.1];
+        let truth = process.truth.get_mut(&place.1).expect("asked for a mapped page");
+        let before = truth.clone();
+        assert!(truth.read(seen), "{place:?} reads {seen}, may be {before:?}");
     }
 
     fn write(&mut self, place: Place) {
         if !self.touch(place) {
             return;
         }
-        let removed = self.is_being_removed(place);
-        let tag = self.next_tag;
+        let (tag, freed) = (self.next_tag, self.freed.clone());
         self.next_tag += 1;
         let process = self.process(place.0);
         process.present.insert(place.1, tag);
         if let Some(truth) = process.truth.get_mut(&place.1) {
-            truth.allowed = BTreeSet::from([tag]);
-            if removed {
-                truth.allowed.insert(0);
-                truth.written.insert(tag);
-            }
+            truth.write(tag, &freed);
         }
     }
 
@@ -347,6 +342,7 @@ impl Model {
 
     /// Guards are installed and removed again: zeros, without an event. (In the microsecond between a page's move and its marker that would not be seen.)
     fn guard(&mut self, space: SpaceId, range: &Range<u64>) {
+        let freed = self.freed.clone();
         for address in range.clone().step_by(PAGE as usize) {
             let page = PageAddr::containing(address);
             if self.is_unmarked((space, page)) || !self.processes[&space].truth.contains_key(&page)
@@ -356,7 +352,10 @@ impl Model {
             let process = self.process(space);
             process.present.remove(&page);
             process.marks.remove(&page);
-            process.truth.insert(page, Truth::of(0));
+            // A call under way may still come, and remove what is written before it does.
+            if let Some(truth) = process.truth.get_mut(&page) {
+                truth.write(0, &freed);
+            }
         }
     }
 
@@ -408,35 +407,35 @@ impl Model {
     // ---- events
 
     fn remove(&mut self, space: SpaceId, range: Range<u64>, lazily: bool) {
+        let leaving: BTreeSet<PageAddr> = range
+            .clone()
+            .step_by(PAGE as usize)
+            .map(PageAddr::containing)
+            .filter(|&page| self.is_unmarked((space, page)))
+            .collect();
         self.tables.remove(space, range.clone());
         self.wake_range(space, &range);
-        for (_, truth) in self.process(space).truth.range_mut(pages(&range)) {
-            truth.allowed.insert(0);
+        let call = self.next_call;
+        self.next_call += 1;
+        for (page, truth) in self.process(space).truth.range_mut(pages(&range)) {
+            truth.begin(call, leaving.contains(page));
         }
-        self.removals.push(Removal { space, range, lazily });
+        self.removals.push(Removal { call, space, range, lazily });
     }
 
-    /// The oldest removal that fits goes through, at the addresses as they are mapped by then.
+    /// The oldest removal that fits goes through, at the addresses as they are mapped by then, and returns.
     fn zap(&mut self, of: impl Fn(&Removal) -> bool) -> bool {
         let Some(index) = self.removals.iter().position(of) else { return false };
         let removal = self.removals.remove(index);
         if removal.lazily {
+            self.freed.insert(removal.call);
             return true;
         }
-        let others: Vec<Range<u64>> = self
-            .removals
-            .iter()
-            .filter(|r| r.space == removal.space)
-            .map(|r| r.range.clone())
-            .collect();
         let Some(process) = self.processes.get_mut(&removal.space) else { return true };
         process.present.retain(|page, _| !removal.range.contains(&page.get()));
         process.marks.retain(|page| !removal.range.contains(&page.get()));
-        for (page, truth) in process.truth.range_mut(pages(&removal.range)) {
-            truth.allowed = truth.written.iter().copied().chain([0]).collect();
-            if !others.iter().any(|range| range.contains(&page.get())) {
-                truth.written.clear();
-            }
+        for (_, truth) in process.truth.range_mut(pages(&removal.range)) {
+            truth.end(removal.call);
         }
         true
     }
@@ -478,7 +477,7 @@ impl Model {
         let count = count.min(PAGES - from).min(PAGES - to);
         let whole = (from..from + count).all(|p| self.processes[&space].truth.contains_key(&at(p)));
         // A program that moves pages to where it is removing pages has no claim to any bytes.
-        let removed = (to..to + count).any(|p| self.is_being_removed((space, at(p))));
+        let removed = (to..to + count).any(|p| !self.removals_of((space, at(p))).is_empty());
         if count == 0 || from.abs_diff(to) < count || !whole || removed {
             return;
         }
@@ -486,11 +485,12 @@ impl Model {
         let remap = Remap { from: at(from).get(), to: at(to).get(), length: count * PAGE };
         self.tables.remap(space, remap);
         self.wake_range(space, &span(from, count));
+        let freed = self.freed.clone();
         for i in 0..count {
             let (source, target) = (at(from + i), at(to + i));
             let process = self.process(space);
             if let Some(mut truth) = process.truth.remove(&source) {
-                truth.written.clear();
+                truth.leave(&freed);
                 process.truth.insert(target, truth);
             }
             if let Some(tag) = process.present.remove(&source) {
@@ -538,14 +538,14 @@ impl Model {
             .filter(|page| wiped && lacking.contains(&page.get()))
             .collect();
         process.retain(|page| !lacking.contains(&page.get()));
-        process.truth.extend(wiped.into_iter().map(|page| (page, Truth::of(0))));
+        process.truth.extend(wiped.into_iter().map(|page| (page, Truth::of(0, BTreeSet::new()))));
         let registered = self.tables.registered(child);
         self.tables.unregister(child, 0..u64::MAX);
         let marked = ranges(process.marks.iter());
         for page in process.truth.keys().filter(|page| registered.contains(page.get())) {
             self.tables.register(child, page.get()..page.get() + PAGE, &marked);
         }
-        process.truth.values_mut().for_each(|truth| truth.written.clear());
+        process.truth.values_mut().for_each(|truth| truth.leave(&self.freed));
         self.processes.insert(child, process);
     }
 

@@ -1,156 +1,27 @@
 //! `gms run` towards the shell: exit status, signals, job control, descriptors, orphans. Real processes and a real
-//! terminal, with a session that pages nothing in the real one's place. Runs itself as that `gms run`.
+//! terminal, with a session that pages nothing in the real one's place (src/bin/gms-unpaged.rs).
 
-use std::ffi::OsString;
 use std::fs;
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gms_pager::commands::{Failure, say};
 use gms_pager::control::{self, DetachEnd};
-use gms_pager::launch::{self, Paging, Side, note_inheritance};
 use gms_pager::proc;
-use gms_pager::session::{Outcome, SessionError};
-use gms_pager::stats::Stats;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::pty::openpty;
+use gms_tests::Terminal;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, pipe, setsid};
+use nix::unistd::Pid;
 
-/// How this binary is told to be `gms run`.
-const AS_GMS: &str = "as-gms";
-/// Environment: what the fake session does when it adopts the command.
+/// `gms run` without options.
+const GMS: &str = env!("CARGO_BIN_EXE_gms-unpaged");
+/// Environment: what the session does when it adopts the command.
 const PLAY: &str = "GMS_TEST_PLAY";
 /// For anything that is awaited.
 const DEADLINE: Duration = Duration::from_secs(20);
-
-/// As in the binary.
-#[used]
-// SAFETY: the loader calls it once; it makes system calls and sets an atomic.
-#[unsafe(link_section = ".init_array")]
-static NOTE_INHERITANCE: extern "C" fn() = note_inheritance;
-
-/// A session that pages nothing.
-struct Fake {
-    outcome: Mutex<Option<Outcome>>,
-    done: (OwnedFd, Mutex<Option<OwnedFd>>),
-}
-
-impl Fake {
-    fn end(&self, outcome: Outcome) {
-        *self.outcome.lock().unwrap() = Some(outcome);
-        // End of file is readable.
-        self.done.1.lock().unwrap().take();
-    }
-}
-
-impl Paging for Fake {
-    fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError> {
-        assert!(!attached);
-        match std::env::var(PLAY).as_deref() {
-            Ok("kill") => {
-                kill(Pid::from_raw(root), Signal::SIGKILL).unwrap();
-                self.end(Outcome::Killed("the test says so".into()));
-            }
-            Ok("refuse") => return Err(SessionError::Fatal("cannot be adopted".into())),
-            _ => {}
-        }
-        Ok(())
-    }
-    fn detach(&self) {
-        self.end(Outcome::Detached { lost: None });
-    }
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.done.0.as_fd()
-    }
-    fn outcome(&self) -> Option<Outcome> {
-        self.outcome.lock().unwrap().clone()
-    }
-    fn evictors(&self) -> Vec<i32> {
-        Vec::new()
-    }
-    fn stats(&self) -> Stats {
-        Stats { faults: 42, ..Stats::default() }
-    }
-    fn finish(self) -> Stats {
-        self.stats()
-    }
-}
-
-fn prepare() -> Result<Fake, SessionError> {
-    if std::env::var(PLAY).as_deref() == Ok("unprepared") {
-        return Err(SessionError::Fatal("no agent".into()));
-    }
-    let (read, write) = pipe().unwrap();
-    Ok(Fake { outcome: Mutex::new(None), done: (read, Mutex::new(Some(write))) })
-}
-
-fn be_gms(command: &[OsString]) -> u8 {
-    let (link, signals) = match launch::split().unwrap() {
-        Side::Front(front) => return front.stand_in(),
-        Side::Pager(link, signals) => (link, signals),
-    };
-    match launch::run(command, link, signals, prepare) {
-        Ok(finished) => finished.status,
-        Err(error) => {
-            let failure = Failure::from(error);
-            say(&failure);
-            failure.status
-        }
-    }
-}
-
-fn main() -> ExitCode {
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if arguments.first().is_some_and(|word| word == AS_GMS) {
-        return ExitCode::from(be_gms(&arguments[1..]));
-    }
-    let wanted = arguments.iter().find(|word| !word.to_string_lossy().starts_with('-'));
-    let tests: [(&str, fn()); 15] = [
-        ("exit_status_is_the_commands_own", exit_status_is_the_commands_own),
-        ("failures_of_gms_have_their_own", failures_of_gms_have_their_own),
-        ("background_children_keep_it_alive", background_children_keep_it_alive),
-        ("descriptors_and_directory_pass_through", descriptors_and_directory_pass_through),
-        ("closed_streams_stay_closed", closed_streams_stay_closed),
-        ("signal_settings_pass_through", signal_settings_pass_through),
-        ("signals_are_passed_on", signals_are_passed_on),
-        ("signals_of_the_tree_are_not_echoed", signals_of_the_tree_are_not_echoed),
-        ("orphans_are_reaped", orphans_are_reaped),
-        ("a_killed_front_takes_the_command_along", a_killed_front_takes_the_command_along),
-        ("a_killed_pager_is_told", a_killed_pager_is_told),
-        ("no_name_outlives_the_pager", no_name_outlives_the_pager),
-        ("a_stop_is_mirrored", a_stop_is_mirrored),
-        ("a_detached_command_runs_on", a_detached_command_runs_on),
-        ("a_terminal_stops_and_continues_the_job", a_terminal_stops_and_continues_the_job),
-    ];
-    if arguments.iter().any(|word| word == "--list") {
-        tests.iter().for_each(|(name, _)| println!("{name}: test"));
-        return ExitCode::SUCCESS;
-    }
-    isolate();
-    for (name, test) in tests {
-        if wanted.is_none_or(|wanted| name.contains(&*wanted.to_string_lossy())) {
-            println!("test {name} ...");
-            test();
-        }
-    }
-    println!("test result: ok");
-    ExitCode::SUCCESS
-}
-
-/// Control sockets of these tests are among themselves.
-fn isolate() {
-    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("run");
-    fs::create_dir_all(&dir).unwrap();
-    // SAFETY: there is no other thread yet.
-    unsafe { std::env::set_var("XDG_RUNTIME_DIR", dir) };
-}
 
 fn plain(words: &[&str]) -> Command {
     let mut command = Command::new(words[0]);
@@ -159,10 +30,7 @@ fn plain(words: &[&str]) -> Command {
 }
 
 fn gms(words: &[&str]) -> Command {
-    let own = std::env::current_exe().unwrap();
-    let mut all = vec![own.to_str().unwrap(), AS_GMS];
-    all.extend(words);
-    plain(&all)
+    plain(&[&[GMS], words].concat())
 }
 
 fn output(mut command: Command) -> Output {
@@ -208,7 +76,7 @@ fn behind(front: i32) -> (i32, i32) {
         let command = proc::children(pager).first().copied().unwrap_or(0);
         found = (pager, command);
         let words = proc::command_line(command);
-        command > 0 && !words.is_empty() && !words.contains(AS_GMS)
+        command > 0 && !words.is_empty() && !words.contains(GMS)
     });
     found
 }
@@ -217,6 +85,7 @@ fn status_of(words: &[&str]) -> Option<i32> {
     output(gms(words)).status.code()
 }
 
+#[test]
 fn exit_status_is_the_commands_own() {
     assert_eq!(status_of(&["true"]), Some(0));
     assert_eq!(status_of(&["sh", "-c", "exit 7"]), Some(7));
@@ -226,6 +95,7 @@ fn exit_status_is_the_commands_own() {
     assert_eq!((text(&spoken.stdout).as_str(), text(&spoken.stderr).as_str()), ("a b --c", ""));
 }
 
+#[test]
 fn failures_of_gms_have_their_own() {
     let failed = output(gms(&["no-such-command-here"]));
     assert_eq!(failed.status.code(), Some(127));
@@ -249,6 +119,7 @@ fn failures_of_gms_have_their_own() {
     assert_eq!(output(command).status.code(), Some(125));
 }
 
+#[test]
 fn background_children_keep_it_alive() {
     let spoken = output(gms(&["sh", "-c", "(sleep 0.3; echo late) & echo early; exit 3"]));
     assert_eq!(spoken.status.code(), Some(3));
@@ -259,6 +130,7 @@ fn background_children_keep_it_alive() {
     assert!(start.elapsed() >= Duration::from_millis(400));
 }
 
+#[test]
 fn descriptors_and_directory_pass_through() {
     let look = [
         "sh",
@@ -274,11 +146,11 @@ fn descriptors_and_directory_pass_through() {
     assert_eq!(bare, under);
 }
 
+#[test]
 fn closed_streams_stay_closed() {
-    let own = std::env::current_exe().unwrap();
     let script = |prefix: &str| format!("exec 0<&- 2>&- 7</dev/null; {prefix} ls /proc/self/fd");
     let bare = output(plain(&["sh", "-c", &script("exec")]));
-    let under = output(plain(&["sh", "-c", &script(&format!("exec {} {AS_GMS}", own.display()))]));
+    let under = output(plain(&["sh", "-c", &script(&format!("exec {GMS}"))]));
     let open = text(&bare.stdout);
     // 0 is what ls reads.
     assert!(["0", "1", "7"].iter().all(|fd| open.lines().any(|line| line == *fd)), "{open}");
@@ -287,18 +159,19 @@ fn closed_streams_stay_closed() {
     assert_eq!(under.status.code(), Some(0));
 }
 
+#[test]
 fn signal_settings_pass_through() {
     for trap in ["", "trap '' PIPE;", "trap '' CHLD INT HUP;", "trap '' TERM USR1 TSTP;"] {
-        let own = std::env::current_exe().unwrap();
         let script = |prefix: &str| format!("{trap} exec {prefix} grep ^Sig[IB] /proc/self/status");
         // Rust's Command resets SIGPIPE and the mask for the shell.
         let bare = output(plain(&["bash", "-c", &script("")]));
-        let under = output(plain(&["bash", "-c", &script(&format!("{} {AS_GMS}", own.display()))]));
+        let under = output(plain(&["bash", "-c", &script(GMS)]));
         assert_eq!(text(&bare.stdout).lines().count(), 2);
         assert_eq!(text(&bare.stdout), text(&under.stdout), "{trap}");
     }
 }
 
+#[test]
 fn signals_are_passed_on() {
     for (signal, status) in
         [(Signal::SIGTERM, 9), (Signal::SIGINT, 8), (Signal::SIGUSR1, 7), (Signal::SIGHUP, 6)]
@@ -314,6 +187,7 @@ fn signals_are_passed_on() {
     }
 }
 
+#[test]
 fn signals_of_the_tree_are_not_echoed() {
     // A command that signals its whole group reaches gms too, which must not send it a second time.
     let script = "trap 'echo got' USR1; kill -USR1 0; sleep 0.2; sleep 0.2; exit 4";
@@ -325,6 +199,7 @@ fn signals_of_the_tree_are_not_echoed() {
     assert_eq!((text(&spoken.stdout).as_str(), spoken.status.code()), ("got", Some(4)));
 }
 
+#[test]
 fn orphans_are_reaped() {
     let script = "for i in $(seq 50); do sh -c 'sleep 0.05 &'; done; wait; echo up; read line";
     let mut command = gms(&["sh", "-c", script]);
@@ -336,6 +211,7 @@ fn orphans_are_reaped() {
     assert_eq!(finish(child).status.code(), Some(1));
 }
 
+#[test]
 fn a_killed_front_takes_the_command_along() {
     let mut child = gms(&["sleep", "100"]).spawn().unwrap();
     let (pager, command) = behind(child.id() as i32);
@@ -345,6 +221,7 @@ fn a_killed_front_takes_the_command_along() {
     until("the pager ends", || matches!(proc::state(pager), None | Some('Z')));
 }
 
+#[test]
 fn a_killed_pager_is_told() {
     let child = gms(&["sleep", "100"]).spawn().unwrap();
     let (pager, command) = behind(child.id() as i32);
@@ -356,6 +233,7 @@ fn a_killed_pager_is_told() {
 }
 
 /// Anybody can have the name of an evictor or of the keeper.
+#[test]
 fn no_name_outlives_the_pager() {
     for name in ["far-evictor", "far-keeper"] {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -371,6 +249,7 @@ fn no_name_outlives_the_pager() {
     }
 }
 
+#[test]
 fn a_stop_is_mirrored() {
     let child = gms(&["sleep", "0.5"]).spawn().unwrap();
     let front = child.id() as i32;
@@ -389,6 +268,7 @@ fn a_stop_is_mirrored() {
     assert_eq!(finish(child).status.code(), Some(0));
 }
 
+#[test]
 fn a_detached_command_runs_on() {
     let mut command = gms(&["sh", "-c", "read line; exit 5"]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
@@ -409,71 +289,21 @@ fn a_detached_command_runs_on() {
     assert_eq!(finish(child).status.code(), Some(5));
 }
 
-/// A shell with job control on a terminal of its own.
-struct Terminal {
-    shell: Child,
-    keys: fs::File,
-    seen: std::sync::Arc<Mutex<String>>,
-}
-
-impl Terminal {
-    fn open() -> Terminal {
-        let pty = openpty(None, None).unwrap();
-        fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
-        let mut command = Command::new("bash");
-        command.args(["--norc", "--noprofile", "-i"]).env("PS1", "$ ");
-        command
-            .stdin(pty.slave.try_clone().unwrap())
-            .stdout(pty.slave.try_clone().unwrap())
-            .stderr(pty.slave);
-        // SAFETY: setsid and ioctl may be called between fork and exec.
-        unsafe {
-            command.pre_exec(|| {
-                setsid()?;
-                nix::errno::Errno::result(libc::ioctl(0, libc::TIOCSCTTY, 0))?;
-                Ok(())
-            });
-        }
-        let shell = command.spawn().unwrap();
-        drop(command);
-        let keys = fs::File::from(pty.master);
-        let seen = std::sync::Arc::new(Mutex::new(String::new()));
-        let (mut screen, log) = (keys.try_clone().unwrap(), seen.clone());
-        thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(count @ 1..) = screen.read(&mut bytes) {
-                log.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
-            }
-        });
-        Terminal { shell, keys, seen }
-    }
-
-    fn type_in(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).unwrap();
-    }
-
-    #[track_caller]
-    fn await_text(&self, text: &str) {
-        until(&format!("{text:?} in {:?}", self.seen.lock().unwrap()), || {
-            self.seen.lock().unwrap().contains(text)
-        });
-    }
-}
-
+#[test]
 fn a_terminal_stops_and_continues_the_job() {
-    let own = std::env::current_exe().unwrap();
     let mut terminal = Terminal::open();
+    terminal.expect("READY");
     // Not dash: it forks by vfork, and a stop between that and the exec hangs it, with or without gms.
     let script = "trap 'echo inter''rupted' INT; echo st''arted; while :; do sleep 0.05; done";
-    terminal.type_in(&format!("{} {AS_GMS} bash -c \"{script}\"\n", own.display()));
-    terminal.await_text("started");
-    let front = proc::children(terminal.shell.id() as i32)[0];
+    terminal.type_in(&format!("{GMS} bash -c \"{script}\"\n"));
+    terminal.expect("started");
+    let front = proc::children(terminal.shell())[0];
     let (pager, command) = behind(front);
     // Once by the terminal, not again by gms.
     terminal.type_in("\x03");
-    terminal.await_text("interrupted");
+    terminal.expect("interrupted");
     terminal.type_in("\x1a");
-    terminal.await_text("Stopped");
+    terminal.expect("Stopped");
     until("both stop", || [front, command].map(proc::state) == [Some('T'); 2]);
     assert!(matches!(proc::state(pager), Some('S' | 'R')));
     terminal.type_in("fg\n");
@@ -491,13 +321,10 @@ fn a_terminal_stops_and_continues_the_job() {
         [front, command].iter().all(|&pid| proc::state(pid) != Some('T'))
     });
     terminal.type_in("fg\n");
-    let group = || nix::unistd::tcgetpgrp(&terminal.keys).map(Pid::as_raw);
-    until("the job is in the foreground", || group() == Ok(front));
+    until("the job is in the foreground", || terminal.foreground() == Some(front));
     kill(Pid::from_raw(command), Signal::SIGTERM).unwrap();
     until("gms ends", || proc::state(front).is_none());
     terminal.type_in("echo status $?\n");
-    terminal.await_text("status 143");
-    assert_eq!(terminal.seen.lock().unwrap().matches("interrupted").count(), 1);
-    terminal.type_in("exit\n");
-    terminal.shell.wait().unwrap();
+    terminal.expect("status 143");
+    assert_eq!(terminal.text().matches("interrupted").count(), 1);
 }

@@ -1,0 +1,112 @@
+//! The kernel reads and writes a program's memory for it, stops it, and makes another program of it: with most of the memory away all goes as
+//! without gms.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use gms_tests::*;
+
+/// Far longer than any takes.
+const LIMIT: Duration = Duration::from_secs(90);
+/// How long a program stays frozen: longer than anything in gms is waited for.
+const FROZEN: Duration = Duration::from_secs(7);
+const SOON: Duration = Duration::from_secs(30);
+
+/// Runs a case of `uses.c`.
+fn goes_as_without_gms(case: &str) {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("uses")]).args([case, "64"]).dir(stage.dir());
+    let native = program.finish().expect_code(0);
+    let gms = Gms::run(&stage, &program).local(Mib(24)).arg("--export").arg("1G").limit(LIMIT);
+    let paged = gms.finish().expect_code(0);
+    assert_eq!(paged.text(), native.text());
+    let stats = paged.stats();
+    assert!(
+        stats.pages_out > 10_000 && stats.pages_in > 8192,
+        "hardly anything was away: {stats:?}"
+    );
+}
+
+macro_rules! uses {
+    ($($name:ident => $case:literal;)*) => {$(
+        #[test]
+        fn $name() { goes_as_without_gms($case); }
+    )*};
+}
+
+uses! {
+    direct_io_reads_and_writes_what_is_away => "direct";
+    io_uring_reads_and_writes_what_is_away => "uring";
+    pages_that_are_lent_to_a_pipe_are_right => "splice";
+    signals_are_handled_on_a_stack_that_is_away => "altstack";
+    a_program_executed_by_another_thread_than_the_first_is_paged => "exec";
+    a_program_that_takes_other_rights_is_paged_on => "rights";
+    stops_in_the_midst_of_faults_change_nothing => "stops";
+    kills_in_the_midst_of_faults_change_nothing_for_others => "kills";
+}
+
+/// A cgroup that can be frozen, with all that the workload and gms have put into it; thawed and removed when dropped.
+struct Freezer {
+    dir: PathBuf,
+    /// File, and what to write there to freeze and to thaw.
+    words: (&'static str, &'static str, &'static str),
+}
+
+impl Freezer {
+    fn new() -> Option<Freezer> {
+        let name = format!("gms-test-{}", std::process::id());
+        let (v1, v2) = (PathBuf::from("/sys/fs/cgroup/freezer"), PathBuf::from("/sys/fs/cgroup"));
+        let freezer = match v1.is_dir() {
+            true => Freezer { dir: v1.join(name), words: ("freezer.state", "FROZEN", "THAWED") },
+            false => Freezer { dir: v2.join(name), words: ("cgroup.freeze", "1", "0") },
+        };
+        fs::create_dir(&freezer.dir).ok()?;
+        freezer.dir.join(freezer.words.0).exists().then_some(freezer)
+    }
+
+    fn freeze(&self, freeze: bool) {
+        let (file, frozen, thawed) = self.words;
+        fs::write(self.dir.join(file), if freeze { frozen } else { thawed }).expect("freezer");
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        self.freeze(false);
+        // What still runs in it is killed by the test's end.
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+/// As by `docker pause`: the evictor, which gms has put into the same cgroup, stops too.
+#[test]
+fn a_program_that_is_frozen_goes_on_when_it_is_thawed() {
+    let Some(stage) = Stage::set() else { return };
+    let Some(freezer) = Freezer::new() else { return skipped("no cgroup can be frozen here") };
+    let script = format!(
+        "echo $$ >{}/cgroup.procs; exec {} 96 forever",
+        freezer.dir.display(),
+        c_program("verify").display()
+    );
+    let program = Program::new([tool("sh").into_os_string(), "-c".into(), script.into()]);
+    let gms = Gms::run(&stage, &program.stdin_open()).local(Mib(24)).arg("--export").arg("256M");
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "round 1\n");
+    freezer.freeze(true);
+    let began = Instant::now();
+    poll_until("the end of the pause", FROZEN + SOON, || {
+        if proc.poll().is_some() {
+            proc.fail("it ended while it was frozen");
+        }
+        (began.elapsed() > FROZEN).then_some(())
+    });
+    freezer.freeze(false);
+    for _ in 0..2 {
+        proc.wait_output(proc.output_len(), "round ");
+    }
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+    assert_paged(&outcome, Mib(96), Mib(24));
+}
