@@ -15,7 +15,7 @@ use gms_pager::tables::{
 };
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
+use proptest::test_runner::{FileFailurePersistence, TestRunner};
 
 const SPACE: SpaceId = SpaceId(1);
 const CHILD: SpaceId = SpaceId(2);
@@ -470,7 +470,12 @@ fn play(ops: &[Op]) -> Model {
 
 #[test]
 fn pages_are_found_in_whatever_order_changes_are_told() {
-    let default = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    let default = ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource(
+            "proptest-regressions",
+        ))),
+        ..ProptestConfig::default()
+    };
     let config = ProptestConfig { cases: default.cases.max(4000), ..default };
     let (inherited, doubts) = (Cell::new(0), Cell::new(0));
     let cases = (any::<bool>(), prop::collection::vec(op(), 1..60));

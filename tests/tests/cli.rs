@@ -134,7 +134,7 @@ fn agents_and_keys_that_do_not_work_are_named() {
                 125,
                 "nowhere",
             ),
-            bad("gms keys init keys", 125, "keys"),
+            bad("gms keys init keys", 125, "exist"),
         ],
     );
     assert_eq!(agent.terminate().code, Some(0), "the agent outlives clients of another cluster");
@@ -181,18 +181,19 @@ fn processes_of_another_user_are_refused() {
     fs::copy(gms_binary(), &copy).expect("copy of gms");
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("permissions");
     let sleeper = Program::new([tool("sleep")]).args([60]).spawn();
-    let argv = [
-        tool("setpriv").into_os_string(),
-        "--reuid=65534".into(),
-        "--regid=65534".into(),
-        "--clear-groups".into(),
-        copy.into(),
-    ];
-    let attach = Program::new(argv)
-        .args(["attach", &sleeper.pid().to_string(), "--local", "64M"])
-        .dir(stage.dir());
-    let outcome = attach.finish().expect_code(125);
-    assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+    // Without the capability to page at all, and with it.
+    let capable = ["--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace"];
+    for (more, says) in [(&[][..], "CAP_SYS_PTRACE"), (&capable[..], "belongs to another user")] {
+        let attach = Program::new([tool("setpriv")])
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args(more)
+            .args([copy.display().to_string().as_str(), "attach"])
+            .args([sleeper.pid().to_string().as_str(), "--local", "64M"])
+            .dir(stage.dir());
+        let outcome = attach.finish().expect_code(125);
+        let told = (outcome.stderr.lines().count(), outcome.stderr.contains(says));
+        assert_eq!(told, (1, true), "{says}: {}", outcome.stderr);
+    }
     assert!(exists(sleeper.pid()));
 }
 
@@ -243,6 +244,37 @@ fn status_and_streams_are_the_commands_own() {
     let dir = fs::canonicalize(stage.dir()).expect("own directory");
     assert_eq!(outcome.text(), format!("{}\na b\n", dir.display()));
     assert!(outcome.stderr.starts_with("problem\n"), "{}", outcome.stderr);
+}
+
+#[test]
+fn issued_keys_let_a_node_serve_and_a_machine_page_by_a_configuration_file() {
+    let Some(stage) = Stage::set() else { return };
+    Gms::line(["keys", "init"]).arg(stage.path("keys")).finish().expect_code(0);
+    for (role, name) in [("node", "node1"), ("client", "desk1")] {
+        let issue = Gms::line(["keys", "issue"]).arg(stage.path("keys")).arg(role).arg(name);
+        issue.finish().expect_code(0);
+        let there = |file: &str| stage.path("keys").join(name).join(file).exists();
+        assert!(there("ca.pem") && !there("ca-key.pem"), "{name}: the authority's key stays");
+    }
+    let agent = AgentSetup::new(Mib(256)).keys(stage.path("keys/node1")).start();
+    refuse(
+        &stage,
+        vec![bad(
+            format!("gms run --keys keys/node1 --agent {} -- touch $MARK", agent.addr()),
+            125,
+            "client",
+        )],
+    );
+    // Relative paths start at the file, not at the working directory.
+    let file = stage.path("gms.toml");
+    let text = format!("local = '24M'\nagent = '{}'\nkeys = 'keys/desk1'\n", agent.addr());
+    fs::write(&file, text).expect("gms.toml");
+    let program = Program::new([c_program("verify")]).args(["96", "1"]).dir("/");
+    let gms = || Gms::run(&stage, &program).arg("--config").arg(&file);
+    assert_paged(&gms().finish().expect_code(0), Mib(96), Mib(24));
+    // The command line wins.
+    assert_paged(&gms().local(Mib(40)).finish().expect_code(0), Mib(96), Mib(40));
+    agent.terminate().expect_code(0);
 }
 
 #[test]

@@ -11,7 +11,7 @@ const SLOW: Duration = Duration::from_secs(120);
 
 /// A program that checks its memory round after round until its input ends, and the gms that pages it on agents at these addresses.
 fn start(stage: &Stage, addresses: &[String]) -> (Gms, Proc) {
-    let program = Program::new([c_program("verify")]).args(["96", "forever"]).stdin_open();
+    let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
     let mut gms = Gms::run(stage, &program.limit(SLOW)).local(Mib(24)).agents(&[]);
     for address in addresses {
         gms = gms.arg("--agent").arg(address);
@@ -31,7 +31,7 @@ fn end_well(gms: &Gms, mut proc: Proc) -> Outcome {
     proc.close_stdin();
     let outcome = gms.finish_proc(proc).expect_code(0);
     assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
-    assert_paged(&outcome, Mib(96), Mib(24));
+    assert_paged(&outcome, Mib(64), Mib(24));
     outcome
 }
 

@@ -8,6 +8,7 @@ mod truth;
 
 use gms_policy::ids::SpaceId;
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 use model::{AGENTS, Model, Op, PAGES, SPACES_MAX, span};
 
@@ -58,7 +59,7 @@ fn cases() -> u32 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))), ..ProptestConfig::default() })]
     #[test]
     fn every_process_sees_its_own_bytes(ops in prop::collection::vec(op(), 1..150)) {
         run(&ops);
