@@ -11,6 +11,8 @@ use crate::procfs;
 
 /// Shortest pause between two looks.
 const PAUSE: Duration = Duration::from_millis(4);
+/// A look that took longer, because others had the CPU, proves nothing: in that time a hundred MiB can go from one process to another.
+const LOOK_MAX: Duration = Duration::from_millis(10);
 /// A pause takes at least so many times as long as the look before it: to look takes a CPU from those that are looked at.
 const PAUSES: u32 = 3;
 
@@ -82,15 +84,17 @@ impl Drop for Census {
 /// Memory that one process gives back and another takes while they are looked at would be counted twice: of each process counts what it had at
 /// two looks in a row.
 fn look(root: i32, watch: Watch, before: &BTreeMap<i32, u64>, found: &Found) -> BTreeMap<i32, u64> {
-    let own = procfs::executable(root);
+    let (own, began) = (procfs::executable(root), Instant::now());
     let counts =
         |pid: &i32| watch == Watch::Tree || procfs::executable(*pid) != own && !is_evictor(*pid);
     let tree = std::iter::once(root).chain(procfs::descendants(root)).filter(counts);
     let now: BTreeMap<i32, u64> =
         tree.filter_map(|pid| Some((pid, procfs::pss_anon(pid)?))).collect();
     let both = now.iter().map(|(pid, &bytes)| bytes.min(before.get(pid).copied().unwrap_or(0)));
-    found.bytes.fetch_max(both.sum(), Ordering::Relaxed);
-    found.looks.fetch_add(u64::from(!now.is_empty()), Ordering::Relaxed);
+    if !now.is_empty() && began.elapsed() <= LOOK_MAX {
+        found.bytes.fetch_max(both.sum(), Ordering::Relaxed);
+        found.looks.fetch_add(1, Ordering::Relaxed);
+    }
     now
 }
 

@@ -2,6 +2,7 @@
  * came along ("pairs N together K"). Nothing but the page size makes it come: no distance between two touches is that of others. */
 #include "check.h"
 #include <fcntl.h>
+#include <sched.h>
 
 #define TOUCHES 2000
 #define WITHIN_MS 2 /* for the other page of a pair to come */
@@ -31,9 +32,12 @@ int main(int argc, char **argv) {
             continue;
         }
         check_page(memory + one * PAGE, one + 1, "one");
-        /* The thread goes on as soon as its own page is there. */
+        /* The thread goes on as soon as its own page is there. Then the pager needs the CPU for the other. */
         int came = 0;
-        for (uint64_t until = now_ms() + WITHIN_MS; !came && now_ms() < until;) came = present(memory + other * PAGE);
+        for (uint64_t until = now_ms() + WITHIN_MS; !came && now_ms() < until;) {
+            sched_yield();
+            came = present(memory + other * PAGE);
+        }
         together += came;
         check_page(memory + other * PAGE, other + 1, "the other");
         touched++;
