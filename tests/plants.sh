@@ -44,8 +44,9 @@ fails() { # file, test, log
 
 plant() { # name
   local file test missed=0
-  patch -d "$tree" -p1 --forward --fuzz=3 --quiet <"tests/plants/$1.patch"
-  build
+  # `set -e` does not hold here, where the result is asked for.
+  patch -d "$tree" -p1 --forward --batch --fuzz=3 --quiet <"tests/plants/$1.patch" || { say "$1: does not apply"; exit 1; }
+  build || { say "$1: does not compile"; exit 1; }
   while read -r file test; do
     if fails "$file" "$test" "$out/$1.log"; then
       say "$1: caught by $file $test: $(grep -m1 -A1 -oE 'panicked at .*' "$out/$1.log" | tail -1 | cut -c1-150)"
@@ -54,7 +55,7 @@ plant() { # name
       missed=1
     fi
   done < <(caught_by "$1")
-  patch -d "$tree" -p1 --reverse --fuzz=3 --quiet <"tests/plants/$1.patch"
+  patch -d "$tree" -p1 --reverse --batch --fuzz=3 --quiet <"tests/plants/$1.patch" || exit 1
   return $missed
 }
 

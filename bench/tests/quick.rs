@@ -222,7 +222,7 @@ fn scaling_is_measured() {
     assert!((least + greatest - 2.0).abs() < 0.01 && least > 0.05, "{least}, {greatest}");
     assert_eq!(rate("threads", 1), rate("pagers on one agent", 1), "is measured once");
     let least = figure(&report, "2 agents: least / fair share of the pages");
-    assert!((0.3..=1.0).contains(&least), "{least}: both agents have pages");
+    assert!((0.05..=1.0).contains(&least), "{least}: both agents have pages");
     assert!(figure(&report, "2 pagers: longest fault of all") > 0.1);
 }
 

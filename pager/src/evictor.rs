@@ -21,9 +21,12 @@ use nix::unistd::Pid;
 use crate::arch;
 use crate::cgroup;
 use crate::inject::{InjectError, Injected};
+use crate::pulse::Pulse;
 
 /// Longest that a call list may take. Moving pages takes microseconds; only a fault inside a call waits longer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
+/// Between two looks whether it is frozen.
+const CALL_LOOK_MS: u16 = 500;
 /// Not even one that is frozen is waited for any longer.
 static HURRY: AtomicBool = AtomicBool::new(false);
 /// For an evictor that was told to end, and again for one that was killed.
@@ -135,19 +138,7 @@ impl Evictor {
         let late = |errno| if errno == Errno::EAGAIN { Errno::ETIMEDOUT } else { errno };
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         sendmsg::<()>(self.socket.as_raw_fd(), &message, control, flags, None).map_err(late)?;
-        let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(CALL_DEADLINE).unwrap_or(PollTimeout::MAX);
-        loop {
-            match poll(&mut ready, timeout) {
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno),
-                // Its list is run when it is thawed, and its processes with it: until then nobody needs it.
-                Ok(0) if cgroup::is_frozen(self.pid.as_raw()) && !HURRY.load(Ordering::Relaxed) => {
-                }
-                Ok(0) => return Err(Errno::ETIMEDOUT),
-                Ok(_) => break,
-            }
-        }
+        self.await_reply()?;
         let sent = self.buffer.len();
         let received = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT)
             .map_err(late)?;
@@ -156,6 +147,29 @@ impl Evictor {
         }
         decode(&self.buffer, calls, aux);
         Ok(())
+    }
+
+    /// Its time does not run while it is frozen (its list runs when it is thawed, and its processes with it), nor while this process does not run.
+    fn await_reply(&self) -> nix::Result<()> {
+        let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        let now = Instant::now();
+        let (mut pulse, mut deadline) = (Pulse::new(now), now + CALL_DEADLINE);
+        loop {
+            match poll(&mut ready, PollTimeout::from(CALL_LOOK_MS)) {
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+                Ok(1..) => return Ok(()),
+                Ok(_) => {}
+            }
+            let now = Instant::now();
+            deadline += pulse.beat(now, Duration::from_millis(CALL_LOOK_MS.into()));
+            if cgroup::is_frozen(self.pid.as_raw()) && !HURRY.load(Ordering::Relaxed) {
+                deadline = now + CALL_DEADLINE;
+            }
+            if now > deadline {
+                return Err(Errno::ETIMEDOUT);
+            }
+        }
     }
 
     /// Makes the evictor run on this thread's CPU: while a call list runs, that one waits, and to wake an idle CPU costs more than the list.

@@ -239,17 +239,23 @@ pub fn thread_name(tid: i32) -> Option<String> {
     read(&format!("/proc/{tid}/comm"))
 }
 
-/// Whether a signal waits that would interrupt the thread at once. One that the program ignores would not: it waits only because the thread is traced.
-pub fn has_deliverable_signal(tid: i32) -> bool {
+/// Whether a signal waits that would interrupt the thread at once, with its own mask of signals or with `blocked`. One that the program ignores would
+/// not: it waits only because the thread is traced.
+pub fn has_deliverable_signal(tid: i32, blocked: Option<u64>) -> bool {
     let text = read(&format!("/proc/{tid}/status")).unwrap_or_default();
-    let mask = |name| {
-        let line = text.lines().find_map(|l| l.strip_prefix(name));
-        line.and_then(|l| u64::from_str_radix(l.trim(), 16).ok()).unwrap_or(0)
+    let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let mask = |name| field(name).and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0);
+    let set = |signals: &[i32]| signals.iter().fold(0, |set, signal| set | 1u64 << (signal - 1));
+    // The first process of a PID namespace ignores all that it has no handler for.
+    let is_first =
+        field("NSpid:").is_some_and(|ids| ids.split_ascii_whitespace().last() == Some("1"));
+    let by_default = match is_first {
+        true => !set(&[libc::SIGKILL, libc::SIGSTOP]),
+        false => set(&[libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH]),
     };
-    let ignored_by_default = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
-    let by_default = ignored_by_default.iter().fold(0, |set, signal| set | 1u64 << (signal - 1));
     let ignored = mask("SigIgn:") | by_default & !mask("SigCgt:");
-    (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") & !ignored != 0
+    let blocked = blocked.unwrap_or_else(|| mask("SigBlk:"));
+    (mask("SigPnd:") | mask("ShdPnd:")) & !blocked & !ignored != 0
 }
 
 /// A numeric field of /proc/PID/status, such as `Seccomp:` or `TracerPid:`; of several numbers the first.

@@ -50,6 +50,8 @@ pub struct Stopped {
     pub tid: Pid,
     saved: arch::Registers,
     mask: u64,
+    /// Whether it is to issue an interrupted call again.
+    restarts: bool,
     /// Whether registers and mask are to be put back.
     altered: bool,
     /// Whether it has stopped, and that has been taken note of.
@@ -116,7 +118,16 @@ impl Stopped {
         // SAFETY: a struct of integers, for which all-zero is a value.
         let saved = unsafe { std::mem::zeroed() };
         let since = Instant::now();
-        Ok(Stopped { tid, saved, mask: 0, altered: false, settled: false, niceness: None, since })
+        Ok(Stopped {
+            tid,
+            saved,
+            mask: 0,
+            restarts: false,
+            altered: false,
+            settled: false,
+            niceness: None,
+            since,
+        })
     }
 
     /// Whether the thread, which did not stop in time, is ours no longer. It stops as soon as it can, and must not stay so.
@@ -131,7 +142,7 @@ impl Stopped {
                     self.put_back();
                 } else if let Ok(mut registers) = self.registers()
                     && ours
-                    && !proc::has_deliverable_signal(self.tid.as_raw())
+                    && !proc::has_deliverable_signal(self.tid.as_raw(), None)
                     && arch::restart_interrupted(&mut registers)
                 {
                     // Fails only if the thread has been killed meanwhile.
@@ -156,8 +167,8 @@ impl Stopped {
             return Err(InjectError::NotNative);
         }
         self.leave_restartable_sequence()?;
-        if !proc::has_deliverable_signal(self.tid.as_raw()) {
-            arch::restart_interrupted(&mut self.saved);
+        if !proc::has_deliverable_signal(self.tid.as_raw(), None) {
+            self.restarts = arch::restart_interrupted(&mut self.saved);
         }
         self.mask = self.signal_mask()?;
         self.altered = true;
@@ -314,10 +325,22 @@ impl Stopped {
         while !is_event_stop(self.wait(SYSCALL_DEADLINE)?) {
             request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
         }
+        self.fail_if_signalled();
         self.set_registers(&self.saved)?;
         self.set_signal_mask(self.mask)?;
         self.altered = false;
         Ok(())
+    }
+
+    /// A signal has come while the thread was stopped: when its handler has run, the call that was to be issued again must have failed. True if it has to.
+    fn fail_if_signalled(&mut self) -> bool {
+        let fails =
+            self.restarts && proc::has_deliverable_signal(self.tid.as_raw(), Some(self.mask));
+        if fails {
+            arch::fail_interrupted(&mut self.saved);
+            self.restarts = false;
+        }
+        fails
     }
 
     /// In the middle of an injected call. Fails only if the thread has been killed meanwhile.
@@ -331,7 +354,7 @@ impl Stopped {
         if let Some(niceness) = &self.niceness {
             set_niceness(niceness.tid, niceness.before);
         }
-        if self.settled && self.altered {
+        if self.settled && (self.fail_if_signalled() || self.altered) {
             self.put_back();
         }
         if self.settled && request(libc::PTRACE_DETACH, self.tid, 0, 0).is_ok()

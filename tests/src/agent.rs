@@ -121,7 +121,10 @@ impl AgentProc {
 
     /// Puts a wrong byte into every page that it holds.
     pub fn spoil_frames(&self) {
+        // Else its pager might see the first and let go of the rest.
+        self.signal(Signal::SIGSTOP);
         let spoiled = procfs::spoil(self.proc.pid(), "memfd:gms-slab").expect("its memory");
+        self.signal(Signal::SIGCONT);
         assert!(spoiled > 1000, "it holds {spoiled} pages only");
     }
 

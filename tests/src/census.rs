@@ -11,7 +11,7 @@ use crate::procfs;
 
 /// Shortest pause between two looks.
 const PAUSE: Duration = Duration::from_millis(4);
-/// A look that took longer, because others had the CPU, proves nothing: in that time a hundred MiB can go from one process to another.
+/// Of a look that took longer, because others had the CPU, only the largest process counts: in that time a hundred MiB can go from one to another.
 const LOOK_MAX: Duration = Duration::from_millis(10);
 /// A pause takes at least so many times as long as the look before it: to look takes a CPU from those that are looked at.
 const PAUSES: u32 = 3;
@@ -91,10 +91,12 @@ fn look(root: i32, watch: Watch, before: &BTreeMap<i32, u64>, found: &Found) -> 
     let now: BTreeMap<i32, u64> =
         tree.filter_map(|pid| Some((pid, procfs::pss_anon(pid)?))).collect();
     let both = now.iter().map(|(pid, &bytes)| bytes.min(before.get(pid).copied().unwrap_or(0)));
-    if !now.is_empty() && began.elapsed() <= LOOK_MAX {
-        found.bytes.fetch_max(both.sum(), Ordering::Relaxed);
-        found.looks.fetch_add(1, Ordering::Relaxed);
-    }
+    let bytes: Option<u64> = match began.elapsed() <= LOOK_MAX {
+        true => Some(both.sum()),
+        false => both.max(),
+    };
+    found.bytes.fetch_max(bytes.unwrap_or(0), Ordering::Relaxed);
+    found.looks.fetch_add(u64::from(!now.is_empty()), Ordering::Relaxed);
     now
 }
 

@@ -73,5 +73,6 @@ pub fn pages_like_native(
         paged.fail(&format!("printed something else than without gms:\n{}", native.text()));
     }
     assert_paged(&paged, working_set, budget);
+    assert!(paged.peak.looks > 0, "nobody looked at its memory");
     paged
 }

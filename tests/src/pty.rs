@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::openpty;
 
 use crate::program::tool;
@@ -26,6 +27,10 @@ impl Terminal {
     /// Opens it, with a prompt that says `READY`.
     pub fn open() -> Terminal {
         let pty = openpty(None, None).expect("a pseudo-terminal");
+        // Not for what other tests start meanwhile.
+        for end in [&pty.master, &pty.slave] {
+            fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("descriptor of the terminal");
+        }
         let side = || pty.slave.try_clone().expect("descriptor of the terminal");
         let mut command = Command::new(tool("bash"));
         command.args(["--norc", "--noprofile", "-i"]).env("PS1", "READY ").env("TERM", "dumb");

@@ -60,7 +60,8 @@ pub struct Relay {
 struct Shared {
     over: AtomicBool,
     weather: AtomicU64,
-    dropped: AtomicU64,
+    /// Of datagrams lost, spoiled, repeated and overtaken.
+    counts: [AtomicU64; 4],
 }
 
 impl Relay {
@@ -95,9 +96,9 @@ impl Relay {
         self.shared.weather.store(weather.pack(), Ordering::Relaxed);
     }
 
-    /// Datagrams that were lost here.
-    pub fn dropped(&self) -> u64 {
-        self.shared.dropped.load(Ordering::Relaxed)
+    /// Datagrams that were lost, spoiled, repeated and overtaken here.
+    pub fn counts(&self) -> [u64; 4] {
+        self.shared.counts.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 }
 
@@ -163,20 +164,24 @@ impl Passing {
         let mut happens = |of_1000| self.dice.below(1000) < of_1000;
         let (lost, spoiled) = (happens(weather.lost), happens(weather.spoiled));
         let (repeated, overtaken) = (happens(weather.repeated), happens(weather.overtaken));
+        let count = |n: usize| self.shared.counts[n].fetch_add(1, Ordering::Relaxed);
         if lost {
-            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
+            count(0);
             return;
         }
         if spoiled && !bytes.is_empty() {
             let bit = self.dice.below(bytes.len() as u64 * 8) as usize;
             bytes[bit / 8] ^= 1 << (bit % 8);
+            count(1);
         }
         if overtaken && self.late.is_none() {
+            count(3);
             self.late = Some((sender, to_agent, bytes.to_vec()));
             return;
         }
         self.send(sender, to_agent, bytes);
         if repeated {
+            self.shared.counts[2].fetch_add(1, Ordering::Relaxed);
             self.send(sender, to_agent, bytes);
         }
         if let Some((sender, to_agent, bytes)) = self.late.take() {

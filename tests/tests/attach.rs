@@ -100,6 +100,8 @@ fn detach_leaves_a_program_of_gms_run_running() {
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
     let gms = Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]);
     let mut proc = gms.spawn();
+    // All of it has been filled.
+    proc.wait_output(0, "round 1\n");
     wait_until_paged(&mut proc, Mib(48));
     let workload = status_of(proc.pid()).unwrap_or_else(|| proc.fail("not listed")).pid;
     Gms::line(["detach"]).arg(proc.pid().to_string()).finish().expect_code(0);

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,13 @@ const GMS: &str = env!("CARGO_BIN_EXE_gms-unpaged");
 const PLAY: &str = "GMS_TEST_PLAY";
 /// For anything that is awaited.
 const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Held by a test: descriptors and signal settings of this process are compared, and others' children would inherit them.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn plain(words: &[&str]) -> Command {
     let mut command = Command::new(words[0]);
@@ -46,7 +53,12 @@ fn finish(child: Child) -> Output {
     thread::spawn(move || {
         thread::sleep(DEADLINE);
         if !*watch.lock().unwrap() {
-            let _ = kill(pid, Signal::SIGKILL);
+            // The whole tree, which holds the output open.
+            let mut tree = vec![pid.as_raw()];
+            while let Some(one) = tree.pop() {
+                tree.extend(proc::children(one));
+                let _ = kill(Pid::from_raw(one), Signal::SIGKILL);
+            }
         }
     });
     let output = child.wait_with_output().unwrap();
@@ -87,6 +99,7 @@ fn status_of(words: &[&str]) -> Option<i32> {
 
 #[test]
 fn exit_status_is_the_commands_own() {
+    let _turn = turn();
     assert_eq!(status_of(&["true"]), Some(0));
     assert_eq!(status_of(&["sh", "-c", "exit 7"]), Some(7));
     assert_eq!(status_of(&["sh", "-c", "kill -TERM $$"]), Some(128 + 15));
@@ -97,6 +110,7 @@ fn exit_status_is_the_commands_own() {
 
 #[test]
 fn failures_of_gms_have_their_own() {
+    let _turn = turn();
     let failed = output(gms(&["no-such-command-here"]));
     assert_eq!(failed.status.code(), Some(127));
     assert_eq!(
@@ -121,6 +135,7 @@ fn failures_of_gms_have_their_own() {
 
 #[test]
 fn background_children_keep_it_alive() {
+    let _turn = turn();
     let spoken = output(gms(&["sh", "-c", "(sleep 0.3; echo late) & echo early; exit 3"]));
     assert_eq!(spoken.status.code(), Some(3));
     assert_eq!(text(&spoken.stdout), "early\nlate");
@@ -132,6 +147,7 @@ fn background_children_keep_it_alive() {
 
 #[test]
 fn descriptors_and_directory_pass_through() {
+    let _turn = turn();
     let look = [
         "sh",
         "-c",
@@ -148,6 +164,7 @@ fn descriptors_and_directory_pass_through() {
 
 #[test]
 fn closed_streams_stay_closed() {
+    let _turn = turn();
     let script = |prefix: &str| format!("exec 0<&- 2>&- 7</dev/null; {prefix} ls /proc/self/fd");
     let bare = output(plain(&["sh", "-c", &script("exec")]));
     let under = output(plain(&["sh", "-c", &script(&format!("exec {GMS}"))]));
@@ -161,6 +178,7 @@ fn closed_streams_stay_closed() {
 
 #[test]
 fn signal_settings_pass_through() {
+    let _turn = turn();
     for trap in ["", "trap '' PIPE;", "trap '' CHLD INT HUP;", "trap '' TERM USR1 TSTP;"] {
         let script = |prefix: &str| format!("{trap} exec {prefix} grep ^Sig[IB] /proc/self/status");
         // Rust's Command resets SIGPIPE and the mask for the shell.
@@ -173,6 +191,7 @@ fn signal_settings_pass_through() {
 
 #[test]
 fn signals_are_passed_on() {
+    let _turn = turn();
     for (signal, status) in
         [(Signal::SIGTERM, 9), (Signal::SIGINT, 8), (Signal::SIGUSR1, 7), (Signal::SIGHUP, 6)]
     {
@@ -189,6 +208,7 @@ fn signals_are_passed_on() {
 
 #[test]
 fn signals_of_the_tree_are_not_echoed() {
+    let _turn = turn();
     // A command that signals its whole group reaches gms too, which must not send it a second time.
     let script = "trap 'echo got' USR1; kill -USR1 0; sleep 0.2; sleep 0.2; exit 4";
     let mut command = gms(&["sh", "-c", script]);
@@ -201,6 +221,7 @@ fn signals_of_the_tree_are_not_echoed() {
 
 #[test]
 fn orphans_are_reaped() {
+    let _turn = turn();
     let script = "for i in $(seq 50); do sh -c 'sleep 0.05 &'; done; wait; echo up; read line";
     let mut command = gms(&["sh", "-c", script]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
@@ -213,6 +234,7 @@ fn orphans_are_reaped() {
 
 #[test]
 fn a_killed_front_takes_the_command_along() {
+    let _turn = turn();
     let mut child = gms(&["sleep", "100"]).spawn().unwrap();
     let (pager, command) = behind(child.id() as i32);
     child.kill().unwrap();
@@ -223,6 +245,7 @@ fn a_killed_front_takes_the_command_along() {
 
 #[test]
 fn a_killed_pager_is_told() {
+    let _turn = turn();
     let child = gms(&["sleep", "100"]).spawn().unwrap();
     let (pager, command) = behind(child.id() as i32);
     kill(Pid::from_raw(pager), Signal::SIGKILL).unwrap();
@@ -235,6 +258,7 @@ fn a_killed_pager_is_told() {
 /// Anybody can have the name of an evictor or of the keeper.
 #[test]
 fn no_name_outlives_the_pager() {
+    let _turn = turn();
     for name in ["far-evictor", "far-keeper"] {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
         fs::copy("/bin/sleep", &path).unwrap();
@@ -251,7 +275,8 @@ fn no_name_outlives_the_pager() {
 
 #[test]
 fn a_stop_is_mirrored() {
-    let child = gms(&["sleep", "0.5"]).spawn().unwrap();
+    let _turn = turn();
+    let child = gms(&["sleep", "100"]).spawn().unwrap();
     let front = child.id() as i32;
     let (pager, command) = behind(front);
     for _ in 0..20 {
@@ -265,11 +290,14 @@ fn a_stop_is_mirrored() {
     kill(Pid::from_raw(front), Signal::SIGTSTP).unwrap();
     until("all stop", || [front, command].map(proc::state) == [Some('T'); 2]);
     kill(Pid::from_raw(front), Signal::SIGCONT).unwrap();
-    assert_eq!(finish(child).status.code(), Some(0));
+    until("the command goes on", || proc::state(command) == Some('S'));
+    kill(Pid::from_raw(front), Signal::SIGTERM).unwrap();
+    assert_eq!(finish(child).status.code(), Some(143));
 }
 
 #[test]
 fn a_detached_command_runs_on() {
+    let _turn = turn();
     let mut command = gms(&["sh", "-c", "read line; exit 5"]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
     let front = child.id() as i32;
@@ -291,6 +319,7 @@ fn a_detached_command_runs_on() {
 
 #[test]
 fn a_terminal_stops_and_continues_the_job() {
+    let _turn = turn();
     let mut terminal = Terminal::open();
     terminal.expect("READY");
     // Not dash: it forks by vfork, and a stop between that and the exec hangs it, with or without gms.

@@ -41,6 +41,7 @@ int main(int argc, char **argv) {
         together += came;
         check_page(memory + other * PAGE, other + 1, "the other");
         touched++;
+        start = now_ms();
     }
     printf("pairs %d together %lu\n", TOUCHES, (unsigned long)together);
     return 0;

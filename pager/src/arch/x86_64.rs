@@ -318,6 +318,12 @@ pub fn restart_interrupted(registers: &mut Registers) -> bool {
     interrupted && restartable
 }
 
+/// Undoes [`restart_interrupted`]: the call fails with EINTR.
+pub fn fail_interrupted(registers: &mut Registers) {
+    registers.rip += SYSCALL_INSTRUCTION.len() as u64;
+    registers.rax = -i64::from(libc::EINTR) as u64;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -341,6 +347,8 @@ mod tests {
         registers.orig_rax = libc::SYS_epoll_wait as u64;
         assert!(restart_interrupted(&mut registers));
         assert_eq!((registers.rip, registers.rax), (0x1000, libc::SYS_epoll_wait as u64));
+        fail_interrupted(&mut registers);
+        assert_eq!((registers.rip, registers.rax as i64), (0x1002, -i64::from(libc::EINTR)));
         registers.rax = 5;
         assert!(!restart_interrupted(&mut registers));
     }
