@@ -25,7 +25,7 @@ copy_tree() {
   done
 }
 
-build() { (cd "$tree" && cargo build --release --locked --quiet --workspace --bins); }
+build() { (cd "$tree" && cargo build --release --locked --quiet -p gms-pager -p gms-agent --bins); }
 
 caught_by() { sed -n 's/^Caught by: //p' "tests/plants/$1.patch"; } # plant
 
@@ -34,8 +34,10 @@ fails() { # file, test, log
   local seed
   for seed in $(if [ "$1" = torture ]; then seq "$seeds"; else echo 1; fi); do
     if ! (cd "$tree" && GMS_TORTURE_SEED=$seed cargo test --release --locked --quiet -p gms-tests --test "$1" -- "$2") >"$3" 2>&1 </dev/null; then
-      grep -q '^test result: FAILED. 0 passed' "$3" || { cat "$3" >&2; say "$1 $2: did not run, or fails in part"; exit 1; }
-      return 0
+      grep -q '^test result: FAILED' "$3" || { cat "$3" >&2; say "$1 $2: did not run"; exit 1; }
+      grep -q '^test result: FAILED. 0 passed' "$3" && return 0
+      say "$1 $2: a part of it passes"
+      return 1
     fi
     grep -q '^test result: ok. [1-9]' "$3" || { say "$1 $2: there is no such test"; exit 1; }
   done

@@ -358,8 +358,8 @@ fn programs_are_measured() {
                 rows.iter().find(is).unwrap_or_else(|| panic!("{program}, {under}: {rows:#?}"));
             let value = |key: &str| row[key].as_f64().expect(key);
             assert!((value("budget_mib") - used / 2.0).abs() < 0.1 && row["share"] == 50);
-            // Besides gms's own memory: a small budget may be exceeded by 32 MiB.
-            assert!(value("peak_mib") < used.min(value("budget_mib") + 40.0), "{row:#}");
+            // Besides gms's own memory: a small budget may be exceeded by 32 MiB, which is all that some have, filled before gms has looked once.
+            assert!(value("peak_mib") < value("budget_mib") + 40.0, "{row:#}");
             assert!((value("seconds") / free - value("median")).abs() < 0.01 * value("median"));
             if under == "gms" {
                 assert!(row["gms"]["pages_out"].as_u64() > Some(500), "nothing was paged: {row:#}");

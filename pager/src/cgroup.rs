@@ -23,16 +23,22 @@ pub fn of_process(process: &str, controller: &str) -> Vec<Group> {
 
 /// Whether a process is in a cgroup that is frozen, or is being frozen.
 pub fn is_frozen(pid: i32) -> bool {
-    let has = |dir: &Path, file: &str, wanted: &[&str]| {
-        let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
-        text.lines().any(|line| wanted.contains(&line.trim()))
-    };
-    of_process(&pid.to_string(), "freezer").iter().any(|group| match group {
-        Group::V1(dir) => has(dir, "freezer.state", &["FROZEN", "FREEZING"]),
-        Group::V2(dir) => {
-            has(dir, "cgroup.events", &["frozen 1"]) || has(dir, "cgroup.freeze", &["1"])
+    of_process(&pid.to_string(), "freezer").iter().any(Group::is_frozen)
+}
+
+impl Group {
+    fn is_frozen(&self) -> bool {
+        let has = |dir: &Path, file: &str, wanted: &[&str]| {
+            let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
+            text.lines().any(|line| wanted.contains(&line.trim()))
+        };
+        match self {
+            Group::V1(dir) => has(dir, "freezer.state", &["FROZEN", "FREEZING"]),
+            Group::V2(dir) => {
+                has(dir, "cgroup.events", &["frozen 1"]) || has(dir, "cgroup.freeze", &["1"])
+            }
         }
-    })
+    }
 }
 
 /// The same by the texts of /proc/PID/cgroup and mountinfo.
@@ -99,5 +105,24 @@ mod tests {
             [Group::V1("/sys/fs/cgroup/memory".into())]
         );
         assert!(groups("", v2, "memory").is_empty() && groups("0::/a\n", "", "memory").is_empty());
+    }
+
+    #[test]
+    fn frozen_groups_of_both_versions_are_known() {
+        let dir = std::env::temp_dir().join(format!("gms-cgroup-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (v1, v2) = (Group::V1(dir.clone()), Group::V2(dir.clone()));
+        assert!(!v1.is_frozen() && !v2.is_frozen(), "there is no file");
+        for (state, events, freeze, frozen) in [
+            ("THAWED\n", "populated 1\nfrozen 0\n", "0\n", false),
+            ("FREEZING\n", "populated 1\nfrozen 0\n", "1\n", true),
+            ("FROZEN\n", "populated 1\nfrozen 1\n", "0\n", true),
+        ] {
+            fs::write(dir.join("freezer.state"), state).unwrap();
+            fs::write(dir.join("cgroup.events"), events).unwrap();
+            fs::write(dir.join("cgroup.freeze"), freeze).unwrap();
+            assert_eq!([v1.is_frozen(), v2.is_frozen()], [frozen; 2], "{state}");
+        }
+        fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -8,6 +8,11 @@ use crate::program::{Outcome, Program, tool};
 /// Largest packets of the link in bytes: as on a datacentre network.
 const MTU: &str = "9000";
 
+/// 198.18.0.0/15 is reserved for tests.
+const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+/// Networks of four addresses in it.
+const NETWORKS: u32 = 1 << 15;
+
 /// A namespace with one link to this one, removed when dropped.
 pub struct Namespace {
     name: String,
@@ -22,7 +27,7 @@ fn run(program: &str, line: &str) -> Outcome {
 }
 
 impl Namespace {
-    /// Makes namespace `index` of this test with addresses out of 198.18.0.0/15, which is reserved for tests.
+    /// Makes namespace `index` (0 to 3) of this process.
     pub fn new(index: u8) -> Namespace {
         let id = std::process::id();
         let space =
@@ -43,13 +48,19 @@ impl Namespace {
         space
     }
 
+    /// A network of four addresses that no other run of the tests has at the same time.
+    fn addr(&self, host: u32) -> Ipv4Addr {
+        let block = (std::process::id() * 4 + u32::from(self.index)) % NETWORKS;
+        Ipv4Addr::from_bits(FIRST.to_bits() + block * 4 + host)
+    }
+
     fn outer_addr(&self) -> Ipv4Addr {
-        Ipv4Addr::new(198, 18, self.index, 1)
+        self.addr(1)
     }
 
     /// Address inside.
     pub fn inner_addr(&self) -> Ipv4Addr {
-        Ipv4Addr::new(198, 18, self.index, 2)
+        self.addr(2)
     }
 
     /// Slows both directions to so many megabits a second, with a queue that delays instead of dropping.

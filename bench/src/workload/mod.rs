@@ -75,6 +75,8 @@ fn write(found: &impl Serialize, to: &Path) -> Result<(), BenchError> {
 
 /// A memory of which one page in so many is absent is paged.
 const PAGED_SHARE: usize = 8;
+/// Reads between two looks whether it is.
+const PAGED_READS: usize = 64;
 /// The longest that gms may take to page a program.
 const PAGED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -95,10 +97,10 @@ impl Memory {
         Ok(Memory { region, pagemap })
     }
 
-    /// The same, and read in turn until some of it is absent: a small memory is filled before gms has looked at it once.
+    /// The same, and read until some of it is absent: a small memory is filled before gms has looked at it once.
     pub fn paged(mib: usize) -> Result<Memory, BenchError> {
         let memory = Memory::filled(mib)?;
-        let began = Instant::now();
+        let (began, mut dice) = (Instant::now(), Dice::new(1, 0));
         loop {
             let absent = memory.absent(0, memory.pages())?.iter().filter(|one| **one).count();
             if absent >= memory.pages() / PAGED_SHARE {
@@ -107,7 +109,8 @@ impl Memory {
             if began.elapsed() > PAGED_WITHIN {
                 return Err(BenchError::Invalid("the memory is not paged".into()));
             }
-            (0..memory.pages()).try_for_each(|page| memory.check_word(page, 0))?;
+            // At random, so that nothing is fetched ahead.
+            (0..PAGED_READS).try_for_each(|_| memory.check_word(dice.below(memory.pages()), 0))?;
         }
     }
 
