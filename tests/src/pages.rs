@@ -34,7 +34,9 @@ pub fn overshoot(budget: Mib) -> u64 {
 pub fn assert_paged(outcome: &Outcome, working_set: Mib, budget: Mib) {
     let stats = outcome.stats();
     let least = (working_set.bytes() - budget.bytes()) / 4096 / 2;
-    let most = budget.bytes() + overshoot(budget);
+    // Where a program's threads have all CPUs, gms may look at it for the first time some milliseconds late (docs/design.md, weakness 8): twice the
+    // bound. What keeps the bound is measured in tests/budget.rs.
+    let most = budget.bytes() + 2 * overshoot(budget);
     for (holds, claim) in [
         (stats.budget_bytes == budget.bytes(), "budget_bytes is what --local said".to_string()),
         (stats.pages_out >= least, format!("pages_out >= {least}")),
