@@ -101,6 +101,10 @@ fn a_program_that_is_frozen_goes_on_when_it_is_thawed() {
     let gms = Gms::run(&stage, &program.stdin_open()).local(Mib(24)).arg("--export").arg("256M");
     let mut proc = gms.spawn();
     proc.wait_output(0, "round 1\n");
+    // In the midst of an eviction.
+    poll_until("more than the budget to be resident", SOON, || {
+        status_of(proc.pid()).filter(|status| status.resident_bytes > status.budget_bytes)
+    });
     freezer.freeze(true);
     let began = Instant::now();
     poll_until("the end of the pause", FROZEN + SOON, || {
