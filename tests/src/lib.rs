@@ -26,7 +26,9 @@ pub use census::Peak;
 pub use dice::Dice;
 pub use gms::{Gms, gms_binary, status_of};
 pub use netns::Namespace;
-pub use pages::{Mib, assert_paged, overshoot, pages_like_native};
+pub use pages::{
+    Mib, assert_paged, assert_paged_within, overshoot, pages_like_native, runs_like_native,
+};
 pub use procfs::{evictor_of, exists, has_uffd, rss_anon, write_memory};
 pub use program::{Outcome, Proc, Program, poll_until, tool};
 pub use pty::Terminal;

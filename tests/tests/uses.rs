@@ -10,7 +10,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
 /// Far longer than any takes.
 const LIMIT: Duration = Duration::from_secs(90);
-/// How long a program stays frozen: longer than anything in gms is waited for.
+/// How long a program stays frozen: longer than an evictor is waited for.
 const FROZEN: Duration = Duration::from_secs(7);
 const SOON: Duration = Duration::from_secs(30);
 
