@@ -51,7 +51,7 @@ plant() { # name
   build || { say "$1: does not compile"; exit 1; }
   while read -r file test; do
     if fails "$file" "$test" "$out/$1.log"; then
-      say "$1: caught by $file $test: $(grep -m1 -A1 -oE 'panicked at .*' "$out/$1.log" | tail -1 | cut -c1-150)"
+      say "$1: caught by $file $test: $(grep -m1 -A1 'panicked at ' "$out/$1.log" | tail -1 | cut -c1-150)"
     else
       say "$1: NOT CAUGHT by $file $test"
       missed=1
