@@ -88,9 +88,10 @@ fn a_slowed_agent_is_given_fewer_pages() {
     assert_paged(&paged, Mib(160), Mib(40));
     let stats = paged.stats();
     let (fast, slow) = (stats.agent(&agents[0].addr()), stats.agent(&agents[1].addr()));
+    // Five to seven times as much; three times if only the slow agent's window held it back.
     assert!(
-        fast.pages * 2 > slow.pages * 3,
-        "the fast agent gets at least 1.5 times as much: {:?}",
+        fast.pages * 2 > slow.pages * 7,
+        "the fast agent gets at least 3.5 times as much: {:?}",
         stats.agents
     );
 }
