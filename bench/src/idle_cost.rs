@@ -10,6 +10,7 @@ use crate::peer::Process;
 use crate::region::{Region, WORDS, pages};
 use crate::report::{Report, Target};
 use crate::stack::program;
+use crate::workload::Dice;
 
 /// Memory of the default command in MiB, usual and `--quick`.
 const MIB: (usize, usize) = (256, 4);
@@ -73,16 +74,11 @@ pub fn workload(mib: usize) -> Result<(), BenchError> {
         return Ok(());
     }
     let region = Region::new(pages(mib))?;
-    let mut state = 1u64;
-    let mut next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state >> 16
-    };
+    let mut dice = Dice::new(1, 0);
     for page in 0..region.pages() {
-        (0..WORDS).for_each(|word| region.store(page, word, next()));
+        (0..WORDS).for_each(|word| region.store(page, word, dice.bits()));
     }
-    let mut numbers: Vec<u64> = (0..region.pages() * WORDS / 4).map(|_| next()).collect();
+    let mut numbers: Vec<u64> = (0..region.pages() * WORDS / 4).map(|_| dice.bits()).collect();
     numbers.sort_unstable();
     let mut at = 0;
     for number in &numbers {

@@ -19,6 +19,7 @@ mod page;
 mod peer;
 mod peers;
 mod placement;
+mod procfs;
 mod region;
 mod report;
 mod samples;

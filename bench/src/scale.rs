@@ -138,7 +138,8 @@ fn measure(options: &ScaleOptions, subject: &Subject, seed: u64) -> Result<Rates
         stack.spawn(PageSize::Small, local, &Orders::Fault(orders))
     };
     let mut sessions = (0..subject.pagers).map(spawn).collect::<Result<Vec<Session>, _>>()?;
-    gate.open(&mut sessions)?;
+    let count = sessions.len();
+    gate.gather(count, || sessions.iter_mut().try_for_each(Session::check_alive))?.open()?;
     let mut rates = Rates { each: Vec::new(), samples: Samples::new(), agents: (1.0, 1.0) };
     for session in sessions {
         let (found, stats): (Found, _) = session.finish()?;

@@ -1,10 +1,9 @@
 //! `gms-bench shape`: how what gms does for a program grows with the program's threads, mappings, processes and memory.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use serde::Deserialize;
 use crate::cli::ShapeOptions;
 use crate::error::{BenchError, Trying};
 use crate::peer::Process;
+use crate::procfs::cpu_us;
 use crate::report::{Report, Target};
 use crate::samples::Samples;
 use crate::scratch::Scratch;
@@ -355,8 +355,7 @@ impl Paging {
         let status = list.first().filter(|status| status.away_bytes > 0);
         let nothing = || BenchError::Invalid("nothing is paged".into());
         let Status { supervisor_pid, looks, looks_cpu_us, .. } = *status.ok_or_else(nothing)?;
-        let tasks = format!("/proc/{supervisor_pid}/task");
-        Ok(Work { looks, looks_cpu_us, cpu_us: cpu_us(Path::new(&tasks))? })
+        Ok(Work { looks, looks_cpu_us, cpu_us: cpu_us(supervisor_pid) })
     }
 
     fn detach(&self) -> Result<(), BenchError> {
@@ -367,16 +366,4 @@ impl Paging {
             false => Err(BenchError::Invalid("gms detach has failed".into())),
         }
     }
-}
-
-/// CPU time of all threads of a process.
-fn cpu_us(tasks: &Path) -> Result<f64, BenchError> {
-    let mut ns = 0.0;
-    for task in fs::read_dir(tasks).trying("no such process")? {
-        let path = task.trying("no such thread")?.path().join("schedstat");
-        // A thread may have ended.
-        let text = fs::read_to_string(path).unwrap_or_default();
-        ns += text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0);
-    }
-    Ok(ns / 1e3)
 }
