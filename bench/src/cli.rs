@@ -84,6 +84,23 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// Where the programs of gms are, if the command runs them.
+    pub fn programs(&self) -> Option<&Programs> {
+        match self {
+            Command::Fault(options) => Some(&options.paging.programs),
+            Command::Scan(options) => Some(&options.paging.programs),
+            Command::Evict(options) => Some(&options.paging.programs),
+            Command::Scale(options) => Some(&options.paging.programs),
+            Command::Peers(options) => Some(&options.paging.programs),
+            Command::Shape(options) => Some(&options.programs),
+            Command::IdleCost(options) => Some(&options.programs),
+            Command::App(options) => Some(&options.programs),
+            _ => None,
+        }
+    }
+}
+
 /// How much to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Effort {

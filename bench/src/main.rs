@@ -1,7 +1,7 @@
 //! `gms-bench`: what this machine can do at best, and what gms does with it. Method and figures: docs/benchmarks.md.
 //!
-//! A command measures each of its subjects once a run, one after the other, so that a machine which drifts drifts for all of them;
-//! the report gives medians over the runs and how far they lie apart.
+//! A command measures each of its subjects once a run, one after the other and in another order each run, so that a machine which
+//! drifts drifts for all of them; the report gives medians over the runs and how far they lie apart.
 
 mod app;
 mod cli;
@@ -20,6 +20,7 @@ mod peer;
 mod peers;
 mod placement;
 mod procfs;
+mod ranking;
 mod region;
 mod report;
 mod samples;
@@ -32,6 +33,7 @@ mod stack;
 mod stages;
 mod svg;
 mod swap;
+mod turn;
 mod undo;
 mod workload;
 
@@ -73,6 +75,11 @@ fn run(cli: Cli) -> Result<(), BenchError> {
 /// Only here a report is begun: its header takes other programs, which have no place in what is measured.
 fn measure(cli: &Cli, command: &Command) -> Result<(), BenchError> {
     let mut report = Report::new();
+    if let Some(programs) = command.programs() {
+        for name in ["gms", "gms-agent"] {
+            report.machine.look_at_program(&stack::program(programs.dir(), name)?);
+        }
+    }
     match command {
         Command::Floor(options) => floor::run(options, &mut report)?,
         Command::Fault(options) => fault::run(options, &mut report)?,

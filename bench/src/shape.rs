@@ -20,6 +20,7 @@ use crate::report::{Report, Target};
 use crate::samples::Samples;
 use crate::scratch::Scratch;
 use crate::stack::{program, read};
+use crate::turn::rotated;
 use crate::workload::Orders as Workload;
 use crate::workload::shape::{Ask, Found, Orders, Ready, Shape};
 
@@ -153,17 +154,21 @@ type Costs = Vec<(Cost, f64)>;
 /// Measures.
 pub fn run(options: &ShapeOptions, report: &mut Report) -> Result<(), BenchError> {
     let scales = SCALES[usize::from(options.effort.is_quick())];
-    for _ in 0..options.effort.runs() {
-        for of in options.dimensions() {
-            for &scale in scales {
-                let measured = measure(options, of.shape(scale))?;
-                for (cost, us) in measured {
-                    report.figure(&row(of, scale, cost), "us", us);
-                }
+    for run in 0..options.effort.runs() {
+        for of in rotated(options.dimensions(), run) {
+            for scale in rotated(scales, run) {
+                let name = format!("{} {}", of.count(*scale), of.name());
+                report.run(&name, |report| {
+                    for (cost, us) in measure(options, of.shape(*scale))? {
+                        report.figure(&row(of, *scale, cost), "us", us);
+                    }
+                    Ok(())
+                })?;
             }
         }
     }
     for of in options.dimensions() {
+        scales.iter().for_each(|scale| report.noise(&row(of, *scale, Cost::ForkAlone)));
         judge(of, scales, report);
     }
     Ok(())

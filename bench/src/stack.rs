@@ -100,8 +100,11 @@ impl Stats {
             return Err(BenchError::Invalid(text));
         }
         if self.second_percent() > local_max {
-            let text = format!("{:.1} % of the faults were not remote", self.second_percent());
-            return Err(BenchError::Invalid(text));
+            let percent = self.second_percent();
+            let text = format!(
+                "{percent:.1} % of the faults were not remote but met by the write-back buffer, more than {local_max} %"
+            );
+            return Err(BenchError::Refused(text));
         }
         Ok(())
     }
