@@ -93,6 +93,11 @@ impl Memory {
         for page in 0..region.pages() {
             (0..WORDS).for_each(|word| region.store(page, word, pattern(page, word)));
         }
+        Memory::of(region)
+    }
+
+    /// As `region` is.
+    pub fn of(region: Region) -> Result<Memory, BenchError> {
         let pagemap = File::open("/proc/self/pagemap").trying("cannot open the pagemap")?;
         Ok(Memory { region, pagemap })
     }
