@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::app::{Program, Under};
+use crate::app::Program;
 use crate::placement::Wait;
 use crate::shape::Dimension;
+use crate::subject::Under;
 
 /// Measures gms, and what this machine can do at best.
 #[derive(Debug, Parser)]
@@ -356,7 +357,7 @@ pub struct AppOptions {
     /// What pages it; give it once for each [default: all]
     #[arg(long = "under", value_enum, value_name = "NAME")]
     under: Vec<Under>,
-    /// Local memory in percent of what the program uses; give it once for each [default: 100 75 50 25, of --quick 50]
+    /// Memory in percent of what the program uses; give it once for each [default: 100 75 50 25, of --quick 50]
     #[arg(long = "share", value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(5..=100))]
     shares: Vec<u32>,
     /// About what each program uses [default: 200, of --quick 32]
@@ -373,9 +374,9 @@ impl AppOptions {
         if self.only.is_empty() { Program::value_variants().to_vec() } else { self.only.clone() }
     }
 
-    /// Whether programs are to run under this.
-    pub fn is_asked(&self, under: Under) -> bool {
-        self.under.is_empty() || self.under.contains(&under)
+    /// What is to page them.
+    pub fn under(&self) -> Vec<Under> {
+        if self.under.is_empty() { Under::value_variants().to_vec() } else { self.under.clone() }
     }
 
     /// In percent, the greatest first.

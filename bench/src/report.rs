@@ -294,7 +294,7 @@ impl Report {
     }
 
     fn rankings_text(&self) -> String {
-        let lines: Vec<String> = self
+        let mut lines: Vec<String> = self
             .rankings
             .iter()
             .map(|ranking| {
@@ -302,6 +302,7 @@ impl Report {
                 format!("{}: {}", ranking.what, ranking::order(rows))
             })
             .collect();
+        lines.extend(slow_down::rankings(&self.slow_downs));
         match lines.is_empty() {
             true => String::new(),
             false => format!(
