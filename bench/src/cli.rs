@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -51,6 +52,8 @@ pub enum Command {
     Shape(ShapeOptions),
     /// What `gms run` costs a program which stays under its budget
     IdleCost(IdleOptions),
+    /// CPU time that gms takes while a program sleeps of which most is away
+    IdleCpu(IdleCpuOptions),
     /// gms beside swap on a disk, on zram, on NBD and on NVMe/TCP: the same programs, with the same memory
     Peers(PeersOptions),
     /// Real programs with less and less memory of their own, under gms, disk swap and zram
@@ -96,6 +99,7 @@ impl Command {
             Command::Peers(options) => Some(&options.paging.programs),
             Command::Shape(options) => Some(&options.programs),
             Command::IdleCost(options) => Some(&options.programs),
+            Command::IdleCpu(options) => Some(&options.programs),
             Command::App(options) => Some(&options.programs),
             _ => None,
         }
@@ -293,6 +297,43 @@ pub struct IdleOptions {
     /// The command [default: fills, sorts and walks 256 MiB]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// `gms-bench idle-cpu`.
+#[derive(Args, Debug)]
+pub struct IdleCpuOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// Where the programs are.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// A budget; give it once for each [default: 64 128 512, of --quick 8]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(4..=65536))]
+    local: Vec<u32>,
+    /// The program's memory as a multiple of the budget
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub times: u32,
+    /// How long it is looked at [default: 20, of --quick 1]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=90))]
+    seconds: Option<u32>,
+}
+
+impl IdleCpuOptions {
+    /// Budgets in MiB.
+    pub fn budgets(&self) -> Vec<u32> {
+        match (&self.local[..], self.effort.is_quick()) {
+            ([], false) => vec![64, 128, 512],
+            ([], true) => vec![8],
+            (budgets, _) => budgets.to_vec(),
+        }
+    }
+
+    /// How long the program is looked at.
+    pub fn looked_at(&self) -> Duration {
+        let usual = if self.effort.is_quick() { 1 } else { 20 };
+        Duration::from_secs(u64::from(self.seconds.unwrap_or(usual)))
+    }
 }
 
 /// Where gms is compared with others.

@@ -12,6 +12,7 @@ mod floor;
 mod gate;
 mod graph;
 mod idle_cost;
+mod idle_cpu;
 mod machine;
 mod memcg;
 mod memory;
@@ -93,6 +94,7 @@ fn measure(cli: &Cli, command: &Command) -> Result<(), BenchError> {
         Command::Peers(options) => peers::run(options, &mut report)?,
         Command::RemoteSwap(options) => peers::remote_swap::run(options, &mut report)?,
         Command::IdleCost(options) => idle_cost::run(options, &mut report)?,
+        Command::IdleCpu(options) => idle_cpu::run(options, &mut report)?,
         Command::Report(_)
         | Command::Peer(_)
         | Command::Workload { .. }
