@@ -215,9 +215,9 @@ impl Report {
         self.figures.extend(other.figures);
     }
 
-    /// The median of the figure `name` so far; not a number if there is none.
-    pub fn median(&self, name: &str) -> f64 {
-        self.figures.iter().find(|row| row.name == name).map_or(f64::NAN, |row| row.median)
+    /// What the runs so far have had of the figure `name`.
+    pub fn values(&self, name: &str) -> Vec<f64> {
+        self.figures.iter().find(|row| row.name == name).map_or(vec![], |row| row.runs.clone())
     }
 
     /// Prints it, and writes it as JSON if asked to.
@@ -254,25 +254,25 @@ impl Report {
         if !self.latencies.is_empty() {
             let heads = ["p50", "p90", "p99", "p99.9", "p50 of the runs"];
             // Writing to a string does not fail.
-            let _ = writeln!(out, "\n{:52}{}", "latency in us", columns(&heads));
+            let _ = writeln!(out, "\n{:60}{}", "latency in us", columns(&heads));
         }
         for row in &self.latencies {
             let (m, few) = (&row.median, few(row.runs.len()));
             let cells = [m.p50, m.p90, m.p99, m.p999].map(digits);
             let [p50, p90, p99, p999] = &cells;
             let cells = columns(&[p50, p90, p99, p999, &range(row.p50_spread)]);
-            let _ = writeln!(out, "{:52}{cells}{few}", row.name);
+            let _ = writeln!(out, "{:60}{cells}{few}", row.name);
         }
         if !self.slow_downs.is_empty() {
             out.push_str(&slow_down::text(&self.slow_downs));
         }
         if !self.figures.is_empty() {
-            let _ = writeln!(out, "\n{:52}{}", "figure", columns(&["median", "", "spread"]));
+            let _ = writeln!(out, "\n{:60}{}", "figure", columns(&["median", "", "spread"]));
         }
         for row in &self.figures {
             let cells = columns(&[&digits(row.median), &row.unit, &range(row.spread)]);
             let few = few(row.runs.len());
-            let _ = writeln!(out, "{:52}{cells}{}{few}", row.name, row.verdict());
+            let _ = writeln!(out, "{:60}{cells}{}{few}", row.name, row.verdict());
         }
         out + &self.rankings_text()
     }

@@ -178,17 +178,19 @@ fn row(of: Dimension, scale: usize, cost: Cost) -> String {
     format!("{} {}: {}", of.count(scale), of.name(), cost.name())
 }
 
-/// How the medians have grown over the last step.
+/// How the costs of each run have grown over the last step.
 fn judge(of: Dimension, scales: &[usize], report: &mut Report) {
     let &[.., below, most] = scales else { return };
     for cost in Cost::ALL {
-        let [less, more] = [below, most].map(|scale| report.median(&row(of, scale, cost)));
+        let [less, more] = [below, most].map(|scale| report.values(&row(of, scale, cost)));
         let linear = cost.target(of) == Some(LINEAR_MAX);
         let name = format!("{}, {most}x / {below}x: {}", of.name(), cost.name());
-        report.judged(&name, "x", more / less, cost.target(of).map(Target::AtMost));
-        if linear {
-            let each = (more - less) / (of.count(most) - of.count(below)) as f64;
-            report.figure(&format!("{}, each: {}", of.name(), cost.name()), "us", each);
+        for (less, more) in less.into_iter().zip(more) {
+            report.judged(&name, "x", more / less, cost.target(of).map(Target::AtMost));
+            if linear {
+                let each = (more - less) / (of.count(most) - of.count(below)) as f64;
+                report.figure(&format!("{}, each: {}", of.name(), cost.name()), "us", each);
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::memory;
 use crate::report::{Report, Target};
 use crate::room::Room;
 use crate::slow_down::{Memory, Run};
-use crate::subject::{Pager, Settled, Under, settle};
+use crate::subject::{Pager, Settled, Under, lowered, settle};
 use crate::turn::rotated;
 use job::{Ended, Job, Outcome};
 use program::Inputs;
@@ -172,9 +172,12 @@ impl<'a> Trial<'a> {
             Err(error) => return Err(error),
         };
         for share in shares {
-            match self.one(&pager, under, share, report)? {
-                Some(one) => measured.push(one),
-                None => break,
+            let name = format!("{}, {} at {share} %", self.name, under.name());
+            match report.run(&name, |report| self.one(&pager, under, share, report))? {
+                Some(Some(one)) => measured.push(one),
+                Some(None) => break,
+                // It was refused.
+                None => {}
             }
         }
         Ok(measured)
@@ -209,6 +212,13 @@ impl<'a> Trial<'a> {
         let peak_mib = pager.peak_mib(charged_mib)?;
         let (set_mib, pool_mib) = (f64::from(setting), pager.pool_mib()?);
         eprintln!("{name}: {seconds:.2} s, {peak_mib:.0} of {limit_mib:.0} MiB");
+        let is_quick = self.options.effort.is_quick();
+        let lower = lowered(setting, peak_mib, limit_mib).filter(|_| pager.settles() && !is_quick);
+        if let Some(lower) = lower {
+            self.settings.insert((under, share), lower);
+            let text = format!("{peak_mib:.0} MiB were taken, which is above {limit_mib:.0}");
+            return Err(BenchError::Refused(text));
+        }
         if seconds > LONG_S {
             self.long.push((under, share));
         }

@@ -13,7 +13,7 @@ use crate::room::{Room, Used};
 use crate::samples::Latency;
 use crate::scratch::Scratch;
 use crate::stack::{Stats, read};
-use crate::subject::{Pager, Settled, Subject, Under, settle};
+use crate::subject::{Pager, Settled, Subject, Under, lowered, settle};
 use crate::turn::rotated;
 use crate::workload::{Orders, fault, sort};
 use crate::{floor, memory};
@@ -123,18 +123,25 @@ impl Race<'_> {
             let text = format!("was killed {KILLED_MAX} times for want of memory: see dmesg");
             BenchError::Refused(text)
         })?;
+        let pool = pager.pool_mib()?;
+        let (job, job_used, again) = self.ran::<sort::Found>(&pager, setting, &self.job())?;
+        let peak = pager.peak_mib(used.charged_mib.max(job_used.charged_mib))?;
         let mut figure = |what: &str, unit: &str, value: f64| {
             report.figure(&format!("{}{name}: {what}", self.prefix), unit, value);
         };
         figure("--local or limit of the cgroup", "MiB", f64::from(setting));
-        let peak = pager.peak_mib(used.charged_mib)?;
         figure("peak of memory", "MiB", peak);
         figure("peak of memory / limit", "x", peak / f64::from(limit));
-        if let Some(pool) = pager.pool_mib()? {
+        if let Some(pool) = pool {
             figure("zram's pool, not charged", "MiB", pool);
         }
         self.check(subject, &found, used, &mut figure)?;
-        let (job, _, again) = self.ran::<sort::Found>(&pager, setting, &self.job())?;
+        let is_settled = pager.settles() && !self.effort.is_quick();
+        if let Some(lower) = lowered(setting, peak, f64::from(limit)).filter(|_| is_settled) {
+            self.local.set(Some(lower));
+            let text = format!("{peak:.0} MiB were taken, which is above {limit}");
+            return Err(BenchError::Refused(text));
+        }
         if !matches!(subject, Subject::Gms) {
             figure("killed for want of memory, and run again", "x", f64::from(killed + again));
         }
@@ -190,7 +197,9 @@ impl Race<'_> {
         let setting = match settled {
             Settled::At(setting) => setting,
             Settled::Nowhere(_) if self.effort.is_quick() => limit.div_ceil(2),
-            Settled::Nowhere(why) => return Err(BenchError::Needs(format!("gms: {why}"))),
+            Settled::Nowhere(why) => {
+                return Err(BenchError::Needs(format!("gms: {why}: choose a larger --local")));
+            }
         };
         self.local.set(Some(setting));
         Ok(setting)
