@@ -3,12 +3,14 @@
 use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::app::{Program, Under};
+use crate::app::Program;
 use crate::placement::Wait;
 use crate::shape::Dimension;
+use crate::subject::Under;
 
 /// Measures gms, and what this machine can do at best.
 #[derive(Debug, Parser)]
@@ -50,6 +52,8 @@ pub enum Command {
     Shape(ShapeOptions),
     /// What `gms run` costs a program which stays under its budget
     IdleCost(IdleOptions),
+    /// CPU time that gms takes while a program sleeps of which most is away
+    IdleCpu(IdleCpuOptions),
     /// gms beside swap on a disk, on zram, on NBD and on NVMe/TCP: the same programs, with the same memory
     Peers(PeersOptions),
     /// Real programs with less and less memory of their own, under gms, disk swap and zram
@@ -82,6 +86,24 @@ pub enum Command {
         /// Its memory
         mib: usize,
     },
+}
+
+impl Command {
+    /// Where the programs of gms are, if the command runs them.
+    pub fn programs(&self) -> Option<&Programs> {
+        match self {
+            Command::Fault(options) => Some(&options.paging.programs),
+            Command::Scan(options) => Some(&options.paging.programs),
+            Command::Evict(options) => Some(&options.paging.programs),
+            Command::Scale(options) => Some(&options.paging.programs),
+            Command::Peers(options) => Some(&options.paging.programs),
+            Command::Shape(options) => Some(&options.programs),
+            Command::IdleCost(options) => Some(&options.programs),
+            Command::IdleCpu(options) => Some(&options.programs),
+            Command::App(options) => Some(&options.programs),
+            _ => None,
+        }
+    }
 }
 
 /// How much to measure.
@@ -277,6 +299,43 @@ pub struct IdleOptions {
     pub command: Vec<OsString>,
 }
 
+/// `gms-bench idle-cpu`.
+#[derive(Args, Debug)]
+pub struct IdleCpuOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// Where the programs are.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// A budget; give it once for each [default: 64 128 512, of --quick 8]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(4..=65536))]
+    local: Vec<u32>,
+    /// The program's memory as a multiple of the budget
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub times: u32,
+    /// How long it is looked at [default: 20, of --quick 1]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=90))]
+    seconds: Option<u32>,
+}
+
+impl IdleCpuOptions {
+    /// Budgets in MiB.
+    pub fn budgets(&self) -> Vec<u32> {
+        match (&self.local[..], self.effort.is_quick()) {
+            ([], false) => vec![64, 128, 512],
+            ([], true) => vec![8],
+            (budgets, _) => budgets.to_vec(),
+        }
+    }
+
+    /// How long the program is looked at.
+    pub fn looked_at(&self) -> Duration {
+        let usual = if self.effort.is_quick() { 1 } else { 20 };
+        Duration::from_secs(u64::from(self.seconds.unwrap_or(usual)))
+    }
+}
+
 /// Where gms is compared with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
@@ -339,7 +398,7 @@ pub struct AppOptions {
     /// What pages it; give it once for each [default: all]
     #[arg(long = "under", value_enum, value_name = "NAME")]
     under: Vec<Under>,
-    /// Local memory in percent of what the program uses; give it once for each [default: 100 75 50 25, of --quick 50]
+    /// Memory in percent of what the program uses; give it once for each [default: 100 75 50 25, of --quick 50]
     #[arg(long = "share", value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(5..=100))]
     shares: Vec<u32>,
     /// About what each program uses [default: 200, of --quick 32]
@@ -356,9 +415,9 @@ impl AppOptions {
         if self.only.is_empty() { Program::value_variants().to_vec() } else { self.only.clone() }
     }
 
-    /// Whether programs are to run under this.
-    pub fn is_asked(&self, under: Under) -> bool {
-        self.under.is_empty() || self.under.contains(&under)
+    /// What is to page them.
+    pub fn under(&self) -> Vec<Under> {
+        if self.under.is_empty() { Under::value_variants().to_vec() } else { self.under.clone() }
     }
 
     /// In percent, the greatest first.

@@ -38,6 +38,9 @@ pub enum BenchError {
     /// The figures cannot be trusted.
     #[error("the measurement is not valid: {0}")]
     Invalid(String),
+    /// The figures of this run cannot be trusted, as other work or the kernel disturbed it.
+    #[error("refused: {0}")]
+    Refused(String),
 }
 
 /// Says what was tried when the system refused it.

@@ -10,6 +10,7 @@ use crate::region::pages;
 use crate::report::{Report, Target};
 use crate::samples::Latency;
 use crate::stack::{Stack, Stats};
+use crate::turn::rotated;
 use crate::workload::Orders;
 use crate::workload::fault::{self as workload, Found};
 use crate::{memory, stages};
@@ -40,16 +41,24 @@ struct Floors {
 
 /// Measures.
 pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError> {
+    let sizes = match options.page_size {
+        PageSize::Small => vec![PageSize::Small],
+        PageSize::Large => vec![PageSize::Small, PageSize::Large],
+    };
     for run in 0..options.effort.runs() {
-        let floors = floors(&options.effort, report)?;
-        let seed = u64::from(run) + 1;
-        let mut p50 = |size| measure(options, size, seed, &floors, report);
-        let small = p50(PageSize::Small)?;
-        if options.page_size == PageSize::Large {
-            let ratio = p50(PageSize::Large)? / small;
-            let target = options.is_usual().then_some(Target::AtMost(LARGE_MAX));
-            report.judged("p50, 8k / 4k", "x", ratio, target);
-        }
+        report.run("a run", |report| {
+            let floors = floors(&options.effort, report)?;
+            let (mut small, mut large) = (None, None);
+            for size in rotated(sizes.iter().copied(), run) {
+                let p50 = measure(options, size, u64::from(run) + 1, &floors, report)?;
+                *(if size == PageSize::Small { &mut small } else { &mut large }) = Some(p50);
+            }
+            if let (Some(small), Some(large)) = (small, large) {
+                let target = options.is_usual().then_some(Target::AtMost(LARGE_MAX));
+                report.judged("p50, 8k / 4k", "x", large / small, target);
+            }
+            Ok(())
+        })?;
     }
     Ok(())
 }
@@ -58,10 +67,14 @@ fn floors(effort: &Effort, report: &mut Report) -> Result<Floors, BenchError> {
     let same = placements()?[0];
     let count = effort.count(FLOORS, 300);
     let uffd = faults(&same, Handler::Thread, Answer::Copy, count)?.latency();
-    report.latency(&format!("floor: uffd fault + COPY, {}", same.name), uffd);
+    let row = format!("floor: uffd fault + COPY, {}", same.name);
+    report.latency(&row, uffd);
+    report.noise(&row);
     let mut exchanges = |placement| {
         let udp = udp::exchanges(placement, Protocol::Udp, count)?.latency();
-        report.latency(&format!("floor: UDP 128/4224 B, {}", placement.name), udp);
+        let row = format!("floor: UDP 128/4224 B, {}", placement.name);
+        report.latency(&row, udp);
+        report.noise(&row);
         Ok::<f64, BenchError>(uffd.p50 + udp.p50)
     };
     let sum = exchanges(&same)?;

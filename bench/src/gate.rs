@@ -9,7 +9,6 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::{BenchError, Trying};
-use crate::stack::Session;
 
 /// How often sessions are looked at which have not come.
 const LOOK_MS: u16 = 200;
@@ -17,25 +16,40 @@ const LOOK_MS: u16 = 200;
 /// Where workloads wait.
 pub struct Gate(UnixListener);
 
+/// Workloads which wait at a gate.
+pub struct Waiting(Vec<UnixStream>);
+
 impl Gate {
     /// A closed one at `path`.
     pub fn new(path: &Path) -> Result<Gate, BenchError> {
         Ok(Gate(UnixListener::bind(path).trying("no gate")?))
     }
 
-    /// Opens when all sessions are there; fails if one ends before.
-    pub fn open(self, sessions: &mut [Session]) -> Result<(), BenchError> {
+    /// Returns when `count` workloads are there. Now and then `check` says whether they still can
+    /// come.
+    pub fn gather(
+        self,
+        count: usize,
+        mut check: impl FnMut() -> Result<(), BenchError>,
+    ) -> Result<Waiting, BenchError> {
         let mut there: Vec<UnixStream> = Vec::new();
-        while there.len() < sessions.len() {
+        while there.len() < count {
             let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
             match poll(&mut fds, PollTimeout::from(LOOK_MS)) {
-                Ok(0) => sessions.iter_mut().try_for_each(Session::check_alive)?,
+                Ok(0) => check()?,
                 Ok(_) => there.push(self.0.accept().trying("no one at the gate")?.0),
                 Err(Errno::EINTR) => {}
                 Err(error) => return Err(error).trying("cannot wait for the workloads"),
             }
         }
-        there.iter_mut().try_for_each(|one| one.write_all(&[1])).trying("cannot open the gate")
+        Ok(Waiting(there))
+    }
+}
+
+impl Waiting {
+    /// They go on.
+    pub fn open(mut self) -> Result<(), BenchError> {
+        self.0.iter_mut().try_for_each(|one| one.write_all(&[1])).trying("cannot open the gate")
     }
 }
 

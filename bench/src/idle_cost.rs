@@ -10,11 +10,16 @@ use crate::peer::Process;
 use crate::region::{Region, WORDS, pages};
 use crate::report::{Report, Target};
 use crate::stack::program;
+use crate::turn::rotated;
+use crate::workload::Dice;
 
 /// Memory of the default command in MiB, usual and `--quick`.
 const MIB: (usize, usize) = (256, 4);
 /// What `gms run` may add, in percent.
 const COST_MAX: f64 = 2.0;
+/// The rows of the command.
+const ALONE: &str = "command alone";
+const UNDER: &str = "command under gms run";
 /// The row of what does not depend on how long the command runs.
 const START: &str = "start and end of gms run (an empty command)";
 
@@ -37,20 +42,25 @@ pub fn run(options: &IdleOptions, report: &mut Report) -> Result<(), BenchError>
     // Once to bring programs and libraries into memory.
     seconds(&wrapped(&nothing))?;
     seconds(&command)?;
-    let (mut plain, mut paged) = (Vec::new(), Vec::new());
-    for _ in 0..options.effort.runs() {
-        plain.push(seconds(&command)?);
-        paged.push(seconds(&wrapped(&command))?);
-        report.figure("command alone", "s", plain[plain.len() - 1]);
-        report.figure("command under gms run", "s", paged[paged.len() - 1]);
-        let start = seconds(&wrapped(&nothing))? - seconds(&nothing)?;
-        report.figure(START, "ms", start * 1e3);
+    for run in 0..options.effort.runs() {
+        for row in rotated([ALONE, UNDER, START], run) {
+            let (unit, value) = match row {
+                ALONE => ("s", seconds(&command)?),
+                UNDER => ("s", seconds(&wrapped(&command))?),
+                _ => ("ms", (seconds(&wrapped(&nothing))? - seconds(&nothing)?) * 1e3),
+            };
+            report.figure(row, unit, value);
+        }
     }
-    let (alone, under) = (report.median("command alone"), report.median("command under gms run"));
-    let target = Some(Target::AtMost(COST_MAX));
-    report.judged("cost, of the medians", "%", (under / alone - 1.0) * 100.0, target);
-    let running = under - report.median(START) / 1e3;
-    report.figure("cost without start and end", "%", (running / alone - 1.0) * 100.0);
+    report.noise(ALONE);
+    report.rank("command", &[ALONE, UNDER].map(String::from));
+    let [alone, under, start] = [ALONE, UNDER, START].map(|row| report.values(row));
+    for ((alone, under), start_ms) in alone.into_iter().zip(under).zip(start) {
+        let target = Some(Target::AtMost(COST_MAX));
+        report.judged("cost of gms run", "%", (under / alone - 1.0) * 100.0, target);
+        let running = (under - start_ms / 1e3) / alone;
+        report.figure("cost without start and end", "%", (running - 1.0) * 100.0);
+    }
     Ok(())
 }
 
@@ -73,16 +83,11 @@ pub fn workload(mib: usize) -> Result<(), BenchError> {
         return Ok(());
     }
     let region = Region::new(pages(mib))?;
-    let mut state = 1u64;
-    let mut next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state >> 16
-    };
+    let mut dice = Dice::new(1, 0);
     for page in 0..region.pages() {
-        (0..WORDS).for_each(|word| region.store(page, word, next()));
+        (0..WORDS).for_each(|word| region.store(page, word, dice.bits()));
     }
-    let mut numbers: Vec<u64> = (0..region.pages() * WORDS / 4).map(|_| next()).collect();
+    let mut numbers: Vec<u64> = (0..region.pages() * WORDS / 4).map(|_| dice.bits()).collect();
     numbers.sort_unstable();
     let mut at = 0;
     for number in &numbers {

@@ -1,7 +1,7 @@
 //! `gms-bench`: what this machine can do at best, and what gms does with it. Method and figures: docs/benchmarks.md.
 //!
-//! A command measures each of its subjects once a run, one after the other, so that a machine which drifts drifts for all of them;
-//! the report gives medians over the runs and how far they lie apart.
+//! A command measures each of its subjects once a run, one after the other and in another order each run, so that a machine which
+//! drifts drifts for all of them; the report gives medians over the runs and how far they lie apart.
 
 mod app;
 mod cli;
@@ -12,6 +12,7 @@ mod floor;
 mod gate;
 mod graph;
 mod idle_cost;
+mod idle_cpu;
 mod machine;
 mod memcg;
 mod memory;
@@ -19,8 +20,11 @@ mod page;
 mod peer;
 mod peers;
 mod placement;
+mod procfs;
+mod ranking;
 mod region;
 mod report;
+mod room;
 mod samples;
 mod scale;
 mod scan;
@@ -29,8 +33,10 @@ mod shape;
 mod slow_down;
 mod stack;
 mod stages;
+mod subject;
 mod svg;
 mod swap;
+mod turn;
 mod undo;
 mod workload;
 
@@ -72,6 +78,11 @@ fn run(cli: Cli) -> Result<(), BenchError> {
 /// Only here a report is begun: its header takes other programs, which have no place in what is measured.
 fn measure(cli: &Cli, command: &Command) -> Result<(), BenchError> {
     let mut report = Report::new();
+    if let Some(programs) = command.programs() {
+        for name in ["gms", "gms-agent"] {
+            report.machine.look_at_program(&stack::program(programs.dir(), name)?);
+        }
+    }
     match command {
         Command::Floor(options) => floor::run(options, &mut report)?,
         Command::Fault(options) => fault::run(options, &mut report)?,
@@ -83,6 +94,7 @@ fn measure(cli: &Cli, command: &Command) -> Result<(), BenchError> {
         Command::Peers(options) => peers::run(options, &mut report)?,
         Command::RemoteSwap(options) => peers::remote_swap::run(options, &mut report)?,
         Command::IdleCost(options) => idle_cost::run(options, &mut report)?,
+        Command::IdleCpu(options) => idle_cpu::run(options, &mut report)?,
         Command::Report(_)
         | Command::Peer(_)
         | Command::Workload { .. }

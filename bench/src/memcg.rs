@@ -99,11 +99,16 @@ impl Memcg {
         text.trim().parse().map_err(|_| BenchError::Invalid(format!("{}: {text}", self.tree.peak)))
     }
 
+    /// Its processes.
+    pub fn pids(&self) -> Result<Vec<u32>, BenchError> {
+        Ok(self.read(PROCS)?.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
     /// Kills its processes.
     pub fn kill(&self) -> Result<(), BenchError> {
-        for pid in self.read(PROCS)?.lines().filter_map(|line| line.parse().ok()) {
+        for pid in self.pids()? {
             // It may have ended meanwhile.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
         }
         Ok(())
     }

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
     use crate::report::Target;
     use crate::samples::Latency;
-    use crate::slow_down::Run;
+    use crate::slow_down::{Memory, Run};
 
     #[test]
     fn stages_are_stacked() {
@@ -300,7 +300,8 @@ mod tests {
             report.figure(&format!("faults/s, threads & more: {count}"), "1/s", rate);
         }
         for share in [100, 50] {
-            let run = Run { seconds: 6.0, free_s: 2.0, budget_mib: 9.0, peak_mib: 9.0, gms: None };
+            let memory = Memory { limit_mib: 9.0, set_mib: 9.0, peak_mib: 9.0, pool_mib: None };
+            let run = Run { seconds: 6.0, free_s: 2.0, memory, gms: None };
             report.slow_down(("sort", "<i>gms", share), run);
         }
         let text = serde_json::to_string(&report).expect("JSON");

@@ -8,12 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Trying};
 use crate::machine::Machine;
+use crate::ranking::{self, Ranked, Ranking, few};
 use crate::samples::{Latency, median_and_spread};
 use crate::slow_down::{self, Run, SlowDown};
 use crate::svg::digits;
 
+/// How often a run is tried again that was refused.
+const TRIES_MAX: u32 = 3;
+
 /// A report in the making.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// Where and when it was made.
     pub machine: Machine,
@@ -22,6 +26,15 @@ pub struct Report {
     /// What else must be known of the figures.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// Runs which were refused, each with the reason. No row has anything of them.
+    #[serde(default)]
+    pub refused: Vec<String>,
+    /// Rows which have nothing of gms in them: their ranges are the noise of the machine.
+    #[serde(default)]
+    noise: Vec<String>,
+    /// Rows to be put in order.
+    #[serde(default)]
+    rankings: Vec<Ranking>,
     /// All latencies.
     pub latencies: Vec<LatencyRow>,
     /// Programs with less memory of their own.
@@ -32,7 +45,7 @@ pub struct Report {
 }
 
 /// Latencies of one subject, in us.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LatencyRow {
     /// The subject.
     pub name: String,
@@ -44,7 +57,7 @@ pub struct LatencyRow {
 }
 
 /// Any other figure.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figure {
     /// What it is.
     pub name: String,
@@ -96,10 +109,50 @@ impl Report {
             machine: Machine::now(),
             command,
             notes: Vec::new(),
+            refused: Vec::new(),
+            noise: Vec::new(),
+            rankings: Vec::new(),
             latencies: Vec::new(),
             slow_downs: Vec::new(),
             figures: Vec::new(),
         }
+    }
+
+    /// One run of `what`. If it is refused its rows go, the reason stays, and it is tried again;
+    /// `None` if it was refused each time.
+    pub fn run<T>(
+        &mut self,
+        what: &str,
+        mut measure: impl FnMut(&mut Report) -> Result<T, BenchError>,
+    ) -> Result<Option<T>, BenchError> {
+        for _ in 0..TRIES_MAX {
+            let mut tried = self.clone();
+            match measure(&mut tried) {
+                Ok(value) => {
+                    *self = tried;
+                    return Ok(Some(value));
+                }
+                Err(BenchError::Refused(why)) => {
+                    eprintln!("gms-bench: a run is refused: {what}: {why}");
+                    self.refused.push(format!("{what}: {why}"));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The row `name` has nothing of gms in it: its range is the noise of the machine.
+    pub fn noise(&mut self, name: &str) {
+        if !self.noise.iter().any(|known| known == name) {
+            self.noise.push(name.to_owned());
+        }
+    }
+
+    /// The rows `names`, by their p50 or median, are to be put in order.
+    pub fn rank(&mut self, what: &str, names: &[String]) {
+        self.rankings.retain(|ranking| ranking.what != what);
+        self.rankings.push(Ranking { what: what.to_owned(), names: names.to_vec() });
     }
 
     /// Adds the latencies of one run of the subject `name`.
@@ -155,18 +208,22 @@ impl Report {
     pub fn absorb(&mut self, other: Report, note: &str) {
         let Machine { cpu, cpus, kernel, .. } = &other.machine;
         self.notes.push(format!("{note} ({cpu}, {cpus} CPUs, Linux {kernel})"));
+        self.refused.extend(other.refused);
+        self.noise.extend(other.noise);
+        self.rankings.extend(other.rankings);
         self.latencies.extend(other.latencies);
         self.figures.extend(other.figures);
     }
 
-    /// The median of the figure `name` so far; not a number if there is none.
-    pub fn median(&self, name: &str) -> f64 {
-        self.figures.iter().find(|row| row.name == name).map_or(f64::NAN, |row| row.median)
+    /// What the runs so far have had of the figure `name`.
+    pub fn values(&self, name: &str) -> Vec<f64> {
+        self.figures.iter().find(|row| row.name == name).map_or(vec![], |row| row.runs.clone())
     }
 
     /// Prints it, and writes it as JSON if asked to.
-    pub fn publish(&self, json: Option<&Path>) -> Result<(), BenchError> {
-        let text = serde_json::to_string_pretty(self)
+    pub fn publish(mut self, json: Option<&Path>) -> Result<(), BenchError> {
+        self.machine.finish();
+        let text = serde_json::to_string_pretty(&self)
             .map_err(|error| BenchError::Invalid(error.to_string()))?;
         match json {
             Some(path) if path == Path::new("-") => println!("{text}"),
@@ -176,56 +233,116 @@ impl Report {
             }
             None => print!("{}", self.text()),
         }
-        Ok(())
+        let is_empty =
+            self.latencies.is_empty() && self.figures.is_empty() && self.slow_downs.is_empty();
+        match is_empty {
+            true => Err(BenchError::Refused("each run was refused".into())),
+            false => Ok(()),
+        }
     }
 
     /// As a table.
     pub fn text(&self) -> String {
-        let Machine { date, commit, cpu, cpus, kernel, warning, .. } = &self.machine;
-        let mut out = String::new();
-        // Writing to a string does not fail.
-        let _ = writeln!(out, "gms-bench {}", self.command.join(" "));
-        let _ = writeln!(out, "{date}, commit {commit}, {cpu}, {cpus} CPUs, Linux {kernel}");
-        if let Some(warning) = warning {
-            let _ = writeln!(out, "WARNING: {warning}");
+        let mut out = format!("gms-bench {}\n{}", self.command.join(" "), self.machine.text());
+        self.notes.iter().for_each(|note| out += &format!("{note}\n"));
+        if !self.refused.is_empty() {
+            out +=
+                &format!("refused runs: {}; no figure has anything of them\n", self.refused.len());
         }
-        for note in &self.notes {
-            let _ = writeln!(out, "{note}");
-        }
+        self.refused.iter().for_each(|why| out += &format!("  {why}\n"));
+        out += &self.noise_text();
         if !self.latencies.is_empty() {
             let heads = ["p50", "p90", "p99", "p99.9", "p50 of the runs"];
-            let _ = writeln!(out, "\n{:52}{}", "latency in us", columns(&heads));
+            // Writing to a string does not fail.
+            let _ = writeln!(out, "\n{:60}{}", "latency in us", columns(&heads));
         }
         for row in &self.latencies {
-            let (m, spread) = (&row.median, row.p50_spread);
+            let (m, few) = (&row.median, few(row.runs.len()));
             let cells = [m.p50, m.p90, m.p99, m.p999].map(digits);
             let [p50, p90, p99, p999] = &cells;
-            let spread = format!("{}-{}", digits(spread.0), digits(spread.1));
-            let _ = writeln!(out, "{:52}{}", row.name, columns(&[p50, p90, p99, p999, &spread]));
+            let cells = columns(&[p50, p90, p99, p999, &range(row.p50_spread)]);
+            let _ = writeln!(out, "{:60}{cells}{few}", row.name);
         }
         if !self.slow_downs.is_empty() {
             out.push_str(&slow_down::text(&self.slow_downs));
         }
         if !self.figures.is_empty() {
-            let _ = writeln!(out, "\n{:52}{}", "figure", columns(&["median", "", "spread"]));
+            let _ = writeln!(out, "\n{:60}{}", "figure", columns(&["median", "", "spread"]));
         }
         for row in &self.figures {
-            let spread = format!("{}-{}", digits(row.spread.0), digits(row.spread.1));
-            let cells = columns(&[&digits(row.median), &row.unit, &spread]);
-            let _ = writeln!(out, "{:52}{cells}{}", row.name, row.verdict());
+            let cells = columns(&[&digits(row.median), &row.unit, &range(row.spread)]);
+            let few = few(row.runs.len());
+            let _ = writeln!(out, "{:60}{cells}{}{few}", row.name, row.verdict());
         }
-        out
+        out + &self.rankings_text()
+    }
+
+    /// How far runs differ which have nothing of gms in them: what lies closer is not told apart.
+    fn noise_text(&self) -> String {
+        let line = |name: &String| {
+            let Ranked { spread, runs, .. } = self.ranked(name)?;
+            let times = digits(spread.1 / spread.0);
+            Some(format!("\n  {name}: {}, {times} x{}", range(spread), few(runs)))
+        };
+        let lines: String = self.noise.iter().filter_map(line).collect();
+        match lines.is_empty() {
+            true => lines,
+            false => {
+                format!("noise of the machine, runs without gms and without a limit:{lines}\n")
+            }
+        }
+    }
+
+    fn rankings_text(&self) -> String {
+        let mut lines: Vec<String> = self
+            .rankings
+            .iter()
+            .map(|ranking| {
+                let rows = ranking.names.iter().filter_map(|name| self.ranked(name)).collect();
+                format!("{}: {}", ranking.what, ranking::order(rows))
+            })
+            .collect();
+        lines.extend(slow_down::rankings(&self.slow_downs));
+        match lines.is_empty() {
+            true => String::new(),
+            false => format!(
+                "\nfrom the least to the greatest (~: their ranges overlap, so no order; ?: too few runs; [n]: of n runs)\n  {}\n",
+                lines.join("\n  ")
+            ),
+        }
+    }
+
+    /// The row `name`, which may be of either kind.
+    fn ranked<'a>(&'a self, name: &'a str) -> Option<Ranked<'a>> {
+        let latency = self.latencies.iter().find(|row| row.name == name).map(|row| Ranked {
+            name,
+            median: row.median.p50,
+            spread: row.p50_spread,
+            runs: row.runs.len(),
+        });
+        let figure = || {
+            let row = self.figures.iter().find(|row| row.name == name)?;
+            Some(Ranked { name, median: row.median, spread: row.spread, runs: row.runs.len() })
+        };
+        latency.or_else(figure)
     }
 }
 
 impl Figure {
     fn verdict(&self) -> String {
-        match self.target {
-            Some(target) if target.is_met(self.median) => format!("  (target: {target})"),
-            Some(target) => format!("  (MISSED the target: {target})"),
-            None => String::new(),
+        let Some(target) = self.target else { return String::new() };
+        let (least, greatest) = self.spread;
+        let divided = target.is_met(least) != target.is_met(greatest);
+        let divided = if divided { ", but not in all runs" } else { "" };
+        match target.is_met(self.median) {
+            true => format!("  (target: {target}{divided})"),
+            false => format!("  (MISSED the target: {target}{divided})"),
         }
     }
+}
+
+fn range((least, greatest): (f64, f64)) -> String {
+    format!("{}-{}", digits(least), digits(greatest))
 }
 
 fn columns(cells: &[&str]) -> String {
@@ -240,10 +357,57 @@ mod tests {
     fn a_missed_target_is_shouted() {
         let mut report = Report::new();
         report.judged("cost", "x", 3.0, Some(Target::AtMost(2.5)));
-        assert!(report.text().contains("MISSED the target: at most 2.5"));
+        assert!(report.text().contains("MISSED the target: at most 2.5) [1]"));
         report.judged("cost", "x", 2.0, Some(Target::AtMost(2.5)));
-        assert!(!report.text().contains("MISSED"));
+        assert!(report.text().contains(" (target: at most 2.5, but not in all runs) [2]"));
+        report.judged("cost", "x", 2.0, None);
+        assert!(
+            report.text().lines().any(|line| line.ends_with("not in all runs)")),
+            "enough runs"
+        );
         report.judged("gain", "x", 0.5, Some(Target::AtLeast(0.6)));
-        assert!(report.text().contains("MISSED the target: at least 0.6"));
+        assert!(report.text().contains("MISSED the target: at least 0.6) [1]"));
+    }
+
+    #[test]
+    fn a_refused_run_leaves_its_reason_only() {
+        let mut report = Report::new();
+        let mut runs = 0;
+        let kept = report.run("swap", |report| {
+            runs += 1;
+            report.figure("rate", "x", f64::from(runs));
+            match runs {
+                1 | 2 => Err(BenchError::Refused(format!("noise {runs}"))),
+                _ => Ok(runs),
+            }
+        });
+        assert_eq!(kept.expect("no error"), Some(3));
+        assert_eq!(report.figures[0].runs, [3.0], "nothing of the refused ones");
+        assert_eq!(report.refused, ["swap: noise 1", "swap: noise 2"]);
+        let text = report.text();
+        assert!(text.contains("refused runs: 2;") && text.contains("swap: noise 2"), "{text}");
+        let always = report.run("other", |_| Err::<(), _>(BenchError::Refused("busy".into())));
+        assert!(always.expect("no error").is_none() && report.refused.len() == 5);
+        let failed = report.run("other", |_| Err::<(), _>(BenchError::Needs("root".into())));
+        assert!(failed.is_err() && report.refused.len() == 5);
+        assert!(Report::new().publish(None).is_err(), "nothing is left");
+    }
+
+    #[test]
+    fn noise_comes_before_an_order_which_it_may_forbid() {
+        let mut report = Report::new();
+        for value in [10.0, 12.0, 11.0] {
+            report.figure("job, no limit", "s", value);
+            report.figure("job, gms", "s", 2.0 * value);
+            report.figure("job, swap", "s", 2.1 * value);
+        }
+        report.noise("job, no limit");
+        report.noise("job, no limit");
+        report.rank("job", &["job, gms".into(), "job, swap".into(), "job, none".into()]);
+        report.rank("job", &["job, swap".into(), "job, gms".into()]);
+        let text = report.text();
+        assert_eq!(text.matches("job, no limit: 10.0-12.0, 1.20 x\n").count(), 1, "{text}");
+        let (noise, order) = (text.find("noise of"), text.find("job: job, gms ~ job, swap\n"));
+        assert!(order.is_some() && noise < order, "{text}");
     }
 }

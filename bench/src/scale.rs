@@ -6,12 +6,14 @@ use std::collections::btree_map::Entry;
 use crate::cli::{Effort, PageSize, ScaleOptions};
 use crate::error::BenchError;
 use crate::fault::{LOCAL_PERCENT_MAX, WARM_UP_TIMES};
+use crate::floor;
 use crate::gate::Gate;
 use crate::memory;
 use crate::region::pages;
 use crate::report::{Report, Target};
 use crate::samples::Samples;
 use crate::stack::{Session, Stack};
+use crate::turn::rotated;
 use crate::workload::Orders;
 use crate::workload::fault::{self as workload, Found};
 
@@ -63,28 +65,40 @@ impl Rates {
 /// Measures.
 pub fn run(options: &ScaleOptions, report: &mut Report) -> Result<(), BenchError> {
     let counts = COUNTS[usize::from(options.effort.is_quick())];
-    let most = counts[counts.len() - 1];
     for run in 0..options.effort.runs() {
-        let mut measured: BTreeMap<Subject, Rates> = BTreeMap::new();
-        for (what, subject) in [THREADS, PAGERS, AGENTS] {
-            for &count in counts {
-                // What belongs to two series is measured once.
-                let rates = match measured.entry(subject(count, most)) {
-                    Entry::Occupied(known) => known.into_mut(),
-                    Entry::Vacant(new) => {
-                        let rates = measure(options, new.key(), u64::from(run) + 1)?;
-                        new.insert(rates)
-                    }
-                };
-                let latency = rates.samples.latency();
-                report.latency(&format!("remote fault, {what}: {count}"), latency);
-                report.figure(&format!("faults/s, {what}: {count}"), "1/s", rates.total());
-            }
+        floor::zero_fill(&options.effort, report)?;
+        report.run("a run of all subjects", |report| once(options, counts, run, report))?;
+    }
+    Ok(())
+}
+
+/// All subjects once.
+fn once(
+    options: &ScaleOptions,
+    counts: &[usize],
+    run: u32,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let most = counts[counts.len() - 1];
+    let mut measured: BTreeMap<Subject, Rates> = BTreeMap::new();
+    for (what, subject) in rotated([THREADS, PAGERS, AGENTS], run) {
+        for &count in rotated(counts, run) {
+            // What belongs to two series is measured once.
+            let rates = match measured.entry(subject(count, most)) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => {
+                    let rates = measure(options, new.key(), u64::from(run) + 1)?;
+                    new.insert(rates)
+                }
+            };
+            let latency = rates.samples.latency();
+            report.latency(&format!("remote fault, {what}: {count}"), latency);
+            report.figure(&format!("faults/s, {what}: {count}"), "1/s", rates.total());
         }
-        for &count in &counts[1..] {
-            let of = |series: Series, count| &measured[&(series.1)(count, most)];
-            judge(count, of, report);
-        }
+    }
+    for &count in &counts[1..] {
+        let of = |series: Series, count| &measured[&(series.1)(count, most)];
+        judge(count, of, report);
     }
     Ok(())
 }
@@ -138,7 +152,8 @@ fn measure(options: &ScaleOptions, subject: &Subject, seed: u64) -> Result<Rates
         stack.spawn(PageSize::Small, local, &Orders::Fault(orders))
     };
     let mut sessions = (0..subject.pagers).map(spawn).collect::<Result<Vec<Session>, _>>()?;
-    gate.open(&mut sessions)?;
+    let count = sessions.len();
+    gate.gather(count, || sessions.iter_mut().try_for_each(Session::check_alive))?.open()?;
     let mut rates = Rates { each: Vec::new(), samples: Samples::new(), agents: (1.0, 1.0) };
     for session in sessions {
         let (found, stats): (Found, _) = session.finish()?;

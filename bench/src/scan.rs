@@ -10,6 +10,7 @@ use crate::memory;
 use crate::region::PAGE;
 use crate::report::{Report, Target};
 use crate::stack::Stack;
+use crate::turn::rotated;
 use crate::workload::Orders;
 use crate::workload::scan::{self as workload, Found};
 
@@ -23,34 +24,47 @@ const ABSENT_PERCENT_MIN: f64 = 50.0;
 /// Measures.
 pub fn run(options: &ScanOptions, report: &mut Report) -> Result<(), BenchError> {
     let (local, mib) = options.paging.mib(&options.effort, 64);
-    for _ in 0..options.effort.runs() {
-        let bulk = floor::bulk(&options.effort, Bulk::Get, report)?;
-        memory::touch(local + local + mib)?;
-        let stack = Stack::start(options.paging.programs.dir(), 1, local + mib)?;
-        let stride = options.stride as usize;
-        let mut scan = |name: &str, shuffled| {
-            let orders = workload::Orders { mib: mib as usize, stride, shuffled };
-            let (found, stats): (Found, _) =
-                stack.run(PageSize::Small, local, &Orders::Scan(orders))?;
-            let rate = (found.pages * PAGE) as f64 / found.seconds / 1e6;
-            let absent = 100.0 * found.absent as f64 / found.pages as f64;
-            let ahead = 100.0 * stats.prefetched as f64 / stats.pages_in.max(1) as f64;
-            report.figure(name, "MB/s", rate);
-            report.figure(&format!("{name}: absent"), "%", absent);
-            report.figure(&format!("{name}: fetched ahead"), "%", ahead);
-            if absent < ABSENT_PERCENT_MIN {
-                let text = format!("{name}: only {absent:.0} % of the pages were absent");
-                return Err(BenchError::Invalid(text));
-            }
-            Ok(rate)
-        };
-        let in_order = scan(&format!("scan, stride {stride}"), false)?;
-        let shuffled = scan(&format!("scan, stride {stride}, shuffled"), true)?;
-        // The targets are for scans of one page after the other.
-        let judged = |least| (stride == 1).then_some(Target::AtLeast(least));
-        report.judged("scan / bulk", "x", in_order / bulk, judged(OF_BULK_MIN));
-        let target = judged(OF_SHUFFLED_MIN);
-        report.judged("scan with / without prefetch", "x", in_order / shuffled, target);
+    for run in 0..options.effort.runs() {
+        report.run("a run", |report| once(options, (local, mib), run, report))?;
     }
+    Ok(())
+}
+
+/// Both scans once.
+fn once(
+    options: &ScanOptions,
+    (local, mib): (u32, u32),
+    run: u32,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let bulk = floor::bulk(&options.effort, Bulk::Get, report)?;
+    memory::touch(local + local + mib)?;
+    let stack = Stack::start(options.paging.programs.dir(), 1, local + mib)?;
+    let stride = options.stride as usize;
+    let (mut in_order, mut random) = (0.0, 0.0);
+    for shuffled in rotated([false, true], run) {
+        let suffix = if shuffled { ", shuffled" } else { "" };
+        let name = format!("scan, stride {stride}{suffix}");
+        let orders = workload::Orders { mib: mib as usize, stride, shuffled };
+        let (found, stats): (Found, _) =
+            stack.run(PageSize::Small, local, &Orders::Scan(orders))?;
+        // Pages that were there already were read in the same time, but needed no scan.
+        let rate = (found.absent * PAGE) as f64 / found.seconds / 1e6;
+        let absent = 100.0 * found.absent as f64 / found.pages as f64;
+        let ahead = 100.0 * stats.prefetched as f64 / stats.pages_in.max(1) as f64;
+        report.figure(&name, "MB/s", rate);
+        report.figure(&format!("{name}: absent"), "%", absent);
+        report.figure(&format!("{name}: fetched ahead"), "%", ahead);
+        if absent < ABSENT_PERCENT_MIN {
+            let text = format!("{name}: only {absent:.0} % of the pages were absent");
+            return Err(BenchError::Refused(text));
+        }
+        *(if shuffled { &mut random } else { &mut in_order }) = rate;
+    }
+    // The targets are for scans of one page after the other.
+    let judged = |least| (stride == 1).then_some(Target::AtLeast(least));
+    report.judged("scan / bulk", "x", in_order / bulk, judged(OF_BULK_MIN));
+    let target = judged(OF_SHUFFLED_MIN);
+    report.judged("scan with / without prefetch", "x", in_order / random, target);
     Ok(())
 }

@@ -1,10 +1,9 @@
 //! `gms-bench shape`: how what gms does for a program grows with the program's threads, mappings, processes and memory.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -16,10 +15,12 @@ use serde::Deserialize;
 use crate::cli::ShapeOptions;
 use crate::error::{BenchError, Trying};
 use crate::peer::Process;
+use crate::procfs::cpu_us;
 use crate::report::{Report, Target};
 use crate::samples::Samples;
 use crate::scratch::Scratch;
 use crate::stack::{program, read};
+use crate::turn::rotated;
 use crate::workload::Orders as Workload;
 use crate::workload::shape::{Ask, Found, Orders, Ready, Shape};
 
@@ -153,17 +154,21 @@ type Costs = Vec<(Cost, f64)>;
 /// Measures.
 pub fn run(options: &ShapeOptions, report: &mut Report) -> Result<(), BenchError> {
     let scales = SCALES[usize::from(options.effort.is_quick())];
-    for _ in 0..options.effort.runs() {
-        for of in options.dimensions() {
-            for &scale in scales {
-                let measured = measure(options, of.shape(scale))?;
-                for (cost, us) in measured {
-                    report.figure(&row(of, scale, cost), "us", us);
-                }
+    for run in 0..options.effort.runs() {
+        for of in rotated(options.dimensions(), run) {
+            for scale in rotated(scales, run) {
+                let name = format!("{} {}", of.count(*scale), of.name());
+                report.run(&name, |report| {
+                    for (cost, us) in measure(options, of.shape(*scale))? {
+                        report.figure(&row(of, *scale, cost), "us", us);
+                    }
+                    Ok(())
+                })?;
             }
         }
     }
     for of in options.dimensions() {
+        scales.iter().for_each(|scale| report.noise(&row(of, *scale, Cost::ForkAlone)));
         judge(of, scales, report);
     }
     Ok(())
@@ -173,17 +178,19 @@ fn row(of: Dimension, scale: usize, cost: Cost) -> String {
     format!("{} {}: {}", of.count(scale), of.name(), cost.name())
 }
 
-/// How the medians have grown over the last step.
+/// How the costs of each run have grown over the last step.
 fn judge(of: Dimension, scales: &[usize], report: &mut Report) {
     let &[.., below, most] = scales else { return };
     for cost in Cost::ALL {
-        let [less, more] = [below, most].map(|scale| report.median(&row(of, scale, cost)));
+        let [less, more] = [below, most].map(|scale| report.values(&row(of, scale, cost)));
         let linear = cost.target(of) == Some(LINEAR_MAX);
         let name = format!("{}, {most}x / {below}x: {}", of.name(), cost.name());
-        report.judged(&name, "x", more / less, cost.target(of).map(Target::AtMost));
-        if linear {
-            let each = (more - less) / (of.count(most) - of.count(below)) as f64;
-            report.figure(&format!("{}, each: {}", of.name(), cost.name()), "us", each);
+        for (less, more) in less.into_iter().zip(more) {
+            report.judged(&name, "x", more / less, cost.target(of).map(Target::AtMost));
+            if linear {
+                let each = (more - less) / (of.count(most) - of.count(below)) as f64;
+                report.figure(&format!("{}, each: {}", of.name(), cost.name()), "us", each);
+            }
         }
     }
 }
@@ -355,8 +362,7 @@ impl Paging {
         let status = list.first().filter(|status| status.away_bytes > 0);
         let nothing = || BenchError::Invalid("nothing is paged".into());
         let Status { supervisor_pid, looks, looks_cpu_us, .. } = *status.ok_or_else(nothing)?;
-        let tasks = format!("/proc/{supervisor_pid}/task");
-        Ok(Work { looks, looks_cpu_us, cpu_us: cpu_us(Path::new(&tasks))? })
+        Ok(Work { looks, looks_cpu_us, cpu_us: cpu_us(supervisor_pid) })
     }
 
     fn detach(&self) -> Result<(), BenchError> {
@@ -367,16 +373,4 @@ impl Paging {
             false => Err(BenchError::Invalid("gms detach has failed".into())),
         }
     }
-}
-
-/// CPU time of all threads of a process.
-fn cpu_us(tasks: &Path) -> Result<f64, BenchError> {
-    let mut ns = 0.0;
-    for task in fs::read_dir(tasks).trying("no such process")? {
-        let path = task.trying("no such thread")?.path().join("schedstat");
-        // A thread may have ended.
-        let text = fs::read_to_string(path).unwrap_or_default();
-        ns += text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0);
-    }
-    Ok(ns / 1e3)
 }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::ranking::{Ranked, few, order};
 use crate::samples::median_and_spread;
 use crate::svg::{Series, digits};
 
@@ -23,26 +24,50 @@ pub struct SlowDown {
     pub spread: (f64, f64),
     /// Its time in s, the median of the runs.
     pub seconds: f64,
-    /// The share in MiB.
-    pub budget_mib: f64,
-    /// The most that was resident in any run, in MiB.
-    pub peak_mib: f64,
+    /// What it was allowed, and what it took.
+    #[serde(flatten)]
+    pub memory: Memory,
     /// gms's own figures of the last run.
     pub gms: Option<Value>,
     runs: Vec<f64>,
     runs_s: Vec<f64>,
 }
 
+/// Memory in MiB, of the runs of one row the most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// What may be taken: the same for all that page a program.
+    pub limit_mib: f64,
+    /// What was set for that: gms's `--local`, or the limit of the cgroup.
+    pub set_mib: f64,
+    /// What was taken: what the cgroup was charged, in which gms is too, and zram's pool where it
+    /// is charged.
+    pub peak_mib: f64,
+    /// zram's pool.
+    pub pool_mib: Option<f64>,
+}
+
+impl Memory {
+    fn most(self, other: Memory) -> Memory {
+        Memory {
+            limit_mib: self.limit_mib.max(other.limit_mib),
+            set_mib: self.set_mib.max(other.set_mib),
+            peak_mib: self.peak_mib.max(other.peak_mib),
+            pool_mib: self.pool_mib.into_iter().chain(other.pool_mib).reduce(f64::max),
+        }
+    }
+}
+
 /// One run of it.
+#[derive(Clone, Debug)]
 pub struct Run {
     /// Its time.
     pub seconds: f64,
     /// Its time without a limit.
     pub free_s: f64,
-    /// The share in MiB.
-    pub budget_mib: f64,
-    /// The most that was resident, in MiB.
-    pub peak_mib: f64,
+    /// What it was allowed, and what it took.
+    pub memory: Memory,
     /// gms's own figures.
     pub gms: Option<Value>,
 }
@@ -59,8 +84,7 @@ pub fn add(all: &mut Vec<SlowDown>, (program, under, share): (&str, &str, u32), 
             median: 0.0,
             spread: (0.0, 0.0),
             seconds: 0.0,
-            budget_mib: 0.0,
-            peak_mib: 0.0,
+            memory: Memory::default(),
             gms: None,
             runs: Vec::new(),
             runs_s: Vec::new(),
@@ -72,7 +96,7 @@ pub fn add(all: &mut Vec<SlowDown>, (program, under, share): (&str, &str, u32), 
     one.runs_s.push(run.seconds);
     (one.median, one.spread) = median_and_spread(&one.runs);
     one.seconds = median_and_spread(&one.runs_s).0;
-    (one.budget_mib, one.peak_mib) = (run.budget_mib, one.peak_mib.max(run.peak_mib));
+    one.memory = one.memory.most(run.memory);
     one.gms = run.gms;
 }
 
@@ -100,30 +124,64 @@ pub fn series(all: &[SlowDown], program: &str) -> Vec<Series> {
     distinct(of.iter().map(|one| &one.under[..])).into_iter().map(line).collect()
 }
 
-/// Both tables: slow-downs, and whether the limits were kept.
+/// The tables: slow-downs, and what memory they were had with.
 pub fn text(all: &[SlowDown]) -> String {
     let slow_down = |one: &SlowDown| {
         let (least, greatest) = (digits(one.spread.0), digits(one.spread.1));
-        format!("{} ({least}-{greatest})", digits(one.median))
+        Some(format!("{} ({least}-{greatest}){}", digits(one.median), few(one.runs.len())))
     };
-    let peak = |one: &SlowDown| format!("{:.0}/{:.0}", one.peak_mib, one.budget_mib);
+    let peak = |one: &SlowDown| {
+        let Memory { peak_mib, limit_mib, .. } = one.memory;
+        Some(format!("{peak_mib:.0}/{limit_mib:.0} {:.2}x", peak_mib / limit_mib))
+    };
+    let set = |one: &SlowDown| Some(format!("{:.0}", one.memory.set_mib));
+    let pool = |one: &SlowDown| one.memory.pool_mib.map(|mib| format!("{mib:.0}"));
     table(all, "slow-down at local memory of", slow_down)
-        + &table(all, "most that was resident / limit, MiB", peak)
+        + &table(all, "peak / limit, MiB", peak)
+        + &table(all, "--local or cgroup's limit, MiB", set)
+        + &table(all, "zram's pool, MiB", pool)
 }
 
-fn table(all: &[SlowDown], head: &str, cell: impl Fn(&SlowDown) -> String) -> String {
+/// Of each program and share, what pages it from the fastest to the slowest.
+pub fn rankings(all: &[SlowDown]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let each = |program| shares(all).into_iter().map(move |share| (program, share));
+    for (program, share) in programs(all).into_iter().flat_map(each) {
+        let of = all.iter().filter(|one| one.program == program && one.share == share);
+        let rows = of.map(|one| Ranked {
+            name: &one.under,
+            median: one.median,
+            spread: one.spread,
+            runs: one.runs.len(),
+        });
+        lines.push(format!("{program} at {share} %: {}", order(rows.collect())));
+    }
+    lines
+}
+
+/// Rows without any cell are left out.
+fn table(all: &[SlowDown], head: &str, cell: impl Fn(&SlowDown) -> Option<String>) -> String {
+    let all: Vec<SlowDown> = all.iter().filter(|one| cell(one).is_some()).cloned().collect();
+    if all.is_empty() {
+        return String::new();
+    }
+    let all = &all[..];
     let mut out = String::new();
     // Writing to a string does not fail.
     let _ = write!(out, "\n{head:36}");
     let shares = shares(all);
-    shares.iter().for_each(|share| out.push_str(&format!(" {:>20}", format!("{share} %"))));
+    shares.iter().for_each(|share| out.push_str(&format!(" {:>24}", format!("{share} %"))));
     for program in programs(all) {
         let of: Vec<&SlowDown> = all.iter().filter(|one| one.program == program).collect();
         for under in distinct(of.iter().map(|one| &one.under[..])) {
             let _ = write!(out, "\n{:36}", format!("{program}, {under}"));
             for share in &shares {
                 let one = of.iter().find(|one| one.under == under && one.share == *share);
-                let _ = write!(out, " {:>20}", one.map_or_else(|| "-".into(), |one| cell(one)));
+                let _ = write!(
+                    out,
+                    " {:>24}",
+                    one.and_then(|one| cell(one)).unwrap_or_else(|| "-".into())
+                );
             }
         }
     }
@@ -148,26 +206,38 @@ mod tests {
     #[test]
     fn tables_have_a_cell_for_each_share() {
         let mut all = Vec::new();
-        let run = |seconds: f64, peak_mib: f64| Run {
+        let run = |seconds: f64, peak_mib: f64, pool_mib: Option<f64>| Run {
             seconds,
             free_s: 2.0,
-            budget_mib: 50.0,
-            peak_mib,
+            memory: Memory { limit_mib: 50.0, set_mib: 40.0, peak_mib, pool_mib },
             gms: None,
         };
-        add(&mut all, ("sort", "gms", 50), run(4.0, 51.0));
-        add(&mut all, ("sort", "gms", 50), run(6.0, 49.0));
-        add(&mut all, ("sort", "gms", 100), run(2.0, 100.0));
-        add(&mut all, ("sort", "zram swap", 50), run(3.0, 50.0));
+        add(&mut all, ("sort", "gms", 50), run(4.0, 51.0, None));
+        add(&mut all, ("sort", "gms", 50), run(6.0, 49.0, None));
+        add(&mut all, ("sort", "gms", 100), run(2.0, 100.0, None));
+        add(&mut all, ("sort", "zram swap", 50), run(5.0, 50.0, Some(11.0)));
         assert_eq!(shares(&all), [100, 50]);
         let text = text(&all);
-        assert!(text.contains("1.00 (1.00-1.00)     2.50 (2.00-3.00)"), "{text}");
-        assert!(text.contains("51/50"), "{text}");
+        let cells = |begin: &str| -> Vec<String> {
+            let rows = text.lines().filter(|line| line.starts_with(begin));
+            rows.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+        };
+        assert_eq!(
+            cells("sort, gms"),
+            [
+                "sort, gms 1.00 (1.00-1.00) [1] 2.50 (2.00-3.00) [2]",
+                "sort, gms 100/50 2.00x 51/50 1.02x",
+                "sort, gms 40 40"
+            ],
+            "{text}"
+        );
+        assert_eq!(cells("sort, zram").last().map(|row| &row[..]), Some("sort, zram swap 11"));
         let lines = series(&all, "sort");
         assert_eq!(lines[0].values, [Some(1.0), Some(2.5)]);
         assert_eq!(
             (&lines[1].name[..], &lines[1].values[..]),
-            ("zram swap", &[None, Some(1.5)][..])
+            ("zram swap", &[None, Some(2.5)][..])
         );
+        assert_eq!(rankings(&all)[1], "sort at 50 %: gms [2] ~ zram swap [1]");
     }
 }

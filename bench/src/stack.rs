@@ -31,7 +31,7 @@ pub struct Stack {
 
 struct Agent {
     addr: String,
-    _process: Process,
+    process: Process,
     /// Held open for what the agent logs later, which is little.
     _log: Option<BufReader<ChildStderr>>,
 }
@@ -100,8 +100,11 @@ impl Stats {
             return Err(BenchError::Invalid(text));
         }
         if self.second_percent() > local_max {
-            let text = format!("{:.1} % of the faults were not remote", self.second_percent());
-            return Err(BenchError::Invalid(text));
+            let percent = self.second_percent();
+            let text = format!(
+                "{percent:.1} % of the faults were not remote but met by the write-back buffer, more than {local_max} %"
+            );
+            return Err(BenchError::Refused(text));
         }
         Ok(())
     }
@@ -131,7 +134,7 @@ impl Agent {
         });
         let problem = "did not say where it listens".to_owned();
         let addr = addr.ok_or(BenchError::Program { program: "gms-agent".into(), problem })?;
-        Ok(Agent { addr, _process: process, _log: log })
+        Ok(Agent { addr, process, _log: log })
     }
 }
 
@@ -166,6 +169,11 @@ impl Stack {
     /// A path in the stack's own directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.scratch.path(name)
+    }
+
+    /// Process ids of the agents.
+    pub fn agent_pids(&self) -> Vec<u32> {
+        self.agents.iter().map(|agent| agent.process.0.id()).collect()
     }
 
     /// Runs a workload on all agents: what it found, and gms's own figures.

@@ -44,7 +44,7 @@ pub fn report(
     if faults.len() * FOLLOWED_MIN < stamps.len() || faults.is_empty() {
         let (followed, all) = (faults.len(), stamps.len());
         let text = format!("the stages of only {followed} of {all} faults are known");
-        return Err(BenchError::Invalid(text));
+        return Err(BenchError::Refused(text));
     }
     for (stage, name) in STAGES.iter().enumerate() {
         let mut samples = Samples::new();

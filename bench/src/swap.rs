@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::error::{BenchError, Trying};
+use crate::machine::chosen;
 use crate::region::PAGE;
 use crate::undo::{Step, Undo, swap_on};
 
-/// Pages which the kernel reads at a swap fault, as a power of two.
+/// Pages which the kernel reads at most at a swap fault, as a power of two.
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 /// Where zram devices are made and unmade.
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
@@ -27,8 +28,28 @@ pub enum Backing {
     Device(PathBuf),
 }
 
-/// Swap which is on, without readahead. Goes when it is dropped, and when this process is killed.
+/// What the kernel reads beside the page of a swap fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readahead {
+    /// Nothing.
+    None,
+    /// What Linux does unless told otherwise: up to eight pages.
+    Default,
+}
+
+impl Readahead {
+    fn page_cluster(self) -> &'static str {
+        match self {
+            Readahead::None => "0",
+            Readahead::Default => "3",
+        }
+    }
+}
+
+/// Swap which is on. Goes when it is dropped, and when this process is killed.
 pub struct Swap {
+    /// Directory of the zram device in sysfs, if it is one.
+    zram: Option<PathBuf>,
     _undo: Undo,
 }
 
@@ -37,7 +58,7 @@ impl Swap {
     ///
     /// A swap which is more than half full forgets what it holds of pages that have come back, and must write them again: give it
     /// more than twice of what it will hold.
-    pub fn on(backing: &Backing, mib: u32) -> Result<Swap, BenchError> {
+    pub fn on(backing: &Backing, readahead: Readahead, mib: u32) -> Result<Swap, BenchError> {
         let swaps = fs::read_to_string("/proc/swaps").trying("no /proc/swaps")?;
         if let Some(line) = swaps.lines().nth(1) {
             let path = line.split_whitespace().next().unwrap_or_default();
@@ -47,17 +68,47 @@ impl Swap {
         let mut undo = Undo::new()?;
         let cluster = fs::read_to_string(PAGE_CLUSTER).trying(PAGE_CLUSTER)?;
         undo.add(&Step::Write(PAGE_CLUSTER.into(), cluster))?;
-        fs::write(PAGE_CLUSTER, "0").trying(PAGE_CLUSTER)?;
-        let path = match backing {
-            Backing::Disk(dir) => file(dir, mib, &mut undo)?,
-            Backing::Zram => zram(mib, &mut undo)?,
-            Backing::Device(path) => path.clone(),
+        fs::write(PAGE_CLUSTER, readahead.page_cluster()).trying(PAGE_CLUSTER)?;
+        let (path, zram) = match backing {
+            Backing::Disk(dir) => (file(dir, mib, &mut undo)?, None),
+            Backing::Zram => {
+                let name = zram(mib, &mut undo)?;
+                (Path::new("/dev").join(&name), Some(Path::new("/sys/block").join(&name)))
+            }
+            Backing::Device(path) => (path.clone(), None),
         };
         make(&path)?;
         undo.add(&Step::SwapOff(path.clone()))?;
         swap_on(&path).trying(&format!("cannot swap on {}", path.display()))?;
-        Ok(Swap { _undo: undo })
+        Ok(Swap { zram, _undo: undo })
     }
+
+    /// How zram compresses; `None` if this is no zram.
+    pub fn algorithm(&self) -> Result<Option<String>, BenchError> {
+        let Some(zram) = &self.zram else { return Ok(None) };
+        let choices = fs::read_to_string(zram.join("comp_algorithm")).trying("comp_algorithm")?;
+        Ok(Some(chosen(&choices)))
+    }
+
+    /// From now on [`Swap::pool_mib`] says what is the most; nothing if this is no zram.
+    pub fn forget_pool(&self) -> Result<(), BenchError> {
+        let Some(zram) = &self.zram else { return Ok(()) };
+        fs::write(zram.join("mem_used_max"), "0").trying("mem_used_max")
+    }
+
+    /// The most memory that zram's pool took, in MiB; `None` if this is no zram.
+    pub fn pool_mib(&self) -> Result<Option<f64>, BenchError> {
+        let Some(zram) = &self.zram else { return Ok(None) };
+        let text = fs::read_to_string(zram.join("mm_stat")).trying("mm_stat")?;
+        let bytes = pool_max_bytes(&text);
+        let bytes = bytes.ok_or_else(|| BenchError::Invalid(format!("mm_stat: {text}")))?;
+        Ok(Some(bytes / f64::from(1 << 20)))
+    }
+}
+
+/// From zram's mm_stat, of which it is the fifth field (the kernel's admin-guide/blockdev/zram).
+fn pool_max_bytes(mm_stat: &str) -> Option<f64> {
+    mm_stat.split_whitespace().nth(4)?.parse().ok()
 }
 
 fn file(dir: &Path, mib: u32, undo: &mut Undo) -> Result<PathBuf, BenchError> {
@@ -71,7 +122,8 @@ fn file(dir: &Path, mib: u32, undo: &mut Undo) -> Result<PathBuf, BenchError> {
     Ok(path)
 }
 
-fn zram(mib: u32, undo: &mut Undo) -> Result<PathBuf, BenchError> {
+/// The name of a new device.
+fn zram(mib: u32, undo: &mut Undo) -> Result<String, BenchError> {
     let control = Path::new(ZRAM_CONTROL);
     let number = fs::read_to_string(control.join("hot_add")).map_err(|error| {
         BenchError::Needs(format!("no zram ({ZRAM_CONTROL}/hot_add: {error}): modprobe zram"))
@@ -80,7 +132,7 @@ fn zram(mib: u32, undo: &mut Undo) -> Result<PathBuf, BenchError> {
     undo.add(&Step::Write(control.join("hot_remove"), number.to_owned()))?;
     let size = format!("/sys/block/zram{number}/disksize");
     fs::write(&size, format!("{mib}M")).trying(&size)?;
-    Ok(format!("/dev/zram{number}").into())
+    Ok(format!("zram{number}"))
 }
 
 /// Writes what `mkswap` writes: `union swap_header` of the kernel's include/linux/swap.h.
@@ -99,4 +151,16 @@ fn make(path: &Path) -> Result<(), BenchError> {
     header[PAGE - 10..].copy_from_slice(b"SWAPSPACE2");
     file.write_all_at(&header, 0).trying(&what)?;
     file.sync_all().trying(&what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pool_is_the_fifth_field() {
+        let text = " 4096 2048 12288 0 1048576 0 0 0 0\n";
+        assert_eq!(pool_max_bytes(text), Some(1_048_576.0));
+        assert_eq!(pool_max_bytes("4096 2048"), None);
+    }
 }

@@ -10,8 +10,8 @@ use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::redis;
-use super::room::{Room, Running, SECONDS_MAX, Used};
 use crate::error::{BenchError, Trying};
+use crate::room::{Room, Running, SECONDS_MAX, Used};
 use crate::stack::read;
 use crate::workload::{Orders, bfs};
 
@@ -34,9 +34,9 @@ pub struct Outcome {
     pub seconds: f64,
     /// Of its result.
     pub digest: u64,
-    /// The most anonymous memory that was resident, in MiB; under gms with gms's own.
+    /// See [`Used::anon_mib`].
     pub anon_mib: f64,
-    /// The most memory that was charged to it, in MiB.
+    /// See [`Used::charged_mib`].
     pub charged_mib: f64,
     /// gms's own figures.
     pub gms: Option<Value>,

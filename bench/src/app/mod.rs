@@ -3,56 +3,29 @@
 mod job;
 mod program;
 mod redis;
-mod room;
 
-use clap::ValueEnum;
+use std::collections::HashMap;
 
 use crate::cli::AppOptions;
 use crate::error::BenchError;
 use crate::memory;
 use crate::report::{Report, Target};
-use crate::slow_down::Run;
-use crate::stack::Stack;
-use crate::swap::{Backing, Swap};
+use crate::room::Room;
+use crate::slow_down::{Memory, Run};
+use crate::subject::{Pager, Settled, Under, lowered, settle};
+use crate::turn::rotated;
 use job::{Ended, Job, Outcome};
 use program::Inputs;
 pub use program::Program;
-use room::Room;
 
-/// Swap is so many times a program's memory, so that it is less than half full: see [`Swap::on`].
-const SWAP_TIMES: f64 = 3.0;
-/// The same of the agent.
-const AGENT_TIMES: f64 = 2.0;
 /// What takes longer in one run is not measured again in the next ones.
-const LONG_S: f64 = 8.0;
+const LONG_S: f64 = 20.0;
 /// The share at which gms is compared with others, in percent.
 const COMPARED: u32 = 50;
-/// Time under gms at that share, as a multiple of that under swap on a disk and on zram.
-const OF_DISK_MAX: f64 = 1.0;
-const OF_ZRAM_MAX: f64 = 1.3;
+/// Time under gms at that share, as a multiple of that under swap.
+const TARGETS: [(Under, f64); 2] = [(Under::Zram, 1.3), (Under::Disk, 1.0)];
 /// What gms may cost where the program has all its memory, in percent.
 const COST_MAX: f64 = 1.0;
-
-/// What pages a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Under {
-    /// gms, with an agent of its own.
-    Gms,
-    /// Swap to a file on a disk.
-    Disk,
-    /// Swap to compressed memory.
-    Zram,
-}
-
-impl Under {
-    fn name(self) -> &'static str {
-        match self {
-            Under::Gms => "gms",
-            Under::Disk => "disk swap",
-            Under::Zram => "zram swap",
-        }
-    }
-}
 
 /// Measures.
 pub fn run(options: &AppOptions, report: &mut Report) -> Result<(), BenchError> {
@@ -62,12 +35,12 @@ pub fn run(options: &AppOptions, report: &mut Report) -> Result<(), BenchError> 
     let mut inputs = Inputs::new()?;
     for program in programs {
         let job = program.prepare(options.mib(), &mut inputs)?;
-        let warm = job.run(Room::Free)?.done()?;
-        let (name, digest) = (program.name(), warm.digest);
-        let mut trial =
-            Trial { options, name, job, digest, left_out: Vec::new(), long: Vec::new() };
-        for _ in 0..options.effort.runs() {
-            trial.run(report)?;
+        // The first one brings the program and its inputs into memory, which would be charged.
+        job.run(Room::Free)?.done()?;
+        let free = job.run(Room::Free)?.done()?;
+        let mut trial = Trial::new(options, program.name(), job, &free);
+        for run in 0..options.effort.runs() {
+            trial.run(run, report)?;
         }
     }
     Ok(())
@@ -80,32 +53,83 @@ struct Trial<'a> {
     job: Job,
     /// Of the right result.
     digest: u64,
+    /// Anonymous memory that it uses without a limit, and what the kernel needs for it, in MiB.
+    anon_mib: f64,
+    kernel_mib: f64,
+    /// With which setting each keeps its limit: see [`settle`].
+    settings: HashMap<(Under, u32), u32>,
     /// What cannot be measured here, and from which share on in percent.
     left_out: Vec<(Under, u32)>,
     /// What took long: see [`LONG_S`].
     long: Vec<(Under, u32)>,
 }
 
-impl Trial<'_> {
-    /// Measures each room once.
-    fn run(&mut self, report: &mut Report) -> Result<(), BenchError> {
-        let (name, free) = (self.name, self.free(report)?);
-        let gms = self.under(Under::Gms, &free, report)?;
-        for (under, most) in [(Under::Zram, OF_ZRAM_MAX), (Under::Disk, OF_DISK_MAX)] {
-            let other = self.under(under, &free, report)?;
-            if let (Some(gms), Some(other)) = (at(&gms, COMPARED), at(&other, COMPARED)) {
-                let row = format!("{name}, {COMPARED} % local: gms / {}", under.name());
-                report.judged(&row, "x", gms / other, Some(Target::AtMost(most)));
-            }
+/// One measured share of a run.
+struct Measured {
+    under: Under,
+    share: u32,
+    seconds: f64,
+    memory: Memory,
+    gms: Option<serde_json::Value>,
+}
+
+impl<'a> Trial<'a> {
+    fn new(options: &'a AppOptions, name: &'static str, job: Job, free: &Outcome) -> Trial<'a> {
+        let kernel_mib = free.charged_mib - free.anon_mib;
+        Trial {
+            options,
+            name,
+            job,
+            digest: free.digest,
+            anon_mib: free.anon_mib,
+            kernel_mib,
+            settings: HashMap::new(),
+            left_out: Vec::new(),
+            long: Vec::new(),
         }
-        if let Some(gms) = at(&gms, 100) {
-            // The one before may have been luckier.
-            let again = self.free(report)?.seconds;
-            let cost = (2.0 * gms / (free.seconds + again) - 1.0) * 100.0;
-            let row = format!("{name}, 100 % local: cost of gms");
-            report.judged(&row, "%", cost, Some(Target::AtMost(COST_MAX)));
+    }
+
+    /// Measures each room once, and without a limit before and after.
+    fn run(&mut self, run: u32, report: &mut Report) -> Result<(), BenchError> {
+        let before = self.free(report)?;
+        let mut measured = Vec::new();
+        for under in rotated(self.options.under(), run) {
+            measured.extend(self.under(under, report)?);
+        }
+        let free_s = (before + self.free(report)?) / 2.0;
+        self.compare(&measured, free_s, report);
+        for Measured { under, share, seconds, memory, gms } in measured {
+            report
+                .slow_down((self.name, under.name(), share), Run { seconds, free_s, memory, gms });
         }
         Ok(())
+    }
+
+    /// gms beside the others, and beside no limit.
+    fn compare(&self, measured: &[Measured], free_s: f64, report: &mut Report) {
+        let at = |under, share| {
+            let is = |one: &&Measured| (one.under, one.share) == (under, share);
+            measured.iter().find(is).map(|one| one.seconds)
+        };
+        let name = self.name;
+        let others = self.options.under().into_iter().filter(|under| *under != Under::Gms);
+        for under in others {
+            if let (Some(gms), Some(other)) = (at(Under::Gms, COMPARED), at(under, COMPARED)) {
+                let target = TARGETS.iter().find(|target| target.0 == under);
+                let row = format!("{name}, {COMPARED} % local: gms / {}", under.name());
+                report.judged(
+                    &row,
+                    "x",
+                    gms / other,
+                    target.map(|target| Target::AtMost(target.1)),
+                );
+            }
+        }
+        if let Some(gms) = at(Under::Gms, 100) {
+            let row = format!("{name}, 100 % local: cost of gms");
+            let target = Some(Target::AtMost(COST_MAX));
+            report.judged(&row, "%", (gms / free_s - 1.0) * 100.0, target);
+        }
     }
 
     /// Runs the job in memory that the machine has, also that of an agent.
@@ -114,76 +138,64 @@ impl Trial<'_> {
         self.job.run(room)
     }
 
-    /// Measures it without a limit.
-    fn free(&self, report: &mut Report) -> Result<Outcome, BenchError> {
+    /// Measures it without a limit: its time in s.
+    fn free(&self, report: &mut Report) -> Result<f64, BenchError> {
         let free = self.run_in(Room::Free)?.done()?;
         self.check(&free, "without a limit")?;
-        report.figure(&format!("{}, no limit", self.name), "s", free.seconds);
-        report.figure(&format!("{}, no limit: resident", self.name), "MiB", free.anon_mib);
-        Ok(free)
+        let row = format!("{}, no limit", self.name);
+        report.figure(&row, "s", free.seconds);
+        report.noise(&row);
+        report.figure(&format!("{row}: anonymous"), "MiB", free.anon_mib);
+        report.figure(&format!("{row}: charged"), "MiB", free.charged_mib);
+        Ok(free.seconds)
     }
 
-    /// Measures all shares; the time in s of each that could be measured.
-    fn under(
-        &mut self,
-        under: Under,
-        free: &Outcome,
-        report: &mut Report,
-    ) -> Result<Vec<(u32, f64)>, BenchError> {
-        let shares = if self.options.is_asked(under) { self.options.shares() } else { vec![] };
+    /// Measures all shares that can be measured.
+    fn under(&mut self, under: Under, report: &mut Report) -> Result<Vec<Measured>, BenchError> {
         let is_left_out =
             |share: u32| self.left_out.iter().any(|out| out.0 == under && share <= out.1);
         let is_over = |share: &u32| is_left_out(*share) || self.long.contains(&(under, *share));
-        let shares: Vec<u32> = shares.into_iter().filter(|share| !is_over(share)).collect();
-        let mut times = Vec::new();
+        let shares = self.options.shares().into_iter().filter(|share| !is_over(share));
+        let shares: Vec<u32> = shares.collect();
+        let mut measured = Vec::new();
         if shares.is_empty() {
-            return Ok(times);
+            return Ok(measured);
         }
-        let swap_mib = (SWAP_TIMES * free.anon_mib).ceil() as u32;
-        let swap = match under {
-            Under::Gms => None,
-            Under::Disk => Some(Swap::on(&Backing::Disk(self.options.disk.clone()), swap_mib)),
-            Under::Zram => Some(Swap::on(&Backing::Zram, swap_mib)),
-        };
-        let _swap = match swap.transpose() {
-            Ok(swap) => swap,
+        let subject = under.subject(&self.options.disk);
+        let programs = self.options.programs.dir();
+        let pager = match Pager::set_up(&subject, programs, self.anon_mib, &mut report.machine) {
+            Ok(pager) => pager,
             Err(BenchError::Needs(why)) => {
                 self.leave_out(under, 100, &why, report);
-                return Ok(times);
+                return Ok(measured);
             }
             Err(error) => return Err(error),
         };
-        let agent_mib = (AGENT_TIMES * free.anon_mib).ceil() as u32;
-        let stack = match under {
-            Under::Gms => Some(Stack::start(self.options.programs.dir(), 1, agent_mib)?),
-            Under::Disk | Under::Zram => None,
-        };
         for share in shares {
-            let budget = free.anon_mib * f64::from(share) / 100.0;
-            let room = match &stack {
-                Some(stack) => Room::Gms(stack, budget.ceil() as u32),
-                // What the kernel needs besides is not part of the share.
-                None => Room::Swap((free.charged_mib - free.anon_mib + budget).ceil() as u32),
-            };
-            match self.one(under, share, budget, room, free, report)? {
-                Some(seconds) => times.push((share, seconds)),
-                None => break,
+            let name = format!("{}, {} at {share} %", self.name, under.name());
+            match report.run(&name, |report| self.one(&pager, under, share, report))? {
+                Some(Some(one)) => measured.push(one),
+                Some(None) => break,
+                // It was refused.
+                None => {}
             }
         }
-        Ok(times)
+        Ok(measured)
     }
 
-    /// Measures one share: its time in s, or `None` if it was killed.
+    /// Measures one share; `None` if it was killed, or cannot be had within the limit.
     fn one(
         &mut self,
+        pager: &Pager,
         under: Under,
         share: u32,
-        budget_mib: f64,
-        room: Room,
-        free: &Outcome,
         report: &mut Report,
-    ) -> Result<Option<f64>, BenchError> {
-        let outcome = match self.run_in(room)? {
+    ) -> Result<Option<Measured>, BenchError> {
+        let limit_mib = (self.kernel_mib + self.anon_mib * f64::from(share) / 100.0).ceil();
+        let Some(setting) = self.setting(pager, under, share, limit_mib, report)? else {
+            return Ok(None);
+        };
+        let outcome = match self.run_in(pager.room(setting)?)? {
             Ended::Killed(why) if under != Under::Gms => {
                 self.leave_out(under, share, &why, report);
                 return Ok(None);
@@ -196,14 +208,56 @@ impl Trial<'_> {
             let row = format!("{name}: killed for want of memory, and run again");
             report.figure(&row, "x", f64::from(outcome.starved));
         }
-        let Outcome { seconds, anon_mib, gms, .. } = outcome;
-        eprintln!("{name}: {seconds:.2} s, {:.2} x", seconds / free.seconds);
-        let run = Run { seconds, free_s: free.seconds, budget_mib, peak_mib: anon_mib, gms };
-        report.slow_down((self.name, under.name(), share), run);
+        let Outcome { seconds, charged_mib, gms, .. } = outcome;
+        let peak_mib = pager.peak_mib(charged_mib)?;
+        let (set_mib, pool_mib) = (f64::from(setting), pager.pool_mib()?);
+        eprintln!("{name}: {seconds:.2} s, {peak_mib:.0} of {limit_mib:.0} MiB");
+        let is_quick = self.options.effort.is_quick();
+        let lower = lowered(setting, peak_mib, limit_mib).filter(|_| pager.settles() && !is_quick);
+        if let Some(lower) = lower {
+            self.settings.insert((under, share), lower);
+            let text = format!("{peak_mib:.0} MiB were taken, which is above {limit_mib:.0}");
+            return Err(BenchError::Refused(text));
+        }
         if seconds > LONG_S {
             self.long.push((under, share));
         }
-        Ok(Some(seconds))
+        let memory = Memory { limit_mib, set_mib, peak_mib, pool_mib };
+        Ok(Some(Measured { under, share, seconds, memory, gms }))
+    }
+
+    /// The setting with which `limit_mib` is kept. It is looked for once, in runs that do not count.
+    fn setting(
+        &mut self,
+        pager: &Pager,
+        under: Under,
+        share: u32,
+        limit_mib: f64,
+        report: &mut Report,
+    ) -> Result<Option<u32>, BenchError> {
+        if !pager.settles() {
+            return Ok(Some(limit_mib as u32));
+        }
+        if let Some(known) = self.settings.get(&(under, share)) {
+            return Ok(Some(*known));
+        }
+        let first_mib = if under == Under::Gms { limit_mib - self.kernel_mib } else { limit_mib };
+        let settled =
+            settle(limit_mib, first_mib, |setting| match self.run_in(pager.room(setting)?)? {
+                Ended::Done(outcome) => pager.peak_mib(outcome.charged_mib).map(Ok),
+                Ended::Killed(why) => Ok(Err(why)),
+            })?;
+        let setting = match settled {
+            Settled::At(setting) => setting,
+            // In so little memory nothing fits that is more than a test of the benchmark.
+            Settled::Nowhere(_) if self.options.effort.is_quick() => (limit_mib / 2.0) as u32,
+            Settled::Nowhere(why) => {
+                self.leave_out(under, share, &why, report);
+                return Ok(None);
+            }
+        };
+        self.settings.insert((under, share), setting);
+        Ok(Some(setting))
     }
 
     /// A result must be the same in all rooms.
@@ -222,8 +276,4 @@ impl Trial<'_> {
         eprintln!("gms-bench: {note}");
         report.notes.push(note);
     }
-}
-
-fn at(times: &[(u32, f64)], share: u32) -> Option<f64> {
-    times.iter().find(|time| time.0 == share).map(|time| time.1)
 }

@@ -13,6 +13,7 @@ use crate::error::BenchError;
 use crate::placement::{Placement, placements};
 use crate::report::Report;
 use crate::scratch::Scratch;
+use crate::turn::rotated;
 use bulk::Bulk;
 use uffd::{Answer, Handler};
 
@@ -21,6 +22,8 @@ const COUNT: usize = 20_000;
 /// The same for `--quick`.
 const COUNT_QUICK: usize = 300;
 
+/// The row of [`zero_fill`].
+const ZERO_FILL: &str = "zero-fill fault, kernel";
 /// Exchanges of 64 pages in each run, usual and `--quick`.
 const BULK: (usize, usize) = (4000, 100);
 /// Tries of which the best is the denominator of a throughput.
@@ -31,21 +34,22 @@ pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
     let count = effort.count(COUNT, COUNT_QUICK);
     let keys = Scratch::new()?;
     quic::make_keys(keys.as_ref())?;
-    for _ in 0..effort.runs() {
-        memory(count, report)?;
+    for run in 0..effort.runs() {
+        zero_fill(effort, report)?;
+        memory(run, count, report)?;
         cpu(count, report)?;
-        for placement in placements()? {
+        for placement in rotated(placements()?, run) {
             for (protocol, lengths) in [(Protocol::Udp, "128/4224"), (Protocol::Udp8k, "128/8320")]
             {
                 let name = format!("UDP {lengths} B, {}", placement.name);
                 report.latency(&name, udp::exchanges(&placement, protocol, count)?.latency());
             }
         }
-        for placement in placements()? {
+        for placement in rotated(placements()?, run) {
             let name = format!("QUIC 128/4224 B, {}", placement.name);
             report.latency(&name, quic::exchanges(&placement, keys.as_ref(), count)?.latency());
         }
-        for placement in placements()? {
+        for placement in rotated(placements()?, run) {
             for bulk in [Bulk::Get, Bulk::Put] {
                 let count = effort.count(BULK.0, BULK.1);
                 let rate = bulk::throughput(&placement, keys.as_ref(), bulk, count)?;
@@ -57,9 +61,8 @@ pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
 }
 
 /// Faults, and pages that are taken away.
-fn memory(count: usize, report: &mut Report) -> Result<(), BenchError> {
-    report.latency("zero-fill fault, kernel", kernel::zero_fill(count)?.latency());
-    for placement in placements()? {
+fn memory(run: u32, count: usize, report: &mut Report) -> Result<(), BenchError> {
+    for placement in rotated(placements()?, run) {
         for (answer, handler) in [
             (Answer::Copy, Handler::Thread),
             (Answer::Copy, Handler::Process),
@@ -72,6 +75,15 @@ fn memory(count: usize, report: &mut Report) -> Result<(), BenchError> {
         }
     }
     report.latency("MOVE of a page, no fault", uffd::moves(count)?.latency());
+    Ok(())
+}
+
+/// A fault that the kernel alone serves. As nothing but the kernel is in it, its range over the runs
+/// is noise.
+pub fn zero_fill(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
+    let samples = kernel::zero_fill(effort.count(COUNT, COUNT_QUICK))?;
+    report.latency(ZERO_FILL, samples.latency());
+    report.noise(ZERO_FILL);
     Ok(())
 }
 
@@ -98,6 +110,8 @@ pub fn bulk(effort: &Effort, bulk: Bulk, report: &mut Report) -> Result<f64, Ben
         let tried = bulk::throughput(&Placement::ANYWHERE, keys.as_ref(), bulk, count)?;
         rate = rate.max(tried);
     }
-    report.figure(&format!("floor: {}", bulk.name()), "MB/s", rate);
+    let row = format!("floor: {}", bulk.name());
+    report.figure(&row, "MB/s", rate);
+    report.noise(&row);
     Ok(rate)
 }

@@ -10,20 +10,18 @@ pub mod remote_swap;
 
 use crate::cli::{Part, PeersOptions};
 use crate::error::BenchError;
-use crate::report::{Report, Target};
-use crate::swap::Backing;
+use crate::report::Report;
+use crate::subject::Under;
 use foreign::Foreign;
 use kernel::Needs;
 use race::Race;
 
 /// Faults measured in each run, usual and `--quick`.
 const FAULTS: (usize, usize) = (20_000, 400);
-/// Faults before them.
-const WARM_UP: (usize, usize) = (4_000, 100);
-/// p50 of a fault as a multiple of that of swap on a disk.
-const OF_DISK_MAX: f64 = 0.25;
-/// p99 of a fault as a multiple of that of swap on zram.
-const OF_ZRAM_MAX: f64 = 1.0;
+/// The subjects on this machine. Not among them is zram with its pool charged: the pages are random
+/// numbers, which take as much room in a pool.
+const HOST: [Under; 5] =
+    [Under::Gms, Under::Zram, Under::ZramReadahead, Under::Disk, Under::DiskReadahead];
 
 /// Measures.
 pub fn run(options: &PeersOptions, report: &mut Report) -> Result<(), BenchError> {
@@ -40,25 +38,13 @@ pub fn run(options: &PeersOptions, report: &mut Report) -> Result<(), BenchError
 /// Swap on a disk and on zram, on this machine.
 fn host(options: &PeersOptions, foreign: &Foreign, report: &mut Report) -> Result<(), BenchError> {
     let effort = &options.effort;
-    let race = Race {
-        prefix: "",
-        effort,
-        programs: &options.paging.programs,
-        mib: options.paging.mib(effort, 64),
-        faults: (effort.count(FAULTS.0, FAULTS.1) as u64, effort.count(WARM_UP.0, WARM_UP.1)),
-    };
+    let subjects = HOST.map(|under| under.subject(&options.disk)).to_vec();
+    let mib = options.paging.mib(effort, 64);
+    let faults = effort.count(FAULTS.0, FAULTS.1);
+    let race = Race::new("", (effort, &options.paging.programs), mib, faults, subjects);
     for run in 0..effort.runs() {
-        let seed = u64::from(run) + 1;
-        let gms = race.gms(seed, report)?;
-        let zram = race.swap("zram swap", &Backing::Zram, seed, report)?;
-        let target = Some(Target::AtMost(OF_ZRAM_MAX));
-        report.judged("p99, gms / zram swap", "x", gms.p99 / zram.p99, target);
-        report.figure("p50, gms / zram swap", "x", gms.p50 / zram.p50);
-        let disk = race.swap("disk swap", &Backing::Disk(options.disk.clone()), seed, report)?;
-        let target = Some(Target::AtMost(OF_DISK_MAX));
-        report.judged("p50, gms / disk swap", "x", gms.p50 / disk.p50, target);
-        report.figure("p99, gms / disk swap", "x", gms.p99 / disk.p99);
-        foreign.run(&race, seed, report)?;
+        race.run(run, report)?;
+        foreign.run(&race, u64::from(run) + 1, report)?;
     }
     Ok(())
 }

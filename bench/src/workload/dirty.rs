@@ -28,27 +28,33 @@ pub struct Orders {
 pub struct Found {
     /// Time for all but the untimed part.
     pub seconds: f64,
+    /// Pages dirtied in that time.
+    pub dirtied: usize,
+    /// Pages that left the program in that time.
+    pub evicted: usize,
+    /// Pages that were absent when it ended: each was evicted once, as none is touched twice.
+    pub absent: usize,
 }
 
 /// Does it.
 pub fn run(orders: &Orders) -> Result<Found, BenchError> {
-    let region = Region::new(pages(orders.mib))?;
-    let untimed = pages(orders.untimed_mib);
-    let mut start = Instant::now();
-    for page in 0..region.pages() {
-        if page == untimed {
-            start = Instant::now();
-        }
-        dirty(&region, page);
-    }
+    let memory = Memory::of(Region::new(pages(orders.mib))?)?;
+    let untimed = pages(orders.untimed_mib).min(memory.pages());
+    let absent_of = |count: usize| -> Result<usize, BenchError> {
+        Ok(memory.absent(0, count)?.iter().filter(|absent| **absent).count())
+    };
+    (0..untimed).for_each(|page| dirty(&memory.region, page));
+    let before = absent_of(untimed)?;
+    let start = Instant::now();
+    (untimed..memory.pages()).for_each(|page| dirty(&memory.region, page));
     let seconds = start.elapsed().as_secs_f64();
+    let absent = absent_of(memory.pages())?;
     let mut dice = Dice::new(1, 0);
-    for page in (0..CHECKED).map(|_| dice.below(region.pages())) {
-        if region.load(page, page % WORDS) != pattern(page, page % WORDS) {
-            return Err(BenchError::WrongBytes(format!("page {page}")));
-        }
+    for page in (0..CHECKED).map(|_| dice.below(memory.pages())) {
+        memory.check_word(page, page % WORDS)?;
     }
-    Ok(Found { seconds })
+    let dirtied = memory.pages() - untimed;
+    Ok(Found { seconds, dirtied, evicted: absent.saturating_sub(before), absent })
 }
 
 fn dirty(region: &Region, page: usize) {

@@ -7,6 +7,7 @@ pub mod fault;
 mod pen;
 pub mod scan;
 pub mod shape;
+pub mod sleep;
 pub mod sort;
 mod touch;
 mod walk;
@@ -35,6 +36,8 @@ pub enum Orders {
     Scan(scan::Orders),
     /// Sort numbers.
     Sort(sort::Orders),
+    /// Sleep, with memory of which most is away.
+    Sleep(sleep::Orders),
     /// Search a graph.
     Bfs(bfs::Orders),
     /// Dirty fresh memory.
@@ -61,6 +64,7 @@ pub fn run(orders: &str, found: &Path) -> Result<(), BenchError> {
         Orders::Fault(orders) => write(&fault::run(&orders)?, found),
         Orders::Scan(orders) => write(&scan::run(&orders)?, found),
         Orders::Sort(orders) => write(&sort::run(orders)?, found),
+        Orders::Sleep(orders) => write(&sleep::run(&orders)?, found),
         Orders::Bfs(orders) => write(&bfs::run(&orders)?, found),
         Orders::Dirty(orders) => write(&dirty::run(&orders)?, found),
         Orders::Duel(orders) => write(&dirty::duel(&orders)?, found),
@@ -93,6 +97,11 @@ impl Memory {
         for page in 0..region.pages() {
             (0..WORDS).for_each(|word| region.store(page, word, pattern(page, word)));
         }
+        Memory::of(region)
+    }
+
+    /// As `region` is.
+    pub fn of(region: Region) -> Result<Memory, BenchError> {
         let pagemap = File::open("/proc/self/pagemap").trying("cannot open the pagemap")?;
         Ok(Memory { region, pagemap })
     }

@@ -57,9 +57,10 @@ pub struct Used {
     pub late: bool,
     /// Whether the kernel killed some of it because it found no page to evict.
     pub starved: bool,
-    /// The most anonymous memory that was resident, in MiB; under gms with gms's own.
+    /// The most anonymous memory that was resident, in MiB: looked at in [`Room::Free`] only,
+    /// as looking takes time, else 0.
     pub anon_mib: f64,
-    /// The most that its cgroup was charged, in MiB.
+    /// The most that its cgroup was charged, in MiB: under gms with all of gms's own processes.
     pub charged_mib: f64,
     /// gms's own figures.
     pub gms: Option<Value>,
@@ -80,10 +81,13 @@ impl Room<'_> {
         let process = Process::start(line.envs(ENVIRONMENT))?;
         let (stop, stopped) = channel();
         let (began, metered) = (Instant::now(), Arc::clone(&memcg));
+        let looks = matches!(self, Room::Free);
         let meter = thread::spawn(move || {
             let mut seen = Metered { anon: 0, late: false };
             while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                seen.anon = seen.anon.max(metered.anon()?);
+                if looks {
+                    seen.anon = seen.anon.max(metered.anon()?);
+                }
                 if began.elapsed().as_secs() >= SECONDS_MAX {
                     seen.late = true;
                     metered.kill()?;
@@ -113,6 +117,11 @@ impl Room<'_> {
 }
 
 impl Running {
+    /// Its processes, under gms with gms's own.
+    pub fn pids(&self) -> Result<Vec<u32>, BenchError> {
+        self.memcg.pids()
+    }
+
     /// Ends it with all that it has started.
     pub fn kill(&self) -> Result<(), BenchError> {
         self.memcg.kill()
