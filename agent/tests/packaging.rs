@@ -1,6 +1,6 @@
 //! What `packaging/` says of gms-agent is what its options say.
 
-use clap::CommandFactory;
+use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 use gms_agent::cli::Args;
 use std::path::{Path, PathBuf};
@@ -128,4 +128,54 @@ fn the_unit_is_true() {
     // The service manager waits longer than the agent drains.
     assert!(number(&unit, "TimeoutStopSec=") > number(&config, "drain = "));
     assert!(unit.contains("Documentation=man:gms-agent(8)") && unit.contains("ExecReload="));
+}
+
+fn unit() -> PathBuf {
+    packaging().join("systemd/gms-agent.service")
+}
+
+/// The words behind `KEY=` in the unit.
+fn words_of(unit: &str, key: &str) -> Vec<String> {
+    let value = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    value.expect(key).split_whitespace().map(String::from).collect()
+}
+
+/// The packages install `packaging/agent.toml` as the configuration that the unit names, and the man page tells of both paths.
+#[test]
+fn the_unit_starts_the_agent_as_its_options_allow() {
+    let unit = std::fs::read_to_string(unit()).expect("the unit");
+    let start = words_of(&unit, "ExecStart");
+    assert_eq!(start[0], format!("/usr/bin/{}", Args::command().get_name()));
+    Args::try_parse_from(&start).expect("options that gms-agent has");
+    let page = String::from_utf8(man_page()).expect("UTF-8");
+    let files: Vec<&str> =
+        start[1..].iter().map(String::as_str).filter(|w| w.starts_with('/')).collect();
+    assert_eq!(files, ["/etc/gms/keys", "/etc/gms/agent.toml"]);
+    assert!(files.iter().all(|file| page.contains(&format!("\n{file}\n"))), "{files:?}");
+    assert!(packaging().join("agent.toml").is_file());
+    // It drains on this signal, and reads its keys on that.
+    assert_eq!(words_of(&unit, "KillSignal"), ["SIGTERM"]);
+    assert_eq!(words_of(&unit, "ExecReload")[1..], ["-HUP", "$MAINPID"]);
+}
+
+/// Says of unknown settings, values and sections that they are ignored, and ends well.
+#[test]
+fn systemd_understands_all_of_the_unit() {
+    let dir = std::env::temp_dir().join(format!("gms-unit-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let copy = dir.join("gms-agent.service");
+    // The program as it was built: that it can be executed is looked at too.
+    let unit = std::fs::read_to_string(unit()).expect("the unit");
+    let built = unit.replace("/usr/bin/gms-agent", env!("CARGO_BIN_EXE_gms-agent"));
+    assert_ne!(built, unit);
+    std::fs::write(&copy, built).expect("a copy");
+    // What the man pages are is not installed here.
+    let found = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output();
+    let _ = std::fs::remove_dir_all(&dir);
+    let Ok(found) = found else {
+        return eprintln!("SKIPPED: systemd-analyze is not installed");
+    };
+    let said = String::from_utf8_lossy(&found.stderr);
+    let of_ours: Vec<&str> = said.lines().filter(|line| line.contains("gms-agent")).collect();
+    assert!(found.status.success() && of_ours.is_empty(), "{said}");
 }

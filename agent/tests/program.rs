@@ -111,6 +111,22 @@ fn failures_are_one_clear_line() {
     assert!(text.contains("cannot listen on no-such-host.invalid:7400: "), "{text}");
 }
 
+#[test]
+fn huge_pages_that_are_not_there_are_told_with_their_cure() {
+    let dir = Keys::new("huge");
+    let text = std::fs::read_to_string("/proc/meminfo").expect("meminfo");
+    let field = |name: &str| -> u64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).expect(name);
+        line.split_whitespace().next().expect("a number").parse().expect("a number")
+    };
+    // What is free, and one more.
+    let export = format!("{}M", 2 * (field("HugePages_Free:") + 1));
+    let args = ["--listen", "127.0.0.1:0", "--export", &export, "--huge", "--keys", dir.text()];
+    let (status, text) = fails(&args);
+    let told = "huge pages of 2 MiB are free: raise /proc/sys/vm/nr_hugepages";
+    assert!(status == Some(1) && text.contains(told), "{status:?}: {text}");
+}
+
 /// The agent with keys of `dir`, its log, and where it listens.
 fn serve(dir: &Keys) -> (Child, BufReader<ChildStderr>, SocketAddr) {
     let args = ["--listen", "localhost:0", "--export", "8388608", "--keys", dir.text()];

@@ -70,6 +70,11 @@ impl Census {
     pub fn end(&self) -> Peak {
         self.found.over.store(true, Ordering::Relaxed);
         self.thread.iter().for_each(Thread::unpark);
+        self.peak()
+    }
+
+    /// The highest so far.
+    pub fn peak(&self) -> Peak {
         let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         Peak { bytes: load(&self.found.bytes), looks: load(&self.found.looks) }
     }
@@ -85,8 +90,8 @@ impl Drop for Census {
 /// two looks in a row.
 fn look(root: i32, watch: Watch, before: &BTreeMap<i32, u64>, found: &Found) -> BTreeMap<i32, u64> {
     let (own, began) = (procfs::executable(root), Instant::now());
-    let counts =
-        |pid: &i32| watch == Watch::Tree || procfs::executable(*pid) != own && !is_evictor(*pid);
+    let is_its = |pid: &i32| watch == Watch::Tree || procfs::executable(*pid) != own;
+    let counts = |pid: &i32| is_its(pid) && !is_evictor(*pid);
     let tree = std::iter::once(root).chain(procfs::descendants(root)).filter(counts);
     let now: BTreeMap<i32, u64> =
         tree.filter_map(|pid| Some((pid, procfs::pss_anon(pid)?))).collect();

@@ -15,6 +15,7 @@ mod program;
 mod pty;
 mod redis;
 mod relay;
+mod resp;
 mod stage;
 mod stats;
 mod stream;
@@ -23,17 +24,20 @@ mod workload;
 
 pub use agent::{AgentProc, AgentSetup};
 pub use census::Peak;
-pub use dice::Dice;
+pub use dice::{Dice, mix};
 pub use gms::{Gms, gms_binary, status_of};
 pub use netns::Namespace;
 pub use pages::{
     Mib, assert_paged, assert_paged_within, overshoot, pages_like_native, runs_like_native,
 };
-pub use procfs::{evictor_of, exists, has_uffd, rss_anon, write_memory};
+pub use procfs::{
+    descendants, evictor_of, exists, has_uffd, rss_anon, spoil_page_map, write_memory,
+};
 pub use program::{Outcome, Proc, Program, poll_until, tool};
 pub use pty::Terminal;
-pub use redis::{Redis, Reply};
+pub use redis::Redis;
 pub use relay::{Relay, Weather};
+pub use resp::{Connection, Reply};
 pub use stage::{Stage, has_huge_pages, skipped};
 pub use stats::{AgentStats, Stats, Status};
 pub use torture::{Torture, torture_seeds};

@@ -96,25 +96,55 @@ pub fn has_uffd(pid: i32) -> bool {
         .any(|flags| flags.split_whitespace().any(|flag| flag == "um" || flag == "uw"))
 }
 
-/// Changes a byte of each page that is in memory of the mapping of a file whose name contains `file`; returns how many.
-pub(crate) fn spoil(pid: i32, file: &str) -> std::io::Result<u64> {
+/// Changes pages of the mapping of a file whose name contains `file`, of those that are in memory; returns how often `change` says that it did.
+fn change_pages(
+    pid: i32,
+    file: &str,
+    mut change: impl FnMut(&mut [u8]) -> u64,
+) -> std::io::Result<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let line = maps.lines().find(|line| line.contains(file));
     let range = line.and_then(range_of).ok_or_else(|| std::io::Error::other("no such mapping"))?;
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
     let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
-    let mut spoiled = 0;
-    for page in range.step_by(4096) {
-        let mut entry = [0; 8];
-        pagemap.read_exact_at(&mut entry, page / 4096 * 8)?;
-        if u64::from_ne_bytes(entry) >> 63 == 1 {
-            let mut byte = [0];
-            memory.read_exact_at(&mut byte, page + 77)?;
-            memory.write_all_at(&[byte[0] ^ 0x10], page + 77)?;
-            spoiled += 1;
+    let (mut entries, mut page, mut changed) = (vec![0; 8 * 4096], vec![0; 4096], 0);
+    for part in range.clone().step_by(4096 * 4096) {
+        let count = (range.end - part).div_ceil(4096).min(4096) as usize;
+        pagemap.read_exact_at(&mut entries[..8 * count], part / 4096 * 8)?;
+        // Bit 63: it is in memory.
+        let present = (0..count).filter(|at| entries[8 * at + 7] >> 7 == 1);
+        for at in present.map(|at| part + at as u64 * 4096) {
+            memory.read_exact_at(&mut page, at)?;
+            let count = change(&mut page);
+            if count > 0 {
+                memory.write_all_at(&page, at)?;
+            }
+            changed += count;
         }
     }
-    Ok(spoiled)
+    Ok(changed)
+}
+
+/// Changes a byte of each page of such a file; returns of how many.
+pub(crate) fn spoil(pid: i32, file: &str) -> std::io::Result<u64> {
+    change_pages(pid, file, |page| {
+        page[77] ^= 0x10;
+        1
+    })
+}
+
+/// Makes a pager believe of each page at an agent that it is in the write-back buffer, at a place which that does not have (its `page_map.rs`
+/// says how entries are stored). Returns of how many pages.
+pub fn spoil_page_map(pager: i32) -> std::io::Result<u64> {
+    let nowhere = (u64::MAX << 20 | 1).to_le_bytes();
+    change_pages(pager, "memfd:gms-page-map", |page| {
+        let mut changed = 0;
+        for entry in page.chunks_exact_mut(16).filter(|entry| entry[0] & 7 == 2) {
+            entry[..8].copy_from_slice(&nowhere);
+            changed += 1;
+        }
+        changed
+    })
 }
 
 /// The addresses of a line of /proc/PID/maps.

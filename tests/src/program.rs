@@ -249,6 +249,16 @@ impl Proc {
         self.err.text()
     }
 
+    /// Forgets how much memory it has been seen to hold.
+    pub fn watch_anew(&mut self) {
+        self.census = Census::watch(self.pid(), Watch::Tree);
+    }
+
+    /// The most that it has been seen to hold, with all that it has started.
+    pub fn peak(&self) -> Peak {
+        self.census.peak()
+    }
+
     /// The status, if it has ended.
     pub fn poll(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {

@@ -124,6 +124,57 @@ fn attach_ends_with_its_program() {
     attach.finish_proc(pager).expect_code(0);
 }
 
+/// Those of a tree that have threads: neither evictors nor children that do not last.
+fn threaded(root: i32) -> Vec<i32> {
+    let threads = |pid: &i32| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let all = std::iter::once(root).chain(descendants(root));
+    all.filter(|pid| threads(pid) > 1).collect()
+}
+
+/// A tree that runs in several threads of each process; if there are several they fork all the time, before, while and after they are attached.
+fn attach_to_a_grove(processes: u64, mib: u64, budget: Mib) {
+    let Some(stage) = Stage::set() else { return };
+    let bystander = running_program(16);
+    let program = Program::new([c_program("grove")]).args([processes, 3, mib]);
+    let mut proc = program.stdin_open().spawn();
+    proc.wait_output(0, "ready\n");
+    let attach = Gms::attach(&stage, proc.pid()).local(budget).arg("--export").arg("1G");
+    let mut pager = attach.spawn();
+    wait_until_paged(&mut pager, Mib((processes * mib - budget.0) / 2));
+    poll_until("the tree to be within its budget", SOON, || {
+        status_of(pager.pid()).filter(|status| status.resident_bytes <= status.budget_bytes)
+    });
+    proc.watch_anew();
+    wait_two_rounds(&proc);
+    wait_two_rounds(&proc);
+    let (peak, most) = (proc.peak(), budget.bytes() + overshoot(budget) * processes.min(2));
+    eprintln!("{processes} processes under {budget:?}: {peak:?}, of at most {most}");
+    assert!(peak.looks > 10 && peak.bytes <= most, "the tree held more");
+    let members = threaded(proc.pid());
+    assert_eq!(members.len() as u64, processes);
+    assert!(members.iter().all(|&pid| has_uffd(pid)), "not all are paged");
+    assert!(!has_uffd(bystander.pid()), "somebody else is paged");
+    Gms::line(["detach"]).arg(proc.pid().to_string()).finish().expect_code(0);
+    let outcome = attach.finish_proc(pager).expect_code(0);
+    assert!(outcome.stats().processes >= processes, "{:?}", outcome.stats());
+    assert!(members.iter().all(|&pid| !has_uffd(pid)), "memory is still registered");
+    wait_two_rounds(&proc);
+    proc.close_stdin();
+    let outcome = proc.finish().expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+    end_well(bystander);
+}
+
+#[test]
+fn attach_pages_a_program_of_several_threads() {
+    attach_to_a_grove(1, 128, Mib(32));
+}
+
+#[test]
+fn attach_pages_a_tree_of_threaded_processes_that_fork_on() {
+    attach_to_a_grove(3, 48, Mib(36));
+}
+
 /// Threads that end while they are stopped for an attach must be reaped (pager/tests/stopped.rs has the single cases): else their process does
 /// not end, or an exec of it does not, for which the next attach waits.
 #[test]

@@ -1,5 +1,6 @@
 //! Agents that refuse, fill up, slow down, drain and die.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
@@ -162,4 +163,53 @@ fn an_agent_counts_its_frames_and_frees_them_when_a_workload_ends() {
         used().filter(|used| *used == 0.0)
     });
     agent.terminate().expect_code(0);
+}
+
+/// Huge pages that the kernel keeps ready; as many as before when it is dropped.
+struct HugePages {
+    before: u64,
+}
+
+const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+
+fn huge_pages(field: &str) -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").expect("meminfo");
+    let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap_or("0");
+    line.trim().parse().expect("a number")
+}
+
+impl HugePages {
+    fn reserve(count: u64) -> Option<HugePages> {
+        let before = fs::read_to_string(HUGE_PAGES).ok()?.trim().parse().ok()?;
+        let pages = HugePages { before };
+        // The kernel makes as many as it finds memory for.
+        fs::write(HUGE_PAGES, (before + count).to_string()).ok()?;
+        (huge_pages("HugePages_Free:") >= count).then_some(pages)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        // Who lacks memory for it is told by the kernel.
+        let _ = fs::write(HUGE_PAGES, self.before.to_string());
+    }
+}
+
+#[test]
+fn an_agent_exports_huge_pages() {
+    let Some(stage) = Stage::set() else { return };
+    let Some(pages) = HugePages::reserve(64) else { return skipped("no huge pages can be had") };
+    let in_use = || huge_pages("HugePages_Total:") - huge_pages("HugePages_Free:");
+    let before = in_use();
+    let agent = AgentSetup::new(Mib(128)).args(["--huge"]).start();
+    let program = verify(96);
+    let native = program.finish().expect_code(0);
+    let gms = Gms::run(&stage, &program).local(Mib(24)).agents(&[&agent]);
+    let paged = gms.finish().expect_code(0);
+    assert_eq!(paged.stdout, native.stdout);
+    assert_paged(&paged, Mib(96), Mib(24));
+    // It keeps them when the workload has gone. 72 MiB were there at least.
+    let used = in_use() - before;
+    assert!((36..=64).contains(&used), "{used} huge pages are in use");
+    drop((agent, pages));
 }

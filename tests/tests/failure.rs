@@ -75,6 +75,22 @@ fn an_end_of_the_supervisor_by_itself_kills_the_workload_with_a_message() {
     }
 }
 
+/// Memory that goes bad: a thread meets an entry of the page map which cannot be, and panics. What the others do must not matter.
+#[test]
+fn a_panic_in_one_thread_of_the_supervisor_kills_the_workload_with_a_message() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    let program = program.limit(Duration::from_secs(60));
+    let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+    let spoiled = spoil_page_map(status.supervisor_pid).expect("the page map");
+    assert!(spoiled > 1000, "{spoiled} pages are at the agent");
+    let outcome = gms.finish();
+    assert_nothing_wrong_was_read(&outcome);
+    assert_told(&outcome);
+    assert!(outcome.stderr.contains("panicked at"), "{}", outcome.stderr);
+}
+
 #[test]
 fn killing_an_evictor_kills_the_workload_with_a_message() {
     let Some(stage) = Stage::set() else { return };

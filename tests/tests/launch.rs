@@ -3,9 +3,11 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 use gms_pager::control::{self, DetachEnd};
 use gms_pager::proc;
 use gms_tests::Terminal;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -45,25 +48,47 @@ fn output(mut command: Command) -> Output {
     finish(child)
 }
 
+fn kill_tree(root: u32) {
+    let mut tree = vec![root as i32];
+    while let Some(one) = tree.pop() {
+        tree.extend(proc::children(one));
+        let _ = kill(Pid::from_raw(one), Signal::SIGKILL);
+    }
+}
+
 /// The end of a child; a child which does not end is killed, and fails the test.
 fn finish(child: Child) -> Output {
-    let pid = Pid::from_raw(child.id() as i32);
-    let ended = std::sync::Arc::new(Mutex::new(false));
-    let watch = ended.clone();
-    thread::spawn(move || {
-        thread::sleep(DEADLINE);
-        if !*watch.lock().unwrap() {
-            // The whole tree, which holds the output open.
-            let mut tree = vec![pid.as_raw()];
-            while let Some(one) = tree.pop() {
-                tree.extend(proc::children(one));
-                let _ = kill(Pid::from_raw(one), Signal::SIGKILL);
-            }
+    let root = child.id();
+    let (over, ended) = mpsc::channel::<()>();
+    let watch = thread::spawn(move || {
+        // The whole tree, which holds the output open.
+        if ended.recv_timeout(DEADLINE) == Err(RecvTimeoutError::Timeout) {
+            kill_tree(root);
         }
     });
     let output = child.wait_with_output().unwrap();
-    *ended.lock().unwrap() = true;
+    drop(over);
+    watch.join().unwrap();
     output
+}
+
+/// Waits until the command says "up". One that does not is killed, and fails the test.
+#[track_caller]
+fn until_up(child: &mut Child) {
+    let (deadline, mut said) = (Instant::now() + DEADLINE, Vec::new());
+    let root = child.id();
+    let out = child.stdout.as_mut().unwrap();
+    while said != b"up\n" {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::new(out.as_fd(), PollFlags::POLLIN)];
+        let ready = poll(&mut fds, PollTimeout::try_from(left).unwrap()).unwrap();
+        let mut byte = [0];
+        if ready == 0 || out.read(&mut byte).unwrap() == 0 {
+            kill_tree(root);
+            panic!("in vain: the command is up; it said {:?}", text(&said));
+        }
+        said.push(byte[0]);
+    }
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -200,7 +225,7 @@ fn signals_are_passed_on() {
         unsafe { nix::sys::signal::signal(signal, nix::sys::signal::SigHandler::SigDfl) }.unwrap();
         let traps = "trap 'exit 9' TERM; trap 'exit 8' INT; trap 'exit 7' USR1; trap 'exit 6' HUP; echo up; while :; do sleep 0.05; done";
         let mut child = gms(&["sh", "-c", traps]).spawn().unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+        until_up(&mut child);
         kill(Pid::from_raw(child.id() as i32), signal).unwrap();
         assert_eq!(finish(child).status.code(), Some(status), "{signal}");
     }
@@ -225,7 +250,7 @@ fn orphans_are_reaped() {
     let script = "for i in $(seq 50); do sh -c 'sleep 0.05 &'; done; wait; echo up; read line";
     let mut command = gms(&["sh", "-c", script]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-    child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+    until_up(&mut child);
     let (pager, shell) = behind(child.id() as i32);
     until("only the shell is left", || proc::children(pager) == [shell]);
     drop(child.stdin.take());

@@ -1,0 +1,108 @@
+//! Feeds damaged messages, cut anywhere, to the reader of messages: no panic, nothing out of bounds comes out, and the cuts change nothing.
+//! What takes a new way through the reader is damaged further. In `transport/fuzz/`:
+//!
+//!     cargo run --release -- [RUNS [SEED]]
+//!
+//! It is a program of its own because libFuzzer needs a C++ compiler, and builds the reader alone so that this takes seconds.
+
+mod coverage;
+#[allow(dead_code)]
+#[path = "../../../tests/src/dice.rs"]
+mod dice;
+mod input;
+#[allow(dead_code)]
+#[path = "../../src/message.rs"]
+mod message;
+#[allow(dead_code)]
+#[path = "../../src/reader.rs"]
+mod reader;
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use bytes::Bytes;
+
+use dice::Dice;
+use input::Input;
+use message::{CONTROL_LEN, Control, DecodeError, PAYLOAD_MAX, WorkloadId};
+use reader::{MessageReader, Piece};
+
+const RUNS: u64 = 100_000;
+const SEED: u64 = 1;
+/// Most inputs kept to be damaged further.
+const CORPUS_MAX: usize = 4096;
+
+/// The payload of a message, or why there is none.
+type Read = Result<Vec<u8>, DecodeError>;
+
+/// What a reader makes of a stream that comes in these chunks.
+fn read<'a>(replies: bool, chunks: impl Iterator<Item = &'a [u8]>) -> Read {
+    let mut reader = match replies {
+        true => MessageReader::reply_to(Control::get_many(0, WorkloadId::default(), 2)),
+        false => MessageReader::request(),
+    };
+    let (mut announced, mut payload) = (None, Vec::new());
+    for chunk in chunks {
+        reader.feed(Bytes::copy_from_slice(chunk), |piece| match piece {
+            Piece::Control(control) => {
+                assert!(announced.is_none(), "a second control message");
+                assert_eq!(control.is_reply(), replies);
+                announced = Some(control.payload_len.get() as usize);
+            }
+            Piece::Payload { offset, bytes } => {
+                assert!(offset as usize == payload.len() && !bytes.is_empty());
+                payload.extend_from_slice(&bytes);
+            }
+        })?;
+        assert!(payload.len() <= announced.unwrap_or(0) && announced <= Some(PAYLOAD_MAX));
+        assert_eq!(reader.has_control(), announced.is_some());
+    }
+    let end = reader.finish();
+    assert_eq!(end.is_ok(), announced == Some(payload.len()));
+    end.map(|()| payload)
+}
+
+/// Whether the message was accepted.
+fn check(input: &Input) -> bool {
+    let cut = read(input.replies, input.chunks());
+    let whole = read(input.replies, std::iter::once(&input.bytes[..]));
+    assert_eq!(cut, whole, "the cuts matter");
+    if let Ok(payload) = &whole {
+        assert_eq!(payload[..], input.bytes[CONTROL_LEN..]);
+    }
+    whole.is_ok()
+}
+
+fn main() -> ExitCode {
+    let mut numbers = std::env::args().skip(1).map(|word| word.parse().expect("a number"));
+    let (runs, seed) = (numbers.next().unwrap_or(RUNS), numbers.next().unwrap_or(SEED));
+    let mut dice = Dice::new(seed);
+    let mut corpus = input::whole_messages();
+    let whole = corpus.len() as u64;
+    let (mut ways, mut accepted) = (BTreeSet::new(), 0);
+    for run in 0..whole + runs {
+        let input = match corpus.get(run as usize).filter(|_| run < whole) {
+            Some(input) => input.clone(),
+            None => Input::damaged(&corpus, &mut dice),
+        };
+        coverage::clear();
+        let Ok(well) = catch_unwind(AssertUnwindSafe(|| check(&input))) else {
+            eprintln!("found in run {run} of seed {seed}: {input:?}");
+            return ExitCode::FAILURE;
+        };
+        let before = ways.len();
+        coverage::collect(&mut ways);
+        accepted += u64::from(well);
+        if run < whole {
+            assert!(well, "a whole message was refused: {input:?}");
+        } else if ways.len() > before && corpus.len() < CORPUS_MAX {
+            corpus.push(input);
+        }
+    }
+    let (found, refused) = (corpus.len() as u64 - whole, whole + runs - accepted);
+    println!("{runs} runs: {accepted} accepted, {refused} refused, {found} took new ways");
+    // Else it tests nothing: it sees no edges, or damages too much or too little.
+    let sees = found > 0 && accepted > runs / 100 && refused > runs / 100;
+    if sees { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
