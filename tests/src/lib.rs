@@ -30,7 +30,7 @@ pub use pages::{
     Mib, assert_paged, assert_paged_within, overshoot, pages_like_native, runs_like_native,
 };
 pub use procfs::{evictor_of, exists, has_uffd, rss_anon, write_memory};
-pub use program::{Outcome, Proc, Program, poll_until, tool};
+pub use program::{Outcome, Proc, Program, patience, poll_until, tool};
 pub use pty::Terminal;
 pub use redis::{Redis, Reply};
 pub use relay::{Relay, Weather};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use gms_pager::control::{self, DetachEnd};
 use gms_pager::proc;
-use gms_tests::Terminal;
+use gms_tests::{Terminal, patience};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -51,7 +51,7 @@ fn finish(child: Child) -> Output {
     let ended = std::sync::Arc::new(Mutex::new(false));
     let watch = ended.clone();
     thread::spawn(move || {
-        thread::sleep(DEADLINE);
+        thread::sleep(patience(DEADLINE));
         if !*watch.lock().unwrap() {
             // The whole tree, which holds the output open.
             let mut tree = vec![pid.as_raw()];
@@ -72,7 +72,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[track_caller]
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
+    let deadline = Instant::now() + patience(DEADLINE);
     while !holds() {
         assert!(Instant::now() < deadline, "in vain: {what}");
         thread::sleep(Duration::from_millis(2));
