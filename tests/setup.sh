@@ -1,10 +1,43 @@
 #!/usr/bin/env bash
 # Installs what is missing to run the demo (`setup.sh demo`) or to build and test gms (`setup.sh`). Says nothing when
-# nothing is missing. Debian and Ubuntu; elsewhere it names what to install.
+# nothing is missing. Debian and Ubuntu; elsewhere it names what to install. Rust and the kernel it does not install:
+# where they are missing or too old it says what is needed and how to get it. `setup.sh packages` does not look at them.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
-need=() # packages to install; "libclang" stands for the newest that there is
+need=() # packages to install; "libclang" and "libpython-testsuite" stand for this release's
 why=()  # what was missing, for people without apt or root
+
+# Whether version $1 is at least $2.
+at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]; }
+
+need_rust() {
+  local least pinned found
+  least=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+  pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+  found=$(cargo --version 2>/dev/null | cut -d ' ' -f 2) || found=
+  [ -n "$found" ] && at_least "$found" "$least" && return
+  cat >&2 <<END
+setup.sh: gms needs Rust $least or later (CI builds with $pinned); ${found:+here is only }${found:-there is no cargo here that runs}.
+  rustup fetches what rust-toolchain.toml names at the first build. To get it: apt-get install rustup (Debian 13,
+  Ubuntu 24.04), or https://rustup.rs (everywhere). A cargo of the distribution's own must not come first in PATH.
+END
+  return 1
+}
+
+need_kernel() {
+  local least
+  # The same number as of `gms doctor`.
+  least=$(sed -n 's/^const KERNEL_MIN.* = (\([0-9]*\), \([0-9]*\));/\1.\2/p' pager/src/doctor.rs)
+  at_least "$(uname -r)" "$least" && return
+  cat >&2 <<END
+setup.sh: gms needs Linux $least or later on x86-64 (UFFDIO_MOVE); here runs $(uname -r).
+  Debian 13 and Ubuntu 24.04 have one. Debian 12: apt-get install linux-image-amd64 from bookworm-backports, and boot it.
+  Ubuntu 22.04: apt-get install linux-generic-hwe-22.04, and boot it. \`gms doctor\` tells what else is missing.
+END
+  # Whoever lets privileged tests be skipped has some that need no such kernel.
+  [ "${GMS_TESTS_SKIP_PRIVILEGED:-}" = 1 ]
+}
 
 want() { # command, package
   command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || { need+=("$2"); why+=("$1"); }
@@ -30,6 +63,20 @@ libclang_package() {
   echo "libclang1-$version"
 }
 
+# That of the python3 which this release has: python3 itself may be still to come.
+python_tests_package() { apt-cache depends python3 | sed -n 's/^ *Depends: \(python3\.[0-9]*\)$/lib\1-testsuite/p' | head -n 1; }
+
+packages() {
+  local package
+  for package in "${need[@]}"; do
+    case $package in
+      libclang) libclang_package ;;
+      libpython-testsuite) python_tests_package ;;
+      *) echo "$package" ;;
+    esac
+  done | sort -u
+}
+
 want_to_test() {
   want git git
   want go golang-go
@@ -42,14 +89,13 @@ want_to_test() {
   want ip iproute2
   want tc iproute2
   want ps procps
-  want stress-ng stress-ng
   want setpriv util-linux
   want unshare util-linux
   want patch patch
   # Tests of other projects that run under torture.
   want stress-ng stress-ng
   compgen -G '/usr/lib/python3.*/test/test_gc.py' >/dev/null ||
-    { need+=("lib$(basename "$(readlink -f /usr/bin/python3)")-testsuite"); why+=("tests of python3"); }
+    { need+=(libpython-testsuite); why+=("tests of python3"); }
   compgen -G '/usr/lib/go*/src/runtime/chan_test.go' >/dev/null || compgen -G '/usr/share/go*/src/runtime/chan_test.go' >/dev/null ||
     { need+=(golang-src); why+=("tests of go"); }
   want capsh libcap2-bin
@@ -58,6 +104,13 @@ want_to_test() {
   want sha256sum coreutils
   want promtool prometheus
 }
+
+if [ "${1:-}" != packages ]; then
+  status=0
+  need_rust || status=1
+  need_kernel || status=1
+  [ $status = 0 ] || exit 1
+fi
 
 want_to_build
 want python3 python3
@@ -69,7 +122,7 @@ if ! command -v apt-get >/dev/null 2>&1; then
   exit 1
 fi
 if [ "$(id -u)" != 0 ]; then
-  echo "setup.sh: missing: ${why[*]}; run as root: apt-get install ${need[*]/#libclang/$(libclang_package)}" >&2
+  echo "setup.sh: missing: ${why[*]}; run as root: apt-get install $(packages | tr '\n' ' ')" >&2
   exit 1
 fi
 
@@ -85,19 +138,13 @@ redis_was_here=$(command -v redis-server || true)
 prometheus_was_here=$(command -v prometheus || true)
 log=$(mktemp)
 echo "setup.sh: installing ${need[*]}" >&2
-install() {
-  local packages=("${need[@]/#libclang/$(libclang_package)}")
-  apt-get install -y -q --no-install-recommends "${packages[@]}"
-}
+install() { packages | xargs apt-get install -y -q --no-install-recommends; }
 if ! { apt-get update -q && install; } </dev/null >"$log" 2>&1; then
   tail -n 20 "$log" >&2
   echo "setup.sh: apt-get failed, see above; full log in $log" >&2
   exit 1
 fi
 rm -f "$log"
-if [ -z "$redis_was_here" ] && [ -d /run/systemd/system ]; then
-  systemctl disable --quiet redis-server >/dev/null 2>&1 || true
-fi
-if [ -z "$prometheus_was_here" ] && [ -d /run/systemd/system ]; then
-  systemctl disable --quiet prometheus >/dev/null 2>&1 || true
-fi
+# Nor at the next start of this machine, or of a guest from this root. Containers have no systemctl.
+[ -n "$redis_was_here" ] || systemctl disable --quiet redis-server >/dev/null 2>&1 || true
+[ -n "$prometheus_was_here" ] || systemctl disable --quiet prometheus >/dev/null 2>&1 || true

@@ -33,7 +33,7 @@ pub use pages::{
 pub use procfs::{
     descendants, evictor_of, exists, has_uffd, rss_anon, spoil_page_map, write_memory,
 };
-pub use program::{Outcome, Proc, Program, poll_until, tool};
+pub use program::{Outcome, Proc, Program, patience, poll_until, tool};
 pub use pty::Terminal;
 pub use redis::Redis;
 pub use relay::{Relay, Weather};

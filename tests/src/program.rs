@@ -24,8 +24,18 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// How long output may still come after the program has ended (its children may hold the pipe).
 const DRAIN: Duration = Duration::from_secs(3);
 
+/// A whole number: how many times slower than a machine this one is (a guest under emulation). Deadlines are as many times longer.
+const SLOW: &str = "GMS_TESTS_SLOW";
+
+/// A deadline as it is on this machine.
+pub fn patience(limit: Duration) -> Duration {
+    let times = std::env::var(SLOW).ok().map(|text| text.parse::<u32>().expect(SLOW));
+    limit * times.unwrap_or(1).max(1)
+}
+
 /// Looks at `probe` until it gives something; fails the test at the deadline.
 pub fn poll_until<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Option<T>) -> T {
+    let limit = patience(limit);
     let deadline = Instant::now() + limit;
     loop {
         if let Some(found) = probe() {
@@ -127,7 +137,7 @@ impl Program {
         self
     }
 
-    /// Gives it another deadline than 90 s.
+    /// Gives it another deadline than 300 s.
     pub fn limit(mut self, limit: Duration) -> Program {
         self.limit = limit;
         self
@@ -158,7 +168,7 @@ impl Program {
         Proc {
             out: child.stdout.take().map(Stream::capture).unwrap_or_default(),
             err: child.stderr.take().map(Stream::capture).unwrap_or_default(),
-            deadline: started + self.limit,
+            deadline: started + patience(self.limit),
             census: Census::watch(child.id() as i32, self.watch),
             status: None,
             name,
@@ -239,7 +249,7 @@ impl Proc {
         limit: Duration,
         probe: impl FnMut(&str) -> Option<T>,
     ) -> T {
-        let deadline = self.deadline.min(Instant::now() + limit);
+        let deadline = self.deadline.min(Instant::now() + patience(limit));
         let found = self.err.wait_for(0, deadline, probe);
         found.unwrap_or_else(|| self.fail(&format!("never told {what} on stderr")))
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::openpty;
 
-use crate::program::tool;
+use crate::program::{patience, tool};
 use crate::stream::Stream;
 
 /// How long the terminal may take to show what is expected.
@@ -63,7 +63,7 @@ impl Terminal {
 
     /// Waits until `text` shows up after what was typed last.
     pub fn expect(&self, text: &str) {
-        let found = self.screen.wait_for(self.seen, Instant::now() + LIMIT, |screen| {
+        let found = self.screen.wait_for(self.seen, Instant::now() + patience(LIMIT), |screen| {
             screen.contains(text).then_some(())
         });
         assert!(found.is_some(), "the terminal never showed {text:?}:\n{}", self.screen.text());

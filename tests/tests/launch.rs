@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use gms_pager::control::{self, DetachEnd};
 use gms_pager::proc;
-use gms_tests::Terminal;
+use gms_tests::{Terminal, patience};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -62,7 +62,7 @@ fn finish(child: Child) -> Output {
     let (over, ended) = mpsc::channel::<()>();
     let watch = thread::spawn(move || {
         // The whole tree, which holds the output open.
-        if ended.recv_timeout(DEADLINE) == Err(RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(patience(DEADLINE)) == Err(RecvTimeoutError::Timeout) {
             kill_tree(root);
         }
     });
@@ -75,7 +75,7 @@ fn finish(child: Child) -> Output {
 /// Waits until the command says "up". One that does not is killed, and fails the test.
 #[track_caller]
 fn until_up(child: &mut Child) {
-    let (deadline, mut said) = (Instant::now() + DEADLINE, Vec::new());
+    let (deadline, mut said) = (Instant::now() + patience(DEADLINE), Vec::new());
     let root = child.id();
     let out = child.stdout.as_mut().unwrap();
     while said != b"up\n" {
@@ -97,7 +97,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[track_caller]
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
+    let deadline = Instant::now() + patience(DEADLINE);
     while !holds() {
         assert!(Instant::now() < deadline, "in vain: {what}");
         thread::sleep(Duration::from_millis(2));
