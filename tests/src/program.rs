@@ -317,7 +317,11 @@ impl Drop for Proc {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        // A gms that fails may trace it, so that it is not seen to end before that gms does.
+        let deadline = Instant::now() + DRAIN;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(POLL);
+        }
     }
 }
 
