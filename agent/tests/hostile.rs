@@ -126,6 +126,15 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// Is true from when it goes: also if what goes on beside a thread panics, which would wait for that thread for ever.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs `attack` in turns of a thread of its own, paced to one each `pause`, and compares what an honest client reads
 /// meanwhile with what it reads without. `prepare` is done once before.
 fn keeps_its_throughput<S: Send>(
@@ -146,6 +155,7 @@ fn keeps_its_throughput<S: Send>(
     let mut state = prepare(&cluster, addr);
     let (on, over, turns) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
     let kept = std::thread::scope(|scope| {
+        let _over = Over(&over);
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 std::thread::park_timeout(pause);
@@ -168,9 +178,7 @@ fn keeps_its_throughput<S: Send>(
             with / without
         };
         // Others use the machine as well: what is lost to the attack is lost each time.
-        let kept = (0..ATTEMPTS).map(|_| measure()).find(|kept| *kept >= KEPT);
-        over.store(true, Ordering::Relaxed);
-        kept
+        (0..ATTEMPTS).map(|_| measure()).find(|kept| *kept >= KEPT)
     });
     assert!(honest.closed.is_none(), "{:?}", honest.closed);
     assert!(turns.load(Ordering::Relaxed) > ROUNDS as u64, "the attack took place");
