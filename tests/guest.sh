@@ -37,6 +37,7 @@ left_out() {
   cat <<'END'
 bench/quick * figures of benchmarks mean nothing under emulation, and each takes minutes
 tests/torture * four minutes on a machine, an hour in the guest
+agent/hostile * compares figures beside attacks; its honest client is timed out while attackers connect at the speed of the guest
 tests/tidy * reads sources only, with cargo and git: part of --userland
 tests/attach with_50_percent_resident the same with 25 percent runs
 tests/memory with_50_percent_resident the same with 25 percent runs
@@ -210,7 +211,7 @@ make_images() { # NAME[:TEST]...
     mv "$dir/root.ext4.new" "$dir/root.ext4"
   fi
   rm -rf "$stage"
-  mkdir -p "$stage/tree/target/release/deps"
+  mkdir -p "$stage/tree/target/release/deps" "$stage/tree/target/tmp"
   runner >"$stage/run"
   printf 'repo=%q\neach=%q\nexport GMS_TESTS_SLOW=%q\n' "$repo" "$each" "$slow" >"$stage/settings"
   plan "$@" >"$stage/plan"

@@ -164,7 +164,8 @@ fn its_log_tells_who_came_who_went_and_who_was_refused() {
     let identity = keys::load(&dir.0, Role::Client).expect("a key");
     let client_name = identity.fingerprint().to_string();
     let mut client = Client::connect(addr, &identity);
-    line_with(&mut log, &[" connected", &client_name, "addr=127.0.0.1:"]);
+    let from = format!("addr={}", SocketAddr::new(addr.ip(), 0)).trim_end_matches('0').to_string();
+    line_with(&mut log, &[" connected", &client_name, &from]);
     client.hello();
     line_with(
         &mut log,

@@ -9,7 +9,7 @@ use gms_transport::message::{Control, PageDescriptor, WorkloadId};
 use gms_transport::{CloseReason, Event, ExchangeId, LinkId, Quic, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -27,7 +27,10 @@ pub struct Client {
 
 impl Client {
     pub fn connect(addr: SocketAddr, identity: &Identity) -> Self {
-        let mut quic = Quic::client(([127, 0, 0, 1], 0).into(), identity).expect("a socket");
+        // `localhost` is ::1 first where the machine has both.
+        let own: IpAddr =
+            if addr.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+        let mut quic = Quic::client((own, 0).into(), identity).expect("a socket");
         let link = quic.connect(Instant::now(), addr).expect("an address");
         let (controls, done) = (HashMap::new(), Vec::new());
         let mut client = Self { quic, link, closed: None, controls, done, connected: false };
