@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -56,20 +56,17 @@ fn kill_tree(root: u32) {
     }
 }
 
-/// The end of a child; a child which does not end is killed, and fails the test.
+/// The end of a child, and of all that hold its output. One that does not end is killed, and fails the test.
+#[track_caller]
 fn finish(child: Child) -> Output {
     let root = child.id();
-    let (over, ended) = mpsc::channel::<()>();
-    let watch = thread::spawn(move || {
-        // The whole tree, which holds the output open.
-        if ended.recv_timeout(patience(DEADLINE)) == Err(RecvTimeoutError::Timeout) {
-            kill_tree(root);
-        }
-    });
-    let output = child.wait_with_output().unwrap();
-    drop(over);
-    watch.join().unwrap();
-    output
+    let (over, ended) = mpsc::channel();
+    thread::spawn(move || over.send(child.wait_with_output()));
+    let Ok(output) = ended.recv_timeout(patience(DEADLINE)) else {
+        kill_tree(root);
+        panic!("in vain: the end of the command, and of all that hold its output");
+    };
+    output.unwrap()
 }
 
 /// Waits until the command says "up". One that does not is killed, and fails the test.
