@@ -118,6 +118,12 @@ pub struct Effort {
 }
 
 impl Effort {
+    /// Five runs.
+    #[cfg(test)]
+    pub fn usual() -> Effort {
+        Effort { runs: 5, quick: false }
+    }
+
     /// Number of runs.
     pub fn runs(&self) -> u32 {
         if self.quick { 1 } else { self.runs }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 
+use crate::cli::Effort;
 use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::room::Room;
@@ -20,8 +21,8 @@ use crate::swap::{Backing, Readahead, Swap};
 const SWAP_TIMES: f64 = 3.0;
 /// The same of the agent.
 const AGENT_TIMES: f64 = 2.0;
-/// Runs in which a setting is looked for.
-const TRIES_MAX: u32 = 6;
+/// Runs in which a setting is looked for, usual and `--quick`.
+const TRIES: (usize, usize) = (6, 2);
 /// Where a peak may lie, as a multiple of the limit, for its setting to be taken.
 const FITS: (f64, f64) = (0.96, 1.02);
 /// Least setting, as a multiple of the limit.
@@ -194,6 +195,7 @@ pub enum Settled {
 /// The first correction is by what was too much: gms's own memory hardly depends on `--local`. A
 /// pool grows by a part of what the limit shrinks by, so that further ones go by the secant.
 pub fn settle(
+    effort: &Effort,
     limit_mib: f64,
     first_mib: f64,
     mut peak: impl FnMut(u32) -> Result<Result<f64, String>, BenchError>,
@@ -202,7 +204,7 @@ pub fn settle(
     let mut last: Option<(f64, f64)> = None;
     let mut best = None;
     let mut seen = String::new();
-    for _ in 0..TRIES_MAX {
+    for _ in 0..effort.count(TRIES.0, TRIES.1) {
         if setting < SETTING_MIN * limit_mib {
             break;
         }
@@ -239,7 +241,7 @@ mod tests {
     /// What [`settle`] finds, and after how many runs, where `peak` gives what is taken.
     fn settled(peak: impl Fn(f64) -> f64) -> (Settled, u32) {
         let mut runs = 0;
-        let settled = settle(100.0, 100.0, |setting| {
+        let settled = settle(&Effort::usual(), 100.0, 100.0, |setting| {
             runs += 1;
             Ok(Ok(peak(f64::from(setting))))
         });
@@ -256,7 +258,8 @@ mod tests {
         let (found, _) = settled(|limit| limit + (200.0 - limit) * 0.6);
         assert!(matches!(found, Settled::Nowhere(_)), "the pool alone takes the most: {found:?}");
         assert_eq!((lowered(88, 101.5, 100.0), lowered(88, 103.2, 100.0)), (None, Some(84)));
-        let killed = settle(100.0, 100.0, |_| Ok(Err("was killed".into()))).expect("no error");
+        let killed = settle(&Effort::usual(), 100.0, 100.0, |_| Ok(Err("was killed".into())))
+            .expect("no error");
         assert_eq!(killed, Settled::Nowhere("100 MiB cannot be kept: was killed".into()));
     }
 }

@@ -392,14 +392,19 @@ fn programs_are_measured() {
     let Some(report) = report_within("300", &["app"]) else { return };
     let swap = can_swap();
     let rows = report["slow_downs"].as_array().expect("slow-downs");
+    let measured = std::cell::Cell::new(0);
     for program in ["redis", "sort", "numpy", "sqlite", "gcc", "bfs"] {
         let free = figure(&report, &format!("{program}, no limit"));
         let figure = |what: &str| figure(&report, &format!("{program}, no limit: {what}"));
         let (anonymous, charged) = (figure("anonymous"), figure("charged"));
         let seconds = |under: &str| {
             let is = |row: &&Value| row["program"] == program && row["under"] == under;
-            let row =
-                rows.iter().find(is).unwrap_or_else(|| panic!("{program}, {under}: {rows:#?}"));
+            let Some(row) = rows.iter().find(is) else {
+                // In so little memory Linux kills some, each time that they are run again.
+                let note = format!("{program} under {under}, 50 % and less, is left out: ");
+                assert!(under != "gms" && report["notes"].to_string().contains(&note), "{note}");
+                return None;
+            };
             let value = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row:#}"));
             // The limit was found in a run of its own.
             let limit = charged - anonymous / 2.0;
@@ -421,14 +426,18 @@ fn programs_are_measured() {
                 _ => assert!(value("peak_mib") < value("limit_mib") + 1.0, "{row:#}"),
             }
             assert_eq!(row["pool_mib"].is_number(), under.starts_with("zram"), "{row:#}");
-            value("seconds")
+            measured.set(measured.get() + 1);
+            Some(value("seconds"))
         };
-        let gms = seconds("gms");
+        let gms = seconds("gms").expect("gms is not left out");
         for under in SWAPS.into_iter().filter(|_| swap) {
-            let ratio = format!("{program}, 50 % local: gms / {under}");
-            check_ratio(&report, &ratio, gms, seconds(under));
+            if let Some(seconds) = seconds(under) {
+                let ratio = format!("{program}, 50 % local: gms / {under}");
+                check_ratio(&report, &ratio, gms, seconds);
+            }
         }
     }
+    assert!(!swap || measured.get() > 6 * 4, "{} of 36 were measured", measured.get());
     assert!(!swap || swaps() == 0, "swap was left on");
 }
 

@@ -242,11 +242,12 @@ impl<'a> Trial<'a> {
             return Ok(Some(*known));
         }
         let first_mib = if under == Under::Gms { limit_mib - self.kernel_mib } else { limit_mib };
-        let settled =
-            settle(limit_mib, first_mib, |setting| match self.run_in(pager.room(setting)?)? {
+        let settled = settle(&self.options.effort, limit_mib, first_mib, |setting| {
+            match self.run_in(pager.room(setting)?)? {
                 Ended::Done(outcome) => pager.peak_mib(outcome.charged_mib).map(Ok),
                 Ended::Killed(why) => Ok(Err(why)),
-            })?;
+            }
+        })?;
         let setting = match settled {
             Settled::At(setting) => setting,
             // In so little memory nothing fits that is more than a test of the benchmark.

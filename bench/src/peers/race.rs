@@ -190,7 +190,7 @@ impl Race<'_> {
         }
         // Brings programs and libraries into memory, which would be charged.
         self.ran::<sort::Found>(pager, limit, &Orders::Sort(sort::Orders { mib: 1 }))?.0.ok();
-        let settled = settle(f64::from(limit), f64::from(limit), |setting| {
+        let settled = settle(self.effort, f64::from(limit), f64::from(limit), |setting| {
             let (_, used, _) = self.ran::<fault::Found>(pager, setting, &self.fault_orders(0))?;
             Ok(Ok(used.charged_mib))
         })?;
