@@ -147,7 +147,7 @@ fn attach_to_a_grove(processes: u64, mib: u64, budget: Mib) {
     proc.watch_anew();
     wait_two_rounds(&proc);
     wait_two_rounds(&proc);
-    let (peak, most) = (proc.peak(), budget.bytes() + overshoot(budget) * processes.min(2));
+    let (peak, most) = (proc.peak(), budget.bytes() + overshoot(budget));
     eprintln!("{processes} processes under {budget:?}: {peak:?}, of at most {most}");
     assert!(peak.looks > 10 && peak.bytes <= most, "the tree held more");
     let members = threaded(proc.pid());
