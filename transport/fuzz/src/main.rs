@@ -6,6 +6,7 @@
 //! It is a program of its own because libFuzzer needs a C++ compiler, and builds the reader alone so that this takes seconds.
 
 mod coverage;
+// Of what is shared with the crates and their tests only a part is used here.
 #[allow(dead_code)]
 #[path = "../../../tests/src/dice.rs"]
 mod dice;
