@@ -30,6 +30,10 @@ const LATE_MAX: Duration = Duration::from_millis(50);
 /// Share of the time since a late thread was asked to stop, that passes until it is looked at again.
 const LATE_SHARE: u32 = 8;
 
+/// A thread that executes a program takes over the id of its process's first thread, which is killed for that. If both are traced, what is asked of that
+/// id must not be done to the other: with PTRACE_O_TRACEEXEC the kernel refuses it until the exec has been taken note of ([`Stopped::wait`]).
+const OPTIONS: libc::c_int = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
+
 type Result<T> = std::result::Result<T, InjectError>;
 
 /// What a refused request means.
@@ -103,7 +107,7 @@ impl Stopped {
         let new = lock(&TRACED).insert(tid.as_raw());
         let seized = {
             let _alarm = Alarm::set(SEIZE_DEADLINE);
-            request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
+            request(libc::PTRACE_SEIZE, tid, 0, OPTIONS as usize)
         };
         // One that is traced already, because it stops late, is refused too.
         seized
@@ -159,7 +163,7 @@ impl Stopped {
         self.niceness = Some(Niceness::raise(self.tid));
         self.interrupted()?;
         // If we die in the middle of an injected call, the thread must not run on from there.
-        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
+        let options = OPTIONS | libc::PTRACE_O_EXITKILL;
         request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize).map_err(refused)?;
         self.settled = true;
         self.saved = self.registers()?;
@@ -194,6 +198,11 @@ impl Stopped {
             // Stops only: the end of a child of ours is for whoever waits for that.
             let flags = libc::WSTOPPED | libc::__WNOTHREAD;
             match report(libc::P_PID, self.tid.as_raw(), flags) {
+                Ok(Some(report)) if is_exec_stop(report.status) => {
+                    // What is known of it was another's, or another program's.
+                    let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
+                    return Err(InjectError::Gone);
+                }
                 Ok(Some(report)) if report.has_stopped() => return Ok(report.status),
                 // It has ended, or is not ours: asked for stops only, the kernel does not tell of tracees that have ended.
                 Ok(Some(_)) => return Err(InjectError::Gone),
@@ -377,9 +386,14 @@ fn is_syscall_stop(status: i32) -> bool {
     status == libc::SIGTRAP | 0x80
 }
 
+/// Whether a stop tells that a thread has executed a program.
+fn is_exec_stop(status: i32) -> bool {
+    status == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8
+}
+
 /// Whether a stop is none of a signal's.
 fn is_ours(status: i32) -> bool {
-    is_event_stop(status) || is_syscall_stop(status)
+    is_event_stop(status) || is_syscall_stop(status) || is_exec_stop(status)
 }
 
 /// The signal of a stop.
@@ -444,6 +458,8 @@ fn release_strays() -> Option<Duration> {
         let released = match report.has_stopped() {
             true => {
                 let signal = if is_ours(report.status) { 0 } else { signal_of(report.status) };
+                // An exec must have been taken note of.
+                let _ = self::report(libc::P_PID, report.pid, libc::WSTOPPED | libc::__WNOTHREAD);
                 request(libc::PTRACE_DETACH, Pid::from_raw(report.pid), 0, signal).is_ok()
             }
             false => !is_left_to_others(report.pid) && reap(report.pid, libc::__WNOTHREAD),

@@ -47,6 +47,27 @@ fn child() {
             unsafe { libc::syscall(libc::SYS_set_robust_list, page.as_ptr(), 24) };
             panic!("true: {}", Command::new("true").exec());
         }
+        Ok("takes over") => {
+            let faults = UffdBuilder::new().user_mode_only(false).create().unwrap();
+            let page = MmapMut::map_anon(4096).unwrap();
+            faults.register(page.as_ptr() as *mut _, page.len()).unwrap();
+            let name = page.as_ptr() as usize;
+            thread::spawn(move || {
+                tell("executes");
+                let arguments = [name as *const libc::c_char, std::ptr::null()];
+                // SAFETY: the list is ended, and so is the name, an empty one, once the page is there.
+                unsafe { libc::execv(c"/bin/true".as_ptr(), arguments.as_ptr()) };
+                panic!("true: {}", std::io::Error::last_os_error());
+            });
+            thread::spawn(move || {
+                wait_for_byte(libc::STDIN_FILENO);
+                // SAFETY: it is the page that was registered.
+                unsafe { faults.zeropage(name as *mut _, 4096, true) }.unwrap();
+            });
+            loop {
+                std::hint::spin_loop();
+            }
+        }
         Ok("threads exec") => {
             let script = script_of_a_dead_interpreter();
             for _ in 0..8 {
@@ -195,6 +216,61 @@ fn an_exec_does_not_wait_for_the_dead_while_its_process_is_seized() {
     seized.into_iter().for_each(Stopped::let_go);
     stopped.let_go();
     assert!(subject.process.wait().unwrap().success());
+}
+
+/// A process whose first thread spins while another executes a program, which goes on as soon as it is told to: that one has been asked to stop.
+fn about_to_take_over() -> (Subject, Stopped) {
+    let mut subject = Subject::start("takes over");
+    let executes = subject.thread("executes");
+    until("it sleeps in exec", || proc::blocked_in(executes) == Some(libc::SYS_execve));
+    let late = Stopped::seize(executes).unwrap();
+    (subject, late)
+}
+
+/// The other takes over the id of the first one.
+fn take_over(subject: &mut Subject) {
+    subject.stdin.write_all(&[1]).unwrap();
+    let pid = subject.pid();
+    until("the other is the first one", || {
+        proc::threads(pid) == [pid] && proc::state(pid) == Some('t')
+    });
+}
+
+fn all_are_let_go(mut subject: Subject) {
+    until("all are let go", || release_late().is_none());
+    let status = subject.process.wait().unwrap();
+    assert!(status.success(), "{status}: it has got what was another's");
+}
+
+#[test]
+fn whoever_takes_over_the_id_of_a_thread_does_not_get_its_registers() {
+    let (mut subject, late) = about_to_take_over();
+    let first = Stopped::new(subject.pid());
+    take_over(&mut subject);
+    first.into_iter().for_each(|mut first| {
+        // Fails if it is known that it is another.
+        let _ = first.restore();
+        first.let_go();
+    });
+    late.let_go();
+    all_are_let_go(subject);
+}
+
+#[test]
+fn nor_if_that_had_stopped_before() {
+    let mut subject = Subject::start("takes over");
+    let executes = subject.thread("executes");
+    let mut first = Stopped::new(subject.pid()).unwrap();
+    first.restore().unwrap();
+    until("it sleeps in exec", || proc::blocked_in(executes) == Some(libc::SYS_execve));
+    let late = Stopped::seize(executes).unwrap();
+    take_over(&mut subject);
+    if first.block_signals().is_ok() {
+        first.restore().unwrap();
+    }
+    first.let_go();
+    late.let_go();
+    all_are_let_go(subject);
 }
 
 #[test]

@@ -30,17 +30,11 @@ pub fn overshoot(budget: Mib) -> u64 {
 }
 
 /// Fails the test unless `outcome` paged a working set under `budget`: enough pages went out and came back, and
-/// neither gms's account of resident memory nor the kernel's exceeded the bound.
+/// neither gms's account of resident memory nor the kernel's was far beyond it. Twice the overshoot is allowed, because the
+/// evict thread shares two CPUs with the workload, the agent and the test (docs/design.md, weakness 8): what gms promises is for `tests/budget.rs`.
 pub fn assert_paged(outcome: &Outcome, working_set: Mib, budget: Mib) {
-    // Each process that begins to allocate must be found and attached: a tree may overshoot twice as far.
-    let overshoots = outcome.stats().processes.clamp(1, 2);
-    assert_paged_within(outcome, working_set, budget, overshoots);
-}
-
-/// The same where so many times the overshoot is allowed.
-pub fn assert_paged_within(outcome: &Outcome, working_set: Mib, budget: Mib, overshoots: u64) {
     let stats = outcome.stats();
-    let most = budget.bytes() + overshoot(budget) * overshoots;
+    let most = budget.bytes() + 2 * overshoot(budget);
     let least = (working_set.bytes() - budget.bytes()) / 4096 / 2;
     for (holds, claim) in [
         (stats.budget_bytes == budget.bytes(), "budget_bytes is what --local said".to_string()),
@@ -70,18 +64,6 @@ pub fn pages_like_native(
     working_set: Option<Mib>,
     percent: u64,
 ) -> Outcome {
-    let (paged, working_set, budget) = runs_like_native(stage, program, working_set, percent);
-    assert_paged(&paged, working_set, budget);
-    paged
-}
-
-/// The same, but that paging happened: returns the working set and the budget for that.
-pub fn runs_like_native(
-    stage: &Stage,
-    program: &Program,
-    working_set: Option<Mib>,
-    percent: u64,
-) -> (Outcome, Mib, Mib) {
     let native = program.finish().expect_code(0);
     let working_set = working_set.unwrap_or(Mib(native.peak.bytes >> 20));
     assert!(working_set >= Mib(32), "a working set of {working_set:?} tests nothing");
@@ -92,5 +74,6 @@ pub fn runs_like_native(
         paged.fail(&format!("printed something else than without gms:\n{}", native.text()));
     }
     assert!(paged.peak.looks > 0, "nobody looked at its memory");
-    (paged, working_set, budget)
+    assert_paged(&paged, working_set, budget);
+    paged
 }
