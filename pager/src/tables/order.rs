@@ -293,34 +293,50 @@ pub(super) fn order(
     if changes.len() > SEARCHED_MAX {
         return Err(Doubt);
     }
-    let mut search = Search { changes, marked, steps: STEPS_MAX, found: Vec::new(), doubt: false };
-    search.from(places.clone(), &as_told, 0, Vec::new());
-    match search {
-        Search { doubt: false, steps: 1.., mut found, .. } if !found.is_empty() => {
-            Ok(found.swap_remove(0).1)
-        }
-        _ => Err(Doubt),
+    let (free, forced) = (Found::default(), Found::default());
+    let mut search = Search { changes, marked, steps: STEPS_MAX, free, forced };
+    search.from(places.clone(), &as_told, 0, Vec::new(), true);
+    if search.steps == 0 {
+        return Err(Doubt);
     }
+    let found = if search.free.led.is_some() { search.free } else { search.forced };
+    found.led.filter(|_| !found.doubt).map(|(_, made)| made).ok_or(Doubt)
+}
+
+/// What came to the markers, and by which order; the first of those that are alike.
+#[derive(Default)]
+struct Found {
+    led: Option<(Vec<Part>, Vec<usize>)>,
+    /// Another order leads other pages there.
+    doubt: bool,
 }
 
 struct Search<'a> {
     changes: &'a [Change],
     marked: &'a RangeSet,
     steps: usize,
-    /// What came to the markers, and by which order; the first of those that are alike.
-    found: Vec<(Vec<Part>, Vec<usize>)>,
-    doubt: bool,
+    /// By orders in which nothing is where a remap leads.
+    free: Found,
+    /// By others. The kernel would have told what they unmapped, so that they count only if there are none of the former.
+    forced: Found,
 }
 
 impl Search<'_> {
     /// After what is `made`, the first that `wait` comes next, or one that makes way for it. The next `held` ones wait for it.
-    fn from(&mut self, mut places: Places, wait: &[usize], held: usize, mut made: Vec<usize>) {
+    fn from(
+        &mut self,
+        mut places: Places,
+        wait: &[usize],
+        held: usize,
+        mut made: Vec<usize>,
+        free: bool,
+    ) {
         self.steps = self.steps.saturating_sub(1);
-        if self.steps == 0 || self.doubt {
+        if self.steps == 0 || self.free.doubt {
             return;
         }
         let Some((&next, rest)) = wait.split_first() else {
-            return self.end(&places, made);
+            return self.end(&places, made, free);
         };
         let change = &self.changes[next];
         let taken = change.reached().map(|range| places.taken(range)).unwrap_or_default();
@@ -329,19 +345,20 @@ impl Search<'_> {
                 let mut sooner = wait.to_vec();
                 let one = sooner.remove(at);
                 sooner.insert(0, one);
-                self.from(places.clone(), &sooner, held + 1, made.clone());
+                self.from(places.clone(), &sooner, held + 1, made.clone(), free);
             }
         }
         places.make(change);
         made.push(next);
-        self.from(places, rest, held.saturating_sub(1), made);
+        self.from(places, rest, held.saturating_sub(1), made, free && taken.is_empty());
     }
 
-    fn end(&mut self, places: &Places, made: Vec<usize>) {
+    fn end(&mut self, places: &Places, made: Vec<usize>, free: bool) {
         let Some(led) = places.at(self.marked) else { return };
-        match self.found.first() {
-            None => self.found.push((led, made)),
-            Some((first, _)) => self.doubt |= *first != led,
+        let found = if free { &mut self.free } else { &mut self.forced };
+        match &found.led {
+            None => found.led = Some((led, made)),
+            Some((first, _)) => found.doubt |= *first != led,
         }
     }
 }
