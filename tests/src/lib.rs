@@ -27,7 +27,7 @@ pub use census::Peak;
 pub use dice::{Dice, mix};
 pub use gms::{Gms, gms_binary, status_of};
 pub use netns::Namespace;
-pub use pages::{Mib, assert_paged, overshoot, pages_like_native};
+pub use pages::{ATTEMPTS, Mib, assert_paged, overshoot, pages_like_native};
 pub use procfs::{
     descendants, evictor_of, exists, has_uffd, rss_anon, spoil_page_map, write_memory,
 };

