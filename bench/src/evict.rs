@@ -7,7 +7,7 @@ use crate::memory;
 use crate::region::{PAGE, pages};
 use crate::report::{Report, Target};
 use crate::samples::Samples;
-use crate::stack::Stack;
+use crate::stack::{Stack, second_percent};
 use crate::turn::rotated;
 use crate::workload::Orders;
 use crate::workload::dirty::{self as workload, DuelFound, Found};
@@ -98,6 +98,6 @@ fn duel(
     report.figure("p50 while evicting / idle", "x", evicting.p50 / idle.p50);
     let rate = (found.dirtied * PAGE) as f64 / found.seconds / 1e6;
     report.figure("dirtied beside the faults", "MB/s", rate);
-    report.figure("faults met by the write-back buffer", "%", stats.second_percent());
+    report.figure("faults met by the write-back buffer", "%", second_percent(&stats));
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! `gms-bench fault`: random or strided remote faults through the whole stack (`gms run`, `gms-agent`, each a process of its own),
 //! beside the floors measured just before.
 
+use gms_tests::Stats;
+
 use crate::cli::{Effort, FaultOptions, PageSize, Protocol};
 use crate::error::BenchError;
 use crate::floor::udp;
@@ -9,7 +11,7 @@ use crate::placement::{Wait, placements, two_cpus};
 use crate::region::pages;
 use crate::report::{Report, Target};
 use crate::samples::Latency;
-use crate::stack::{Stack, Stats};
+use crate::stack::{Stack, check_remote, second_percent};
 use crate::turn::rotated;
 use crate::workload::Orders;
 use crate::workload::fault::{self as workload, Found};
@@ -126,7 +128,7 @@ fn measure(
     };
     let p50 = rows(options, size, &found, floors, report)?;
     counts(size, &stats, report);
-    stats.check(touched, LOCAL_PERCENT_MAX[usize::from(effort.is_quick())])?;
+    check_remote(&stats, touched, LOCAL_PERCENT_MAX[usize::from(effort.is_quick())])?;
     Ok(p50)
 }
 
@@ -198,7 +200,7 @@ fn counts(size: PageSize, stats: &Stats, report: &mut Report) {
     figure("clean drops", "pages", stats.clean_drops as f64);
     let ahead = 100.0 * stats.prefetched as f64 / stats.pages_in.max(1) as f64;
     figure("fetched ahead, of all pages fetched", "%", ahead);
-    figure("faults met by the write-back buffer", "%", stats.second_percent());
+    figure("faults met by the write-back buffer", "%", second_percent(stats));
 }
 
 impl FaultOptions {

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
+use gms_tests::{Dice, mix};
+
 use crate::error::{BenchError, Trying};
-use crate::workload::{Dice, mix};
 
 /// Of a node without a parent.
 pub const NONE: u32 = u32::MAX;
@@ -64,7 +65,7 @@ impl Graph {
     /// A random node that has neighbours.
     pub fn source(&self, dice: &mut Dice) -> usize {
         loop {
-            let node = dice.below(self.nodes());
+            let node = dice.place(self.nodes());
             if self.degree(node) > 0 {
                 return node;
             }
@@ -181,7 +182,7 @@ impl Bits {
 
 /// The ends of edge `number`: of each level of the matrix a quadrant by chance (Graph 500).
 fn edge(scale: u32, number: usize) -> (usize, usize) {
-    let mut dice = Dice::new(number as u64, 0);
+    let mut dice = Dice::of_thread(number as u64, 0);
     let (mut from, mut to, mut chance) = (0, 0, 0);
     for level in 0..scale {
         if level % 4 == 0 {
@@ -245,7 +246,7 @@ mod tests {
     fn searches_find_shortest_ways() {
         for (scale, edges) in [(3, 4), (10, 700), (10, 3_000), (12, 64_000)] {
             let graph = Graph::kronecker(scale, edges);
-            let mut dice = Dice::new(1, 0);
+            let mut dice = Dice::of_thread(1, 0);
             for _ in 0..5 {
                 let source = graph.source(&mut dice);
                 let (parents, depths) = (graph.search(source), depths(&graph, source));

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::process::Command;
 use std::time::Instant;
 
+use gms_tests::Dice;
+
 use crate::cli::IdleOptions;
 use crate::error::{BenchError, Trying};
 use crate::peer::Process;
@@ -11,7 +13,6 @@ use crate::region::{Region, WORDS, pages};
 use crate::report::{Report, Target};
 use crate::stack::program;
 use crate::turn::rotated;
-use crate::workload::Dice;
 
 /// Memory of the default command in MiB, usual and `--quick`.
 const MIB: (usize, usize) = (256, 4);
@@ -83,7 +84,7 @@ pub fn workload(mib: usize) -> Result<(), BenchError> {
         return Ok(());
     }
     let region = Region::new(pages(mib))?;
-    let mut dice = Dice::new(1, 0);
+    let mut dice = Dice::of_thread(1, 0);
     for page in 0..region.pages() {
         (0..WORDS).for_each(|word| region.store(page, word, dice.bits()));
     }

@@ -12,7 +12,7 @@ use crate::memory;
 use crate::region::pages;
 use crate::report::{Report, Target};
 use crate::samples::Samples;
-use crate::stack::{Session, Stack};
+use crate::stack::{Session, Stack, agent_shares, check_remote};
 use crate::turn::rotated;
 use crate::workload::Orders;
 use crate::workload::fault::{self as workload, Found};
@@ -158,10 +158,10 @@ fn measure(options: &ScaleOptions, subject: &Subject, seed: u64) -> Result<Rates
     for session in sessions {
         let (found, stats): (Found, _) = session.finish()?;
         let counted = found.faults() + (subject.threads * warm_up) as u64;
-        stats.check(counted, LOCAL_PERCENT_MAX[quick])?;
+        check_remote(&stats, counted, LOCAL_PERCENT_MAX[quick])?;
         rates.each.push(found.faults() as f64 / found.seconds);
         rates.samples.merge(&found.samples()?);
-        rates.agents = stats.agent_shares();
+        rates.agents = agent_shares(&stats);
     }
     Ok(rates)
 }

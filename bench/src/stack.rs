@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, Command, Stdio};
 
-use serde::Deserialize;
+use gms_tests::Stats;
 use serde::de::DeserializeOwned;
 
 use crate::cli::PageSize;
@@ -43,71 +43,34 @@ pub struct Session {
     stats: PathBuf,
 }
 
-/// Of gms's own figures those which matter here.
-#[derive(Debug, Deserialize)]
-pub struct Stats {
-    /// Latency of remote faults, from the read of the message to the wake.
-    pub fault_us: FaultLatency,
-    /// Pages fetched.
-    pub pages_in: u64,
-    /// Pages written.
-    pub pages_out: u64,
-    /// Pages evicted without a transfer.
-    pub clean_drops: u64,
-    /// Pages fetched ahead.
-    pub prefetched: u64,
-    /// Faults met by the write-back buffer.
-    pub second_chances: u64,
-    /// The agents.
-    agents: Vec<AgentStats>,
+/// Faults that were met by the write-back buffer, in percent of all that brought a page back.
+pub fn second_percent(stats: &Stats) -> f64 {
+    let all = stats.pages_in + stats.second_chances;
+    100.0 * stats.second_chances as f64 / all.max(1) as f64
 }
 
-#[derive(Debug, Deserialize)]
-struct AgentStats {
-    /// Pages it was given.
-    pages: u64,
+/// The least and the greatest share of the pages that an agent was given, as a multiple of the fair one.
+pub fn agent_shares(stats: &Stats) -> (f64, f64) {
+    let all: u64 = stats.agents.iter().map(|agent| agent.pages).sum();
+    let fair = all.max(1) as f64 / stats.agents.len().max(1) as f64;
+    let shares = || stats.agents.iter().map(|agent| agent.pages as f64 / fair);
+    (shares().fold(f64::INFINITY, f64::min), shares().fold(0.0, f64::max))
 }
 
-/// See [`Stats::fault_us`].
-#[derive(Debug, Deserialize)]
-pub struct FaultLatency {
-    /// Median.
-    pub p50: f64,
-    /// 99 %.
-    pub p99: f64,
-}
-
-impl Stats {
-    /// Faults that were met by the write-back buffer, in percent of all that brought a page back.
-    pub fn second_percent(&self) -> f64 {
-        let all = self.pages_in + self.second_chances;
-        100.0 * self.second_chances as f64 / all.max(1) as f64
+/// Checks that `counted` faults were remote, but for `local_max` percent. Two threads may have met at a page.
+pub fn check_remote(stats: &Stats, counted: u64, local_max: f64) -> Result<(), BenchError> {
+    let (brought, percent) = (stats.pages_in + stats.second_chances, second_percent(stats));
+    if brought < counted - counted / 100 {
+        let text = format!("{counted} faults were counted, but gms brought {brought} pages");
+        return Err(BenchError::Invalid(text));
     }
-
-    /// The least and the greatest share of the pages that an agent was given, as a multiple of the fair one.
-    pub fn agent_shares(&self) -> (f64, f64) {
-        let all: u64 = self.agents.iter().map(|agent| agent.pages).sum();
-        let fair = all.max(1) as f64 / self.agents.len().max(1) as f64;
-        let shares = || self.agents.iter().map(|agent| agent.pages as f64 / fair);
-        (shares().fold(f64::INFINITY, f64::min), shares().fold(0.0, f64::max))
+    if percent > local_max {
+        let text = format!(
+            "{percent:.1} % of the faults were not remote but met by the write-back buffer, more than {local_max} %"
+        );
+        return Err(BenchError::Refused(text));
     }
-
-    /// Checks that `counted` faults were remote, but for `local_max` percent. Two threads may have met at a page.
-    pub fn check(&self, counted: u64, local_max: f64) -> Result<(), BenchError> {
-        if self.pages_in + self.second_chances < counted - counted / 100 {
-            let brought = self.pages_in + self.second_chances;
-            let text = format!("{counted} faults were counted, but gms brought {brought} pages");
-            return Err(BenchError::Invalid(text));
-        }
-        if self.second_percent() > local_max {
-            let percent = self.second_percent();
-            let text = format!(
-                "{percent:.1} % of the faults were not remote but met by the write-back buffer, more than {local_max} %"
-            );
-            return Err(BenchError::Refused(text));
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 impl Agent {
@@ -258,7 +221,7 @@ impl Session {
         if !ended.success() {
             return Err(failed(format!("ended with {ended}")));
         }
-        Ok((read(&self.found)?, read(&self.stats)?))
+        Ok((read(&self.found)?, Stats::read(&self.stats).map_err(BenchError::Invalid)?))
     }
 }
 

@@ -25,9 +25,10 @@ fn an_agent_that_refuses_is_replaced_by_another() {
     assert_paged(&paged, Mib(160), Mib(40));
     let stats = paged.stats();
     let (tiny, large) = (stats.agent(&tiny.addr()), stats.agent(&large.addr()));
-    // It says in every reply how much room is left, so that it is filled, and seldom has to refuse.
+    // It says in every reply how much room is left, so that it is filled, and seldom has to refuse: at most the eight lists that were under way.
     let filled = tiny.refusals > 0 || tiny.pages * 4096 >= 12 << 20;
     assert!(filled, "the tiny agent was not used up to its size: {stats:?}");
+    assert!(tiny.refusals <= 8 * 64, "it is asked again and again: {stats:?}");
     assert!(large.pages > tiny.pages && large.refusals == 0, "{stats:?}");
 }
 

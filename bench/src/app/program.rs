@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
+use gms_tests::Dice;
 
 use super::job::Job;
 use super::redis::{self, VALUE};
@@ -15,7 +16,7 @@ use crate::error::{BenchError, Trying};
 use crate::graph::Graph;
 use crate::scratch::Scratch;
 use crate::undo::{Step, Undo};
-use crate::workload::{Dice, bfs};
+use crate::workload::bfs;
 
 /// Where programs are besides PATH.
 const PLACES: [&str; 3] = ["/usr/bin", "/bin", "/usr/sbin"];
@@ -176,7 +177,7 @@ fn has_numpy(python: &Path) -> bool {
 
 /// Lines of text in no order.
 fn lines(count: usize) -> String {
-    let (mut dice, mut text) = (Dice::new(1, 0), String::with_capacity(32 * count));
+    let (mut dice, mut text) = (Dice::of_thread(1, 0), String::with_capacity(32 * count));
     for number in 0..count {
         let _ = writeln!(text, "{:016x} name{number}", dice.bits());
     }
@@ -185,12 +186,12 @@ fn lines(count: usize) -> String {
 
 /// Functions in C, each with a type of its own.
 fn functions(count: usize) -> String {
-    let mut dice = Dice::new(1, 0);
+    let mut dice = Dice::of_thread(1, 0);
     let mut text =
         String::from("struct s0 { int a; };\nlong f0(struct s0 *p, long x) { return p->a + x; }\n");
     for n in 1..count {
-        let (a, b, c) = (1 + dice.below(999), 1 + dice.below(31), 1 + dice.below(999));
-        let (longs, shift, callee) = (a % 7 + 1, b % 13, dice.below(n));
+        let (a, b, c) = (1 + dice.place(999), 1 + dice.place(31), 1 + dice.place(999));
+        let (longs, shift, callee) = (a % 7 + 1, b % 13, dice.place(n));
         let _ = write!(
             text,
             "struct s{n} {{ int a; long b[{longs}]; struct s{n} *next; }};

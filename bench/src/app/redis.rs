@@ -3,16 +3,15 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write as _};
-use std::os::unix::net::UnixStream;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use gms_tests::{Connection, Dice, mix};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{BenchError, Trying};
-use crate::workload::{Dice, mix};
 
 /// Bytes of a value.
 pub const VALUE: usize = 1024;
@@ -28,6 +27,8 @@ const SET_EVERY: usize = 10;
 const THETA: f64 = 0.99;
 /// Lines which a server may print before it listens.
 const LINES_MAX: usize = 100;
+/// Longest that a reply may take.
+const REPLY_LIMIT: Duration = Duration::from_secs(600);
 
 /// A server's job.
 pub struct Job {
@@ -84,24 +85,21 @@ enum Request {
 }
 
 struct Client {
-    to: UnixStream,
-    from: BufReader<UnixStream>,
+    server: Connection,
     text: Vec<u8>,
     /// How often each key was set.
     versions: Vec<u32>,
     digest: Xxh3,
     dice: Dice,
-    /// The batch to be sent, and how many requests are in it.
-    batch: Vec<u8>,
+    /// Requests that are to be sent together.
     batched: usize,
     awaited: VecDeque<Request>,
 }
 
 impl Client {
     fn connect(socket: &Path, keys: usize) -> Result<Client, BenchError> {
-        let to = UnixStream::connect(socket).trying("cannot reach redis-server")?;
-        let from = BufReader::new(to.try_clone().trying("no second handle")?);
-        let mut dice = Dice::new(1, 0);
+        let server = Connection::open(socket, REPLY_LIMIT).trying("cannot reach redis-server")?;
+        let mut dice = Dice::of_thread(1, 0);
         let mut text = String::with_capacity(TEXT + VALUE);
         while text.len() < TEXT + VALUE {
             // Compresses to a half, as text does.
@@ -114,8 +112,8 @@ impl Client {
         }
         let text = text.into_bytes();
         let versions = vec![0; keys];
-        let (digest, batch, awaited) = (Xxh3::new(), Vec::new(), VecDeque::new());
-        Ok(Client { to, from, text, versions, digest, dice, batch, batched: 0, awaited })
+        let (digest, awaited) = (Xxh3::new(), VecDeque::new());
+        Ok(Client { server, text, versions, digest, dice, batched: 0, awaited })
     }
 
     fn load(&mut self) -> Result<(), BenchError> {
@@ -126,7 +124,7 @@ impl Client {
     fn ask(&mut self, zipf: &Zipf, requests: usize) -> Result<(), BenchError> {
         for _ in 0..requests {
             let key = zipf.key(&mut self.dice);
-            match self.dice.below(SET_EVERY) {
+            match self.dice.place(SET_EVERY) {
                 0 => self.set(key)?,
                 _ => self.get(key)?,
             }
@@ -138,14 +136,15 @@ impl Client {
         self.versions[key] += 1;
         let head = head(key, self.versions[key]);
         let body = &self.text[place(key, self.versions[key])..][..VALUE - head.len()];
-        let _ = write!(self.batch, "*3\r\n$3\r\nSET\r\n$12\r\nkey:{key:08}\r\n${VALUE}\r\n{head}");
-        self.batch.extend_from_slice(body);
-        self.batch.extend_from_slice(b"\r\n");
+        self.server.begin(3);
+        self.server.word(&[b"SET"]);
+        self.server.word(&[name(key).as_bytes()]);
+        self.server.word(&[head.as_bytes(), body]);
         self.queue(Request::Set)
     }
 
     fn get(&mut self, key: usize) -> Result<(), BenchError> {
-        let _ = write!(self.batch, "*2\r\n$3\r\nGET\r\n$12\r\nkey:{key:08}\r\n");
+        self.server.request(&[b"GET", name(key).as_bytes()]);
         self.queue(Request::Get { key, version: self.versions[key] })
     }
 
@@ -160,8 +159,7 @@ impl Client {
     }
 
     fn send(&mut self) -> Result<(), BenchError> {
-        self.to.write_all(&self.batch).trying("cannot send to redis-server")?;
-        self.batch.clear();
+        self.server.send().trying("cannot send to redis-server")?;
         self.batched = 0;
         Ok(())
     }
@@ -196,7 +194,7 @@ impl Client {
     fn expect(&mut self, expected: &[u8]) -> Result<(), BenchError> {
         let mut reply = [0; VALUE];
         let reply = &mut reply[..expected.len()];
-        self.from.read_exact(reply).trying("redis-server does not answer")?;
+        self.server.take(reply).trying("redis-server does not answer")?;
         self.digest.update(reply);
         match reply == expected {
             true => Ok(()),
@@ -210,16 +208,17 @@ impl Client {
 
     /// Ends the server, which closes the connection.
     fn end(&mut self) -> Result<(), BenchError> {
-        let shutdown = b"*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n";
-        self.to.write_all(shutdown).trying("cannot send to redis-server")?;
-        let mut rest = Vec::new();
-        // It may be gone already.
-        let _ = self.from.by_ref().take(VALUE as u64).read_to_end(&mut rest);
-        match rest.is_empty() {
-            true => Ok(()),
-            false => Err(failed(format!("does not end: {}", String::from_utf8_lossy(&rest)))),
+        self.server.request(&[b"SHUTDOWN", b"NOSAVE"]);
+        self.send()?;
+        match self.server.reply() {
+            Ok(reply) => Err(failed(format!("does not end: {}", reply.text()))),
+            Err(_) => Ok(()),
         }
     }
+}
+
+fn name(key: usize) -> String {
+    format!("key:{key:08}")
 }
 
 /// Begins the value of a key.
@@ -273,7 +272,7 @@ mod tests {
 
     #[test]
     fn few_keys_come_often() {
-        let (zipf, mut dice) = (Zipf::new(10_000), Dice::new(3, 0));
+        let (zipf, mut dice) = (Zipf::new(10_000), Dice::of_thread(3, 0));
         let mut counts = vec![0u32; 10_000];
         (0..100_000).for_each(|_| counts[zipf.rank(&mut dice)] += 1);
         // 1 / zeta(10 000) is 0.1.

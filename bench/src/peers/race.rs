@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use gms_tests::Stats;
 use serde::de::DeserializeOwned;
 
 use crate::cli::{Effort, Programs};
@@ -12,7 +13,7 @@ use crate::report::{Report, Target};
 use crate::room::{Room, Used};
 use crate::samples::Latency;
 use crate::scratch::Scratch;
-use crate::stack::{Stats, read};
+use crate::stack::{check_remote, read};
 use crate::subject::{Pager, Settled, Subject, Under, lowered, settle};
 use crate::turn::rotated;
 use crate::workload::{Orders, fault, sort};
@@ -166,7 +167,11 @@ impl Race<'_> {
             let stats: Stats = serde_json::from_value(stats)
                 .map_err(|error| BenchError::Invalid(format!("gms --stats: {error}")))?;
             let counted = found.faults() + self.warm_up() as u64;
-            return stats.check(counted, LOCAL_PERCENT_MAX[usize::from(self.effort.is_quick())]);
+            return check_remote(
+                &stats,
+                counted,
+                LOCAL_PERCENT_MAX[usize::from(self.effort.is_quick())],
+            );
         }
         let major = found.major_percent();
         figure("faults which read from it", "%", major);

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use gms_tests::Dice;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::Dice;
 use crate::error::BenchError;
 use crate::graph::Graph;
 
@@ -31,7 +31,7 @@ pub struct Found {
 /// Does it.
 pub fn run(orders: &Orders) -> Result<Found, BenchError> {
     let graph = Graph::read(&orders.graph)?;
-    let (mut dice, mut digest) = (Dice::new(1, 0), Xxh3::new());
+    let (mut dice, mut digest) = (Dice::of_thread(1, 0), Xxh3::new());
     let start = Instant::now();
     for _ in 0..orders.searches {
         let parents = graph.search(graph.source(&mut dice));

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use gms_tests::Dice;
 use serde::{Deserialize, Serialize};
 
 use super::touch::Toucher;
-use super::{Dice, Memory, pattern};
+use super::{Memory, pattern};
 use crate::error::BenchError;
 use crate::region::{Region, WORDS, pages};
 use crate::samples::Samples;
@@ -49,8 +50,8 @@ pub fn run(orders: &Orders) -> Result<Found, BenchError> {
     (untimed..memory.pages()).for_each(|page| dirty(&memory.region, page));
     let seconds = start.elapsed().as_secs_f64();
     let absent = absent_of(memory.pages())?;
-    let mut dice = Dice::new(1, 0);
-    for page in (0..CHECKED).map(|_| dice.below(memory.pages())) {
+    let mut dice = Dice::of_thread(1, 0);
+    for page in (0..CHECKED).map(|_| dice.place(memory.pages())) {
         memory.check_word(page, page % WORDS)?;
     }
     let dirtied = memory.pages() - untimed;
@@ -90,7 +91,7 @@ pub struct DuelFound {
 /// Does it.
 pub fn duel(orders: &DuelOrders) -> Result<DuelFound, BenchError> {
     let memory = Memory::paged(orders.mib)?;
-    let mut toucher = Toucher::random(&memory, Dice::new(orders.seed, 0));
+    let mut toucher = Toucher::random(&memory, Dice::of_thread(orders.seed, 0));
     toucher.warm_up(orders.warm_up)?;
     let idle = faults(&mut toucher, orders.faults)?;
     let region = Region::new(memory.pages())?;

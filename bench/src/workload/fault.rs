@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use gms_tests::Dice;
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 
+use super::Memory;
 use super::pen::Pen;
 use super::touch::{Touch, Toucher};
 use super::walk::Walk;
-use super::{Dice, Memory};
 use crate::error::{BenchError, Trying};
 use crate::gate;
 use crate::placement::Pinned;
@@ -222,7 +223,7 @@ fn part(
     let pinned = Pinned::to(manner.cpu);
     let walk = Walk::new(manner.stride, memory.pages(), of);
     let pen = Pen::new(manner.writes_percent, memory.pages(), of);
-    let mut toucher = Toucher::new(memory, Dice::new(orders.seed, thread), walk, pen);
+    let mut toucher = Toucher::new(memory, Dice::of_thread(orders.seed, thread), walk, pen);
     let warm = toucher.warm_up(orders.warm_up);
     // Who fails comes to the barriers too: others wait there.
     let opened = match (barrier.wait().is_leader(), &orders.gate) {

@@ -18,6 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use gms_tests::{Dice, mix};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -109,7 +110,7 @@ impl Memory {
     /// The same, and read until some of it is absent: a small memory is filled before gms has looked at it once.
     pub fn paged(mib: usize) -> Result<Memory, BenchError> {
         let memory = Memory::filled(mib)?;
-        let (began, mut dice) = (Instant::now(), Dice::new(1, 0));
+        let (began, mut dice) = (Instant::now(), Dice::of_thread(1, 0));
         loop {
             let absent = memory.absent(0, memory.pages())?.iter().filter(|one| **one).count();
             if absent >= memory.pages() / PAGED_SHARE {
@@ -119,7 +120,7 @@ impl Memory {
                 return Err(BenchError::Invalid("the memory is not paged".into()));
             }
             // At random, so that nothing is fetched ahead.
-            (0..PAGED_READS).try_for_each(|_| memory.check_word(dice.below(memory.pages()), 0))?;
+            (0..PAGED_READS).try_for_each(|_| memory.check_word(dice.place(memory.pages()), 0))?;
         }
     }
 
@@ -176,38 +177,4 @@ fn now_ns() -> u64 {
 /// What a word holds: different in every word, and never compressible.
 fn pattern(page: usize, word: usize) -> u64 {
     mix((page * WORDS + word) as u64)
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-pub fn mix(value: u64) -> u64 {
-    let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
-}
-
-/// SplitMix64.
-pub struct Dice(u64);
-
-impl Dice {
-    /// Those of thread `thread`.
-    pub fn new(seed: u64, thread: usize) -> Dice {
-        Dice(mix(seed ^ (thread as u64) << 32))
-    }
-
-    /// 64 random bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    /// A number below `limit`.
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.bits() % limit as u64) as usize
-    }
-
-    /// Any order is as likely as any other (Fisher and Yates).
-    pub fn shuffle(&mut self, pages: &mut [usize]) {
-        (1..pages.len()).rev().for_each(|at| pages.swap(at, self.below(at + 1)));
-    }
 }

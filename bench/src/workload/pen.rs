@@ -1,6 +1,8 @@
 //! What a thread writes: in each page a word of its own, so that threads share pages and yet each knows what its word must hold.
 
-use super::{Dice, Memory};
+use gms_tests::Dice;
+
+use super::Memory;
 use crate::error::BenchError;
 use crate::region::WORDS;
 
@@ -31,12 +33,12 @@ impl Pen {
 
     /// Whether the next touch writes.
     pub fn writes(&self, dice: &mut Dice) -> bool {
-        self.percent > 0 && dice.below(100) < self.percent
+        self.percent > 0 && dice.place(100) < self.percent
     }
 
     /// A word that nobody writes.
     pub fn word_to_read(&self, dice: &mut Dice) -> usize {
-        self.written + dice.below(WORDS - self.written)
+        self.written + dice.place(WORDS - self.written)
     }
 
     /// The word to write, and what to write: never what is there.
@@ -79,7 +81,7 @@ mod tests {
     #[test]
     fn a_lost_write_is_found() {
         let memory = Memory::filled(1).expect("memory");
-        let mut dice = Dice::new(1, 0);
+        let mut dice = Dice::of_thread(1, 0);
         let (mut pen, mut other) = (Pen::new(50, 256, (0, 2)), Pen::new(50, 256, (1, 2)));
         for (pen, times) in [(&mut pen, 2), (&mut other, 1)] {
             for _ in 0..times {

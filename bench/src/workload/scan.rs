@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use gms_tests::Dice;
 use serde::{Deserialize, Serialize};
 
-use super::{Dice, Memory};
+use super::Memory;
 use crate::error::BenchError;
 use crate::region::WORDS;
 
@@ -48,7 +49,7 @@ fn order(pages: usize, orders: &Orders) -> Vec<usize> {
     let mut order: Vec<usize> =
         (0..stride).flat_map(|first| (first..pages).step_by(stride)).collect();
     if orders.shuffled {
-        let mut dice = Dice::new(1, 0);
+        let mut dice = Dice::of_thread(1, 0);
         order.chunks_mut(BLOCK).for_each(|block| dice.shuffle(block));
     }
     order

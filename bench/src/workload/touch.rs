@@ -1,8 +1,10 @@
 //! One thread touches absent pages, one after the other, times each touch, and checks the page after it.
 
+use gms_tests::Dice;
+
 use super::pen::Pen;
 use super::walk::{Step, Walk};
-use super::{Dice, Memory, now_ns};
+use super::{Memory, now_ns};
 use crate::error::BenchError;
 
 /// A thread's way through memory.

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::{Dice, Memory};
+use gms_tests::Dice;
+
+use super::Memory;
 use crate::error::BenchError;
 
 /// Resident pages in a row, after which the memory is taken not to be paged at all.
@@ -51,7 +53,7 @@ impl Walk {
         match self {
             Walk::Random => {
                 for skipped in 0..RESIDENT_MAX {
-                    let page = dice.below(memory.pages());
+                    let page = dice.place(memory.pages());
                     if memory.is_absent(page)? {
                         return Ok(Step { page, absent: true, skipped });
                     }
