@@ -6,8 +6,17 @@ use std::process::Command;
 use std::time::UNIX_EPOCH;
 
 /// What `gms`, `gms-agent` and `gms-bench` are built from, below the workspace.
-const SOURCES: [&str; 7] =
-    ["agent", "bench", "pager", "policy", "transport", "Cargo.toml", "Cargo.lock"];
+const SOURCES: [&str; 9] = [
+    "agent",
+    "bench",
+    "pager",
+    "policy",
+    "transport",
+    "tests/src",
+    "tests/Cargo.toml",
+    "Cargo.toml",
+    "Cargo.lock",
+];
 /// Of these, what `gms` and `gms-agent` are built from.
 const MEASURED: [&str; 4] = ["agent/src", "pager/src", "policy/src", "transport/src"];
 

@@ -19,7 +19,7 @@ pub struct Cli {
     /// Write the report as JSON to FILE (`-`: standard output, instead of the text)
     #[arg(long, global = true, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// End after this many seconds whatever happens [default: 900, of app 7200]
+    /// End after this many seconds whatever happens [default: 900, of app, peers and shape 7200]
     #[arg(long = "limit", global = true, value_name = "SECONDS")]
     limit_s: Option<u32>,
     /// What to measure.
@@ -30,8 +30,9 @@ pub struct Cli {
 impl Cli {
     /// When to end whatever happens.
     pub fn limit_s(&self) -> u32 {
-        let usual = if matches!(self.command, Command::App(_)) { 7200 } else { 900 };
-        self.limit_s.unwrap_or(usual)
+        let is_long =
+            matches!(self.command, Command::App(_) | Command::Peers(_) | Command::Shape(_));
+        self.limit_s.unwrap_or(if is_long { 7200 } else { 900 })
     }
 }
 

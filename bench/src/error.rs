@@ -38,6 +38,9 @@ pub enum BenchError {
     /// The figures cannot be trusted.
     #[error("the measurement is not valid: {0}")]
     Invalid(String),
+    /// gms died, or was not done in time, or the rest could not be measured.
+    #[error("not all was measured: {0}")]
+    Failed(String),
     /// The figures of this run cannot be trusted, as other work or the kernel disturbed it.
     #[error("refused: {0}")]
     Refused(String),

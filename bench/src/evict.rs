@@ -2,6 +2,7 @@
 
 use crate::cli::{EvictOptions, PageSize};
 use crate::error::BenchError;
+use crate::fault::WARM_UP_TIMES;
 use crate::floor::{self, bulk::Bulk};
 use crate::memory;
 use crate::region::{PAGE, pages};
@@ -39,7 +40,7 @@ pub fn run(options: &EvictOptions, report: &mut Report) -> Result<(), BenchError
                 if is_duel {
                     let orders = workload::DuelOrders {
                         mib: mib as usize,
-                        warm_up: pages(local as usize),
+                        warm_up: WARM_UP_TIMES * pages(local as usize),
                         faults: effort.count(FAULTS.0, FAULTS.1),
                         seed: u64::from(run) + 1,
                     };
@@ -87,6 +88,7 @@ fn duel(
     orders: workload::DuelOrders,
     report: &mut Report,
 ) -> Result<(), BenchError> {
+    let faults = orders.faults;
     let (found, stats): (DuelFound, _) =
         stack.run(PageSize::Small, local, &Orders::Duel(orders))?;
     let idle = Samples::from_counts(&found.idle)?.latency();
@@ -99,5 +101,10 @@ fn duel(
     let rate = (found.dirtied * PAGE) as f64 / found.seconds / 1e6;
     report.figure("dirtied beside the faults", "MB/s", rate);
     report.figure("faults met by the write-back buffer", "%", second_percent(&stats));
+    // Whoever keeps the other thread from dirtying has nothing to evict.
+    if found.dirtied < faults {
+        let text = format!("only {} pages were dirtied beside {faults} faults", found.dirtied);
+        return Err(BenchError::Refused(text));
+    }
     Ok(())
 }

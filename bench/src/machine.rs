@@ -1,10 +1,12 @@
 //! Where and when a report was made.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
+use nix::sys::stat::{major, minor};
 use serde::{Deserialize, Serialize};
 
 /// A load average above this says that others used the machine meanwhile.
@@ -33,6 +35,10 @@ pub struct Machine {
     pub thp: String,
     /// Swap devices that were on before the benchmark began, and whether zswap was.
     pub swap: String,
+    /// What else decides how Linux swaps: swappiness, and whether it has generations of pages (MGLRU).
+    pub reclaim: String,
+    /// Where the benchmark swapped to a disk: filesystem, device, and what Linux takes it for; empty if it did not.
+    pub disk: String,
     /// Compression of the zram devices that the benchmark made; empty if it made none.
     pub zram: String,
     /// CPU time that the host gave to others during the benchmark, in percent of all.
@@ -71,6 +77,8 @@ impl Machine {
             load,
             thp: chosen(&text("/sys/kernel/mm/transparent_hugepage/enabled")),
             swap: swap(),
+            reclaim: reclaim(),
+            disk: String::new(),
             zram: String::new(),
             steal_percent: None,
             warnings: if load > LOAD_MAX { vec![warning] } else { Vec::new() },
@@ -105,9 +113,12 @@ impl Machine {
 
     /// As the first lines of a report.
     pub fn text(&self) -> String {
-        let Machine { date, commit, cpu, cpus, kernel, load, thp, swap, .. } = self;
+        let Machine { date, commit, cpu, cpus, kernel, load, thp, swap, reclaim, .. } = self;
         let mut out = format!("{date}, commit {commit}, {cpu}, {cpus} CPUs, Linux {kernel}\n");
-        out += &format!("load before {load:.2}, THP {thp}, swap before: {swap}");
+        out += &format!("load before {load:.2}, THP {thp}, swap before: {swap}, {reclaim}");
+        if !self.disk.is_empty() {
+            out += &format!(", disk: {}", self.disk);
+        }
         if !self.zram.is_empty() {
             out += &format!(", zram {}", self.zram);
         }
@@ -117,6 +128,36 @@ impl Machine {
         self.warnings.iter().for_each(|warning| out += &format!("\nWARNING: {warning}"));
         out + "\n"
     }
+}
+
+fn reclaim() -> String {
+    let generations = text("/sys/kernel/mm/lru_gen/enabled");
+    let has_generations = !["", "0x0000", "0", "n"].contains(&generations.trim());
+    let generations = if has_generations { "MGLRU" } else { "no MGLRU" };
+    format!("swappiness {}, {generations}", text("/proc/sys/vm/swappiness").trim())
+}
+
+/// The filesystem and the device of a directory, as [`Machine::disk`].
+pub fn disk(dir: &Path) -> String {
+    let Ok(device) = dir.metadata().map(|data| data.dev()) else { return String::new() };
+    let id = format!("{}:{}", major(device), minor(device));
+    let mounts = text("/proc/self/mountinfo");
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&id));
+    let kind = mount.and_then(|line| line.split_once(" - ")?.1.split(' ').next());
+    // A partition's queue is that of its disk.
+    let block = Path::new("/sys/dev/block").join(&id);
+    let queue = [block.join("queue"), block.join("../queue")].into_iter().find(|dir| dir.is_dir());
+    let told = |name: &str| {
+        queue.as_ref().map_or(String::new(), |dir| text(dir.join(name)).trim().to_owned())
+    };
+    let name = fs::canonicalize(&block).ok().and_then(|path| Some(path.file_name()?.to_owned()));
+    format!(
+        "{} on {}, rotational {}, scheduler {}",
+        kind.unwrap_or("?"),
+        name.unwrap_or_default().display(),
+        told("rotational"),
+        chosen(&told("scheduler"))
+    )
 }
 
 impl CpuTimes {
@@ -152,7 +193,7 @@ fn swap() -> String {
     names + zswap
 }
 
-fn text(path: &str) -> String {
+fn text(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 

@@ -83,24 +83,34 @@ fn measure(cli: &Cli, command: &Command) -> Result<(), BenchError> {
             report.machine.look_at_program(&stack::program(programs.dir(), name)?);
         }
     }
+    if let Err(error) = subjects(command, &mut report) {
+        if report.is_empty() {
+            return Err(error);
+        }
+        // What was measured before stays; that it is not all must not be overlooked.
+        report.failures.push(error.to_string());
+    }
+    report.publish(cli.json.as_deref())
+}
+
+fn subjects(command: &Command, report: &mut Report) -> Result<(), BenchError> {
     match command {
-        Command::Floor(options) => floor::run(options, &mut report)?,
-        Command::Fault(options) => fault::run(options, &mut report)?,
-        Command::Scan(options) => scan::run(options, &mut report)?,
-        Command::Evict(options) => evict::run(options, &mut report)?,
-        Command::Scale(options) => scale::run(options, &mut report)?,
-        Command::Shape(options) => shape::run(options, &mut report)?,
-        Command::App(options) => app::run(options, &mut report)?,
-        Command::Peers(options) => peers::run(options, &mut report)?,
-        Command::RemoteSwap(options) => peers::remote_swap::run(options, &mut report)?,
-        Command::IdleCost(options) => idle_cost::run(options, &mut report)?,
-        Command::IdleCpu(options) => idle_cpu::run(options, &mut report)?,
+        Command::Floor(options) => floor::run(options, report),
+        Command::Fault(options) => fault::run(options, report),
+        Command::Scan(options) => scan::run(options, report),
+        Command::Evict(options) => evict::run(options, report),
+        Command::Scale(options) => scale::run(options, report),
+        Command::Shape(options) => shape::run(options, report),
+        Command::App(options) => app::run(options, report),
+        Command::Peers(options) => peers::run(options, report),
+        Command::RemoteSwap(options) => peers::remote_swap::run(options, report),
+        Command::IdleCost(options) => idle_cost::run(options, report),
+        Command::IdleCpu(options) => idle_cpu::run(options, report),
         Command::Report(_)
         | Command::Peer(_)
         | Command::Workload { .. }
         | Command::IdleWorkload { .. }
         | Command::GuestInit
-        | Command::Undo => return Err(BenchError::Invalid("this makes no report".into())),
+        | Command::Undo => Err(BenchError::Invalid("this makes no report".into())),
     }
-    report.publish(cli.json.as_deref())
 }

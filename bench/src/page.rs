@@ -89,9 +89,10 @@ fn judged(out: &mut String, reports: &[Report]) {
         let (class, verdict) =
             if target.is_met(figure.median) { ("met", "") } else { ("missed", "missed: ") };
         let (low, high) = figure.spread;
+        let (divided, few) = (figure.divided(), figure.few());
         let _ = write!(
             out,
-            "<tr class={class}><td>{}<td>{} {}<td>{}&ndash;{}<td>{verdict}{target}<td>{}</tr>",
+            "<tr class={class}><td>{}<td>{} {}<td>{}&ndash;{}<td>{verdict}{target}{divided}{few}<td>{}</tr>",
             escape(&figure.name),
             digits(figure.median),
             escape(&figure.unit),
@@ -261,7 +262,8 @@ mod tests {
     #[test]
     fn stages_are_stacked() {
         let mut report = Report::new();
-        let of = |p50| Latency { count: 9, p50, p90: 99.0, p99: 99.0, p999: 99.0, max: 99.0 };
+        let of =
+            |p50| Latency { count: 9, mean: 1.0, p50, p90: 99.0, p99: 99.0, p999: 99.0, max: 99.0 };
         for (name, p50) in [("4k: lookup", 2.0), ("4k: COPY", 3.0), ("8k: COPY", 4.0)] {
             report.latency(&format!("stage, {name}"), of(p50));
             report.figure(&format!("slowest 1 %, {name}"), "us", 10.0 * p50);
@@ -277,7 +279,8 @@ mod tests {
     #[test]
     fn an_emulated_guest_has_plots_of_its_own() {
         let mut report = Report::new();
-        let quantiles = Latency { count: 9, p50: 2.0, p90: 3.0, p99: 4.0, p999: 5.0, max: 6.0 };
+        let quantiles =
+            Latency { count: 9, mean: 1.0, p50: 2.0, p90: 3.0, p99: 4.0, p999: 5.0, max: 6.0 };
         for name in ["fault, gms", "fault, disk swap", "guest: fault, gms", "other"] {
             report.latency(name, quantiles);
         }
@@ -292,7 +295,7 @@ mod tests {
     fn a_page_shows_what_files_say_and_obeys_none_of_it() {
         let mut report = Report::new();
         let quantiles =
-            Latency { count: 9, p50: 20.0, p90: 30.0, p99: 40.0, p999: 50.0, max: 60.0 };
+            Latency { count: 9, mean: 1.0, p50: 20.0, p90: 30.0, p99: 40.0, p999: 50.0, max: 60.0 };
         report.latency("remote fault, <script>", quantiles);
         report.judged("gain", "x<br>", 2.0, Some(Target::AtLeast(5.0)));
         report.figure("scan", "MB/s", 500.0);

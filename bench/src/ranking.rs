@@ -26,10 +26,9 @@ pub struct Ranked<'a> {
     pub runs: usize,
 }
 
-/// From the least median to the greatest. ` < ` stands where the range of each on its left ends
-/// before that of each on its right begins, ` ~ ` where that is not so, and ` ? ` beside one of too
-/// few runs to have a range.
-pub fn order(mut rows: Vec<Ranked<'_>>) -> String {
+/// From the least median to the greatest. ` < ` stands where the range of each on its left ends, by more than the factor `noise`,
+/// before that of each on its right begins, ` ~ ` where that is not so, and ` ? ` where one of them has too few runs to have a range.
+pub fn order(mut rows: Vec<Ranked<'_>>, noise: f64) -> String {
     rows.sort_by(|a, b| a.median.total_cmp(&b.median));
     let mut out = String::new();
     for (at, row) in rows.iter().enumerate() {
@@ -38,13 +37,19 @@ pub fn order(mut rows: Vec<Ranked<'_>>) -> String {
         let least = right.iter().map(|row| row.spread.0).fold(f64::INFINITY, f64::min);
         out += match at {
             0 => "",
-            _ if greatest >= least => " ~ ",
-            _ if rows[at - 1..=at].iter().any(|row| row.runs < RUNS_MIN) => " ? ",
+            _ if greatest * noise.max(1.0) >= least => " ~ ",
+            _ if [left, right].iter().any(|side| has_few(side, greatest, least)) => " ? ",
             _ => " < ",
         };
         out += &format!("{}{}", row.name, few(row.runs));
     }
     out
+}
+
+/// Whether one of those that bound the gap has few runs.
+fn has_few(side: &[Ranked<'_>], greatest: f64, least: f64) -> bool {
+    let bounds = |row: &&Ranked<'_>| row.spread.1 == greatest || row.spread.0 == least;
+    side.iter().filter(bounds).any(|row| row.runs < RUNS_MIN)
 }
 
 /// Marks what has few runs.
@@ -63,12 +68,14 @@ mod tests {
     #[test]
     fn an_order_is_told_where_no_range_crosses_it() {
         let rows = vec![row("c", 9.0, 8.0, 10.0), row("a", 1.0, 0.5, 2.0), row("b", 3.0, 2.5, 8.0)];
-        assert_eq!(order(rows), "a < b ~ c");
+        assert_eq!(order(rows, 1.2), "a < b ~ c");
+        let rows = vec![row("a", 1.0, 0.5, 2.0), row("b", 3.0, 2.5, 8.0)];
+        assert_eq!(order(rows, 1.3), "a ~ b", "no further apart than what is alike");
         // The range of the last one covers all.
         let rows = vec![row("a", 1.0, 1.0, 2.0), row("b", 3.0, 2.5, 4.0), row("c", 9.0, 1.5, 10.0)];
-        assert_eq!(order(rows), "a ~ b ~ c");
+        assert_eq!(order(rows, 1.0), "a ~ b ~ c");
         let once = Ranked { runs: 1, ..row("a", 1.0, 1.0, 1.0) };
         let rows = vec![row("b", 2.0, 1.5, 2.0), once, row("c", 9.0, 8.0, 9.0)];
-        assert_eq!(order(rows), "a [1] ? b < c");
+        assert_eq!(order(rows, 1.0), "a [1] ? b < c");
     }
 }

@@ -13,6 +13,8 @@ use crate::samples::{Latency, median_and_spread};
 use crate::slow_down::{self, Run, SlowDown};
 use crate::svg::digits;
 
+/// Least samples beyond a quantile that is shown.
+const SAMPLES_BEYOND: u64 = 10;
 /// How often a run is tried again that was refused.
 const TRIES_MAX: u32 = 3;
 
@@ -26,6 +28,9 @@ pub struct Report {
     /// What else must be known of the figures.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// What failed: gms died, or was not done in time, or something else ended the measurement.
+    #[serde(default)]
+    pub failures: Vec<String>,
     /// Runs which were refused, each with the reason. No row has anything of them.
     #[serde(default)]
     pub refused: Vec<String>,
@@ -53,6 +58,9 @@ pub struct LatencyRow {
     pub median: Latency,
     /// The least and the greatest p50 of the runs.
     p50_spread: (f64, f64),
+    /// The same of p99.
+    #[serde(default)]
+    p99_spread: (f64, f64),
     runs: Vec<Latency>,
 }
 
@@ -109,6 +117,7 @@ impl Report {
             machine: Machine::now(),
             command,
             notes: Vec::new(),
+            failures: Vec::new(),
             refused: Vec::new(),
             noise: Vec::new(),
             rankings: Vec::new(),
@@ -162,6 +171,7 @@ impl Report {
                 name: name.to_owned(),
                 median: latency,
                 p50_spread: (latency.p50, latency.p50),
+                p99_spread: (latency.p99, latency.p99),
                 runs: Vec::new(),
             });
             self.latencies.len() - 1
@@ -173,6 +183,7 @@ impl Report {
         };
         row.median = Latency {
             count: of(|run| run.count as f64).0 as u64,
+            mean: of(|run| run.mean).0,
             p50: of(|run| run.p50).0,
             p90: of(|run| run.p90).0,
             p99: of(|run| run.p99).0,
@@ -180,6 +191,7 @@ impl Report {
             max: of(|run| run.max).0,
         };
         row.p50_spread = of(|run| run.p50).1;
+        row.p99_spread = of(|run| run.p99).1;
     }
 
     /// Adds one run of a program, under what pages it, with a share of its memory.
@@ -206,8 +218,8 @@ impl Report {
 
     /// Adds the rows of another machine; `note` tells what is to be known of them.
     pub fn absorb(&mut self, other: Report, note: &str) {
-        let Machine { cpu, cpus, kernel, .. } = &other.machine;
-        self.notes.push(format!("{note} ({cpu}, {cpus} CPUs, Linux {kernel})"));
+        self.notes.push(format!("{note}\n{}", other.machine.text().trim_end()));
+        self.failures.extend(other.failures);
         self.refused.extend(other.refused);
         self.noise.extend(other.noise);
         self.rankings.extend(other.rankings);
@@ -220,7 +232,12 @@ impl Report {
         self.figures.iter().find(|row| row.name == name).map_or(vec![], |row| row.runs.clone())
     }
 
-    /// Prints it, and writes it as JSON if asked to.
+    /// Whether nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.latencies.is_empty() && self.figures.is_empty() && self.slow_downs.is_empty()
+    }
+
+    /// Prints it, and writes it as JSON if asked to. An error if it is not all that was to be measured.
     pub fn publish(mut self, json: Option<&Path>) -> Result<(), BenchError> {
         self.machine.finish();
         let text = serde_json::to_string_pretty(&self)
@@ -233,11 +250,10 @@ impl Report {
             }
             None => print!("{}", self.text()),
         }
-        let is_empty =
-            self.latencies.is_empty() && self.figures.is_empty() && self.slow_downs.is_empty();
-        match is_empty {
-            true => Err(BenchError::Refused("each run was refused".into())),
-            false => Ok(()),
+        match (self.is_empty(), &self.failures[..]) {
+            (_, [first, ..]) => Err(BenchError::Failed(first.clone())),
+            (true, []) => Err(BenchError::Refused("each run was refused".into())),
+            (false, []) => Ok(()),
         }
     }
 
@@ -245,6 +261,7 @@ impl Report {
     pub fn text(&self) -> String {
         let mut out = format!("gms-bench {}\n{}", self.command.join(" "), self.machine.text());
         self.notes.iter().for_each(|note| out += &format!("{note}\n"));
+        self.failures.iter().for_each(|what| out += &format!("FAILED: {what}\n"));
         if !self.refused.is_empty() {
             out +=
                 &format!("refused runs: {}; no figure has anything of them\n", self.refused.len());
@@ -252,15 +269,26 @@ impl Report {
         self.refused.iter().for_each(|why| out += &format!("  {why}\n"));
         out += &self.noise_text();
         if !self.latencies.is_empty() {
-            let heads = ["p50", "p90", "p99", "p99.9", "p50 of the runs"];
+            let heads = ["p50", "p90", "p99", "p99.9", "mean", "samples", "p50 of the runs", "p99"];
             // Writing to a string does not fail.
             let _ = writeln!(out, "\n{:60}{}", "latency in us", columns(&heads));
         }
         for row in &self.latencies {
             let (m, few) = (&row.median, few(row.runs.len()));
-            let cells = [m.p50, m.p90, m.p99, m.p999].map(digits);
-            let [p50, p90, p99, p999] = &cells;
-            let cells = columns(&[p50, p90, p99, p999, &range(row.p50_spread)]);
+            // Of a quantile with few samples beyond it nothing is known.
+            let known = |value, beyond| {
+                if m.count >= SAMPLES_BEYOND * beyond { digits(value) } else { "-".into() }
+            };
+            let cells = columns(&[
+                &digits(m.p50),
+                &known(m.p90, 10),
+                &known(m.p99, 100),
+                &known(m.p999, 1000),
+                &digits(m.mean),
+                &m.count.to_string(),
+                &format!("{:>15}", range(row.p50_spread)),
+                &range(row.p99_spread),
+            ]);
             let _ = writeln!(out, "{:60}{cells}{few}", row.name);
         }
         if !self.slow_downs.is_empty() {
@@ -271,8 +299,7 @@ impl Report {
         }
         for row in &self.figures {
             let cells = columns(&[&digits(row.median), &row.unit, &range(row.spread)]);
-            let few = few(row.runs.len());
-            let _ = writeln!(out, "{:60}{cells}{}{few}", row.name, row.verdict());
+            let _ = writeln!(out, "{:60}{cells}{}", row.name, row.verdict());
         }
         out + &self.rankings_text()
     }
@@ -299,17 +326,26 @@ impl Report {
             .iter()
             .map(|ranking| {
                 let rows = ranking.names.iter().filter_map(|name| self.ranked(name)).collect();
-                format!("{}: {}", ranking.what, ranking::order(rows))
+                format!("{}: {}", ranking.what, ranking::order(rows, self.noisiest(|_| true)))
             })
             .collect();
-        lines.extend(slow_down::rankings(&self.slow_downs));
+        let noise = |program: &str| self.noisiest(|row| row.starts_with(&format!("{program}, ")));
+        lines.extend(slow_down::rankings(&self.slow_downs, noise));
         match lines.is_empty() {
             true => String::new(),
             false => format!(
-                "\nfrom the least to the greatest (~: their ranges overlap, so no order; ?: too few runs; [n]: of n runs)\n  {}\n",
+                "\nfrom the least to the greatest (~: their ranges are no further apart than the noise, so no order; ?: too few runs; [n]: of n runs)\n  {}\n",
                 lines.join("\n  ")
             ),
         }
+    }
+
+    /// The range of the noisiest of these rows without gms, as a factor.
+    fn noisiest(&self, is_of: impl Fn(&str) -> bool) -> f64 {
+        let rows = self.noise.iter().filter(|name| is_of(name));
+        let ranges =
+            rows.filter_map(|name| self.ranked(name).map(|row| row.spread.1 / row.spread.0));
+        ranges.fold(1.0, f64::max)
     }
 
     /// The row `name`, which may be of either kind.
@@ -329,14 +365,23 @@ impl Report {
 }
 
 impl Figure {
+    /// Says so if some runs meet the target and some do not.
+    pub fn divided(&self) -> &'static str {
+        let met = |value: f64| self.target.is_none_or(|target| target.is_met(value));
+        if met(self.spread.0) != met(self.spread.1) { ", but not in all runs" } else { "" }
+    }
+
+    /// Marks it if it has few runs.
+    pub fn few(&self) -> String {
+        few(self.runs.len())
+    }
+
     fn verdict(&self) -> String {
-        let Some(target) = self.target else { return String::new() };
-        let (least, greatest) = self.spread;
-        let divided = target.is_met(least) != target.is_met(greatest);
-        let divided = if divided { ", but not in all runs" } else { "" };
+        let Some(target) = self.target else { return self.few() };
+        let (divided, few) = (self.divided(), self.few());
         match target.is_met(self.median) {
-            true => format!("  (target: {target}{divided})"),
-            false => format!("  (MISSED the target: {target}{divided})"),
+            true => format!("  (target: {target}{divided}){few}"),
+            false => format!("  (MISSED the target: {target}{divided}){few}"),
         }
     }
 }
@@ -391,6 +436,9 @@ mod tests {
         let failed = report.run("other", |_| Err::<(), _>(BenchError::Needs("root".into())));
         assert!(failed.is_err() && report.refused.len() == 5);
         assert!(Report::new().publish(None).is_err(), "nothing is left");
+        report.failures.push("gms died".into());
+        assert!(report.text().contains("\nFAILED: gms died\n"));
+        assert!(matches!(report.publish(None), Err(BenchError::Failed(_))));
     }
 
     #[test]
@@ -400,14 +448,16 @@ mod tests {
             report.figure("job, no limit", "s", value);
             report.figure("job, gms", "s", 2.0 * value);
             report.figure("job, swap", "s", 2.1 * value);
+            report.figure("job, disk", "s", 2.6 * value);
         }
         report.noise("job, no limit");
         report.noise("job, no limit");
         report.rank("job", &["job, gms".into(), "job, swap".into(), "job, none".into()]);
-        report.rank("job", &["job, swap".into(), "job, gms".into()]);
+        report.rank("job", &["job, disk".into(), "job, swap".into(), "job, gms".into()]);
         let text = report.text();
         assert_eq!(text.matches("job, no limit: 10.0-12.0, 1.20 x\n").count(), 1, "{text}");
-        let (noise, order) = (text.find("noise of"), text.find("job: job, gms ~ job, swap\n"));
+        let (noise, order) =
+            (text.find("noise of"), text.find("job: job, gms ~ job, swap ~ job, disk\n"));
         assert!(order.is_some() && noise < order, "{text}");
     }
 }

@@ -28,6 +28,8 @@ const ENVIRONMENT: [(&str, &str); 3] =
 pub enum Room<'a> {
     /// All memory.
     Free,
+    /// All memory, and it is looked how much of it is used. That takes time: it is not for what is timed.
+    Sized,
     /// gms keeps so many MiB resident.
     Gms(&'a Stack, u32),
     /// The cgroup's limit is so many MiB, the kernel's own memory for the program included.
@@ -57,8 +59,7 @@ pub struct Used {
     pub late: bool,
     /// Whether the kernel killed some of it because it found no page to evict.
     pub starved: bool,
-    /// The most anonymous memory that was resident, in MiB: looked at in [`Room::Free`] only,
-    /// as looking takes time, else 0.
+    /// The most anonymous memory that was resident, in MiB: looked at in [`Room::Sized`] only, else 0.
     pub anon_mib: f64,
     /// The most that its cgroup was charged, in MiB: under gms with all of gms's own processes.
     pub charged_mib: f64,
@@ -71,17 +72,17 @@ impl Room<'_> {
     pub fn start(&self, line: &mut Command) -> Result<Running, BenchError> {
         let memcg = Arc::new(match self {
             Room::Swap(mib) => Memcg::new(*mib)?,
-            Room::Free | Room::Gms(..) => Memcg::unlimited()?,
+            Room::Free | Room::Sized | Room::Gms(..) => Memcg::unlimited()?,
         });
         let stats = match self {
             Room::Gms(stack, _) => Some(stack.path("stats.json")),
-            Room::Free | Room::Swap(_) => None,
+            Room::Free | Room::Sized | Room::Swap(_) => None,
         };
         memcg.enter(line);
         let process = Process::start(line.envs(ENVIRONMENT))?;
         let (stop, stopped) = channel();
         let (began, metered) = (Instant::now(), Arc::clone(&memcg));
-        let looks = matches!(self, Room::Free);
+        let looks = matches!(self, Room::Sized);
         let meter = thread::spawn(move || {
             let mut seen = Metered { anon: 0, late: false };
             while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
@@ -101,7 +102,7 @@ impl Room<'_> {
     /// The command line `line` for this room; options may be added to it.
     pub fn command(&self, line: &[impl AsRef<std::ffi::OsStr>]) -> Command {
         match self {
-            Room::Free | Room::Swap(_) => {
+            Room::Free | Room::Sized | Room::Swap(_) => {
                 let mut command = Command::new(&line[0]);
                 command.args(&line[1..]);
                 command

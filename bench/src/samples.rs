@@ -18,6 +18,9 @@ pub struct Samples(Histogram<u64>);
 pub struct Latency {
     /// Samples.
     pub count: u64,
+    /// Mean.
+    #[serde(default)]
+    pub mean: f64,
     /// Median.
     pub p50: f64,
     /// 90 %.
@@ -52,6 +55,7 @@ impl Samples {
         let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e3;
         Latency {
             count: self.0.len(),
+            mean: self.0.mean() / 1e3,
             p50: at(0.5),
             p90: at(0.9),
             p99: at(0.99),

@@ -143,7 +143,7 @@ pub fn text(all: &[SlowDown]) -> String {
 }
 
 /// Of each program and share, what pages it from the fastest to the slowest.
-pub fn rankings(all: &[SlowDown]) -> Vec<String> {
+pub fn rankings(all: &[SlowDown], noise: impl Fn(&str) -> f64) -> Vec<String> {
     let mut lines = Vec::new();
     let each = |program| shares(all).into_iter().map(move |share| (program, share));
     for (program, share) in programs(all).into_iter().flat_map(each) {
@@ -154,7 +154,7 @@ pub fn rankings(all: &[SlowDown]) -> Vec<String> {
             spread: one.spread,
             runs: one.runs.len(),
         });
-        lines.push(format!("{program} at {share} %: {}", order(rows.collect())));
+        lines.push(format!("{program} at {share} %: {}", order(rows.collect(), noise(program))));
     }
     lines
 }
@@ -238,6 +238,6 @@ mod tests {
             (&lines[1].name[..], &lines[1].values[..]),
             ("zram swap", &[None, Some(2.5)][..])
         );
-        assert_eq!(rankings(&all)[1], "sort at 50 %: gms [2] ~ zram swap [1]");
+        assert_eq!(rankings(&all, |_| 1.0)[1], "sort at 50 %: gms [2] ~ zram swap [1]");
     }
 }

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 
 use crate::cli::Effort;
 use crate::error::BenchError;
-use crate::machine::Machine;
+use crate::machine::{Machine, disk};
 use crate::room::Room;
 use crate::stack::Stack;
 use crate::swap::{Backing, Readahead, Swap};
@@ -23,8 +23,10 @@ const SWAP_TIMES: f64 = 3.0;
 const AGENT_TIMES: f64 = 2.0;
 /// Runs in which a setting is looked for, usual and `--quick`.
 const TRIES: (usize, usize) = (6, 2);
-/// Where a peak may lie, as a multiple of the limit, for its setting to be taken.
-const FITS: (f64, f64) = (0.96, 1.02);
+/// Where a peak must lie, as a multiple of the limit, for its setting to be taken.
+const FITS: (f64, f64) = (0.95, 1.0);
+/// A run that takes more than this, as a multiple of the limit, is refused.
+const REFUSED: f64 = 1.02;
 /// Least setting, as a multiple of the limit.
 const SETTING_MIN: f64 = 0.2;
 /// Least growth of the peak with the setting that is reckoned with.
@@ -139,6 +141,9 @@ impl Pager {
             return Ok(Pager::Gms(Stack::start(programs, 1, (AGENT_TIMES * mib).ceil() as u32)?));
         };
         let swap = Swap::on(backing, *readahead, (SWAP_TIMES * mib).ceil() as u32)?;
+        if let Backing::Disk(dir) = backing {
+            machine.disk = disk(dir);
+        }
         if let Some(algorithm) = swap.algorithm()? {
             machine.zram = algorithm;
         }
@@ -177,7 +182,7 @@ impl Pager {
 /// within the limit. gms can overshoot in one run and not in another.
 pub fn lowered(setting: u32, peak_mib: f64, limit_mib: f64) -> Option<u32> {
     let excess = (peak_mib - limit_mib).ceil() as u32;
-    (peak_mib > FITS.1 * limit_mib).then(|| setting.saturating_sub(excess).max(1))
+    (peak_mib > REFUSED * limit_mib).then(|| setting.saturating_sub(excess).max(1))
 }
 
 /// What came of looking for a setting.

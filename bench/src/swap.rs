@@ -5,7 +5,8 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{FallocateFlags, fallocate};
+use gms_tests::mix;
+use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 
 use crate::error::{BenchError, Trying};
 use crate::machine::chosen;
@@ -14,6 +15,8 @@ use crate::undo::{Step, Undo, swap_on};
 
 /// Pages which the kernel reads at most at a swap fault, as a power of two.
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
+/// Bytes written at once.
+const PART: usize = 1 << 20;
 /// Where zram devices are made and unmade.
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 
@@ -118,7 +121,16 @@ fn file(dir: &Path, mib: u32, undo: &mut Undo) -> Result<PathBuf, BenchError> {
     let mut new = File::options();
     let file = new.read(true).write(true).create_new(true).mode(0o600).open(&path).trying(&what)?;
     fallocate(&file, FallocateFlags::empty(), 0, i64::from(mib) << 20).trying(&what)?;
+    // As it will be once it has been used: whoever provides the disk may find room for a block when it is written first.
+    let mut part = vec![0; PART];
+    for at in 0..u64::from(mib) {
+        part.chunks_exact_mut(size_of::<u64>()).zip(at << 32..).for_each(|(word, number)| {
+            word.copy_from_slice(&mix(number).to_ne_bytes());
+        });
+        file.write_all_at(&part, at * PART as u64).trying(&what)?;
+    }
     file.sync_all().trying(&what)?;
+    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).trying(&what)?;
     Ok(path)
 }
 

@@ -37,7 +37,7 @@ pub fn run(options: &AppOptions, report: &mut Report) -> Result<(), BenchError> 
         let job = program.prepare(options.mib(), &mut inputs)?;
         // The first one brings the program and its inputs into memory, which would be charged.
         job.run(Room::Free)?.done()?;
-        let free = job.run(Room::Free)?.done()?;
+        let free = job.run(Room::Sized)?.done()?;
         let mut trial = Trial::new(options, program.name(), job, &free);
         for run in 0..options.effort.runs() {
             trial.run(run, report)?;
@@ -145,7 +145,7 @@ impl<'a> Trial<'a> {
         let row = format!("{}, no limit", self.name);
         report.figure(&row, "s", free.seconds);
         report.noise(&row);
-        report.figure(&format!("{row}: anonymous"), "MiB", free.anon_mib);
+        report.figure(&format!("{row}: anonymous"), "MiB", self.anon_mib);
         report.figure(&format!("{row}: charged"), "MiB", free.charged_mib);
         Ok(free.seconds)
     }
@@ -196,11 +196,14 @@ impl<'a> Trial<'a> {
             return Ok(None);
         };
         let outcome = match self.run_in(pager.room(setting)?)? {
-            Ended::Killed(why) if under != Under::Gms => {
+            Ended::Done(outcome) => outcome,
+            Ended::Killed(why) => {
+                if under == Under::Gms {
+                    report.failures.push(format!("{} under gms at {share} % {why}", self.name));
+                }
                 self.leave_out(under, share, &why, report);
                 return Ok(None);
             }
-            ended => ended.done()?,
         };
         let name = format!("{}, {} at {share} %", self.name, under.name());
         self.check(&outcome, &name)?;

@@ -236,6 +236,8 @@ struct Zipf {
     count: usize,
     zeta: f64,
     eta: f64,
+    /// The key of each rank: each key has one.
+    keys: Vec<u32>,
 }
 
 impl Zipf {
@@ -243,7 +245,9 @@ impl Zipf {
         let zeta = |n: usize| (1..=n).map(|i| (i as f64).powf(-THETA)).sum::<f64>();
         let all = zeta(count);
         let eta = (1.0 - (2.0 / count as f64).powf(1.0 - THETA)) / (1.0 - zeta(2) / all);
-        Zipf { count, zeta: all, eta }
+        let mut keys: Vec<u32> = (0..count as u32).collect();
+        Dice::new(count as u64).shuffle(&mut keys);
+        Zipf { count, zeta: all, eta, keys }
     }
 
     /// 0 comes most often.
@@ -262,7 +266,7 @@ impl Zipf {
 
     /// The same, with the frequent keys anywhere among the others.
     fn key(&self, dice: &mut Dice) -> usize {
-        (mix(self.rank(dice) as u64) % self.count as u64) as usize
+        self.keys[self.rank(dice)] as usize
     }
 }
 
@@ -279,5 +283,8 @@ mod tests {
         assert!((8_500..11_500).contains(&counts[0]), "{}", counts[0]);
         assert!(counts[..100].iter().sum::<u32>() > 45_000);
         assert!(counts[5_000..].iter().sum::<u32>() > 3_000, "all come");
+        let mut keys: Vec<u32> = zipf.keys.clone();
+        keys.sort_unstable();
+        assert!(keys.into_iter().eq(0..10_000), "each key has a rank");
     }
 }

@@ -21,7 +21,8 @@ const CPUS: u32 = 2;
 /// Lines of the console that an error shows.
 const LINES_SHOWN: usize = 12;
 /// What the kernel is told. Clocks are those of the emulated CPU, which the emulator keeps steady.
-const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable rdinit=/gms-bench -- guest-init";
+const KERNEL_LINE: &str =
+    "console=ttyS0 quiet panic=-1 nokaslr tsc=reliable rdinit=/gms-bench -- guest-init";
 /// Its report.
 const REPORT: &str = "report.json";
 

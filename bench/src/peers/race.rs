@@ -10,7 +10,7 @@ use crate::error::BenchError;
 use crate::fault::{LOCAL_PERCENT_MAX, WARM_UP_TIMES};
 use crate::region::pages;
 use crate::report::{Report, Target};
-use crate::room::{Room, Used};
+use crate::room::{Room, SECONDS_MAX, Used};
 use crate::samples::Latency;
 use crate::scratch::Scratch;
 use crate::stack::{check_remote, read};
@@ -254,6 +254,9 @@ impl Race<'_> {
             let used = room.start(&mut room.command(&line))?.finish()?;
             match used.status.success() {
                 true => return Ok((Ok(read(&found)?), used, killed)),
+                false if used.late => {
+                    return Err(failed(format!("was not done in {SECONDS_MAX} s")));
+                }
                 false if !used.starved => {
                     return Err(failed(format!("ended with {}", used.status)));
                 }
