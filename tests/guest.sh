@@ -134,8 +134,11 @@ in_root() { # net|alone, command...
 
 # ---- gms and its tests
 
+# What is built inside has no network.
+fetch() { local tree; for tree in . transport/fuzz; do (cd "$tree" && cargo fetch --locked --quiet); done; }
+
 compile() {
-  cargo fetch --locked --quiet
+  fetch
   in_root alone bash -euc '
     bash tests/setup.sh
     cargo build --release --workspace --bins --locked --quiet
@@ -278,6 +281,7 @@ case ${1:-} in
   --userland)
     shift
     [ $# != 0 ] || set -- bash .ci/run
+    fetch
     in_root alone "$@"
     exit
     ;;

@@ -3,7 +3,7 @@
 use crate::agent::AgentProc;
 use crate::gms::Gms;
 use crate::program::{Outcome, Program};
-use crate::stage::Stage;
+use crate::stage::{Stage, told};
 
 /// Mebibytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,7 +92,7 @@ pub fn pages_like_native(
         if is_within_bound(&paged, budget) {
             break;
         }
-        eprintln!("once more: {:?} of at most {}", paged.peak, most(&paged, budget));
+        told(&format!("ONCE MORE, {:?} of at most {}", paged.peak, most(&paged, budget)));
         paged = run();
     }
     assert!(paged.peak.looks > 0, "nobody looked at its memory");

@@ -62,10 +62,15 @@ pub(crate) fn cache_dir() -> PathBuf {
     dir
 }
 
-/// Says that a test, or a part of it, did not run. Straight to the descriptor: the test runner would swallow eprintln of a test that passes.
+/// Says that a test, or a part of it, did not run.
 pub fn skipped(why: &str) {
+    told(&format!("SKIPPED, {why}"));
+}
+
+/// Says what must be known of a test that passes. Straight to the descriptor: the test runner would swallow eprintln.
+pub(crate) fn told(what: &str) {
     let name = std::thread::current().name().unwrap_or("a test").to_string();
-    let _ = writeln!(std::io::stderr(), "SKIPPED, {why}: {name}");
+    let _ = writeln!(std::io::stderr(), "{what}: {name}");
 }
 
 /// Whether programs can have huge pages; says so where they cannot.
