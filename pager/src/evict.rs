@@ -39,7 +39,7 @@ use crate::process::{BATCH, Process};
 use crate::pulse::Pulse;
 use crate::session::Outcome;
 use crate::shared::{EvictCommand, Gauges, Shared, Space, drain, lock};
-use crate::stopped::release_late;
+use crate::stopped::{release_all, release_late};
 use crate::tables::{EvictOutcome, Place};
 use crate::torture::{self, Point};
 use crate::tree::{Root, Tree};
@@ -580,7 +580,7 @@ impl<T: Transport> EvictThread<T> {
     fn end(mut self) {
         // Nobody stays stopped.
         self.halt = Halt::default();
-        let _ = release_late();
+        release_all(ENDING_DEADLINE);
         self.publish();
         self.kill_remaining();
         for (_, process) in std::mem::take(&mut self.processes) {

@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 use crate::evictor::{self, Evictor, has_ended, pidfd_open, same_memory};
 use crate::page_map::PAGE;
 use crate::stopped::{Stopped, refused};
-use crate::{arch, proc};
+use crate::{arch, cgroup, proc};
 
 /// Name of the evictor's process: not one by which people end gms.
 pub const EVICTOR_NAME: &str = "far-evictor";
@@ -49,6 +49,11 @@ pub enum InjectError {
     /// Its system calls are filtered.
     #[error("it has a seccomp filter, under which the evictor cannot work")]
     Seccomp,
+    /// Its system calls are dispatched to itself.
+    #[error(
+        "its system calls come back to it (syscall user dispatch; Wine?), as those of an injection would"
+    )]
+    Dispatch,
     /// Its next child is to be the first process of a PID namespace, which an evictor must not become.
     #[error("it is about to start a PID namespace")]
     Namespace,
@@ -275,6 +280,9 @@ fn may_be_injected(pid: i32) -> Result<()> {
     if proc::starts_pid_namespace(pid) {
         return Err(InjectError::Namespace);
     }
+    if cgroup::is_frozen(pid) {
+        return Err(InjectError::Unstoppable);
+    }
     match proc::status_field(pid, "Seccomp:") {
         Some(mode) if mode != 0 => Err(InjectError::Seccomp),
         _ => Ok(()),
@@ -351,8 +359,7 @@ fn syscall_instruction(pid: i32) -> Result<(u64, File)> {
 fn blocked_threads(pid: i32) -> Vec<i32> {
     const WAITS: [i64; 5] =
         [libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3, libc::SYS_execve, libc::SYS_execveat];
-    let mut threads = proc::threads(pid);
-    threads.retain(|&tid| proc::state(tid) == Some('S'));
+    let mut threads = proc::in_state(pid, "S", |_| false);
     threads.retain(|&tid| !proc::blocked_in(tid).is_some_and(|nr| WAITS.contains(&nr)));
     threads.truncate(8);
     threads

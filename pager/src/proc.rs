@@ -4,9 +4,11 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// Fields of /proc/PID/stat, counted from behind the command's name: how many threads there are, and where the stack starts.
+/// Fields of /proc/PID/stat, counted from behind the command's name: how many threads there are, and where the stack starts; from behind
+/// the state, its flags.
 const THREADS: usize = 17;
 const START_STACK: usize = 25;
+const FLAGS: usize = 5;
 
 /// One line of /proc/PID/maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,7 +188,19 @@ pub fn state(pid: i32) -> Option<char> {
     text.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
-/// Threads of a process in one of these states, but those `known`.
+/// PF_USER_WORKER: a thread that never leaves the kernel (of io_uring, of vhost), so that nothing can be injected into it.
+const WORKER: u64 = 0x4000;
+
+/// State of a thread of a program: not of one that the kernel has added.
+fn state_of_own(tid: i32) -> Option<char> {
+    let text = read(&format!("/proc/{tid}/stat"))?;
+    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let flags: u64 = fields.nth(FLAGS)?.parse().ok()?;
+    (flags & WORKER == 0).then_some(state)
+}
+
+/// Threads of a process in one of these states, but those `known`, and those that the kernel has added.
 pub fn in_state(pid: i32, states: &str, known: impl Fn(i32) -> bool) -> Vec<i32> {
     let Some(text) = read(&format!("/proc/{pid}/stat")) else { return Vec::new() };
     let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
@@ -198,7 +212,9 @@ pub fn in_state(pid: i32, states: &str, known: impl Fn(i32) -> bool) -> Vec<i32>
         return if is_one { vec![pid] } else { Vec::new() };
     }
     let mut found = threads(pid);
-    found.retain(|&tid| !known(tid) && state(tid).is_some_and(|state| states.contains(state)));
+    found.retain(|&tid| {
+        !known(tid) && state_of_own(tid).is_some_and(|state| states.contains(state))
+    });
     found
 }
 
@@ -237,25 +253,6 @@ pub fn own_id(pid: i32) -> Option<i32> {
 /// Name of a thread.
 pub fn thread_name(tid: i32) -> Option<String> {
     read(&format!("/proc/{tid}/comm"))
-}
-
-/// Whether a signal waits that would interrupt the thread at once, with its own mask of signals or with `blocked`. One that the program ignores would
-/// not: it waits only because the thread is traced.
-pub fn has_deliverable_signal(tid: i32, blocked: Option<u64>) -> bool {
-    let text = read(&format!("/proc/{tid}/status")).unwrap_or_default();
-    let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let mask = |name| field(name).and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0);
-    let set = |signals: &[i32]| signals.iter().fold(0, |set, signal| set | 1u64 << (signal - 1));
-    // The first process of a PID namespace ignores all that it has no handler for.
-    let is_first =
-        field("NSpid:").is_some_and(|ids| ids.split_ascii_whitespace().last() == Some("1"));
-    let by_default = match is_first {
-        true => !set(&[libc::SIGKILL, libc::SIGSTOP]),
-        false => set(&[libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH]),
-    };
-    let ignored = mask("SigIgn:") | by_default & !mask("SigCgt:");
-    let blocked = blocked.unwrap_or_else(|| mask("SigBlk:"));
-    (mask("SigPnd:") | mask("ShdPnd:")) & !blocked & !ignored != 0
 }
 
 /// A numeric field of /proc/PID/status, such as `Seccomp:` or `TracerPid:`; of several numbers the first.

@@ -24,6 +24,8 @@ const STOP_DEADLINE: Duration = Duration::from_millis(30);
 const SEIZE_DEADLINE: Duration = Duration::from_millis(50);
 /// Longest that one injected system call may take.
 const SYSCALL_DEADLINE: Duration = Duration::from_secs(2);
+/// What a call returns inside the kernel that is to be begun anew: ERESTARTSYS to ERESTART_RESTARTBLOCK of include/linux/errno.h.
+const RESTARTS: std::ops::RangeInclusive<i64> = -516..=-512;
 /// Threads that stop late are looked at after this, and less often the later it gets.
 const LATE_MIN: Duration = Duration::from_millis(1);
 const LATE_MAX: Duration = Duration::from_millis(50);
@@ -54,11 +56,11 @@ pub struct Stopped {
     pub tid: Pid,
     saved: arch::Registers,
     mask: u64,
-    /// Whether it is to issue an interrupted call again.
-    restarts: bool,
     /// Whether registers and mask are to be put back.
     altered: bool,
-    /// Whether it has stopped, and that has been taken note of.
+    /// The stop that it is in.
+    stop: Option<i32>,
+    /// Whether it stands where system calls can be injected.
     settled: bool,
     niceness: Option<Niceness>,
     since: Instant,
@@ -126,36 +128,58 @@ impl Stopped {
             tid,
             saved,
             mask: 0,
-            restarts: false,
             altered: false,
+            stop: None,
             settled: false,
             niceness: None,
             since,
         })
     }
 
-    /// Whether the thread, which did not stop in time, is ours no longer. It stops as soon as it can, and must not stay so.
+    /// Whether the thread is ours no longer: it is let go as it was, if it has stopped.
     fn try_release(&mut self) -> bool {
         match self.wait(Duration::ZERO) {
-            Err(InjectError::Unstoppable) => false,
-            Err(_) => reap(self.tid.as_raw(), libc::__WNOTHREAD),
-            Ok(status) => {
-                let ours = is_ours(status);
-                let signal = if ours { 0 } else { signal_of(status) };
-                if self.altered {
-                    self.put_back();
-                } else if let Ok(mut registers) = self.registers()
-                    && ours
-                    && !proc::has_deliverable_signal(self.tid.as_raw(), None)
-                    && arch::restart_interrupted(&mut registers)
-                {
-                    // Fails only if the thread has been killed meanwhile.
-                    let _ = self.set_registers(&registers);
-                }
-                let _ = request(libc::PTRACE_DETACH, self.tid, 0, signal);
-                true
-            }
+            Ok(_) | Err(InjectError::Unstoppable) => {}
+            Err(_) => return reap(self.tid.as_raw(), libc::__WNOTHREAD),
         }
+        let Some(status) = self.stop else { return false };
+        // What fails here says that the thread has been killed.
+        if self.altered && is_syscall_stop(status) {
+            // Perhaps at its beginning, where the call is issued that stands in the registers which are put back.
+            let _ = self.skip_call();
+            return false;
+        }
+        if self.altered {
+            self.put_back();
+        } else if !self.settled
+            && is_event_stop(status)
+            && let Ok(mut registers) = self.registers()
+            && arch::is_native(&registers)
+            && arch::restart_interrupted(&mut registers)
+        {
+            let _ = self.set_registers(&registers);
+        }
+        let signal = if is_ours(status) { 0 } else { signal_of(status) };
+        if request(libc::PTRACE_DETACH, self.tid, 0, signal).is_ok() {
+            return true;
+        }
+        self.stop = None;
+        reap(self.tid.as_raw(), libc::__WNOTHREAD)
+    }
+
+    /// Has a thread at the beginning or the end of an injected call stop again on its way out of the kernel.
+    fn skip_call(&mut self) -> Result<()> {
+        let mut registers = self.registers()?;
+        arch::skip_syscall(&mut registers);
+        self.set_registers(&registers)?;
+        request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
+        self.go_on(libc::PTRACE_CONT, 0)
+    }
+
+    fn go_on(&mut self, how: libc::c_uint, signal: usize) -> Result<()> {
+        request(how, self.tid, 0, signal).map_err(refused)?;
+        self.stop = None;
+        Ok(())
     }
 
     /// Waits until the thread has stopped at the boundary between kernel and program, ready for injected calls.
@@ -170,40 +194,54 @@ impl Stopped {
         if !arch::is_native(&self.saved) {
             return Err(InjectError::NotNative);
         }
-        self.leave_restartable_sequence()?;
-        if !proc::has_deliverable_signal(self.tid.as_raw(), None) {
-            self.restarts = arch::restart_interrupted(&mut self.saved);
-        }
         self.mask = self.signal_mask()?;
-        self.altered = true;
-        self.set_signal_mask(u64::MAX)
+        self.altered = arch::restart_interrupted(&mut self.saved);
+        if self.dispatches_syscalls() {
+            return Err(InjectError::Dispatch);
+        }
+        self.leave_restartable_sequence()?;
+        self.block_signals()
+    }
+
+    /// Whether its system calls come back to it as signals (Syscall User Dispatch): an injected one would, too.
+    fn dispatches_syscalls(&self) -> bool {
+        const GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4210;
+        // struct ptrace_sud_config: the mode comes first. Kernels before 6.4 do not tell.
+        let mut config = [0u64; 4];
+        let (size, to) = (size_of_val(&config), (&raw mut config) as usize);
+        request(GET_SYSCALL_USER_DISPATCH_CONFIG, self.tid, size, to).is_ok() && config[0] != 0
     }
 
     /// Waits for the stop that was asked for, passing on the signals met on the way.
-    fn interrupted(&self) -> Result<()> {
+    fn interrupted(&mut self) -> Result<()> {
         loop {
             let status = self.wait(STOP_DEADLINE)?;
             if is_event_stop(status) {
                 return Ok(());
             }
-            request(libc::PTRACE_CONT, self.tid, 0, signal_of(status)).map_err(refused)?;
+            // The stop at the end of an exec takes the place of this one.
+            request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
+            self.go_on(libc::PTRACE_CONT, if is_ours(status) { 0 } else { signal_of(status) })?;
         }
     }
 
     /// Waits for the next stop. There is no wait for a ptrace stop with a time-out, so it looks again at growing intervals.
-    fn wait(&self, limit: Duration) -> Result<i32> {
+    fn wait(&mut self, limit: Duration) -> Result<i32> {
         let deadline = Instant::now() + limit;
         let mut pause = Duration::from_micros(5);
         loop {
             // Stops only: the end of a child of ours is for whoever waits for that.
             let flags = libc::WSTOPPED | libc::__WNOTHREAD;
             match report(libc::P_PID, self.tid.as_raw(), flags) {
-                Ok(Some(report)) if is_exec_stop(report.status) => {
-                    // What is known of it was another's, or another program's.
+                Ok(Some(report)) if is_exec_stop(report.status) && self.settled => {
+                    // What is known of it was another's.
                     let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
                     return Err(InjectError::Gone);
                 }
-                Ok(Some(report)) if report.has_stopped() => return Ok(report.status),
+                Ok(Some(report)) if report.has_stopped() => {
+                    self.stop = Some(report.status);
+                    return Ok(report.status);
+                }
                 // It has ended, or is not ours: asked for stops only, the kernel does not tell of tracees that have ended.
                 Ok(Some(_)) => return Err(InjectError::Gone),
                 Err(errno) if errno != Errno::EINTR => return Err(InjectError::Gone),
@@ -276,21 +314,18 @@ impl Stopped {
 
     /// Lets the thread issue one system call.
     pub fn syscall(&mut self, at: u64, name: &'static str, nr: i64, args: [u64; 6]) -> Result<i64> {
-        self.set_registers(&arch::prepare_syscall(&self.saved, at, nr, args))?;
-        for _entry_then_exit in 0..2 {
-            loop {
-                request(libc::PTRACE_SYSCALL, self.tid, 0, 0).map_err(refused)?;
-                let status = self.wait(SYSCALL_DEADLINE)?;
-                if is_syscall_stop(status) {
-                    break;
-                }
-                // All signals are blocked: only a fault at the instruction itself gets here, or a job control stop.
-                if !is_event_stop(status) {
-                    return Err(InjectError::Os { what: name, errno: Errno::EFAULT });
-                }
+        let deadline = Instant::now() + SYSCALL_DEADLINE;
+        let result = loop {
+            self.set_registers(&arch::prepare_syscall(&self.saved, at, nr, args))?;
+            for _entry_then_exit in 0..2 {
+                self.reach_syscall_stop(name, deadline)?;
             }
-        }
-        let result = arch::syscall_result(&self.registers()?);
+            let result = arch::syscall_result(&self.registers()?);
+            // A stop of the process, the freezer or work of io_uring has interrupted it.
+            if !RESTARTS.contains(&result) || Instant::now() > deadline {
+                break result;
+            }
+        };
         if (-4095..0).contains(&result) {
             return Err(InjectError::Syscall {
                 call: name,
@@ -298,6 +333,23 @@ impl Stopped {
             });
         }
         Ok(result)
+    }
+
+    fn reach_syscall_stop(&mut self, name: &'static str, deadline: Instant) -> Result<()> {
+        let mut signal = 0;
+        while Instant::now() < deadline {
+            self.go_on(libc::PTRACE_SYSCALL, signal)?;
+            let status = self.wait(SYSCALL_DEADLINE)?;
+            if is_syscall_stop(status) {
+                return Ok(());
+            }
+            signal = if is_ours(status) { 0 } else { signal_of(status) };
+            // All that can be are blocked: what else gets here is a fault at the instruction itself.
+            if signal != 0 && signal != libc::SIGSTOP as usize {
+                return Err(InjectError::Os { what: name, errno: Errno::EFAULT });
+            }
+        }
+        Err(InjectError::Unstoppable)
     }
 
     /// Whether it stands where system calls can be injected.
@@ -325,31 +377,28 @@ impl Stopped {
         restored
     }
 
-    /// Registers go back at a fresh stop on the way out of the kernel: there, and only there, the kernel restarts a system call that
+    /// Registers go back at a fresh stop on the way out of the kernel: there, and only there, the kernel begins a system call anew that
     /// the first stop interrupted.
     pub fn restore(&mut self) -> Result<()> {
+        if self.stop.is_none() {
+            // It has not come back from an injected call, and is let go when it has.
+            return Err(InjectError::Unstoppable);
+        }
         self.set_registers(&self.saved)?;
         request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
-        request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
-        while !is_event_stop(self.wait(SYSCALL_DEADLINE)?) {
-            request(libc::PTRACE_CONT, self.tid, 0, 0).map_err(refused)?;
+        let (deadline, mut signal) = (Instant::now() + SYSCALL_DEADLINE, 0);
+        loop {
+            self.go_on(libc::PTRACE_CONT, signal)?;
+            let status = self.wait(SYSCALL_DEADLINE)?;
+            if is_event_stop(status) || Instant::now() > deadline {
+                break;
+            }
+            signal = if is_ours(status) { 0 } else { signal_of(status) };
         }
-        self.fail_if_signalled();
         self.set_registers(&self.saved)?;
         self.set_signal_mask(self.mask)?;
         self.altered = false;
         Ok(())
-    }
-
-    /// A signal has come while the thread was stopped: when its handler has run, the call that was to be issued again must have failed. True if it has to.
-    fn fail_if_signalled(&mut self) -> bool {
-        let fails =
-            self.restarts && proc::has_deliverable_signal(self.tid.as_raw(), Some(self.mask));
-        if fails {
-            arch::fail_interrupted(&mut self.saved);
-            self.restarts = false;
-        }
-        fails
     }
 
     /// In the middle of an injected call. Fails only if the thread has been killed meanwhile.
@@ -363,12 +412,7 @@ impl Stopped {
         if let Some(niceness) = &self.niceness {
             set_niceness(niceness.tid, niceness.before);
         }
-        if self.settled && (self.fail_if_signalled() || self.altered) {
-            self.put_back();
-        }
-        if self.settled && request(libc::PTRACE_DETACH, self.tid, 0, 0).is_ok()
-            || self.try_release()
-        {
+        if self.try_release() {
             forget(self.tid);
         } else {
             LINGERING.with_borrow_mut(|lingering| lingering.push(self));
@@ -434,6 +478,15 @@ pub fn release_late() -> Option<Duration> {
         lingering.iter().map(pause).min()
     });
     late.into_iter().chain(release_strays()).min()
+}
+
+/// The calling thread ends, and with it the kernel kills whom it traces in the middle of an injected call: waits until none is, for so long at most.
+pub fn release_all(limit: Duration) {
+    let deadline = Instant::now() + limit;
+    let is_one_left = || LINGERING.with_borrow(|lingering| lingering.iter().any(|one| one.settled));
+    while release_late().is_some() && is_one_left() && Instant::now() < deadline {
+        std::thread::park_timeout(LATE_MIN);
+    }
 }
 
 /// Detaches whom the calling thread traces without having asked for it: a child by CLONE_PTRACE of a thread that was traced, and a thread that

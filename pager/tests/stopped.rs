@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::IntoRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,8 +16,11 @@ use gms_pager::inject::{Frozen, InjectError, stop_beside};
 use gms_pager::proc;
 use gms_pager::stopped::{Stopped, reap_ended, release_late};
 use memmap2::MmapMut;
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, clone, unshare};
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
 use nix::unistd::{Pid, gettid};
 use userfaultfd::UffdBuilder;
 
@@ -78,6 +82,44 @@ fn child() {
                 });
             }
             panic!("a script: {}", Command::new(script).exec());
+        }
+        Ok("io_uring") => {
+            // What io_uring_params is needed of: flags (IORING_SETUP_SQPOLL) and how long its thread looks for work, in ms.
+            let mut parameters = [0u32; 30];
+            (parameters[2], parameters[4]) = (2, 60_000);
+            // SAFETY: a live struct io_uring_params, whose other fields are zero.
+            let ring =
+                unsafe { libc::syscall(libc::SYS_io_uring_setup, 8, parameters.as_mut_ptr()) };
+            assert!(ring >= 0, "io_uring: {}", std::io::Error::last_os_error());
+            // Its thread sleeps at first; IORING_ENTER_SQ_WAKEUP.
+            until("it looks for work", || {
+                // SAFETY: no memory is involved.
+                unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, 0, 0, 2, 0, 0) };
+                workers(std::process::id() as i32).iter().any(|&tid| proc::state(tid) == Some('R'))
+            });
+            tell("rests");
+            wait_for_byte(libc::STDIN_FILENO);
+        }
+        Ok("epoll") => {
+            extern "C" fn handled(_: libc::c_int) {}
+            let action =
+                SigAction::new(SigHandler::Handler(handled), SaFlags::SA_RESTART, SigSet::empty());
+            // SAFETY: the handler does nothing.
+            unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
+            // Let through while it waits only, so that none can come before.
+            SigSet::from(Signal::SIGUSR1).thread_block().unwrap();
+            let none = SigSet::empty();
+            let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
+            let mut event = libc::epoll_event { events: 0, u64: 0 };
+            tell("waits");
+            loop {
+                // SAFETY: room for the one event that it may write.
+                let waited = unsafe {
+                    libc::epoll_pwait(epoll.0.as_raw_fd(), &raw mut event, 1, -1, none.as_ref())
+                };
+                assert_eq!((waited, Errno::last()), (-1, Errno::EINTR));
+                tell("interrupted");
+            }
         }
         Ok("vfork") => {
             tell("forks");
@@ -278,7 +320,8 @@ fn nobody_waits_for_an_exec_that_does_not_end() {
     let mut subject = Subject::start("exec");
     let pid = subject.pid();
     until("it sleeps in exec", || proc::blocked_in(pid) == Some(libc::SYS_execve));
-    assert!(matches!(Stopped::new(pid), Err(InjectError::Unstoppable)));
+    let refused = Stopped::new(pid).map(Stopped::let_go);
+    assert!(matches!(refused, Err(InjectError::Unstoppable)), "{refused:?}");
     assert_eq!(release_late(), None);
     subject.process.kill().unwrap();
     subject.process.wait().unwrap();
@@ -319,6 +362,111 @@ fn a_thread_that_does_not_stop_is_looked_at_less_and_less_often() {
     subject.stdin.write_all(&[1]).unwrap();
     until("it is let go", || release_late().is_none());
     assert!(subject.process.wait().unwrap().success());
+}
+
+/// Threads of io_uring.
+fn workers(pid: i32) -> Vec<i32> {
+    let is_one = |tid: &i32| proc::thread_name(*tid).is_some_and(|name| name.starts_with("iou-"));
+    proc::threads(pid).into_iter().filter(is_one).collect()
+}
+
+/// Whoever runs in the kernel only is left alone: nothing could be injected into it, and it would stay traced.
+#[test]
+fn threads_of_the_kernel_are_not_stopped() {
+    let mut subject = Subject::start("io_uring");
+    subject.thread("rests");
+    let pid = subject.pid();
+    let mut frozen = Frozen::new(pid).unwrap();
+    frozen.inject().unwrap();
+    let tracers: Vec<_> =
+        workers(pid).iter().map(|&tid| proc::status_field(tid, "TracerPid:")).collect();
+    drop(frozen);
+    assert_eq!((tracers, release_late()), (vec![Some(0)], None));
+    subject.process.kill().unwrap();
+    subject.process.wait().unwrap();
+}
+
+#[test]
+fn a_process_that_is_stopped_meanwhile_stays_so() {
+    // It has one thread, which is to take the signal.
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo runs; while :; do :; done"]).stdout(Stdio::piped());
+    let mut process = thread::spawn(move || command.spawn().unwrap()).join().unwrap();
+    let (pid, mut line) = (process.id() as i32, String::new());
+    BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut frozen = Frozen::new(pid).unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+    let injected = frozen.inject();
+    drop(frozen);
+    until("all are let go", || release_late().is_none());
+    // It takes the signal as soon as it has a CPU.
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let mut state = None;
+    while state != Some('T') && Instant::now() < deadline {
+        state = proc::state(pid);
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(injected.is_ok() && state == Some('T'), "{injected:?} {state:?}");
+}
+
+/// Signals one thread, not any of its process.
+fn signal(pid: i32, tid: i32) {
+    // SAFETY: no memory is involved.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, libc::SIGUSR1) }, 0);
+}
+
+/// A call fails for each signal that is handled while it waits, no more and no less, though its thread is stopped all the time.
+#[test]
+fn calls_fail_as_often_as_signals_are_handled() {
+    const SIGNALS: usize = 2000;
+    let mut subject = Subject::start("epoll");
+    let (waits, pid) = (subject.thread("waits"), subject.pid());
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                Stopped::new(waits).into_iter().for_each(Stopped::let_go);
+                Stopped::seize(waits).into_iter().for_each(Stopped::let_go);
+                release_late();
+            }
+            until("all are let go", || release_late().is_none());
+        });
+        for _ in 0..SIGNALS {
+            signal(pid, waits);
+            subject.thread("interrupted");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    subject.process.kill().unwrap();
+    subject.process.wait().unwrap();
+}
+
+/// A call that is injected and lasts: its thread goes on when that is over as if nothing had been.
+#[test]
+fn a_thread_that_does_not_come_back_in_time_is_let_go_when_it_does() {
+    let mut subject = Subject::start("epoll");
+    let waits = subject.thread("waits");
+    until("it waits", || proc::blocked_in(waits) == Some(libc::SYS_epoll_pwait));
+    let maps = proc::maps(waits).unwrap();
+    let vdso = maps.into_iter().find(|mapping| mapping.name == "[vdso]").unwrap().range;
+    let mut code = vec![0; (vdso.end - vdso.start) as usize];
+    let memory = fs::File::open(format!("/proc/{waits}/mem")).unwrap();
+    memory.read_exact_at(&mut code, vdso.start).unwrap();
+    let at = code.windows(2).position(|window| window == [0x0f, 0x05]).unwrap();
+    let mut stopped = Stopped::new(waits).unwrap();
+    let lasting =
+        stopped.syscall(vdso.start + at as u64, "poll", libc::SYS_poll, [0, 0, 2500, 0, 0, 0]);
+    assert!(matches!(lasting, Err(InjectError::Unstoppable)), "{lasting:?}");
+    assert!(stopped.restore().is_err());
+    stopped.let_go();
+    assert!(release_late().is_some());
+    until("it is let go", || release_late().is_none());
+    until("it waits", || proc::blocked_in(waits) == Some(libc::SYS_epoll_pwait));
+    signal(subject.pid(), waits);
+    subject.thread("interrupted");
+    subject.process.kill().unwrap();
+    subject.process.wait().unwrap();
 }
 
 #[test]

@@ -280,8 +280,12 @@ pub fn skip_call(context: &mut libc::ucontext_t, call: i64, argument: i64) {
     }
 }
 
+/// What a call returns inside the kernel that is begun anew unless a handler of a signal is run, with which it fails: include/linux/errno.h.
+const ERESTARTNOHAND: i64 = 514;
+
 /// Some system calls return EINTR when a stop interrupts them, although no signal arrived (epoll_wait, receives with a time-out,
-/// sigtimedwait, semtimedop ... see signal(7)). The workload must not see that: makes the thread issue the call again.
+/// sigtimedwait, semtimedop ... see signal(7)). The workload must not see that: at a stop on the way out of the kernel the result is changed so that the
+/// kernel begins the call anew, if it has no handler to run.
 pub fn restart_interrupted(registers: &mut Registers) -> bool {
     let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
     let restartable = matches!(
@@ -312,16 +316,14 @@ pub fn restart_interrupted(registers: &mut Registers) -> bool {
             | libc::SYS_io_uring_enter
     );
     if interrupted && restartable {
-        registers.rip -= SYSCALL_INSTRUCTION.len() as u64;
-        registers.rax = registers.orig_rax;
+        registers.rax = -ERESTARTNOHAND as u64;
     }
     interrupted && restartable
 }
 
-/// Undoes [`restart_interrupted`]: the call fails with EINTR.
-pub fn fail_interrupted(registers: &mut Registers) {
-    registers.rip += SYSCALL_INSTRUCTION.len() as u64;
-    registers.rax = -i64::from(libc::EINTR) as u64;
+/// Keeps a thread that stands at the beginning of a system call from issuing it.
+pub fn skip_syscall(registers: &mut Registers) {
+    registers.orig_rax = u64::MAX;
 }
 
 #[cfg(test)]
@@ -339,16 +341,14 @@ mod tests {
     }
 
     #[test]
-    fn interrupted_epoll_wait_is_issued_again() {
+    fn an_interrupted_epoll_wait_is_for_the_kernel_to_begin_anew() {
         // SAFETY: all-zero is a valid value of a struct of integers.
         let mut registers: Registers = unsafe { std::mem::zeroed() };
         registers.rip = 0x1002;
         registers.rax = -i64::from(libc::EINTR) as u64;
         registers.orig_rax = libc::SYS_epoll_wait as u64;
         assert!(restart_interrupted(&mut registers));
-        assert_eq!((registers.rip, registers.rax), (0x1000, libc::SYS_epoll_wait as u64));
-        fail_interrupted(&mut registers);
-        assert_eq!((registers.rip, registers.rax as i64), (0x1002, -i64::from(libc::EINTR)));
+        assert_eq!((registers.rip, registers.rax as i64), (0x1002, -514));
         registers.rax = 5;
         assert!(!restart_interrupted(&mut registers));
     }
