@@ -1,7 +1,6 @@
 //! What a tree holds, measured from outside: an opinion independent of gms's own statistics, and of how it measures.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
@@ -91,7 +90,8 @@ impl Drop for Census {
 fn look(root: i32, watch: Watch, before: &BTreeMap<i32, u64>, found: &Found) -> BTreeMap<i32, u64> {
     let (own, began) = (procfs::executable(root), Instant::now());
     let is_its = |pid: &i32| watch == Watch::Tree || procfs::executable(*pid) != own;
-    let counts = |pid: &i32| is_its(pid) && !is_evictor(*pid);
+    // Evictors share the memory of the processes which they serve: it would be counted twice.
+    let counts = |pid: &i32| is_its(pid) && !procfs::is_of_gms(*pid);
     let tree = std::iter::once(root).chain(procfs::descendants(root)).filter(counts);
     let now: BTreeMap<i32, u64> =
         tree.filter_map(|pid| Some((pid, procfs::pss_anon(pid)?))).collect();
@@ -103,9 +103,4 @@ fn look(root: i32, watch: Watch, before: &BTreeMap<i32, u64>, found: &Found) -> 
     found.bytes.fetch_max(bytes.unwrap_or(0), Ordering::Relaxed);
     found.looks.fetch_add(u64::from(!now.is_empty()), Ordering::Relaxed);
     now
-}
-
-/// Evictors share the memory of the processes which they serve: it would be counted twice.
-fn is_evictor(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().starts_with("far-")
 }
