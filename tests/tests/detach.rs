@@ -103,22 +103,32 @@ fn guards_put_over_what_is_away_are_not_filled_by_its_way_home() {
     proc.finish().expect_code(0);
 }
 
+/// Parent, child and grandchild share pages that are away, and each has some of its own. All that each has comes home, and none runs meanwhile.
 #[test]
 fn a_tree_comes_home_as_a_whole() {
     let Some(stage) = Stage::set() else { return };
     let agents = [AgentProc::start(Mib(512)), AgentProc::start(Mib(512))];
-    // The first fills and forks: parent and child share pages that are away.
-    let program = Program::new([c_program("forkcow")]).args(["64"]);
-    let native = program.finish().expect_code(0);
-    let gms = Gms::run(&stage, &program).local(Mib(24)).agents(&[&agents[0], &agents[1]]);
+    let program = Program::new([c_program("forkcow")]).args(["64", "held"]);
+    let native = program.clone().stdin("\n").finish().expect_code(0);
+    let gms =
+        Gms::run(&stage, &program.stdin_open()).local(Mib(24)).agents(&[&agents[0], &agents[1]]);
     let mut proc = gms.spawn();
-    poll_until("pages at the agents", SOON, || {
-        if proc.poll().is_some() {
-            proc.fail("it ended before it could be let go");
-        }
-        status_of(proc.pid()).filter(|status| status.away_bytes >= Mib(16).bytes())
+    proc.wait_output(0, "held\n");
+    // Of 192 MiB, what is shared counted with each; agents hold that once.
+    let status = poll_until("pages away", SOON, || {
+        status_of(proc.pid()).filter(|status| status.away_bytes >= Mib(144).bytes())
     });
+    let mut tree = vec![status.pid];
+    tree.extend(descendants(status.pid).into_iter().filter(|&pid| !is_of_gms(pid)));
+    assert_eq!(tree.len(), 3, "not parent, child and grandchild");
+    let resident = |pid: i32| rss_anon(pid).unwrap_or(0);
+    for &pid in &tree {
+        assert!(has_uffd(pid) && resident(pid) < Mib(60).bytes(), "nothing of {pid} was away");
+    }
     Gms::line(["detach"]).arg(proc.pid().to_string()).finish().expect_code(0);
+    tree.iter().for_each(|&pid| assert_let_go(pid, Mib(64)));
+    // Each looks at all of its pages, and how the first ends tells of all of them.
+    proc.write_stdin(b"\n");
     let outcome = gms.finish_proc(proc).expect_code(0);
     assert_eq!(outcome.stdout, native.stdout);
 }
