@@ -37,7 +37,7 @@ pub use pty::Terminal;
 pub use redis::Redis;
 pub use relay::{Relay, Weather};
 pub use resp::{Connection, Reply};
-pub use stage::{Stage, has_huge_pages, skipped};
+pub use stage::{Stage, has_guards, has_huge_pages, skipped};
 pub use stats::{AgentStats, Stats, Status};
 pub use torture::{Torture, torture_seeds};
 pub use traces::{Before, assert_let_go};

@@ -85,6 +85,9 @@ fn a_computing_program_comes_home_at_once() {
 #[test]
 fn guards_put_over_what_is_away_are_not_filled_by_its_way_home() {
     let Some(stage) = Stage::set() else { return };
+    if !has_guards() {
+        return;
+    }
     let agent = AgentProc::start(Mib(512));
     let mut proc =
         Program::new([c_program("promises")]).args(["guards-home", "64"]).stdin_open().spawn();
