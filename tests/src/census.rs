@@ -37,6 +37,7 @@ struct Found {
     over: AtomicBool,
     bytes: AtomicU64,
     looks: AtomicU64,
+    whole: AtomicU64,
 }
 
 /// The highest figures that were seen.
@@ -46,6 +47,8 @@ pub struct Peak {
     pub bytes: u64,
     /// How often it was measured.
     pub looks: u64,
+    /// How often all of the tree was, and not the largest process alone.
+    pub whole: u64,
 }
 
 impl Census {
@@ -75,7 +78,8 @@ impl Census {
     /// The highest so far.
     pub fn peak(&self) -> Peak {
         let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
-        Peak { bytes: load(&self.found.bytes), looks: load(&self.found.looks) }
+        let Found { bytes, looks, whole, .. } = &*self.found;
+        Peak { bytes: load(bytes), looks: load(looks), whole: load(whole) }
     }
 }
 
@@ -96,11 +100,10 @@ fn look(root: i32, watch: Watch, before: &BTreeMap<i32, u64>, found: &Found) -> 
     let now: BTreeMap<i32, u64> =
         tree.filter_map(|pid| Some((pid, procfs::pss_anon(pid)?))).collect();
     let both = now.iter().map(|(pid, &bytes)| bytes.min(before.get(pid).copied().unwrap_or(0)));
-    let bytes: Option<u64> = match began.elapsed() <= LOOK_MAX {
-        true => Some(both.sum()),
-        false => both.max(),
-    };
-    found.bytes.fetch_max(bytes.unwrap_or(0), Ordering::Relaxed);
+    let is_whole = began.elapsed() <= LOOK_MAX;
+    let bytes = if is_whole { both.sum() } else { both.max().unwrap_or(0) };
+    found.bytes.fetch_max(bytes, Ordering::Relaxed);
     found.looks.fetch_add(u64::from(!now.is_empty()), Ordering::Relaxed);
+    found.whole.fetch_add(u64::from(is_whole && !now.is_empty()), Ordering::Relaxed);
     now
 }
