@@ -1,10 +1,11 @@
 //! What gms leaves in a process that it has let go: nothing.
 
 use crate::pages::Mib;
-use crate::procfs::{evictors_of, has_uffd, mappings, rss_anon};
+use crate::procfs::{evictors_of, exists, has_uffd, mappings, rss_anon};
 
 /// Fails the test unless nobody pages the process any more, and at least so much of its memory is resident.
 pub fn assert_let_go(pid: i32, least: Mib) {
+    assert!(exists(pid), "{pid} has ended");
     assert!(!has_uffd(pid), "memory of {pid} is still registered");
     let evictors = evictors_of(pid);
     assert!(evictors.is_empty(), "evictors still have the memory of {pid}: {evictors:?}");
