@@ -21,8 +21,8 @@ fn assert_within_bound(stage: &Stage, program: &Program) -> Outcome {
             outcome.stats().resident_peak_bytes,
             outcome.elapsed
         );
-        assert!(peak.whole > 10, "the tree was hardly measured: {peak:?}");
         if peak.bytes <= bound {
+            assert!(peak.whole > 10, "the tree was hardly measured: {peak:?}");
             return outcome;
         }
         if attempt == ATTEMPTS {
@@ -32,13 +32,17 @@ fn assert_within_bound(stage: &Stage, program: &Program) -> Outcome {
     unreachable!("attempts end")
 }
 
-/// One after the other: each takes all CPUs.
 #[test]
 fn trees_that_grow_by_other_ways_than_faults_stay_within_the_bound() {
     let Some(stage) = Stage::set() else { return };
     let huge = Program::new([c_program("manyprocs")]).args(["3", "131072", "huge"]);
     assert_within_bound(&stage, &huge).expect_code(0);
-    // What fits the machine's memory decides how this one ends.
+}
+
+/// What fits the machine's memory decides how this one ends.
+#[test]
+fn heaps_that_grow_stay_within_the_bound() {
+    let Some(stage) = Stage::set() else { return };
     let heaps = ["--bigheap", "2", "--timeout", "6", "--verify", "--oomable"];
     let outcome = assert_within_bound(&stage, &Program::new([tool("stress-ng")]).args(heaps));
     let of_gms = outcome.code == Some(125) || outcome.stderr.contains("gms: workload killed");
