@@ -2,27 +2,25 @@
 
 mod common;
 
-use common::program::{Keys, address, line_with, start, wait};
+use common::program::{Agent, Keys, Log};
 use common::{Client, WORKLOAD};
 use gms_transport::keys::{self, Identity, Role};
 use gms_transport::message::{Control, Op, Status};
 use gms_transport::{Quic, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use rustls::Side;
 use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
 use rustls::quic::Version;
-use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write, pipe};
+use std::io::{BufRead, PipeReader, PipeWriter, Write, pipe};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::process::Child;
 use std::time::Instant;
 
 /// An agent whose log is a pipe of which the test has both ends.
 struct Logged {
-    child: Child,
-    log: BufReader<PipeReader>,
+    agent: Agent,
+    log: Log<PipeReader>,
     end: PipeWriter,
     addr: SocketAddr,
 }
@@ -30,15 +28,15 @@ struct Logged {
 fn serve(keys: &Keys) -> Logged {
     let (log, end) = pipe().expect("a pipe");
     let args = ["--listen", "127.0.0.1:0", "--export", "8388608", "--keys", keys.text()];
-    let child = start(&args, end.try_clone().expect("a descriptor"));
-    let mut log = BufReader::new(log);
-    let addr = address(&mut log, &["addr="])[0];
-    Logged { child, log, end, addr }
+    let agent = Agent::start(&args, end.try_clone().expect("a descriptor"));
+    let mut log = Log::new(log);
+    let addr = log.address(&["addr="])[0];
+    Logged { agent, log, end, addr }
 }
 
-fn stop(child: Child) {
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
-    assert_eq!(wait(child).code(), Some(0));
+fn stop(agent: Agent) {
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.wait().code(), Some(0));
 }
 
 fn client(keys: &Keys) -> Identity {
@@ -85,8 +83,9 @@ fn initial_with_token(first: &[u8], number: u16) -> Vec<u8> {
 #[test]
 fn packets_of_strangers_are_not_logged_one_by_one() {
     let keys = Keys::new("log-strangers");
-    let Logged { child, log, end, addr } = serve(&keys);
+    let Logged { agent, log, end, addr } = serve(&keys);
     drop(end);
+    let log = log.into_reader();
     let lines =
         std::thread::spawn(|| log.lines().map(|line| line.expect("log")).collect::<Vec<_>>());
     let first = initial(&client(&keys));
@@ -99,7 +98,7 @@ fn packets_of_strangers_are_not_logged_one_by_one() {
     // Who comes after them is served after them.
     let mut honest = Client::connect(addr, &client(&keys));
     assert_eq!(honest.hello().status, Status::Ok);
-    stop(child);
+    stop(agent);
     let lines = lines.join().expect("the log");
     assert!(lines.iter().any(|line| line.contains("workload connected")), "{lines:?}");
     assert!(lines.len() < 50, "{} lines: {:?}", lines.len(), &lines[..10]);
@@ -120,17 +119,17 @@ fn fill(pipe: &mut PipeWriter) {
 #[test]
 fn a_log_that_nobody_reads_delays_nobody() {
     let keys = Keys::new("log-unread");
-    let mut agent = serve(&keys);
-    fill(&mut agent.end);
-    let mut honest = Client::connect(agent.addr, &client(&keys));
+    let Logged { agent, mut log, mut end, addr } = serve(&keys);
+    fill(&mut end);
+    let mut honest = Client::connect(addr, &client(&keys));
     assert_eq!(honest.hello().status, Status::Ok);
     assert_eq!(honest.put(0, 8).done.get(), 0xff);
     let goodbye = Control::request(Op::Goodbye, 9, WORKLOAD);
     assert_eq!(honest.ask(&goodbye, &[]).0.status, Status::Ok);
     // What was said meanwhile comes when it is read.
-    line_with(&mut agent.log, &["workload connected"]);
-    line_with(&mut agent.log, &["workload ended"]);
+    log.line_with(&["workload connected"]);
+    log.line_with(&["workload ended"]);
     // Nor does it keep the agent from ending.
-    fill(&mut agent.end);
-    stop(agent.child);
+    fill(&mut end);
+    stop(agent);
 }

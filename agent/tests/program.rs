@@ -2,16 +2,15 @@
 
 mod common;
 
-use common::Client;
-use common::program::{Keys, address, line_with, start, wait};
+use common::program::{Agent, Keys, Log};
+use common::{Client, LIMIT};
 use gms_transport::keys::{self, Role};
 use gms_transport::{CloseCode, CloseReason, Transport};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use std::io::{BufReader, Read, Write};
+use nix::sys::signal::Signal;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Stdio};
+use std::process::{ChildStderr, Stdio};
 use std::time::Instant;
 
 #[test]
@@ -27,36 +26,37 @@ fn it_serves_until_sigterm_and_tells_its_clients() {
         "--metrics",
         "127.0.0.1:0",
     ];
-    let mut child = start(&args, Stdio::piped());
-    let mut log = BufReader::new(child.stderr.take().expect("piped"));
-    let addrs = address(&mut log, &["addr=", "metrics="]);
+    let mut agent = Agent::start(&args, Stdio::piped());
+    let mut log = Log::new(agent.stderr());
+    let addrs = log.address(&["addr=", "metrics="]);
     let identity = keys::load(&dir.0, Role::Client).expect("a client key");
     let mut client = Client::connect(addrs[0], &identity);
     assert_eq!(client.hello().frames_free.get(), 2048);
     client.put(0, 8);
     let mut http = TcpStream::connect(addrs[1]).expect("metrics");
+    http.set_read_timeout(Some(LIMIT)).expect("a deadline");
     http.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").expect("request");
     let mut metrics = String::new();
     http.read_to_string(&mut metrics).expect("answer");
     assert!(metrics.contains("\ngms_agent_page_puts_total 8\n"), "{metrics}");
     // It waits for the pages' owner until the grace is over.
     let asked = Instant::now();
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
+    agent.signal(Signal::SIGTERM);
     client.until("close", |client| client.closed.is_some());
     let closed = &client.closed;
     assert!(
         matches!(closed, Some(CloseReason::ByPeer { code: Some(CloseCode::Draining), .. })),
         "{closed:?}"
     );
-    assert_eq!(wait(child).code(), Some(0));
+    assert_eq!(agent.wait().code(), Some(0));
     assert!((1.5..5.0).contains(&asked.elapsed().as_secs_f64()), "{:?}", asked.elapsed());
 }
 
 /// Runs to the end, and returns exit code and standard error.
 fn fails(args: &[&str]) -> (Option<i32>, String) {
-    let mut child = start(args, Stdio::piped());
-    let mut stderr = child.stderr.take().expect("piped");
-    let code = wait(child).code();
+    let mut agent = Agent::start(args, Stdio::piped());
+    let mut stderr = agent.stderr();
+    let code = agent.wait().code();
     let mut text = String::new();
     stderr.read_to_string(&mut text).expect("log");
     (code, text)
@@ -128,76 +128,72 @@ fn huge_pages_that_are_not_there_are_told_with_their_cure() {
 }
 
 /// The agent with keys of `dir`, its log, and where it listens.
-fn serve(dir: &Keys) -> (Child, BufReader<ChildStderr>, SocketAddr) {
+fn serve(dir: &Keys) -> (Agent, Log<ChildStderr>, SocketAddr) {
     let args = ["--listen", "localhost:0", "--export", "8388608", "--keys", dir.text()];
-    let mut child = start(&args, Stdio::piped());
-    let mut log = BufReader::new(child.stderr.take().expect("piped"));
-    let addr = address(&mut log, &["addr="])[0];
-    (child, log, addr)
+    let mut agent = Agent::start(&args, Stdio::piped());
+    let mut log = Log::new(agent.stderr());
+    let addr = log.address(&["addr="])[0];
+    (agent, log, addr)
 }
 
 #[test]
 fn it_renews_its_keys_on_sighup_and_does_not_end() {
     let (dir, other) = (Keys::new("renew"), Keys::new("renewed"));
-    let (mut child, mut log, addr) = serve(&dir);
-    let pid = Pid::from_raw(child.id() as i32);
+    let (mut agent, mut log, addr) = serve(&dir);
     let mut client = Client::connect(addr, &keys::load(&dir.0, Role::Client).expect("a key"));
     client.hello();
     client.put(0, 8);
     for file in ["ca.pem", "node.pem", "node-key.pem"] {
         std::fs::copy(other.0.join(file), dir.0.join(file)).expect("copied");
     }
-    kill(pid, Signal::SIGHUP).expect("kill");
+    agent.signal(Signal::SIGHUP);
     let node = keys::load(&other.0, Role::Node).expect("a key").fingerprint().to_string();
-    line_with(&mut log, &["keys renewed", &node]);
+    log.line_with(&["keys renewed", &node]);
     // Clients of the authority before are expelled.
     client.until("close", |client| client.closed.is_some());
-    line_with(&mut log, &["disconnected", "another authority"]);
+    log.line_with(&["disconnected", "another authority"]);
     let mut client = Client::connect(addr, &keys::load(&other.0, Role::Client).expect("a key"));
     assert_eq!(client.hello().value.get(), 2000);
     // Those of the same one stay.
-    kill(pid, Signal::SIGHUP).expect("kill");
-    line_with(&mut log, &["keys renewed", &node]);
+    agent.signal(Signal::SIGHUP);
+    log.line_with(&["keys renewed", &node]);
     assert_eq!(client.put(8, 8).done.get(), 0xff);
     // Keys which cannot be used change nothing.
     std::fs::remove_file(dir.0.join("node.pem")).expect("removed");
-    kill(pid, Signal::SIGHUP).expect("kill");
-    line_with(&mut log, &["the keys stay as they are", "node.pem does not exist"]);
+    agent.signal(Signal::SIGHUP);
+    log.line_with(&["the keys stay as they are", "node.pem does not exist"]);
     assert_eq!(client.put(16, 8).done.get(), 0xff);
     // Nor while it drains: the grace is the time that it has.
-    kill(pid, Signal::SIGTERM).expect("kill");
-    line_with(&mut log, &["draining"]);
-    kill(pid, Signal::SIGHUP).expect("kill");
+    agent.signal(Signal::SIGTERM);
+    log.line_with(&["draining"]);
+    agent.signal(Signal::SIGHUP);
     client.until("close", |client| client.closed.is_some());
-    assert!(child.try_wait().expect("wait").is_none_or(|status| status.success()));
-    assert_eq!(wait(child).code(), Some(0));
+    assert!(agent.poll().is_none_or(|status| status.success()));
+    assert_eq!(agent.wait().code(), Some(0));
 }
 
 #[test]
 fn its_log_tells_who_came_who_went_and_who_was_refused() {
     let (dir, foreign) = (Keys::new("log"), Keys::new("foreign"));
-    let (child, mut log, addr) = serve(&dir);
+    let (agent, mut log, addr) = serve(&dir);
     let identity = keys::load(&dir.0, Role::Client).expect("a key");
     let client_name = identity.fingerprint().to_string();
     let mut client = Client::connect(addr, &identity);
     let from = format!("addr={}", SocketAddr::new(addr.ip(), 0)).trim_end_matches('0').to_string();
-    line_with(&mut log, &[" connected", &client_name, &from]);
+    log.line_with(&[" connected", &client_name, &from]);
     client.hello();
-    line_with(
-        &mut log,
-        &["workload connected", &client_name, "workload=0303030303030303", "pages=0"],
-    );
+    log.line_with(&["workload connected", &client_name, "workload=0303030303030303", "pages=0"]);
     client.put(0, 8);
     client.quic.close(Instant::now(), client.link, CloseCode::Goodbye);
     client.until("close", |client| client.closed.is_some());
     let words = ["disconnected", &client_name, "workload=0303030303030303", "pages=8"];
-    line_with(&mut log, &words);
+    log.line_with(&words);
     let mut again = Client::connect(addr, &identity);
     again.hello();
-    line_with(&mut log, &["workload connected", "pages=8"]);
+    log.line_with(&["workload connected", "pages=8"]);
     let stranger = Client::connect(addr, &keys::load(&foreign.0, Role::Client).expect("a key"));
     assert!(matches!(stranger.closed, Some(CloseReason::WrongCa { .. })), "{:?}", stranger.closed);
-    line_with(&mut log, &["no link was made", "another authority"]);
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
-    wait(child);
+    log.line_with(&["no link was made", "another authority"]);
+    agent.signal(Signal::SIGTERM);
+    agent.wait();
 }

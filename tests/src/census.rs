@@ -1,7 +1,6 @@
 //! What a tree holds, measured from outside: an opinion independent of gms's own statistics, and of how it measures.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
@@ -38,6 +37,7 @@ struct Found {
     over: AtomicBool,
     bytes: AtomicU64,
     looks: AtomicU64,
+    whole: AtomicU64,
 }
 
 /// The highest figures that were seen.
@@ -47,6 +47,8 @@ pub struct Peak {
     pub bytes: u64,
     /// How often it was measured.
     pub looks: u64,
+    /// How often all of the tree was, and not the largest process alone.
+    pub whole: u64,
 }
 
 impl Census {
@@ -76,7 +78,8 @@ impl Census {
     /// The highest so far.
     pub fn peak(&self) -> Peak {
         let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
-        Peak { bytes: load(&self.found.bytes), looks: load(&self.found.looks) }
+        let Found { bytes, looks, whole, .. } = &*self.found;
+        Peak { bytes: load(bytes), looks: load(looks), whole: load(whole) }
     }
 }
 
@@ -91,21 +94,16 @@ impl Drop for Census {
 fn look(root: i32, watch: Watch, before: &BTreeMap<i32, u64>, found: &Found) -> BTreeMap<i32, u64> {
     let (own, began) = (procfs::executable(root), Instant::now());
     let is_its = |pid: &i32| watch == Watch::Tree || procfs::executable(*pid) != own;
-    let counts = |pid: &i32| is_its(pid) && !is_evictor(*pid);
+    // Evictors share the memory of the processes which they serve: it would be counted twice.
+    let counts = |pid: &i32| is_its(pid) && !procfs::is_of_gms(*pid);
     let tree = std::iter::once(root).chain(procfs::descendants(root)).filter(counts);
     let now: BTreeMap<i32, u64> =
         tree.filter_map(|pid| Some((pid, procfs::pss_anon(pid)?))).collect();
     let both = now.iter().map(|(pid, &bytes)| bytes.min(before.get(pid).copied().unwrap_or(0)));
-    let bytes: Option<u64> = match began.elapsed() <= LOOK_MAX {
-        true => Some(both.sum()),
-        false => both.max(),
-    };
-    found.bytes.fetch_max(bytes.unwrap_or(0), Ordering::Relaxed);
+    let is_whole = began.elapsed() <= LOOK_MAX;
+    let bytes = if is_whole { both.sum() } else { both.max().unwrap_or(0) };
+    found.bytes.fetch_max(bytes, Ordering::Relaxed);
     found.looks.fetch_add(u64::from(!now.is_empty()), Ordering::Relaxed);
+    found.whole.fetch_add(u64::from(is_whole && !now.is_empty()), Ordering::Relaxed);
     now
-}
-
-/// Evictors share the memory of the processes which they serve: it would be counted twice.
-fn is_evictor(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().starts_with("far-")
 }

@@ -20,6 +20,7 @@ mod stage;
 mod stats;
 mod stream;
 mod torture;
+mod traces;
 mod workload;
 
 pub use agent::{AgentProc, AgentSetup};
@@ -29,16 +30,17 @@ pub use gms::{Gms, gms_binary, status_of};
 pub use netns::Namespace;
 pub use pages::{ATTEMPTS, Mib, assert_paged, overshoot, pages_like_native};
 pub use procfs::{
-    descendants, evictor_of, exists, has_uffd, rss_anon, spoil_page_map, write_memory,
+    descendants, evictor_of, exists, has_uffd, is_of_gms, rss_anon, spoil_page_map, write_memory,
 };
 pub use program::{Outcome, Proc, Program, patience, poll_until, tool};
 pub use pty::Terminal;
 pub use redis::Redis;
 pub use relay::{Relay, Weather};
 pub use resp::{Connection, Reply};
-pub use stage::{Stage, has_huge_pages, skipped};
+pub use stage::{Stage, has_guards, has_huge_pages, skipped};
 pub use stats::{AgentStats, Stats, Status};
 pub use torture::{Torture, torture_seeds};
+pub use traces::{Before, assert_let_go};
 pub use workload::{
     c_program, go_program, go_source, go_test_binary, java_classes, musl_program, source,
     thirty_two_bit_program,

@@ -62,16 +62,44 @@ pub fn tasks(root: i32) -> String {
     text
 }
 
-/// The process that has the memory of another one, and is not a thread of it.
-pub fn evictor_of(pid: i32) -> i32 {
+/// The mappings of a process but for its stack, which grows: addresses, access and name. Neighbours with equal access and name are one: the kernel
+/// may split and join them.
+pub(crate) fn mappings(pid: i32) -> Vec<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let mut found: Vec<(Range<u64>, String)> = Vec::new();
+    for line in maps.lines().filter(|line| !line.ends_with("[stack]")) {
+        let Some(range) = range_of(line) else { continue };
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let what = format!("{} {}", fields[1], fields.get(5..).unwrap_or_default().join(" "));
+        match found.last_mut() {
+            Some((last, same)) if last.end == range.start && *same == what => last.end = range.end,
+            _ => found.push((range, what)),
+        }
+    }
+    found.into_iter().map(|(range, what)| format!("{range:x?} {what}")).collect()
+}
+
+/// Whether gms has made the process, or thread: they are named so.
+pub fn is_of_gms(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().starts_with("far-")
+}
+
+/// The processes of gms that have the memory of another one. Those of its children, which have the same addresses, are found too.
+pub(crate) fn evictors_of(pid: i32) -> Vec<i32> {
     let stack = |pid: i32| {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         maps.lines().find(|line| line.ends_with("[stack]")).map(String::from)
     };
     let own = stack(pid);
     let all = fs::read_dir("/proc").expect("/proc").flatten();
-    let mut others = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    others.find(|&other| other != pid && own.is_some() && stack(other) == own).expect("no evictor")
+    let others = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let has_it = |other: &i32| is_of_gms(*other) && own.is_some() && stack(*other) == own;
+    others.filter(has_it).collect()
+}
+
+/// The process of gms that has the memory of another one.
+pub fn evictor_of(pid: i32) -> i32 {
+    *evictors_of(pid).first().expect("no evictor")
 }
 
 /// Resident anonymous memory of one process in bytes; `None` once it is gone.

@@ -52,6 +52,7 @@ pub struct Stats {
     pub attach_us: f64,
     pub agents_full_s: f64,
     pub processes: u64,
+    pub attached: u64,
     pub agents: Vec<AgentStats>,
 }
 
@@ -83,5 +84,7 @@ pub struct Status {
     pub agents_full: bool,
     pub detaching: bool,
     pub faults: u64,
+    pub pages_out: u64,
+    pub pages_in: u64,
     pub agents: Vec<AgentStats>,
 }

@@ -2,16 +2,18 @@
 //!
 //! Each run is alone in a PID namespace, which ends with it: whatever a pager gone wrong may attach to, stop or kill is its own.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::gms::gms_binary;
-use crate::program::{Outcome, Program, tool};
+use crate::program::{Outcome, Program, patience, tool};
 use crate::stage::Stage;
+use crate::stats::Stats;
 
 /// Budgets of which each run gets one, in MiB: pages that wait for room race with others than those that find it. Suites of tests, whose
 /// size nobody knows, are not to be short of memory: they would time out.
@@ -19,6 +21,8 @@ const BUDGETS_MIB: [u64; 3] = [16, 48, 2048];
 const BUDGETS_OF_SUITES_MIB: [u64; 2] = [512, 2048];
 /// Memory of the agent inside gms, in MiB.
 const EXPORT_MIB: u64 = 3072;
+/// Whoever takes longer, gms's start and end included, has been attached and has lost pages.
+const SPARED_MAX: Duration = Duration::from_secs(2);
 /// Names shown of a long list.
 const SHOWN_MAX: usize = 20;
 
@@ -40,6 +44,16 @@ pub struct Torture<'a> {
     stage: &'a Stage,
     seed: u64,
     replay: String,
+    tortured: Cell<Tortured>,
+}
+
+/// What one seed did to its programs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tortured {
+    programs: u64,
+    attached: u64,
+    pages_out: u64,
+    pages_in: u64,
 }
 
 impl<'a> Torture<'a> {
@@ -50,12 +64,40 @@ impl<'a> Torture<'a> {
             format!("GMS_TORTURE_SEED={seed} tests/run.sh -p gms-tests --test torture {test}");
         // Straight to the descriptor: the test runner would swallow eprintln of a test that passes.
         let _ = writeln!(std::io::stderr(), "seed {seed}; replay: {replay}");
-        Torture { stage, seed, replay }
+        Torture { stage, seed, replay, tortured: Cell::default() }
     }
 
     /// The seed.
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// Fails the test unless something was tortured.
+    pub fn finish(self) {
+        let tortured = self.tortured.get();
+        let _ = writeln!(std::io::stderr(), "  seed {}: {tortured:?}", self.seed);
+        assert!(tortured.programs > 0, "GMS_TORTURE_ONLY leaves nothing");
+        assert!(tortured.pages_out > 0, "no page went out: {tortured:?}");
+    }
+
+    /// Adds what gms says that it did to a program; fails the test if that has lived long and was spared.
+    fn tally(&self, name: &str, outcome: &Outcome, stats: &Path) {
+        let stats = Stats::read(stats).unwrap_or_else(|error| self.fail(name, outcome, &error));
+        let Stats { attached, pages_out, pages_in, .. } = stats;
+        let (took, sum) = (outcome.elapsed, self.tortured.get());
+        let _ = writeln!(
+            std::io::stderr(),
+            "  {name}: {took:?}, {attached} attached, {pages_out} pages out, {pages_in} in"
+        );
+        if took > patience(SPARED_MAX) && (attached == 0 || pages_out == 0) {
+            self.fail(name, outcome, "was not attached, or no page of it went out");
+        }
+        self.tortured.set(Tortured {
+            programs: sum.programs + 1,
+            attached: sum.attached + attached,
+            pages_out: sum.pages_out + pages_out,
+            pages_in: sum.pages_in + pages_in,
+        });
     }
 
     /// The program without gms.
@@ -77,17 +119,19 @@ impl<'a> Torture<'a> {
         let number = hasher.finish();
         let budget = budgets_mib[(number >> 8) as usize % budgets_mib.len()];
         let page_size = if number >> 16 & 3 == 0 { "8k" } else { "4k" };
+        let stats = self.stage.new_path("torture.json");
         let line = format!(
-            "run --torture {number} --local {budget}M --page-size {page_size} --export {EXPORT_MIB}M --"
+            "run --torture {number} --local {budget}M --page-size {page_size} --export {EXPORT_MIB}M"
         );
-        let argv = line.split_whitespace().map(OsString::from);
-        let argv = std::iter::once(tortured_binary().into()).chain(argv).collect();
+        let mut argv = vec![tortured_binary().into_os_string()];
+        argv.extend(line.split_whitespace().map(OsString::from));
+        argv.extend(["--stats".into(), stats.clone().into(), "--".into()]);
         let _ = writeln!(std::io::stderr(), "  {name}: {line} ({:?} without gms)", native.elapsed);
         let tortured = self.isolated(program, argv).limit(limit).finish();
-        let _ = writeln!(std::io::stderr(), "  {name}: {:?}", tortured.elapsed);
         if tortured.stderr.contains("gms: workload killed") || !tortured.drained {
             self.fail(name, &tortured, "was killed by gms, or left processes behind");
         }
+        self.tally(name, &tortured, &stats);
         tortured
     }
 

@@ -21,8 +21,8 @@ fn assert_within_bound(stage: &Stage, program: &Program) -> Outcome {
             outcome.stats().resident_peak_bytes,
             outcome.elapsed
         );
-        assert!(peak.looks > 10, "the tree was hardly measured: {peak:?}");
         if peak.bytes <= bound {
+            assert!(peak.whole > 10, "the tree was hardly measured: {peak:?}");
             return outcome;
         }
         if attempt == ATTEMPTS {
@@ -32,15 +32,24 @@ fn assert_within_bound(stage: &Stage, program: &Program) -> Outcome {
     unreachable!("attempts end")
 }
 
-/// One after the other: each takes all CPUs.
 #[test]
 fn trees_that_grow_by_other_ways_than_faults_stay_within_the_bound() {
     let Some(stage) = Stage::set() else { return };
     let huge = Program::new([c_program("manyprocs")]).args(["3", "131072", "huge"]);
     assert_within_bound(&stage, &huge).expect_code(0);
-    // What fits the machine's memory decides how this one ends.
+}
+
+/// What fits the machine's memory decides how this one ends.
+#[test]
+fn heaps_that_grow_stay_within_the_bound() {
+    let Some(stage) = Stage::set() else { return };
     let heaps = ["--bigheap", "2", "--timeout", "6", "--verify", "--oomable"];
-    assert_within_bound(&stage, &Program::new([tool("stress-ng")]).args(heaps));
+    let outcome = assert_within_bound(&stage, &Program::new([tool("stress-ng")]).args(heaps));
+    let of_gms = outcome.code == Some(125) || outcome.stderr.contains("gms: workload killed");
+    let wrong = (outcome.text() + &outcome.stderr).contains(": fail:");
+    if of_gms || wrong {
+        outcome.fail("gms failed, or the workload found its memory wrong");
+    }
 }
 
 /// `--local` is what is resident on average, within 3/64: of such a budget 1.5 MiB.
@@ -119,12 +128,20 @@ fn the_memory_of_a_vfork_child_that_is_met_first_counts_once_from_then_on() {
     gms.finish_proc(proc).expect_code(0);
 }
 
-/// What ends is freed while its sibling goes on; how long that stands is for people to read.
+/// Longest pause between two pages of a process beside one that ends. Some milliseconds were seen; others may have the CPUs.
+const GAP_MAX: Duration = Duration::from_secs(2);
+
+/// What ends is freed while its sibling goes on.
 #[test]
 fn a_tree_goes_on_while_what_has_ended_is_freed() {
     let Some(stage) = Stage::set() else { return };
     let program = Program::new([c_program("ends")]).args(["160", "4"]);
     let outcome = assert_within_bound(&stage, &program).expect_code(0);
-    eprint!("{}", outcome.text());
+    let text = outcome.text();
+    eprint!("{text}");
+    let gap =
+        text.split("longest gap ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+    let gap = Duration::from_micros(gap.unwrap_or_else(|| outcome.fail("no gap was printed")));
+    assert!(gap < patience(GAP_MAX), "it stood for {gap:?}");
     assert!(outcome.stats().pages_out > 0, "{}", outcome.stderr);
 }

@@ -15,7 +15,9 @@ const LIMIT: Duration = Duration::from_secs(150);
 fn each_seed(body: impl Fn(&Stage, &Torture)) {
     let Some(stage) = Stage::set() else { return };
     for seed in torture_seeds() {
-        body(&stage, &Torture::new(&stage, seed));
+        let torture = Torture::new(&stage, seed);
+        body(&stage, &torture);
+        torture.finish();
     }
 }
 
@@ -27,7 +29,7 @@ fn programs_find_every_page_right() {
         let fuzz_seed = (torture.seed() % 1_000_000).to_string();
         let c: [(&str, &[&str]); 14] = [
             ("verify", &["48", "2"]),
-            ("threads", &["12"]),
+            ("threads", &["24"]),
             ("forkcow", &["32"]),
             ("places", &["32"]),
             ("vforks", &["4", "4"]),
@@ -45,7 +47,7 @@ fn programs_find_every_page_right() {
             let program = Program::new([c_program(name)]).args(args);
             torture.same_output(&format!("{name} {args:?}"), &program, LIMIT);
         }
-        for (name, args) in [("threads", "12"), ("comings", "6000")] {
+        for (name, args) in [("threads", "24"), ("comings", "6000")] {
             let program = Program::new([musl_program(name)]).args([args]);
             torture.same_output(&format!("{name} {args}, musl"), &program, LIMIT);
         }

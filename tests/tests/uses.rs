@@ -47,9 +47,33 @@ uses! {
     pages_that_are_lent_to_a_pipe_are_right => "splice";
     signals_are_handled_on_a_stack_that_is_away => "altstack";
     a_program_executed_by_another_thread_than_the_first_is_paged => "exec";
-    a_program_that_takes_other_rights_is_paged_on => "rights";
     stops_in_the_midst_of_faults_change_nothing => "stops";
     kills_in_the_midst_of_faults_change_nothing_for_others => "kills";
+}
+
+/// From then on neither its faults nor its evictions stop: by what gms counts while the program waits, before and after it touches all again.
+#[test]
+fn a_program_that_takes_other_rights_is_paged_on() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("uses")]).args(["rights", "64"]);
+    let native = program.clone().stdin("\n\n").finish().expect_code(0);
+    let gms = Gms::run(&stage, &program.stdin_open()).local(Mib(24)).arg("--export").arg("1G");
+    let gms = gms.limit(LIMIT);
+    let mut proc = gms.spawn();
+    let status = |proc: &Proc| status_of(proc.pid()).unwrap_or_else(|| proc.fail("not listed"));
+    proc.wait_output(0, "has other rights\n");
+    let before = status(&proc);
+    proc.write_stdin(b"\n");
+    proc.wait_output(0, "has touched all of it again\n");
+    let after = status(&proc);
+    // Each of 16384 pages was read and written, and only 6144 may stay.
+    let least = 8192;
+    let (out, back) = (after.pages_out - before.pages_out, after.pages_in - before.pages_in);
+    let faults = after.faults - before.faults;
+    assert!(out > least && back > least && faults > 0, "{out} out, {back} in, {faults} faults");
+    proc.write_stdin(b"\n");
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert_eq!(outcome.text(), native.text());
 }
 
 /// A cgroup that can be frozen, with all that the workload and gms have put into it; thawed and removed when dropped.

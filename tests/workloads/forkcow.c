@@ -1,5 +1,6 @@
-/* forkcow MIB: fork with copy-on-write checks on both sides, a nested fork, vfork + exec, WIPEONFORK and DONTFORK
- * ranges; at the end wait4(-1, __WALL) must find no child that this program did not make. */
+/* forkcow MIB [held]: fork with copy-on-write checks on both sides, a nested fork, vfork + exec, WIPEONFORK and DONTFORK
+ * ranges; at the end wait4(-1, __WALL) must find no child that this program did not make. With `held` parent, child and grandchild of the first
+ * round wait once each has written what is its own: then it prints "held", and they go on when a line comes on stdin. */
 #include "check.h"
 #include <sys/wait.h>
 
@@ -10,6 +11,26 @@ static uint64_t pages;
 static char *memory, *wiped, *kept;
 
 enum { FIRST = 1, CHILD, GRANDCHILD, PARENT };
+
+/* Those who are held: one byte each says that they have come, the end of the other pipe lets them go. */
+static int come[2], go[2];
+static int holds;
+
+static void hold(void) {
+    char byte = 0;
+    if (holds && (write(come[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 0)) die("hold: %s", strerror(errno));
+}
+
+static void hold_all(void) {
+    char byte;
+    for (int below = 0; below < 2; below++)
+        if (read(come[0], &byte, 1) != 1) die("hold: %s", strerror(errno));
+    printf("held\n");
+    fflush(stdout);
+    if (read(0, &byte, 1) != 1) die("no line");
+    close(go[1]);
+    holds = 0;
+}
 
 static uint64_t tag_of(uint64_t page, uint64_t round, uint64_t writer) {
     return ((page + 1) * 64 + round) * 8 + writer;
@@ -37,6 +58,7 @@ static pid_t split(void) {
 }
 
 static void child(uint64_t round) {
+    if (holds) close(go[1]);
     verify((uint64_t[]){FIRST, FIRST, FIRST, FIRST}, round, "in the child, fresh");
     for (uint64_t i = 0; i < SPECIAL; i++) check_page(wiped + i * PAGE, 0, "WIPEONFORK in the child");
     unsigned char resident;
@@ -47,10 +69,12 @@ static void child(uint64_t round) {
     if (grandchild == 0) {
         verify((uint64_t[]){CHILD, CHILD, FIRST, FIRST}, round, "in the grandchild, fresh");
         rewrite(1, round, GRANDCHILD);
+        hold();
         verify((uint64_t[]){CHILD, GRANDCHILD, FIRST, FIRST}, round, "in the grandchild, rewritten");
         _exit(0);
     }
     rewrite(2, round, CHILD);
+    hold();
     verify((uint64_t[]){CHILD, CHILD, CHILD, FIRST}, round, "in the child, rewritten");
     join(grandchild, "grandchild");
     verify((uint64_t[]){CHILD, CHILD, CHILD, FIRST}, round, "in the child, after the grandchild");
@@ -74,6 +98,8 @@ int main(int argc, char **argv) {
         for (uint64_t i = 0; i < 512; i++) check_page(own + i * PAGE, i + 1, "after exec");
         return 0;
     }
+    holds = argc > 2 && strcmp(argv[2], "held") == 0;
+    if (holds && (pipe(come) || pipe(go))) die("pipe: %s", strerror(errno));
     pages = number(argc, argv, 1, 64) * MIB / PAGE;
     memory = map_pages(pages);
     wiped = map_pages(SPECIAL);
@@ -87,6 +113,7 @@ int main(int argc, char **argv) {
         if (pid == 0) child(round);
         rewrite(0, round, PARENT); /* while the child verifies its own view of the same pages */
         rewrite(3, round, PARENT);
+        if (holds) hold_all();
         verify((uint64_t[]){PARENT, FIRST, FIRST, PARENT}, round, "in the parent, beside the child");
         vfork_and_exec("/proc/self/exe");
         join(pid, "child");

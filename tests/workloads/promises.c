@@ -81,23 +81,34 @@ static void sharer(void) {
 
 /* ---- guards */
 
+static void guard(void *at, uint64_t count) {
+    if (madvise(at, count * PAGE, MADV_GUARD_INSTALL)) die("guard: %s", strerror(errno));
+}
+
+static void unguard(void *at, uint64_t count) {
+    if (madvise(at, count * PAGE, MADV_GUARD_REMOVE)) die("unguard: %s", strerror(errno));
+}
+
+/* Linux has them since 6.13. */
+static void has_guards(void) {
+    int has = madvise(area, PAGE, MADV_GUARD_INSTALL) == 0;
+    if (!has && errno != EINVAL) die("guard: %s", strerror(errno));
+    puts(has ? "guards" : "no guards");
+}
+
 static void guards(void) {
     fill(0);
     press(24 * MIB);
-    if (madvise(area, PAGE, MADV_GUARD_INSTALL)) {
-        puts("the guarded pages are zeros");
-        return; /* before Linux 6.13 */
-    }
-    madvise(area, PAGE, MADV_GUARD_REMOVE);
+    guard(area, 1);
+    unguard(area, 1);
     check_page(page_of(0), 0, "the first guarded page");
     /* Every other stretch of 16 pages is guarded for a moment. */
     for (uint64_t i = 32; i + 16 <= pages; i += 32) {
-        if (madvise(page_of(i), 16 * PAGE, MADV_GUARD_INSTALL)) die("guard: %s", strerror(errno));
-        if (i % 64 == 0 && madvise(page_of(i), 16 * PAGE, MADV_GUARD_REMOVE)) die("unguard");
+        guard(page_of(i), 16);
+        if (i % 64 == 0) unguard(page_of(i), 16);
     }
     press(24 * MIB);
-    for (uint64_t i = 32; i + 16 <= pages; i += 32)
-        if (madvise(page_of(i), 16 * PAGE, MADV_GUARD_REMOVE)) die("unguard");
+    for (uint64_t i = 32; i + 16 <= pages; i += 32) unguard(page_of(i), 16);
     for (uint64_t i = 1; i < pages; i++) {
         int guarded = i >= 32 && i % 32 < 16 && i / 32 * 32 + 16 <= pages;
         check_page(page_of(i), guarded ? 0 : i + 1, guarded ? "a guarded page" : "beside a guard");
@@ -110,7 +121,7 @@ static void on_segv(int number, siginfo_t *info, void *context) {
     (void)number, (void)info, (void)context;
     caught = 1;
     /* The page may be touched from now on. */
-    madvise((void *)((uintptr_t)info->si_addr & ~(PAGE - 1)), PAGE, MADV_GUARD_REMOVE);
+    unguard((void *)((uintptr_t)info->si_addr & ~(PAGE - 1)), 1);
 }
 
 /* Reading and first touches around guards must not fill them. */
@@ -120,12 +131,8 @@ static void guarded(void) {
     fill(0);
     press(24 * MIB);
     char *fresh = map_pages(pages / 4);
-    if (madvise(area + 64 * PAGE, PAGE, MADV_GUARD_INSTALL)) {
-        puts("guards guard");
-        return;
-    }
-    for (uint64_t i = 64; i < pages; i += 64) madvise(page_of(i), PAGE, MADV_GUARD_INSTALL);
-    for (uint64_t i = 8; i < pages / 4; i += 8) madvise(fresh + i * PAGE, PAGE, MADV_GUARD_INSTALL);
+    for (uint64_t i = 64; i < pages; i += 64) guard(page_of(i), 1);
+    for (uint64_t i = 8; i < pages / 4; i += 8) guard(fresh + i * PAGE, 1);
     for (uint64_t i = 0; i < pages; i++) {
         caught = 0;
         int guard = i >= 64 && i % 64 == 0;
@@ -522,8 +529,7 @@ static void guards_home(void) {
     puts("ready");
     fflush(stdout);
     line();
-    for (uint64_t i = 0; i < pages; i += 4)
-        if (madvise(page_of(i), PAGE, MADV_GUARD_INSTALL) && errno != EINVAL) die("guard: %s", strerror(errno));
+    for (uint64_t i = 0; i < pages; i += 4) guard(page_of(i), 1);
     puts("guarded");
     fflush(stdout);
     line();
@@ -537,7 +543,7 @@ static void guards_home(void) {
 
 int main(int argc, char **argv) {
     const struct named cases[] = {
-        {"leader", leader}, {"sharer", sharer}, {"guards", guards}, {"guarded", guarded}, {"realloc", realloc_churn},
+        {"leader", leader}, {"sharer", sharer}, {"has-guards", has_guards}, {"guards", guards}, {"guarded", guarded}, {"realloc", realloc_churn},
         {"locked", locked}, {"inherit", inherit}, {"purging", purging}, {"restless", restless}, {"room", room}, {"rooms", rooms}, {"subreaper", subreaper}, {"brood", brood},
         {"discards", discards}, {"own-missing", own_missing}, {"own-writes", own_writes}, {"guards-home", guards_home},
     };

@@ -183,13 +183,24 @@ static void exec_by_a_thread(void) {
     for (;;) check(0, "until the exec");
 }
 
+/* Says how far it is, and goes on when a line comes on stdin. */
+static void pause_at(const char *what) {
+    char byte;
+    puts(what);
+    fflush(stdout);
+    if (read(0, &byte, 1) != 1) die("no line");
+}
+
 static void rights(void) {
     fill(0);
     press_out();
     if (setgid(65534) || setuid(65534)) die("setuid: %s", strerror(errno));
+    pause_at("has other rights");
     check(0, "with other rights");
     fill(1 << 20);
     press_out();
+    check(1 << 20, "with other rights");
+    pause_at("has touched all of it again");
     pid_t child = fork();
     check(1 << 20, "after a fork with other rights");
     if (child == 0) _exit(0);
