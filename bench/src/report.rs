@@ -178,9 +178,7 @@ impl Report {
         });
         let row = &mut self.latencies[at];
         row.runs.push(latency);
-        let of = |field: fn(&Latency) -> f64| {
-            median_and_spread(&row.runs.iter().map(field).collect::<Vec<f64>>())
-        };
+        let of = |field| over(&row.runs, field);
         row.median = Latency {
             count: of(|run| run.count as f64).0 as u64,
             mean: of(|run| run.mean).0,
@@ -362,6 +360,11 @@ impl Report {
         };
         latency.or_else(figure)
     }
+}
+
+/// Median and range of one of their fields.
+fn over(runs: &[Latency], field: fn(&Latency) -> f64) -> (f64, (f64, f64)) {
+    median_and_spread(&runs.iter().map(field).collect::<Vec<f64>>())
 }
 
 impl Figure {

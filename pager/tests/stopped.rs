@@ -51,27 +51,7 @@ fn child() {
             unsafe { libc::syscall(libc::SYS_set_robust_list, page.as_ptr(), 24) };
             panic!("true: {}", Command::new("true").exec());
         }
-        Ok("takes over") => {
-            let faults = UffdBuilder::new().user_mode_only(false).create().unwrap();
-            let page = MmapMut::map_anon(4096).unwrap();
-            faults.register(page.as_ptr() as *mut _, page.len()).unwrap();
-            let name = page.as_ptr() as usize;
-            thread::spawn(move || {
-                tell("executes");
-                let arguments = [name as *const libc::c_char, std::ptr::null()];
-                // SAFETY: the list is ended, and so is the name, an empty one, once the page is there.
-                unsafe { libc::execv(c"/bin/true".as_ptr(), arguments.as_ptr()) };
-                panic!("true: {}", std::io::Error::last_os_error());
-            });
-            thread::spawn(move || {
-                wait_for_byte(libc::STDIN_FILENO);
-                // SAFETY: it is the page that was registered.
-                unsafe { faults.zeropage(name as *mut _, 4096, true) }.unwrap();
-            });
-            loop {
-                std::hint::spin_loop();
-            }
-        }
+        Ok("takes over") => executes_when_told(),
         Ok("threads exec") => {
             let script = script_of_a_dead_interpreter();
             for _ in 0..8 {
@@ -83,44 +63,8 @@ fn child() {
             }
             panic!("a script: {}", Command::new(script).exec());
         }
-        Ok("io_uring") => {
-            // What io_uring_params is needed of: flags (IORING_SETUP_SQPOLL) and how long its thread looks for work, in ms.
-            let mut parameters = [0u32; 30];
-            (parameters[2], parameters[4]) = (2, 60_000);
-            // SAFETY: a live struct io_uring_params, whose other fields are zero.
-            let ring =
-                unsafe { libc::syscall(libc::SYS_io_uring_setup, 8, parameters.as_mut_ptr()) };
-            assert!(ring >= 0, "io_uring: {}", std::io::Error::last_os_error());
-            // Its thread sleeps at first; IORING_ENTER_SQ_WAKEUP.
-            until("it looks for work", || {
-                // SAFETY: no memory is involved.
-                unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, 0, 0, 2, 0, 0) };
-                workers(std::process::id() as i32).iter().any(|&tid| proc::state(tid) == Some('R'))
-            });
-            tell("rests");
-            wait_for_byte(libc::STDIN_FILENO);
-        }
-        Ok("epoll") => {
-            extern "C" fn handled(_: libc::c_int) {}
-            let action =
-                SigAction::new(SigHandler::Handler(handled), SaFlags::SA_RESTART, SigSet::empty());
-            // SAFETY: the handler does nothing.
-            unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
-            // Let through while it waits only, so that none can come before.
-            SigSet::from(Signal::SIGUSR1).thread_block().unwrap();
-            let none = SigSet::empty();
-            let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
-            let mut event = libc::epoll_event { events: 0, u64: 0 };
-            tell("waits");
-            loop {
-                // SAFETY: room for the one event that it may write.
-                let waited = unsafe {
-                    libc::epoll_pwait(epoll.0.as_raw_fd(), &raw mut event, 1, -1, none.as_ref())
-                };
-                assert_eq!((waited, Errno::last()), (-1, Errno::EINTR));
-                tell("interrupted");
-            }
-        }
+        Ok("io_uring") => looks_for_work(),
+        Ok("epoll") => waits_for_signals(),
         Ok("vfork") => {
             tell("forks");
             let child = Box::new(|| {
@@ -132,6 +76,65 @@ fn child() {
             unsafe { clone(child, &mut stack, CloneFlags::CLONE_VFORK, None) }.unwrap();
         }
         _ => {}
+    }
+}
+
+fn executes_when_told() {
+    let faults = UffdBuilder::new().user_mode_only(false).create().unwrap();
+    let page = MmapMut::map_anon(4096).unwrap();
+    faults.register(page.as_ptr() as *mut _, page.len()).unwrap();
+    let name = page.as_ptr() as usize;
+    thread::spawn(move || {
+        tell("executes");
+        let arguments = [name as *const libc::c_char, std::ptr::null()];
+        // SAFETY: the list is ended, and so is the name, an empty one, once the page is there.
+        unsafe { libc::execv(c"/bin/true".as_ptr(), arguments.as_ptr()) };
+        panic!("true: {}", std::io::Error::last_os_error());
+    });
+    thread::spawn(move || {
+        wait_for_byte(libc::STDIN_FILENO);
+        // SAFETY: it is the page that was registered.
+        unsafe { faults.zeropage(name as *mut _, 4096, true) }.unwrap();
+    });
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+fn looks_for_work() {
+    // What io_uring_params is needed of: flags (IORING_SETUP_SQPOLL) and how long its thread looks for work, in ms.
+    let mut parameters = [0u32; 30];
+    (parameters[2], parameters[4]) = (2, 60_000);
+    // SAFETY: a live struct io_uring_params, whose other fields are zero.
+    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 8, parameters.as_mut_ptr()) };
+    assert!(ring >= 0, "io_uring: {}", std::io::Error::last_os_error());
+    // Its thread sleeps at first; IORING_ENTER_SQ_WAKEUP.
+    until("it looks for work", || {
+        // SAFETY: no memory is involved.
+        unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, 0, 0, 2, 0, 0) };
+        workers(std::process::id() as i32).iter().any(|&tid| proc::state(tid) == Some('R'))
+    });
+    tell("rests");
+    wait_for_byte(libc::STDIN_FILENO);
+}
+
+fn waits_for_signals() {
+    extern "C" fn handled(_: libc::c_int) {}
+    let action = SigAction::new(SigHandler::Handler(handled), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler does nothing.
+    unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
+    // Let through while it waits only, so that none can come before.
+    SigSet::from(Signal::SIGUSR1).thread_block().unwrap();
+    let none = SigSet::empty();
+    let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    tell("waits");
+    loop {
+        // SAFETY: room for the one event that it may write.
+        let waited =
+            unsafe { libc::epoll_pwait(epoll.0.as_raw_fd(), &raw mut event, 1, -1, none.as_ref()) };
+        assert_eq!((waited, Errno::last()), (-1, Errno::EINTR));
+        tell("interrupted");
     }
 }
 
