@@ -311,8 +311,7 @@ pub fn is_outside_madvise(pid: i32) -> bool {
 /// else's. While the thread is stopped its id cannot.
 pub fn stop_beside(tid: i32, evictor: Pid) -> Result<Stopped> {
     let is_beside = |tid: &i32| same_memory(Pid::from_raw(*tid), evictor) == Ok(true);
-    let runs = |tid: &i32| proc::state(*tid) == Some('R');
-    let running = proc::threads(tid).into_iter().find(|tid| runs(tid) && is_beside(tid));
+    let running = proc::in_state(tid, "R", |_| false).into_iter().find(is_beside);
     let tid = running.or_else(|| blocked_threads(tid).into_iter().find(is_beside));
     let thread = Stopped::new(tid.ok_or(InjectError::Unstoppable)?)?;
     if !is_beside(&thread.tid.as_raw()) {

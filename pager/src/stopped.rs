@@ -144,9 +144,8 @@ impl Stopped {
         }
         let Some(status) = self.stop else { return false };
         // What fails here says that the thread has been killed.
-        if self.altered && is_syscall_stop(status) {
-            // Perhaps at its beginning, where the call is issued that stands in the registers which are put back.
-            let _ = self.skip_call();
+        if self.altered && !is_event_stop(status) {
+            let _ = self.leave_call(status);
             return false;
         }
         if self.altered {
@@ -167,13 +166,14 @@ impl Stopped {
         reap(self.tid.as_raw(), libc::__WNOTHREAD)
     }
 
-    /// Has a thread at the beginning or the end of an injected call stop again on its way out of the kernel.
-    fn skip_call(&mut self) -> Result<()> {
+    /// Has a thread at an injected call stop again on its way out of the kernel. At the beginning of one the kernel would issue the call which
+    /// stands in the registers that are put back.
+    fn leave_call(&mut self, status: i32) -> Result<()> {
         let mut registers = self.registers()?;
         arch::skip_syscall(&mut registers);
         self.set_registers(&registers)?;
         request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
-        self.go_on(libc::PTRACE_CONT, 0)
+        self.go_on(libc::PTRACE_CONT, stop_signal(status))
     }
 
     fn go_on(&mut self, how: libc::c_uint, signal: usize) -> Result<()> {
@@ -189,7 +189,6 @@ impl Stopped {
         // If we die in the middle of an injected call, the thread must not run on from there.
         let options = OPTIONS | libc::PTRACE_O_EXITKILL;
         request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize).map_err(refused)?;
-        self.settled = true;
         self.saved = self.registers()?;
         if !arch::is_native(&self.saved) {
             return Err(InjectError::NotNative);
@@ -200,7 +199,9 @@ impl Stopped {
             return Err(InjectError::Dispatch);
         }
         self.leave_restartable_sequence()?;
-        self.block_signals()
+        self.block_signals()?;
+        self.settled = true;
+        Ok(())
     }
 
     /// Whether its system calls come back to it as signals (Syscall User Dispatch): an injected one would, too.
@@ -233,7 +234,9 @@ impl Stopped {
             // Stops only: the end of a child of ours is for whoever waits for that.
             let flags = libc::WSTOPPED | libc::__WNOTHREAD;
             match report(libc::P_PID, self.tid.as_raw(), flags) {
-                Ok(Some(report)) if is_exec_stop(report.status) && self.settled => {
+                Ok(Some(report))
+                    if is_exec_stop(report.status) && (self.settled || self.altered) =>
+                {
                     // What is known of it was another's.
                     let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
                     return Err(InjectError::Gone);
@@ -314,6 +317,10 @@ impl Stopped {
 
     /// Lets the thread issue one system call.
     pub fn syscall(&mut self, at: u64, name: &'static str, nr: i64, args: [u64; 6]) -> Result<i64> {
+        if self.stop.is_none() {
+            // It has not come back from the last one.
+            return Err(InjectError::Unstoppable);
+        }
         let deadline = Instant::now() + SYSCALL_DEADLINE;
         let result = loop {
             self.set_registers(&arch::prepare_syscall(&self.saved, at, nr, args))?;
@@ -339,13 +346,13 @@ impl Stopped {
         let mut signal = 0;
         while Instant::now() < deadline {
             self.go_on(libc::PTRACE_SYSCALL, signal)?;
-            let status = self.wait(SYSCALL_DEADLINE)?;
+            let status = self.wait(deadline.saturating_duration_since(Instant::now()))?;
             if is_syscall_stop(status) {
                 return Ok(());
             }
-            signal = if is_ours(status) { 0 } else { signal_of(status) };
+            signal = stop_signal(status);
             // All that can be are blocked: what else gets here is a fault at the instruction itself.
-            if signal != 0 && signal != libc::SIGSTOP as usize {
+            if signal == 0 && !is_ours(status) {
                 return Err(InjectError::Os { what: name, errno: Errno::EFAULT });
             }
         }
@@ -380,20 +387,12 @@ impl Stopped {
     /// Registers go back at a fresh stop on the way out of the kernel: there, and only there, the kernel begins a system call anew that
     /// the first stop interrupted.
     pub fn restore(&mut self) -> Result<()> {
-        if self.stop.is_none() {
-            // It has not come back from an injected call, and is let go when it has.
-            return Err(InjectError::Unstoppable);
-        }
-        self.set_registers(&self.saved)?;
-        request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(refused)?;
-        let (deadline, mut signal) = (Instant::now() + SYSCALL_DEADLINE, 0);
-        loop {
-            self.go_on(libc::PTRACE_CONT, signal)?;
-            let status = self.wait(SYSCALL_DEADLINE)?;
-            if is_event_stop(status) || Instant::now() > deadline {
-                break;
-            }
-            signal = if is_ours(status) { 0 } else { signal_of(status) };
+        let deadline = Instant::now() + SYSCALL_DEADLINE;
+        // If it has not come back from an injected call it is let go when it has.
+        let mut status = self.stop.ok_or(InjectError::Unstoppable)?;
+        while !is_event_stop(status) {
+            self.leave_call(status)?;
+            status = self.wait(deadline.saturating_duration_since(Instant::now()))?;
         }
         self.set_registers(&self.saved)?;
         self.set_signal_mask(self.mask)?;
@@ -428,6 +427,11 @@ fn is_event_stop(status: i32) -> bool {
 /// Whether a stop is at the beginning or the end of an injected call.
 fn is_syscall_stop(status: i32) -> bool {
     status == libc::SIGTRAP | 0x80
+}
+
+/// The signal of a stop if it is the one that nobody can block: it is for the program.
+fn stop_signal(status: i32) -> usize {
+    if status == libc::SIGSTOP { libc::SIGSTOP as usize } else { 0 }
 }
 
 /// Whether a stop tells that a thread has executed a program.
@@ -480,11 +484,16 @@ pub fn release_late() -> Option<Duration> {
     late.into_iter().chain(release_strays()).min()
 }
 
-/// The calling thread ends, and with it the kernel kills whom it traces in the middle of an injected call: waits until none is, for so long at most.
+/// The calling thread ends. With it the kernel kills whom it traces in the middle of an injected call: waits until none is, for so long at most. For others,
+/// whom the kernel lets go as they are, a moment.
 pub fn release_all(limit: Duration) {
-    let deadline = Instant::now() + limit;
+    let began = Instant::now();
     let is_one_left = || LINGERING.with_borrow(|lingering| lingering.iter().any(|one| one.settled));
-    while release_late().is_some() && is_one_left() && Instant::now() < deadline {
+    while release_late().is_some() {
+        let most = if is_one_left() { limit } else { SEIZE_DEADLINE.min(limit) };
+        if began.elapsed() > most {
+            return;
+        }
         std::thread::park_timeout(LATE_MIN);
     }
 }

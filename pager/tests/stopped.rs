@@ -381,10 +381,14 @@ fn threads_of_the_kernel_are_not_stopped() {
     subject.thread("rests");
     let pid = subject.pid();
     let mut frozen = Frozen::new(pid).unwrap();
-    frozen.inject().unwrap();
+    let injected = frozen.inject().unwrap();
     let tracers: Vec<_> =
         workers(pid).iter().map(|&tid| proc::status_field(tid, "TracerPid:")).collect();
     drop(frozen);
+    let beside = stop_beside(pid, injected.evictor).unwrap();
+    let beside_is_one = workers(pid).contains(&beside.tid.as_raw());
+    beside.let_go();
+    assert!(!beside_is_one, "its own threads sleep");
     assert_eq!((tracers, release_late()), (vec![Some(0)], None));
     subject.process.kill().unwrap();
     subject.process.wait().unwrap();

@@ -28,7 +28,7 @@ pub use census::Peak;
 pub use dice::{Dice, mix};
 pub use gms::{Gms, gms_binary, status_of};
 pub use netns::Namespace;
-pub use pages::{ATTEMPTS, Mib, assert_paged, overshoot, pages_like_native};
+pub use pages::{ATTEMPTS, Mib, assert_paged, overshoot, pages_like_native, within_bound};
 pub use procfs::{
     descendants, evictor_of, exists, has_uffd, is_of_gms, rss_anon, spoil_page_map, write_memory,
 };
