@@ -238,6 +238,7 @@ impl Stopped {
                     if is_exec_stop(report.status) && (self.settled || self.altered) =>
                 {
                     // What is known of it was another's.
+                    self.stop = None;
                     let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
                     return Err(InjectError::Gone);
                 }
