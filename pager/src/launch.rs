@@ -286,7 +286,8 @@ impl<P: Paging> Running<P> {
             stopped::reap_ended();
         }
         self.mirror_stop(child_changed);
-        if executed {
+        // One that has ended had executed it, or could not.
+        if executed || self.end.is_some() {
             self.adopt()?;
         }
         if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
@@ -358,14 +359,12 @@ impl<P: Paging> Running<P> {
             child::kill_all(&self.signals, 0, Duration::ZERO);
             LaunchError::NotExecutable { command: String::new(), reason }
         })?;
-        let Some(paged) = self.paged.as_ref().filter(|_| self.end.is_none()) else { return Ok(()) };
-        match paged.session().adopt(self.root, false) {
-            Err(error) if !matches!(child::state(self.root), State::Ended(_)) => {
-                child::kill_all(&self.signals, 0, Duration::ZERO);
-                Err(error.into())
-            }
-            _ => Ok(()),
-        }
+        // It may have ended already, and have left children, which are to be paged.
+        let Some(paged) = self.paged.as_ref().filter(|_| self.children_left) else { return Ok(()) };
+        paged.session().adopt(self.root, false).map_err(|error| {
+            child::kill_all(&self.signals, 0, Duration::ZERO);
+            error.into()
+        })
     }
 
     fn finish(mut self) -> Result<Finished, LaunchError> {

@@ -91,7 +91,11 @@ impl Tree {
             unborn: Vec::new(),
             next_walk: Instant::now(),
         };
-        tree.add(first, |_| Some(0));
+        tree.add(first, |tree| match root {
+            // It may have ended, and its id be another's by now.
+            Root::OwnChildren(_) => tree.parent_of(first),
+            Root::Process(_) => Some(0),
+        });
         tree
     }
 

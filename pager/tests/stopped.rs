@@ -385,6 +385,10 @@ fn threads_of_the_kernel_are_not_stopped() {
     let tracers: Vec<_> =
         workers(pid).iter().map(|&tid| proc::status_field(tid, "TracerPid:")).collect();
     drop(frozen);
+    let runs = |tid: &i32| proc::state(*tid) == Some('R');
+    until("its own threads sleep again", || {
+        proc::threads(pid).into_iter().filter(runs).eq(workers(pid))
+    });
     let beside = stop_beside(pid, injected.evictor).unwrap();
     let beside_is_one = workers(pid).contains(&beside.tid.as_raw());
     beside.let_go();

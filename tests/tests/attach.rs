@@ -213,6 +213,7 @@ fn an_evictor_has_nothing_that_the_program_should_not() {
         .stdin_open()
         .spawn();
     proc.wait_output(0, "round 1\n");
+    let own = niceness(proc.pid());
     let attach = Gms::attach(&stage, proc.pid()).local(Mib(32)).arg("--export").arg("256M");
     let mut pager = attach.spawn();
     wait_until_paged(&mut pager, Mib(8));
@@ -223,8 +224,7 @@ fn an_evictor_has_nothing_that_the_program_should_not() {
         let target = link(entry.expect("an entry").path().display().to_string());
         assert!(!forbidden.contains(&target), "{}", target.display());
     }
-    let own = niceness(proc.pid());
-    assert_eq!(niceness(evictor), own, "the program's own; while it is stopped that is raised");
+    assert_eq!(niceness(evictor), own, "the program's own, not that of a program which is stopped");
     // A directory in use cannot be unmounted.
     assert_eq!(link(format!("/proc/{evictor}/cwd")), PathBuf::from("/"));
     end_well(proc);

@@ -108,3 +108,22 @@ fn a_daemon_is_paged_after_its_starter_has_ended() {
     assert_eq!(text, native.stdout, "{}", String::from_utf8_lossy(&text));
     assert_paged(&paged, Mib(128), Mib(32));
 }
+
+/// As on a busy machine: the command has ended, and its daemon runs, when the pager gets a CPU.
+#[test]
+fn a_daemon_is_paged_whose_starter_has_ended_before_gms_has_met_it() {
+    let Some(stage) = Stage::set() else { return };
+    let output = stage.path("daemon");
+    let verify = c_program("verify");
+    let native = Program::new([verify.clone()]).args(["128", "6"]).finish().expect_code(0);
+    let script = format!("{} 128 6 >{} </dev/null & exit 3", verify.display(), output.display());
+    let gms = Program::new([env!("CARGO_BIN_EXE_gms-unpaged"), "sh", "-c", &script]);
+    let late = gms.env("GMS_TEST_PLAY", "late").finish().expect_code(3);
+    let text = std::fs::read(&output).expect("what the daemon printed");
+    assert_eq!(text, native.stdout, "{}", String::from_utf8_lossy(&text));
+    let figures = late.stderr.lines().find_map(|line| line.strip_prefix("gms: {"));
+    let figures = figures.unwrap_or_else(|| late.fail("gms says no figures"));
+    let stats: Stats = serde_json::from_str(&format!("{{{figures}")).expect("figures");
+    let least = (128 - 32) * 256;
+    assert!(stats.pages_out >= least && stats.pages_in > 0, "{stats:?}");
+}

@@ -1,15 +1,17 @@
 //! `gms run` with a session that pages nothing in the real one's place, for tests/launch.rs: what gms is towards the shell is the same.
+//! Or, for tests/programs.rs, with a real one that the pager comes to late.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 
 use gms_pager::commands::{Failure, say};
-use gms_pager::launch::{self, Paging, Side, note_inheritance};
-use gms_pager::session::{Outcome, SessionError};
+use gms_pager::launch::{self, Finished, LaunchError, Paging, Side, note_inheritance};
+use gms_pager::session::{Outcome, Session, SessionConfig, SessionError};
 use gms_pager::stats::Stats;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, pipe};
 
 /// Environment: what the session does when it adopts the command.
@@ -76,12 +78,75 @@ fn prepare() -> Result<Fake, SessionError> {
     Ok(Fake { outcome: Mutex::new(None), done: (read, Mutex::new(Some(write))) })
 }
 
+/// A session of a pager that gets no CPU until the command has ended.
+struct Late {
+    session: Session,
+    waited: Once,
+}
+
+impl Late {
+    fn prepare() -> Result<Late, SessionError> {
+        let config = SessionConfig {
+            budget_bytes: 32 << 20,
+            page_shift: 12,
+            agents: Vec::new(),
+            keys: None,
+            export_bytes: 512 << 20,
+            when_full: Default::default(),
+            trace: None,
+            verbose: false,
+            quiet: false,
+        };
+        Ok(Late { session: Session::prepare(config)?, waited: Once::new() })
+    }
+}
+
+impl Paging for Late {
+    fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError> {
+        self.session.adopt(root, attached)
+    }
+    fn detach(&self) {
+        self.session.detach();
+    }
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.waited.call_once(|| {
+            waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).expect("the command");
+        });
+        self.session.fd()
+    }
+    fn outcome(&self) -> Option<Outcome> {
+        self.session.outcome()
+    }
+    fn evictors(&self) -> Vec<i32> {
+        self.session.evictors()
+    }
+    fn stats(&self) -> Stats {
+        self.session.stats()
+    }
+    fn finish(self) -> Stats {
+        let stats = self.session.finish();
+        say(serde_json::to_string(&stats).expect("figures"));
+        stats
+    }
+}
+
+fn play(
+    command: &[OsString],
+    link: launch::Link,
+    signals: launch::Signals,
+) -> Result<Finished, LaunchError> {
+    match std::env::var(PLAY).as_deref() {
+        Ok("late") => launch::run(command, link, signals, Late::prepare),
+        _ => launch::run(command, link, signals, prepare),
+    }
+}
+
 fn run(command: &[OsString]) -> u8 {
     let (link, signals) = match launch::split().expect("two processes") {
         Side::Front(front) => return front.stand_in(),
         Side::Pager(link, signals) => (link, signals),
     };
-    match launch::run(command, link, signals, prepare) {
+    match play(command, link, signals) {
         Ok(finished) => finished.status,
         Err(error) => {
             let failure = Failure::from(error);
