@@ -1,3 +1,4 @@
+PRAGMA temp_store = MEMORY;
 CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT, price INTEGER, seller INTEGER);
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
 INSERT INTO item SELECT i, printf('item %d of a catalogue, in colour %d, described in %d words', i, i*7919%1009, i%97), i*104729%100003, i*15485863%50021 FROM n;
