@@ -17,8 +17,8 @@ use crate::stack::{Stack, read};
 
 /// Between two looks at how much memory is resident.
 const LOOK: Duration = Duration::from_millis(10);
-/// A program which takes longer is killed.
-pub const SECONDS_MAX: u64 = 120;
+/// A program which takes longer is killed: 240 times what jobs take without a limit here, and some 100 times under emulation.
+pub const SECONDS_MAX: u64 = 480;
 /// What makes results the same everywhere.
 const ENVIRONMENT: [(&str, &str); 3] =
     [("LC_ALL", "C"), ("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1")];

@@ -14,6 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::{Pid, getpgid};
 
 use child::{End, State};
 pub use front::{Front, Link, Side, split};
@@ -21,6 +22,7 @@ pub use signals::{Arrival, Signals, note_inheritance};
 
 use crate::commands::{EXIT_GMS, say};
 use crate::control::{self, Workload};
+use crate::evictor::has_ended;
 use crate::proc;
 use crate::session::{Outcome, Session, SessionError};
 use crate::stats::Stats;
@@ -188,16 +190,16 @@ pub fn run<P: Paging>(
     nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)?;
     let held = child::hold(command, &inherited)?;
     // Out of the shell's job, so that stopping it does not stop the pager; the command stays in it.
-    nix::unistd::setpgid(nix::unistd::Pid::this(), nix::unistd::Pid::from_raw(0))
-        .map_err(io::Error::from)?;
+    nix::unistd::setpgid(Pid::this(), Pid::from_raw(0)).map_err(io::Error::from)?;
     let session = prepare()?;
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
     let root = held.pid;
     let paged = Paged::new(session, root, words.join(" "), front_pid);
     let mut running = Running {
         root,
+        front_pid,
         end: None,
-        launched: Some(held.launch()),
+        launched: None,
         paged: Some(paged),
         past: None,
         stopped: false,
@@ -206,6 +208,9 @@ pub fn run<P: Paging>(
         link,
         signals,
     };
+    // What came meanwhile is for the command, which can still be kept from beginning.
+    running.heed();
+    running.launched = Some(held.launch());
     while !running.over() {
         if let Err(error) = running.turn() {
             running.paged.take().map(Paged::finish);
@@ -235,6 +240,7 @@ fn name_error(error: LaunchError, command: &OsString) -> LaunchError {
 /// A command and its tree.
 struct Running<P> {
     root: i32,
+    front_pid: i32,
     /// How the command ended, once it did; its background children may live on.
     end: Option<End>,
     /// Until the command was executed.
@@ -267,15 +273,7 @@ impl<P: Paging> Running<P> {
     /// Waits for something to happen and acts on it.
     fn turn(&mut self) -> Result<(), LaunchError> {
         let executed = self.wait();
-        let (mut child_changed, mut continued) = (false, false);
-        while let Some(arrival) = self.signals.next() {
-            child_changed |= arrival.number == libc::SIGCHLD;
-            continued |= arrival.tells_of_continuation();
-            let stale = arrival.number == libc::SIGCONT && self.stopped_since(continued);
-            if arrival.is_for_the_command() && !stale {
-                self.pass_on(arrival.number);
-            }
-        }
+        let child_changed = self.heed();
         let (root, end) = (self.root, &mut self.end);
         self.children_left = child::reap(|pid, how| {
             if pid == root {
@@ -301,6 +299,24 @@ impl<P: Paging> Running<P> {
         Ok(())
     }
 
+    /// Passes on the signals that have come, and the end of the front. True if they tell of a child.
+    fn heed(&mut self) -> bool {
+        let (mut child_changed, mut continued) = (false, false);
+        while let Some(arrival) = self.signals.next() {
+            child_changed |= arrival.number == libc::SIGCHLD;
+            continued |= arrival.tells_of_continuation();
+            let stale = arrival.number == libc::SIGCONT && self.stopped_since(continued);
+            if arrival.is_for_the_command(self_pid()) && !stale {
+                self.pass_on(arrival.number);
+            }
+        }
+        if self.front_alive && has_ended(self.link.fd()) {
+            self.front_alive = false;
+            self.pass_on(libc::SIGKILL);
+        }
+        child_changed
+    }
+
     /// True when the command was executed, or could not be.
     fn wait(&mut self) -> bool {
         let mut fds = self.paged.as_ref().map(Paged::fds).unwrap_or_default();
@@ -314,37 +330,53 @@ impl<P: Paging> Running<P> {
         }
         wait(&mut fds);
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
-        let executed = self.launched.is_some() && fds.get(last + 1).is_some_and(ready);
-        let front_gone = self.front_alive && fds.last().is_some_and(ready);
-        if front_gone {
-            self.front_alive = false;
-            self.pass_on(libc::SIGKILL);
-        }
-        executed
+        self.launched.is_some() && fds.get(last + 1).is_some_and(ready)
     }
 
     /// To the command; once it has ended, to what it left in the background.
     fn pass_on(&self, signal: i32) {
-        if self.end.is_none() {
-            child::send(self.root, signal);
-        } else {
-            let ours = self.paged.as_ref().map(|paged| paged.session().evictors());
-            let mut orphans = proc::children(self_pid());
-            orphans.retain(|orphan| !ours.iter().flatten().any(|evictor| evictor == orphan));
-            orphans.into_iter().for_each(|orphan| child::send(orphan, signal));
+        if !self.has_ended() {
+            return child::send(self.root, signal);
         }
+        self.orphans().into_iter().for_each(|orphan| child::send(orphan, signal));
+    }
+
+    /// Whether the command has ended, which need not have been reaped.
+    fn has_ended(&self) -> bool {
+        self.end.is_some() || matches!(child::state(self.root), State::Ended(_))
+    }
+
+    /// What the command has left.
+    fn orphans(&self) -> Vec<i32> {
+        let ours = self.paged.as_ref().map(|paged| paged.session().evictors());
+        let mut orphans = proc::children(self_pid());
+        orphans.retain(|orphan| !ours.iter().flatten().any(|evictor| evictor == orphan));
+        orphans
+    }
+
+    /// Whether the command is stopped; once it has ended, what it left in the shell's job, all of it.
+    fn is_stopped(&self) -> bool {
+        let is_stopped = |pid| matches!(child::state(pid), State::Stopped(_));
+        if !self.has_ended() {
+            return is_stopped(self.root);
+        }
+        let group = |pid| getpgid(Some(Pid::from_raw(pid))).ok();
+        let job = group(self.front_pid);
+        let mut of_job = self.orphans();
+        of_job.retain(|&pid| job.is_some() && group(pid) == job);
+        !of_job.is_empty() && of_job.into_iter().all(is_stopped)
     }
 
     /// Whether the command is stopped, but not by the stop that was mirrored last. A shell continues its whole job,
     /// command and front: the SIGCONT of the front, passed on, would undo a stop that the user asked for since.
     fn stopped_since(&self, continued: bool) -> bool {
-        matches!(child::state(self.root), State::Stopped(_)) && (continued || !self.stopped)
+        self.is_stopped() && (continued || !self.stopped)
     }
 
     /// Stops and continues the front with the command, so that the shell sees it. A change may have been followed by
     /// its opposite before this looks.
     fn mirror_stop(&mut self, child_changed: bool) {
-        let stopped = self.end.is_none() && matches!(child::state(self.root), State::Stopped(_));
+        let stopped = self.is_stopped();
         if stopped && (child_changed || !self.stopped) {
             self.link.send(libc::SIGSTOP);
         } else if !stopped && self.stopped {
@@ -356,13 +388,13 @@ impl<P: Paging> Running<P> {
     fn adopt(&mut self) -> Result<(), LaunchError> {
         let Some(launched) = self.launched.take() else { return Ok(()) };
         launched.executed().map_err(|reason| {
-            child::kill_all(&self.signals, 0, Duration::ZERO);
+            child::kill_all(&self.signals, &[], Duration::ZERO);
             LaunchError::NotExecutable { command: String::new(), reason }
         })?;
         // It may have ended already, and have left children, which are to be paged.
         let Some(paged) = self.paged.as_ref().filter(|_| self.children_left) else { return Ok(()) };
         paged.session().adopt(self.root, false).map_err(|error| {
-            child::kill_all(&self.signals, 0, Duration::ZERO);
+            child::kill_all(&self.signals, &[], Duration::ZERO);
             error.into()
         })
     }

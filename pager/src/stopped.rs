@@ -525,7 +525,9 @@ fn release_strays() -> Option<Duration> {
                 let _ = self::report(libc::P_PID, report.pid, libc::WSTOPPED | libc::__WNOTHREAD);
                 request(libc::PTRACE_DETACH, Pid::from_raw(report.pid), 0, signal).is_ok()
             }
-            false => !is_left_to_others(report.pid) && reap(report.pid, libc::__WNOTHREAD),
+            false => {
+                is_left_to_others(report.pid) == Some(false) && reap(report.pid, libc::__WNOTHREAD)
+            }
         };
         if !released {
             // It is being killed, or has ended and is awaited elsewhere.
@@ -554,19 +556,20 @@ fn reap(tid: i32, whose: libc::c_int) -> bool {
         // A stop, which the kernel tells of whether asked for or not, is for the tracer and must not be taken from it.
         Ok(report) if !report.as_ref().is_some_and(Report::has_ended) => false,
         Ok(_) => {
-            if !is_left_to_others(tid) {
+            let left = is_left_to_others(tid);
+            if left == Some(false) {
                 // It has been seen.
                 let _ = look(0);
             }
-            true
+            left.is_some()
         }
     }
 }
 
-/// Whether one that has ended is a child of ours. The first thread of a process ends when all others have.
-fn is_left_to_others(tid: i32) -> bool {
-    let leader = proc::status_field(tid, "Tgid:") == Some(tid.into());
-    leader && proc::status_field(tid, "PPid:") == Some(std::process::id().into())
+/// Whether one that has ended is a child of ours; unknown for want of a descriptor to look. The first thread of a process ends when all others have.
+fn is_left_to_others(tid: i32) -> Option<bool> {
+    let is_leader = proc::status_field(tid, "Tgid:")? == i64::from(tid);
+    Some(is_leader && proc::status_field(tid, "PPid:")? == i64::from(std::process::id()))
 }
 
 /// What waitid tells.

@@ -41,6 +41,8 @@ pub struct Tree {
     /// Ids that had been given and were nobody's yet, and how often they have been looked at.
     unborn: Vec<(i32, u32)>,
     next_walk: Instant,
+    /// Somebody was born since all lists of children were read.
+    walk_owed: bool,
 }
 
 struct Member {
@@ -59,7 +61,7 @@ const IDS_MAX: i32 = 512;
 const BORN_MAX: u64 = 32;
 /// Ids which may have been given just before all lists of children were read, to somebody who was not in them yet.
 const IDS_BEFORE_WALK: i32 = 32;
-/// All lists of children are read this often if anybody was born: an id may have been chosen (clone3's set_tid).
+/// All lists of children are read this often if anybody was born: an id may have been chosen (clone3's set_tid), or have been looked for too early.
 const WALK_EVERY: Duration = Duration::from_secs(5);
 
 /// Looks after the last birth in the system: a process has its id some moments before it is among its parent's children.
@@ -90,6 +92,7 @@ impl Tree {
             known_pid: None,
             unborn: Vec::new(),
             next_walk: Instant::now(),
+            walk_owed: true,
         };
         tree.add(first, |tree| match root {
             // It may have ended, and its id be another's by now.
@@ -116,11 +119,13 @@ impl Tree {
 
     /// The parent of a process, if that is a member that has not ended, or this process, as a subreaper of the members' children.
     fn parent_of(&self, pid: i32) -> Option<i32> {
-        let parent = proc::status_field(pid, "PPid:")? as i32;
-        let adopted =
-            matches!(self.root, Root::OwnChildren(_)) && parent == std::process::id() as i32;
-        let lives = |member: &Member| !has_ended(member.process.as_fd());
-        (adopted || self.members.get(&parent).is_some_and(lives)).then_some(parent)
+        let parent_now = || proc::status_field(pid, "PPid:").map(|parent| parent as i32);
+        let ours = std::process::id() as i32;
+        let has_ended = |parent: i32| match self.members.get(&parent) {
+            _ if parent == ours && matches!(self.root, Root::OwnChildren(_)) => Some(false),
+            member => member.map(|member| has_ended(member.process.as_fd())),
+        };
+        living_parent(parent_now, has_ended)
     }
 
     /// Finds new members and drops those that have ended, unless nobody was born and not `all` is asked for: then it returns false.
@@ -212,6 +217,8 @@ impl Tree {
     /// Reads the lists of children of all members.
     fn walk(&mut self, evictors: &[i32]) {
         self.next_walk = Instant::now() + WALK_EVERY;
+        // Who is born from now on has a new id.
+        self.walk_owed = false;
         self.known_pid = self.last_pid.0;
         let recent = self.last_pid.0.map(|last| last - IDS_BEFORE_WALK + 1..=last);
         self.unborn = recent.into_iter().flatten().map(|pid| (pid, 0)).collect();
@@ -236,7 +243,8 @@ impl Tree {
         let last = self.births.last_pid();
         let looks = if last.is_some() && last == self.last_pid.0 { self.last_pid.1 + 1 } else { 0 };
         self.last_pid = (last, looks);
-        looks < LOOKS_AFTER_BIRTH
+        self.walk_owed |= looks == 0;
+        looks < LOOKS_AFTER_BIRTH || self.walk_owed && Instant::now() >= self.next_walk
     }
 
     /// Process ids of the members.
@@ -288,5 +296,65 @@ impl Tree {
     /// Kills every member that is known now.
     pub fn kill(&self) {
         self.members.values().for_each(|member| kill(&member.process));
+    }
+}
+
+/// The parent of a process, as `parent_now` tells it, if that is one of those of whom `has_ended` knows, and lives.
+fn living_parent(
+    parent_now: impl Fn() -> Option<i32>,
+    has_ended: impl Fn(i32) -> Option<bool>,
+) -> Option<i32> {
+    let mut parent = parent_now()?;
+    // It may have ended since its id was read. Before anybody can know, its children are somebody else's.
+    while has_ended(parent)? {
+        let before = parent;
+        parent = parent_now().filter(|&now| now != before)?;
+    }
+    Some(parent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_child_of_one_that_ends_while_it_is_looked_at_belongs_to_whom_it_is_given() {
+        let parents = |told: &[i32]| {
+            let told = told.iter().copied().map(Some).collect::<Vec<_>>();
+            let next = Cell::new(0);
+            let parent_now = || told.get(next.replace(next.get() + 1)).copied().flatten();
+            // 1 has adopted, 2 and 3 have ended, 4 lives; 5 is a stranger.
+            let has_ended = |pid| {
+                [(1, false), (2, true), (3, true), (4, false)]
+                    .into_iter()
+                    .find(|one| one.0 == pid)
+                    .map(|one| one.1)
+            };
+            living_parent(parent_now, has_ended)
+        };
+        assert_eq!(parents(&[4]), Some(4));
+        assert_eq!(parents(&[2, 1]), Some(1), "its parent has ended, and we have adopted it");
+        assert_eq!(parents(&[2, 3, 1]), Some(1));
+        assert_eq!(parents(&[5]), None);
+        assert_eq!(parents(&[2, 5]), None);
+        assert_eq!(parents(&[2, 2]), None, "the id is another's by now");
+        assert_eq!(parents(&[2]), None, "it has ended");
+    }
+
+    /// Whoever was missed is found although nobody is born any more.
+    #[test]
+    fn all_lists_of_children_are_read_once_more_after_the_last_birth() {
+        let sleep = || Command::new("sleep").arg("100").spawn().unwrap();
+        let mut members = [sleep(), sleep()];
+        let [first, missed] = [0, 1].map(|one| members[one].id() as i32);
+        let mut tree = Tree::new(Root::OwnChildren(first));
+        let last = tree.births.last_pid();
+        (tree.last_pid, tree.known_pid) = ((last, LOOKS_AFTER_BIRTH), last);
+        assert!(tree.refresh(&[], false) && tree.contains(missed));
+        for member in &mut members {
+            member.kill().unwrap();
+            member.wait().unwrap();
+        }
     }
 }

@@ -20,6 +20,7 @@ use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, clone, unshare};
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
 use nix::unistd::{Pid, gettid};
 use userfaultfd::UffdBuilder;
@@ -65,6 +66,7 @@ fn child() {
         }
         Ok("io_uring") => looks_for_work(),
         Ok("epoll") => waits_for_signals(),
+        Ok("descriptors") => thread::spawn(kills_what_it_traces).join().unwrap(),
         Ok("vfork") => {
             tell("forks");
             let child = Box::new(|| {
@@ -136,6 +138,27 @@ fn waits_for_signals() {
         assert_eq!((waited, Errno::last()), (-1, Errno::EINTR));
         tell("interrupted");
     }
+}
+
+/// Its child dies traced, when it can open nothing to find out whose child that is: its exit status is not taken for that of a stranger.
+fn kills_what_it_traces() {
+    let mut sleep = Command::new("sleep");
+    let mut sleep = thread::spawn(move || sleep.arg("100").spawn().unwrap()).join().unwrap();
+    let pid = sleep.id() as i32;
+    until("it sleeps", || proc::state(pid) == Some('S'));
+    let stopped = Stopped::new(pid).unwrap();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    sleep.kill().unwrap();
+    until("it is dead", || proc::state(pid) == Some('Z'));
+    setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
+    stopped.let_go();
+    release_late();
+    reap_ended();
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    release_late();
+    let ended = sleep.wait().unwrap();
+    until("it is let go", || release_late().is_none());
+    tell(if ended.code().is_none() { "killed" } else { "lost" });
 }
 
 /// A directory of a subject of this test.
@@ -241,6 +264,13 @@ fn a_thread_that_dies_stopped_is_reaped() {
     stopped.let_go();
     assert_eq!(release_late(), None);
     subject.process.wait().unwrap();
+}
+
+#[test]
+fn a_status_is_left_to_whoever_waits_for_it_also_without_descriptors() {
+    let mut subject = Subject::start("descriptors");
+    subject.thread("killed");
+    assert!(subject.process.wait().unwrap().success());
 }
 
 #[test]

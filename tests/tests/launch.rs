@@ -212,6 +212,16 @@ fn signal_settings_pass_through() {
 }
 
 #[test]
+fn limits_pass_through() {
+    let _turn = turn();
+    let limits = "ulimit -Sn 256; exec $0 bash -c 'ulimit -Sa; ulimit -Ha'";
+    let bare = output(plain(&["bash", "-c", limits, "env"]));
+    let under = output(plain(&["bash", "-c", limits, GMS]));
+    assert!(text(&bare.stdout).contains("256"), "{}", text(&bare.stdout));
+    assert_eq!(text(&bare.stdout), text(&under.stdout));
+}
+
+#[test]
 fn signals_are_passed_on() {
     let _turn = turn();
     for (signal, status) in
@@ -239,6 +249,84 @@ fn signals_of_the_tree_are_not_echoed() {
         command
     });
     assert_eq!((text(&spoken.stdout).as_str(), spoken.status.code()), ("got", Some(4)));
+}
+
+/// The shell from which gms was executed may have left children to it.
+#[test]
+fn children_that_gms_was_born_with_are_no_part_of_the_command() {
+    let _turn = turn();
+    let is = |pid: &i32, words| proc::command_line(*pid).trim() == words;
+    let below = |pid, words| proc::children(pid).into_iter().find(|child| is(child, words));
+    let pager =
+        |pid| proc::children(pid).into_iter().find(|&pid| below(pid, "sleep 101").is_some());
+
+    let told =
+        format!("exec 3<&0; (read line <&3; kill -TERM $$) & echo up; exec {GMS} sleep 101 3<&-");
+    let mut child = plain(&["bash", "-c", &told]).stdin(Stdio::piped()).spawn().unwrap();
+    until_up(&mut child);
+    until("the command runs", || pager(child.id() as i32).is_some());
+    drop(child.stdin.take());
+    assert_eq!(finish(child).status.code(), Some(143), "its signal is for the command");
+
+    let beside = format!("sleep 100 >/dev/null 2>&1 & echo up; exec {GMS} sleep 101");
+    let mut child = plain(&["bash", "-c", &beside]).spawn().unwrap();
+    until_up(&mut child);
+    let front = child.id() as i32;
+    until("the command runs", || pager(front).is_some());
+    let foreign = below(front, "sleep 100").unwrap();
+    kill(Pid::from_raw(pager(front).unwrap()), Signal::SIGKILL).unwrap();
+    assert_eq!(finish(child).status.code(), Some(125));
+    let lives = is(&foreign, "sleep 100");
+    assert!(kill(Pid::from_raw(foreign), Signal::SIGKILL).is_ok() && lives, "it was killed");
+}
+
+/// As on a busy machine: the pager gets no CPU while the command ends.
+#[test]
+fn a_signal_reaches_what_a_command_leaves_that_has_just_ended() {
+    let _turn = turn();
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let mut command = gms(&["sh", "-c", "sleep 100 & echo up; read line; exit 3"]);
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        until_up(&mut child);
+        let front = child.id() as i32;
+        let (pager, shell) = behind(front);
+        let left = proc::children(shell)[0];
+        kill(Pid::from_raw(pager), Signal::SIGSTOP).unwrap();
+        drop(child.stdin.take());
+        until("the shell ends", || proc::state(shell) == Some('Z'));
+        kill(Pid::from_raw(front), signal).unwrap();
+        let waits = || {
+            let bits = proc::status_line(pager, "ShdPnd:").unwrap();
+            u64::from_str_radix(bits.trim(), 16).unwrap() & 1 << (Signal::SIGTERM as u32 - 1) > 0
+        };
+        match signal {
+            Signal::SIGTERM => until("the front passes it on", waits),
+            _ => until("the front ends", || proc::state(front) == Some('Z')),
+        }
+        kill(Pid::from_raw(pager), Signal::SIGCONT).unwrap();
+        until("what was left ends", || matches!(proc::state(left), None | Some('Z')));
+        let status = finish(child).status;
+        assert!(signal == Signal::SIGKILL || status.code() == Some(3), "{status}");
+    }
+}
+
+/// The session waits for its agents while the command waits to be executed.
+#[test]
+fn a_command_is_not_executed_that_was_told_to_end_before() {
+    let _turn = turn();
+    let mut command = gms(&["sh", "-c", "echo ran"]);
+    let child = command.env(PLAY, "slow").spawn().unwrap();
+    let front = child.id() as i32;
+    let pager = || proc::children(front).first().copied().unwrap_or(0);
+    until("it waits for its agents", || proc::state(pager()) == Some('T'));
+    let pager = pager();
+    kill(Pid::from_raw(front), Signal::SIGTERM).unwrap();
+    until("the front passes it on", || {
+        proc::status_line(pager, "ShdPnd:").is_some_and(|bits| bits.trim() != "0000000000000000")
+    });
+    kill(Pid::from_raw(pager), Signal::SIGCONT).unwrap();
+    let ended = finish(child);
+    assert_eq!((text(&ended.stdout).as_str(), ended.status.code()), ("", Some(143)));
 }
 
 #[test]
@@ -315,6 +403,37 @@ fn a_stop_is_mirrored() {
     until("the command goes on", || proc::state(command) == Some('S'));
     kill(Pid::from_raw(front), Signal::SIGTERM).unwrap();
     assert_eq!(finish(child).status.code(), Some(143));
+}
+
+/// A shell has one job, which is stopped when all of it is: also when the command has ended and its children live on.
+#[test]
+fn a_stop_of_what_the_command_has_left_is_mirrored() {
+    let _turn = turn();
+    let mut terminal = Terminal::open();
+    terminal.expect("READY");
+    terminal.type_in(&format!("{GMS} sh -c \"sleep 100 & setsid sleep 100 & exit 0\"\n"));
+    let mut job = (0, Vec::new());
+    until("only the two are left", || {
+        let front = proc::children(terminal.shell()).first().copied().unwrap_or(0);
+        let pager = proc::children(front).first().copied().unwrap_or(0);
+        job = (front, proc::children(pager));
+        job.1.len() == 2 && job.1.iter().all(|&pid| proc::command_line(pid).trim() == "sleep 100")
+    });
+    let (front, left) = job;
+    for _ in 0..2 {
+        let from = terminal.text().matches("Stopped").count();
+        terminal.type_in("\x1a");
+        until("it is told", || terminal.text().matches("Stopped").count() > from);
+        assert_eq!(proc::state(front), Some('T'));
+        assert_eq!(left.iter().filter(|&&pid| proc::state(pid) == Some('T')).count(), 1);
+        terminal.type_in("fg\n");
+        until("the job goes on", || terminal.foreground() == Some(front));
+        until("all go on", || left.iter().all(|&pid| proc::state(pid) == Some('S')));
+    }
+    left.iter().for_each(|&pid| kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap());
+    until("gms ends", || proc::state(front).is_none());
+    terminal.type_in("echo status $?\n");
+    terminal.expect("status 0");
 }
 
 #[test]

@@ -80,7 +80,7 @@ const PYTHON_TESTS: &[(&str, &[&str])] = &[
     ("test_thread", &[]),
     ("test_threading", &["ThreadTests", "ThreadJoinOnShutdown", "CRLockTests", "BarrierTests"]),
     ("test_threadsignals", &[]),
-    ("test_fork1", &[]),
+    ("test_fork1", &["test_threaded_import_lock_fork", "test_nested_import_lock_fork"]),
     ("test_ctypes", &[]),
     ("test_memoryview", &[]),
     ("test_array", &[]),
@@ -102,7 +102,10 @@ const PYTHON_TESTS: &[(&str, &[&str])] = &[
             "WithThreadsTestPool",
         ],
     ),
-    ("test_concurrent_futures", &["ProcessPoolForkWaitTest"]),
+    (
+        "test_concurrent_futures",
+        &["ProcessPoolForkProcessPoolShutdownTest", "ProcessPoolForkExecutorDeadlockTest"],
+    ),
     (
         "test_asyncio",
         &["SubprocessThreadedWatcherTests", "SubprocessPidfdWatcherTests", "TestEPollLoop"],

@@ -178,16 +178,16 @@ pub fn reap(mut ended: impl FnMut(i32, End)) -> bool {
     true
 }
 
-/// Kills and reaps every process of the workload: the children of those that end become ours. Not the keeper (0: there is none), and what
-/// is named like evictors only after a while.
-pub fn kill_all(signals: &Signals, keeper: i32, spared_for: Duration) {
+/// Kills and reaps every process of the workload: the children of those that end become ours. Not those that are `spared`, and what is
+/// named like evictors only after a while.
+pub fn kill_all(signals: &Signals, spared: &[i32], spared_for: Duration) {
     let start = Instant::now();
     let is_named_ours =
         |pid| proc::thread_name(pid).is_some_and(|name| name.trim_end() == EVICTOR_NAME);
     loop {
         reap(|_, _| ());
         let mut left = proc::children(self_pid());
-        left.retain(|&pid| pid != keeper);
+        left.retain(|pid| !spared.contains(pid));
         if left.is_empty() || start.elapsed() > KILL_DEADLINE {
             return;
         }

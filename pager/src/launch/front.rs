@@ -16,6 +16,7 @@ use super::signals::Signals;
 use crate::commands::{EXIT_GMS, begin_to_speak, end_speech, say};
 use crate::evictor::pidfd_open;
 use crate::keeper::Keeper;
+use crate::proc;
 use crate::session::Outcome;
 use crate::target::self_pid;
 
@@ -36,6 +37,8 @@ pub enum Side {
 pub struct Front {
     pager: i32,
     keeper: Keeper,
+    /// Children that were this process's before it became gms. Of their descendants nothing is known.
+    foreign: Vec<i32>,
     signals: Signals,
 }
 
@@ -50,12 +53,13 @@ pub fn split() -> io::Result<Side> {
     let signals = Signals::block()?;
     let front = pidfd_open(self_pid())?;
     let keeper = Keeper::new()?;
+    let foreign = proc::children(self_pid());
     // Were the pager killed, its children come here.
     nix::sys::prctl::set_child_subreaper(true)?;
     // SAFETY: there is no other thread whose locks the child could miss.
     match unsafe { fork()? } {
         ForkResult::Parent { child } => {
-            Ok(Side::Front(Front { pager: child.as_raw(), keeper, signals }))
+            Ok(Side::Front(Front { pager: child.as_raw(), keeper, foreign, signals }))
         }
         ForkResult::Child => {
             keeper.spawn(true)?;
@@ -86,17 +90,20 @@ impl Link {
 
 impl Front {
     /// Stands in for the command until the pager ends; returns the exit status.
-    pub fn stand_in(self) -> u8 {
+    pub fn stand_in(mut self) -> u8 {
         loop {
             let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
             let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
             while let Some(arrival) = self.signals.next() {
-                if arrival.is_for_the_command() {
+                if arrival.is_for_the_command(self.pager) {
                     child::send(self.pager, arrival.number);
                 }
             }
             let mut end = None;
-            child::reap(|pid, how| end = end.or((pid == self.pager).then_some(how)));
+            child::reap(|pid, how| {
+                end = end.or((pid == self.pager).then_some(how));
+                self.foreign.retain(|&foreign| foreign != pid);
+            });
             match end {
                 Some(End::Exited(status)) => return status,
                 Some(End::Killed(signal)) => return self.forsaken(signal),
@@ -109,7 +116,8 @@ impl Front {
     /// The pager was killed: evictors kill their processes then, and this what has no evictor.
     fn forsaken(&self, signal: i32) -> u8 {
         // Not the keeper: memory that nobody else serves would read as zeros.
-        child::kill_all(&self.signals, self.keeper.pid(), WILL_DEADLINE);
+        let spared = [&self.foreign[..], &[self.keeper.pid()]].concat();
+        child::kill_all(&self.signals, &spared, WILL_DEADLINE);
         // The shell waits for this process, and must not for somebody who reads.
         begin_to_speak();
         say(format!(

@@ -4,10 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use crate::target::{descends, self_pid};
+use crate::target::descends;
 
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
@@ -49,9 +50,9 @@ impl Arrival {
         self.number == libc::SIGCHLD && self.code == libc::CLD_CONTINUED
     }
 
-    /// Whether the command has to be told: somebody outside of the tree below this process sent it here.
-    pub fn is_for_the_command(&self) -> bool {
-        self.code <= 0 && self.number != libc::SIGCHLD && !descends(self.sender, self_pid())
+    /// Whether the command has to be told: somebody outside of the tree below the pager sent it here. A sender that has gone counts as outside.
+    pub fn is_for_the_command(&self, pager: i32) -> bool {
+        self.code <= 0 && self.number != libc::SIGCHLD && !descends(self.sender, pager)
     }
 }
 
@@ -61,11 +62,13 @@ pub struct Signals {
     inherited: Inherited,
 }
 
-/// Signal settings as this process was given them.
+/// What gms changes of itself, as this process was given it.
 #[derive(Clone, Copy, Debug)]
 pub struct Inherited {
     mask: SigSet,
     child_ignored: bool,
+    /// Soft and hard limit of their number.
+    descriptors: (u64, u64),
 }
 
 impl Signals {
@@ -86,8 +89,9 @@ impl Signals {
         let mask = all.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         // An ignored SIGCHLD would lose the exit status.
         let old = set_handler(Signal::SIGCHLD, SigHandler::SigDfl)?;
-        let inherited =
-            Inherited { mask, child_ignored: matches!(old.handler(), SigHandler::SigIgn) };
+        let child_ignored = matches!(old.handler(), SigHandler::SigIgn);
+        let descriptors = getrlimit(Resource::RLIMIT_NOFILE)?;
+        let inherited = Inherited { mask, child_ignored, descriptors };
         let fd = SignalFd::with_flags(&all, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         Ok(Signals { fd, inherited })
     }
@@ -115,6 +119,8 @@ impl Inherited {
     /// Gives this process the settings back.
     pub fn restore(&self) -> io::Result<()> {
         restore_pipe()?;
+        let (soft, hard) = self.descriptors;
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
         set_handler(Signal::SIGCHLD, pick(self.child_ignored))?;
         self.mask.thread_set_mask()?;
         Ok(())

@@ -10,7 +10,7 @@ use gms_pager::commands::{Failure, say};
 use gms_pager::launch::{self, Finished, LaunchError, Paging, Side, note_inheritance};
 use gms_pager::session::{Outcome, Session, SessionConfig, SessionError};
 use gms_pager::stats::Stats;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, pipe};
 
@@ -27,6 +27,16 @@ static NOTE_INHERITANCE: extern "C" fn() = note_inheritance;
 struct Fake {
     outcome: Mutex<Option<Outcome>>,
     done: (OwnedFd, Mutex<Option<OwnedFd>>),
+    waited: Once,
+}
+
+fn is_played(play: &str) -> bool {
+    std::env::var(PLAY).as_deref() == Ok(play)
+}
+
+/// The pager gets no CPU until the command has ended.
+fn wait_for_the_command() {
+    waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).expect("the command");
 }
 
 impl Fake {
@@ -54,6 +64,9 @@ impl Paging for Fake {
         self.end(Outcome::Detached { lost: None });
     }
     fn fd(&self) -> BorrowedFd<'_> {
+        if is_played("slow") {
+            self.waited.call_once(wait_for_the_command);
+        }
         self.done.0.as_fd()
     }
     fn outcome(&self) -> Option<Outcome> {
@@ -71,11 +84,16 @@ impl Paging for Fake {
 }
 
 fn prepare() -> Result<Fake, SessionError> {
-    if std::env::var(PLAY).as_deref() == Ok("unprepared") {
+    if is_played("unprepared") {
         return Err(SessionError::Fatal("no agent".into()));
     }
+    if is_played("slow") {
+        // Until the test has done what is to happen meanwhile.
+        raise(Signal::SIGSTOP).expect("this process");
+    }
     let (read, write) = pipe().expect("a pipe");
-    Ok(Fake { outcome: Mutex::new(None), done: (read, Mutex::new(Some(write))) })
+    let done = (read, Mutex::new(Some(write)));
+    Ok(Fake { outcome: Mutex::new(None), done, waited: Once::new() })
 }
 
 /// A session of a pager that gets no CPU until the command has ended.
@@ -109,9 +127,7 @@ impl Paging for Late {
         self.session.detach();
     }
     fn fd(&self) -> BorrowedFd<'_> {
-        self.waited.call_once(|| {
-            waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).expect("the command");
-        });
+        self.waited.call_once(wait_for_the_command);
         self.session.fd()
     }
     fn outcome(&self) -> Option<Outcome> {
@@ -135,9 +151,9 @@ fn play(
     link: launch::Link,
     signals: launch::Signals,
 ) -> Result<Finished, LaunchError> {
-    match std::env::var(PLAY).as_deref() {
-        Ok("late") => launch::run(command, link, signals, Late::prepare),
-        _ => launch::run(command, link, signals, prepare),
+    match is_played("late") {
+        true => launch::run(command, link, signals, Late::prepare),
+        false => launch::run(command, link, signals, prepare),
     }
 }
 
