@@ -29,7 +29,7 @@ fn seeds() -> Vec<String> {
         return vec![seed];
     }
     let count =
-        std::env::var("GMS_FUZZ_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(4);
+        std::env::var("GMS_FUZZ_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(2);
     (1..=count).map(|seed: u64| seed.to_string()).collect()
 }
 
