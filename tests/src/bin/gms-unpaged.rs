@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::{Mutex, Once};
 
-use gms_pager::commands::{Failure, say};
+use gms_pager::commands::{Failure, end_speech, say};
 use gms_pager::launch::{self, Finished, LaunchError, Paging, Side, note_inheritance};
 use gms_pager::session::{Outcome, Session, SessionConfig, SessionError};
 use gms_pager::stats::Stats;
@@ -174,5 +174,7 @@ fn run(command: &[OsString]) -> u8 {
 
 fn main() -> ExitCode {
     let command: Vec<OsString> = std::env::args_os().skip(1).collect();
-    ExitCode::from(run(&command))
+    let status = run(&command);
+    end_speech();
+    ExitCode::from(status)
 }
