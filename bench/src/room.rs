@@ -17,7 +17,7 @@ use crate::stack::{Stack, read};
 
 /// Between two looks at how much memory is resident.
 const LOOK: Duration = Duration::from_millis(10);
-/// A program which takes longer is killed: 240 times what jobs take without a limit here, and some 100 times under emulation.
+/// A program which takes longer is killed: some 200 times what the longest job takes without a limit.
 pub const SECONDS_MAX: u64 = 480;
 /// What makes results the same everywhere.
 const ENVIRONMENT: [(&str, &str); 3] =
