@@ -33,6 +33,7 @@ fn threads(percent: u64) {
     let gms = Gms::run(&stage, &program).local(budget).agents(&[&agent]);
     let paged = gms.finish().expect_code(0);
     assert_eq!(paged.text(), native.text());
+    assert!(paged.peak.looks > 0, "nobody looked at its memory");
     assert_paged(&paged, working_set, budget);
 }
 
