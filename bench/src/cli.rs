@@ -49,6 +49,8 @@ pub enum Command {
     Evict(EvictOptions),
     /// More threads, more pagers on one agent, more agents of one pager: throughput and fairness
     Scale(ScaleOptions),
+    /// CPU time of all processes for a remote fault, a page scanned and a page written back, beside that of the floors
+    Cost(CostOptions),
     /// What changes, looks, forks, exits and a detach cost with many threads, mappings, processes and pages
     Shape(ShapeOptions),
     /// What `gms run` costs a program which stays under its budget
@@ -97,6 +99,7 @@ impl Command {
             Command::Scan(options) => Some(&options.paging.programs),
             Command::Evict(options) => Some(&options.paging.programs),
             Command::Scale(options) => Some(&options.paging.programs),
+            Command::Cost(options) => Some(&options.paging.programs),
             Command::Peers(options) => Some(&options.paging.programs),
             Command::Shape(options) => Some(&options.programs),
             Command::IdleCost(options) => Some(&options.programs),
@@ -263,6 +266,17 @@ pub struct ScaleOptions {
     #[command(flatten)]
     pub effort: Effort,
     /// What each pager pages.
+    #[command(flatten)]
+    pub paging: Paging,
+}
+
+/// `gms-bench cost`.
+#[derive(Args, Debug)]
+pub struct CostOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// What is paged.
     #[command(flatten)]
     pub paging: Paging,
 }
@@ -465,6 +479,8 @@ pub enum Protocol {
     Udp8k,
     /// gms-transport.
     Quic,
+    /// The quinn crate on its own runtime.
+    Quinn,
 }
 
 /// `gms-bench peer`.

@@ -4,6 +4,7 @@ use crate::cli::{EvictOptions, PageSize};
 use crate::error::BenchError;
 use crate::fault::WARM_UP_TIMES;
 use crate::floor::{self, bulk::Bulk};
+use crate::gate::Gates;
 use crate::memory;
 use crate::region::{PAGE, pages};
 use crate::report::{Report, Target};
@@ -62,7 +63,12 @@ fn write_back(
     bulk: f64,
     report: &mut Report,
 ) -> Result<(), BenchError> {
-    let orders = workload::Orders { mib: mib as usize, untimed_mib: local as usize };
+    let orders = workload::Orders {
+        mib: mib as usize,
+        untimed_mib: local as usize,
+        threads: 1,
+        gates: Gates::default(),
+    };
     let (found, stats): (Found, _) = stack.run(PageSize::Small, local, &Orders::Dirty(orders))?;
     // Those of the whole session: what was still buffered when the time ended was not sent.
     let written = stats.pages_out as f64 / found.absent.max(1) as f64;

@@ -7,6 +7,7 @@ use crate::cli::{Effort, FaultOptions, PageSize, Protocol};
 use crate::error::BenchError;
 use crate::floor::udp;
 use crate::floor::uffd::{Answer, Handler, faults};
+use crate::gate::Gates;
 use crate::placement::{Wait, placements, two_cpus};
 use crate::region::pages;
 use crate::report::{Report, Target};
@@ -108,7 +109,7 @@ fn measure(
         warm_up: (WARM_UP_TIMES * pages(local as usize)).div_ceil(threads),
         measured: workload::Measured::Faults(per_thread as u64),
         seed,
-        gate: None,
+        gates: Gates::default(),
         manner: workload::Manner {
             stride: options.stride.map(|stride| stride as usize),
             writes_percent: options.writes as usize,

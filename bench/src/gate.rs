@@ -3,10 +3,12 @@
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Trying};
 
@@ -51,6 +53,25 @@ impl Waiting {
     pub fn open(mut self) -> Result<(), BenchError> {
         self.0.iter_mut().try_for_each(|one| one.write_all(&[1])).trying("cannot open the gate")
     }
+}
+
+/// Gates at which a workload waits.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Gates {
+    /// Before it is measured.
+    pub before: Option<PathBuf>,
+    /// When it has been measured: its processes are looked at.
+    pub after: Option<PathBuf>,
+}
+
+/// The threads of a workload meet, and one of them passes the gate at `path`, if there is one, for all.
+pub fn pass_together(threads: &Barrier, path: Option<&PathBuf>) -> Result<(), BenchError> {
+    let passed = match (threads.wait().is_leader(), path) {
+        (true, Some(path)) => pass(path),
+        _ => Ok(()),
+    };
+    threads.wait();
+    passed
 }
 
 /// Waits, as a workload, at the gate at `path`.

@@ -5,6 +5,7 @@
 
 mod app;
 mod cli;
+mod cost;
 mod error;
 mod evict;
 mod fault;
@@ -100,6 +101,7 @@ fn subjects(command: &Command, report: &mut Report) -> Result<(), BenchError> {
         Command::Scan(options) => scan::run(options, report),
         Command::Evict(options) => evict::run(options, report),
         Command::Scale(options) => scale::run(options, report),
+        Command::Cost(options) => cost::run(options, report),
         Command::Shape(options) => shape::run(options, report),
         Command::App(options) => app::run(options, report),
         Command::Peers(options) => peers::run(options, report),

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::cli::{PeerOptions, Protocol};
 use crate::error::{BenchError, Trying};
-use crate::floor::quic;
+use crate::floor::{quic, quinn};
 use crate::placement::{Pinned, Placement, Wait};
 
 /// Bytes of a request.
@@ -24,13 +24,14 @@ impl Protocol {
             Protocol::Udp => "udp",
             Protocol::Udp8k => "udp8k",
             Protocol::Quic => "quic",
+            Protocol::Quinn => "quinn",
         }
     }
 
     /// Bytes of a reply: a control message and a page.
     pub fn reply_len(self) -> usize {
         match self {
-            Protocol::Udp | Protocol::Quic => 128 + 4096,
+            Protocol::Udp | Protocol::Quic | Protocol::Quinn => 128 + 4096,
             Protocol::Udp8k => 128 + 8192,
         }
     }
@@ -63,10 +64,15 @@ impl Drop for Process {
 pub struct Peer {
     /// Where it listens.
     pub addr: SocketAddr,
-    _process: Process,
+    process: Process,
 }
 
 impl Peer {
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.0.id()
+    }
+
     /// Starts the peer of `placement` and waits until it listens. `keys`: of QUIC.
     pub fn start(
         protocol: Protocol,
@@ -89,7 +95,7 @@ impl Peer {
         let problem = "did not say where it listens".to_owned();
         let addr = line.trim().parse();
         let addr = addr.map_err(|_| BenchError::Program { program: "peer".into(), problem })?;
-        Ok(Peer { addr, _process: process })
+        Ok(Peer { addr, process })
     }
 }
 
@@ -101,7 +107,10 @@ pub fn serve(options: &PeerOptions) -> Result<(), BenchError> {
             serve_udp(options.wait, options.protocol.reply_len())
         }
         (Protocol::Quic, Some(keys)) => quic::serve(options.wait, keys),
-        (Protocol::Quic, None) => Err(BenchError::Invalid("quic needs --keys".into())),
+        (Protocol::Quinn, Some(keys)) => quinn::serve(keys),
+        (Protocol::Quic | Protocol::Quinn, None) => {
+            Err(BenchError::Invalid("this protocol needs --keys".into()))
+        }
     }
 }
 

@@ -11,7 +11,11 @@ use crate::error::BenchError;
 const LATENCY_MAX: Duration = Duration::from_secs(60);
 
 /// Latencies in ns, told apart to three digits.
-pub struct Samples(Histogram<u64>);
+pub struct Samples {
+    latencies: Histogram<u64>,
+    /// CPU time of both ends for each, in us; 0 where it was not measured.
+    pub cpu_us: f64,
+}
 
 /// Quantiles of one run, in us.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -37,43 +41,45 @@ impl Samples {
     /// None yet.
     pub fn new() -> Samples {
         let most = LATENCY_MAX.as_nanos() as u64;
-        Samples(Histogram::new_with_max(most, 3).expect("bounds of the histogram are valid"))
+        let latencies = Histogram::new_with_max(most, 3);
+        Samples { latencies: latencies.expect("bounds of the histogram are valid"), cpu_us: 0.0 }
     }
 
     /// Adds one.
     pub fn add(&mut self, latency: Duration) {
-        self.0.saturating_record(latency.as_nanos() as u64);
+        self.latencies.saturating_record(latency.as_nanos() as u64);
     }
 
     /// Adds those of another thread.
     pub fn merge(&mut self, other: &Samples) {
-        self.0.add(&other.0).expect("histograms have the same bounds");
+        self.latencies.add(&other.latencies).expect("histograms have the same bounds");
     }
 
     /// Their quantiles.
     pub fn latency(&self) -> Latency {
-        let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e3;
+        let at = |quantile| self.latencies.value_at_quantile(quantile) as f64 / 1e3;
         Latency {
-            count: self.0.len(),
-            mean: self.0.mean() / 1e3,
+            count: self.latencies.len(),
+            mean: self.latencies.mean() / 1e3,
             p50: at(0.5),
             p90: at(0.9),
             p99: at(0.99),
             p999: at(0.999),
-            max: self.0.max() as f64 / 1e3,
+            max: self.latencies.max() as f64 / 1e3,
         }
     }
 
     /// Values in ns and how often each came: the form in which a workload hands them over.
     pub fn counts(&self) -> Vec<(u64, u64)> {
-        self.0.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value())).collect()
+        let recorded = self.latencies.iter_recorded();
+        recorded.map(|v| (v.value_iterated_to(), v.count_at_value())).collect()
     }
 
     /// From the form of [`Samples::counts`].
     pub fn from_counts(counts: &[(u64, u64)]) -> Result<Samples, BenchError> {
         let mut samples = Samples::new();
         for &(value, count) in counts {
-            let recorded = samples.0.record_n(value, count);
+            let recorded = samples.latencies.record_n(value, count);
             recorded.map_err(|_| BenchError::Invalid(format!("a latency of {value} ns")))?;
         }
         Ok(samples)

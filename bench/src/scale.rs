@@ -7,7 +7,7 @@ use crate::cli::{Effort, PageSize, ScaleOptions};
 use crate::error::BenchError;
 use crate::fault::{LOCAL_PERCENT_MAX, WARM_UP_TIMES};
 use crate::floor;
-use crate::gate::Gate;
+use crate::gate::{Gate, Gates};
 use crate::memory;
 use crate::region::pages;
 use crate::report::{Report, Target};
@@ -146,7 +146,7 @@ fn measure(options: &ScaleOptions, subject: &Subject, seed: u64) -> Result<Rates
             warm_up,
             measured: workload::Measured::Seconds(SECONDS[quick]),
             seed: seed << 8 | pager as u64,
-            gate: Some(path.clone()),
+            gates: Gates { before: Some(path.clone()), after: None },
             manner: workload::Manner::default(),
         };
         stack.spawn(PageSize::Small, local, &Orders::Fault(orders))

@@ -6,6 +6,7 @@
 use crate::cli::{PageSize, ScanOptions};
 use crate::error::BenchError;
 use crate::floor::{self, bulk::Bulk};
+use crate::gate::Gates;
 use crate::memory;
 use crate::region::PAGE;
 use crate::report::{Report, Target};
@@ -45,7 +46,13 @@ fn once(
     for shuffled in rotated([false, true], run) {
         let suffix = if shuffled { ", shuffled" } else { "" };
         let name = format!("scan, stride {stride}{suffix}");
-        let orders = workload::Orders { mib: mib as usize, stride, shuffled };
+        let orders = workload::Orders {
+            mib: mib as usize,
+            threads: 1,
+            stride,
+            shuffled,
+            gates: Gates::default(),
+        };
         let (found, stats): (Found, _) =
             stack.run(PageSize::Small, local, &Orders::Scan(orders))?;
         // Pages that were there already were read in the same time, but needed no scan.

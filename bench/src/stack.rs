@@ -14,6 +14,7 @@ use crate::error::{BenchError, Trying};
 use crate::floor::quic::make_keys;
 use crate::peer::Process;
 use crate::placement::Pinned;
+use crate::procfs;
 use crate::scratch::Scratch;
 use crate::workload::Orders;
 
@@ -207,6 +208,11 @@ impl Stack {
 }
 
 impl Session {
+    /// Its processes.
+    pub fn pids(&self) -> Vec<u32> {
+        procfs::tree(self.process.0.id())
+    }
+
     /// An error if it has ended already.
     pub fn check_alive(&mut self) -> Result<(), BenchError> {
         match self.process.0.try_wait().trying("cannot ask for gms")? {

@@ -92,6 +92,7 @@ fn floors_are_measured() {
     if report["machine"]["cpus"].as_u64() >= Some(2) {
         p50(&report, "wake of a thread on an idle CPU");
     }
+    p50(&report, "QUIC by the quinn crate, 128/4224 B, same CPU, blocking");
     for bulk in ["gets", "puts"] {
         let rate = figure(&report, &format!("QUIC bulk, {bulk} of 64 pages, anywhere, yielding"));
         assert!(rate > 10.0, "{bulk}: {rate} MB/s");
@@ -242,6 +243,29 @@ fn scaling_is_measured() {
     let least = figure(&report, "2 agents: least / fair share of the pages");
     assert!((0.05..=1.0).contains(&least), "{least}: both agents have pages");
     assert!(figure(&report, "2 pagers: longest fault of all") > 0.1);
+}
+
+#[test]
+fn cpu_time_of_each_page_is_measured() {
+    let Some(report) = report(&["cost"]) else { return };
+    let floor = |name: &str| figure(&report, &format!("floor: {name}, same CPU, blocking: CPU"));
+    assert!(floor("uffd fault + COPY") > 1.0 && floor("UDP 128/4224 B") > 1.0);
+    assert!(floor("QUIC by the quinn crate, 128/4224 B") > floor("UDP 128/4224 B"));
+    for threads in [1, 8] {
+        let [fault, scanned, written] =
+            ["remote fault", "page scanned", "page written back"].map(|job| {
+                let of = |whose: &str| {
+                    figure(&report, &format!("{job}, threads: {threads}: CPU of {whose}"))
+                };
+                let parts = ["the program", "gms run", "gms-agent"].map(of);
+                assert!(parts.iter().all(|part| *part > 0.1), "{job}: {parts:?}");
+                let (sum, all) = (parts.iter().sum::<f64>(), of("all processes"));
+                assert!((sum - all).abs() < 0.01 * all, "{job}: {parts:?} are not {all}");
+                all
+            });
+        assert!(fault > 2.0 * scanned, "{fault} us a fault, {scanned} us a page in order");
+        assert!(written > 0.5, "{written} us");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use gms_transport::{Control, Event, Transport};
 use super::quic::{Requester, failed, unexpected};
 use crate::error::{BenchError, Trying};
 use crate::placement::{Pinned, Placement};
+use crate::procfs::Meter;
 
 /// Exchanges under way at once.
 const IN_FLIGHT: usize = 4;
@@ -58,19 +59,28 @@ impl Bulk {
     }
 }
 
-/// MB/s of `count` exchanges, after a tenth as many to warm up.
+/// What exchanges of many pages achieve.
+pub struct Throughput {
+    /// MB/s.
+    pub rate: f64,
+    /// CPU time of both ends for each page, in us.
+    pub cpu_us: f64,
+}
+
+/// Of `count` exchanges, after a tenth as many to warm up.
 pub fn throughput(
     placement: &Placement,
     keys: &Path,
     bulk: Bulk,
     count: usize,
-) -> Result<f64, BenchError> {
-    let (mut end, _peer) = Requester::start(placement, keys)?;
+) -> Result<Throughput, BenchError> {
+    let (mut end, peer) = Requester::start(placement, keys)?;
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
     let pages = Pages::new();
     let warm_up = count / 10;
     let (mut asked, mut done, mut bytes) = (0, 0, 0);
     let mut start = Instant::now();
+    let mut meter = Meter::start(Some(peer.pid()))?;
     while done < warm_up + count {
         let now = Instant::now();
         while asked < warm_up + count && asked - done < IN_FLIGHT {
@@ -90,17 +100,19 @@ pub fn throughput(
                 done += 1;
                 if done == warm_up {
                     start = Instant::now();
+                    meter = Meter::start(Some(peer.pid()))?;
                 }
             }
             other => return Err(unexpected(&other)),
         }
     }
-    let seconds = start.elapsed().as_secs_f64();
+    let (seconds, cpu_us) = (start.elapsed().as_secs_f64(), meter.us()?);
     let due = if bulk == Bulk::Get { done * (DESCRIPTORS.len() + PAGES_LEN) } else { 0 };
     if bytes != due {
         return Err(BenchError::WrongBytes(format!("{bytes} bytes of payload instead of {due}")));
     }
-    Ok((count * PAGES_LEN) as f64 / seconds / 1e6)
+    let rate = (count * PAGES_LEN) as f64 / seconds / 1e6;
+    Ok(Throughput { rate, cpu_us: cpu_us / (count * PAGES_MAX) as f64 })
 }
 
 /// Sends request `number`.

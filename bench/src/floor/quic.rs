@@ -17,6 +17,7 @@ use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
 use crate::peer::Peer;
 use crate::placement::{Pinned, Placement, Wait};
+use crate::procfs::Meter;
 use crate::samples::Samples;
 
 /// An exchange, or a handshake, that takes longer has failed.
@@ -29,11 +30,15 @@ pub fn make_keys(dir: &Path) -> Result<(), BenchError> {
 
 /// `count` exchanges, and a tenth as many before them to warm up.
 pub fn exchanges(placement: &Placement, keys: &Path, count: usize) -> Result<Samples, BenchError> {
-    let (mut end, _peer) = Requester::start(placement, keys)?;
+    let (mut end, peer) = Requester::start(placement, keys)?;
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
     let mut samples = Samples::new();
     let warm_up = count / 10;
+    let mut meter = Meter::start(Some(peer.pid()))?;
     for number in 0..count + warm_up {
+        if number == warm_up {
+            meter = Meter::start(Some(peer.pid()))?;
+        }
         end.page[number % PAGE_LEN] = 0;
         let start = Instant::now();
         end.exchange(start, number as u64)?;
@@ -45,6 +50,7 @@ pub fn exchanges(placement: &Placement, keys: &Path, count: usize) -> Result<Sam
             samples.add(took);
         }
     }
+    samples.cpu_us = meter.us()? / count as f64;
     Ok(samples)
 }
 

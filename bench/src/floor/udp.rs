@@ -8,6 +8,7 @@ use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
 use crate::peer::{Peer, REQUEST_LEN, receive};
 use crate::placement::{Pinned, Placement, Wait};
+use crate::procfs::Meter;
 use crate::samples::Samples;
 
 /// No datagram takes longer, unless it is lost.
@@ -28,7 +29,11 @@ pub fn exchanges(
     let (request, mut reply) = ([3; REQUEST_LEN], vec![0; protocol.reply_len()]);
     let mut samples = Samples::new();
     let warm_up = count / 10;
+    let mut meter = Meter::start(Some(peer.pid()))?;
     for number in 0..count + warm_up {
+        if number == warm_up {
+            meter = Meter::start(Some(peer.pid()))?;
+        }
         let start = Instant::now();
         socket.send(&request).trying("cannot send")?;
         let length = receive(&socket, placement.wait, &mut reply)?;
@@ -40,5 +45,6 @@ pub fn exchanges(
             samples.add(took);
         }
     }
+    samples.cpu_us = meter.us()? / count as f64;
     Ok(samples)
 }

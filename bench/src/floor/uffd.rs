@@ -11,6 +11,7 @@ use userfaultfd::{Event, FeatureFlags, RegisterMode, Uffd, UffdBuilder};
 
 use crate::error::{BenchError, Trying};
 use crate::placement::{Pinned, Placement, Wait};
+use crate::procfs::Meter;
 use crate::region::{PAGE, Region};
 use crate::samples::Samples;
 
@@ -89,18 +90,20 @@ pub fn faults(
     match by {
         Handler::Thread => std::thread::scope(|scope| {
             let server = scope.spawn(serve);
-            let samples = touch(&region, cpus.0, warm_up);
+            let samples = touch(&region, cpus.0, warm_up, None);
             server.join().unwrap_or_else(|_| Err(ended("panicked")))?;
             samples
         }),
-        Handler::Process => in_a_process(serve, || touch(&region, cpus.0, warm_up)),
+        Handler::Process => {
+            in_a_process(serve, |child| touch(&region, cpus.0, warm_up, Some(child)))
+        }
     }
 }
 
 /// Runs `serve` in a child which shares the descriptors, `touch` here.
 fn in_a_process(
     serve: impl FnOnce() -> Result<(), BenchError>,
-    touch: impl FnOnce() -> Result<Samples, BenchError>,
+    touch: impl FnOnce(u32) -> Result<Samples, BenchError>,
 ) -> Result<Samples, BenchError> {
     // SAFETY: this process has one thread now, so the child's memory is in order.
     match unsafe { fork() }.trying("cannot fork")? {
@@ -111,7 +114,7 @@ fn in_a_process(
         }
         ForkResult::Parent { child } => {
             drop(serve);
-            let samples = touch();
+            let samples = touch(child.as_raw() as u32);
             match waitpid(child, None).trying("cannot wait for the handler")? {
                 WaitStatus::Exited(_, 0) => samples,
                 other => Err(ended(&format!("ended with {other:?}"))),
@@ -120,10 +123,20 @@ fn in_a_process(
     }
 }
 
-fn touch(region: &Region, cpu: Option<usize>, warm_up: usize) -> Result<Samples, BenchError> {
+/// `handler`: the other process that answers, if one does.
+fn touch(
+    region: &Region,
+    cpu: Option<usize>,
+    warm_up: usize,
+    handler: Option<u32>,
+) -> Result<Samples, BenchError> {
     let _pinned = Pinned::to(cpu)?;
     let mut samples = Samples::new();
+    let mut meter = Meter::start(handler)?;
     for page in 0..region.pages() {
+        if page == warm_up {
+            meter = Meter::start(handler)?;
+        }
         let start = Instant::now();
         let word = region.load(page, 0);
         let took = start.elapsed();
@@ -134,6 +147,7 @@ fn touch(region: &Region, cpu: Option<usize>, warm_up: usize) -> Result<Samples,
             samples.add(took);
         }
     }
+    samples.cpu_us = meter.us()? / (region.pages() - warm_up) as f64;
     Ok(samples)
 }
 

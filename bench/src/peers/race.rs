@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use crate::cli::{Effort, Programs};
 use crate::error::BenchError;
 use crate::fault::{LOCAL_PERCENT_MAX, WARM_UP_TIMES};
+use crate::gate::Gates;
 use crate::region::pages;
 use crate::report::{Report, Target};
 use crate::room::{Room, SECONDS_MAX, Used};
@@ -224,7 +225,7 @@ impl Race<'_> {
             warm_up: self.warm_up(),
             measured: fault::Measured::Faults(self.faults as u64),
             seed,
-            gate: None,
+            gates: Gates::default(),
             manner: fault::Manner::default(),
         })
     }

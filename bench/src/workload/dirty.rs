@@ -1,5 +1,7 @@
 //! Dirties fresh memory as fast as it can: one word a page, so that all the rest of the time is gms's.
 
+use std::ops::Range;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -7,8 +9,9 @@ use gms_tests::Dice;
 use serde::{Deserialize, Serialize};
 
 use super::touch::Toucher;
-use super::{Memory, pattern};
+use super::{Memory, in_threads, pattern, share};
 use crate::error::BenchError;
+use crate::gate::{self, Gates};
 use crate::region::{Region, WORDS, pages};
 use crate::samples::Samples;
 
@@ -22,6 +25,10 @@ pub struct Orders {
     pub mib: usize,
     /// Of it, what is dirtied before the time counts: the budget, which needs no eviction.
     pub untimed_mib: usize,
+    /// Threads which dirty, each its own part.
+    pub threads: usize,
+    /// Where to wait.
+    pub gates: Gates,
 }
 
 /// What was found.
@@ -41,15 +48,25 @@ pub struct Found {
 pub fn run(orders: &Orders) -> Result<Found, BenchError> {
     let memory = Memory::of(Region::new(pages(orders.mib))?)?;
     let untimed = pages(orders.untimed_mib).min(memory.pages());
-    let absent_of = |count: usize| -> Result<usize, BenchError> {
-        Ok(memory.absent(0, count)?.iter().filter(|absent| **absent).count())
+    let absent_of = |pages: Range<usize>| -> Result<usize, BenchError> {
+        Ok(memory.absent(pages.start, pages.len())?.iter().filter(|absent| **absent).count())
     };
     (0..untimed).for_each(|page| dirty(&memory.region, page));
-    let before = absent_of(untimed)?;
-    let start = Instant::now();
-    (untimed..memory.pages()).for_each(|page| dirty(&memory.region, page));
-    let seconds = start.elapsed().as_secs_f64();
-    let absent = absent_of(memory.pages())?;
+    let (before, barrier) = (absent_of(0..untimed)?, Barrier::new(orders.threads));
+    let part = |thread: usize| {
+        let pages = share(untimed..memory.pages(), thread, orders.threads);
+        let opened = gate::pass_together(&barrier, orders.gates.before.as_ref());
+        let start = Instant::now();
+        pages.for_each(|page| dirty(&memory.region, page));
+        let seconds = start.elapsed().as_secs_f64();
+        barrier.wait();
+        let absent = absent_of(share(0..memory.pages(), thread, orders.threads));
+        gate::pass_together(&barrier, orders.gates.after.as_ref())?;
+        opened.and(absent).map(|absent| (seconds, absent))
+    };
+    let all = in_threads(orders.threads, part)?;
+    let seconds = all.iter().map(|(seconds, _)| *seconds).fold(0.0, f64::max);
+    let absent: usize = all.iter().map(|(_, absent)| *absent).sum();
     let mut dice = Dice::of_thread(1, 0);
     for page in (0..CHECKED).map(|_| dice.place(memory.pages())) {
         memory.check_word(page, page % WORDS)?;

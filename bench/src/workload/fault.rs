@@ -3,7 +3,6 @@
 //! Whether a page is absent is asked of /proc/self/pagemap just before the touch; only touches of absent pages count. Of those gms
 //! may still have a few in its write-back buffer: the caller learns how many from gms's own figures.
 
-use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -11,12 +10,12 @@ use gms_tests::Dice;
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 
-use super::Memory;
 use super::pen::Pen;
 use super::touch::{Touch, Toucher};
 use super::walk::Walk;
+use super::{Memory, in_threads};
 use crate::error::{BenchError, Trying};
-use crate::gate;
+use crate::gate::{self, Gates};
 use crate::placement::Pinned;
 use crate::samples::Samples;
 
@@ -33,8 +32,8 @@ pub struct Orders {
     pub measured: Measured,
     /// Of the order.
     pub seed: u64,
-    /// Where to wait before it is measured: see [`gate`].
-    pub gate: Option<PathBuf>,
+    /// Where to wait.
+    pub gates: Gates,
     /// How pages are touched.
     pub manner: Manner,
 }
@@ -157,17 +156,7 @@ fn total(counts: &[(u64, u64)]) -> u64 {
 pub fn run(orders: &Orders) -> Result<Found, BenchError> {
     let memory = Memory::paged(orders.mib)?;
     let barrier = Barrier::new(orders.threads);
-    let all: Result<Vec<Part>, BenchError> = std::thread::scope(|scope| {
-        let spawn = |thread: usize| {
-            let (memory, barrier) = (&memory, &barrier);
-            scope.spawn(move || part(memory, barrier, orders, thread))
-        };
-        // All must run before the first is waited for.
-        let threads: Vec<_> = (0..orders.threads).map(spawn).collect();
-        let panicked = |_| Err(BenchError::Invalid("a thread panicked".into()));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
-    });
-    let all = all?;
+    let all = in_threads(orders.threads, |thread| part(&memory, &barrier, orders, thread))?;
     let merged = |of: fn(&Part) -> &Samples| {
         let mut samples = Samples::new();
         all.iter().for_each(|part| samples.merge(of(part)));
@@ -226,20 +215,27 @@ fn part(
     let mut toucher = Toucher::new(memory, Dice::of_thread(orders.seed, thread), walk, pen);
     let warm = toucher.warm_up(orders.warm_up);
     // Who fails comes to the barriers too: others wait there.
-    let opened = match (barrier.wait().is_leader(), &orders.gate) {
-        (true, Some(path)) => gate::pass(path),
-        _ => Ok(()),
-    };
-    barrier.wait();
-    warm.and(opened)?;
-    let _pinned = pinned?;
+    let opened = gate::pass_together(barrier, orders.gates.before.as_ref());
+    let measured =
+        warm.and(opened).and(pinned).and_then(|_pinned| measure(&mut toucher, orders, memory));
+    gate::pass_together(barrier, orders.gates.after.as_ref())?;
+    let part = measured?;
+    toucher.check_all()?;
+    Ok(part)
+}
+
+fn measure(
+    toucher: &mut Toucher<'_>,
+    orders: &Orders,
+    memory: &Memory,
+) -> Result<Part, BenchError> {
     let mut part = Part::new();
     let (began, major) = (Instant::now(), major_faults()?);
     let mut touches = 0;
     while !orders.measured.is_over(touches, began) {
         let touch = toucher.touch()?;
         part.count(&touch);
-        if manner.stamped && touch.step.absent {
+        if orders.manner.stamped && touch.step.absent {
             let page = memory.address(touch.step.page);
             part.stamps.push(Stamp { page, before: touch.before, after: touch.after });
         }
@@ -247,7 +243,6 @@ fn part(
     }
     part.seconds = began.elapsed().as_secs_f64();
     part.major = major_faults()? - major;
-    toucher.check_all()?;
     Ok(part)
 }
 

@@ -14,6 +14,7 @@ mod walk;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -166,6 +167,26 @@ impl Memory {
             false => Err(BenchError::WrongBytes(format!("word {word} of page {page}"))),
         }
     }
+}
+
+/// Runs `part` in this many threads, by number. All run before the first is waited for.
+fn in_threads<R: Send>(
+    threads: usize,
+    part: impl Fn(usize) -> Result<R, BenchError> + Sync,
+) -> Result<Vec<R>, BenchError> {
+    std::thread::scope(|scope| {
+        let part = &part;
+        let spawn = |thread: usize| scope.spawn(move || part(thread));
+        let running: Vec<_> = (0..threads).map(spawn).collect();
+        let panicked = |_| Err(BenchError::Invalid("a thread panicked".into()));
+        running.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    })
+}
+
+/// The pages of part `n` when `pages` pages are shared out among `parts`.
+fn share(pages: Range<usize>, n: usize, parts: usize) -> Range<usize> {
+    let at = |n: usize| pages.start + pages.len() * n / parts;
+    at(n)..at(n + 1)
 }
 
 /// CLOCK_MONOTONIC, which all programs of a machine share.
