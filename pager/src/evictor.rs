@@ -21,10 +21,13 @@ use nix::unistd::Pid;
 use crate::arch;
 use crate::cgroup;
 use crate::inject::{InjectError, Injected};
+use crate::proc;
 use crate::pulse::Pulse;
 
 /// Longest that a call list may take. Moving pages takes microseconds; only a fault inside a call waits longer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
+/// The same for an evictor that is seen to want a CPU and has none: a program of low priority on a busy machine.
+const STARVED_DEADLINE: Duration = Duration::from_secs(60);
 /// Between two looks whether it is frozen.
 const CALL_LOOK_MS: u16 = 500;
 /// Not even one that is frozen is waited for any longer.
@@ -138,7 +141,7 @@ impl Evictor {
         let late = |errno| if errno == Errno::EAGAIN { Errno::ETIMEDOUT } else { errno };
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         sendmsg::<()>(self.socket.as_raw_fd(), &message, control, flags, None).map_err(late)?;
-        self.await_reply()?;
+        self.await_reply(CALL_DEADLINE, STARVED_DEADLINE)?;
         let sent = self.buffer.len();
         let received = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT)
             .map_err(late)?;
@@ -149,11 +152,12 @@ impl Evictor {
         Ok(())
     }
 
-    /// Its time does not run while it is frozen (its list runs when it is thawed, and its processes with it), nor while this process does not run.
-    fn await_reply(&self) -> nix::Result<()> {
+    /// Its time does not run while it is frozen (its list runs when it is thawed, and its processes with it), while it waits for a CPU, nor while
+    /// this process does not run.
+    fn await_reply(&self, limit: Duration, starved: Duration) -> nix::Result<()> {
         let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        let now = Instant::now();
-        let (mut pulse, mut deadline) = (Pulse::new(now), now + CALL_DEADLINE);
+        let began = Instant::now();
+        let (mut pulse, mut deadline) = (Pulse::new(began), began + limit);
         loop {
             match poll(&mut ready, PollTimeout::from(CALL_LOOK_MS)) {
                 Err(Errno::EINTR) => {}
@@ -163,8 +167,10 @@ impl Evictor {
             }
             let now = Instant::now();
             deadline += pulse.beat(now, Duration::from_millis(CALL_LOOK_MS.into()));
-            if cgroup::is_frozen(self.pid.as_raw()) && !HURRY.load(Ordering::Relaxed) {
-                deadline = now + CALL_DEADLINE;
+            let starves = now < began + starved && proc::state(self.pid.as_raw()) == Some('R');
+            let frozen = cgroup::is_frozen(self.pid.as_raw());
+            if (starves || frozen) && !HURRY.load(Ordering::Relaxed) {
+                deadline = now + limit;
             }
             if now > deadline {
                 return Err(Errno::ETIMEDOUT);
@@ -351,12 +357,8 @@ mod tests {
 
     use super::*;
 
-    /// Like the last who has a large memory: told to end, it does not at once.
-    #[test]
-    fn nobody_waits_for_an_evictor_that_ends_slowly() {
-        let mut sleeper =
-            Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().expect("sleep");
-        let pid = sleeper.id() as i32;
+    /// An evictor that a test has made of some process, and the other end of its socket.
+    fn evictor_of(pid: i32) -> (Evictor, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a socket");
         let evictor = Evictor {
             socket: ours.into(),
@@ -366,6 +368,33 @@ mod tests {
             buffer: Vec::new(),
             cpu: -1,
         };
+        (evictor, theirs)
+    }
+
+    #[test]
+    fn an_evictor_that_wants_a_cpu_has_longer_to_answer() {
+        let mut busy =
+            Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell");
+        let (evictor, _theirs) = evictor_of(busy.id() as i32);
+        // Before it runs it may sleep.
+        while proc::state(busy.id() as i32) != Some('R') {
+            std::thread::yield_now();
+        }
+        let (began, starved) = (Instant::now(), Duration::from_millis(1800));
+        let answer = evictor.await_reply(Duration::from_millis(10), starved);
+        assert_eq!(answer, Err(Errno::ETIMEDOUT));
+        assert!(began.elapsed() >= starved, "{:?}", began.elapsed());
+        busy.kill().expect("killed");
+        busy.wait().expect("its end");
+    }
+
+    /// Like the last who has a large memory: told to end, it does not at once.
+    #[test]
+    fn nobody_waits_for_an_evictor_that_ends_slowly() {
+        let mut sleeper =
+            Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().expect("sleep");
+        let pid = sleeper.id() as i32;
+        let (evictor, theirs) = evictor_of(pid);
         let mut ending = evictor.dismiss();
         let told = ending.since;
         assert!(!ending.is_over(told), "it was waited for, or killed at once");

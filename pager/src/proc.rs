@@ -188,6 +188,11 @@ pub fn state(pid: i32) -> Option<char> {
     text.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
+/// Where in the kernel a process sleeps, as /proc/PID/wchan has it.
+pub fn asleep_in(pid: i32) -> Option<String> {
+    read(&format!("/proc/{pid}/wchan")).map(|text| text.trim().to_owned())
+}
+
 /// PF_USER_WORKER: a thread that never leaves the kernel (of io_uring, of vhost), so that nothing can be injected into it.
 const WORKER: u64 = 0x4000;
 

@@ -297,6 +297,14 @@ impl Process {
         self.evictor.pid().as_raw()
     }
 
+    /// Why the workload ends when its evictor has not done what it was told, with what it does instead.
+    pub fn unanswered(&self, errno: Errno) -> String {
+        let (pid, evictor) = (self.pid, self.evictor_pid());
+        let state = proc::state(evictor).unwrap_or('-');
+        let asleep = proc::asleep_in(evictor).unwrap_or_default();
+        format!("the evictor of process {pid} does not answer: {errno} (state {state} {asleep})")
+    }
+
     /// Measures its size; all zero once it is gone.
     pub fn measure(&mut self) -> Statm {
         self.size = self.measure.take().unwrap_or_default();

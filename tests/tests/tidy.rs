@@ -206,6 +206,7 @@ fn documents_exist_and_their_links_hold() {
     for name in [
         "README.md",
         "CHANGELOG.md",
+        "CONTRIBUTING.md",
         "LICENSE-APACHE",
         "LICENSE-MIT",
         "deny.toml",

@@ -244,8 +244,10 @@ impl<T: Transport> EvictThread<T> {
         }
         let oldest = self.outboxes.pop_front().and_then(|pid| self.processes.get_mut(&pid));
         let Some(process) = oldest else { return };
-        if process.clear_outbox().is_err() && !process.ends() {
-            self.shared.fail(format!("the evictor of process {} does not answer", process.pid));
+        if let Err(errno) = process.clear_outbox()
+            && !process.ends()
+        {
+            self.shared.fail(process.unanswered(errno));
         }
     }
 
