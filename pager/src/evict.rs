@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use gms_policy::budget::Budget;
 use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
-use gms_transport::message::{Control, Op};
-use gms_transport::{ExchangeId, Transport};
+use gms_transport::Transport;
+use gms_transport::client::{Client, PutId};
+use gms_transport::message::Op;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
@@ -33,7 +34,6 @@ use self::room::Fullness;
 use crate::commands::{begin_to_speak, note};
 use crate::evictor::Ending;
 use crate::inject::{Frozen, is_outside_madvise};
-use crate::lane::{Lane, LaneEvent};
 use crate::page_map::PAGE;
 use crate::process::{BATCH, Process};
 use crate::pulse::Pulse;
@@ -57,8 +57,6 @@ const DISCARDS_BATCH: usize = 512;
 const DISCARDS_MAX: usize = 4;
 /// If more wait than this, an agent that does not answer those is told of no more: it keeps the pages until the workload ends.
 const DISCARDS_KEPT: usize = 1 << 20;
-/// An exchange without an answer is given up after this.
-const EXCHANGE_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest wait for anything to do.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 /// If nothing can be evicted for so long, the workload may exceed its budget, and its user is told so.
@@ -96,14 +94,13 @@ const BURY_CHUNKS: usize = 8;
 struct Write {
     agent: AgentId,
     slots: Vec<u32>,
-    stored: u64,
 }
 
 /// See the module's documentation.
 pub struct EvictThread<T> {
     shared: Arc<Shared>,
     commands: Receiver<EvictCommand>,
-    lane: Lane<T>,
+    agents: Client<T>,
     tree: Tree,
     /// The process that gms was told to attach to.
     attached_root: Option<i32>,
@@ -123,7 +120,7 @@ pub struct EvictThread<T> {
     /// Processes that have pages in their outboxes, the latest last.
     outboxes: VecDeque<i32>,
     budget: Budget,
-    writes: BTreeMap<ExchangeId, Write>,
+    writes: BTreeMap<PutId, Write>,
     home: Homecoming,
     given: Vec<u64>,
     zero_hash: u64,
@@ -163,7 +160,7 @@ impl<T: Transport> EvictThread<T> {
     pub fn new(
         shared: Arc<Shared>,
         commands: Receiver<EvictCommand>,
-        lane: Lane<T>,
+        agents: Client<T>,
         root: Root,
         gauges: Gauges,
     ) -> EvictThread<T> {
@@ -172,8 +169,8 @@ impl<T: Transport> EvictThread<T> {
         let zero_hash = shared.checksum(&[0; PAGE as usize]);
         EvictThread {
             commands,
-            given: vec![0; lane.agents().count()],
-            lane,
+            given: vec![0; agents.lane().agents().count()],
+            agents,
             tree: Tree::new(root),
             attached_root: match root {
                 Root::Process(pid) => Some(pid),
@@ -260,7 +257,10 @@ impl<T: Transport> EvictThread<T> {
             let late = release_late();
             busy |= lock(&self.shared.tables).bury(BURY_CHUNKS);
             busy |= self.write_back(now);
-            if let Err(error) = self.lane.flush(now) {
+            self.agents.expire(now);
+            self.agents.send_unsent(now);
+            busy |= self.handle_events(now);
+            if let Err(error) = self.agents.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
             packets = busy || self.wait(late);
@@ -272,6 +272,7 @@ impl<T: Transport> EvictThread<T> {
     fn excuse(&mut self, now: Instant) {
         let missed = self.pulse.beat(now, WAIT_MAX);
         if !missed.is_zero() {
+            self.agents.excuse(now, missed);
             self.home.excuse(missed);
             self.full.excuse(missed);
             self.stuck_at = self.stuck_at.map(|at| at + missed);
@@ -290,11 +291,11 @@ impl<T: Transport> EvictThread<T> {
     /// until threads that stop late are to be looked at.
     fn wait(&self, late: Option<Duration>) -> bool {
         let now = Instant::now();
-        let deadline = self.lane.deadline().unwrap_or(self.next_look).min(self.next_look);
+        let deadline = self.agents.deadline().unwrap_or(self.next_look).min(self.next_look);
         let limit = deadline.saturating_duration_since(now).min(late.unwrap_or(Duration::MAX));
         let mut fds = [
             PollFd::new(self.shared.evict_kicks().as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.lane.fd(), PollFlags::POLLIN),
+            PollFd::new(self.agents.fd(), PollFlags::POLLIN),
         ];
         let millis = limit.min(WAIT_MAX).as_micros().div_ceil(1000) as u16;
         // An interrupted or failed poll only means to look sooner.
@@ -303,7 +304,7 @@ impl<T: Transport> EvictThread<T> {
         if kicked {
             drain(self.shared.evict_kicks());
         }
-        received || self.lane.deadline().is_some_and(|deadline| deadline <= Instant::now())
+        received || self.agents.deadline().is_some_and(|deadline| deadline <= Instant::now())
     }
 
     fn obey(&mut self, now: Instant) -> bool {
@@ -527,8 +528,11 @@ impl<T: Transport> EvictThread<T> {
     fn unshare(&mut self, pid: i32, pages: &[PageAddr]) {
         torture::at(Point::BeforeUnshare);
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        if process.unshare(pages).is_err() && !process.has_ended() && !process.ends() {
-            self.shared.fail(format!("the evictor of process {pid} does not answer"));
+        if let Err(errno) = process.unshare(pages)
+            && !process.has_ended()
+            && !process.ends()
+        {
+            self.shared.fail(process.unanswered(errno));
         }
     }
 
@@ -589,29 +593,23 @@ impl<T: Transport> EvictThread<T> {
         self.await_endings();
         let deadline = Instant::now() + GOODBYE_DEADLINE;
         // The embedded agent ends with this process.
-        let outlives = !self.shared.config.agents.is_empty();
-        let agents: Vec<AgentId> =
-            self.lane.agents().filter(|&a| outlives && self.lane.is_up(a)).collect();
-        let goodbye = |request, workload| Control::request(Op::Goodbye, request, workload);
-        let mut open: Vec<ExchangeId> = agents
-            .into_iter()
-            .filter_map(|agent| self.lane.send(Instant::now(), agent, goodbye, &[], 0).ok())
-            .collect();
-        while !open.is_empty() && Instant::now() < deadline {
+        if !self.shared.config.agents.is_empty() {
+            self.agents.goodbye(Instant::now());
+        }
+        let is_awaited = |agents: &Client<T>| {
+            let lane = agents.lane();
+            lane.agents().any(|agent| lane.under_way(agent, Op::Goodbye) > 0)
+        };
+        while is_awaited(&self.agents) && Instant::now() < deadline {
             let now = Instant::now();
-            let driven = self.lane.flush(now).and_then(|()| self.lane.drive(now));
-            while let Some(event) = self.lane.poll(now) {
-                if let LaneEvent::Complete { exchange } | LaneEvent::Failed { exchange } = event {
-                    open.retain(|&e| e != exchange);
-                }
-            }
-            if driven.is_err() {
+            if self.agents.flush(now).and_then(|()| self.agents.drive(now)).is_err() {
                 break;
             }
-            let _ =
-                poll(&mut [PollFd::new(self.lane.fd(), PollFlags::POLLIN)], PollTimeout::from(1u8));
+            while self.agents.poll(now).is_some() {}
+            let mut fds = [PollFd::new(self.agents.fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut fds, PollTimeout::from(1u8));
         }
-        self.lane.close(Instant::now());
+        self.agents.close_links(Instant::now());
     }
 }
 

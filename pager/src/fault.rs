@@ -24,7 +24,8 @@ use crossbeam_channel::Receiver;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::limits::SLACK_MIN;
 use gms_policy::prefetch::Streams;
-use gms_transport::{ExchangeId, Transport};
+use gms_transport::Transport;
+use gms_transport::client::{Client, GetId, RETRY};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use userfaultfd::{Event, EventBuffer, ReadWrite};
 
@@ -34,7 +35,6 @@ use self::follow::Follow;
 pub(crate) use self::local::look;
 use self::unread::Unread;
 use crate::commands::say;
-use crate::lane::Lane;
 use crate::page_map::{Content, PAGE};
 use crate::pulse::Pulse;
 use crate::shared::{FaultCommand, Shared, Space, drain, lock};
@@ -53,10 +53,6 @@ const TURNS: u32 = 16;
 /// A yield that takes longer has given the CPU to somebody who keeps it. Then the thread blocks, which brings it back sooner, for a while.
 const YIELD_MAX: Duration = Duration::from_millis(2);
 const NO_SPIN: Duration = Duration::from_millis(10);
-/// A fetch without an answer is sent again after this.
-const FETCH_RETRY: Duration = Duration::from_secs(2);
-/// After this long without its page the workload is stopped: the page is lost.
-pub const FETCH_DEADLINE: Duration = Duration::from_secs(15);
 /// Faults which met an unread event are tried again after this at the latest.
 const AGAIN: Duration = Duration::from_millis(1);
 /// Room that first touches and prefetches leave to demand fetches, in pages, so that those need not wait for an eviction while another
@@ -111,14 +107,12 @@ struct Fault {
 pub struct FaultThread<T> {
     shared: Arc<Shared>,
     commands: Receiver<FaultCommand>,
-    lane: Lane<T>,
+    agents: Client<T>,
     spaces: BTreeMap<SpaceId, SpaceFaults>,
-    inflight: BTreeMap<ExchangeId, Fetch>,
-    /// Fetches for which there was no link, or no room on it.
-    unsent: Vec<Fetch>,
-    /// Wrong pages that came, by agent.
+    fetches: BTreeMap<GetId, Fetch>,
+    /// Replies in which wrong pages came, by agent.
     mismatches: BTreeMap<AgentId, u32>,
-    /// Pages in `inflight` and `unsent`: threads that fault on the same page share one fetch.
+    /// Pages in `fetches` for which threads wait: those that fault on the same page share one fetch.
     pending: BTreeSet<Place>,
     /// Faults to be tried again once the events have been read.
     again: Vec<Fault>,
@@ -151,19 +145,18 @@ impl<T: Transport> FaultThread<T> {
     pub fn new(
         shared: Arc<Shared>,
         commands: Receiver<FaultCommand>,
-        lane: Lane<T>,
+        agents: Client<T>,
         trace: Option<Trace>,
     ) -> nix::Result<FaultThread<T>> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(shared.fault_kicks(), EpollEvent::new(EpollFlags::EPOLLIN, KICKS))?;
-        epoll.add(lane.fd(), EpollEvent::new(EpollFlags::EPOLLIN, PACKETS))?;
+        epoll.add(agents.fd(), EpollEvent::new(EpollFlags::EPOLLIN, PACKETS))?;
         Ok(FaultThread {
             shared,
             commands,
-            lane,
+            agents,
             spaces: BTreeMap::new(),
-            inflight: BTreeMap::new(),
-            unsent: Vec::new(),
+            fetches: BTreeMap::new(),
             mismatches: BTreeMap::new(),
             pending: BTreeSet::new(),
             again: Vec::new(),
@@ -213,18 +206,18 @@ impl<T: Transport> FaultThread<T> {
             self.relieve(now);
             self.calm(now);
             self.excuse(now);
-            self.send_again(now);
-            if let Err(error) = self.lane.flush(now) {
+            self.repeat(now);
+            if let Err(error) = self.agents.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
             self.trace(Trace::sent);
             self.prove_demanded();
             self.follow.look(&self.shared.fault_cpu);
             if busy && now >= no_spin_until {
-                spin_until = now + if self.inflight.is_empty() { SPIN } else { SPIN_AWAITED };
+                spin_until = now + if self.agents.lane().awaits() { SPIN_AWAITED } else { SPIN };
             }
             // Also after a page was installed: perhaps the thread that waited for it shares our CPU.
-            if spin && (!busy || self.inflight.is_empty()) {
+            if spin && (!busy || !self.agents.lane().awaits()) {
                 std::thread::yield_now();
                 let before = std::mem::replace(&mut now, Instant::now());
                 if now - before > YIELD_MAX {
@@ -233,7 +226,7 @@ impl<T: Transport> FaultThread<T> {
                 }
             }
         }
-        self.lane.close(Instant::now());
+        self.agents.close_links(Instant::now());
         if let Some(Err(error)) = self.trace.map(Trace::write) {
             say(format!("--trace: cannot be written: {error}"));
         }
@@ -245,7 +238,7 @@ impl<T: Transport> FaultThread<T> {
 
     /// What is most likely to come next is looked for without asking whether it is there; false if nothing came.
     fn glance(&mut self, now: Instant) -> bool {
-        if !self.inflight.is_empty() {
+        if self.agents.lane().awaits() {
             return self.network(now);
         }
         let mut ids = self.spaces.keys();
@@ -257,9 +250,9 @@ impl<T: Transport> FaultThread<T> {
 
     /// Blocks (or, spinning, only looks) until a message, a packet, a command or a deadline; false if nothing came.
     fn wait(&mut self, now: Instant, spin: bool) -> bool {
-        let mut limit = match self.lane.deadline() {
-            Some(deadline) => deadline.saturating_duration_since(now).min(FETCH_RETRY),
-            None => FETCH_RETRY,
+        let mut limit = match self.agents.deadline() {
+            Some(deadline) => deadline.saturating_duration_since(now).min(RETRY),
+            None => RETRY,
         };
         if spin {
             limit = Duration::ZERO;
@@ -274,7 +267,7 @@ impl<T: Transport> FaultThread<T> {
         // An interrupted or failed wait only means to look sooner.
         let ready = self.epoll.wait(&mut events, EpollTimeout::from(millis)).unwrap_or(0);
         let now = if spin { now } else { Instant::now() };
-        let mut packets = self.lane.deadline().is_some_and(|deadline| deadline <= now);
+        let mut packets = self.agents.deadline().is_some_and(|deadline| deadline <= now);
         for event in &events[..ready] {
             match event.data() {
                 KICKS => self.obey(),

@@ -12,7 +12,6 @@ pub mod fault;
 pub mod frames;
 pub mod inject;
 pub mod keeper;
-pub mod lane;
 pub mod launch;
 pub mod memory;
 pub mod output;

@@ -1,7 +1,7 @@
 //! A session: one workload (a process tree) paged under one budget by this process.
 //!
 //! Two threads do it: `fault` serves, `evict` measures and makes room. They share the tables behind one short-held lock (`shared`),
-//! and each has its own lane to the agents.
+//! and each has its own client of the agents.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use gms_agent::Agent;
 use gms_policy::full::WhenFull;
 use gms_policy::ids::{AgentId, Bytes};
+use gms_transport::client::{AgentAddress, Checksum, Client, ClientEvent, Lane};
 use gms_transport::keys::{self, Identity, Role};
 use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
@@ -24,7 +25,6 @@ use crate::commands::{begin_to_speak, end_speech, note, say};
 use crate::evict::EvictThread;
 use crate::evictor;
 use crate::fault::FaultThread;
-use crate::lane::{AgentAddress, Lane, LaneEvent};
 use crate::page_map::PAGE;
 use crate::proc;
 use crate::pulse::Pulse;
@@ -114,8 +114,8 @@ pub enum Outcome {
 struct Parts {
     commands: Commands,
     trace: Option<Trace>,
-    demand: Lane<Quic>,
-    bulk: Lane<Quic>,
+    demand: Client<Quic>,
+    bulk: Client<Quic>,
 }
 
 /// One workload under one budget.
@@ -141,13 +141,13 @@ impl Session {
         let mut workload = WorkloadId([0; 16]);
         workload.0.copy_from_slice(&random[..16]);
         let seed = random[16..].iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte));
-        let lane = || lane(&identity, workload, &agents);
-        let mut lanes = [lane()?, lane()?];
+        let client = || client(&identity, workload, &agents, Checksum::new(seed));
+        let mut clients = [client()?, client()?];
         if embedded.is_none() {
-            let missing = connect(&mut lanes)?;
+            let missing = connect(&mut clients)?;
             warn_of(&missing, agents.len(), config.quiet);
         }
-        let [demand, bulk] = lanes;
+        let [demand, bulk] = clients;
         let (shared, commands) = Shared::new(config, seed)
             .map_err(|e| SessionError::Fatal(format!("cannot set up the page map: {e}")))?;
         let parts = Mutex::new(Some(Parts { commands, trace, demand, bulk }));
@@ -332,18 +332,19 @@ fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
     Ok(AgentAddress { name: name.to_owned(), socket })
 }
 
-/// A lane to the agents, its links not made yet.
-fn lane(
+/// A client of the agents, its links not made yet.
+fn client(
     identity: &Identity,
     workload: WorkloadId,
     agents: &[AgentAddress],
-) -> Result<Lane<Quic>, SessionError> {
+    checksum: Checksum,
+) -> Result<Client<Quic>, SessionError> {
     let v4 = agents.iter().all(|a| a.socket.is_ipv4());
     let any =
         if v4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let quic = Quic::client(SocketAddr::new(any, 0), identity)
         .map_err(|e| SessionError::Fatal(e.to_string()))?;
-    Ok(Lane::new(Instant::now(), quic, workload, agents))
+    Ok(Client::new(Lane::new(Instant::now(), quic, workload, agents), checksum))
 }
 
 /// An agent which does not answer at the start, and why.
@@ -352,50 +353,52 @@ struct Missing {
     reason: String,
 }
 
-/// Waits until every lane has a link to every agent, or for the time that agents have to answer. One agent in each lane is enough;
+/// Waits until every client has a link to every agent, or for the time that agents have to answer. One agent of each client is enough;
 /// the others are returned.
-fn connect(lanes: &mut [Lane<Quic>]) -> Result<Vec<Missing>, SessionError> {
+fn connect(clients: &mut [Client<Quic>]) -> Result<Vec<Missing>, SessionError> {
     let mut deadline = Instant::now() + CONNECT_DEADLINE;
     let mut failed: BTreeMap<AgentId, String> = BTreeMap::new();
     let mut usable = false;
     loop {
         let now = Instant::now();
-        for lane in lanes.iter_mut() {
-            let down = drive(lane, now).map_err(|e| SessionError::Fatal(format!("UDP: {e}")))?;
+        for client in clients.iter_mut() {
+            let down = drive(client, now).map_err(|e| SessionError::Fatal(format!("UDP: {e}")))?;
             failed.extend(down);
         }
-        let is_up = |agent| lanes.iter().all(|lane| lane.is_up(agent));
-        let (up, away): (Vec<AgentId>, Vec<AgentId>) = lanes[0].agents().partition(|&a| is_up(a));
+        let is_up = |agent| clients.iter().all(|client| client.lane().is_up(agent));
+        let (up, away): (Vec<AgentId>, Vec<AgentId>) =
+            clients[0].lane().agents().partition(|&a| is_up(a));
         if !up.is_empty() && !usable {
             (usable, deadline) = (true, deadline.min(now + OTHERS_DEADLINE));
         }
         if away.iter().all(|agent| failed.contains_key(agent)) || now > deadline {
-            let name = |agent| lanes[0].name(agent).to_owned();
+            let name = |agent| clients[0].lane().name(agent).to_owned();
             let missing = away.iter().map(|&agent| {
-                let late = || format!("does not answer: {}", lanes[0].reason(agent));
+                let late = || format!("does not answer: {}", clients[0].lane().reason(agent));
                 let reason = failed.remove(&agent).unwrap_or_else(late);
                 Missing { name: name(agent), reason }
             });
             let missing: Vec<Missing> = missing.collect();
             return if usable { Ok(missing) } else { Err(none_answers(missing)) };
         }
-        let mut fds =
-            Vec::from_iter(lanes.iter().map(|lane| PollFd::new(lane.fd(), PollFlags::POLLIN)));
+        let mut fds = Vec::from_iter(
+            clients.iter().map(|client| PollFd::new(client.fd(), PollFlags::POLLIN)),
+        );
         // Woken by a packet; otherwise the transport's timers are looked at.
         let _ = poll(&mut fds, PollTimeout::from(CONNECT_LOOK_MS));
     }
 }
 
-/// Lets a lane receive and send; returns the agents that could not be connected to.
-fn drive(lane: &mut Lane<Quic>, now: Instant) -> std::io::Result<Vec<(AgentId, String)>> {
+/// Lets a client receive and send; returns the agents that could not be connected to.
+fn drive(client: &mut Client<Quic>, now: Instant) -> std::io::Result<Vec<(AgentId, String)>> {
     let mut down = Vec::new();
-    lane.drive(now)?;
-    while let Some(event) = lane.poll(now) {
-        if let LaneEvent::Down { agent, reason } = event {
+    client.drive(now)?;
+    while let Some(event) = client.poll(now) {
+        if let ClientEvent::Down { agent, reason } = event {
             down.push((agent, reason));
         }
     }
-    lane.flush(now)?;
+    client.flush(now)?;
     Ok(down)
 }
 

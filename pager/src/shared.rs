@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::budget::Budget;
 use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
+use gms_transport::client::Checksum;
 use hdrhistogram::Histogram;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -308,7 +309,7 @@ impl Shared {
 
     /// Checksum of a page.
     pub fn checksum(&self, page: &[u8]) -> u64 {
-        xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
+        Checksum::new(self.seed).of(page)
     }
 
     /// Whether `pages` more may become resident now.

@@ -6,6 +6,7 @@
 //! QUIC is the first backend; the trait says nothing about sockets beyond a pollable descriptor, so that RDMA
 //! fits behind it.
 
+pub mod client;
 mod error;
 pub mod keys;
 mod link;

@@ -1,21 +1,19 @@
-//! The evict thread's lane: pages to the agents, discards, and what the agents reply.
+//! The evict thread and the agents: pages are put and discarded.
 //!
-//! `write_back` sends what is ready -> `replied` -> `complete` -> `settle`. What is fetched is on its way home: see `detach`.
+//! `write_back` puts what is ready -> `handle` -> `settle`. What is fetched is on its way home: see `detach`.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use gms_policy::ids::AgentId;
 use gms_policy::placement::{Placement, TwoChoices};
-use gms_transport::message::{Control, Op, PageDescriptor, Status};
-use gms_transport::{ExchangeId, Transport};
-use zerocopy::IntoBytes;
+use gms_transport::Transport;
+use gms_transport::client::ClientEvent;
+use gms_transport::message::Op;
 
 use super::{
-    DISCARDS_BATCH, DISCARDS_KEPT, DISCARDS_MAX, EXCHANGE_DEADLINE, EvictThread, WRITE_PAGES,
-    WRITES_MAX, Write,
+    DISCARDS_BATCH, DISCARDS_KEPT, DISCARDS_MAX, EvictThread, WRITE_PAGES, WRITES_MAX, Write,
 };
-use crate::lane::LaneEvent;
 use crate::shared::lock;
 use crate::torture::{self, Point};
 
@@ -26,8 +24,8 @@ impl<T: Transport> EvictThread<T> {
         let mut passed_over: BTreeSet<AgentId> = BTreeSet::new();
         // On its way home a page in the buffer is at its end.
         while !self.is_detaching() && lock(&self.shared.tables).has_ready() {
-            let mut views = self.lane.views();
-            let writes = |agent| self.lane.under_way(agent, Op::Put);
+            let mut views = self.agents.lane().views();
+            let writes = |agent| self.agents.lane().under_way(agent, Op::Put);
             views.retain(|v| writes(v.id) < WRITES_MAX && v.credits.0 >= WRITE_PAGES as u64);
             views.retain(|v| !passed_over.contains(&v.id));
             let random = self.next_random();
@@ -47,24 +45,14 @@ impl<T: Transport> EvictThread<T> {
         if batch.is_empty() {
             return false;
         }
-        let descriptors: Vec<PageDescriptor> =
-            batch.iter().map(|(_, id, _)| PageDescriptor::new(id.0, 0)).collect();
-        let mut payload: Vec<&[u8]> = vec![descriptors.as_bytes()];
-        payload.extend(batch.iter().map(|(slot, ..)| self.shared.frames.read(*slot)));
-        let count = batch.len() as u16;
-        let make = |request, workload| Control::put(request, workload, count);
-        let sent = self.lane.send(now, agent, make, &payload, count.into());
+        let pages = batch.iter().map(|&(slot, id, _)| (id, self.shared.frames.read(slot)));
+        let put = self.agents.put(now, agent, pages);
         let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
-        match sent {
-            Ok(exchange) => {
-                self.writes.insert(exchange, Write { agent, slots, stored: 0 });
-                true
-            }
-            Err(_) => {
-                self.settle(agent, &slots, 0);
-                false
-            }
+        match put {
+            Ok(put) => drop(self.writes.insert(put, Write { agent, slots })),
+            Err(_) => self.settle(agent, &slots, 0),
         }
+        put.is_ok()
     }
 
     fn settle(&mut self, agent: AgentId, slots: &[u32], stored: u64) {
@@ -82,9 +70,10 @@ impl<T: Transport> EvictThread<T> {
         if waiting < DISCARDS_BATCH && now < self.next_measure {
             return;
         }
-        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
+        let lane = self.agents.lane();
+        let agents: Vec<AgentId> = lane.agents().filter(|&a| lane.is_up(a)).collect();
         for agent in agents {
-            let may_ask = self.lane.under_way(agent, Op::Discard) < DISCARDS_MAX;
+            let may_ask = self.agents.lane().under_way(agent, Op::Discard) < DISCARDS_MAX;
             if !may_ask && lock(&self.shared.tables).discards_of(agent) < DISCARDS_KEPT {
                 continue;
             }
@@ -92,96 +81,64 @@ impl<T: Transport> EvictThread<T> {
             if ids.is_empty() || !may_ask {
                 continue;
             }
-            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.0.to_le_bytes()).collect();
-            let count = ids.len() as u16;
-            let make = |request, workload| Control::discard(request, workload, count);
             // What is not sent stays at the agent until the workload ends.
-            let _ = self.lane.send(now, agent, make, &[&bytes], 0);
-        }
-    }
-
-    pub(super) fn ask_status(&mut self, now: Instant) {
-        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
-        for agent in agents {
-            let make = |request, workload| Control::request(Op::Status, request, workload);
-            let _ = self.lane.send(now, agent, make, &[], 0);
+            let _ = self.agents.discard(now, agent, &ids);
         }
     }
 
     pub(super) fn network(&mut self, now: Instant) -> bool {
-        let mut busy = match self.lane.drive(now) {
-            Ok(busy) => busy,
-            Err(error) => {
-                self.shared.fail(format!("receiving from the agents failed: {error}"));
-                false
-            }
-        };
-        while let Some(event) = self.lane.poll(now) {
+        let busy = self.agents.drive(now).unwrap_or_else(|error| {
+            self.shared.fail(format!("receiving from the agents failed: {error}"));
+            false
+        });
+        self.handle_events(now) || busy
+    }
+
+    /// True if there were any.
+    pub(super) fn handle_events(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        while let Some(event) = self.agents.poll(now) {
             busy = true;
             torture::at(Point::BeforeReply);
-            match event {
-                LaneEvent::Reply { exchange, control } => self.replied(exchange, &control),
-                LaneEvent::Payload { exchange, bytes, .. } => self.home.payload(exchange, &bytes),
-                LaneEvent::Complete { exchange } => self.complete(now, exchange),
-                LaneEvent::Failed { exchange } => self.failed(exchange),
-                // Nobody waited for the embedded agent; of others one was up before the command was started.
-                LaneEvent::Down { agent, reason }
-                    if self.shared.config.agents.is_empty() && !self.lane.has_been_up(agent) =>
-                {
-                    self.shared.fail(format!("agent {}: {reason}", self.lane.name(agent)));
-                }
-                LaneEvent::Up { agent, session, lost } => {
-                    self.shared.agent_up(agent, self.lane.name(agent), session, lost);
-                }
-                LaneEvent::Down { .. } => {}
-            }
+            self.handle(now, event);
             torture::at(Point::AfterReply);
         }
         busy
     }
 
-    fn replied(&mut self, exchange: ExchangeId, control: &Control) {
-        if let Some(write) = self.writes.get_mut(&exchange)
-            && matches!(control.status, Status::Ok | Status::Full | Status::Draining)
-        {
-            write.stored = control.done.get();
-        }
-        self.home.replied(exchange, control);
-    }
-
-    fn complete(&mut self, now: Instant, exchange: ExchangeId) {
-        if let Some(write) = self.writes.remove(&exchange) {
-            self.settle(write.agent, &write.slots, write.stored);
-        }
-        if let Some(fetch) = self.home.take(exchange) {
-            self.install_home(now, fetch);
-        }
-    }
-
-    fn failed(&mut self, exchange: ExchangeId) {
-        if let Some(write) = self.writes.remove(&exchange) {
-            self.settle(write.agent, &write.slots, 0);
-        }
-        if let Some(fetch) = self.home.take(exchange) {
-            self.give_up(&fetch);
+    fn handle(&mut self, now: Instant, event: ClientEvent) {
+        let lane = self.agents.lane();
+        match event {
+            ClientEvent::Stored { put, pages } => {
+                if let Some(write) = self.writes.remove(&put) {
+                    self.settle(write.agent, &write.slots, pages);
+                }
+            }
+            ClientEvent::Arrived { get, pages, bytes } => self.arrived(get, pages, &bytes),
+            ClientEvent::Wrong { get, page } => self.wrong(get, page),
+            ClientEvent::Failed { get, pages, failure } => self.missed(get, pages, failure),
+            ClientEvent::Ended { get } => self.ended(now, get),
+            ClientEvent::Answered { .. } => {}
+            // Nobody waited for the embedded agent; of others one was up before the command was started.
+            ClientEvent::Down { agent, reason }
+                if self.shared.config.agents.is_empty() && !lane.has_been_up(agent) =>
+            {
+                self.shared.fail(format!("agent {}: {reason}", lane.name(agent)));
+            }
+            ClientEvent::Down { .. } => {}
+            ClientEvent::Up { agent, session, lost } => {
+                self.shared.agent_up(agent, lane.name(agent), session, lost);
+            }
         }
     }
 
     /// Tells the tables which agents may be down: an unchanged page is not left to those.
     pub(super) fn distrust_agents(&mut self, now: Instant) {
-        let agents = self.lane.agents();
-        let untrusted: BTreeSet<AgentId> = agents.filter(|&a| !self.lane.keeps(now, a)).collect();
+        let lane = self.agents.lane();
+        let untrusted: BTreeSet<AgentId> = lane.agents().filter(|&a| !lane.keeps(now, a)).collect();
         if untrusted != self.untrusted {
             self.untrusted.clone_from(&untrusted);
             lock(&self.shared.tables).distrust(untrusted);
-        }
-    }
-
-    /// Gives up exchanges that were not answered in time, whatever they are about.
-    pub(super) fn expire(&mut self, now: Instant) {
-        for exchange in self.lane.sent_before(now, EXCHANGE_DEADLINE) {
-            self.lane.abandon(now, exchange);
-            self.failed(exchange);
         }
     }
 }
@@ -194,13 +151,15 @@ mod tests {
 
     use super::*;
     use crate::fault::tests::shared;
-    use crate::lane::Lane;
-    use crate::lane::tests::Script;
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
     use crate::shared::Gauges;
     use crate::tables::{EvictOutcome, FaultAction};
     use crate::tree::Root;
+    use gms_transport::ExchangeId;
+    use gms_transport::client::script::Script;
+    use gms_transport::client::{Checksum, Client, PUT_DEADLINE};
+    use gms_transport::message::Control;
 
     const ID: SpaceId = SpaceId(1);
 
@@ -208,9 +167,9 @@ mod tests {
         let (shared, commands) = shared();
         lock(&shared.tables).add_space(ID);
         lock(&shared.tables).register(ID, 0..PAGE << 20, &RangeSet::default());
-        let (root, lane) = (Root::Process(i32::MAX), Lane::up(agents));
-        let mut thread = EvictThread::new(shared, commands.evict, lane, root, Gauges::default());
-        thread.lane.take_sent();
+        let (root, agents) = (Root::Process(i32::MAX), Client::scripted(agents, Checksum::new(7)));
+        let mut thread = EvictThread::new(shared, commands.evict, agents, root, Gauges::default());
+        thread.agents.take_sent();
         thread
     }
 
@@ -227,9 +186,9 @@ mod tests {
 
     /// The agents answer what was sent, but for some operations; true if a write was among that.
     fn answer(thread: &mut EvictThread<Script>, now: Instant, mute: &[Op]) -> bool {
-        let mut sent = thread.lane.take_sent();
+        let mut sent = thread.agents.take_sent();
         sent.retain(|request| !mute.contains(&request.1.op));
-        sent.iter().for_each(|request| thread.lane.answer(request, Vec::new()));
+        sent.iter().for_each(|request| thread.agents.answer(request, Vec::new()));
         thread.network(now);
         sent.iter().any(|request| request.1.op == Op::Put)
     }
@@ -237,7 +196,7 @@ mod tests {
     #[test]
     fn what_is_not_answered_is_given_up_whatever_it_is() {
         // As many requests for its state as one deadline holds.
-        let open_max = DISCARDS_MAX + EXCHANGE_DEADLINE.as_secs() as usize + 1;
+        let open_max = DISCARDS_MAX + PUT_DEADLINE.as_secs() as usize + 1;
         for mute in [&[Op::Status][..], &[Op::Discard], &[Op::Status, Op::Discard]] {
             let (mut thread, start) = (thread(1), Instant::now());
             evict(&thread, 0..256);
@@ -251,15 +210,16 @@ mod tests {
                 lock(&thread.shared.tables).discarded((ID, page));
                 evict(&thread, std::iter::once(256 + u64::from(step)));
                 thread.next_measure = now;
-                thread.expire(now);
+                thread.agents.expire(now);
+                thread.agents.send_unsent(now);
                 if step % 20 == 0 {
-                    thread.ask_status(now);
+                    thread.agents.ask_status(now);
                 }
                 thread.write_back(now);
                 if answer(&mut thread, now, mute) {
                     last_write = time;
                 }
-                assert!(thread.lane.open() <= open_max, "{mute:?}: {}", thread.lane.open());
+                assert!(thread.agents.open() <= open_max, "{mute:?}: {}", thread.agents.open());
             }
             assert!(
                 last_write > Duration::from_secs(11),
@@ -271,16 +231,16 @@ mod tests {
     #[test]
     fn an_agent_to_which_nothing_can_be_sent_holds_up_no_other() {
         let (mut thread, now) = (thread(2), Instant::now());
-        thread.lane.block(AgentId(0));
+        thread.agents.block(AgentId(0));
         let batches = WRITES_MAX;
         evict(&thread, 0..(batches * WRITE_PAGES) as u64);
         assert!(thread.write_back(now));
-        let sent = thread.lane.take_sent();
+        let sent = thread.agents.take_sent();
         let to_other = |(exchange, control): &(ExchangeId, Control)| {
-            control.op == Op::Put && thread.lane.agent_of(*exchange) == AgentId(1)
+            control.op == Op::Put && thread.agents.agent_of(*exchange) == AgentId(1)
         };
         assert_eq!(sent.iter().filter(|sent| to_other(sent)).count(), batches);
-        let views = thread.lane.views();
+        let views = thread.agents.lane().views();
         assert!(views[0].refusals > 0 && views[1].refusals == 0, "{views:?}");
     }
 
@@ -300,7 +260,7 @@ mod tests {
             panic!("not written")
         };
         assert!(lock(&thread.shared.tables).fetched(place, content, true));
-        thread.lane.restart(agent, 2);
+        thread.agents.restart(agent, 2);
         thread.network(now);
         evict(&thread, 1..2);
         assert!(

@@ -6,16 +6,17 @@
 //! would read zeros there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
-use gms_transport::message::{Control, PAGES_MAX, PageDescriptor, Status};
-use gms_transport::{ExchangeId, Transport};
-use zerocopy::IntoBytes;
+use gms_transport::Transport;
+use gms_transport::client::{self, Failure, GET_DEADLINE, GetId, Urgency};
+use gms_transport::message::{PAGES_MAX, Status};
 
 use super::EvictThread;
-use crate::fault::{FETCH_DEADLINE, look};
+use crate::fault::look;
 use crate::page_map::{Content, PAGE};
 use crate::session::Outcome;
 use crate::shared::{SLOTS, Space, lock};
@@ -41,7 +42,7 @@ const MISMATCHES_MAX: u32 = 3;
 const MISMATCHED_MAX: usize = 4096;
 /// If nothing comes home and nothing is given up for this long, the workload is killed: it cannot be let go.
 const STALLED: Duration = Duration::from_secs(60);
-const _: () = assert!(STALLED.as_secs() > 2 * FETCH_DEADLINE.as_secs());
+const _: () = assert!(STALLED.as_secs() > 2 * GET_DEADLINE.as_secs());
 /// Processes named in a message.
 const NAMED_MAX: usize = 4;
 
@@ -50,25 +51,11 @@ pub(super) struct Fetch {
     space: SpaceId,
     agent: AgentId,
     pages: Vec<(PageAddr, Content)>,
-    /// The reply's payload: descriptors if there are several pages, then those pages that are `done`.
+    /// The agent gave some of them back, or said that it does not have them.
+    answered: bool,
+    /// What has come: installed together, since each time the gate is closed and the kernel asked for markers.
+    came: Vec<(PageAddr, Content)>,
     bytes: Vec<u8>,
-    done: u64,
-    status: Status,
-}
-
-impl Fetch {
-    /// The pages that came: index, and offset of the bytes.
-    fn found(&self) -> impl Iterator<Item = (usize, usize)> {
-        let count = self.done.count_ones() as usize;
-        let head = if self.pages.len() > 1 { count * PageDescriptor::LEN } else { 0 };
-        let whole = self.bytes.len() == head + count * PAGE as usize;
-        let done = (0..self.pages.len()).filter(|i| self.done >> i & 1 == 1);
-        done.zip((head..).step_by(PAGE as usize)).filter(move |_| whole)
-    }
-
-    fn page(&self, offset: usize) -> &[u8] {
-        &self.bytes[offset..offset + PAGE as usize]
-    }
 }
 
 /// Pages that nobody has any more.
@@ -85,7 +72,7 @@ pub(super) struct Homecoming {
     cursors: BTreeMap<SpaceId, Option<u64>>,
     next_pass: Instant,
     queued: BTreeMap<AgentId, VecDeque<Place>>,
-    fetches: BTreeMap<ExchangeId, Fetch>,
+    fetches: BTreeMap<GetId, Fetch>,
     /// Since when an agent has been wanted something of and given nothing back.
     silent_since: BTreeMap<AgentId, Instant>,
     mismatches: BTreeMap<Place, u32>,
@@ -114,21 +101,13 @@ impl Homecoming {
         self.progress.1 += missed;
     }
 
-    pub(super) fn payload(&mut self, exchange: ExchangeId, bytes: &[u8]) {
-        if let Some(fetch) = self.fetches.get_mut(&exchange) {
-            fetch.bytes.extend_from_slice(bytes);
+    /// Nothing more comes of a get.
+    fn end(&mut self, now: Instant, get: GetId) -> Option<Fetch> {
+        let fetch = self.fetches.remove(&get)?;
+        if fetch.answered {
+            self.heard(now, fetch.agent);
         }
-    }
-
-    pub(super) fn replied(&mut self, exchange: ExchangeId, control: &Control) {
-        if let Some(fetch) = self.fetches.get_mut(&exchange) {
-            (fetch.done, fetch.status) = (control.done.get(), control.status);
-            fetch.bytes.reserve(control.payload_len.get() as usize);
-        }
-    }
-
-    pub(super) fn take(&mut self, exchange: ExchangeId) -> Option<Fetch> {
-        self.fetches.remove(&exchange)
+        Some(fetch)
     }
 
     fn queued(&self) -> usize {
@@ -142,7 +121,7 @@ impl Homecoming {
     /// Whether the agent has had its time to give its pages back.
     fn is_silent(&self, now: Instant, agent: AgentId) -> bool {
         let since = self.silent_since.get(&agent);
-        since.is_some_and(|&since| now.duration_since(since) > FETCH_DEADLINE)
+        since.is_some_and(|&since| now.duration_since(since) > GET_DEADLINE)
     }
 
     /// The agent gave pages back. If more is wanted of it, its time begins anew.
@@ -244,7 +223,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// One look at the page map. Returns pages that are lost.
     fn scan_from(&mut self, now: Instant, id: SpaceId, from: u64) -> Vec<(PageAddr, Content)> {
-        let (home, lane) = (&mut self.home, &self.lane);
+        let (home, lane) = (&mut self.home, self.agents.lane());
         let mut doomed = Vec::new();
         let tables = lock(&self.shared.tables);
         let next = tables.visit_remote(id, from, ENTRIES_MAX, |page, content| {
@@ -280,7 +259,7 @@ impl<T: Transport> EvictThread<T> {
     fn ask(&mut self, now: Instant) -> bool {
         let mut asked = false;
         for agent in self.home.queued.keys().copied().collect::<Vec<AgentId>>() {
-            if !self.lane.is_up(agent) || self.home.is_silent(now, agent) {
+            if !self.agents.lane().is_up(agent) || self.home.is_silent(now, agent) {
                 // The next pass finds them again.
                 self.home.queued.remove(&agent);
                 continue;
@@ -311,73 +290,78 @@ impl<T: Transport> EvictThread<T> {
         if begun.is_empty() {
             return false;
         }
-        let ids: Vec<PageDescriptor> =
-            begun.iter().map(|(_, content)| PageDescriptor::new(content.id.0, 0)).collect();
-        let make = |request, workload| match ids.len() {
-            1 => Control::get(request, workload, ids[0].page.get()),
-            n => Control::get_many(request, workload, n as u16),
+        let wanted = |&(_, content): &(PageAddr, Content)| client::Wanted {
+            id: content.id,
+            check: content.hash,
         };
-        let payload = if ids.len() == 1 { &[][..] } else { ids.as_bytes() };
-        let fetch = Fetch {
-            space,
-            agent,
-            pages: begun,
-            bytes: Vec::new(),
-            done: 0,
-            status: Status::Failed,
-        };
-        match self.lane.send(now, agent, make, &[payload], ids.len() as u32) {
-            Ok(exchange) => drop(self.home.fetches.insert(exchange, fetch)),
-            Err(_) => self.give_up(&fetch),
-        }
+        let pages = begun.iter().map(wanted).collect();
+        let get = self.agents.get(now, agent, pages, Urgency::Bulk);
+        let (came, bytes) = (Vec::new(), Vec::new());
+        let fetch = Fetch { space, agent, pages: begun, answered: false, came, bytes };
+        self.home.fetches.insert(get, fetch);
         true
     }
 
-    /// What of the fetch has not come home is left to the next pass. Threads that wait for it try by themselves.
-    pub(super) fn give_up(&mut self, fetch: &Fetch) {
+    /// Pages that have come, or do not: what is not home is left to the next pass. Threads that wait for it try by themselves.
+    fn give_up(&mut self, space: SpaceId, pages: &[(PageAddr, Content)]) {
         let mut tables = lock(&self.shared.tables);
-        let places = fetch.pages.iter().map(|(page, _)| (fetch.space, *page));
+        let places = pages.iter().map(|&(page, _)| (space, page));
         let waited: Vec<Place> = places.filter(|&place| tables.end_prefetch(place)).collect();
         drop(tables);
         self.shared.wake(&self.spaces, &waited);
     }
 
-    /// Installs pages that came.
-    pub(super) fn install_home(&mut self, now: Instant, fetch: Fetch) {
-        let mut lost: Vec<(PageAddr, Content)> = Vec::new();
-        let mut good: Vec<(usize, usize)> = Vec::with_capacity(fetch.pages.len());
-        for (i, offset) in fetch.found() {
-            let (page, content) = fetch.pages[i];
-            if self.shared.checksum(fetch.page(offset)) == content.hash {
-                good.push((i, offset));
-            } else if self.home.mismatch((fetch.space, page)) {
-                lost.push((page, content));
-            }
+    /// Pages have come.
+    pub(super) fn arrived(&mut self, get: GetId, pages: Range<usize>, bytes: &[u8]) {
+        let Some(fetch) = self.home.fetches.get_mut(&get) else { return };
+        fetch.answered = true;
+        fetch.came.extend_from_slice(&fetch.pages[pages]);
+        fetch.bytes.extend_from_slice(bytes);
+    }
+
+    /// No more of its pages come: installs those that have.
+    pub(super) fn ended(&mut self, now: Instant, get: GetId) {
+        let Some(fetch) = self.home.end(now, get) else { return };
+        if let Some(space) = self.spaces.get(&fetch.space).filter(|_| !fetch.came.is_empty()) {
+            self.install(space, &fetch.came, &fetch.bytes);
         }
-        if fetch.status == Status::NotFound {
-            let missing = (0..fetch.pages.len()).filter(|i| fetch.done >> i & 1 == 0);
-            lost.extend(missing.map(|i| fetch.pages[i]));
+        self.give_up(fetch.space, &fetch.came);
+    }
+
+    /// A page has come with a wrong checksum.
+    pub(super) fn wrong(&mut self, get: GetId, page: usize) {
+        let home = &mut self.home;
+        let Some(fetch) = home.fetches.get(&get) else { return };
+        let (id, lost) = (fetch.space, fetch.pages[page]);
+        if home.mismatch((id, lost.0)) {
+            home.fetches.entry(get).and_modify(|fetch| fetch.answered = true);
+            self.lose(id, &[lost]);
         }
-        if !good.is_empty() || !lost.is_empty() {
-            self.home.heard(now, fetch.agent);
+    }
+
+    /// Pages do not come by this get.
+    pub(super) fn missed(&mut self, get: GetId, pages: u64, failure: Failure) {
+        let Some(fetch) = self.home.fetches.get_mut(&get) else { return };
+        let (id, is_lost) = (fetch.space, failure == Failure::NotHeld(Status::NotFound));
+        fetch.answered |= is_lost;
+        let missed = fetch.pages.iter().enumerate().filter(|(i, _)| pages >> i & 1 == 1);
+        let missed: Vec<(PageAddr, Content)> = missed.map(|(_, &page)| page).collect();
+        self.give_up(id, &missed);
+        if is_lost {
+            self.lose(id, &missed);
         }
-        if let Some(space) = self.spaces.get(&fetch.space) {
-            self.install_good(space, &fetch, &good);
-        }
-        self.give_up(&fetch);
-        self.lose(fetch.space, &lost);
     }
 
     /// The gate is closed, so that no removal comes in between.
-    fn install_good(&self, space: &Space, fetch: &Fetch, good: &[(usize, usize)]) {
+    fn install(&self, space: &Space, pages: &[(PageAddr, Content)], bytes: &[u8]) {
         let _gate = lock(&space.gate);
         if !space.ungated.is_intact() {
             return;
         }
         let mut at = 0;
-        while at < good.len() {
+        while at < pages.len() {
             // What is not home now comes with the next pass.
-            at += self.install_run(space, fetch, &good[at..]).max(1);
+            at += self.install_run(space, &pages[at..], &bytes[at * PAGE as usize..]).max(1);
         }
         self.still_intact(space);
     }
@@ -389,32 +373,27 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    /// Installs the first of the pages and those that are adjacent to it, in memory and in the reply; returns how many.
+    /// Installs the first of the pages and those that are adjacent to it; returns how many.
     ///
     /// The tables' lock is not held over the copy: with the gate closed no page can be removed, and this thread is the one that moves them
     /// out. The fault thread may install the same page meanwhile: then the copy finds it present.
-    fn install_run(&self, space: &Space, fetch: &Fetch, good: &[(usize, usize)]) -> usize {
-        let (first, from) = good[0];
-        let start = fetch.pages[first].0.get();
+    fn install_run(&self, space: &Space, pages: &[(PageAddr, Content)], bytes: &[u8]) -> usize {
+        let start = pages[0].0.get();
         let tables = lock(&self.shared.tables);
-        let follows = |item: &(usize, &(usize, usize))| {
-            let (n, &(i, offset)) = *item;
-            let (page, content) = fetch.pages[i];
+        let follows = |item: &(usize, &(PageAddr, Content))| {
+            let (n, &(page, content)) = *item;
             let adjacent = page.get() == start + n as u64 * PAGE;
             adjacent
-                && offset == from + n * PAGE as usize
                 && tables.is_away((space.id, page), content)
                 && (n == 0 || !tables.is_being_removed((space.id, page)))
         };
-        let count = good.iter().enumerate().take_while(follows).count();
+        let count = pages.iter().enumerate().take_while(follows).count();
         drop(tables);
         let count = self.proved(space, start, count);
         if count == 0 {
             return 0;
         }
-        let copy = |count: usize| {
-            space.faults.copy_run(start..start + count as u64 * PAGE, &fetch.bytes[from..])
-        };
+        let copy = |count: usize| space.faults.copy_run(start..start + count as u64 * PAGE, bytes);
         let (mut copied, mut outcome) = copy(count);
         if copied == 0 && outcome == Installed::Gone && count > 1 {
             // A copy must lie in one mapping.
@@ -424,8 +403,7 @@ impl<T: Transport> EvictThread<T> {
         let present = outcome == Installed::Exists && (copied as usize) < count;
         let home = copied as usize + usize::from(present);
         let mut tables = lock(&self.shared.tables);
-        for &(i, _) in &good[..home] {
-            let (page, content) = fetch.pages[i];
+        for &(page, content) in &pages[..home] {
             tables.leave_to_kernel((space.id, page), content);
         }
         drop(tables);
@@ -498,10 +476,11 @@ impl<T: Transport> EvictThread<T> {
         }
         let named: Vec<String> = processes.iter().take(NAMED_MAX).map(i32::to_string).collect();
         let more = if processes.len() > NAMED_MAX { " and others" } else { "" };
+        let lane = self.agents.lane();
         let agents: Vec<String> = agents
             .iter()
             .take(NAMED_MAX)
-            .map(|&agent| format!("agent {}: {}", self.lane.name(agent), self.lane.reason(agent)))
+            .map(|&agent| format!("agent {}: {}", lane.name(agent), lane.reason(agent)))
             .collect();
         Some(format!(
             "{pages} pages are lost ({}): process {}{more} gets SIGBUS where it touches one of them",
@@ -555,39 +534,16 @@ fn is_there(tables: &mut Tables, space: &Space, place: Place) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gms_policy::ids::ContentId;
-
-    #[test]
-    fn the_pages_of_a_reply_are_found() {
-        let content = |id| Content { id: ContentId(id), agent: AgentId(0), hash: 0 };
-        let pages: Vec<_> = (0..3).map(|n| (PageAddr::containing(n * PAGE), content(n))).collect();
-        let fetch = |count: usize, done: u64, bytes: usize| Fetch {
-            space: SpaceId(1),
-            agent: AgentId(0),
-            pages: pages[..count].to_vec(),
-            bytes: vec![0; bytes],
-            done,
-            status: Status::Ok,
-        };
-        let (page, head) = (PAGE as usize, PageDescriptor::LEN);
-        let found = |fetch: Fetch| fetch.found().collect::<Vec<_>>();
-        assert_eq!(found(fetch(1, 1, page)), [(0, 0)]);
-        assert_eq!(found(fetch(1, 0, 0)), []);
-        let two = 2 * head;
-        assert_eq!(found(fetch(3, 0b101, two + 2 * page)), [(0, two), (2, two + page)]);
-        // What is cut off is not used at all.
-        assert_eq!(found(fetch(3, 0b101, two + 2 * page - 1)), []);
-    }
 
     #[test]
     fn an_agent_is_silent_only_while_something_is_wanted_of_it() {
         let (start, agent) = (Instant::now(), AgentId(1));
         let mut home = Homecoming::new(start);
-        let late = start + FETCH_DEADLINE + Duration::from_millis(1);
+        let late = start + GET_DEADLINE + Duration::from_millis(1);
         assert!(!home.is_silent(late, agent));
         home.silent_since.insert(agent, start);
         home.queued.entry(agent).or_default().push_back((SpaceId(1), PageAddr::containing(PAGE)));
-        assert!(!home.is_silent(start + FETCH_DEADLINE, agent) && home.is_silent(late, agent));
+        assert!(!home.is_silent(start + GET_DEADLINE, agent) && home.is_silent(late, agent));
         home.heard(late, agent);
         assert!(!home.is_silent(late, agent) && home.silent_since.contains_key(&agent));
         home.queued.clear();

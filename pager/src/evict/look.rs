@@ -119,11 +119,10 @@ impl<T: Transport> EvictThread<T> {
             self.next_measure = now + MEASURE_EVERY;
             self.publish();
             self.reconcile();
-            self.expire(now);
         }
         if now >= self.next_status {
             self.next_status = now + STATUS_EVERY;
-            self.ask_status(now);
+            self.agents.ask_status(now);
         }
         let crowded = lock(&self.shared.tables).roomless() > 0;
         let calm = resident as i64 - counted < GROWTH_CALM && !self.halt.is_wary(now);
@@ -387,18 +386,18 @@ impl<T: Transport> EvictThread<T> {
 
     pub(super) fn publish(&mut self) {
         let unpageable = self.unpageable.values().sum();
-        let paths = self.lane.views();
-        self.gauges.agents = self
-            .lane
+        let lane = self.agents.lane();
+        let paths = lane.views();
+        self.gauges.agents = lane
             .agents()
             .zip(&paths)
             .map(|(id, view)| AgentStats {
-                addr: self.lane.name(id).to_owned(),
+                addr: lane.name(id).to_owned(),
                 pages: self.given[usize::from(id.0)],
                 pages_held: lock(&self.shared.tables).held_by(id),
                 rtt_us: view.rtt.as_secs_f64() * 1e6,
                 queue_us: view.queue.as_secs_f64() * 1e6,
-                refusals: self.lane.refusals(id),
+                refusals: lane.refusals(id),
                 up: view.up,
             })
             .collect();

@@ -106,7 +106,7 @@ impl<T: Transport> EvictThread<T> {
     }
 
     pub(super) fn agents_are_full(&self) -> bool {
-        self.lane.views().iter().all(|v| !v.up || v.credits.0 < WRITE_PAGES as u64)
+        self.agents.lane().views().iter().all(|v| !v.up || v.credits.0 < WRITE_PAGES as u64)
     }
 
     /// No agent takes pages, though some must go: does what `--when-full` says, and tells the user at once. `pressed` says that the budget

@@ -1,21 +1,21 @@
-//! Pages from the agents: what is asked for, sent again, and installed as it arrives.
+//! Pages from the agents: which are fetched, and where what arrives is installed.
 //!
-//! `fetch` -> `send` ... `network` -> `reply` -> `payload` -> `install`.
+//! `fetch` -> `ask` ... `network` -> `arrived` -> `install_run`. How they are asked for, repeated and checked is the client's.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::prefetch::Prefetch;
-use gms_transport::message::{Control, PAGES_MAX, PageDescriptor, Status};
-use gms_transport::{ExchangeId, Transport};
-use zerocopy::IntoBytes;
+use gms_transport::Transport;
+use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
+use gms_transport::message::{Control, PAGES_MAX};
 
-use super::{FETCH_DEADLINE, FETCH_RETRY, FaultThread, ROOM_KEPT, SpaceFaults, look};
+use super::{FaultThread, ROOM_KEPT, SpaceFaults, look};
 use crate::commands::note;
-use crate::lane::LaneEvent;
 use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
@@ -27,7 +27,7 @@ use crate::uffd::{Installed, Probe};
 /// A marker was there a moment ago. A guard may have come in its place since, which raises no event, and which a copy would overwrite.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
 
-/// So many wrong pages of one agent end the workload.
+/// So many replies of one agent with wrong pages end the workload.
 const MISMATCHES_MAX: u32 = 3;
 
 /// One page of a fetch.
@@ -37,78 +37,31 @@ pub(super) struct Wanted {
     content: Content,
 }
 
-/// A fetch in flight or waiting to be sent.
+/// What is fetched by one get.
 pub(super) struct Fetch {
     pages: Vec<Wanted>,
+    /// Pages that may still come: bit i is page i.
+    open: u64,
     /// Whether a thread waits for the first page. All others are fetched ahead.
     demanded: bool,
     began: Instant,
-    /// For so long this process did not run meanwhile.
-    missed: Duration,
     /// Removals in all spaces when it began.
     removals: u64,
-    sent: Instant,
-    /// Bytes of the payload that came.
-    received: usize,
-    /// The beginning of a page whose end has not come yet.
-    part: Vec<u8>,
-    /// Pages installed so far.
-    installed: usize,
-    accepted: bool,
+    /// A wrong page has come in the reply under way.
+    spoiled: bool,
 }
 
 impl Fetch {
-    fn new(now: Instant, removals: u64, pages: Vec<Wanted>, demanded: bool) -> Fetch {
-        Fetch {
-            pages,
-            demanded,
-            began: now,
-            missed: Duration::ZERO,
-            removals,
-            sent: now,
-            received: 0,
-            part: Vec::new(),
-            installed: 0,
-            accepted: false,
-        }
+    /// Whether a thread waits for this page, which is open.
+    fn is_awaited(&self, page: usize) -> bool {
+        self.demanded && page == 0
     }
 
-    /// Whether a thread waits for the next page.
-    fn is_awaited(&self) -> bool {
-        self.demanded && self.installed == 0
-    }
-
-    /// Bytes of descriptors before the first page.
-    fn head(&self) -> usize {
-        if self.pages.len() > 1 { self.pages.len() * size_of::<PageDescriptor>() } else { 0 }
-    }
-
-    /// As exchanges, which have room for so many pages only.
-    fn split(self) -> impl Iterator<Item = Fetch> {
-        let (now, removals, mut demanded) = (self.began, self.removals, self.demanded);
-        let mut rest = self.pages;
-        std::iter::from_fn(move || {
-            let more = rest.split_off(rest.len().min(PAGES_MAX));
-            let pages = std::mem::replace(&mut rest, more);
-            let first = std::mem::take(&mut demanded);
-            (!pages.is_empty()).then(|| Fetch::new(now, removals, pages, first))
-        })
-    }
-
-    /// Forgets what came of a reply, but for the pages that are installed; `None` if those are all.
-    fn restart(&mut self) -> Option<()> {
-        self.demanded = self.is_awaited();
-        self.pages.drain(..self.installed);
-        self.installed = 0;
-        self.received = 0;
-        self.part.clear();
-        self.accepted = false;
-        (!self.pages.is_empty()).then_some(())
-    }
-
-    /// Bytes of the whole payload.
-    fn payload(&self) -> usize {
-        self.head() + self.pages.len() * PAGE as usize
+    /// Ends the wait for pages; returns those of them that were open.
+    fn close(&mut self, pages: u64) -> Vec<usize> {
+        let closed = self.open & pages;
+        self.open &= !pages;
+        (0..self.pages.len()).filter(|page| closed >> page & 1 == 1).collect()
     }
 }
 
@@ -125,7 +78,7 @@ impl<T: Transport> FaultThread<T> {
         let ahead = self.look_ahead(place);
         let demanded = Wanted { place, content };
         if ahead.is_empty() {
-            return self.send(now, Fetch::new(now, self.removals, vec![demanded], true));
+            return self.ask(now, content.agent, vec![demanded], true);
         }
         self.fetch_all(now, Some(demanded), ahead);
     }
@@ -135,13 +88,31 @@ impl<T: Transport> FaultThread<T> {
         for wanted in demanded.into_iter().chain(ahead) {
             by_agent.entry(wanted.content.agent).or_default().push(wanted);
         }
-        let first = demanded.and_then(|d| by_agent.remove(&d.content.agent));
-        let new = |pages, demanded| Fetch::new(now, self.removals, pages, demanded);
-        let first = first.map(|pages| new(pages, true));
-        let ahead: Vec<Fetch> = by_agent.into_values().map(|pages| new(pages, false)).collect();
-        for fetch in first.into_iter().chain(ahead) {
-            fetch.split().for_each(|fetch| self.send(now, fetch));
+        let first = demanded.map(|demanded| demanded.content.agent);
+        let pages = first.and_then(|agent| Some((agent, by_agent.remove(&agent)?)));
+        let mut awaited = pages.is_some();
+        for (agent, pages) in pages.into_iter().chain(by_agent) {
+            for pages in pages.chunks(PAGES_MAX) {
+                self.ask(now, agent, pages.to_vec(), std::mem::take(&mut awaited));
+            }
         }
+    }
+
+    /// Asks an agent for pages.
+    fn ask(&mut self, now: Instant, agent: AgentId, pages: Vec<Wanted>, demanded: bool) {
+        let wanted =
+            |page: &Wanted| client::Wanted { id: page.content.id, check: page.content.hash };
+        let urgency = if demanded { Urgency::Demand } else { Urgency::Ahead };
+        let get = self.agents.get(now, agent, pages.iter().map(wanted).collect(), urgency);
+        let fetch = Fetch {
+            open: u64::MAX >> (64 - pages.len()),
+            pages,
+            demanded,
+            began: now,
+            removals: self.removals,
+            spoiled: false,
+        };
+        self.fetches.insert(get, fetch);
     }
 
     /// Pages to be fetched along: the other half of an 8 KiB page, and what the stream of faults will touch next.
@@ -188,42 +159,13 @@ impl<T: Transport> FaultThread<T> {
         half.into_iter().chain(ahead).map(wanted).collect()
     }
 
-    fn send(&mut self, now: Instant, mut fetch: Fetch) {
-        if fetch.restart().is_none() {
-            return;
-        }
-        let first = &fetch.pages[0].content;
-        let descriptors: Vec<PageDescriptor> = match fetch.pages.len() {
-            1 => Vec::new(),
-            _ => fetch.pages.iter().map(|p| PageDescriptor::new(p.content.id.0, 0)).collect(),
-        };
-        let sent = self.lane.send(
-            now,
-            first.agent,
-            |request, workload| match descriptors.len() {
-                0 => Control::get(request, workload, first.id.0),
-                n => Control::get_many(request, workload, n as u16),
-            },
-            &[descriptors.as_bytes()],
-            fetch.pages.len() as u32,
-        );
-        fetch.sent = now;
-        match sent {
-            Ok(exchange) => drop(self.inflight.insert(exchange, fetch)),
-            Err(_) => self.unsent.push(fetch),
-        }
-    }
-
     /// Agents are not blamed for the time in which this process was stopped.
     pub(super) fn excuse(&mut self, now: Instant) {
-        let missed = self.pulse.beat(now, FETCH_RETRY);
+        let missed = self.pulse.beat(now, RETRY);
         if missed.is_zero() {
             return;
         }
-        for fetch in self.inflight.values_mut().chain(&mut self.unsent) {
-            fetch.missed += missed;
-            fetch.sent = now.min(fetch.sent + missed);
-        }
+        self.agents.excuse(now, missed);
         self.unread.values_mut().for_each(|unread| unread.since += missed);
         for late in self.spaces.values_mut().filter_map(|state| state.late.as_mut()) {
             *late += missed;
@@ -231,64 +173,58 @@ impl<T: Transport> FaultThread<T> {
     }
 
     /// Sends what could not be sent, or was not answered.
-    pub(super) fn send_again(&mut self, now: Instant) {
-        let late = |fetch: &Fetch| now.duration_since(fetch.sent) > FETCH_RETRY;
-        if !self.inflight.is_empty() && self.inflight.values().any(late) {
-            let exchanges: Vec<ExchangeId> =
-                self.inflight.iter().filter(|(_, f)| late(f)).map(|(e, _)| *e).collect();
-            for exchange in exchanges {
-                self.lane.abandon(now, exchange);
-                let late = self.inflight.remove(&exchange);
-                self.requeue(late);
-            }
-        }
-        for fetch in std::mem::take(&mut self.unsent) {
-            if !fetch.demanded {
-                self.give_up(&fetch.pages);
-                continue;
-            }
+    pub(super) fn repeat(&mut self, now: Instant) {
+        self.agents.expire(now);
+        self.handle_events(now);
+        self.cancel_discarded(now);
+        self.agents.send_unsent(now);
+        self.handle_events(now);
+    }
+
+    /// Pages that have been discarded, or whose process has ended, while their agent was away: nobody is to wait for them.
+    fn cancel_discarded(&mut self, now: Instant) {
+        let unsent: Vec<GetId> = self.agents.unsent().collect();
+        for get in unsent {
+            let Some(fetch) = self.fetches.get(&get) else { continue };
             let Wanted { place, content } = fetch.pages[0];
-            let agent = content.agent;
-            if !lock(&self.shared.tables).is_remote(place, content) {
-                // Discarded meanwhile, or its process has ended.
-                self.pending.remove(&place);
-                self.give_up(&fetch.pages[1..]);
-                self.wake(place);
-                continue;
-            }
-            if now.duration_since(fetch.began) > FETCH_DEADLINE + fetch.missed {
-                if self.leave_to_detach(&fetch) {
-                    continue;
-                }
-                let (name, reason) = (self.lane.name(agent), self.lane.reason(agent));
-                self.shared.fail(format!("agent {name} does not give a page back: {reason}"));
-            }
-            if self.lane.is_up(agent) {
-                self.send(now, fetch);
-            } else {
-                self.unsent.push(fetch);
+            if fetch.demanded && !lock(&self.shared.tables).is_remote(place, content) {
+                self.agents.cancel(now, get);
+                self.forsake(get, u64::MAX, None);
+                self.fetches.remove(&get);
             }
         }
     }
 
-    /// While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps until
-    /// then. False at any other time.
-    fn leave_to_detach(&mut self, fetch: &Fetch) -> bool {
-        let detaching = self.shared.detaching.load(Ordering::Relaxed);
-        if detaching {
-            self.pending.remove(&fetch.pages[0].place);
-            self.give_up(&fetch.pages[1..]);
+    /// Pages do not come by this get. Whoever waits for a page ahead of need faults again, and so does whoever waits for one that is no
+    /// longer wanted (no `failure`); a page that is demanded is lost with its agent.
+    fn forsake(&mut self, get: GetId, pages: u64, failure: Option<Failure>) {
+        let Some(fetch) = self.fetches.get_mut(&get) else { return };
+        let closed = fetch.close(pages);
+        let awaited =
+            closed.first().filter(|&&page| fetch.is_awaited(page)).map(|&page| fetch.pages[page]);
+        let ahead: Vec<Wanted> = closed
+            .iter()
+            .filter(|&&page| !fetch.is_awaited(page))
+            .map(|&page| fetch.pages[page])
+            .collect();
+        self.give_up(&ahead);
+        let Some(Wanted { place, content }) = awaited else { return };
+        self.pending.remove(&place);
+        let Some(failure) = failure.filter(|_| lock(&self.shared.tables).is_remote(place, content))
+        else {
+            return self.wake(place);
+        };
+        // While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps
+        // until then.
+        if self.shared.detaching.load(Ordering::Relaxed) {
+            return;
         }
-        detaching
-    }
-
-    /// What is missing of a fetch is to be sent again.
-    fn requeue(&mut self, fetch: Option<Fetch>) {
-        if let Some(mut fetch) = fetch
-            && fetch.restart().is_some()
-        {
-            self.unsent.push(fetch);
-        }
+        let (name, reason) =
+            (self.agents.lane().name(content.agent), self.agents.lane().reason(content.agent));
+        self.shared.fail(match failure {
+            Failure::NotHeld(status) => format!("agent {name} has lost a page ({status:?})"),
+            _ => format!("agent {name} does not give a page back: {reason}"),
+        });
     }
 
     /// Pages fetched ahead do not come: threads that wait for them try by themselves.
@@ -312,142 +248,75 @@ impl<T: Transport> FaultThread<T> {
     /// True if anything came or was due.
     pub(super) fn network(&mut self, now: Instant) -> bool {
         self.trace(Trace::receiving);
-        let busy = self.lane.drive(now).unwrap_or_else(|error| {
+        let busy = self.agents.drive(now).unwrap_or_else(|error| {
             self.shared.fail(format!("receiving from the agents failed: {error}"));
             false
         });
-        while let Some(event) = self.lane.poll(now) {
-            torture::at(Point::BeforeReply);
-            match event {
-                LaneEvent::Reply { exchange, control } => self.reply(now, exchange, &control),
-                LaneEvent::Payload { exchange, offset, bytes } => {
-                    self.payload(exchange, offset, &bytes);
-                }
-                LaneEvent::Complete { exchange } => self.complete(exchange),
-                LaneEvent::Failed { exchange } => {
-                    let failed = self.inflight.remove(&exchange);
-                    self.requeue(failed);
-                }
-                LaneEvent::Up { agent, session, lost } => {
-                    self.shared.agent_up(agent, self.lane.name(agent), session, lost);
-                }
-                LaneEvent::Down { .. } => {}
-            }
-            torture::at(Point::AfterReply);
-        }
+        self.handle_events(now);
         busy
     }
 
-    fn reply(&mut self, now: Instant, exchange: ExchangeId, control: &Control) {
-        let Some(fetch) = self.inflight.get_mut(&exchange) else { return };
+    fn handle_events(&mut self, now: Instant) {
+        while let Some(event) = self.agents.poll(now) {
+            torture::at(Point::BeforeReply);
+            match event {
+                ClientEvent::Answered { get, control } => self.answered(get, &control),
+                ClientEvent::Arrived { get, pages, bytes } => self.arrived(get, pages, &bytes),
+                ClientEvent::Wrong { get, .. } => self.mismatch(get),
+                ClientEvent::Failed { get, pages, failure } => {
+                    self.forsake(get, pages, Some(failure));
+                }
+                ClientEvent::Ended { get } => drop(self.fetches.remove(&get)),
+                ClientEvent::Up { agent, session, lost } => {
+                    self.shared.agent_up(agent, self.agents.lane().name(agent), session, lost);
+                }
+                ClientEvent::Down { .. } | ClientEvent::Stored { .. } => {}
+            }
+            torture::at(Point::AfterReply);
+        }
+    }
+
+    fn answered(&mut self, get: GetId, control: &Control) {
+        let Some(fetch) = self.fetches.get_mut(&get) else { return };
+        fetch.spoiled = false;
         if let Some(trace) = &mut self.trace {
             let (queue, service) = (control.queue_ns.get(), control.service_ns.get());
             trace.answered(fetch.pages[0].place, queue, service);
         }
-        let all = u64::MAX >> (64 - fetch.pages.len());
-        match control.status {
-            Status::Ok if control.done.get() == all => fetch.accepted = true,
-            // No session (yet): asked again when the link is up.
-            Status::Denied => {}
-            _ => self.lost(now, exchange, control),
-        }
     }
 
-    /// The agent does not have every page that was asked for.
-    fn lost(&mut self, now: Instant, exchange: ExchangeId, control: &Control) {
-        let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
-        self.lane.abandon(now, exchange);
-        if fetch.restart().is_none() {
-            return;
+    /// Pages have come. Those that are adjacent are installed in one call.
+    fn arrived(&mut self, get: GetId, pages: Range<usize>, bytes: &Bytes) {
+        let Some(mut fetch) = self.fetches.remove(&get) else { return };
+        let mut from = pages.start;
+        while from < pages.end {
+            let first = fetch.pages[from].place.1.get();
+            let follows =
+                |(n, wanted): &(usize, &Wanted)| wanted.place.1.get() == first + *n as u64 * PAGE;
+            let run = fetch.pages[from..pages.end].iter().enumerate().take_while(follows).count();
+            let offset = (from - pages.start) * PAGE as usize;
+            self.install_run(
+                &fetch,
+                from..from + run,
+                &bytes[offset..offset + run * PAGE as usize],
+            );
+            from += run;
         }
-        if !fetch.demanded {
-            return self.give_up(&fetch.pages);
-        }
-        if fetch.pages.len() > 1 {
-            // Perhaps only pages for which nobody waits: ask for the other alone.
-            self.give_up(&fetch.pages.split_off(1));
-            return self.unsent.push(fetch);
-        }
-        if self.leave_to_detach(&fetch) {
-            return;
-        }
-        let Wanted { place, content } = fetch.pages[0];
-        self.pending.remove(&place);
-        if lock(&self.shared.tables).is_remote(place, content) {
-            let name = self.lane.name(content.agent);
-            self.shared.fail(format!("agent {name} has lost a page ({:?})", control.status));
-        } else {
-            self.wake(place);
-        }
-    }
-
-    /// Bytes of pages, as they arrive. Pages which are whole in what was received are installed from there.
-    fn payload(&mut self, exchange: ExchangeId, offset: usize, bytes: &[u8]) {
-        let Some(mut fetch) = self.inflight.remove(&exchange) else { return };
-        if fetch.accepted && offset == fetch.received && offset + bytes.len() <= fetch.payload() {
-            fetch.received += bytes.len();
-            let descriptors = fetch.head().saturating_sub(offset).min(bytes.len());
-            // After a wrong page the rest is asked for again.
-            fetch.accepted = self.take_in(&mut fetch, &bytes[descriptors..]);
-        }
-        self.inflight.insert(exchange, fetch);
-    }
-
-    /// Takes in the next bytes of a fetch's pages; false if one of them is wrong.
-    fn take_in(&mut self, fetch: &mut Fetch, mut bytes: &[u8]) -> bool {
-        let page = PAGE as usize;
-        if !fetch.part.is_empty() {
-            let missing = (page - fetch.part.len()).min(bytes.len());
-            fetch.part.extend_from_slice(&bytes[..missing]);
-            bytes = &bytes[missing..];
-            if fetch.part.len() < page {
-                return true;
-            }
-            let part = std::mem::take(&mut fetch.part);
-            if !self.install(fetch, &part) {
-                return false;
-            }
-        }
-        let whole = bytes.len() - bytes.len() % page;
-        let good = self.install(fetch, &bytes[..whole]);
-        fetch.part.extend_from_slice(&bytes[whole..]);
-        good
-    }
-
-    /// Installs the next pages of the fetch; false if one must be fetched again.
-    fn install(&mut self, fetch: &mut Fetch, mut bytes: &[u8]) -> bool {
-        while !bytes.is_empty() {
-            let good = self.next_run(fetch, bytes);
-            if good == 0 {
-                return self.mismatch(fetch);
-            }
-            let (run, rest) = bytes.split_at(good * PAGE as usize);
-            self.install_run(fetch, good, run);
-            fetch.installed += good;
-            bytes = rest;
-        }
-        true
-    }
-
-    /// How many pages can be installed in one call: they are adjacent and their checksums right. The page for which a thread waits is one
-    /// for itself, so that it does not wait for the others.
-    fn next_run(&mut self, fetch: &Fetch, bytes: &[u8]) -> usize {
-        let pages = &fetch.pages[fetch.installed..];
-        let most = if fetch.is_awaited() { 1 } else { pages.len() };
-        let first = pages[0].place.1.get();
-        let adjacent = |i: usize| pages[i].place.1.get() == first + i as u64 * PAGE;
-        let good = |i: usize, page: &[u8]| self.shared.checksum(page) == pages[i].content.hash;
-        let each = bytes.chunks_exact(PAGE as usize).take(most).enumerate();
-        each.take_while(|&(i, page)| adjacent(i) && good(i, page)).count()
+        pages.for_each(|page| fetch.open &= !(1 << page));
+        self.fetches.insert(get, fetch);
     }
 
     /// Counted for each agent, also where nobody waits for the page: its first wrong page is told, and another few end the workload.
-    fn mismatch(&mut self, fetch: &Fetch) -> bool {
+    fn mismatch(&mut self, get: GetId) {
+        let Some(fetch) = self.fetches.get_mut(&get) else { return };
+        if std::mem::replace(&mut fetch.spoiled, true) {
+            return;
+        }
         let agent = fetch.pages[0].content.agent;
         let count = self.mismatches.entry(agent).or_default();
         *count += 1;
-        let text =
-            format!("agent {} gives back a page with a wrong checksum", self.lane.name(agent));
+        let name = self.agents.lane().name(agent);
+        let text = format!("agent {name} gives back a page with a wrong checksum");
         match *count {
             1 => note(text),
             // While the workload is being let go, it is asked for again until the deadline.
@@ -456,12 +325,12 @@ impl<T: Transport> FaultThread<T> {
             }
             _ => {}
         }
-        false
     }
 
     /// Installs adjacent pages of a fetch.
-    fn install_run(&mut self, fetch: &Fetch, count: usize, bytes: &[u8]) {
-        let run = &fetch.pages[fetch.installed..fetch.installed + count];
+    fn install_run(&mut self, fetch: &Fetch, pages: Range<usize>, bytes: &[u8]) {
+        let (run, count, awaited) =
+            (&fetch.pages[pages.clone()], pages.len(), fetch.is_awaited(pages.start));
         let (id, start) = (run[0].place.0, run[0].place.1.get());
         self.trace(|trace| trace.opened(run[0].place));
         // The lock is held from the look to the copy: in between nobody may install, change and evict a page, or forget that it is being removed.
@@ -470,7 +339,7 @@ impl<T: Transport> FaultThread<T> {
             Some(_) if self.shared.has_failed() => RangeSet::default(),
             // It may be another page's place by now.
             Some(state) if !state.backlog.is_empty() => RangeSet::default(),
-            Some(state) if fetch.is_awaited() => {
+            Some(state) if awaited => {
                 let at = self.unproved.iter().position(|(place, _)| *place == run[0].place);
                 let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
                 let old = fetch.removals != self.removals || fetch.began.elapsed() > PROOF_LASTS;
@@ -496,7 +365,7 @@ impl<T: Transport> FaultThread<T> {
                 }
                 _ => (0, Installed::Gone),
             };
-            if let Some(state) = self.spaces.get_mut(&id).filter(|_| fetch.is_awaited()) {
+            if let Some(state) = self.spaces.get_mut(&id).filter(|_| awaited) {
                 let good = matches!(outcome, Installed::Done | Installed::Exists);
                 // Not one that has been discarded meanwhile, or is there: nobody is to be stopped for that.
                 let refused = !good && tables.is_remote(run[at].place, run[at].content);
@@ -508,7 +377,7 @@ impl<T: Transport> FaultThread<T> {
             let end = at + copied as usize;
             for (i, wanted) in run.iter().enumerate().take(end.max(at + 1)).skip(at) {
                 let outcome = if i < end { Installed::Done } else { outcome };
-                let waited = match fetch.is_awaited() {
+                let waited = match awaited {
                     true => self.pending.remove(&wanted.place),
                     false => tables.end_prefetch(wanted.place),
                 };
@@ -516,7 +385,7 @@ impl<T: Transport> FaultThread<T> {
                     tables.fetched(wanted.place, wanted.content, waited);
                 }
                 if outcome == Installed::Done {
-                    self.count_installed(fetch);
+                    self.count_installed(fetch, awaited);
                 } else if waited {
                     wake.push(wanted.place);
                 }
@@ -528,21 +397,15 @@ impl<T: Transport> FaultThread<T> {
         wake.into_iter().for_each(|place| self.wake(place));
     }
 
-    fn count_installed(&self, fetch: &Fetch) {
+    fn count_installed(&self, fetch: &Fetch, awaited: bool) {
         self.shared.count_resident(1);
         self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
-        if fetch.is_awaited() {
+        if awaited {
             let took = fetch.began.elapsed().as_nanos() as u64;
             lock(&self.shared.latency).saturating_record(took);
         } else {
             self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    fn complete(&mut self, exchange: ExchangeId) {
-        let Some(fetch) = self.inflight.remove(&exchange) else { return };
-        // Not all came in good order: ask again for what is missing.
-        self.requeue(Some(fetch));
     }
 }
 
@@ -582,6 +445,8 @@ fn proved_ahead(tables: &Tables, space: &Space, range: Range<u64>) -> RangeSet {
 
 #[cfg(test)]
 mod tests {
+    use gms_transport::message::PageDescriptor;
+
     use super::*;
     use crate::commands::SAID;
     use crate::fault::tests::{ID, Play};
@@ -607,7 +472,7 @@ mod tests {
             tables.written(slot, true);
         }
         drop(tables);
-        play.fault.lane.take_sent();
+        play.fault.agents.take_sent();
         for round in 1..=3 {
             let begun =
                 lock(&play.shared.tables).begin_prefetch(ID, all.iter().copied(), PAGES_MAX);
@@ -618,14 +483,14 @@ mod tests {
             let demanded = (round == 1).then(|| ahead.remove(0));
             play.fault.pending.extend(demanded.map(|wanted| wanted.place));
             play.fault.fetch_all(now, demanded, ahead);
-            let sent = play.fault.lane.take_sent();
+            let sent = play.fault.agents.take_sent();
             let count = usize::from(sent[0].1.count.get());
             let mut payload = vec![0; count * size_of::<PageDescriptor>()];
             payload.extend(demanded.iter().flat_map(|_| right.clone()));
             payload.resize(count * (size_of::<PageDescriptor>() + PAGE as usize), 6);
-            play.fault.lane.answer(&sent[0], payload);
+            play.fault.agents.answer(&sent[0], payload);
             play.fault.network(now);
-            play.fault.send_again(now);
+            play.fault.repeat(now);
             assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1, "the one that was right");
             let said = SAID.take();
             assert_eq!(said.contains("wrong checksum"), round == 1, "{round}: {said}");
@@ -659,7 +524,7 @@ mod tests {
         for second in turns {
             let now = start + Duration::from_secs(second);
             play.fault.excuse(now);
-            play.fault.send_again(now);
+            play.fault.repeat(now);
         }
         play.shared.has_failed()
     }
@@ -671,5 +536,29 @@ mod tests {
         assert!(!is_stopped_after([1, 18, 19, 20, 22, 24, 26, 28, 30]), "it had its time before");
         assert!(is_stopped_after(1..=18), "it ran all the time");
         assert!(is_stopped_after([1, 18].into_iter().chain(19..=34)), "and afterwards");
+    }
+
+    /// The page is asked for, and discarded by the program before the agent answers, whose link is up.
+    #[test]
+    fn a_page_that_is_no_longer_wanted_is_not_asked_for_again() {
+        let (mut play, start) = (Play::with(None, 1, 1), Instant::now());
+        asked(&mut play, start);
+        play.fault.agents.take_sent();
+        let place = (ID, PageAddr::containing(play.page));
+        assert!(lock(&play.shared.tables).discarded(place));
+        play.fault.repeat(start + RETRY + Duration::from_millis(100));
+        assert!(play.fault.agents.take_sent().is_empty(), "it was asked for again");
+        assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
+        assert!(!play.shared.has_failed());
+    }
+
+    /// Between the look at what is still wanted and the end of the wait the page may have gone out again.
+    #[test]
+    fn a_page_that_was_cancelled_ends_nothing_if_it_is_wanted_again() {
+        let (mut play, start) = (Play::with(None, 1, 1), Instant::now());
+        asked(&mut play, start);
+        let get = *play.fault.fetches.keys().next().expect("a get");
+        play.fault.forsake(get, u64::MAX, None);
+        assert!(!play.shared.has_failed() && play.fault.pending.is_empty());
     }
 }

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, FromRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 
 use gms_policy::full::WhenFull;
+use gms_transport::client::Checksum;
+use gms_transport::client::script::Script;
 use linux_raw_sys::general as sys;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -12,7 +14,6 @@ use userfaultfd::Uffd;
 
 use super::*;
 use crate::evict::EvictThread;
-use crate::lane::tests::Script;
 use crate::proc;
 use crate::range_set::RangeSet;
 use crate::session::{Outcome, SessionConfig};
@@ -103,13 +104,13 @@ impl Play {
     /// The same with agents, and with several pages that have markers.
     pub(super) fn with(space_of: Option<Uffd>, agents: u16, pages: u64) -> Play {
         let (shared, commands) = shared();
-        let lane = || Lane::up(agents);
+        let client = || Client::scripted(agents, Checksum::new(7));
         let mut fault =
-            FaultThread::new(shared.clone(), commands.fault, lane(), None).expect("epoll");
+            FaultThread::new(shared.clone(), commands.fault, client(), None).expect("epoll");
         // No process has this id.
         let root = Root::Process(i32::MAX);
         let evict =
-            EvictThread::new(shared.clone(), commands.evict, lane(), root, Gauges::default());
+            EvictThread::new(shared.clone(), commands.evict, client(), root, Gauges::default());
         let page = map(pages * PAGE);
         let range = || page..page + pages * PAGE;
         let owner = Faults::of_child(own_userfaultfd());

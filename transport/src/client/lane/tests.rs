@@ -1,179 +1,18 @@
-//! A lane over a transport that a script plays: no socket, no clock.
+//! Tests of a lane: links, sessions, and what is told of agents.
 
-use std::collections::VecDeque;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use gms_transport::{AbortReason, Fingerprint, PathStats, PeerIdentity};
-use nix::sys::eventfd::EventFd;
+use gms_policy::ids::AgentId;
+use gms_policy::placement::AgentView;
 use zerocopy::byteorder::little_endian::{U32, U64};
 
-use super::*;
+use super::{Lane, LaneEvent, RETRY};
+use crate::client::script::Script;
+use crate::message::{Control, Op, Status, WorkloadId};
+use crate::{AbortReason, CloseReason, Event, ExchangeId};
 
 const A: AgentId = AgentId(0);
 const B: AgentId = AgentId(1);
-
-/// A transport whose peers are the test.
-pub(crate) struct Script {
-    fd: EventFd,
-    links: u32,
-    streams: u64,
-    /// Links that were asked for.
-    connecting: Vec<(LinkId, SocketAddr)>,
-    /// Requests sent, in order.
-    sent: Vec<(ExchangeId, Control)>,
-    abandoned: Vec<ExchangeId>,
-    closed: Vec<(LinkId, CloseCode)>,
-    /// Links on which nothing more can be sent.
-    busy: Vec<LinkId>,
-    events: VecDeque<Event>,
-}
-
-impl Script {
-    pub(crate) fn new() -> Script {
-        Script {
-            fd: EventFd::new().expect("a descriptor"),
-            links: 0,
-            streams: 0,
-            connecting: Vec::new(),
-            sent: Vec::new(),
-            abandoned: Vec::new(),
-            closed: Vec::new(),
-            busy: Vec::new(),
-            events: VecDeque::new(),
-        }
-    }
-}
-
-impl Transport for Script {
-    fn connect(&mut self, _: Instant, addr: SocketAddr) -> Result<LinkId, TransportError> {
-        self.links += 1;
-        let link = LinkId::new(self.links, self.links);
-        self.connecting.push((link, addr));
-        Ok(link)
-    }
-
-    fn request(
-        &mut self,
-        _: Instant,
-        link: LinkId,
-        control: &Control,
-        _: &[&[u8]],
-    ) -> Result<ExchangeId, TransportError> {
-        if self.busy.contains(&link) {
-            return Err(TransportError::Busy);
-        }
-        self.streams += 1;
-        let exchange = ExchangeId::new(link, self.streams);
-        self.sent.push((exchange, *control));
-        Ok(exchange)
-    }
-
-    fn reply(
-        &mut self,
-        _: Instant,
-        _: ExchangeId,
-        _: &Control,
-        _: &[&[u8]],
-    ) -> Result<(), TransportError> {
-        unreachable!("a lane only asks")
-    }
-
-    fn abandon(&mut self, exchange: ExchangeId) {
-        self.abandoned.push(exchange);
-    }
-
-    fn drive(&mut self, _: Instant) -> std::io::Result<bool> {
-        Ok(!self.events.is_empty())
-    }
-
-    fn poll(&mut self, _: Instant) -> Option<Event> {
-        self.events.pop_front()
-    }
-
-    fn flush(&mut self, _: Instant) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        None
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    fn path(&self, _: LinkId) -> Option<PathStats> {
-        None
-    }
-
-    fn close(&mut self, _: Instant, link: LinkId, code: CloseCode) {
-        self.closed.push((link, code));
-        self.events.push_back(Event::Closed { link, reason: CloseReason::Local });
-    }
-}
-
-/// For tests of a lane's owner.
-impl Lane<Script> {
-    /// A lane to as many agents, all of them up.
-    pub(crate) fn up(agents: u16) -> Lane<Script> {
-        Play::up(agents).lane
-    }
-
-    /// Requests sent since this was called last.
-    pub(crate) fn take_sent(&mut self) -> Vec<(ExchangeId, Control)> {
-        std::mem::take(&mut self.transport.sent)
-    }
-
-    /// A whole reply comes, from an agent with room for 1000 pages.
-    pub(crate) fn answer(&mut self, request: &(ExchangeId, Control), payload: Vec<u8>) {
-        let (exchange, mut control) = (request.0, request.1.reply(Status::Ok));
-        control.done = U64::new(u64::MAX >> (64 - u64::from(control.count.get()).clamp(1, 64)));
-        control.frames_free = U64::new(1000);
-        control.credits = U32::new(1000);
-        self.transport.events.extend([
-            Event::Control { exchange, control },
-            Event::Payload { exchange, offset: 0, bytes: payload.into() },
-            Event::Complete { exchange },
-        ]);
-    }
-
-    pub(crate) fn agent_of(&self, exchange: ExchangeId) -> AgentId {
-        self.links[&exchange.link]
-    }
-
-    /// The agent is restarted: its owner hears of that when it looks next.
-    pub(crate) fn restart(&mut self, agent: AgentId, session: u64) {
-        let now = Instant::now();
-        let addr = self.peers[usize::from(agent.0)].address.socket;
-        let (&link, _) = self.links.iter().find(|(_, of)| **of == agent).expect("it is up");
-        self.transport.events.push_back(Event::Closed { link, reason: CloseReason::Lost { addr } });
-        let mut told: Vec<LaneEvent> = std::iter::from_fn(|| self.poll(now)).collect();
-        self.drive(now + RETRY).expect("the script does not fail");
-        let (link, _) = *self.transport.connecting.last().expect("a link was asked for");
-        let peer = PeerIdentity { fingerprint: Fingerprint([0; 32]), addr };
-        self.transport.events.push_back(Event::Connected { link, peer });
-        told.extend(std::iter::from_fn(|| self.poll(now)));
-        let (exchange, hello) = self.transport.sent.pop().expect("a hello");
-        let mut control = hello.reply(Status::Ok);
-        control.compare = U64::new(session);
-        control.frames_free = U64::new(1000);
-        control.credits = U32::new(1000);
-        self.transport.events.push_back(Event::Control { exchange, control });
-        self.events.extend(told);
-    }
-
-    /// Requests to an agent that is up cannot be sent from now on.
-    pub(crate) fn block(&mut self, agent: AgentId) {
-        let (&link, _) = self.links.iter().find(|(_, of)| **of == agent).expect("it is up");
-        self.transport.busy.push(link);
-    }
-
-    pub(crate) fn open(&self) -> usize {
-        self.open.len()
-    }
-}
 
 /// A lane, its script and the time.
 struct Play {
@@ -185,13 +24,7 @@ impl Play {
     /// A lane to as many agents, none of them up.
     fn new(agents: u16) -> Play {
         let now = Instant::now();
-        let address = |n: u16| AgentAddress {
-            name: format!("agent-{n}"),
-            socket: SocketAddr::from((Ipv4Addr::LOCALHOST, 7400 + n)),
-        };
-        let agents: Vec<AgentAddress> = (0..agents).map(address).collect();
-        let lane = Lane::new(now, Script::new(), WorkloadId([7; 16]), &agents);
-        Play { lane, now }
+        Play { lane: Lane::scripted(now, agents), now }
     }
 
     /// The same with every agent up in session 1.
@@ -213,12 +46,6 @@ impl Play {
         self.now += time;
     }
 
-    fn link(&self, agent: AgentId) -> LinkId {
-        let socket = self.lane.peers[usize::from(agent.0)].address.socket;
-        let asked = self.lane.transport.connecting.iter().rev().find(|(_, addr)| *addr == socket);
-        asked.expect("a link was asked for").0
-    }
-
     /// The link comes up and the hello is answered.
     fn connect(&mut self, agent: AgentId, session: u64) -> Vec<LaneEvent> {
         let hello = self.greet(agent);
@@ -227,12 +54,9 @@ impl Play {
 
     /// The link comes up; returns the hello.
     fn greet(&mut self, agent: AgentId) -> ExchangeId {
-        let (link, addr) = (self.link(agent), SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
-        let peer = PeerIdentity { fingerprint: Fingerprint([0; 32]), addr };
-        self.event(Event::Connected { link, peer });
-        let (exchange, control) = self.lane.transport.sent.last().expect("a hello");
-        assert_eq!((control.op, exchange.link), (Op::Hello, link));
-        *exchange
+        let (exchange, control) = self.lane.come_up(self.now, agent, &mut Vec::new());
+        assert_eq!((control.op, exchange.link), (Op::Hello, self.lane.link(agent)));
+        exchange
     }
 
     fn event(&mut self, event: Event) -> Vec<LaneEvent> {
@@ -248,11 +72,9 @@ impl Play {
         edit: impl FnOnce(&mut Control),
     ) -> Vec<LaneEvent> {
         let sent = self.lane.transport.sent.iter().find(|(id, _)| *id == exchange);
-        let mut control = sent.expect("it was asked").1.reply(status);
-        control.frames_free = U64::new(1000);
-        control.credits = U32::new(1000);
-        edit(&mut control);
-        self.event(Event::Control { exchange, control })
+        let request = *sent.expect("it was asked");
+        self.lane.reply(&request, status, edit);
+        self.drive()
     }
 
     fn send(&mut self, agent: AgentId, make: fn(u64, WorkloadId) -> Control) -> ExchangeId {
@@ -261,7 +83,7 @@ impl Play {
 
     fn close(&mut self, agent: AgentId) -> Vec<LaneEvent> {
         let addr = self.lane.peers[usize::from(agent.0)].address.socket;
-        let link = self.link(agent);
+        let link = self.lane.link(agent);
         self.event(Event::Closed { link, reason: CloseReason::Lost { addr } })
     }
 

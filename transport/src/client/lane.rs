@@ -1,5 +1,4 @@
-//! One lane to the agents: an endpoint of its own and a link to each agent, kept up. The fault thread and the evict thread have a lane
-//! each, so that demand fetches share neither a lock nor a queue with write-back.
+//! One endpoint and a link to each agent, kept up; what agents say of themselves, and which requests they have not answered.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -9,13 +8,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageCount};
 use gms_policy::placement::{AgentView, Feedback, Reply};
-use gms_transport::message::{Control, Op, Status, WorkloadId};
-use gms_transport::{CloseCode, CloseReason, Event, ExchangeId, LinkId, Transport, TransportError};
+
+use crate::message::{Control, Op, Status, WorkloadId};
+use crate::{CloseCode, CloseReason, Event, ExchangeId, LinkId, Transport, TransportError};
 
 /// How long an agent keeps the workload's pages when it hears nothing.
 const LEASE: Duration = Duration::from_secs(60);
 /// Pause before an agent that could not be reached is tried again.
-const RETRY: Duration = Duration::from_millis(300);
+pub(super) const RETRY: Duration = Duration::from_millis(300);
 /// For an agent to answer the hello of a link that is up.
 const HELLO_DEADLINE: Duration = Duration::from_secs(3);
 /// An agent that leaves a request unanswered for this long is not trusted with the only copy of a page: it may be down without the link
@@ -78,7 +78,7 @@ pub enum LaneEvent {
     },
 }
 
-enum Phase {
+pub(super) enum Phase {
     /// Left by `connect`.
     Down { retry_at: Instant },
     /// Left by `greet` or `closed`, which the transport promises within a bounded time.
@@ -89,8 +89,8 @@ enum Phase {
     Up(LinkId),
 }
 
-struct Peer {
-    address: AgentAddress,
+pub(super) struct Peer {
+    pub address: AgentAddress,
     phase: Phase,
     feedback: Feedback,
     /// The session that the agent gave us last; another one means that the pages of the last are gone.
@@ -106,7 +106,7 @@ struct Peer {
 }
 
 /// A request whose reply has not come whole.
-struct Open {
+pub(super) struct Open {
     agent: AgentId,
     sent: Instant,
     pages: u32,
@@ -117,12 +117,12 @@ struct Open {
 
 /// See the module's documentation.
 pub struct Lane<T> {
-    transport: T,
+    pub(super) transport: T,
     workload: WorkloadId,
-    peers: Vec<Peer>,
-    links: BTreeMap<LinkId, AgentId>,
-    open: BTreeMap<ExchangeId, Open>,
-    events: VecDeque<LaneEvent>,
+    pub(super) peers: Vec<Peer>,
+    pub(super) links: BTreeMap<LinkId, AgentId>,
+    pub(super) open: BTreeMap<ExchangeId, Open>,
+    pub(super) events: VecDeque<LaneEvent>,
     next_request: u64,
 }
 
@@ -229,6 +229,11 @@ impl<T: Transport> Lane<T> {
         self.is_up(agent) && !peer.draining && !self.open.values().any(silent)
     }
 
+    /// Whether any reply has not come whole.
+    pub fn awaits(&self) -> bool {
+        !self.open.is_empty()
+    }
+
     /// Requests of this kind whose replies have not come whole.
     pub fn under_way(&self, agent: AgentId, op: Op) -> usize {
         self.open.values().filter(|open| open.agent == agent && open.op == op).count()
@@ -238,6 +243,11 @@ impl<T: Transport> Lane<T> {
     pub fn sent_before(&self, now: Instant, limit: Duration) -> Vec<ExchangeId> {
         let late = |open: &Open| now.saturating_duration_since(open.sent) > limit;
         self.open.iter().filter(|(_, open)| late(open)).map(|(&exchange, _)| exchange).collect()
+    }
+
+    /// This process did not run for `missed`: agents are not blamed for that.
+    pub fn excuse(&mut self, now: Instant, missed: Duration) {
+        self.open.values_mut().for_each(|open| open.sent = now.min(open.sent + missed));
     }
 
     /// Gives up waiting for a reply, or for the rest of it.
@@ -426,4 +436,4 @@ fn reply_of(control: &Control, elapsed: Duration) -> Reply {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

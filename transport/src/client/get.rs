@@ -1,0 +1,262 @@
+//! One get: up to 64 pages that one agent holds, asked for in one request, checked and handed on as they arrive.
+//!
+//! A page is open until it has arrived or it is certain that this get does not bring it. A thread may wait for the
+//! first page. While that page is open, a request without an answer is repeated for it alone; pages ahead of need are
+//! given up at the first failure, because whoever needs one of them meanwhile asks for it again.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes};
+use gms_policy::ids::{AgentId, ContentId};
+
+use super::{PUT_DEADLINE, RETRY};
+use crate::ExchangeId;
+use crate::message::{Control, PAGE_LEN, PAGES_MAX, PageDescriptor, Status};
+
+/// A page as its agent knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Names its content.
+    pub id: ContentId,
+    /// Checksum of its bytes, see [`Checksum`](super::Checksum).
+    pub check: u64,
+}
+
+/// Whether somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// A thread waits for the first page; the others are fetched ahead of need.
+    Demand,
+    /// Nobody waits: fetched ahead of need.
+    Ahead,
+    /// Nobody waits, and it may take long.
+    Bulk,
+}
+
+/// Where a get stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// There was no link, or no room on it. Left by `handle_sent`, or at the deadline.
+    Unsent,
+    /// Left by the reply, by its failure, or at the retry time.
+    Sent(ExchangeId),
+    /// The agent has said which pages it sends. Left by their end, as above.
+    Receiving(ExchangeId),
+    /// What comes is not used: the agent has no session for us yet, or its bytes do not fit. Left as above.
+    Refused(ExchangeId),
+}
+
+/// What the bytes of a reply amount to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// These pages, whole, in order and right.
+    Arrived(Range<usize>, Bytes),
+    /// This page's bytes are not those that were put.
+    Wrong(usize),
+}
+
+/// See the module's documentation. Sets of pages are masks: bit i is page i.
+#[derive(Debug)]
+pub(super) struct Get {
+    pub agent: AgentId,
+    pages: Vec<Wanted>,
+    urgency: Urgency,
+    state: State,
+    began: Instant,
+    sent: Instant,
+    /// Pages that may still arrive.
+    open: u64,
+    /// Pages that the request under way names: the first so many.
+    asked: usize,
+    /// Pages whose bytes are still to come, of those that the agent sends.
+    coming: u64,
+    /// Bytes of descriptors before the first page.
+    head: usize,
+    /// Bytes of the whole payload, and of it received.
+    payload: usize,
+    received: usize,
+    /// Received and not looked at.
+    chunk: Bytes,
+    /// The beginning of a page whose end has not come.
+    part: Vec<u8>,
+}
+
+impl Get {
+    /// `pages` are 1 to [`PAGES_MAX`].
+    pub(super) fn new(now: Instant, agent: AgentId, pages: Vec<Wanted>, urgency: Urgency) -> Get {
+        assert!((1..=PAGES_MAX).contains(&pages.len()));
+        Get {
+            agent,
+            open: first(pages.len()),
+            asked: pages.len(),
+            pages,
+            urgency,
+            state: State::Unsent,
+            began: now,
+            sent: now,
+            coming: 0,
+            head: 0,
+            payload: 0,
+            received: 0,
+            chunk: Bytes::new(),
+            part: Vec::new(),
+        }
+    }
+
+    /// Whether a thread waits for the first page.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.urgency == Urgency::Demand && self.open & 1 == 1
+    }
+
+    pub(super) fn is_unsent(&self) -> bool {
+        self.state == State::Unsent
+    }
+
+    pub(super) fn exchange(&self) -> Option<ExchangeId> {
+        match self.state {
+            State::Unsent => None,
+            State::Sent(id) | State::Receiving(id) | State::Refused(id) => Some(id),
+        }
+    }
+
+    /// The pages that the next request names.
+    pub(super) fn asks_for(&self) -> &[Wanted] {
+        &self.pages[..self.asked]
+    }
+
+    /// Whether it has been waiting for a reply, or for the rest of it, for too long.
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        let limit = match self.urgency {
+            Urgency::Demand | Urgency::Ahead => RETRY,
+            Urgency::Bulk => PUT_DEADLINE,
+        };
+        !self.is_unsent() && now.saturating_duration_since(self.sent) > limit
+    }
+
+    /// Whether it has taken longer than `limit` altogether.
+    pub(super) fn is_over(&self, now: Instant, limit: Duration) -> bool {
+        now.saturating_duration_since(self.began) > limit
+    }
+
+    /// This process did not run for `missed`.
+    pub(super) fn excuse(&mut self, now: Instant, missed: Duration) {
+        // What has begun since is not older than that.
+        self.began = now.min(self.began + missed);
+        self.sent = now.min(self.sent + missed);
+    }
+
+    // ---- input
+
+    pub(super) fn handle_sent(&mut self, now: Instant, exchange: ExchangeId) {
+        self.sent = now;
+        self.state = State::Sent(exchange);
+    }
+
+    /// The reply's control message. Returns the pages that the agent does not have.
+    pub(super) fn handle_reply(&mut self, control: &Control) -> u64 {
+        let State::Sent(exchange) = self.state else { return 0 };
+        let done = match control.status {
+            Status::Ok | Status::NotFound => control.done.get() & first(self.asked),
+            // Without a session (yet) it is asked again when the link is up; and what failed with others may be had alone.
+            status if status == Status::Denied || self.asked > 1 => {
+                self.state = State::Refused(exchange);
+                return 0;
+            }
+            _ => 0,
+        };
+        let count = done.count_ones() as usize;
+        self.coming = done;
+        self.head = if self.asked > 1 { count * PageDescriptor::LEN } else { 0 };
+        self.payload = self.head + count * PAGE_LEN;
+        self.state = State::Receiving(exchange);
+        self.end(self.open & first(self.asked) & !done)
+    }
+
+    /// The next bytes of the reply's payload. [`Get::poll_step`] tells what they are.
+    pub(super) fn handle_payload(&mut self, offset: usize, mut bytes: Bytes) {
+        let State::Receiving(exchange) = self.state else { return };
+        if offset != self.received || offset + bytes.len() > self.payload {
+            self.state = State::Refused(exchange);
+            return;
+        }
+        self.received += bytes.len();
+        bytes.advance(self.head.saturating_sub(offset).min(bytes.len()));
+        self.chunk = bytes;
+    }
+
+    /// No (more) bytes come. Returns the pages that are given up; the others, if any, are to be asked for again.
+    pub(super) fn handle_end(&mut self) -> u64 {
+        self.state = State::Unsent;
+        (self.asked, self.coming, self.received) = (1, 0, 0);
+        self.chunk = Bytes::new();
+        self.part.clear();
+        let awaited = u64::from(self.is_awaited());
+        self.end(self.open & !awaited)
+    }
+
+    /// Nobody wants its pages any more, or it took too long. Returns those that were open.
+    pub(super) fn close(&mut self) -> u64 {
+        self.end(self.open)
+    }
+
+    fn end(&mut self, pages: u64) -> u64 {
+        self.open &= !pages;
+        pages
+    }
+
+    /// Whether every page has arrived, or does not come.
+    pub(super) fn is_closed(&self) -> bool {
+        self.open == 0
+    }
+
+    // ---- output
+
+    /// What has come since the last call; `check` computes a page's checksum. The page for which a thread waits is a
+    /// step of its own, so that it does not wait for the checks of the others.
+    pub(super) fn poll_step(&mut self, check: impl Fn(&[u8]) -> u64) -> Option<Step> {
+        if !matches!(self.state, State::Receiving(_)) || self.coming == 0 {
+            return None;
+        }
+        if !self.part.is_empty() || self.chunk.len() < PAGE_LEN {
+            let missing = (PAGE_LEN - self.part.len()).min(self.chunk.len());
+            self.part.extend_from_slice(&self.chunk[..missing]);
+            self.chunk.advance(missing);
+            if self.part.len() < PAGE_LEN {
+                return None;
+            }
+            let page = Bytes::from(std::mem::take(&mut self.part));
+            let good = self.count_right(&page, check);
+            return Some(self.step(good, page));
+        }
+        let run = (self.coming >> self.coming.trailing_zeros()).trailing_ones() as usize;
+        let most = if self.is_awaited() { 1 } else { run.min(self.chunk.len() / PAGE_LEN) };
+        let good = self.count_right(&self.chunk[..most * PAGE_LEN], check);
+        let pages = self.chunk.split_to(good.max(1) * PAGE_LEN);
+        Some(self.step(good, pages))
+    }
+
+    /// How many of these pages, the next ones, are right.
+    fn count_right(&self, bytes: &[u8], check: impl Fn(&[u8]) -> u64) -> usize {
+        let next = &self.pages[self.coming.trailing_zeros() as usize..];
+        let right = |(page, wanted): &(&[u8], &Wanted)| check(page) == wanted.check;
+        bytes.chunks_exact(PAGE_LEN).zip(next).take_while(right).count()
+    }
+
+    /// The next pages, of which `good` are right; or one, if none is.
+    fn step(&mut self, good: usize, bytes: Bytes) -> Step {
+        let from = self.coming.trailing_zeros() as usize;
+        let taken = first(good.max(1)) << from;
+        self.coming &= !taken;
+        if good == 0 {
+            return Step::Wrong(from);
+        }
+        self.end(taken);
+        Step::Arrived(from..from + good, bytes)
+    }
+}
+
+/// The first `count` pages.
+fn first(count: usize) -> u64 {
+    u64::MAX.checked_shr(64 - count as u32).unwrap_or(0)
+}

@@ -1,0 +1,427 @@
+//! Gets and puts of a client whose agents the test plays.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use gms_policy::ids::{AgentId, ContentId};
+use proptest::prelude::*;
+use zerocopy::byteorder::little_endian::U64;
+
+use super::script::Script;
+use super::*;
+use crate::message::PAGE_LEN;
+use crate::{AbortReason, Event};
+
+const A: AgentId = AgentId(0);
+const CHECKSUM: Checksum = Checksum { seed: 7 };
+
+fn page(n: usize) -> Vec<u8> {
+    vec![n as u8 + 1; PAGE_LEN]
+}
+
+fn wanted(count: usize) -> Vec<Wanted> {
+    let wanted = |n| Wanted { id: ContentId(n as u64), check: CHECKSUM.of(&page(n)) };
+    (0..count).map(wanted).collect()
+}
+
+/// The payload of a reply with these pages, of `count` that were asked for.
+fn payload(count: usize, pages: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let pages: Vec<Vec<u8>> = pages.collect();
+    let head = if count > 1 { pages.len() * PageDescriptor::LEN } else { 0 };
+    std::iter::once(vec![0; head]).chain(pages).flatten().collect()
+}
+
+fn drain(client: &mut Client<Script>, now: Instant) -> Vec<ClientEvent> {
+    std::iter::from_fn(|| client.poll(now)).collect()
+}
+
+/// What an owner does in each turn.
+fn turn(client: &mut Client<Script>, now: Instant) -> Vec<ClientEvent> {
+    let mut events = drain(client, now);
+    client.expire(now);
+    events.extend(drain(client, now));
+    client.send_unsent(now);
+    events.extend(drain(client, now));
+    events
+}
+
+/// What became of each page of a get.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Open,
+    Arrived,
+    Failed(Failure),
+}
+
+/// Follows a get's events: each page has one fate, and the end comes last.
+struct Follower {
+    get: GetId,
+    fates: Vec<Fate>,
+    ended: bool,
+}
+
+impl Follower {
+    fn new(get: GetId, count: usize) -> Follower {
+        Follower { get, fates: vec![Fate::Open; count], ended: false }
+    }
+
+    fn meet(&mut self, n: usize, fate: Fate) {
+        assert_eq!(self.fates[n], Fate::Open, "page {n}: and now {fate:?}");
+        self.fates[n] = fate;
+    }
+
+    fn follow(&mut self, events: Vec<ClientEvent>) {
+        for event in events {
+            assert!(!self.ended || event.get() != Some(self.get), "after the end: {event:?}");
+            match event {
+                ClientEvent::Arrived { get, pages, bytes } => {
+                    assert_eq!(get, self.get);
+                    assert_eq!(bytes.len(), pages.len() * PAGE_LEN);
+                    for (n, bytes) in pages.zip(bytes.chunks(PAGE_LEN)) {
+                        assert!(bytes == page(n), "page {n} is another");
+                        self.meet(n, Fate::Arrived);
+                    }
+                }
+                ClientEvent::Failed { pages, failure, .. } => {
+                    let failed = (0..64).filter(|n| pages >> n & 1 == 1);
+                    failed.for_each(|n| self.meet(n, Fate::Failed(failure)));
+                }
+                ClientEvent::Ended { .. } => {
+                    assert!(!self.fates.contains(&Fate::Open), "{:?}", self.fates);
+                    self.ended = true;
+                }
+                ClientEvent::Wrong { page, .. } => assert_eq!(self.fates[page], Fate::Open),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What an agent does with a request.
+#[derive(Clone, Debug)]
+enum Answer {
+    /// It has all pages but these; of those that it sends these are spoiled. They come in pieces of this length, and so many of those.
+    Pages {
+        missing: u64,
+        spoiled: u64,
+        piece: usize,
+        pieces: usize,
+    },
+    Denied,
+    /// It failed at it.
+    Fails,
+    Silence,
+    Abort,
+    /// Its link breaks, and it is there again.
+    Restart,
+}
+
+fn answer() -> impl Strategy<Value = Answer> {
+    let few = || prop_oneof![3 => Just(0u64), 1 => any::<u64>()];
+    prop_oneof![
+        4 => (few(), few(), 1usize..70_000, prop_oneof![Just(usize::MAX), 0usize..40])
+            .prop_map(|(missing, spoiled, piece, pieces)| Answer::Pages { missing, spoiled, piece, pieces }),
+        1 => Just(Answer::Denied),
+        1 => Just(Answer::Fails),
+        1 => Just(Answer::Silence),
+        1 => Just(Answer::Abort),
+        1 => Just(Answer::Restart),
+    ]
+}
+
+/// What a reply says of page 0.
+#[derive(PartialEq)]
+enum First {
+    /// It is not there.
+    Missing,
+    /// It came, whole and right.
+    Given,
+    Unclear,
+}
+
+/// The agent does that.
+fn play(client: &mut Client<Script>, request: &(ExchangeId, Control), answer: &Answer) -> First {
+    let (exchange, count) = (request.0, usize::from(request.1.count.get()));
+    let all = u64::MAX >> (64 - count);
+    match *answer {
+        Answer::Pages { missing, spoiled, piece, pieces } => {
+            let done = all & !missing;
+            let status = if done == all { Status::Ok } else { Status::NotFound };
+            let spoil = |n: usize| match spoiled >> n & 1 {
+                0 => page(n),
+                _ => vec![0; PAGE_LEN],
+            };
+            let bytes = payload(count, (0..count).filter(|n| done >> n & 1 == 1).map(spoil));
+            client.play_reply(request, status, |control| control.done = U64::new(done));
+            let mut offset = 0;
+            for bytes in bytes.chunks(piece).take(pieces) {
+                let event =
+                    Event::Payload { exchange, offset, bytes: Bytes::copy_from_slice(bytes) };
+                client.play(event);
+                offset += bytes.len() as u32;
+            }
+            match offset as usize == bytes.len() {
+                true => client.play(Event::Complete { exchange }),
+                false => client.play(Event::Aborted { exchange, reason: AbortReason::Peer }),
+            }
+            let head = if count > 1 { done.count_ones() as usize * PageDescriptor::LEN } else { 0 };
+            let whole = offset as usize >= head + PAGE_LEN;
+            return match missing & 1 {
+                1 => First::Missing,
+                _ if whole && spoiled & 1 == 0 => First::Given,
+                _ => First::Unclear,
+            };
+        }
+        Answer::Denied => {
+            client.play_reply(request, Status::Denied, |_| ());
+            client.play(Event::Complete { exchange });
+        }
+        Answer::Fails => {
+            client.play_reply(request, Status::Failed, |_| ());
+            client.play(Event::Complete { exchange });
+        }
+        Answer::Silence => {}
+        Answer::Abort => client.play(Event::Aborted { exchange, reason: AbortReason::Peer }),
+        Answer::Restart => {
+            client.play(Event::Aborted { exchange, reason: AbortReason::LinkClosed });
+            client.restart(A, 1);
+        }
+    }
+    First::Unclear
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn each_page_of_a_get_arrives_right_or_fails_once(
+        count in 1usize..=64,
+        urgency in prop_oneof![
+            Just(Urgency::Demand), Just(Urgency::Ahead), Just(Urgency::Bulk)
+        ],
+        answers in proptest::collection::vec((answer(), 0u64..3000), 1..12),
+    ) {
+        let mut client = Client::scripted(1, CHECKSUM);
+        let (mut now, start) = (Instant::now(), Instant::now());
+        let demanded = urgency == Urgency::Demand;
+        let get = client.get(now, A, wanted(count), urgency);
+        let mut follower = Follower::new(get, count);
+        let (mut not_held, mut failed_alone, mut asked) = (false, false, 0);
+        for (answer, pause) in &answers {
+            for request in client.take_sent() {
+                asked += 1;
+                let alone = request.1.count.get() == 1;
+                failed_alone |= alone && matches!(answer, Answer::Fails);
+                let first = play(&mut client, &request, answer);
+                not_held |= first == First::Missing;
+                follower.follow(drain(&mut client, now));
+                let given = first != First::Given || follower.fates[0] == Fate::Arrived;
+                prop_assert!(given, "it came and was not handed on: {:?}", follower.fates[0]);
+            }
+            follower.follow(drain(&mut client, now));
+            now += Duration::from_millis(*pause);
+            follower.follow(turn(&mut client, now));
+        }
+        now += GET_DEADLINE + RETRY;
+        for _ in 0..2 {
+            follower.follow(turn(&mut client, now));
+        }
+        prop_assert!(follower.ended, "{:?}", follower.fates);
+        prop_assert!(demanded || asked <= 1, "nobody waited, and it was asked for {asked} times");
+        if demanded {
+            let late = now.duration_since(start) > GET_DEADLINE;
+            let right = match follower.fates[0] {
+                Fate::Arrived => true,
+                Fate::Failed(Failure::NotHeld(Status::NotFound)) => not_held,
+                Fate::Failed(Failure::NotHeld(Status::Failed)) => failed_alone,
+                Fate::Failed(Failure::Unanswered) => late,
+                _ => false,
+            };
+            prop_assert!(right, "{:?}", follower.fates[0]);
+        }
+        prop_assert!(client.gets.is_empty() && client.requests.is_empty());
+        prop_assert_eq!(client.open(), 0);
+    }
+}
+
+#[test]
+fn a_demanded_page_is_handed_on_before_the_others_are_looked_at() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    client.get(now, A, wanted(8), Urgency::Demand);
+    let sent = client.take_sent();
+    client.answer(&sent[0], payload(8, (0..8).map(page)));
+    let arrived: Vec<Range<usize>> = drain(&mut client, now)
+        .into_iter()
+        .filter_map(|event| match event {
+            ClientEvent::Arrived { pages, .. } => Some(pages),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(arrived, [0..1, 1..8]);
+}
+
+#[test]
+fn only_the_demanded_page_is_asked_for_again() {
+    let (mut client, mut now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let get = client.get(now, A, wanted(8), Urgency::Demand);
+    let mut follower = Follower::new(get, 8);
+    assert_eq!(client.take_sent()[0].1.count.get(), 8);
+    now += RETRY + Duration::from_millis(1);
+    follower.follow(turn(&mut client, now));
+    assert_eq!(follower.fates[0], Fate::Open);
+    assert!(follower.fates[1..].iter().all(|&fate| fate == Fate::Failed(Failure::GivenUp)));
+    let again = client.take_sent();
+    assert_eq!((again.len(), again[0].1.count.get()), (1, 1));
+    client.answer(&again[0], page(0));
+    follower.follow(drain(&mut client, now));
+    assert!(follower.ended && follower.fates[0] == Fate::Arrived);
+}
+
+#[test]
+fn a_get_that_was_cancelled_is_heard_of_no_more() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let get = client.get(now, A, wanted(2), Urgency::Demand);
+    let sent = client.take_sent();
+    client.cancel(now, get);
+    client.answer(&sent[0], payload(2, (0..2).map(page)));
+    assert!(drain(&mut client, now).is_empty());
+    assert!(client.gets.is_empty() && client.requests.is_empty());
+    // Nor of what was to be told when it was cancelled.
+    let get = client.get(now, A, wanted(2), Urgency::Demand);
+    client.expire(now + RETRY + Duration::from_millis(1));
+    client.cancel(now, get);
+    assert!(drain(&mut client, now).is_empty());
+}
+
+#[test]
+fn a_payload_out_of_order_is_not_used() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let get = client.get(now, A, wanted(1), Urgency::Demand);
+    let mut follower = Follower::new(get, 1);
+    let sent = client.take_sent();
+    let (exchange, bytes) = (sent[0].0, Bytes::from(page(0)));
+    client.play_reply(&sent[0], Status::Ok, |control| control.done = U64::new(1));
+    client.play(Event::Payload { exchange, offset: 0, bytes: bytes.slice(..PAGE_LEN / 2) });
+    let offset = PAGE_LEN as u32 / 2 - 1;
+    client.play(Event::Payload { exchange, offset, bytes: bytes.slice(PAGE_LEN / 2..) });
+    client.play(Event::Complete { exchange });
+    follower.follow(turn(&mut client, now));
+    assert_eq!(follower.fates, [Fate::Open]);
+    let again = only_sent(&mut client);
+    client.answer(&again, page(0));
+    follower.follow(turn(&mut client, now));
+    assert_eq!(follower.fates, [Fate::Arrived]);
+}
+
+/// The only request sent since.
+fn only_sent(client: &mut Client<Script>) -> (ExchangeId, Control) {
+    let [sent] = client.take_sent()[..] else { panic!("one request") };
+    sent
+}
+
+#[test]
+fn what_a_link_does_not_take_is_sent_when_it_does() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    client.block(A);
+    let get = client.get(now, A, wanted(1), Urgency::Demand);
+    assert_eq!(client.unsent().collect::<Vec<_>>(), [get]);
+    client.send_unsent(now);
+    assert!(client.take_sent().is_empty());
+    client.unblock(A);
+    client.send_unsent(now);
+    assert_eq!((client.take_sent().len(), client.unsent().count()), (1, 0));
+}
+
+#[test]
+fn what_nobody_waits_for_does_not_wait_for_its_link() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    client.block(A);
+    for urgency in [Urgency::Ahead, Urgency::Bulk] {
+        let get = client.get(now, A, wanted(3), urgency);
+        let mut follower = Follower::new(get, 3);
+        follower.follow(turn(&mut client, now));
+        assert!(follower.ended, "{urgency:?}");
+        assert_eq!(follower.fates, [Fate::Failed(Failure::GivenUp); 3]);
+    }
+}
+
+#[test]
+fn what_a_thread_waits_for_is_sent_first() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    client.block(A);
+    client.get(now, A, wanted(3), Urgency::Ahead);
+    client.get(now, A, wanted(1), Urgency::Demand);
+    client.unblock(A);
+    client.send_unsent(now);
+    let counts: Vec<u16> =
+        client.take_sent().iter().map(|(_, control)| control.count.get()).collect();
+    assert_eq!(counts, [1, 3]);
+}
+
+#[test]
+fn an_agent_has_longer_for_what_nobody_hurries_for() {
+    let (mut client, start) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let get = client.get(start, A, wanted(3), Urgency::Bulk);
+    let sent = client.take_sent();
+    let mut follower = Follower::new(get, 3);
+    follower.follow(turn(&mut client, start + PUT_DEADLINE));
+    client.answer(&sent[0], payload(3, (0..3).map(page)));
+    follower.follow(drain(&mut client, start + PUT_DEADLINE));
+    assert_eq!(follower.fates, [Fate::Arrived; 3]);
+}
+
+#[test]
+fn a_page_that_failed_with_others_is_asked_for_alone() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let get = client.get(now, A, wanted(8), Urgency::Demand);
+    let mut follower = Follower::new(get, 8);
+    for count in [8, 1] {
+        let sent = client.take_sent();
+        assert_eq!((sent.len(), sent[0].1.count.get()), (1, count));
+        play(&mut client, &sent[0], &Answer::Fails);
+        follower.follow(turn(&mut client, now));
+    }
+    assert_eq!(follower.fates[0], Fate::Failed(Failure::NotHeld(Status::Failed)));
+}
+
+#[test]
+fn a_put_that_is_not_answered_counts_as_not_stored() {
+    let (mut client, mut now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let frames = [page(0), page(1), page(2)];
+    let pages = || (0..3).map(|n| (ContentId(n as u64), &frames[n][..]));
+    let puts = [0, 1].map(|_| client.put(now, A, pages()).expect("it is up"));
+    let sent = client.take_sent();
+    client.answer_with(&sent[0], Status::Full, 0b011, Vec::new());
+    now += PUT_DEADLINE + Duration::from_millis(1);
+    let mut told = drain(&mut client, now);
+    told.extend(turn(&mut client, now));
+    let stored = |event: &ClientEvent| match *event {
+        ClientEvent::Stored { put, pages } => Some((put, pages)),
+        _ => None,
+    };
+    let stored: Vec<_> = told.iter().filter_map(stored).collect();
+    assert_eq!(stored, [(puts[0], 0b011), (puts[1], 0)]);
+}
+
+#[test]
+fn an_agent_is_not_blamed_for_the_time_in_which_this_process_did_not_run() {
+    let (mut client, start) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let get = client.get(start, A, wanted(1), Urgency::Demand);
+    let mut follower = Follower::new(get, 1);
+    let now = start + Duration::from_secs(100);
+    client.excuse(now, Duration::from_secs(99));
+    follower.follow(turn(&mut client, now));
+    assert_eq!(follower.fates, [Fate::Open]);
+}
+
+#[test]
+fn what_has_begun_after_a_pause_has_no_longer_than_all() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let get = client.get(now, A, wanted(1), Urgency::Demand);
+    client.excuse(now, Duration::from_secs(1000));
+    let mut follower = Follower::new(get, 1);
+    for second in 1..=GET_DEADLINE.as_secs() + RETRY.as_secs() + 1 {
+        follower.follow(turn(&mut client, now + Duration::from_secs(second)));
+    }
+    assert_eq!(follower.fates, [Fate::Failed(Failure::Unanswered)]);
+}
