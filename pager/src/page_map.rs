@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use gms_policy::eviction::{MARK_BITS, Mark};
+use gms_policy::eviction::Mark;
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use memmap2::{MmapMut, UncheckedAdvice};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -70,13 +70,13 @@ const SLOT: u64 = 1;
 const REMOTE: u64 = 2;
 const KEPT: u64 = 3;
 const MARK_SHIFT: u32 = 13;
-const ID_SHIFT: u32 = MARK_SHIFT + MARK_BITS;
+const ID_SHIFT: u32 = MARK_SHIFT + Mark::BITS;
 /// Largest content id that fits.
 pub const CONTENT_ID_MAX: u64 = (1 << (u64::BITS - ID_SHIFT)) - 1;
 
 impl Entry {
     fn encode(state: State, mark: Mark) -> Entry {
-        let marked = |tag: u64| tag | u64::from(mark) << MARK_SHIFT;
+        let marked = |tag: u64| tag | mark.bits() << MARK_SHIFT;
         let pack = |tag: u64, c: Content| Entry {
             word: marked(tag) | u64::from(c.agent.0) << 3 | c.id.0 << ID_SHIFT,
             hash: c.hash,
@@ -96,7 +96,17 @@ impl Entry {
     }
 
     fn mark(self) -> Mark {
-        (self.word >> MARK_SHIFT) as Mark & ((1 << MARK_BITS) - 1)
+        Mark::from_bits(self.word >> MARK_SHIFT)
+    }
+
+    /// Takes heat from a resident page whose copy is at an agent. False if there is none to be taken.
+    fn cool(&mut self) -> bool {
+        let mut mark = self.mark();
+        let hot = self.word & TAGS == KEPT && mark.cool();
+        if hot {
+            self.word = (self.word & !(Mark::MASK << MARK_SHIFT)) | (mark.bits() << MARK_SHIFT);
+        }
+        hot
     }
 
     fn decode(self) -> State {
@@ -314,24 +324,25 @@ impl PageMap {
         }
     }
 
-    /// Takes one from the mark of each of these pages that is `Kept` and has any; calls `cold` for the others.
-    pub fn cool(&mut self, space: SpaceId, pages: &[PageAddr], mut cold: impl FnMut(PageAddr)) {
+    /// Cools each of these pages that is `Kept`; returns the others, and those without heat.
+    pub fn cool(&mut self, space: SpaceId, pages: &[PageAddr]) -> Vec<PageAddr> {
+        let mut cold = Vec::new();
         let base = |page: &PageAddr| page.get() & !(CHUNK_SPAN - 1);
         for pages in pages.chunk_by(|a, b| base(a) == base(b)) {
             let Some(chunk) = self.find(space, pages[0].get()) else {
-                pages.iter().for_each(|&page| cold(page));
+                cold.extend(pages);
                 continue;
             };
             // A chunk that is shared after a fork is cooled for all who have it: marks are but hints.
             let entries = self.entries_mut(chunk);
             for &page in pages {
                 let entry = &mut entries[slot_of(page.get())];
-                match entry.word & TAGS {
-                    KEPT if entry.mark() > 0 => entry.word -= 1 << MARK_SHIFT,
-                    _ => cold(page),
+                if !entry.cool() {
+                    cold.push(page);
                 }
             }
         }
+        cold
     }
 
     /// Every page of `range` about which something is known, in address order.
@@ -560,7 +571,7 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            20 => (0u64..3, 0u64..2000, state(), 0u8..128).prop_map(|(s, p, state, m)| Op::Set(s, p, state, m)),
+            20 => (0u64..3, 0u64..2000, state(), 0u64..128).prop_map(|(s, p, state, m)| Op::Set(s, p, state, Mark::from_bits(m))),
             1 => (0u64..3, 0u64..3).prop_map(|(p, c)| Op::Fork(p, c)),
             1 => (0u64..3, 0u64..2000, 0u64..2000).prop_map(|(s, f, n)| Op::Drop(s, f, n)),
         ]
@@ -576,7 +587,7 @@ mod tests {
             graves.extend(map.bury(grave, |state| assert!(!matches!(state, State::Slot(_)))));
         }
         for (page, _) in map.known(SpaceId(space), range) {
-            put(map, space, page, State::Empty, 0);
+            put(map, space, page, State::Empty, Mark::COLD);
         }
     }
 
@@ -587,7 +598,10 @@ mod tests {
             Op::Set(space, page, state, mark) => {
                 let page = PageAddr::containing(nth(page));
                 put(map, space, page, state, mark);
-                oracle.insert((space, page), (state, if state == State::Empty { 0 } else { mark }));
+                oracle.insert(
+                    (space, page),
+                    (state, if state == State::Empty { Mark::COLD } else { mark }),
+                );
             }
             Op::Fork(parent, child) if parent != child => {
                 clear(map, child, 0..1 << 40);
@@ -615,7 +629,7 @@ mod tests {
         let page =
             |shelf: u64, chunk: u64| PageAddr::containing(shelf * SHELF_SPAN + chunk * CHUNK_SPAN);
         for (shelf, chunk) in (0..4).flat_map(|shelf| (0..512).map(move |chunk| (shelf, chunk))) {
-            put(&mut map, 1, page(shelf, chunk), State::Remote(CONTENT), 0);
+            put(&mut map, 1, page(shelf, chunk), State::Remote(CONTENT), Mark::COLD);
         }
         map.fork(SpaceId(1), SpaceId(2));
         let graves = map.take(SpaceId(2), 0..u64::MAX);
@@ -624,7 +638,7 @@ mod tests {
             assert!(map.bury(grave, |_| panic!("the parent has it")).is_empty());
         }
         // A page in the write-back buffer keeps its shelf from being taken as a whole, but not the others.
-        put(&mut map, 1, page(2, 7), State::Slot(3), 0);
+        put(&mut map, 1, page(2, 7), State::Slot(3), Mark::COLD);
         let graves = map.take(SpaceId(1), 0..u64::MAX);
         assert_eq!(graves.len(), 3 + 511);
         assert_eq!(map.known(SpaceId(1), 0..u64::MAX), [(page(2, 7), State::Slot(3))]);
@@ -666,11 +680,10 @@ mod tests {
             prop_assert_eq!(map.known(SpaceId(1), range), expected);
             let pages: Vec<_> = oracle.keys().filter(|(s, _)| *s == 2).map(|(_, p)| *p).collect();
             let before: Vec<_> = pages.iter().map(|&p| map.get_marked(SpaceId(2), p)).collect();
-            let mut cold = Vec::new();
-            map.cool(SpaceId(2), &pages, |page| cold.push(page));
-            for (&page, (state, mark)) in pages.iter().zip(before) {
-                let cools = matches!(state, State::Kept(_)) && mark > 0;
-                prop_assert_eq!(map.get_marked(SpaceId(2), page), (state, mark - u8::from(cools)));
+            let cold = map.cool(SpaceId(2), &pages);
+            for (&page, (state, mut mark)) in pages.iter().zip(before) {
+                let cools = matches!(state, State::Kept(_)) && mark.cool();
+                prop_assert_eq!(map.get_marked(SpaceId(2), page), (state, mark));
                 prop_assert_eq!(cold.contains(&page), !cools);
             }
             for space in 0..3 {
@@ -686,7 +699,7 @@ mod tests {
         let mut map = PageMap::new(16).unwrap();
         let page = |chunk: u64| PageAddr::containing(chunk * CHUNK_SPAN);
         let fill = |map: &mut PageMap, space: u64, chunk: u64| {
-            map.put(SpaceId(space), page(chunk), State::Slot(1), 0)
+            map.put(SpaceId(space), page(chunk), State::Slot(1), Mark::COLD)
         };
         (0..15).for_each(|chunk| assert_eq!(fill(&mut map, 1, chunk), Ok(None)));
         assert!(map.is_full());

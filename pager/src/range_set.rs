@@ -81,7 +81,7 @@ impl RangeSet {
     }
 
     /// All ranges in order.
-    pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + Clone + '_ {
         self.ranges.iter().map(|(&s, &e)| s..e)
     }
 

@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use gms_policy::eviction::{Ages, Mark};
+use gms_policy::eviction::{Clock, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
 use self::roomless::Roomless;
@@ -121,7 +121,7 @@ pub struct Tables {
     /// Slots which are leaving: few.
     leaving: Vec<u32>,
     ready: VecDeque<u32>,
-    ages: Ages,
+    clock: Clock,
     /// Contents with more than one entry.
     shared: HashMap<ContentId, u32>,
     /// Faults that wait for somebody else's work.
@@ -158,7 +158,7 @@ impl Tables {
             kept: None,
             was_remote: false,
             private: false,
-            mark: 0,
+            mark: Mark::COLD,
             id: ContentId(0),
             hash: 0,
         };
@@ -170,7 +170,7 @@ impl Tables {
             free: (0..slots).rev().collect(),
             leaving: Vec::new(),
             ready: VecDeque::new(),
-            ages: Ages::new(budget),
+            clock: Clock::new(budget),
             shared: HashMap::new(),
             waiters: HashSet::new(),
             roomless: Roomless::default(),
@@ -315,8 +315,8 @@ impl Tables {
     /// The page was installed from `content`, because a thread waits for it or ahead of its use. False if the entry has changed meanwhile.
     pub fn fetched(&mut self, place: Place, content: Content, waited: bool) -> bool {
         let heat = match self.map.get_marked(place.0, place.1) {
-            (State::Remote(known), mark) if known == content && waited => self.ages.heat(mark),
-            (State::Remote(known), _) if known == content => 0,
+            (State::Remote(known), mark) if known == content && waited => self.clock.refault(mark),
+            (State::Remote(known), _) if known == content => Mark::COLD,
             // By somebody else, meanwhile.
             (State::Kept(known), mark) if known == content => mark,
             _ => return false,
@@ -569,7 +569,7 @@ impl Tables {
     }
 
     fn put(&mut self, place: Place, state: State) -> bool {
-        self.put_marked(place, state, 0)
+        self.put_marked(place, state, Mark::COLD)
     }
 
     /// Changes an entry; false if there is no room for it, and nothing has changed.

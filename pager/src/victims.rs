@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use gms_policy::eviction::{Search, Step};
 use gms_policy::ids::{PageAddr, SpaceId};
 use gms_policy::limits::SCAN_WINDOW_MAX;
 use nix::errno::Errno;
@@ -21,41 +22,21 @@ use crate::uffd::{Occupant, Occupied, Registration};
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
 const RUNS_MAX: usize = 16;
 
-/// Fills `process.victims` from a window of present pages anywhere, and where all of those are hot from the next ones; after a lap of hot
-/// pages some of those go. A hand that went round in the order of addresses would go before a program that reads its memory over and over:
-/// it would evict just what is read next.
+/// Fills `process.victims` by a [`Search`].
 pub fn choose_victims(shared: &Shared, process: &mut Process, random: u64) {
     let id = process.space.id;
-    let mut wrapped = false;
-    let mut hand = anywhere(process, random);
-    while process.victims.is_empty() {
+    let (mut search, mut hand) = Search::begin(random, process.sweep.iter());
+    loop {
         let (window, next) = window(shared, process, hand);
-        hand = next.unwrap_or(0);
-        match torture::sample(&window) {
-            Some(pages) => process.victims.extend(pages),
-            None => lock(&shared.tables).choose(id, &window, &mut process.victims),
-        }
-        if next.is_none() && std::mem::replace(&mut wrapped, true) {
-            if process.victims.is_empty() {
-                process.victims.extend(window);
-            }
-            break;
+        let cold = match torture::sample(&window) {
+            Some(pages) => pages,
+            None => lock(&shared.tables).cool(id, &window),
+        };
+        match search.handle_window(window, cold, next) {
+            Step::Scan(from) => hand = from,
+            Step::Evict(pages) => return process.victims.extend(pages),
         }
     }
-}
-
-/// An address of what may be evicted, each page as likely as the others.
-fn anywhere(process: &Process, random: u64) -> u64 {
-    let length = |range: &Range<u64>| range.end - range.start;
-    let total: u64 = process.sweep.iter().map(|range| length(&range)).sum();
-    let mut at = random % total.max(1);
-    for range in process.sweep.iter() {
-        if at < length(&range) {
-            return (range.start + at) / PAGE * PAGE;
-        }
-        at -= length(&range);
-    }
-    0
 }
 
 /// Present pages from the hand on, and where the hand stands then (`None`: at the end).
@@ -182,7 +163,7 @@ pub fn move_out(
             Some((leaving, moved))
         }
         Err(errno) => {
-            shared.fail(format!("the evictor of process {} does not answer: {errno}", process.pid));
+            shared.fail(process.unanswered(errno));
             None
         }
     }

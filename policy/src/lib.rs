@@ -22,7 +22,7 @@ pub mod prefetch;
 pub mod size;
 
 pub use budget::{Budget, Decision};
-pub use eviction::{Ages, Mark};
+pub use eviction::{Clock, Mark};
 pub use full::{FullAction, WhenFull};
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
 pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices};

@@ -1,8 +1,8 @@
 //! A page's way out: chosen, leaving, in its slot, at an agent.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
+use gms_policy::eviction::Mark;
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 
 use super::{EvictOutcome, Owner, Phase, Place, SpaceState, Tables};
@@ -49,14 +49,9 @@ impl Tables {
         }
     }
 
-    /// Appends those of `window`'s pages that should go out now: the others cool.
-    pub fn choose(
-        &mut self,
-        space: SpaceId,
-        window: &[PageAddr],
-        victims: &mut VecDeque<PageAddr>,
-    ) {
-        self.map.cool(space, window, |page| victims.push_back(page));
+    /// Cools resident pages which a search for victims has met; returns those without heat.
+    pub fn cool(&mut self, space: SpaceId, window: &[PageAddr]) -> Vec<PageAddr> {
+        self.map.cool(space, window)
     }
 
     /// Notes pages as leaving; appends the slot for each that may go. Pages which are in quarantine, or on their way already, are left out, and
@@ -90,7 +85,7 @@ impl Tables {
             slot.kept = kept;
             slot.was_remote = was_remote;
             slot.private = false;
-            slot.mark = self.ages.evict();
+            slot.mark = self.clock.evict();
             out.push((page, index));
         }
     }
@@ -193,7 +188,7 @@ impl Tables {
         }
         let mark = match state {
             State::Remote(_) => self.slots[index as usize].mark,
-            _ => 0,
+            _ => Mark::COLD,
         };
         for owner in owners.drain(..) {
             if !self.put_marked(owner.place, state, mark) {
@@ -310,12 +305,8 @@ mod tests {
             };
             assert!(tables.fetched((space, page), content, page == pages[0]));
         }
-        let mut chosen = VecDeque::new();
-        tables.choose(space, &pages, &mut chosen);
-        assert_eq!(chosen, [pages[1]]);
-        for _ in 0..100 {
-            tables.choose(space, &pages[..1], &mut chosen);
-        }
-        assert!(chosen.contains(&pages[0]), "it never cools");
+        assert_eq!(tables.cool(space, &pages), [pages[1]]);
+        let cools = (0..100).any(|_| !tables.cool(space, &pages[..1]).is_empty());
+        assert!(cools, "it never cools");
     }
 }

@@ -1,6 +1,6 @@
 //! The model: what the kernel, the agents and the processes do.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use gms_pager::page_map::{Content, PAGE};
@@ -290,11 +290,11 @@ impl Model {
         let range = span(from, pages);
         let victims: Vec<PageAddr> =
             present.keys().copied().filter(|p| range.contains(&p.get())).collect();
-        let (mut chosen, mut leaving) = (VecDeque::new(), Vec::new());
-        while chosen.is_empty() && !victims.is_empty() {
-            self.tables.choose(space, &victims, &mut chosen);
+        let (mut cold, mut leaving) = (Vec::new(), Vec::new());
+        while cold.is_empty() && !victims.is_empty() {
+            cold = self.tables.cool(space, &victims);
         }
-        self.tables.begin_evict(space, chosen.make_contiguous(), &mut leaving);
+        self.tables.begin_evict(space, &cold, &mut leaving);
         for (i, (page, slot)) in leaving.into_iter().enumerate() {
             let stays = pinned >> (i % 32) & 1 == 1;
             let tag = if stays { None } else { self.process(space).present.remove(&page) };
