@@ -297,9 +297,15 @@ fn an_exec_does_not_wait_for_the_dead_while_its_process_is_seized() {
 fn about_to_take_over() -> (Subject, Stopped) {
     let mut subject = Subject::start("takes over");
     let executes = subject.thread("executes");
-    until("it sleeps in exec", || proc::blocked_in(executes) == Some(libc::SYS_execve));
+    until("it sleeps in exec", || sleeps_in_exec(executes));
     let late = Stopped::seize(executes).unwrap();
     (subject, late)
+}
+
+/// Whether a thread that executes a program waits for the page that nobody hands over: it sleeps on its way there too.
+fn sleeps_in_exec(tid: i32) -> bool {
+    proc::blocked_in(tid) == Some(libc::SYS_execve)
+        && proc::asleep_in(tid).as_deref() == Some("handle_userfault")
 }
 
 /// The other takes over the id of the first one.
@@ -337,7 +343,7 @@ fn nor_if_that_had_stopped_before() {
     let executes = subject.thread("executes");
     let mut first = Stopped::new(subject.pid()).unwrap();
     first.restore().unwrap();
-    until("it sleeps in exec", || proc::blocked_in(executes) == Some(libc::SYS_execve));
+    until("it sleeps in exec", || sleeps_in_exec(executes));
     let late = Stopped::seize(executes).unwrap();
     take_over(&mut subject);
     if first.block_signals().is_ok() {
@@ -352,7 +358,7 @@ fn nor_if_that_had_stopped_before() {
 fn nobody_waits_for_an_exec_that_does_not_end() {
     let mut subject = Subject::start("exec");
     let pid = subject.pid();
-    until("it sleeps in exec", || proc::blocked_in(pid) == Some(libc::SYS_execve));
+    until("it sleeps in exec", || sleeps_in_exec(pid));
     let refused = Stopped::new(pid).map(Stopped::let_go);
     assert!(matches!(refused, Err(InjectError::Unstoppable)), "{refused:?}");
     assert_eq!(release_late(), None);
