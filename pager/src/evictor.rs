@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use gms_transport::client::LEASE;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -26,8 +27,10 @@ use crate::pulse::Pulse;
 
 /// Longest that a call list may take. Moving pages takes microseconds; only a fault inside a call waits longer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
-/// The same for an evictor that is seen to want a CPU and has none: a program of low priority on a busy machine.
-const STARVED_DEADLINE: Duration = Duration::from_secs(60);
+/// The same for an evictor that is seen to want a CPU and has none: a program of low priority on a busy machine. Whoever waits for it, and for the
+/// gate that is closed meanwhile, does not drive its links to the agents: their lease must not end.
+const STARVED_DEADLINE: Duration = Duration::from_secs(30);
+const _: () = assert!(STARVED_DEADLINE.as_secs() + CALL_DEADLINE.as_secs() < LEASE.as_secs());
 /// Between two looks whether it is frozen.
 const CALL_LOOK_MS: u16 = 500;
 /// Not even one that is frozen is waited for any longer.

@@ -13,7 +13,7 @@ use crate::message::{Control, Op, Status, WorkloadId};
 use crate::{CloseCode, CloseReason, Event, ExchangeId, LinkId, Transport, TransportError};
 
 /// How long an agent keeps the workload's pages when it hears nothing.
-const LEASE: Duration = Duration::from_secs(60);
+pub const LEASE: Duration = Duration::from_secs(60);
 /// Pause before an agent that could not be reached is tried again.
 pub(super) const RETRY: Duration = Duration::from_millis(300);
 /// For an agent to answer the hello of a link that is up.

@@ -1,7 +1,8 @@
 //! The agents as any of their users sees them.
 //!
 //! A [`Client`] keeps a link to each agent, sends gets, puts and discards, checks what comes back and repeats what is
-//! not answered. It is driven like a [`Transport`]: `drive`, then `poll` until empty, then `flush`; it reads no clock.
+//! not answered. It is driven like a [`Transport`]: `drive`, `poll` until empty, [`Client::expire`], `poll`,
+//! [`Client::send_unsent`], `poll`, then `flush`; it reads no clock.
 //! Requests are named by ids of the client's own, which are never used again: an agent, a link or an exchange may
 //! come and go behind them.
 
@@ -25,7 +26,7 @@ use zerocopy::IntoBytes;
 
 use self::get::{Get, Step};
 pub use self::get::{Urgency, Wanted};
-pub use self::lane::{AgentAddress, Lane, LaneEvent};
+pub use self::lane::{AgentAddress, LEASE, Lane, LaneEvent};
 use self::put::Put;
 use crate::message::{Control, DISCARD_MAX, Op, PAGES_MAX, PageDescriptor, Status, WorkloadId};
 use crate::{ExchangeId, Transport, TransportError};
