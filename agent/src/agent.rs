@@ -13,6 +13,7 @@ use crate::store::Store;
 use gms_policy::{Bytes, PageCount};
 use gms_transport::TransportError;
 use gms_transport::keys::Identity;
+use gms_transport::message::Version;
 use gms_transport::quic::Quic;
 use std::io;
 use std::net::SocketAddr;
@@ -34,12 +35,14 @@ pub struct Config {
     pub spin: Duration,
     /// Where it serves metrics.
     pub metrics: Option<SocketAddr>,
+    /// The latest version of the protocol that it speaks.
+    pub protocol: Version,
 }
 
 impl Config {
     /// An agent of `export` bytes at `listen`, all else as usual.
     pub fn new(listen: SocketAddr, export: Bytes) -> Self {
-        Self { listen, export, huge: false, spin: SPIN_MAX, metrics: None }
+        Self { listen, export, huge: false, spin: SPIN_MAX, metrics: None, protocol: Version::V2 }
     }
 }
 
@@ -104,7 +107,8 @@ impl Agent {
                 "exports more than is available now"
             );
         }
-        let transport = Quic::server(config.listen, identity).map_err(|error| match error {
+        let server = Quic::server_up_to(config.listen, identity, config.protocol);
+        let transport = server.map_err(|error| match error {
             TransportError::Socket { addr, error } => AgentError::Listen { addr, error },
             other => AgentError::Transport(other),
         })?;

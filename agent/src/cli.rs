@@ -4,6 +4,7 @@ use crate::agent::Config;
 use crate::limits::{DRAIN_MAX, SPIN_MAX};
 use clap::{ArgAction, Parser};
 use gms_policy::{Bytes, Size};
+use gms_transport::message::Version;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Error as _, Visitor};
 use std::fmt;
@@ -14,6 +15,8 @@ use std::time::Duration;
 
 /// Grace of a drain unless `--drain` says otherwise.
 const DRAIN_DEFAULT: Duration = Duration::from_secs(2);
+/// For testers: if it is set, the version before this one's is spoken, as an older agent does.
+const OLD: &str = "GMS_AGENT_OLD_PROTOCOL";
 /// Longest spin that may be configured.
 const SPIN_LIMIT: Duration = Duration::from_millis(10);
 /// Longest configuration file, in bytes.
@@ -178,6 +181,8 @@ pub struct Options {
     pub spin: Duration,
     /// Grace of a drain.
     pub drain: Duration,
+    /// The latest version of the protocol to speak.
+    pub protocol: Version,
     /// Log level.
     pub level: tracing::Level,
 }
@@ -217,6 +222,7 @@ impl Args {
             huge: self.huge || file.huge,
             spin: duration("spin", self.spin.or(file.spin), micro, SPIN_MAX, SPIN_LIMIT)?,
             drain: duration("drain", self.drain.or(file.drain), second, DRAIN_DEFAULT, DRAIN_MAX)?,
+            protocol: if std::env::var_os(OLD).is_some() { Version::V1 } else { Version::V2 },
             level: match (quiet, verbose) {
                 (true, _) => tracing::Level::ERROR,
                 (false, 0) => tracing::Level::INFO,
@@ -238,6 +244,7 @@ impl Options {
             export: self.export.of(memory),
             huge: self.huge,
             spin: self.spin,
+            protocol: self.protocol,
             metrics: self.metrics.as_ref().map(HostPort::resolve).transpose()?,
         })
     }

@@ -14,15 +14,15 @@ use crate::store::{Found, Store, TenantId};
 use crate::tenants::{TenantKey, Tenants};
 use gms_policy::ContentId;
 use gms_transport::message::{
-    Control, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor, Status, WorkloadId,
+    Control, Feedback, HelloReply, HelloRequest, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor,
+    PagesReply, PagesRequest, Status, StatusReply, WorkloadId,
 };
 use gms_transport::{CloseCode, ExchangeId, LinkId, PeerIdentity};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
-use zerocopy::byteorder::little_endian::{U32, U64};
 
 /// When something is handled.
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +195,7 @@ impl Core {
             Err(status) => return self.refuse(at, exchange, None, &control, status),
         };
         let mut request = Exchange::new(at.now, client, control);
-        if let (Op::Put, Some(tenant)) = (control.op, tenant) {
+        if let (Some(Op::Put), Some(tenant)) = (control.op(), tenant) {
             let most = self.credits(Some(tenant));
             let taken = request.set_aside(&mut self.store, most);
             if taken == 0 {
@@ -249,13 +249,17 @@ impl Core {
         let admitted = self.admit_session(exchange.link, &control);
         let reply = match admitted {
             Err(status) => control.reply(status),
-            Ok((_, session)) => match (control.op, session) {
-                (Op::Hello, _) => self.hello(at.now, exchange.link, &control),
-                (Op::Get, Some(tenant)) => self.get(tenant, &request),
-                (Op::Put, Some(tenant)) => self.put(at.now, tenant, &mut request),
-                (Op::Discard, Some(tenant)) => self.discard(tenant, &request),
-                (Op::Goodbye, Some(tenant)) => self.goodbye(at.now, tenant, &control),
-                (Op::Status | Op::Grant, _) => self.status(&control),
+            // Such a page would be taken for another one.
+            Ok(_) if request.descriptors().iter().any(|named| named.length() != 0) => {
+                control.reply(Status::Invalid)
+            }
+            Ok((_, session)) => match (control.op(), session) {
+                (Some(Op::Hello), _) => self.hello(at.now, exchange.link, &control),
+                (Some(Op::Get), Some(tenant)) => self.get(tenant, &request),
+                (Some(Op::Put), Some(tenant)) => self.put(at.now, tenant, &mut request),
+                (Some(Op::Discard), Some(tenant)) => self.discard(tenant, &request),
+                (Some(Op::Goodbye), Some(tenant)) => self.goodbye(at.now, tenant, &control),
+                (Some(Op::Status | Op::Grant), _) => self.status(&control),
                 _ => control.reply(Status::Unsupported),
             },
         };
@@ -383,11 +387,20 @@ impl Core {
 
     /// Whether the request may begin: what is known to fail is refused before its payload comes.
     fn admit(&self, link: LinkId, control: &Control) -> Result<Admitted, Status> {
+        match control.op() {
+            None | Some(Op::Delegate | Op::Epoch | Op::Atomic | Op::Block) => {
+                return Err(Status::Unsupported);
+            }
+            // Frames hold whole pages so far.
+            _ if control.has_lengths() => return Err(Status::Unsupported),
+            _ => {}
+        }
         let admitted = self.admit_session(link, control)?;
-        match control.op {
-            Op::Delegate | Op::Epoch | Op::Atomic => Err(Status::Unsupported),
-            Op::Get | Op::Put if control.page_shift != PAGE_SHIFT => Err(Status::Invalid),
-            Op::Put if self.draining => Err(Status::Draining),
+        match control.op() {
+            Some(Op::Get | Op::Put) if control.body::<PagesRequest>().page_shift != PAGE_SHIFT => {
+                Err(Status::Invalid)
+            }
+            Some(Op::Put) if self.draining => Err(Status::Draining),
             _ => Ok(admitted),
         }
     }
@@ -395,12 +408,14 @@ impl Core {
     /// The client, and the tenant of the link's session if the operation needs one.
     fn admit_session(&self, link: LinkId, control: &Control) -> Result<Admitted, Status> {
         let link = self.links.get(&link).ok_or(Status::Denied)?;
-        if matches!(control.op, Op::Hello | Op::Status) {
+        if matches!(control.op(), Some(Op::Hello | Op::Status)) {
             return Ok((link.client, None));
         }
         let tenant = link.session.ok_or(Status::Denied)?;
         let named = TenantKey { client: link.peer.fingerprint, workload: control.workload };
-        if self.tenants.key(tenant) == Some(named) {
+        // A request of a session that has ended must not meet the pages of the next one.
+        let is_ours = [0, self.tenants.session(tenant)].contains(&control.session);
+        if self.tenants.key(tenant) == Some(named) && is_ours {
             Ok((link.client, Some(tenant)))
         } else {
             Err(Status::Denied)
@@ -413,22 +428,27 @@ impl Core {
         };
         let (client, workload) = (peer.fingerprint, control.workload);
         let key = TenantKey { client, workload };
+        let asked: HelloRequest = control.body();
+        let lease_ms = u64::from(asked.lease_ms);
+        let greeting = |session, lease: Duration| {
+            let lease_ms = lease.as_millis().try_into().unwrap_or(u32::MAX);
+            let reply = control.reply(Status::Ok);
+            reply.with_session(session).with_answer(HelloReply::new(lease_ms, asked.features))
+        };
         if let Some(tenant) = *session
             && let Some(other) = self.tenants.key(tenant)
         {
             // One workload a link: a second hello is a retry of the first.
-            let mut reply = control.reply(if other == key { Status::Ok } else { Status::Invalid });
-            if other == key {
-                let lease = self.tenants.renew(tenant, control.value.get());
-                reply.value = U64::new(lease.as_millis() as u64);
+            if other != key {
+                return control.reply(Status::Invalid);
             }
-            reply.compare = U64::new(self.tenants.session(tenant));
-            return reply;
+            let lease = self.tenants.renew(tenant, lease_ms);
+            return greeting(self.tenants.session(tenant), lease);
         }
         if self.draining && !self.tenants.knows(&key) {
             return control.reply(Status::Draining);
         }
-        let Some((tenant, lease)) = self.tenants.link(key, control.value.get()) else {
+        let Some((tenant, lease)) = self.tenants.link(key, lease_ms) else {
             return control.reply(Status::Full);
         };
         *session = Some(tenant);
@@ -437,33 +457,35 @@ impl Core {
             tracing::info!(%client, %workload, %addr, pages, "workload connected");
         }
         self.publish(now);
-        let mut reply = control.reply(Status::Ok);
-        reply.value = U64::new(lease.as_millis() as u64);
-        reply.compare = U64::new(self.tenants.session(tenant));
-        reply
+        greeting(self.tenants.session(tenant), lease)
     }
 
     /// Credits, and all else that a status tells, are in every reply; only the size of the export is added.
     fn status(&self, control: &Control) -> Control {
-        let mut reply = control.reply(if self.draining { Status::Draining } else { Status::Ok });
-        reply.value = U64::new(u64::from(self.store.frames()));
-        reply
+        let reply = control.reply(if self.draining { Status::Draining } else { Status::Ok });
+        match control.op() {
+            Some(Op::Status | Op::Grant) => {
+                reply.with_answer(StatusReply::new(self.store.frames().into()))
+            }
+            _ => reply,
+        }
     }
 
     fn get(&mut self, tenant: TenantId, request: &Exchange) -> Control {
         let control = &request.control;
-        let count = usize::from(control.count.get());
+        let asked: PagesRequest = control.body();
+        let count = usize::from(asked.count);
         let mut done = 0u64;
         self.found.clear();
         self.descriptors.clear();
         if count == 1 {
-            self.found.extend(self.store.find(tenant, ContentId(control.page.get())));
+            self.found.extend(self.store.find(tenant, ContentId(asked.page)));
             done = self.found.len() as u64;
         }
         for (index, descriptor) in request.descriptors().iter().enumerate() {
-            if let Some(found) = self.store.find(tenant, ContentId(descriptor.page.get())) {
+            if let Some(found) = self.store.find(tenant, ContentId(descriptor.page())) {
                 self.found.push(found);
-                self.descriptors.push(PageDescriptor::new(descriptor.page.get(), found.check));
+                self.descriptors.push(PageDescriptor::new(descriptor.page(), found.check));
                 done |= 1 << index;
             }
         }
@@ -471,24 +493,21 @@ impl Core {
         self.stats.misses.add((count - self.found.len()) as u64);
         self.stats.bytes_out.add((self.found.len() * FRAME_LEN) as u64);
         let status = if self.found.len() == count { Status::Ok } else { Status::NotFound };
-        let mut reply = control.reply(status);
-        reply.done = U64::new(done);
-        if let (1, Some(found)) = (count, self.found.first()) {
-            reply.check = U64::new(found.check);
+        let reply = control.reply(status).with_done(done);
+        match self.found.first() {
+            Some(found) if count == 1 => reply.with_check(found.check),
+            _ => reply,
         }
-        reply
     }
 
     fn put(&mut self, now: Instant, tenant: TenantId, request: &mut Exchange) -> Control {
         let (control, seconds) = (request.control, self.seconds(now));
         let mut done = 0u64;
-        for index in 0..usize::from(control.count.get()) {
-            let Some(&PageDescriptor { page, check }) = request.descriptors().get(index) else {
-                break;
-            };
+        for index in 0..usize::from(control.count()) {
+            let Some(&descriptor) = request.descriptors().get(index) else { break };
             let Some(frame) = request.take_frame(index) else { continue };
-            let page = ContentId(page.get());
-            if self.store.commit(frame, tenant, page, check.get(), seconds) {
+            let page = ContentId(descriptor.page());
+            if self.store.commit(frame, tenant, page, descriptor.check(), seconds) {
                 // The frame of the content before it is free.
                 self.tenants.clients.give_frames(request.client, 1);
             } else {
@@ -500,12 +519,9 @@ impl Core {
         self.last_put = now;
         self.stats.puts.add(stored);
         self.stats.bytes_in.add(stored * FRAME_LEN as u64);
-        self.stats.refusals.add(u64::from(control.count.get()) - stored);
-        let status =
-            if stored == u64::from(control.count.get()) { Status::Ok } else { Status::Full };
-        let mut reply = control.reply(status);
-        reply.done = U64::new(done);
-        reply
+        self.stats.refusals.add(u64::from(control.count()) - stored);
+        let status = if stored == u64::from(control.count()) { Status::Ok } else { Status::Full };
+        control.reply(status).with_done(done)
     }
 
     fn discard(&mut self, tenant: TenantId, request: &Exchange) -> Control {
@@ -538,16 +554,23 @@ impl Core {
         at: At,
         exchange: ExchangeId,
         tenant: Option<TenantId>,
-        mut control: Control,
+        control: Control,
     ) -> Answer<'_> {
         let queue_ns = at.now.saturating_duration_since(at.received).as_nanos() as u64;
         self.stats.queue.observe(queue_ns);
-        control.queue_ns = U32::new(queue_ns.try_into().unwrap_or(u32::MAX));
-        control.frames_free = U64::new(u64::from(self.store.frames_free()));
-        let oldest = self.store.oldest_age(self.seconds(at.now));
-        control.oldest_age_ms = U32::new(oldest.saturating_mul(1000));
-        control.credits = U32::new(self.credits(tenant) as u32);
-        let payload = control.done.get() != 0 && control.op == Op::Get;
+        let feedback = Feedback {
+            queue_ns: queue_ns.try_into().unwrap_or(u32::MAX),
+            service_ns: 0,
+            frames_free: self.store.frames_free(),
+            oldest_age_ms: self.store.oldest_age(self.seconds(at.now)).saturating_mul(1000),
+            credits_put: self.credits(tenant).try_into().unwrap_or(u32::MAX),
+            ..Feedback::default()
+        };
+        let payload = match control.op() {
+            Some(Op::Get) => control.answer::<PagesReply>().done != 0,
+            _ => false,
+        };
+        let control = control.with_feedback(feedback);
         Answer::Reply(Reply { exchange, control, payload: payload.then_some(self) })
     }
 
@@ -581,13 +604,14 @@ impl Core {
         tenant: Option<TenantId>,
         control: &Control,
     ) -> Answer<'_> {
-        let status = if control.op == Op::Put { Status::Full } else { Status::Denied };
+        let is_put = control.op() == Some(Op::Put);
+        let status = if is_put { Status::Full } else { Status::Denied };
         self.refuse(at, exchange, tenant, control, status)
     }
 
     fn count_refusal(&self, control: &Control, status: Status) {
         match status {
-            Status::Full => self.stats.refusals.add(u64::from(control.count.get())),
+            Status::Full => self.stats.refusals.add(u64::from(control.count())),
             _ => self.stats.denied.add(1),
         }
     }

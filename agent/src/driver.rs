@@ -7,6 +7,7 @@ use crate::renewal::Renewal;
 use crate::spin::{SLICE, Spin, prefer_latency};
 use crate::stats::Stats;
 use crate::stop::Stop;
+use gms_transport::message::Feedback;
 use gms_transport::{CloseCode, CloseReason, Event, LinkId, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -15,7 +16,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use zerocopy::byteorder::little_endian::U32;
 
 /// A transport, a core, and what ends them.
 pub struct Driver<T> {
@@ -226,11 +226,12 @@ struct Idle {
 
 /// Stamps a reply with its service time and sends it. Returns how many slices (pages, descriptors) it carries.
 fn send<T: Transport>(transport: &mut T, stats: &Stats, at: At, reply: &Reply<'_>) -> usize {
-    let mut control = reply.control;
     let now = Instant::now();
     let service_ns = now.saturating_duration_since(at.now).as_nanos() as u64;
-    control.service_ns = U32::new(service_ns.try_into().unwrap_or(u32::MAX));
     stats.service.observe(service_ns);
+    let service_ns = service_ns.try_into().unwrap_or(u32::MAX);
+    let feedback = Feedback { service_ns, ..reply.control.feedback() };
+    let control = reply.control.with_feedback(feedback);
     let (slices, used) = reply.payload();
     // The requester retries: its exchange has a deadline.
     if let Err(error) = transport.reply(now, reply.exchange, &control, &slices[..used]) {

@@ -32,9 +32,9 @@ pub struct Exchange {
 impl Exchange {
     /// A request whose payload is still to come.
     pub fn new(now: Instant, client: ClientId, control: Control) -> Self {
-        let payload_len = control.payload_len.get() as usize;
-        let head_len = match control.op {
-            Op::Put => usize::from(control.count.get()) * PageDescriptor::LEN,
+        let payload_len = control.payload_len as usize;
+        let head_len = match control.op() {
+            Some(Op::Put) => usize::from(control.count()) * PageDescriptor::LEN,
             _ => payload_len,
         };
         Self {
@@ -50,7 +50,7 @@ impl Exchange {
 
     /// Sets frames aside for up to `most` pages of a put; returns how many.
     pub fn set_aside(&mut self, store: &mut Store, most: u64) -> u64 {
-        let count = u64::from(self.control.count.get()).min(most);
+        let count = u64::from(self.control.count()).min(most);
         self.frames.reserve_exact(count as usize);
         self.frames.extend((0..count).map_while(|_| store.reserve()).map(Some));
         self.frames.len() as u64
@@ -65,7 +65,7 @@ impl Exchange {
     ) -> Result<(), OutOfOrder> {
         let start = offset as usize;
         let end = start.checked_add(bytes.len()).ok_or(OutOfOrder)?;
-        if start != self.received || end > self.control.payload_len.get() as usize {
+        if start != self.received || end > self.control.payload_len as usize {
             return Err(OutOfOrder);
         }
         self.received = end;
@@ -94,7 +94,7 @@ impl Exchange {
 
     /// Whether all of the payload has come.
     pub fn is_whole(&self) -> bool {
-        self.received == self.control.payload_len.get() as usize
+        self.received == self.control.payload_len as usize
     }
 
     /// The pages named by descriptors; none if the request names none so.

@@ -11,7 +11,10 @@ use gms_agent::slab::Slab;
 use gms_agent::stats::Stats;
 use gms_agent::store::Store;
 use gms_policy::Bytes;
-use gms_transport::message::{Control, Op, PageDescriptor, Status, WorkloadId};
+use gms_transport::message::{
+    CONTROL_LEN, Control, HelloReply, Op, PageDescriptor, PagesReply, PagesRequest, Status,
+    StatusReply, WorkloadId,
+};
 use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerIdentity};
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -19,7 +22,6 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
-use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A core, its simulated time, and ids for exchanges.
@@ -77,7 +79,7 @@ impl Bed {
         payload: &[u8],
     ) -> Result<ExchangeId, Got> {
         self.exchanges += 1;
-        control.payload_len = U32::new(payload.len() as u32);
+        control.payload_len = payload.len() as u32;
         let (id, at) = (ExchangeId::new(link, self.exchanges), self.at());
         match self.core.handle_control(at, id, *control) {
             Answer::Nothing => Ok(id),
@@ -100,7 +102,7 @@ impl Bed {
         self.pay(id, payload, chunk);
         let reply = got(self.core.handle_complete(self.at(), id));
         let mut sent = reply.control;
-        sent.payload_len = U32::new(reply.payload.len() as u32);
+        sent.payload_len = reply.payload.len() as u32;
         assert_eq!((sent.check(), control.check_reply(&sent)), (Ok(()), Ok(())));
         reply
     }
@@ -161,23 +163,26 @@ fn fetch(bed: &mut Bed, link: LinkId, workload: WorkloadId, pages: &[u64]) -> Ve
     let ids: Vec<u8> =
         pages.iter().flat_map(|&p| PageDescriptor::new(p, 0).as_bytes().to_vec()).collect();
     let many = bed.ask(link, Control::get_many(9, workload, pages.len() as u16), &ids, 7);
-    let found = many.control.done.get().count_ones() as usize;
+    let found = many.control.answer::<PagesReply>().done.count_ones() as usize;
     let (heads, contents) = many.payload.split_at(found * PageDescriptor::LEN);
     let heads = <[PageDescriptor]>::ref_from_bytes(heads).expect("descriptors");
     let pages_found: Vec<(u64, u8)> = heads
         .iter()
         .zip(contents.chunks(FRAME_LEN))
         .map(|(head, bytes)| {
-            assert!(bytes.iter().all(|&b| u64::from(b) == head.check.get()));
-            (head.page.get(), bytes[0])
+            assert!(bytes.iter().all(|&b| u64::from(b) == head.check()));
+            (head.page(), bytes[0])
         })
         .collect();
     for &page in pages {
         let one = bed.ask(link, Control::get(8, workload, page), &[], 1);
         let expected = pages_found.iter().find(|&&(p, _)| p == page);
         assert_eq!(one.payload.first().copied(), expected.map(|&(_, fill)| fill));
-        assert_eq!(one.control.status == Status::Ok, expected.is_some());
-        assert_eq!(one.control.check.get(), expected.map_or(0, |&(_, fill)| u64::from(fill)));
+        assert_eq!(one.control.status() == Status::Ok, expected.is_some());
+        assert_eq!(
+            one.control.answer::<PagesReply>().check,
+            expected.map_or(0, |&(_, fill)| u64::from(fill))
+        );
     }
     pages_found
 }
@@ -216,19 +221,19 @@ proptest! {
         let mut oracle: HashMap<(usize, u64), u8> = HashMap::new();
         let tenant = |index: usize| (index as u8 / 2, WORKLOADS[index % 2]);
         let mut links: Vec<LinkId> = (0..4).map(|i| bed.connect(i as u32, tenant(i).0)).collect();
-        (0..4).for_each(|i| assert_eq!(hello(&mut bed, links[i], tenant(i).1).status, Status::Ok));
+        (0..4).for_each(|i| assert_eq!(hello(&mut bed, links[i], tenant(i).1).status(), Status::Ok));
         for step in steps {
             match step {
                 Step::Put(i, pages, chunk) => {
                     let grant = bed.ask(links[i], Control::grant(2, tenant(i).1, 1), &[], 1).control;
-                    let room = grant.credits.get() as usize;
+                    let room = grant.feedback().credits_put as usize;
                     prop_assert!(room <= FRAMES - oracle.len());
                     let control = Control::put(5, tenant(i).1, pages.len() as u16);
                     let reply = bed.ask(links[i], control, &put_payload(&pages), chunk).control;
                     let stored = pages.len().min(room);
-                    prop_assert_eq!(reply.done.get(), (1u64 << stored) - 1);
+                    prop_assert_eq!(reply.answer::<PagesReply>().done, (1u64 << stored) - 1);
                     let status = if stored == pages.len() { Status::Ok } else { Status::Full };
-                    prop_assert_eq!(reply.status, status);
+                    prop_assert_eq!(reply.status(), status);
                     oracle.extend(pages[..stored].iter().map(|&(page, fill)| ((i, page), fill)));
                 }
                 Step::AbortPut(i, pages, at) => {
@@ -247,10 +252,10 @@ proptest! {
                 Step::Goodbye(i) => {
                     bed.ask(links[i], Control::request(Op::Goodbye, 4, tenant(i).1), &[], 1);
                     let denied = bed.ask(links[i], Control::get(8, tenant(i).1, 1), &[], 1).control;
-                    prop_assert_eq!(denied.status, Status::Denied);
+                    prop_assert_eq!(denied.status(), Status::Denied);
                     oracle.retain(|&(t, _), _| t != i);
                     bed.settle();
-                    prop_assert_eq!(hello(&mut bed, links[i], tenant(i).1).status, Status::Ok);
+                    prop_assert_eq!(hello(&mut bed, links[i], tenant(i).1).status(), Status::Ok);
                 }
                 Step::Reconnect(i, late) => {
                     bed.core.handle_closed(bed.now, links[i]);
@@ -259,11 +264,11 @@ proptest! {
                         oracle.retain(|&(t, _), _| t != i);
                     }
                     links[i] = bed.connect(bed.exchanges as u32 + 10, tenant(i).0);
-                    prop_assert_eq!(hello(&mut bed, links[i], tenant(i).1).status, Status::Ok);
+                    prop_assert_eq!(hello(&mut bed, links[i], tenant(i).1).status(), Status::Ok);
                 }
             }
             let status = bed.ask(links[0], Control::request(Op::Status, 6, tenant(0).1), &[], 1).control;
-            prop_assert_eq!(status.frames_free.get() as usize, FRAMES - oracle.len());
+            prop_assert_eq!(status.feedback().frames_free as usize, FRAMES - oracle.len());
         }
         for (i, &link) in links.iter().enumerate() {
             let all: Vec<u64> = (0..30).collect();
@@ -282,17 +287,17 @@ fn a_workload_id_opens_nothing_without_its_certificate() {
     hello(&mut bed, owner, WORKLOADS[0]);
     put(&mut bed, owner, WORKLOADS[0], &[(7, 77)]);
     let denied = bed.ask(thief, Control::get(1, WORKLOADS[0], 7), &[], 1);
-    assert_eq!((denied.control.status, denied.payload.len()), (Status::Denied, 0));
+    assert_eq!((denied.control.status(), denied.payload.len()), (Status::Denied, 0));
     hello(&mut bed, thief, WORKLOADS[0]);
     assert_eq!(fetch(&mut bed, thief, WORKLOADS[0], &[7, 8]), []);
     // A session of one workload does not open another of the same client.
     let second = bed.connect(3, 1);
     hello(&mut bed, second, WORKLOADS[1]);
     assert_eq!(
-        bed.ask(second, Control::get(1, WORKLOADS[0], 7), &[], 1).control.status,
+        bed.ask(second, Control::get(1, WORKLOADS[0], 7), &[], 1).control.status(),
         Status::Denied
     );
-    assert_eq!(hello(&mut bed, second, WORKLOADS[0]).status, Status::Invalid);
+    assert_eq!(hello(&mut bed, second, WORKLOADS[0]).status(), Status::Invalid);
     assert_eq!(fetch(&mut bed, owner, WORKLOADS[0], &[7, 8]), [(7, 77)]);
 }
 
@@ -302,19 +307,22 @@ fn a_full_agent_refuses_before_the_payload_and_feeds_back() {
     let link = bed.connect(1, 1);
     hello(&mut bed, link, WORKLOADS[0]);
     let reply = put(&mut bed, link, WORKLOADS[0], &[(1, 1), (2, 2), (3, 3)]);
-    assert_eq!((reply.frames_free.get(), reply.credits.get()), (1, 1));
+    assert_eq!((reply.feedback().frames_free, reply.feedback().credits_put), (1, 1));
     let reply = put(&mut bed, link, WORKLOADS[0], &[(4, 4), (5, 5)]);
-    assert_eq!((reply.status, reply.done.get(), reply.frames_free.get()), (Status::Full, 1, 0));
+    assert_eq!(
+        (reply.status(), reply.answer::<PagesReply>().done, reply.feedback().frames_free),
+        (Status::Full, 1, 0)
+    );
     let payload = put_payload(&[(6, 6)]);
     let refused = bed.begin(link, &mut Control::put(1, WORKLOADS[0], 1), &payload);
-    assert_eq!(refused.err().map(|got| got.control.status), Some(Status::Full));
+    assert_eq!(refused.err().map(|got| got.control.status()), Some(Status::Full));
     assert_eq!(bed.stats.refusals.value(), 2);
     bed.advance(Duration::from_secs(3));
     let at = At { now: bed.now, received: bed.now - Duration::from_micros(5) };
     let id = ExchangeId::new(link, 999);
     bed.core.handle_control(at, id, Control::get(1, WORKLOADS[0], 4));
     let reply = got(bed.core.handle_complete(at, id)).control;
-    assert_eq!((reply.queue_ns.get(), reply.oldest_age_ms.get()), (5000, 3000));
+    assert_eq!((reply.feedback().queue_ns, reply.feedback().oldest_age_ms), (5000, 3000));
 }
 
 #[test]
@@ -333,7 +341,7 @@ fn a_put_replaces_only_once_it_is_whole() {
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
     put(&mut bed, link, WORKLOADS[0], &[(1, 22)]);
     let reply = put(&mut bed, link, WORKLOADS[0], &[(1, 22)]);
-    assert_eq!((reply.status, reply.frames_free.get()), (Status::Ok, 7));
+    assert_eq!((reply.status(), reply.feedback().frames_free), (Status::Ok, 7));
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 22)]);
 }
 
@@ -352,7 +360,7 @@ fn a_stalled_request_is_answered_and_its_frames_come_back() {
     assert!(matches!(bed.core.handle_payload(id, 5000, &payload[5000..]), Answer::Nothing));
     assert!(matches!(bed.core.handle_complete(bed.at(), id), Answer::Nothing));
     let status = bed.ask(link, Control::request(Op::Status, 6, WORKLOADS[0]), &[], 1).control;
-    assert_eq!((status.frames_free.get(), status.value.get()), (8, 8));
+    assert_eq!((status.feedback().frames_free, status.answer::<StatusReply>().frames), (8, 8));
 }
 
 #[test]
@@ -367,16 +375,29 @@ fn gaps_and_wrong_requests_are_refused() {
         bed.core.handle_payload(id, 8, &payload),
         Answer::Close(CloseCode::Malformed)
     ));
-    let mut wide = Control::get(2, WORKLOADS[0], 1);
-    wide.page_shift = 13;
-    assert_eq!(bed.ask(link, wide, &[], 1).control.status, Status::Invalid);
-    for op in [Op::Delegate, Op::Epoch, Op::Atomic] {
+    let wide = Control::get(2, WORKLOADS[0], 1);
+    let mut pages: PagesRequest = wide.body();
+    pages.page_shift = 13;
+    let wide = wide.with(pages);
+    assert_eq!(bed.ask(link, wide, &[], 1).control.status(), Status::Invalid);
+    for op in [Op::Delegate, Op::Epoch, Op::Atomic, Op::Block] {
         let reply = bed.ask(link, Control::request(op, 1, WORKLOADS[0]), &[], 1).control;
-        assert_eq!(reply.status, Status::Unsupported);
+        assert_eq!(reply.status(), Status::Unsupported);
     }
-    assert_eq!(bed.stats.denied.value(), 4);
-    let credits = bed.ask(link, Control::grant(1, WORKLOADS[0], 4), &[], 1).control.credits;
-    assert_eq!(credits.get(), 8);
+    assert_eq!(bed.stats.denied.value(), 5);
+    let grant = bed.ask(link, Control::grant(1, WORKLOADS[0], 4), &[], 1).control;
+    assert_eq!(grant.feedback().credits_put, 8);
+    // Of a later build, on a link without a session, too.
+    let mut later = [0; CONTROL_LEN];
+    later.copy_from_slice(Control::request(Op::Status, 1, WORKLOADS[0]).as_bytes());
+    later[5] = 200;
+    let later = Control::decode(&later).expect("passed on");
+    for link in [link, bed.connect(9, 9)] {
+        assert_eq!(bed.ask(link, later, &[1; 700], 1).control.status(), Status::Unsupported);
+    }
+    // What was asked for in a session that has ended is not met by the next one.
+    let other = Control::get(2, WORKLOADS[0], 1).with_session(u64::MAX);
+    assert_eq!(bed.ask(link, other, &[], 1).control.status(), Status::Denied);
 }
 
 #[test]
@@ -387,7 +408,7 @@ fn a_draining_agent_gives_but_does_not_take() {
     put(&mut bed, link, WORKLOADS[0], &[(1, 11)]);
     bed.core.drain();
     assert!(bed.core.in_use());
-    assert_eq!(put(&mut bed, link, WORKLOADS[0], &[(2, 22)]).status, Status::Draining);
+    assert_eq!(put(&mut bed, link, WORKLOADS[0], &[(2, 22)]).status(), Status::Draining);
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
     assert_eq!(bed.try_connect(2, 2), Err(CloseCode::Draining));
     // Whom it waits for may come back.
@@ -397,8 +418,8 @@ fn a_draining_agent_gives_but_does_not_take() {
     );
     assert!(bed.core.in_use());
     let link = bed.connect(3, 1);
-    assert_eq!(hello(&mut bed, link, WORKLOADS[1]).status, Status::Draining);
-    assert_eq!(hello(&mut bed, link, WORKLOADS[0]).status, Status::Ok);
+    assert_eq!(hello(&mut bed, link, WORKLOADS[1]).status(), Status::Draining);
+    assert_eq!(hello(&mut bed, link, WORKLOADS[0]).status(), Status::Ok);
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
     bed.ask(link, Control::request(Op::Goodbye, 4, WORKLOADS[0]), &[], 1);
     assert!(!bed.core.in_use());
@@ -410,9 +431,10 @@ fn a_repeated_hello_is_granted_its_lease_again() {
     let link = bed.connect(1, 1);
     let first = hello(&mut bed, link, WORKLOADS[0]);
     let again = hello(&mut bed, link, WORKLOADS[0]);
-    assert_eq!((again.status, again.value.get(), again.compare), (Status::Ok, 5000, first.compare));
+    let lease = |reply: &Control| reply.answer::<HelloReply>().lease_ms;
+    assert_eq!((again.status(), lease(&again), again.session), (Status::Ok, 5000, first.session));
     let longer = bed.ask(link, Control::hello(1, WORKLOADS[0], 9000), &[], 1).control;
-    assert_eq!(longer.value.get(), 9000);
+    assert_eq!(lease(&longer), 9000);
     put(&mut bed, link, WORKLOADS[0], &[(1, 1)]);
     bed.core.handle_closed(bed.now, link);
     bed.advance(Duration::from_secs(8));
@@ -439,7 +461,7 @@ fn a_client_which_takes_all_it_gets_leaves_room_for_another() {
     let workload = |n: usize| WorkloadId((n as u128 + 7).to_le_bytes());
     let link = links[0];
     let mut made = 0;
-    while hello(&mut bed, link, workload(made)).status == Status::Ok {
+    while hello(&mut bed, link, workload(made)).status() == Status::Ok {
         put(&mut bed, link, workload(made), &[(1, 1)]);
         bed.core.handle_closed(bed.now, link);
         made += 1;
@@ -453,11 +475,11 @@ fn a_client_which_takes_all_it_gets_leaves_room_for_another() {
     let begun = std::iter::from_fn(|| begin(&mut bed).ok()).count();
     assert!(begun > 0);
     let second = bed.connect(9998, 2);
-    assert_eq!(hello(&mut bed, second, WORKLOADS[1]).status, Status::Ok);
+    assert_eq!(hello(&mut bed, second, WORKLOADS[1]).status(), Status::Ok);
     let pages: Vec<(u64, u8)> = (0..64).map(|page| (page, 2)).collect();
     for _ in 0..20 {
-        assert_eq!(put(&mut bed, other, WORKLOADS[0], &pages).status, Status::Ok);
-        assert_eq!(put(&mut bed, second, WORKLOADS[1], &pages).status, Status::Ok);
+        assert_eq!(put(&mut bed, other, WORKLOADS[0], &pages).status(), Status::Ok);
+        assert_eq!(put(&mut bed, second, WORKLOADS[1], &pages).status(), Status::Ok);
     }
 }
 
@@ -473,7 +495,7 @@ fn requests_that_never_end_are_refused_to_their_client_only() {
     let begun: Vec<ExchangeId> = begun.collect();
     assert_eq!(begun.len(), EXCHANGES_MAX / 2);
     let refused = bed.ask(greedy, Control::get(1, WORKLOADS[0], 1), &[], 1).control;
-    assert_eq!(refused.status, Status::Denied);
+    assert_eq!(refused.status(), Status::Denied);
     assert_eq!(fetch(&mut bed, other, WORKLOADS[0], &[1, 2]), []);
     // All of them expire, each once.
     bed.advance(EXCHANGE_TIMEOUT - Duration::from_secs(1));
@@ -482,7 +504,7 @@ fn requests_that_never_end_are_refused_to_their_client_only() {
     bed.core.handle_timeout(bed.now);
     let (started, mut expired) = (Instant::now(), 0);
     while let Some(reply) = bed.core.poll_stalled(bed.now) {
-        assert_eq!(reply.control.status, Status::Failed);
+        assert_eq!(reply.control.status(), Status::Failed);
         expired += 1;
     }
     assert_eq!(expired, begun.len());
@@ -504,14 +526,14 @@ fn lists_of_pages_that_never_end_are_bounded_in_bytes() {
     }
     assert!(begun * ids.len() <= 32 << 20, "{begun} lists are held");
     let refused = bed.ask(greedy, Control::discard(1, WORKLOADS[0], 4096), &ids, 1).control;
-    assert_eq!(refused.status, Status::Denied);
+    assert_eq!(refused.status(), Status::Denied);
     let discard = bed.ask(other, Control::discard(1, WORKLOADS[0], 4096), &ids, ids.len()).control;
-    assert_eq!(discard.status, Status::Ok);
+    assert_eq!(discard.status(), Status::Ok);
     // What expires makes room.
     bed.advance(EXCHANGE_TIMEOUT);
     while bed.core.poll_stalled(bed.now).is_some() {}
     let discard = bed.ask(greedy, Control::discard(1, WORKLOADS[0], 4096), &ids, ids.len()).control;
-    assert_eq!(discard.status, Status::Ok);
+    assert_eq!(discard.status(), Status::Ok);
 }
 
 #[test]
@@ -524,7 +546,8 @@ fn workloads_that_end_again_and_again_do_not_keep_the_loop_busy() {
         put(&mut bed, much, WORKLOADS[0], &pages);
     }
     let free = |bed: &mut Bed| {
-        bed.ask(much, Control::request(Op::Status, 5, WORKLOADS[0]), &[], 1).control.frames_free
+        let status = Control::request(Op::Status, 5, WORKLOADS[0]);
+        bed.ask(much, status, &[], 1).control.feedback().frames_free
     };
     let (mut steps, before) = (0, free(&mut bed));
     for _ in 0..100 {
@@ -570,7 +593,7 @@ fn a_client_that_says_hello_and_goodbye_for_ever_does_not_fill_the_log() {
     let _log = tracing::subscriber::set_default(log);
     let link = bed.connect(1, 1);
     for _ in 0..10_000 {
-        assert_eq!(hello(&mut bed, link, WORKLOADS[0]).status, Status::Ok);
+        assert_eq!(hello(&mut bed, link, WORKLOADS[0]).status(), Status::Ok);
         bed.ask(link, Control::request(Op::Goodbye, 4, WORKLOADS[0]), &[], 1);
     }
     let said = |lines: &Lines| lines.0.load(Ordering::Relaxed);

@@ -114,7 +114,7 @@ fn reads(client: &mut Client, time: Duration, seed: &mut u64) -> f64 {
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let page = (*seed >> 33) % PAGES;
         let (control, bytes) = client.ask(&Control::get(count, WORKLOAD, page), &[]);
-        assert_eq!(control.status, Status::Ok);
+        assert_eq!(control.status(), Status::Ok);
         assert!(bytes == content(page), "page {page}");
         count += 1;
     }
@@ -149,7 +149,7 @@ fn keeps_its_throughput<S: Send>(
     let addr = agent.addr();
     let mut honest = Client::connect(addr, &cluster.client("honest"));
     honest.hello();
-    (0..PAGES).step_by(64).for_each(|first| assert_eq!(honest.put(first, 64).status, Status::Ok));
+    (0..PAGES).step_by(64).for_each(|first| assert_eq!(honest.put(first, 64).status(), Status::Ok));
     let mut seed = 1;
     reads(&mut honest, SLICE, &mut seed);
     let mut state = prepare(&cluster, addr);
@@ -184,8 +184,8 @@ fn keeps_its_throughput<S: Send>(
     assert!(turns.load(Ordering::Relaxed) > ROUNDS as u64, "the attack took place");
     // Who comes anew is served too, and may store pages.
     let mut newcomer = Client::connect(addr, &cluster.client("newcomer"));
-    assert_eq!(newcomer.hello().status, Status::Ok);
-    assert_eq!(newcomer.put(0, 64).status, Status::Ok);
+    assert_eq!(newcomer.hello().status(), Status::Ok);
+    assert_eq!(newcomer.put(0, 64).status(), Status::Ok);
     assert!(kept.is_some(), "{name}: in {ATTEMPTS} measurements less than {KEPT} of the reads");
 }
 
@@ -210,7 +210,7 @@ fn strangers_whose_first_packet_fails() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let (any, identity) = (([127, 0, 0, 1], 0).into(), cluster.client("versions"));
         let packet = |_| {
-            let mut stranger = Quic::client_of(any, &identity, b"x").expect("a socket");
+            let mut stranger = Quic::client_of(any, &identity, &[b"x"]).expect("a socket");
             let addr = socket.local_addr().expect("an address");
             stranger.connect(Instant::now(), addr).expect("an address");
             stranger.flush(Instant::now()).expect("flush");
@@ -300,7 +300,7 @@ fn a_client_that_reads_no_replies() {
         (0..1000).for_each(|_| attacker.turn());
         attacker
     };
-    let names = [PageDescriptor::new(u64::from_le_bytes([5; 8]), 0); 64];
+    let names = [PageDescriptor::new(0x0505_0505_0505, 0); 64];
     keeps_its_throughput("deaf", Duration::from_millis(20), prepare, move |attacker, _| {
         for link in attacker.up.clone() {
             for _ in 0..64 {

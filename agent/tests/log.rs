@@ -5,7 +5,7 @@ mod common;
 use common::program::{Agent, Keys, Log};
 use common::{Client, WORKLOAD};
 use gms_transport::keys::{self, Identity, Role};
-use gms_transport::message::{Control, Op, Status};
+use gms_transport::message::{Control, Op, PagesReply, Status};
 use gms_transport::{Quic, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
@@ -97,7 +97,7 @@ fn packets_of_strangers_are_not_logged_one_by_one() {
     }
     // Who comes after them is served after them.
     let mut honest = Client::connect(addr, &client(&keys));
-    assert_eq!(honest.hello().status, Status::Ok);
+    assert_eq!(honest.hello().status(), Status::Ok);
     stop(agent);
     let lines = lines.join().expect("the log");
     assert!(lines.iter().any(|line| line.contains("workload connected")), "{lines:?}");
@@ -122,10 +122,10 @@ fn a_log_that_nobody_reads_delays_nobody() {
     let Logged { agent, mut log, mut end, addr } = serve(&keys);
     fill(&mut end);
     let mut honest = Client::connect(addr, &client(&keys));
-    assert_eq!(honest.hello().status, Status::Ok);
-    assert_eq!(honest.put(0, 8).done.get(), 0xff);
+    assert_eq!(honest.hello().status(), Status::Ok);
+    assert_eq!(honest.put(0, 8).answer::<PagesReply>().done, 0xff);
     let goodbye = Control::request(Op::Goodbye, 9, WORKLOAD);
-    assert_eq!(honest.ask(&goodbye, &[]).0.status, Status::Ok);
+    assert_eq!(honest.ask(&goodbye, &[]).0.status(), Status::Ok);
     // What was said meanwhile comes when it is read.
     log.line_with(&["workload connected"]);
     log.line_with(&["workload ended"]);

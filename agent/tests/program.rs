@@ -5,6 +5,7 @@ mod common;
 use common::program::{Agent, Keys, Log};
 use common::{Client, LIMIT};
 use gms_transport::keys::{self, Role};
+use gms_transport::message::{HelloReply, PagesReply};
 use gms_transport::{CloseCode, CloseReason, Transport};
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
@@ -31,7 +32,7 @@ fn it_serves_until_sigterm_and_tells_its_clients() {
     let addrs = log.address(&["addr=", "metrics="]);
     let identity = keys::load(&dir.0, Role::Client).expect("a client key");
     let mut client = Client::connect(addrs[0], &identity);
-    assert_eq!(client.hello().frames_free.get(), 2048);
+    assert_eq!(client.hello().feedback().frames_free, 2048);
     client.put(0, 8);
     let mut http = TcpStream::connect(addrs[1]).expect("metrics");
     http.set_read_timeout(Some(LIMIT)).expect("a deadline");
@@ -153,16 +154,16 @@ fn it_renews_its_keys_on_sighup_and_does_not_end() {
     client.until("close", |client| client.closed.is_some());
     log.line_with(&["disconnected", "another authority"]);
     let mut client = Client::connect(addr, &keys::load(&other.0, Role::Client).expect("a key"));
-    assert_eq!(client.hello().value.get(), 2000);
+    assert_eq!(client.hello().answer::<HelloReply>().lease_ms, 2000);
     // Those of the same one stay.
     agent.signal(Signal::SIGHUP);
     log.line_with(&["keys renewed", &node]);
-    assert_eq!(client.put(8, 8).done.get(), 0xff);
+    assert_eq!(client.put(8, 8).answer::<PagesReply>().done, 0xff);
     // Keys which cannot be used change nothing.
     std::fs::remove_file(dir.0.join("node.pem")).expect("removed");
     agent.signal(Signal::SIGHUP);
     log.line_with(&["the keys stay as they are", "node.pem does not exist"]);
-    assert_eq!(client.put(16, 8).done.get(), 0xff);
+    assert_eq!(client.put(16, 8).answer::<PagesReply>().done, 0xff);
     // Nor while it drains: the grace is the time that it has.
     agent.signal(Signal::SIGTERM);
     log.line_with(&["draining"]);

@@ -6,7 +6,7 @@ use common::{Client, LIMIT, WORKLOAD, content};
 use gms_agent::{Agent, AgentError, Config};
 use gms_policy::Bytes;
 use gms_transport::keys::ephemeral;
-use gms_transport::message::{Control, Op, PageDescriptor, Status};
+use gms_transport::message::{Control, HelloReply, Op, PageDescriptor, PagesReply, Status};
 use gms_transport::{CloseCode, CloseReason};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -25,25 +25,31 @@ fn pages_come_back_as_they_were() {
     let mut client = Client::connect(agent.addr(), &key);
     let hello = client.hello();
     assert_eq!(
-        (hello.status, hello.frames_free.get(), hello.value.get()),
+        (hello.status(), hello.feedback().frames_free, hello.answer::<HelloReply>().lease_ms),
         (Status::Ok, 4096, 2000)
     );
     for first in (0..4000).step_by(50) {
-        assert_eq!(client.put(first, 50).done.get(), (1 << 50) - 1);
+        assert_eq!(client.put(first, 50).answer::<PagesReply>().done, (1 << 50) - 1);
     }
     for page in (0..4000).step_by(37) {
         let (control, bytes) = client.ask(&Control::get(page, WORKLOAD, page), &[]);
-        assert!(bytes == content(page) && control.check.get() == !page, "page {page}");
-        assert_eq!(control.frames_free.get(), 96);
+        assert!(
+            bytes == content(page) && control.answer::<PagesReply>().check == !page,
+            "page {page}"
+        );
+        assert_eq!(control.feedback().frames_free, 96);
     }
     let wanted: Vec<PageDescriptor> =
         (3990..4054).map(|page| PageDescriptor::new(page, 0)).collect();
     let (control, bytes) = client.ask(&Control::get_many(1, WORKLOAD, 64), &[wanted.as_bytes()]);
-    assert_eq!((control.status, control.done.get()), (Status::NotFound, (1 << 10) - 1));
+    assert_eq!(
+        (control.status(), control.answer::<PagesReply>().done),
+        (Status::NotFound, (1 << 10) - 1)
+    );
     let (heads, pages) = bytes.split_at(10 * PageDescriptor::LEN);
     let heads = <[PageDescriptor]>::ref_from_bytes(heads).expect("descriptors");
     for (head, bytes) in heads.iter().zip(pages.chunks(4096)) {
-        assert_eq!((head.check.get(), bytes), (!head.page.get(), &content(head.page.get())[..]));
+        assert_eq!((head.check(), bytes), (!head.page(), &content(head.page())[..]));
     }
     let stats = agent.stats().clone();
     assert_eq!((stats.puts.value(), stats.misses.value()), (4000, 54));
@@ -73,12 +79,12 @@ fn frames_are_freed_when_the_lease_is_lost_and_when_the_workload_ends() {
     });
     assert!(since.elapsed() >= Duration::from_secs(2));
     assert_eq!(agent.stats().expired.value(), 1);
-    assert_eq!(other.ask(&status, &[]).0.frames_free.get(), 256);
+    assert_eq!(other.ask(&status, &[]).0.feedback().frames_free, 256);
     other.hello();
-    assert_eq!(other.ask(&Control::get(1, WORKLOAD, 1), &[]).0.status, Status::NotFound);
+    assert_eq!(other.ask(&Control::get(1, WORKLOAD, 1), &[]).0.status(), Status::NotFound);
     other.put(0, 64);
     other.ask(&Control::request(Op::Goodbye, 2, WORKLOAD), &[]);
-    let freed = |other: &mut Client| other.ask(&status, &[]).0.frames_free.get() == 256;
+    let freed = |other: &mut Client| other.ask(&status, &[]).0.feedback().frames_free == 256;
     let end = Instant::now() + LIMIT;
     while !freed(&mut other) {
         assert!(Instant::now() < end);

@@ -27,13 +27,15 @@ pub struct AgentSetup<'a> {
     keys: PathBuf,
     namespace: Option<&'a Namespace>,
     args: Vec<String>,
+    old: bool,
 }
 
 impl<'a> AgentSetup<'a> {
     /// On a free port of the loopback, with the keys of the tests.
     pub fn new(export: Mib) -> AgentSetup<'a> {
         let listen = "127.0.0.1:0".to_string();
-        AgentSetup { export, listen, keys: keys().to_path_buf(), namespace: None, args: Vec::new() }
+        let (keys, args) = (keys().to_path_buf(), Vec::new());
+        AgentSetup { export, listen, keys, namespace: None, args, old: false }
     }
 
     /// Inside a network namespace, on its address.
@@ -55,6 +57,12 @@ impl<'a> AgentSetup<'a> {
         self
     }
 
+    /// Which speaks the version of the protocol before this one's.
+    pub fn old(mut self) -> AgentSetup<'a> {
+        self.old = true;
+        self
+    }
+
     /// With further options.
     pub fn args<const N: usize>(mut self, args: [&str; N]) -> AgentSetup<'a> {
         self.args.extend(args.map(String::from));
@@ -73,6 +81,7 @@ impl<'a> AgentSetup<'a> {
         argv.push(self.keys.into());
         argv.extend(self.args.iter().map(Into::into));
         let program = Program::new(argv).env("NO_COLOR", "1").watch(Watch::Nobody);
+        let program = if self.old { program.env("GMS_AGENT_OLD_PROTOCOL", "1") } else { program };
         let proc = program.limit(AGENT_LIMIT).spawn();
         let addr = proc.wait_error("where it listens", READY_LIMIT, |log| {
             log.split_inclusive('\n')

@@ -114,6 +114,20 @@ fn two_equal_agents_share_the_pages() {
 }
 
 #[test]
+fn an_old_and_a_new_agent_serve_one_pager() {
+    let Some(stage) = Stage::set() else { return };
+    let old = AgentSetup::new(Mib(512)).old().start();
+    let new = AgentProc::start(Mib(512));
+    let native = verify(96).finish().expect_code(0);
+    let paged =
+        Gms::run(&stage, &verify(96)).local(Mib(24)).agents(&[&old, &new]).finish().expect_code(0);
+    assert_eq!(paged.stdout, native.stdout);
+    assert_paged(&paged, Mib(96), Mib(24));
+    let shares = [&old, &new].map(|agent| paged.stats().agent(&agent.addr()).pages);
+    assert!(shares[0].min(shares[1]) * 4 > shares[0].max(shares[1]), "{shares:?}");
+}
+
+#[test]
 fn two_workloads_share_an_agent_without_mixing_pages() {
     let Some(stage) = Stage::set() else { return };
     let native = verify(96).finish().expect_code(0);

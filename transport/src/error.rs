@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use crate::message::{DecodeError, VERSION};
+use crate::message::{DecodeError, VERSION_MAX, VERSION_MIN};
 
 /// What one side tells the other when it closes a link (QUIC application error code).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,7 +94,7 @@ pub enum CloseReason {
     },
     /// The two sides speak different versions.
     #[error(
-        "{addr} speaks another version of the protocol (ours is {VERSION}): use the same gms release on both sides"
+        "{addr} speaks another version of the protocol (ours are {VERSION_MIN} to {VERSION_MAX}): use the same gms release on both sides"
     )]
     Version {
         /// The peer.

@@ -13,6 +13,8 @@ mod link;
 pub mod message;
 pub mod quic;
 pub mod reader;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 
 use std::io;
 use std::net::SocketAddr;

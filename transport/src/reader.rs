@@ -2,7 +2,7 @@
 
 use bytes::{Buf, Bytes};
 
-use crate::message::{CONTROL_LEN, Control, DecodeError};
+use crate::message::{CONTROL_LEN, Control, DecodeError, Version, v1};
 
 /// A part of a message.
 #[derive(Debug, PartialEq)]
@@ -20,6 +20,7 @@ pub enum Piece {
 
 /// Reads one message. After an error it must not be fed again.
 pub struct MessageReader {
+    version: Version,
     /// The request, if a reply is due.
     answers: Option<Control>,
     head: [u8; CONTROL_LEN],
@@ -34,9 +35,10 @@ pub struct MessageReader {
 }
 
 impl MessageReader {
-    /// A reader of a request.
-    pub fn request() -> Self {
+    /// A reader of a request of this version.
+    pub fn request(version: Version) -> Self {
         Self {
+            version,
             answers: None,
             head: [0; CONTROL_LEN],
             head_len: 0,
@@ -46,9 +48,9 @@ impl MessageReader {
         }
     }
 
-    /// A reader of the reply to `request`.
-    pub fn reply_to(request: Control) -> Self {
-        Self { answers: Some(request), ..Self::request() }
+    /// A reader of the reply to `request`, which is of the same version.
+    pub fn reply_to(version: Version, request: Control) -> Self {
+        Self { answers: Some(request), ..Self::request(version) }
     }
 
     /// Whether the control message has come.
@@ -99,13 +101,16 @@ impl MessageReader {
     }
 
     fn control(&mut self) -> Result<Control, DecodeError> {
-        let control = Control::decode(&self.head)?;
+        let control = match self.version {
+            Version::V1 => v1::decode(&self.head, self.answers.as_ref())?,
+            Version::V2 => Control::decode(&self.head)?,
+        };
         match &self.answers {
             Some(request) => request.check_reply(&control)?,
             None if control.is_reply() => return Err(DecodeError::Direction),
             None => self.reply_max = control.reply_max(),
         }
-        self.payload_len = control.payload_len.get();
+        self.payload_len = control.payload_len;
         Ok(control)
     }
 }
@@ -122,7 +127,8 @@ mod tests {
 
     /// Feeds `bytes` in chunks of the given lengths; returns what came, and whether all was well to the end.
     fn read(bytes: &[u8], chunks: &[usize]) -> (Vec<Piece>, Result<(), DecodeError>) {
-        let (mut reader, mut pieces, mut rest) = (MessageReader::request(), Vec::new(), bytes);
+        let (mut reader, mut pieces, mut rest) =
+            (MessageReader::request(Version::V2), Vec::new(), bytes);
         let mut lens = chunks.iter().copied().chain(std::iter::repeat(usize::MAX));
         while !rest.is_empty() {
             let (chunk, after) = rest.split_at(lens.next().unwrap().min(rest.len()));
@@ -138,7 +144,7 @@ mod tests {
     fn put(count: u16) -> Vec<u8> {
         let len = usize::from(count) * (PageDescriptor::LEN + crate::message::PAGE_LEN);
         let mut control = Control::put(1, WORKLOAD, count);
-        control.payload_len.set(len as u32);
+        control.payload_len = len as u32;
         let payload = (0..len).map(|i| i as u8);
         control.as_bytes().iter().copied().chain(payload).collect()
     }
@@ -172,7 +178,7 @@ mod tests {
             bytes.extend(&extra);
             let (pieces, end) = read(&bytes, &chunks);
             let announced = match pieces.first() {
-                Some(Piece::Control(control)) => control.payload_len.get() as usize,
+                Some(Piece::Control(control)) => control.payload_len as usize,
                 Some(other) => panic!("{other:?} before the control message"),
                 None => 0,
             };
@@ -197,7 +203,7 @@ mod tests {
         let late = read(&[&bytes[..], &[0]].concat(), &[bytes.len()]).1;
         assert_eq!(late, Err(DecodeError::Trailing));
         assert_eq!(
-            MessageReader::request().finish(),
+            MessageReader::request(Version::V2).finish(),
             Err(DecodeError::Truncated { got: 0, expected: 128 })
         );
     }

@@ -102,7 +102,7 @@ impl Client {
         let heads: Vec<PageDescriptor> = (first..first + u64::from(count))
             .map(|page| PageDescriptor::new(page, !page))
             .collect();
-        let pages: Vec<u8> = heads.iter().flat_map(|head| content(head.page.get())).collect();
+        let pages: Vec<u8> = heads.iter().flat_map(|head| content(head.page())).collect();
         self.ask(&Control::put(first, WORKLOAD, count), &[heads.as_bytes(), &pages]).0
     }
 }

@@ -88,7 +88,7 @@ pub fn throughput(
             asked += 1;
         }
         match end.event(now)? {
-            Event::Control { control, .. } if control.status == Status::Ok => {}
+            Event::Control { control, .. } if control.status() == Status::Ok => {}
             Event::Payload { offset, bytes: part, .. } => {
                 bytes += part.len();
                 let in_pages = offset as usize + part.len() > DESCRIPTORS.len();

@@ -134,13 +134,13 @@ pub fn serve(wait: Wait, keys: &Path) -> Result<(), BenchError> {
                 Event::Control { exchange, control } => drop(asked.insert(exchange, control)),
                 Event::Complete { exchange } => {
                     let Some(request) = asked.remove(&exchange) else { continue };
-                    let count = usize::from(request.count.get());
-                    let mut reply = request.reply(Status::Ok);
-                    reply.done.set(u64::MAX >> (PAGES_MAX - count));
-                    let pages = pages.of(request.request.get(), count);
-                    let payload: &[&[u8]] = match (request.op, count) {
-                        (Op::Get, 1) => &[pages],
-                        (Op::Get, _) => &[&descriptors[..count * PageDescriptor::LEN], pages],
+                    let count = usize::from(request.count());
+                    let done = u64::MAX >> (PAGES_MAX - count);
+                    let reply = request.reply(Status::Ok).with_done(done);
+                    let pages = pages.of(request.request, count);
+                    let payload: &[&[u8]] = match (request.op(), count) {
+                        (Some(Op::Get), 1) => &[pages],
+                        (Some(Op::Get), _) => &[&descriptors[..count * PageDescriptor::LEN], pages],
                         _ => &[],
                     };
                     quic.reply(now, exchange, &reply, payload).map_err(failed)?;

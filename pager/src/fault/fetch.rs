@@ -280,8 +280,8 @@ impl<T: Transport> FaultThread<T> {
         let Some(fetch) = self.fetches.get_mut(&get) else { return };
         fetch.spoiled = false;
         if let Some(trace) = &mut self.trace {
-            let (queue, service) = (control.queue_ns.get(), control.service_ns.get());
-            trace.answered(fetch.pages[0].place, queue, service);
+            let feedback = control.feedback();
+            trace.answered(fetch.pages[0].place, feedback.queue_ns, feedback.service_ns);
         }
     }
 
@@ -484,7 +484,7 @@ mod tests {
             play.fault.pending.extend(demanded.map(|wanted| wanted.place));
             play.fault.fetch_all(now, demanded, ahead);
             let sent = play.fault.agents.take_sent();
-            let count = usize::from(sent[0].1.count.get());
+            let count = usize::from(sent[0].1.count());
             let mut payload = vec![0; count * size_of::<PageDescriptor>()];
             payload.extend(demanded.iter().flat_map(|_| right.clone()));
             payload.resize(count * (size_of::<PageDescriptor>() + PAGE as usize), 6);

@@ -3,7 +3,9 @@
 use zerocopy::IntoBytes;
 
 use crate::dice::Dice;
-use crate::message::{CONTROL_LEN, Control, Op, PAGE_LEN, PageDescriptor, Status, WorkloadId};
+use crate::message::{
+    CONTROL_LEN, Control, Op, PAGE_LEN, PageDescriptor, PagesReply, Status, Version, WorkloadId, v1,
+};
 
 /// Longest input; a page and its descriptor fit.
 const BYTES_MAX: usize = 2 * CONTROL_LEN + 2 * (PageDescriptor::LEN + PAGE_LEN);
@@ -13,6 +15,8 @@ const BYTES_MAX: usize = 2 * CONTROL_LEN + 2 * (PageDescriptor::LEN + PAGE_LEN);
 pub struct Input {
     /// The reader expects a reply.
     pub replies: bool,
+    /// Of which version.
+    pub version: Version,
     pub bytes: Vec<u8>,
     /// Lengths of chunks; the last takes what is left.
     cuts: Vec<usize>,
@@ -75,27 +79,30 @@ pub fn whole_messages() -> Vec<Input> {
     ];
     let mut replies = vec![Control::get_many(0, id, 2).reply(Status::NotFound)];
     for done in 1..=3 {
-        let mut reply = Control::get_many(0, id, 2).reply(Status::Ok);
-        reply.done.set(done);
-        replies.push(reply);
+        replies.push(Control::get_many(0, id, 2).reply(Status::Ok).with_done(done));
     }
     let requests = requests.into_iter().map(|control| (false, control));
-    requests.chain(replies.into_iter().map(|control| (true, control))).map(whole).collect()
+    let all = requests.chain(replies.into_iter().map(|control| (true, control)));
+    all.flat_map(|one| [Version::V2, Version::V1].map(|version| whole(version, one))).collect()
 }
 
 /// With the payload that is due.
-fn whole((replies, mut control): (bool, Control)) -> Input {
-    let count = usize::from(control.count.get());
+fn whole(version: Version, (replies, mut control): (bool, Control)) -> Input {
+    let count = usize::from(control.count());
     let page = PageDescriptor::LEN + PAGE_LEN;
-    let length = match (control.op, replies) {
-        (Op::Get, true) => control.done.get().count_ones() as usize * page,
+    let length = match (control.op().expect("a known one"), replies) {
+        (Op::Get, true) => control.answer::<PagesReply>().done.count_ones() as usize * page,
         (Op::Get, false) if count > 1 => count * PageDescriptor::LEN,
         (Op::Put, false) => count * page,
         (Op::Discard, false) => count * 8,
         _ => 0,
     };
-    control.payload_len.set(length as u32);
+    control.payload_len = length as u32;
     let payload = (0..length).map(|at| at as u8);
-    let bytes = control.as_bytes().iter().copied().chain(payload).collect();
-    Input { replies, bytes, cuts: Vec::new() }
+    let head = match version {
+        Version::V1 => v1::encode(&control).expect("it has all of these"),
+        Version::V2 => control.as_bytes().try_into().expect("128 bytes"),
+    };
+    let bytes = head.into_iter().chain(payload).collect();
+    Input { replies, version, bytes, cuts: Vec::new() }
 }

@@ -11,8 +11,8 @@ mod coverage;
 #[path = "../../../tests/src/dice.rs"]
 mod dice;
 mod input;
-#[allow(dead_code)]
-#[path = "../../src/message.rs"]
+#[allow(dead_code, unused_imports)]
+#[path = "../../src/message/mod.rs"]
 mod message;
 #[allow(dead_code)]
 #[path = "../../src/reader.rs"]
@@ -38,10 +38,13 @@ const CORPUS_MAX: usize = 4096;
 type Read = Result<Vec<u8>, DecodeError>;
 
 /// What a reader makes of a stream that comes in these chunks.
-fn read<'a>(replies: bool, chunks: impl Iterator<Item = &'a [u8]>) -> Read {
+fn read<'a>(input: &Input, chunks: impl Iterator<Item = &'a [u8]>) -> Read {
+    let (replies, version) = (input.replies, input.version);
     let mut reader = match replies {
-        true => MessageReader::reply_to(Control::get_many(0, WorkloadId::default(), 2)),
-        false => MessageReader::request(),
+        true => {
+            MessageReader::reply_to(version, Control::get_many(0, WorkloadId::default(), 2))
+        }
+        false => MessageReader::request(version),
     };
     let (mut announced, mut payload) = (None, Vec::new());
     for chunk in chunks {
@@ -49,7 +52,7 @@ fn read<'a>(replies: bool, chunks: impl Iterator<Item = &'a [u8]>) -> Read {
             Piece::Control(control) => {
                 assert!(announced.is_none(), "a second control message");
                 assert_eq!(control.is_reply(), replies);
-                announced = Some(control.payload_len.get() as usize);
+                announced = Some(control.payload_len as usize);
             }
             Piece::Payload { offset, bytes } => {
                 assert!(offset as usize == payload.len() && !bytes.is_empty());
@@ -66,8 +69,8 @@ fn read<'a>(replies: bool, chunks: impl Iterator<Item = &'a [u8]>) -> Read {
 
 /// Whether the message was accepted.
 fn check(input: &Input) -> bool {
-    let cut = read(input.replies, input.chunks());
-    let whole = read(input.replies, std::iter::once(&input.bytes[..]));
+    let cut = read(input, input.chunks());
+    let whole = read(input, std::iter::once(&input.bytes[..]));
     assert_eq!(cut, whole, "the cuts matter");
     if let Ok(payload) = &whole {
         assert_eq!(payload[..], input.bytes[CONTROL_LEN..]);

@@ -12,7 +12,7 @@ use gms_policy::ids::{AgentId, ContentId};
 
 use super::{PUT_DEADLINE, RETRY};
 use crate::ExchangeId;
-use crate::message::{Control, PAGE_LEN, PAGES_MAX, PageDescriptor, Status};
+use crate::message::{Control, PAGE_LEN, PAGES_MAX, PageDescriptor, PagesReply, Priority, Status};
 
 /// A page as its agent knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +109,15 @@ impl Get {
         self.urgency == Urgency::Demand && self.open & 1 == 1
     }
 
+    /// How urgent its next request is.
+    pub(super) fn priority(&self) -> Priority {
+        match self.urgency {
+            _ if self.is_awaited() => Priority::Demand,
+            Urgency::Demand | Urgency::Ahead => Priority::Ahead,
+            Urgency::Bulk => Priority::Bulk,
+        }
+    }
+
     pub(super) fn is_unsent(&self) -> bool {
         self.state == State::Unsent
     }
@@ -156,8 +165,10 @@ impl Get {
     /// The reply's control message. Returns the pages that the agent does not have.
     pub(super) fn handle_reply(&mut self, control: &Control) -> u64 {
         let State::Sent(exchange) = self.state else { return 0 };
-        let done = match control.status {
-            Status::Ok | Status::NotFound => control.done.get() & first(self.asked),
+        let done = match control.status() {
+            Status::Ok | Status::NotFound => {
+                control.answer::<PagesReply>().done & first(self.asked)
+            }
             // Without a session (yet) it is asked again when the link is up; and what failed with others may be had alone.
             status if status == Status::Denied || self.asked > 1 => {
                 self.state = State::Refused(exchange);

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageCount};
 use gms_policy::placement::{AgentView, Feedback, Reply};
 
-use crate::message::{Control, Op, Status, WorkloadId};
+use crate::message::{Control, Op, PagesReply, Status, WorkloadId};
 use crate::{CloseCode, CloseReason, Event, ExchangeId, LinkId, Transport, TransportError};
 
 /// How long an agent keeps the workload's pages when it hears nothing.
@@ -206,16 +206,18 @@ impl<T: Transport> Lane<T> {
         let Phase::Up(link) = self.peers[usize::from(agent.0)].phase else {
             return Err(TransportError::Busy);
         };
-        let control = make(self.next_request, self.workload);
-        self.next_request += 1;
         let peer = &mut self.peers[usize::from(agent.0)];
+        let session = peer.session.unwrap_or_default();
+        let control = make(self.next_request, self.workload).with_session(session);
+        self.next_request += 1;
+        let op = control.op().expect("made here");
         let sent = self.transport.request(now, link, &control, payload);
         let exchange = sent.inspect_err(|_| peer.feedback.on_refusal())?;
         peer.inflight += 1;
-        if control.op == Op::Put {
+        if op == Op::Put {
             peer.feedback.on_put(PageCount(pages.into()));
         }
-        let open = Open { agent, sent: now, pages, op: control.op, answered: false };
+        let open = Open { agent, sent: now, pages, op, answered: false };
         self.open.insert(exchange, open);
         Ok(exchange)
     }
@@ -342,12 +344,12 @@ impl<T: Transport> Lane<T> {
 
     fn greeted(&mut self, now: Instant, agent: AgentId, link: LinkId, control: &Control) {
         let peer = &mut self.peers[usize::from(agent.0)];
-        if control.status != Status::Ok {
-            peer.reason = format!("it refused the workload ({:?})", control.status);
+        if control.status() != Status::Ok {
+            peer.reason = format!("it refused the workload ({:?})", control.status());
             self.transport.close(now, link, CloseCode::Goodbye);
             return;
         }
-        let session = control.compare.get();
+        let session = control.session;
         let lost = peer.session.is_some_and(|last| last != session);
         peer.session = Some(session);
         peer.phase = Phase::Up(link);
@@ -382,12 +384,13 @@ impl<T: Transport> Lane<T> {
         open.answered = true;
         let mut reply = reply_of(&control, now.saturating_duration_since(open.sent));
         if open.op == Op::Put {
-            let refused = open.pages.saturating_sub(control.done.get().count_ones());
+            let refused =
+                open.pages.saturating_sub(control.answer::<PagesReply>().done.count_ones());
             reply.refused = refused > 0;
             peer.refusals += u64::from(refused);
         }
         if matches!(open.op, Op::Put | Op::Status) {
-            peer.draining = control.status == Status::Draining;
+            peer.draining = control.status() == Status::Draining;
         }
         peer.feedback.on_reply(reply);
         self.events.push_back(LaneEvent::Reply { exchange, control: Box::new(control) });
@@ -425,13 +428,14 @@ impl<T: Transport> Lane<T> {
 }
 
 fn reply_of(control: &Control, elapsed: Duration) -> Reply {
+    let feedback = control.feedback();
     Reply {
         elapsed,
-        queue: Duration::from_nanos(control.queue_ns.get().into()),
-        service: Duration::from_nanos(control.service_ns.get().into()),
-        frames_free: PageCount(control.frames_free.get()),
-        credits: PageCount(control.credits.get().into()),
-        refused: matches!(control.status, Status::Full | Status::Failed),
+        queue: Duration::from_nanos(feedback.queue_ns.into()),
+        service: Duration::from_nanos(feedback.service_ns.into()),
+        frames_free: PageCount(feedback.frames_free.into()),
+        credits: PageCount(feedback.credits_put.into()),
+        refused: matches!(control.status(), Status::Full | Status::Failed),
     }
 }
 

@@ -28,7 +28,9 @@ use self::get::{Get, Step};
 pub use self::get::{Urgency, Wanted};
 pub use self::lane::{AgentAddress, LEASE, Lane, LaneEvent};
 use self::put::Put;
-use crate::message::{Control, DISCARD_MAX, Op, PAGES_MAX, PageDescriptor, Status, WorkloadId};
+use crate::message::{
+    Control, DISCARD_MAX, Op, PAGES_MAX, PageDescriptor, Priority, Status, WorkloadId,
+};
 use crate::{ExchangeId, Transport, TransportError};
 
 /// A get without a reply, or without the rest of it, is repeated or given up after this.
@@ -231,7 +233,9 @@ impl<T: Transport> Client<T> {
         assert!((1..=PAGES_MAX).contains(&ids.len()));
         let payload: Vec<&[u8]> = std::iter::once(ids.as_bytes()).chain(frames).collect();
         let count = ids.len() as u16;
-        let make = |request, workload| Control::put(request, workload, count);
+        let make = |request, workload| {
+            Control::put(request, workload, count).with_priority(Priority::Bulk)
+        };
         let exchange = self.lane.send(now, agent, make, &payload, count.into())?;
         let id = PutId(self.take_id());
         self.puts.insert(id, Put { stored: 0 });
@@ -273,6 +277,7 @@ impl<T: Transport> Client<T> {
         make: impl FnOnce(u64, WorkloadId) -> Control,
         payload: &[&[u8]],
     ) -> Result<(), TransportError> {
+        let make = |request, workload| make(request, workload).with_priority(Priority::Bulk);
         let exchange = self.lane.send(now, agent, make, payload, 0)?;
         self.requests.insert(exchange, Request::Other);
         Ok(())
@@ -295,9 +300,13 @@ impl<T: Transport> Client<T> {
             pages => pages.iter().map(|page| PageDescriptor::new(page.id.0, 0)).collect(),
         };
         let first = wanted[0].id.0;
-        let make = |request, workload| match descriptors.len() {
-            0 => Control::get(request, workload, first),
-            n => Control::get_many(request, workload, n as u16),
+        let priority = get.priority();
+        let make = |request, workload| {
+            let control = match descriptors.len() {
+                0 => Control::get(request, workload, first),
+                n => Control::get_many(request, workload, n as u16),
+            };
+            control.with_priority(priority)
         };
         let pages = wanted.len() as u32;
         let sent = self.lane.send(now, get.agent, make, &[descriptors.as_bytes()], pages);
@@ -431,7 +440,7 @@ impl<T: Transport> Client<T> {
         match self.requests.get(&exchange) {
             Some(Request::Get(id)) => {
                 let Some(get) = self.gets.get_mut(id) else { return };
-                let (get_id, status) = (*id, control.status);
+                let (get_id, status) = (*id, control.status());
                 let pages = get.handle_reply(&control);
                 self.events.push_back(ClientEvent::Answered { get: get_id, control });
                 if pages != 0 {

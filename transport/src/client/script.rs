@@ -7,11 +7,10 @@ use std::time::Instant;
 
 use gms_policy::ids::AgentId;
 use nix::sys::eventfd::EventFd;
-use zerocopy::byteorder::little_endian::{U32, U64};
 
 use super::lane::{Lane, LaneEvent, RETRY};
 use super::{AgentAddress, Checksum, Client};
-use crate::message::{Control, Status, WorkloadId};
+use crate::message::{Control, Feedback, Status, WorkloadId};
 use crate::{
     CloseCode, CloseReason, Event, ExchangeId, Fingerprint, LinkId, PathStats, PeerIdentity,
     Transport, TransportError,
@@ -157,9 +156,8 @@ impl Lane<Script> {
         status: Status,
         edit: impl FnOnce(&mut Control),
     ) {
-        let mut control = request.reply(status);
-        control.frames_free = U64::new(1000);
-        control.credits = U32::new(1000);
+        let room = Feedback { frames_free: 1000, credits_put: 1000, ..Feedback::default() };
+        let mut control = request.reply(status).with_feedback(room);
         edit(&mut control);
         self.transport.events.push_back(Event::Control { exchange: *exchange, control });
     }
@@ -173,7 +171,7 @@ impl Client<Script> {
         lane.drive(now).expect("the script does not fail");
         for agent in 0..agents as u8 {
             let hello = lane.come_up(now, AgentId(agent), &mut Vec::new());
-            lane.reply(&hello, Status::Ok, |control| control.compare = U64::new(1));
+            lane.reply(&hello, Status::Ok, |control| control.session = 1);
             while lane.poll(now).is_some() {}
         }
         let mut client = Client::new(lane, checksum);
@@ -188,7 +186,7 @@ impl Client<Script> {
 
     /// A whole reply comes: the agent has all pages.
     pub fn answer(&mut self, request: &(ExchangeId, Control), payload: Vec<u8>) {
-        let all = u64::MAX >> (64 - u64::from(request.1.count.get()).clamp(1, 64));
+        let all = u64::MAX >> (64 - u64::from(request.1.count()).clamp(1, 64));
         self.answer_with(request, Status::Ok, all, payload);
     }
 
@@ -201,7 +199,7 @@ impl Client<Script> {
         payload: Vec<u8>,
     ) {
         let exchange = request.0;
-        self.lane.reply(request, status, |control| control.done = U64::new(done));
+        self.lane.reply(request, status, |control| *control = control.with_done(done));
         self.lane.transport.events.extend([
             Event::Payload { exchange, offset: 0, bytes: payload.into() },
             Event::Complete { exchange },
@@ -244,7 +242,7 @@ impl Client<Script> {
         lane.drive(now + RETRY).expect("the script does not fail");
         let hello = lane.come_up(now, agent, &mut told);
         lane.transport.sent.pop();
-        lane.reply(&hello, Status::Ok, |control| control.compare = U64::new(session));
+        lane.reply(&hello, Status::Ok, |control| control.session = session);
         lane.events.extend(told);
     }
 

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, ContentId};
 use proptest::prelude::*;
-use zerocopy::byteorder::little_endian::U64;
 
 use super::script::Script;
 use super::*;
@@ -141,7 +140,7 @@ enum First {
 
 /// The agent does that.
 fn play(client: &mut Client<Script>, request: &(ExchangeId, Control), answer: &Answer) -> First {
-    let (exchange, count) = (request.0, usize::from(request.1.count.get()));
+    let (exchange, count) = (request.0, usize::from(request.1.count()));
     let all = u64::MAX >> (64 - count);
     match *answer {
         Answer::Pages { missing, spoiled, piece, pieces } => {
@@ -152,7 +151,9 @@ fn play(client: &mut Client<Script>, request: &(ExchangeId, Control), answer: &A
                 _ => vec![0; PAGE_LEN],
             };
             let bytes = payload(count, (0..count).filter(|n| done >> n & 1 == 1).map(spoil));
-            client.play_reply(request, status, |control| control.done = U64::new(done));
+            client.play_reply(request, status, |control| {
+                *control = control.with_done(done);
+            });
             let mut offset = 0;
             for bytes in bytes.chunks(piece).take(pieces) {
                 let event =
@@ -210,7 +211,7 @@ proptest! {
         for (answer, pause) in &answers {
             for request in client.take_sent() {
                 asked += 1;
-                let alone = request.1.count.get() == 1;
+                let alone = request.1.count() == 1;
                 failed_alone |= alone && matches!(answer, Answer::Fails);
                 let first = play(&mut client, &request, answer);
                 not_held |= first == First::Missing;
@@ -265,13 +266,13 @@ fn only_the_demanded_page_is_asked_for_again() {
     let (mut client, mut now) = (Client::scripted(1, CHECKSUM), Instant::now());
     let get = client.get(now, A, wanted(8), Urgency::Demand);
     let mut follower = Follower::new(get, 8);
-    assert_eq!(client.take_sent()[0].1.count.get(), 8);
+    assert_eq!(client.take_sent()[0].1.count(), 8);
     now += RETRY + Duration::from_millis(1);
     follower.follow(turn(&mut client, now));
     assert_eq!(follower.fates[0], Fate::Open);
     assert!(follower.fates[1..].iter().all(|&fate| fate == Fate::Failed(Failure::GivenUp)));
     let again = client.take_sent();
-    assert_eq!((again.len(), again[0].1.count.get()), (1, 1));
+    assert_eq!((again.len(), again[0].1.count()), (1, 1));
     client.answer(&again[0], page(0));
     follower.follow(drain(&mut client, now));
     assert!(follower.ended && follower.fates[0] == Fate::Arrived);
@@ -300,7 +301,9 @@ fn a_payload_out_of_order_is_not_used() {
     let mut follower = Follower::new(get, 1);
     let sent = client.take_sent();
     let (exchange, bytes) = (sent[0].0, Bytes::from(page(0)));
-    client.play_reply(&sent[0], Status::Ok, |control| control.done = U64::new(1));
+    client.play_reply(&sent[0], Status::Ok, |control| {
+        *control = control.with_done(1);
+    });
     client.play(Event::Payload { exchange, offset: 0, bytes: bytes.slice(..PAGE_LEN / 2) });
     let offset = PAGE_LEN as u32 / 2 - 1;
     client.play(Event::Payload { exchange, offset, bytes: bytes.slice(PAGE_LEN / 2..) });
@@ -353,8 +356,7 @@ fn what_a_thread_waits_for_is_sent_first() {
     client.get(now, A, wanted(1), Urgency::Demand);
     client.unblock(A);
     client.send_unsent(now);
-    let counts: Vec<u16> =
-        client.take_sent().iter().map(|(_, control)| control.count.get()).collect();
+    let counts: Vec<u16> = client.take_sent().iter().map(|(_, control)| control.count()).collect();
     assert_eq!(counts, [1, 3]);
 }
 
@@ -377,7 +379,7 @@ fn a_page_that_failed_with_others_is_asked_for_alone() {
     let mut follower = Follower::new(get, 8);
     for count in [8, 1] {
         let sent = client.take_sent();
-        assert_eq!((sent.len(), sent[0].1.count.get()), (1, count));
+        assert_eq!((sent.len(), sent[0].1.count()), (1, count));
         play(&mut client, &sent[0], &Answer::Fails);
         follower.follow(turn(&mut client, now));
     }

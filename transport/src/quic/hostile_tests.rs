@@ -20,7 +20,7 @@ fn stall(pair: &mut Pair) -> ExchangeId {
     let (exchange, request) = pair.server_sees(control);
     pair.server.socket.room.set(Some(0));
     let mut reply = request.reply(Status::Ok);
-    reply.done.set(1);
+    reply = reply.with_done(1);
     pair.server.reply(now, exchange, &reply, &[&[7; PAGE_LEN]]).unwrap();
     pair.server.flush(now).unwrap();
     assert!(pair.server.stalled.is_some());
@@ -228,7 +228,7 @@ fn handshakes_that_fail_at_once_are_bounded_too() {
     let (node, client) = keys::ephemeral().unwrap();
     let mut pair = Pair::of(&node, &client);
     let now = Instant::now();
-    let mut strangers = Quic::client_of(any(), &client, b"x").unwrap();
+    let mut strangers = Quic::client_of(any(), &client, &[b"x"]).unwrap();
     for _ in 0..64 {
         strangers.connect(now, pair.server.local_addr()).unwrap();
         strangers.flush(now).unwrap();
@@ -347,7 +347,7 @@ fn an_exchange_that_its_requester_stopped_is_forgotten() {
         let put = Control::get_many(number, WORKLOAD, 2);
         let names = [PageDescriptor::new(1, 1); 2];
         let mut control_message = put;
-        control_message.payload_len.set(names.as_bytes().len() as u32);
+        control_message.payload_len = names.as_bytes().len() as u32;
         let half = pair.send_raw(link, control_message.as_bytes(), false);
         let (asked, request) = pair.server_sees(control);
         let stream = quinn_proto::VarInt::from_u64(half.stream()).unwrap().into();
@@ -373,9 +373,9 @@ fn an_exchange_that_its_requester_stopped_is_forgotten() {
 fn answer_all(pair: &mut Pair, page: &[u8]) -> usize {
     let mut answered = 0;
     while let Some((exchange, request)) = take(&mut pair.served, control) {
-        let count = usize::from(request.count.get());
+        let count = usize::from(request.count());
         let mut reply = request.reply(Status::Ok);
-        reply.done.set(u64::MAX >> (64 - count));
+        reply = reply.with_done(u64::MAX >> (64 - count));
         let names = vec![0; count * PageDescriptor::LEN];
         let pages = vec![page; count];
         let payload: Vec<&[u8]> = std::iter::once(&names[..]).chain(pages).collect();

@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 use super::admission::Source;
 use super::limits::{CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, QUEUE_MAX, SEND_WINDOW};
 use super::{close, tls};
-use crate::message::{DecodeError, PAYLOAD_MAX};
+use crate::message::{DecodeError, PAYLOAD_MAX, Priority, Version, v1};
 use crate::reader::{MessageReader, Piece};
 use crate::{
     AbortReason, CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats,
@@ -43,6 +43,8 @@ pub struct Link {
     /// The peer's address, IPv4 as such.
     pub addr: SocketAddr,
     state: State,
+    /// What both ends speak: known when the link is up.
+    version: Version,
     exchanges: HashMap<u64, Exchange, BuildHasherDefault<StreamHasher>>,
     /// Bytes which wait in the exchanges' `unsent`.
     queued: usize,
@@ -100,6 +102,7 @@ impl Link {
             addr: SocketAddr::new(remote.ip().to_canonical(), remote.port()),
             conn,
             state: State::Handshake { deadline: now + HANDSHAKE },
+            version: Version::V2,
             exchanges: HashMap::default(),
             queued: 0,
             promised: 0,
@@ -231,13 +234,14 @@ impl Link {
         if !self.is_open() {
             return Err(TransportError::LinkClosed);
         }
-        let (control, message) = assemble(control, payload)?;
+        let (control, message) = assemble(self.version, control, payload)?;
         if self.queued + message.len() > QUEUE_MAX {
             return Err(TransportError::Busy);
         }
         let stream = self.conn.streams().open(Dir::Bi).ok_or(TransportError::Busy)?;
         let number = u64::from(VarInt::from(stream));
-        let reader = MessageReader::reply_to(control);
+        let reader = MessageReader::reply_to(self.version, control);
+        self.set_priority(stream, control.priority());
         self.queued += message.len();
         self.exchanges.insert(number, Exchange::new(reader, Some(message), None));
         self.send(stream);
@@ -256,7 +260,7 @@ impl Link {
         }
         let ours = self.exchanges.get_mut(&exchange.stream()).filter(|e| e.unsent.is_none());
         let ours = ours.ok_or(TransportError::ExchangeEnded)?;
-        let (_, message) = assemble(control, payload)?;
+        let (_, message) = assemble(self.version, control, payload)?;
         if self.queued + message.len() > QUEUE_MAX {
             return Err(TransportError::Busy);
         }
@@ -267,8 +271,17 @@ impl Link {
         }
         self.queued += message.len();
         ours.unsent = Some(message);
+        self.set_priority(stream, control.priority());
         self.send(stream);
         Ok(())
+    }
+
+    /// What is more urgent goes first, whatever else waits. A stream is born with the greatest priority there is.
+    fn set_priority(&mut self, stream: StreamId, priority: Priority) {
+        if priority == Priority::default() {
+            return;
+        }
+        let _ = self.conn.send_stream(stream).set_priority(-(priority as i32));
     }
 
     /// Gives an exchange up.
@@ -356,6 +369,7 @@ impl Link {
             return self.close(now, CloseCode::Goodbye, CloseReason::WrongRole { addr }, events);
         };
         self.state = State::Open;
+        self.version = tls::version(&self.conn);
         self.counts_until = None;
         let peer = PeerIdentity { fingerprint, addr };
         events.push_back(Event::Connected { link: self.id, peer });
@@ -366,7 +380,8 @@ impl Link {
         while self.is_open()
             && let Some(stream) = self.conn.streams().accept(Dir::Bi)
         {
-            let exchange = Exchange::new(MessageReader::request(), None, Some(now + HEAD));
+            let exchange =
+                Exchange::new(MessageReader::request(self.version), None, Some(now + HEAD));
             self.exchanges.insert(VarInt::from(stream).into_inner(), exchange);
             self.receive(now, stream, events);
         }
@@ -522,14 +537,21 @@ fn event(exchange: ExchangeId, piece: Piece) -> Event {
 }
 
 /// Makes one buffer of a message, after checking that the peer will accept it.
-fn assemble(control: &Control, payload: &[&[u8]]) -> Result<(Control, Bytes), TransportError> {
+fn assemble(
+    version: Version,
+    control: &Control,
+    payload: &[&[u8]],
+) -> Result<(Control, Bytes), TransportError> {
     let len = payload.iter().map(|slice| slice.len()).sum::<usize>();
     let mut control = *control;
-    control.payload_len.set(u32::try_from(len).unwrap_or(u32::MAX));
+    control.payload_len = u32::try_from(len).unwrap_or(u32::MAX);
     control.check()?;
     debug_assert!(len <= PAYLOAD_MAX);
     let mut message = Vec::with_capacity(size_of::<Control>() + len);
-    message.extend_from_slice(control.as_bytes());
+    match version {
+        Version::V1 => message.extend_from_slice(&v1::encode(&control)?),
+        Version::V2 => message.extend_from_slice(control.as_bytes()),
+    }
     payload.iter().for_each(|slice| message.extend_from_slice(slice));
     Ok((control, message.into()))
 }

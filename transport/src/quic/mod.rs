@@ -33,6 +33,7 @@ use rustls::pki_types::UnixTime;
 use rustls::server::danger::ClientCertVerifier;
 
 use crate::keys::{Identity, NODE_NAME, Role};
+use crate::message::Version;
 use crate::{
     CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats, Transport,
     TransportError,
@@ -48,6 +49,8 @@ pub struct Quic {
     socket: Socket,
     client: Option<ClientConfig>,
     server: Option<ServerConfig>,
+    /// The protocols that it offers or accepts, the best first.
+    alpn: &'static [&'static [u8]],
     /// Whose clients are served.
     verifier: Option<Arc<dyn ClientCertVerifier>>,
     /// By QUIC connection handle.
@@ -78,12 +81,21 @@ pub struct Quic {
 impl Quic {
     /// An endpoint that connects to agents from `bind`. An IPv6 socket reaches IPv4 agents too.
     pub fn client(bind: SocketAddr, identity: &Identity) -> Result<Self, TransportError> {
-        Self::client_of(bind, identity, tls::ALPN)
+        Self::client_of(bind, identity, &tls::ALPN)
     }
 
     /// An endpoint that accepts clients of the identity's authority at `addr`.
     pub fn server(addr: SocketAddr, identity: &Identity) -> Result<Self, TransportError> {
-        Self::server_of(addr, identity, tls::ALPN)
+        Self::server_up_to(addr, identity, Version::V2)
+    }
+
+    /// The same, but it speaks no later version than `version`.
+    pub fn server_up_to(
+        addr: SocketAddr,
+        identity: &Identity,
+        version: Version,
+    ) -> Result<Self, TransportError> {
+        Self::server_of(addr, identity, tls::alpn(version))
     }
 
     /// A client of another version: for tests.
@@ -91,7 +103,7 @@ impl Quic {
     pub fn client_of(
         bind: SocketAddr,
         identity: &Identity,
-        alpn: &[u8],
+        alpn: &'static [&'static [u8]],
     ) -> Result<Self, TransportError> {
         let client = ClientConfig::new(tls::client(identity, alpn)?);
         Ok(Self { client: Some(client), ..Self::open(bind, identity, None)? })
@@ -100,15 +112,15 @@ impl Quic {
     fn server_of(
         addr: SocketAddr,
         identity: &Identity,
-        alpn: &[u8],
+        alpn: &'static [&'static [u8]],
     ) -> Result<Self, TransportError> {
         let server = Self::server_config(identity, alpn)?;
         let verifier = Some(tls::client_verifier(identity)?);
         let endpoint = Self::open(addr, identity, Some(server.clone()))?;
-        Ok(Self { server: Some(server), verifier, ..endpoint })
+        Ok(Self { server: Some(server), verifier, alpn, ..endpoint })
     }
 
-    fn server_config(identity: &Identity, alpn: &[u8]) -> Result<ServerConfig, TransportError> {
+    fn server_config(identity: &Identity, alpn: &[&[u8]]) -> Result<ServerConfig, TransportError> {
         let mut server = ServerConfig::with_crypto(tls::server(identity, alpn)?);
         server.migration(false);
         Ok(server)
@@ -139,6 +151,7 @@ impl Quic {
             socket,
             client: None,
             server: None,
+            alpn: &tls::ALPN,
             verifier: None,
             links: Vec::new(),
             generation: 0,
@@ -600,7 +613,7 @@ impl Transport for Quic {
         if self.server.is_none() || identity.role() != Role::Node {
             return Err(TransportError::Keys("only agents renew theirs, by a node key".into()));
         }
-        let server = Self::server_config(identity, tls::ALPN)?;
+        let server = Self::server_config(identity, self.alpn)?;
         self.verifier = Some(tls::client_verifier(identity)?);
         self.endpoint.set_server_config(Some(Arc::new(server.clone())));
         self.server = Some(server);

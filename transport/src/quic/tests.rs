@@ -9,7 +9,10 @@ use zerocopy::IntoBytes;
 
 use super::*;
 use crate::keys::{self, Authority, Role};
-use crate::message::{DecodeError, Op, PAGE_LEN, PageDescriptor, Status, WorkloadId};
+use crate::message::{
+    DecodeError, Feedback, Op, PAGE_LEN, PageDescriptor, PagesReply, PagesRequest, Status, Version,
+    WorkloadId,
+};
 use crate::{AbortReason, PeerIdentity};
 
 pub const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
@@ -155,14 +158,17 @@ fn a_get_and_a_put_carry_their_pages() {
 
     let got = pair.client.request(now, link, &Control::get(1, WORKLOAD, 42), &[]).unwrap();
     let (asked, request) = pair.server_sees(control);
-    assert_eq!((request.op, request.page.get(), request.workload), (Op::Get, 42, WORKLOAD));
+    assert_eq!(
+        (request.op(), request.body::<PagesRequest>().page, request.workload),
+        (Some(Op::Get), 42, WORKLOAD)
+    );
     pair.server_sees(complete);
     let mut reply = request.reply(Status::Ok);
-    reply.done.set(1);
-    reply.frames_free.set(77);
+    reply = reply.with_done(1);
+    reply = reply.with_feedback(Feedback { frames_free: 77, ..Feedback::default() });
     pair.server.reply(now, asked, &reply, &[&page[..1000], &page[1000..]]).unwrap();
     let (answered, answer) = pair.client_sees(control);
-    assert_eq!((answered, answer.frames_free.get()), (got, 77));
+    assert_eq!((answered, answer.feedback().frames_free), (got, 77));
     pair.client_sees(complete);
     assert_eq!(payload(&mut pair.seen, got), page);
 
@@ -176,7 +182,7 @@ fn a_get_and_a_put_carry_their_pages() {
     assert_eq!(&came[..1024], names.as_bytes());
     assert_eq!(&came[1024..], pages);
     pair.server.reply(now, asked, &request.reply(Status::Full), &[]).unwrap();
-    assert_eq!(pair.client_sees(control).1.status, Status::Full);
+    assert_eq!(pair.client_sees(control).1.status(), Status::Full);
     assert!(pair.client.path(link).unwrap().mtu > 60_000, "jumbo packets on loopback");
 }
 
@@ -209,8 +215,8 @@ fn many_exchanges_at_once_all_complete_and_no_more_than_the_bound() {
         let next = pair.until(|pair| {
             if let Some((exchange, request)) = take(&mut pair.served, control) {
                 let mut reply = request.reply(Status::Ok);
-                reply.done.set(1);
-                let page = [request.page.get() as u8; PAGE_LEN];
+                reply = reply.with_done(1);
+                let page = [request.body::<PagesRequest>().page as u8; PAGE_LEN];
                 pair.server.reply(Instant::now(), exchange, &reply, &[&page]).unwrap();
             }
             take(&mut pair.seen, complete)
@@ -236,7 +242,7 @@ fn lost_packets_delay_pages_but_damage_none() {
         pair.server_sees(complete);
         assert_eq!(payload(&mut pair.served, exchange), names.as_bytes());
         let mut reply = request.reply(Status::Ok);
-        reply.done.set(0b111);
+        reply = reply.with_done(0b111);
         let pages = [number; 3 * PAGE_LEN];
         pair.server.reply(Instant::now(), exchange, &reply, &[names.as_bytes(), &pages]).unwrap();
         pair.client_sees(complete);
@@ -286,18 +292,58 @@ fn a_client_key_cannot_serve_and_a_node_key_cannot_connect() {
 #[test]
 fn versions_that_differ_say_so() {
     let (node, client) = keys::ephemeral().unwrap();
-    let newer = Quic::server_of(any(), &node, b"gms/2").unwrap();
+    let newer = Quic::server_of(any(), &node, &[b"gms/3"]).unwrap();
     let reason = Pair::between(newer, Quic::client(any(), &client).unwrap()).refusal();
     assert!(matches!(reason, CloseReason::Version { .. }), "{reason}");
 
     let mut pair = Pair::new();
     let link = pair.connect();
     let mut bytes = Control::get(1, WORKLOAD, 1).as_bytes().to_vec();
-    bytes[4] = 2;
+    bytes[4] = 9;
     pair.send_raw(link, &bytes, true);
     let (ours, theirs) = (pair.server_sees(closed), pair.client_sees(closed));
     assert!(matches!(ours, CloseReason::Version { .. }), "{ours}");
     assert!(matches!(theirs, CloseReason::Version { .. }), "{theirs}");
+}
+
+/// A put and a get between ends of which one speaks version 1 only.
+fn exchange_with(server: &'static [&'static [u8]], client: &'static [&'static [u8]]) {
+    let (node_keys, client_keys) = keys::ephemeral().unwrap();
+    let server = Quic::server_of(any(), &node_keys, server).unwrap();
+    let client = Quic::client_of(any(), &client_keys, client).unwrap();
+    let mut pair = Pair::between(server, client);
+    let link = pair.connect();
+    let pages = vec![5; PageDescriptor::LEN + PAGE_LEN];
+    let put = Control::put(2, WORKLOAD, 1);
+    let put = pair.client.request(Instant::now(), link, &put, &[&pages]).unwrap();
+    let (exchange, asked) = pair.server_sees(control);
+    assert_eq!((asked.op(), asked.count(), asked.request), (Some(Op::Put), 1, 2));
+    pair.server_sees(complete);
+    assert_eq!(payload(&mut pair.served, exchange), pages);
+    let feedback = Feedback { credits_put: 17, ..Feedback::default() };
+    let reply = asked.reply(Status::Ok).with_done(1).with_feedback(feedback);
+    pair.server.reply(Instant::now(), exchange, &reply, &[]).unwrap();
+    let (answered, reply) = pair.client_sees(control);
+    assert_eq!((answered, reply.feedback().credits_put), (put, 17));
+    assert_eq!(reply.answer::<PagesReply>().done, 1);
+    let get = Control::get(3, WORKLOAD, 42).with_session(9);
+    let get = pair.client.request(Instant::now(), link, &get, &[]).unwrap();
+    let (exchange, asked) = pair.server_sees(control);
+    let page = [6; PAGE_LEN];
+    let reply = asked.reply(Status::Ok).with_done(1);
+    pair.server.reply(Instant::now(), exchange, &reply, &[&page]).unwrap();
+    let reply = pair.client_sees(|event| control(event).filter(|(answered, _)| *answered == get));
+    assert_eq!(reply.1.session, 9, "also where the message does not carry it");
+    pair.client_sees(|event| complete(event).filter(|answered| *answered == get));
+    assert_eq!(payload(&mut pair.seen, get), page);
+}
+
+#[test]
+fn an_end_of_the_version_before_is_understood() {
+    let (both, old) = (tls::alpn(Version::V2), tls::alpn(Version::V1));
+    exchange_with(both, old);
+    exchange_with(old, both);
+    exchange_with(old, old);
 }
 
 #[test]
@@ -312,8 +358,8 @@ fn malformed_messages_close_their_link_only() {
     };
     let cases: [(Vec<u8>, DecodeError); 5] = [
         (with(0, b'X'), DecodeError::Magic),
-        (with(5, 200), DecodeError::Unknown { op: 200, status: 0 }),
-        (with(51, 0xff), DecodeError::PayloadLen { op: Op::Get, len: 0xff00_0000, expected: 0 }),
+        (with(7, 0x80), DecodeError::Reserved),
+        (with(47, 0xff), DecodeError::PayloadLen { op: 2, len: 0xff00_0000, expected: 0 }),
         ([&get[..], b"more"].concat(), DecodeError::Trailing),
         (get[..100].to_vec(), DecodeError::Truncated { got: 100, expected: 128 }),
     ];
@@ -331,7 +377,7 @@ fn malformed_messages_close_their_link_only() {
     }
     pair.served.clear();
     pair.client.request(Instant::now(), good, &Control::get(7, WORKLOAD, 1), &[]).unwrap();
-    assert_eq!(pair.server_sees(control).1.request.get(), 7);
+    assert_eq!(pair.server_sees(control).1.request, 7);
 }
 
 #[test]
@@ -351,7 +397,7 @@ fn giving_up_half_way_aborts_the_exchange_at_the_responder_only() {
     let mut pair = Pair::new();
     let link = pair.connect();
     let mut put = Control::put(1, WORKLOAD, 1);
-    put.payload_len.set((PageDescriptor::LEN + PAGE_LEN) as u32);
+    put.payload_len = (PageDescriptor::LEN + PAGE_LEN) as u32;
     let half = pair.send_raw(link, &[put.as_bytes(), &[1; 1000]].concat(), false);
     let (asked, _) = pair.server_sees(control);
     pair.until(|pair| Some(()).filter(|()| payload(&mut pair.served, asked).len() == 1000));
@@ -368,10 +414,10 @@ fn giving_up_half_way_aborts_the_exchange_at_the_responder_only() {
     let (asked, request) = pair.server_sees(control);
     pair.client.abandon(given_up);
     let mut reply = request.reply(Status::Ok);
-    reply.done.set(1);
+    reply = reply.with_done(1);
     let _ = pair.server.reply(Instant::now(), asked, &reply, &[&[0; PAGE_LEN]]);
     pair.client.request(Instant::now(), link, &Control::get(3, WORKLOAD, 1), &[]).unwrap();
-    let (asked, request) = pair.server_sees(|e| control(e).filter(|(_, c)| c.request.get() == 3));
+    let (asked, request) = pair.server_sees(|e| control(e).filter(|(_, c)| c.request == 3));
     pair.server.reply(Instant::now(), asked, &request.reply(Status::NotFound), &[]).unwrap();
     pair.client_sees(complete);
     assert!(pair.seen.iter().all(|event| event.exchange() != Some(given_up)), "{:?}", pair.seen);
@@ -387,7 +433,7 @@ fn a_refusal_before_all_of_a_put_has_come_reaches_the_requester() {
         pair.client.request(now, link, &Control::put(number, WORKLOAD, 64), &[&pages]).unwrap();
         let (asked, request) = pair.server_sees(control);
         pair.server.reply(Instant::now(), asked, &request.reply(Status::Full), &[]).unwrap();
-        assert_eq!(pair.client_sees(control).1.status, Status::Full);
+        assert_eq!(pair.client_sees(control).1.status(), Status::Full);
         pair.client_sees(complete);
     }
     let link = pair.client.links[link.index()].as_ref().unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use aws_lc_rs::{digest, hmac};
 use quinn_proto::Connection;
-use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn_proto::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
@@ -20,10 +20,19 @@ use rustls::{
 };
 
 use crate::keys::Identity;
+use crate::message::Version;
 use crate::{Fingerprint, TransportError};
 
-/// Application protocol: one a version, so that versions which cannot talk part in the handshake.
-pub const ALPN: &[u8] = b"gms/1";
+/// Application protocols: one a version, the later first, so that versions which cannot talk part in the handshake.
+pub static ALPN: [&[u8]; 2] = [b"gms/2", b"gms/1"];
+
+/// Those of a node that speaks no later version than `version`.
+pub fn alpn(version: Version) -> &'static [&'static [u8]] {
+    match version {
+        Version::V1 => &ALPN[1..],
+        Version::V2 => &ALPN,
+    }
+}
 
 /// aws-lc-rs with the one suite which is fastest on CPUs with AES instructions, and which QUIC requires anyway.
 pub fn provider() -> Arc<CryptoProvider> {
@@ -121,7 +130,10 @@ impl ClientCertVerifier for Direct<dyn ClientCertVerifier> {
 }
 
 /// Configuration of the connecting side. Sessions are not resumed: each link proves both identities.
-pub fn client(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicClientConfig>, TransportError> {
+pub fn client(
+    identity: &Identity,
+    alpn: &[&[u8]],
+) -> Result<Arc<QuicClientConfig>, TransportError> {
     let mut tls = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(keys)?
@@ -130,12 +142,15 @@ pub fn client(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicClientConfig>,
         .with_client_auth_cert(vec![identity.cert.clone()], identity.key.clone_key())
         .map_err(keys)?;
     tls.resumption = Resumption::disabled();
-    tls.alpn_protocols = vec![alpn.to_vec()];
+    tls.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(Arc::new(tls.try_into().map_err(keys)?))
 }
 
 /// Configuration of the accepting side.
-pub fn server(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicServerConfig>, TransportError> {
+pub fn server(
+    identity: &Identity,
+    alpn: &[&[u8]],
+) -> Result<Arc<QuicServerConfig>, TransportError> {
     let mut tls = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(keys)?
@@ -143,8 +158,18 @@ pub fn server(identity: &Identity, alpn: &[u8]) -> Result<Arc<QuicServerConfig>,
         .with_single_cert(vec![identity.cert.clone()], identity.key.clone_key())
         .map_err(keys)?;
     tls.send_tls13_tickets = 0;
-    tls.alpn_protocols = vec![alpn.to_vec()];
+    tls.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(Arc::new(tls.try_into().map_err(keys)?))
+}
+
+/// The version of the protocol that both ends have agreed on.
+pub fn version(conn: &Connection) -> Version {
+    let data = conn.crypto_session().handshake_data();
+    let protocol = data.and_then(|data| data.downcast::<HandshakeData>().ok()?.protocol);
+    match protocol.as_deref() {
+        Some(name) if name == ALPN[1] => Version::V1,
+        _ => Version::V2,
+    }
 }
 
 /// The certificate that the peer has proved to own.

@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
 use gms_policy::placement::AgentView;
-use zerocopy::byteorder::little_endian::{U32, U64};
 
 use super::{Lane, LaneEvent, RETRY};
 use crate::client::script::Script;
-use crate::message::{Control, Op, Status, WorkloadId};
+use crate::message::{Control, Feedback, Op, Status, WorkloadId};
 use crate::{AbortReason, CloseReason, Event, ExchangeId};
 
 const A: AgentId = AgentId(0);
@@ -49,13 +48,13 @@ impl Play {
     /// The link comes up and the hello is answered.
     fn connect(&mut self, agent: AgentId, session: u64) -> Vec<LaneEvent> {
         let hello = self.greet(agent);
-        self.reply(hello, Status::Ok, |control| control.compare = U64::new(session))
+        self.reply(hello, Status::Ok, |control| control.session = session)
     }
 
     /// The link comes up; returns the hello.
     fn greet(&mut self, agent: AgentId) -> ExchangeId {
         let (exchange, control) = self.lane.come_up(self.now, agent, &mut Vec::new());
-        assert_eq!((control.op, exchange.link), (Op::Hello, self.lane.link(agent)));
+        assert_eq!((control.op(), exchange.link), (Some(Op::Hello), self.lane.link(agent)));
         exchange
     }
 
@@ -110,7 +109,7 @@ fn an_agent_is_up_once_it_has_answered_the_hello() {
     assert!(play.drive().is_empty());
     let hello = play.greet(A);
     assert!(!play.lane.is_up(A) && !play.lane.has_been_up(A));
-    let events = play.reply(hello, Status::Ok, |control| control.compare = U64::new(5));
+    let events = play.reply(hello, Status::Ok, |control| control.session = 5);
     assert!(
         matches!(events[..], [LaneEvent::Up { agent: A, session: 5, lost: false }]),
         "{events:?}"
@@ -197,7 +196,9 @@ fn what_a_link_takes_with_it_is_failed_once() {
 fn an_agent_that_drained_and_came_back_gets_pages_again() {
     let mut play = Play::up(1);
     let exchange = play.send(A, put);
-    play.reply(exchange, Status::Draining, |control| control.credits = U32::new(0));
+    play.reply(exchange, Status::Draining, |control| {
+        *control = control.with_feedback(Feedback::default());
+    });
     play.event(Event::Complete { exchange });
     assert!(play.lane.is_up(A) && !play.view(A).up, "it gives pages back, and takes none");
     // A reply that does not say whether it drains changes nothing.
@@ -255,7 +256,9 @@ fn refused_pages_are_counted() {
     let mut play = Play::up(1);
     let make = |request, workload| Control::put(request, workload, 3);
     let exchange = play.lane.send(play.now, A, make, &[], 3).expect("it is up");
-    play.reply(exchange, Status::Full, |control| control.done = U64::new(0b101));
+    play.reply(exchange, Status::Full, |control| {
+        *control = control.with_done(0b101);
+    });
     play.event(Event::Complete { exchange });
     assert_eq!(play.lane.refusals(A), 1);
     assert_eq!(play.view(A).refusals, 1);

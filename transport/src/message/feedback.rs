@@ -1,0 +1,32 @@
+//! What every reply says of its node.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The state of an agent, and what the request took there.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct Feedback {
+    /// Time from the kernel's receive time stamp to the beginning of the work, in ns.
+    pub queue_ns: u32,
+    /// Time from the beginning of the work until the last byte of the reply was handed over, in ns.
+    pub service_ns: u32,
+    /// Frames free.
+    pub frames_free: u32,
+    /// Time since the agent's oldest page was put or last asked for, in ms.
+    pub oldest_age_ms: u32,
+    /// Pages that the sender may put before it is granted more.
+    pub credits_put: u32,
+    /// Pages that the sender may ask for at a time (0 = no bound of the agent's own).
+    pub credits_get: u32,
+    /// Epoch of global memory management (0 = none).
+    pub epoch: u64,
+}
+
+impl Feedback {
+    /// Epochs are reserved.
+    pub(super) fn is_valid(&self) -> bool {
+        self.epoch == 0
+    }
+}
