@@ -125,6 +125,9 @@ fn an_old_and_a_new_agent_serve_one_pager() {
     assert_paged(&paged, Mib(96), Mib(24));
     let shares = [&old, &new].map(|agent| paged.stats().agent(&agent.addr()).pages);
     assert!(shares[0].min(shares[1]) * 4 > shares[0].max(shares[1]), "{shares:?}");
+    for agent in [&old, &new] {
+        assert!(!agent.log().contains("Malformed"), "{}", agent.log());
+    }
 }
 
 #[test]
