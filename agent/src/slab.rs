@@ -1,18 +1,15 @@
-//! The memory of the frames: one memfd, mapped once.
+//! The memory of the frames: one anonymous mapping.
 
 use crate::limits::{FRAME_LEN, FRAMES_MAX, WARM_STEP};
 use crate::warmer::Warmer;
 use gms_policy::{Bytes, PageCount};
-use memmap2::{MmapMut, MmapOptions};
-use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use std::fs::File;
+use memmap2::{Advice, MmapMut, MmapOptions, UncheckedAdvice};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Bytes of a huge page, when they are used.
-const HUGE_LEN: u64 = 2 << 20;
+/// log2 of the bytes of a huge page.
+const HUGE_SHIFT: u8 = 21;
 
 /// Why there is no slab.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +43,6 @@ pub enum SlabError {
 pub struct Slab {
     /// Before `map`, so that it is dropped first.
     warmer: Option<Warmer>,
-    file: File,
     map: MmapMut,
     frames: u32,
     huge: bool,
@@ -56,17 +52,17 @@ impl Slab {
     /// A slab of `export` bytes, cut to whole frames (to whole huge pages of 2 MiB when `huge`, which are
     /// reserved at once).
     pub fn new(export: Bytes, huge: bool) -> Result<Self, SlabError> {
-        let unit = if huge { HUGE_LEN } else { FRAME_LEN as u64 };
+        let unit = if huge { 1 << HUGE_SHIFT } else { FRAME_LEN as u64 };
         let bytes = Bytes(export.0 / unit * unit);
         let PageCount(frames) = bytes.pages();
         if !(1..=FRAMES_MAX).contains(&frames) {
             return Err(SlabError::Size(export));
         }
-        let (file, map) = map(bytes, huge).map_err(|error| match huge {
-            true => SlabError::Huge { needed: bytes.0 / HUGE_LEN, error },
+        let map = map(bytes, huge).map_err(|error| match huge {
+            true => SlabError::Huge { needed: bytes.0 >> HUGE_SHIFT, error },
             false => SlabError::Memory { bytes, error },
         })?;
-        Ok(Self { warmer: None, file, map, frames: frames as u32, huge })
+        Ok(Self { warmer: None, map, frames: frames as u32, huge })
     }
 
     /// From the first use on takes memory from the kernel a little ahead of its use, in a thread. Huge pages need it not.
@@ -109,32 +105,40 @@ impl Slab {
 
     /// Gives the memory of `frames` back to the kernel; they read as zero then.
     pub fn give_back(&mut self, frames: Range<u32>) -> io::Result<()> {
-        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let offset = |frame: u32| i64::from(frame) * FRAME_LEN as i64;
-        let (start, end) = (offset(frames.start), offset(frames.end));
-        Ok(fallocate(&self.file, flags, start, end - start)?)
+        let (start, len) = (frames.start as usize * FRAME_LEN, frames.len() * FRAME_LEN);
+        // SAFETY: the bytes become zeros, through `&mut self`: nobody holds a reference to them.
+        unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) }
     }
 }
 
-fn map(bytes: Bytes, huge: bool) -> io::Result<(File, MmapMut)> {
-    let mut flags = MFdFlags::MFD_CLOEXEC;
-    if huge {
-        flags |= MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB;
-    }
-    let file = File::from(memfd_create(c"gms-slab", flags)?);
-    file.set_len(bytes.0)?;
+fn map(bytes: Bytes, huge: bool) -> io::Result<MmapMut> {
     let len = usize::try_from(bytes.0).map_err(io::Error::other)?;
-    // SAFETY: the file is a memfd of this process alone (close-on-exec, never passed on), so nobody else
-    // changes its length or content while it is mapped; holes are only punched through `&mut self`.
-    let map = unsafe { MmapOptions::new().len(len).map_mut(&file)? };
-    Ok((file, map))
+    let mut options = MmapOptions::new();
+    match huge {
+        true => options.len(len).huge(Some(HUGE_SHIFT)),
+        false => options.len(len).no_reserve_swap(),
+    };
+    let map = options.map_anon()?;
+    map.advise(Advice::DontFork)?;
+    map.advise(Advice::DontDump)?;
+    Ok(map)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::limits::WARM_AHEAD;
-    use std::os::unix::fs::MetadataExt;
+
+    const HUGE_FRAMES: u32 = (1 << HUGE_SHIFT) / FRAME_LEN as u32;
+
+    /// Frames of which the kernel has given the memory.
+    fn resident(slab: &Slab) -> usize {
+        let mut pages = vec![0; slab.frames as usize];
+        let (start, len) = (slab.map.as_ptr() as *mut _, pages.len() * FRAME_LEN);
+        // SAFETY: the range is that of the mapping, and there is a byte for each of its pages.
+        assert_eq!(unsafe { libc::mincore(start, len, pages.as_mut_ptr()) }, 0);
+        pages.iter().filter(|&&page| page & 1 == 1).count()
+    }
 
     #[test]
     fn frames_are_apart_and_given_back() {
@@ -144,10 +148,9 @@ mod tests {
             slab.write(frame).fill(frame as u8 + 1);
         }
         assert!((0..10).all(|frame| slab.read(frame).iter().all(|&b| b == frame as u8 + 1)));
-        let blocks = |slab: &Slab| slab.file.metadata().expect("a memfd").blocks() / 8;
-        assert_eq!(blocks(&slab), 10);
-        slab.give_back(2..7).expect("punch");
-        assert_eq!(blocks(&slab), 5);
+        assert_eq!(resident(&slab), 10);
+        slab.give_back(2..7).expect("advice");
+        assert_eq!(resident(&slab), 5);
         assert!(slab.read(4).iter().all(|&b| b == 0) && slab.read(7)[0] == 8);
     }
 
@@ -157,16 +160,18 @@ mod tests {
         slab.warm_ahead().expect("a thread");
         slab.used_to(0);
         slab.write(0).fill(7);
-        let until = |slab: &Slab, frames| {
+        // Huge pages bring more at once.
+        let until = |slab: &Slab, frames: u32| {
             let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
-            while slab.file.metadata().expect("a memfd").blocks() / 8 != frames {
+            while resident(slab) < frames as usize {
                 assert!(std::time::Instant::now() < end);
                 std::thread::yield_now();
             }
+            assert!(resident(slab) < (frames + 2 * HUGE_FRAMES) as usize);
         };
-        until(&slab, u64::from(WARM_AHEAD));
-        slab.used_to(WARM_STEP);
-        until(&slab, u64::from(WARM_AHEAD + WARM_STEP));
+        until(&slab, WARM_AHEAD);
+        slab.used_to(HUGE_FRAMES);
+        until(&slab, WARM_AHEAD + HUGE_FRAMES);
         assert!(slab.read(0).iter().all(|&b| b == 7));
     }
 

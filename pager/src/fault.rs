@@ -124,6 +124,8 @@ pub struct FaultThread<T> {
     stuck: BTreeMap<SpaceId, Stuck>,
     /// Removals told of so far.
     removals: u64,
+    /// Pages that were installed without a word, whose threads are woken together.
+    installed: Vec<(Arc<Space>, Range<u64>)>,
     /// Demanded pages whose markers have not been looked for yet.
     unproved: Vec<(Place, Content)>,
     /// Kicks, the lane and the spaces.
@@ -174,6 +176,7 @@ impl<T: Transport> FaultThread<T> {
             trace,
             follow: Follow::new(),
             pulse: Pulse::new(Instant::now()),
+            installed: Vec::new(),
         })
     }
 
@@ -379,7 +382,8 @@ impl<T: Transport> FaultThread<T> {
         Some(faults.into_iter().filter_map(fault).collect())
     }
 
-    /// Reads one fault, or what there is if an event is unread. Returns the gate, closed, if an event may have been read.
+    /// Reads one fault, or what there is if an event is unread or (with the gate) other threads wait already. Returns the gate, closed, if an event
+    /// may have been read.
     fn read_messages<'a>(
         &mut self,
         space: &'a Space,
@@ -396,8 +400,10 @@ impl<T: Transport> FaultThread<T> {
         }
         self.repair(space);
         torture::at(Point::BetweenLookAndRead);
+        // One fault is read faster alone; without the gate nothing else may be read.
+        let several = changing || (gate.is_some() && !self.pending.is_empty());
         let mut read = || {
-            self.read(space, changing, messages);
+            self.read(space, several, messages);
             messages.iter().any(|m| !matches!(m, Event::Pagefault { .. }))
         };
         if gate.is_some() {

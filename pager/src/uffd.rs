@@ -216,6 +216,15 @@ impl Faults {
     /// Installs the pages of the range from `bytes`, up to the first that is present; returns how many, and why it stopped if not
     /// at the end.
     pub fn copy_run(&self, range: Range<u64>, bytes: &[u8]) -> (u64, Installed) {
+        self.copy_mode(range, bytes, 0)
+    }
+
+    /// The same, but nobody is woken: that is the caller's to do.
+    pub fn copy_quietly(&self, range: Range<u64>, bytes: &[u8]) -> (u64, Installed) {
+        self.copy_mode(range, bytes, sys::UFFDIO_COPY_MODE_DONTWAKE.into())
+    }
+
+    fn copy_mode(&self, range: Range<u64>, bytes: &[u8], mode: u64) -> (u64, Installed) {
         let length = range.end - range.start;
         assert!(length <= bytes.len() as u64);
         let mut copied = 0;
@@ -224,7 +233,7 @@ impl Faults {
                 dst: range.start + copied,
                 src: bytes.as_ptr() as u64 + copied,
                 len: length - copied,
-                mode: 0,
+                mode,
                 copy: 0,
             };
             torture::at(Point::BeforeCopy);

@@ -132,7 +132,7 @@ impl AgentProc {
     pub fn spoil_frames(&self) {
         // Else its pager might see the first and let go of the rest.
         self.signal(Signal::SIGSTOP);
-        let spoiled = procfs::spoil(self.proc.pid(), "memfd:gms-slab").expect("its memory");
+        let spoiled = procfs::spoil(self.proc.pid()).expect("its memory");
         self.signal(Signal::SIGCONT);
         assert!(spoiled > 1000, "it holds {spoiled} pages only");
     }

@@ -124,15 +124,12 @@ pub fn has_uffd(pid: i32) -> bool {
         .any(|flags| flags.split_whitespace().any(|flag| flag == "um" || flag == "uw"))
 }
 
-/// Changes pages of the mapping of a file whose name contains `file`, of those that are in memory; returns how often `change` says that it did.
+/// Changes pages of a range of addresses, of those that are in memory; returns how often `change` says that it did.
 fn change_pages(
     pid: i32,
-    file: &str,
+    range: Range<u64>,
     mut change: impl FnMut(&mut [u8]) -> u64,
 ) -> std::io::Result<u64> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let line = maps.lines().find(|line| line.contains(file));
-    let range = line.and_then(range_of).ok_or_else(|| std::io::Error::other("no such mapping"))?;
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
     let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
     let (mut entries, mut page, mut changed) = (vec![0; 8 * 4096], vec![0; 4096], 0);
@@ -153,9 +150,9 @@ fn change_pages(
     Ok(changed)
 }
 
-/// Changes a byte of each page of such a file; returns of how many.
-pub(crate) fn spoil(pid: i32, file: &str) -> std::io::Result<u64> {
-    change_pages(pid, file, |page| {
+/// Changes a byte of each page of the largest private anonymous mapping of a process; returns of how many.
+pub(crate) fn spoil(pid: i32) -> std::io::Result<u64> {
+    change_pages(pid, largest_mapping(pid)?, |page| {
         page[77] ^= 0x10;
         1
     })
@@ -165,7 +162,10 @@ pub(crate) fn spoil(pid: i32, file: &str) -> std::io::Result<u64> {
 /// says how entries are stored). Returns of how many pages.
 pub fn spoil_page_map(pager: i32) -> std::io::Result<u64> {
     let nowhere = (u64::MAX << 20 | 1).to_le_bytes();
-    change_pages(pager, "memfd:gms-page-map", |page| {
+    let maps = fs::read_to_string(format!("/proc/{pager}/maps"))?;
+    let line = maps.lines().find(|line| line.contains("memfd:gms-page-map"));
+    let range = line.and_then(range_of).ok_or_else(|| std::io::Error::other("no such mapping"))?;
+    change_pages(pager, range, |page| {
         let mut changed = 0;
         for entry in page.chunks_exact_mut(16).filter(|entry| entry[0] & 7 == 2) {
             entry[..8].copy_from_slice(&nowhere);
@@ -181,17 +181,22 @@ fn range_of(line: &str) -> Option<Range<u64>> {
     Some(u64::from_str_radix(from, 16).ok()?..u64::from_str_radix(to, 16).ok()?)
 }
 
-/// Overwrites memory in the middle of the largest private anonymous mapping of a process.
-pub fn write_memory(pid: i32, bytes: &[u8]) -> std::io::Result<()> {
+/// The largest private anonymous mapping of a process.
+fn largest_mapping(pid: i32) -> std::io::Result<Range<u64>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let plain = |line: &&str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         fields.len() == 5 && fields[1] == "rw-p"
     };
     let ranges = maps.lines().filter(plain).filter_map(range_of);
-    let largest = ranges
+    ranges
         .max_by_key(|range| range.end - range.start)
-        .ok_or_else(|| std::io::Error::other("no anonymous mapping"))?;
+        .ok_or_else(|| std::io::Error::other("no anonymous mapping"))
+}
+
+/// Overwrites memory in the middle of the largest private anonymous mapping of a process.
+pub fn write_memory(pid: i32, bytes: &[u8]) -> std::io::Result<()> {
+    let largest = largest_mapping(pid)?;
     let middle = (largest.start + (largest.end - largest.start) / 2) & !4095;
     OpenOptions::new().write(true).open(format!("/proc/{pid}/mem"))?.write_all_at(bytes, middle)
 }

@@ -274,6 +274,10 @@ impl<T: Transport> FaultThread<T> {
             }
             torture::at(Point::AfterReply);
         }
+        // Where several threads wait, those that are woken would take the CPU from the pages of the others.
+        for (space, range) in self.installed.drain(..).filter(|(_, range)| !range.is_empty()) {
+            space.faults.wake(range);
+        }
     }
 
     fn answered(&mut self, get: GetId, control: &Control) {
@@ -361,7 +365,16 @@ impl<T: Transport> FaultThread<T> {
                 Some(space) if remote > 0 => {
                     let from = start + at as u64 * PAGE;
                     let range = from..from + remote as u64 * PAGE;
-                    space.faults.copy_run(range, &bytes[at * PAGE as usize..])
+                    let bytes = &bytes[at * PAGE as usize..];
+                    match awaited && self.pending.len() > 1 {
+                        true => {
+                            let installed = space.faults.copy_quietly(range, bytes);
+                            let end = from + installed.0 * PAGE;
+                            self.installed.push((space.clone(), from..end));
+                            installed
+                        }
+                        false => space.faults.copy_run(range, bytes),
+                    }
                 }
                 _ => (0, Installed::Gone),
             };
