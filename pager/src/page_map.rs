@@ -30,6 +30,8 @@ pub const CHUNKS_MAX: u32 = 1 << 20;
 /// Chunks that eviction leaves to changes of the address space, which cannot be refused.
 const CHUNKS_KEPT: u32 = CHUNKS_MAX / 16;
 const WARM_MAX: usize = 64;
+/// Chunks at which [`PageMap::not_away`] looks: a few microseconds.
+const CHUNKS_JUDGED: u64 = 64;
 const CHUNK_LEN: usize = CHUNK_PAGES as usize * size_of::<Entry>();
 
 /// Where a page is, as far as the supervisor knows. (A page without an entry is the kernel's: resident, or never touched.)
@@ -322,6 +324,21 @@ impl PageMap {
                 self.slotted.remove(&base);
             }
         }
+    }
+
+    /// The next part of the range that is worth a look for pages in memory: without the chunks of which every page is away. Of a long range only the
+    /// beginning is judged: if nothing is left of that, the part is empty and ends where to go on.
+    pub fn not_away(&self, space: SpaceId, range: Range<u64>) -> Range<u64> {
+        let is_away = |base: u64| {
+            let chunk = self.find(space, base);
+            chunk.is_some_and(|chunk| u64::from(self.headers[chunk as usize].away) == CHUNK_PAGES)
+        };
+        let limit = range.start.saturating_add(CHUNKS_JUDGED * CHUNK_SPAN).min(range.end);
+        let first = range.start & !(CHUNK_SPAN - 1);
+        let mut bases = (first..limit).step_by(CHUNK_SPAN as usize);
+        let Some(start) = bases.find(|&base| !is_away(base)) else { return limit..limit };
+        let end = bases.find(|&base| is_away(base)).unwrap_or(range.end);
+        start.max(range.start)..end
     }
 
     /// Cools each of these pages that is `Kept`; returns the others, and those without heat.

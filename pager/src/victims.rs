@@ -90,7 +90,11 @@ fn scan(
     let page_tables = process.page_tables()?;
     let tables = lock(&shared.tables);
     let (removals, quarantined) = (tables.removals(id), tables.has_quarantine(id, &range));
+    let range = if quarantined { range } else { tables.not_away(id, range) };
     drop(tables);
+    if range.is_empty() {
+        return Some(range.end);
+    }
     torture::at(Point::BeforeScan);
     let end = page_tables.occupied(range.clone(), room, regions).ok()?;
     torture::at(Point::AfterScan);

@@ -100,6 +100,32 @@ fn a_fork_an_exit_and_an_unmap_of_whole_shelves_touch_no_chunk() {
     assert_eq!((released, map.chunks_used()), (4 * 512 - 1, 1));
 }
 
+/// Chunks 3 and 4 are away, of chunk 5 all but the last page is.
+#[test]
+fn chunks_that_are_away_are_passed_over() {
+    let mut map = PageMap::new(256).unwrap();
+    let at = |chunk: u64, page: u64| chunk * CHUNK_SPAN + page * PAGE;
+    for page in (at(3, 0)..at(6, 0) - PAGE).step_by(PAGE as usize) {
+        put(&mut map, 1, PageAddr::containing(page), State::Remote(CONTENT), Mark::COLD);
+    }
+    let not_away = |map: &PageMap, range| map.not_away(SpaceId(1), range);
+    assert_eq!(not_away(&map, at(0, 9)..at(9, 0)), at(0, 9)..at(3, 0));
+    assert_eq!(not_away(&map, at(3, 0)..at(9, 0)), at(5, 0)..at(9, 0));
+    assert_eq!(not_away(&map, at(3, 7)..at(4, 8)), at(4, 8)..at(4, 8));
+    assert_eq!(not_away(&map, at(5, 7)..at(5, 9)), at(5, 7)..at(5, 9));
+    assert_eq!(map.not_away(SpaceId(2), at(3, 0)..at(9, 0)), at(3, 0)..at(9, 0));
+    // One page that has come back.
+    put(&mut map, 1, PageAddr::containing(at(4, 0)), State::Kept(CONTENT), Mark::COLD);
+    assert_eq!(not_away(&map, at(3, 0)..at(9, 0)), at(4, 0)..at(9, 0));
+    // More than is judged at once.
+    for page in (at(10, 0)..at(100, 0)).step_by(PAGE as usize) {
+        put(&mut map, 1, PageAddr::containing(page), State::Slot(1), Mark::COLD);
+    }
+    let end = at(10 + CHUNKS_JUDGED, 0);
+    assert_eq!(not_away(&map, at(10, 0)..at(200, 0)), end..end);
+    assert_eq!(not_away(&map, end..at(200, 0)), at(100, 0)..at(200, 0));
+}
+
 const CONTENT: Content = Content { id: ContentId(5), agent: AgentId(1), hash: 9 };
 
 /// The n-th page of a test: some on each of two shelves.

@@ -49,6 +49,11 @@ impl Tables {
         }
     }
 
+    /// See [`PageMap::not_away`](crate::page_map::PageMap::not_away).
+    pub fn not_away(&self, space: SpaceId, range: Range<u64>) -> Range<u64> {
+        self.map.not_away(space, range)
+    }
+
     /// Cools resident pages which a search for victims has met; returns those without heat.
     pub fn cool(&mut self, space: SpaceId, window: &[PageAddr]) -> Vec<PageAddr> {
         self.map.cool(space, window)
