@@ -53,7 +53,7 @@ impl<T: Transport> Driver<T> {
         let mut idle: Option<Idle> = None;
         while self.stop.requested().is_none() {
             self.renew();
-            if self.turn()? {
+            if self.turn(Instant::now)? {
                 if idle.take().is_some_and(|idle| idle.spins) {
                     self.spin.report(true);
                 }
@@ -91,9 +91,12 @@ impl<T: Transport> Driver<T> {
         }
     }
 
-    /// One turn of the loop; true if anything came.
-    fn turn(&mut self) -> io::Result<bool> {
-        let received = Instant::now();
+    /// One turn of the loop; true if anything came. `clock` tells the time: a simulation has its own.
+    ///
+    /// # Errors
+    /// As [`Driver::run`].
+    pub fn turn(&mut self, clock: impl Fn() -> Instant) -> io::Result<bool> {
+        let received = clock();
         let mut busy = self.transport.drive(received)?;
         if received >= self.expel_at {
             self.transport.expel(received, SystemTime::now());
@@ -102,7 +105,7 @@ impl<T: Transport> Driver<T> {
         let mut handled = 0;
         while let Some(event) = self.transport.poll(received) {
             busy = true;
-            handled += 1 + self.handle(At { now: Instant::now(), received }, event);
+            handled += 1 + self.handle(At { now: clock(), received }, event, &clock);
             // The requester can take pages in while the next are looked up.
             if handled >= FLUSH_EVENTS {
                 self.transport.flush(received)?;
@@ -113,7 +116,7 @@ impl<T: Transport> Driver<T> {
             self.core.handle_timeout(received);
             while let Some(reply) = self.core.poll_stalled(received) {
                 let at = At { now: received, received };
-                send(&mut self.transport, &self.stats, at, &reply);
+                send(&mut self.transport, &self.stats, (at, received), &reply);
             }
         }
         self.transport.flush(received)?;
@@ -121,7 +124,7 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Handles an event; returns how many pages the answer carries.
-    fn handle(&mut self, at: At, event: Event) -> usize {
+    fn handle(&mut self, at: At, event: Event, clock: impl Fn() -> Instant) -> usize {
         let (core, transport, stats) = (&mut self.core, &mut self.transport, &self.stats);
         let (link, answer) = match event {
             Event::Connected { link, peer } => {
@@ -152,7 +155,7 @@ impl<T: Transport> Driver<T> {
         };
         match answer {
             Answer::Nothing => {}
-            Answer::Reply(reply) => return send(transport, stats, at, &reply),
+            Answer::Reply(reply) => return send(transport, stats, (at, clock()), &reply),
             Answer::Close(code) => {
                 if core.may_log(at.now) {
                     tracing::warn!(?link, ?code, "closing a link");
@@ -192,7 +195,7 @@ impl<T: Transport> Driver<T> {
             if now >= began + grace || !self.core.in_use() {
                 break;
             }
-            if !self.turn()? {
+            if !self.turn(Instant::now)? {
                 // A second request may shorten the grace: look for it now and then.
                 self.block(now, (began + grace).min(now + TICK), false)?;
             }
@@ -204,7 +207,7 @@ impl<T: Transport> Driver<T> {
         }
         self.transport.flush(Instant::now())?;
         while self.core.links().next().is_some() && Instant::now() < end {
-            if !self.turn()? {
+            if !self.turn(Instant::now)? {
                 sched_yield()?;
             }
         }
@@ -225,8 +228,12 @@ struct Idle {
 }
 
 /// Stamps a reply with its service time and sends it. Returns how many slices (pages, descriptors) it carries.
-fn send<T: Transport>(transport: &mut T, stats: &Stats, at: At, reply: &Reply<'_>) -> usize {
-    let now = Instant::now();
+fn send<T: Transport>(
+    transport: &mut T,
+    stats: &Stats,
+    (at, now): (At, Instant),
+    reply: &Reply<'_>,
+) -> usize {
     let service_ns = now.saturating_duration_since(at.now).as_nanos() as u64;
     stats.service.observe(service_ns);
     let service_ns = service_ns.try_into().unwrap_or(u32::MAX);

@@ -1,7 +1,8 @@
 //! The fault thread: from the kernel's message to the remote page and back.
 //!
 //! `read_space` reads messages (events first, then faults) -> `fault` asks the tables what to do -> zeros, write-back buffer, or
-//! `fetch` sends a request to the agent -> `payload` installs the page as soon as its bytes are there, which wakes the thread.
+//! `fetch` sends a request to the agent -> `arrived` installs the page as soon as its bytes are there, and wakes the thread: at once, or where several
+//! wait with all whose pages have come.
 //!
 //! Nothing on this path waits: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the
 //! thread is woken then and faults again.
@@ -124,10 +125,10 @@ pub struct FaultThread<T> {
     stuck: BTreeMap<SpaceId, Stuck>,
     /// Removals told of so far.
     removals: u64,
-    /// Pages that were installed without a word, whose threads are woken together.
-    installed: Vec<(Arc<Space>, Range<u64>)>,
-    /// Demanded pages whose markers have not been looked for yet.
-    unproved: Vec<(Place, Content)>,
+    /// Pages that were installed without a word, and when they were asked for: their threads are woken together.
+    installed: Vec<(Arc<Space>, Range<u64>, Instant)>,
+    /// Demanded pages whose markers have not been looked for yet, and when they were asked for.
+    unproved: Vec<(Place, Content, Instant)>,
     /// Kicks, the lane and the spaces.
     epoll: Epoll,
     /// Spaces with something to read.
@@ -198,7 +199,10 @@ impl<T: Transport> FaultThread<T> {
                 self.read_space(id, true);
                 // Where several threads wait, their requests go out together.
                 let mut more = MESSAGES;
-                while more > 0 && self.pending.len() > 1 && self.read_space(id, false) {
+                while more > 0
+                    && (2..MESSAGES).contains(&self.pending.len())
+                    && self.read_space(id, false)
+                {
                     more -= 1;
                 }
             }
@@ -214,7 +218,7 @@ impl<T: Transport> FaultThread<T> {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
             self.trace(Trace::sent);
-            self.prove_demanded();
+            self.prove_demanded(now);
             self.follow.look(&self.shared.fault_cpu);
             if busy && now >= no_spin_until {
                 spin_until = now + if self.agents.lane().awaits() { SPIN_AWAITED } else { SPIN };

@@ -66,15 +66,14 @@ impl Fetch {
 }
 
 impl<T: Transport> FaultThread<T> {
-    /// Fetches the page, and behind it in the same exchange what will be needed next: the faulting thread is woken as soon as its own
-    /// page is there.
+    /// Fetches the page, and behind it in the same exchange what will be needed next: the faulting thread does not wait for that.
     pub(super) fn fetch(&mut self, place: Place, content: Content) {
         if !self.pending.insert(place) {
             return;
         }
-        self.unproved.push((place, content));
         self.trace(|trace| trace.looked_up(place));
         let now = Instant::now();
+        self.unproved.push((place, content, now));
         let ahead = self.look_ahead(place);
         let demanded = Wanted { place, content };
         if ahead.is_empty() {
@@ -275,8 +274,9 @@ impl<T: Transport> FaultThread<T> {
             torture::at(Point::AfterReply);
         }
         // Where several threads wait, those that are woken would take the CPU from the pages of the others.
-        for (space, range) in self.installed.drain(..).filter(|(_, range)| !range.is_empty()) {
+        for (space, range, began) in std::mem::take(&mut self.installed) {
             space.faults.wake(range);
+            self.record_latency(began);
         }
     }
 
@@ -344,7 +344,7 @@ impl<T: Transport> FaultThread<T> {
             // It may be another page's place by now.
             Some(state) if !state.backlog.is_empty() => RangeSet::default(),
             Some(state) if awaited => {
-                let at = self.unproved.iter().position(|(place, _)| *place == run[0].place);
+                let at = self.unproved.iter().position(|(place, ..)| *place == run[0].place);
                 let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
                 let old = fetch.removals != self.removals || fetch.began.elapsed() > PROOF_LASTS;
                 prove_awaited(&self.shared, &mut tables, state, run[0], unproved || old)
@@ -353,6 +353,7 @@ impl<T: Transport> FaultThread<T> {
             None => RangeSet::default(),
         };
         let space = self.spaces.get(&id).map(|state| state.space.clone());
+        let quiet = awaited && self.pending.len() > 1;
         let mut wake = Vec::new();
         let mut at = 0;
         while at < count {
@@ -366,13 +367,8 @@ impl<T: Transport> FaultThread<T> {
                     let from = start + at as u64 * PAGE;
                     let range = from..from + remote as u64 * PAGE;
                     let bytes = &bytes[at * PAGE as usize..];
-                    match awaited && self.pending.len() > 1 {
-                        true => {
-                            let installed = space.faults.copy_quietly(range, bytes);
-                            let end = from + installed.0 * PAGE;
-                            self.installed.push((space.clone(), from..end));
-                            installed
-                        }
+                    match quiet {
+                        true => space.faults.copy_quietly(range, bytes),
                         false => space.faults.copy_run(range, bytes),
                     }
                 }
@@ -398,7 +394,15 @@ impl<T: Transport> FaultThread<T> {
                     tables.fetched(wanted.place, wanted.content, waited);
                 }
                 if outcome == Installed::Done {
-                    self.count_installed(fetch, awaited);
+                    self.count_installed(awaited);
+                    match &space {
+                        Some(space) if quiet => {
+                            let page = wanted.place.1.get()..wanted.place.1.get() + PAGE;
+                            self.installed.push((space.clone(), page, fetch.began));
+                        }
+                        _ if awaited => self.record_latency(fetch.began),
+                        _ => {}
+                    }
                 } else if waited {
                     wake.push(wanted.place);
                 }
@@ -410,15 +414,17 @@ impl<T: Transport> FaultThread<T> {
         wake.into_iter().for_each(|place| self.wake(place));
     }
 
-    fn count_installed(&self, fetch: &Fetch, awaited: bool) {
+    fn count_installed(&self, awaited: bool) {
         self.shared.count_resident(1);
         self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
-        if awaited {
-            let took = fetch.began.elapsed().as_nanos() as u64;
-            lock(&self.shared.latency).saturating_record(took);
-        } else {
+        if !awaited {
             self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn record_latency(&self, began: Instant) {
+        let took = began.elapsed().as_nanos() as u64;
+        lock(&self.shared.latency).saturating_record(took);
     }
 }
 
@@ -464,7 +470,7 @@ mod tests {
     use crate::commands::SAID;
     use crate::fault::tests::{ID, Play};
     use crate::session::Outcome;
-    use crate::tables::EvictOutcome;
+    use crate::tables::{EvictOutcome, FaultAction};
 
     /// Of 64 pages that are at the agent a thread waits for the first, which comes right, and never for the others, which do not.
     #[test]
@@ -573,5 +579,40 @@ mod tests {
         let get = *play.fault.fetches.keys().next().expect("a get");
         play.fault.forsake(get, u64::MAX, None);
         assert!(!play.shared.has_failed() && play.fault.pending.is_empty());
+    }
+
+    /// Two threads wait for pages that the program has discarded, as their missing markers tell; the agent does not answer.
+    #[test]
+    fn threads_that_wait_together_for_discarded_pages_do_not_wait_for_the_agent() {
+        let mut play = Play::with(None, 1, 2);
+        let pages = [play.page, play.page + PAGE].map(PageAddr::containing);
+        let mut tables = lock(&play.shared.tables);
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        tables.begin_evict(ID, &pages, &mut leaving);
+        for &(page, slot) in &leaving {
+            tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
+        }
+        for (slot, ..) in tables.start_write(AgentId(0), 2) {
+            tables.written(slot, true);
+        }
+        drop(tables);
+        let (start, bytes) = (play.page as *mut libc::c_void, 2 * PAGE as usize);
+        // SAFETY: the pages are the test's own, and nobody refers to them.
+        assert_eq!(unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) }, 0);
+        for page in pages {
+            let FaultAction::Fetch(content) = lock(&play.shared.tables).fault((ID, page)) else {
+                panic!("it is not at the agent");
+            };
+            play.fault.fetch((ID, page), content);
+        }
+        assert_eq!((play.fault.pending.len(), play.fault.unproved.len()), (2, 2));
+        let asked = play.fault.unproved[0].2;
+        play.fault.prove_demanded(asked);
+        assert_eq!(play.fault.unproved.len(), 2, "they may come at once");
+        play.fault.prove_demanded(asked + Duration::from_millis(2));
+        assert!(play.fault.unproved.is_empty());
+        assert!(pages.iter().all(|&page| lock(&play.shared.tables).is_empty((ID, page))));
+        play.fault.repeat(asked + RETRY + Duration::from_millis(100));
+        assert!(play.fault.pending.is_empty() && !play.shared.has_failed());
     }
 }

@@ -3,6 +3,7 @@
 //! Everything is decided and done under the tables' lock: what was true when the fault was read may no longer be.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use gms_transport::Transport;
 use nix::errno::Errno;
@@ -15,6 +16,8 @@ use crate::uffd::{Installed, Probe};
 
 /// Most pages filled with zeros for one fault.
 const ZERO_RUN_MAX: u64 = 64;
+/// Most pages come within this, also where many are asked for at once.
+const SOON: Duration = Duration::from_millis(1);
 /// Streams of first touches followed in each space.
 pub(super) const ZERO_STREAMS: usize = 8;
 
@@ -136,14 +139,16 @@ impl<T: Transport> FaultThread<T> {
         self.probed(fault, probe);
     }
 
-    /// Looks for the markers of the pages which were asked for just now, while the agent works. What has none was discarded by the program.
-    pub(super) fn prove_demanded(&mut self) {
-        // The more are asked for, the longer each takes, and what is not known when it comes is looked for then.
-        if self.pending.len() > 1 {
-            return;
-        }
+    /// Looks for the markers of the pages which were asked for just now, while the agent works. What has none was discarded by the program. Where several
+    /// threads wait, what will have come soon is looked for then.
+    pub(super) fn prove_demanded(&mut self, now: Instant) {
         for at in (0..self.unproved.len()).rev() {
-            let (place, content) = self.unproved[at];
+            let (place, content, asked) = self.unproved[at];
+            let comes_soon = now.saturating_duration_since(asked) < SOON
+                && self.agents.lane().is_up(content.agent);
+            if self.pending.len() > 1 && comes_soon {
+                continue;
+            }
             if self.prove(place, content) {
                 self.unproved.swap_remove(at);
             }
