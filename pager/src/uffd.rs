@@ -210,21 +210,13 @@ impl Faults {
 
     /// Installs one page.
     pub fn copy(&self, page: u64, bytes: &[u8]) -> Installed {
-        self.copy_run(page..page + PAGE, bytes).1
+        self.copy_run(page..page + PAGE, bytes, true).1
     }
 
     /// Installs the pages of the range from `bytes`, up to the first that is present; returns how many, and why it stopped if not
-    /// at the end.
-    pub fn copy_run(&self, range: Range<u64>, bytes: &[u8]) -> (u64, Installed) {
-        self.copy_mode(range, bytes, 0)
-    }
-
-    /// The same, but nobody is woken: that is the caller's to do.
-    pub fn copy_quietly(&self, range: Range<u64>, bytes: &[u8]) -> (u64, Installed) {
-        self.copy_mode(range, bytes, sys::UFFDIO_COPY_MODE_DONTWAKE.into())
-    }
-
-    fn copy_mode(&self, range: Range<u64>, bytes: &[u8], mode: u64) -> (u64, Installed) {
+    /// at the end. Without `wake`, the threads that wait for them sleep on.
+    pub fn copy_run(&self, range: Range<u64>, bytes: &[u8], wake: bool) -> (u64, Installed) {
+        let mode = if wake { 0 } else { sys::UFFDIO_COPY_MODE_DONTWAKE.into() };
         let length = range.end - range.start;
         assert!(length <= bytes.len() as u64);
         let mut copied = 0;

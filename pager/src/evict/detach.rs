@@ -393,7 +393,8 @@ impl<T: Transport> EvictThread<T> {
         if count == 0 {
             return 0;
         }
-        let copy = |count: usize| space.faults.copy_run(start..start + count as u64 * PAGE, bytes);
+        let copy =
+            |count: usize| space.faults.copy_run(start..start + count as u64 * PAGE, bytes, true);
         let (mut copied, mut outcome) = copy(count);
         if copied == 0 && outcome == Installed::Gone && count > 1 {
             // A copy must lie in one mapping.

@@ -273,7 +273,6 @@ impl<T: Transport> FaultThread<T> {
             }
             torture::at(Point::AfterReply);
         }
-        // Where several threads wait, those that are woken would take the CPU from the pages of the others.
         for (space, range, began) in std::mem::take(&mut self.installed) {
             space.faults.wake(range);
             self.record_latency(began);
@@ -333,30 +332,19 @@ impl<T: Transport> FaultThread<T> {
 
     /// Installs adjacent pages of a fetch.
     fn install_run(&mut self, fetch: &Fetch, pages: Range<usize>, bytes: &[u8]) {
-        let (run, count, awaited) =
-            (&fetch.pages[pages.clone()], pages.len(), fetch.is_awaited(pages.start));
+        let (run, awaited) = (&fetch.pages[pages.clone()], fetch.is_awaited(pages.start));
         let (id, start) = (run[0].place.0, run[0].place.1.get());
         self.trace(|trace| trace.opened(run[0].place));
+        let shared = self.shared.clone();
         // The lock is held from the look to the copy: in between nobody may install, change and evict a page, or forget that it is being removed.
-        let mut tables = lock(&self.shared.tables);
-        let proved = match self.spaces.get(&id) {
-            Some(_) if self.shared.has_failed() => RangeSet::default(),
-            // It may be another page's place by now.
-            Some(state) if !state.backlog.is_empty() => RangeSet::default(),
-            Some(state) if awaited => {
-                let at = self.unproved.iter().position(|(place, ..)| *place == run[0].place);
-                let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
-                let old = fetch.removals != self.removals || fetch.began.elapsed() > PROOF_LASTS;
-                prove_awaited(&self.shared, &mut tables, state, run[0], unproved || old)
-            }
-            Some(state) => proved_ahead(&tables, &state.space, start..start + count as u64 * PAGE),
-            None => RangeSet::default(),
-        };
+        let mut tables = lock(&shared.tables);
+        let proved = self.prove_run(&mut tables, fetch, run, awaited);
         let space = self.spaces.get(&id).map(|state| state.space.clone());
+        // Where several threads wait, those that are woken would take the CPU from the pages of the others: they are woken together.
         let quiet = awaited && self.pending.len() > 1;
         let mut wake = Vec::new();
         let mut at = 0;
-        while at < count {
+        while at < run.len() {
             let remote = |wanted: &&Wanted| {
                 proved.contains(wanted.place.1.get())
                     && tables.is_remote(wanted.place, wanted.content)
@@ -366,45 +354,26 @@ impl<T: Transport> FaultThread<T> {
                 Some(space) if remote > 0 => {
                     let from = start + at as u64 * PAGE;
                     let range = from..from + remote as u64 * PAGE;
-                    let bytes = &bytes[at * PAGE as usize..];
-                    match quiet {
-                        true => space.faults.copy_quietly(range, bytes),
-                        false => space.faults.copy_run(range, bytes),
-                    }
+                    space.faults.copy_run(range, &bytes[at * PAGE as usize..], !quiet)
                 }
                 _ => (0, Installed::Gone),
             };
-            if let Some(state) = self.spaces.get_mut(&id).filter(|_| awaited) {
-                let good = matches!(outcome, Installed::Done | Installed::Exists);
-                // Not one that has been discarded meanwhile, or is there: nobody is to be stopped for that.
-                let refused = !good && tables.is_remote(run[at].place, run[at].content);
-                state.refused = refused.then(Instant::now);
-                if refused {
-                    self.waiting.insert(id);
-                }
+            if awaited {
+                self.note_refusal(&tables, run[at], outcome);
             }
             let end = at + copied as usize;
             for (i, wanted) in run.iter().enumerate().take(end.max(at + 1)).skip(at) {
                 let outcome = if i < end { Installed::Done } else { outcome };
-                let waited = match awaited {
-                    true => self.pending.remove(&wanted.place),
-                    false => tables.end_prefetch(wanted.place),
-                };
-                if matches!(outcome, Installed::Done | Installed::Exists) {
-                    tables.fetched(wanted.place, wanted.content, waited);
-                }
-                if outcome == Installed::Done {
-                    self.count_installed(awaited);
-                    match &space {
-                        Some(space) if quiet => {
-                            let page = wanted.place.1.get()..wanted.place.1.get() + PAGE;
-                            self.installed.push((space.clone(), page, fetch.began));
-                        }
-                        _ if awaited => self.record_latency(fetch.began),
-                        _ => {}
+                let waited = self.note_outcome(&mut tables, *wanted, outcome, awaited);
+                match (outcome, &space) {
+                    (Installed::Done, Some(space)) if quiet => {
+                        let page = wanted.place.1.get()..wanted.place.1.get() + PAGE;
+                        self.installed.push((space.clone(), page, fetch.began));
                     }
-                } else if waited {
-                    wake.push(wanted.place);
+                    (Installed::Done, _) if awaited => self.record_latency(fetch.began),
+                    (Installed::Done, _) => {}
+                    _ if waited => wake.push(wanted.place),
+                    _ => {}
                 }
             }
             at = end.max(at + 1);
@@ -412,6 +381,66 @@ impl<T: Transport> FaultThread<T> {
         drop(tables);
         self.trace(|trace| trace.installed(run[0].place, wake.is_empty()));
         wake.into_iter().for_each(|place| self.wake(place));
+    }
+
+    /// Where pages of the run may be installed.
+    fn prove_run(
+        &mut self,
+        tables: &mut Tables,
+        fetch: &Fetch,
+        run: &[Wanted],
+        awaited: bool,
+    ) -> RangeSet {
+        let (id, start) = (run[0].place.0, run[0].place.1.get());
+        match self.spaces.get(&id) {
+            Some(_) if self.shared.has_failed() => RangeSet::default(),
+            // It may be another page's place by now.
+            Some(state) if !state.backlog.is_empty() => RangeSet::default(),
+            Some(state) if awaited => {
+                let at = self.unproved.iter().position(|(place, ..)| *place == run[0].place);
+                let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
+                let old = fetch.removals != self.removals || fetch.began.elapsed() > PROOF_LASTS;
+                prove_awaited(&self.shared, tables, state, run[0], unproved || old)
+            }
+            Some(state) => {
+                proved_ahead(tables, &state.space, start..start + run.len() as u64 * PAGE)
+            }
+            None => RangeSet::default(),
+        }
+    }
+
+    /// Since when a page that somebody waits for cannot be installed, if it cannot.
+    fn note_refusal(&mut self, tables: &Tables, wanted: Wanted, outcome: Installed) {
+        let id = wanted.place.0;
+        let Some(state) = self.spaces.get_mut(&id) else { return };
+        let good = matches!(outcome, Installed::Done | Installed::Exists);
+        // Not one that has been discarded meanwhile, or is there: nobody is to be stopped for that.
+        let refused = !good && tables.is_remote(wanted.place, wanted.content);
+        state.refused = refused.then(Instant::now);
+        if refused {
+            self.waiting.insert(id);
+        }
+    }
+
+    /// Notes what became of a page; returns whether a thread waits for it.
+    fn note_outcome(
+        &mut self,
+        tables: &mut Tables,
+        wanted: Wanted,
+        outcome: Installed,
+        awaited: bool,
+    ) -> bool {
+        let waited = match awaited {
+            true => self.pending.remove(&wanted.place),
+            false => tables.end_prefetch(wanted.place),
+        };
+        if matches!(outcome, Installed::Done | Installed::Exists) {
+            tables.fetched(wanted.place, wanted.content, waited);
+        }
+        if outcome == Installed::Done {
+            self.count_installed(awaited);
+        }
+        waited
     }
 
     fn count_installed(&self, awaited: bool) {

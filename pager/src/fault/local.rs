@@ -54,7 +54,7 @@ impl<T: Transport> FaultThread<T> {
         // A write gets its own page at once; a read gets the shared zero page, which costs no memory.
         let faults = &state.space.faults;
         let (installed, outcome) = match write {
-            true => faults.copy_run(range.clone(), &self.zeros),
+            true => faults.copy_run(range.clone(), &self.zeros, true),
             false => faults.zero(range.clone()),
         };
         range.end = range.start + installed * PAGE;
