@@ -41,9 +41,7 @@ type Read = Result<Vec<u8>, DecodeError>;
 fn read<'a>(input: &Input, chunks: impl Iterator<Item = &'a [u8]>) -> Read {
     let (replies, version) = (input.replies, input.version);
     let mut reader = match replies {
-        true => {
-            MessageReader::reply_to(version, Control::get_many(0, WorkloadId::default(), 2))
-        }
+        true => MessageReader::reply_to(version, Control::get_many(0, WorkloadId::default(), 2)),
         false => MessageReader::request(version),
     };
     let (mut announced, mut payload) = (None, Vec::new());
