@@ -29,6 +29,8 @@ const FITS: (f64, f64) = (0.95, 1.0);
 const REFUSED: f64 = 1.02;
 /// Least setting, as a multiple of the limit.
 const SETTING_MIN: f64 = 0.2;
+/// Least `--local` that gms takes.
+const LOCAL_MIN_MIB: u32 = 4;
 /// Least growth of the peak with the setting that is reckoned with.
 const SLOPE_MIN: f64 = 0.3;
 
@@ -182,7 +184,7 @@ impl Pager {
 /// within the limit. gms can overshoot in one run and not in another.
 pub fn lowered(setting: u32, peak_mib: f64, limit_mib: f64) -> Option<u32> {
     let excess = (peak_mib - limit_mib).ceil() as u32;
-    (peak_mib > REFUSED * limit_mib).then(|| setting.saturating_sub(excess).max(1))
+    (peak_mib > REFUSED * limit_mib).then(|| setting.saturating_sub(excess).max(LOCAL_MIN_MIB))
 }
 
 /// What came of looking for a setting.
@@ -210,7 +212,7 @@ pub fn settle(
     let mut best = None;
     let mut seen = String::new();
     for _ in 0..effort.count(TRIES.0, TRIES.1) {
-        if setting < SETTING_MIN * limit_mib {
+        if setting < (SETTING_MIN * limit_mib).max(LOCAL_MIN_MIB.into()) {
             break;
         }
         let at = setting.floor();

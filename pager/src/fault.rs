@@ -266,6 +266,7 @@ impl<T: Transport> FaultThread<T> {
         } else if [&self.behind, &self.waiting].into_iter().any(|spaces| !spaces.is_empty())
             || !self.again.is_empty()
             || !self.unread.is_empty()
+            || !self.unproved.is_empty()
         {
             limit = AGAIN;
         }

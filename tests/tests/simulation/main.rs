@@ -8,7 +8,7 @@ mod agents;
 mod kernel;
 mod owner;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +21,7 @@ use gms_transport::client::AgentAddress;
 use gms_transport::sim::{Conditions, Net};
 
 use crate::agents::SimAgent;
-use crate::kernel::{Kernel, Page, zeros};
+use crate::kernel::{FIRST_ROOM, Kernel, Page, ROOM_PAGES, ROOMS, room, zeros};
 use crate::owner::Owner;
 
 /// Seeds tried unless the environment says otherwise.
@@ -35,6 +35,8 @@ const PAGES: u64 = 96;
 const PATIENCE: Duration = Duration::from_secs(40);
 /// Timers of the pager are looked at this often.
 const TICK: Duration = Duration::from_millis(10);
+/// A run has some 10,000 steps.
+const STEPS_MAX: u64 = 2_000_000;
 /// Steps that a failure tells.
 const TOLD: usize = 60;
 
@@ -43,8 +45,10 @@ enum Act {
     Ready,
     /// It touches the page; with a number it writes that there.
     Touch(PageAddr, Option<u64>),
-    /// It has the range removed.
-    Remove(std::ops::Range<u64>),
+    /// It has a range removed.
+    Remove,
+    /// It has changed the address space.
+    Change,
 }
 
 struct Thread {
@@ -71,11 +75,11 @@ struct World {
     owner: Owner,
     agents: Vec<SimAgent>,
     threads: Vec<Thread>,
-    /// What every page must hold.
-    truth: Vec<Page>,
+    /// What every page must hold that is not zeros.
+    truth: BTreeMap<u64, Page>,
     troubles: Vec<(Instant, Trouble)>,
-    /// Whether an agent has lost what it was given.
-    bereft: bool,
+    /// Agents that have lost what they were given.
+    bereft: BTreeSet<u8>,
     log: VecDeque<String>,
     steps: u64,
 }
@@ -112,8 +116,8 @@ impl World {
             owner,
             agents,
             threads: (0..THREADS).map(|_| Thread { act: Act::Ready, left: STEPS }).collect(),
-            truth: vec![zeros(); PAGES as usize],
-            bereft: false,
+            truth: BTreeMap::new(),
+            bereft: BTreeSet::new(),
             log: VecDeque::new(),
             steps: 0,
         };
@@ -131,27 +135,33 @@ impl World {
 
     /// Until the program has ended, or was ended for want of what an agent has lost.
     fn run(&mut self) {
-        let mut moved = self.now;
+        let mut moved = [self.now; THREADS];
         while self.owner.killed.is_none() && self.threads.iter().any(|thread| thread.left > 0) {
-            if self.step() {
-                moved = self.now;
-            }
+            let came_on = self.step();
             let calm = self.troubles.is_empty();
-            assert!(!calm || self.now - moved < PATIENCE, "a thread hangs");
+            for n in 0..THREADS {
+                if came_on[n] || self.threads[n].left == 0 || !calm {
+                    moved[n] = self.now;
+                }
+                assert!(self.now - moved[n] < PATIENCE, "thread {n} hangs");
+            }
         }
-        if let Some(reason) = &self.owner.killed {
+        if let Some((agent, reason)) = &self.owner.killed {
+            let lost = agent.is_some_and(|agent| self.bereft.contains(&agent.0));
+            let doubt = self.owner.count.doubts > 0;
             assert!(
-                self.bereft,
-                "the workload was ended though no agent has lost anything: {reason}"
+                lost || doubt,
+                "the workload was ended for {agent:?}, which has lost nothing: {reason}"
             );
             return;
         }
         self.leave();
     }
 
-    /// One moment; true if a thread of the program came on.
-    fn step(&mut self) -> bool {
+    /// One moment. Returns which threads of the program came on.
+    fn step(&mut self) -> [bool; THREADS] {
         self.steps += 1;
+        assert!(self.steps < STEPS_MAX, "time stands still");
         let busy = (0..THREADS).any(|n| self.threads[n].left > 0 && !self.kernel.sleeps(n));
         let pace = Duration::from_micros(1 + self.dice.below(40));
         let next = self.now + if busy { pace } else { TICK };
@@ -170,13 +180,15 @@ impl World {
         if self.dice.below(4) > 0 {
             self.owner.evict(self.now, &mut self.kernel, &mut self.dice);
         }
-        if self.dice.below(6) == 0 {
-            for page in self.kernel.finish_removal() {
-                self.truth[(page / PAGE) as usize] = zeros();
-            }
+        if self.dice.below(4) == 0
+            && let Some(page) = self.kernel.remove_next()
+        {
+            self.truth.remove(&page);
         }
-        let came_on: Vec<bool> = (0..THREADS).map(|n| self.go(n)).collect();
-        came_on.contains(&true)
+        if self.dice.below(3) == 0 {
+            self.kernel.tell(&mut self.dice);
+        }
+        std::array::from_fn(|n| self.go(n))
     }
 
     fn meet(&mut self, trouble: Trouble) {
@@ -186,7 +198,7 @@ impl World {
             Trouble::Mend(end, agent) => self.net.mend(owner(end), self.agents[agent].addr),
             Trouble::Pause(agent, span) => self.agents[agent].paused_until = self.now + span,
             Trouble::Crash(agent) => {
-                self.bereft = true;
+                self.bereft.insert(agent as u8);
                 self.agents[agent].crash(&self.net, self.now);
             }
             Trouble::Restart(agent) if !self.agents[agent].is_up() => {
@@ -209,8 +221,10 @@ impl World {
                 true
             }
             &Act::Touch(page, value) => self.touch(n, page, value),
-            Act::Remove(range) => {
-                let over = self.kernel.removes() != Some(range);
+            Act::Remove | Act::Change => {
+                let resumed = self.dice.below(3) > 0 && self.kernel.resume(n);
+                let removes = matches!(self.threads[n].act, Act::Remove);
+                let over = resumed && !(removes && self.kernel.removes().is_some());
                 if over {
                     self.end(n);
                 }
@@ -237,16 +251,62 @@ impl World {
         self.threads[n].act = match self.dice.below(20) {
             0 if !ends => {
                 let range = address.get()..(page + 1 + self.dice.below(8)).min(PAGES) * PAGE;
-                if !self.kernel.remove(range.clone()) {
+                if !self.kernel.remove(n, range.clone()) {
                     return;
                 }
                 self.tell(format!("thread {n} removes {range:x?}"));
-                // Who touches it meanwhile finds what was there, or zeros.
-                Act::Remove(range)
+                Act::Remove
             }
-            1..=9 if !ends => Act::Touch(address, Some(self.dice.bits())),
+            1..=3 if !ends => return self.change_rooms(n),
+            4..=7 if !ends => {
+                let number = self.dice.place(ROOMS);
+                if !self.kernel.is_mapped(number).0 {
+                    return;
+                }
+                let page = FIRST_ROOM + number as u64 * ROOM_PAGES + self.dice.below(ROOM_PAGES);
+                let value = (self.dice.below(2) == 0).then(|| self.dice.bits());
+                Act::Touch(PageAddr::containing(page * PAGE), value)
+            }
+            8..=12 if !ends => Act::Touch(address, Some(self.dice.bits())),
             _ => Act::Touch(address, None),
         };
+    }
+
+    /// A thread maps, unmaps or moves a room in which no other thread is at work.
+    fn change_rooms(&mut self, n: usize) {
+        let (from, to) = (self.dice.place(ROOMS), self.dice.place(ROOMS));
+        let free = |number: usize| {
+            let touched = self.threads.iter().any(|thread| match thread.act {
+                Act::Touch(page, _) => room(number).contains(&page.get()),
+                _ => false,
+            });
+            !touched && !self.kernel.is_occupied(number)
+        };
+        if !free(from) || !free(to) {
+            return;
+        }
+        match (self.kernel.is_mapped(from), self.kernel.is_mapped(to)) {
+            ((false, _), _) => {
+                self.tell(format!("thread {n} maps room {from}"));
+                self.kernel.map(from);
+            }
+            ((true, true), (false, _)) => {
+                self.tell(format!("thread {n} moves room {from} to room {to}"));
+                self.kernel.remap(n, from, to);
+                let mut truth = self.truth.split_off(&room(from).start);
+                let mut rest = truth.split_off(&room(from).end);
+                self.truth.append(&mut rest);
+                let by = |address| address - room(from).start + room(to).start;
+                self.truth.extend(truth.into_iter().map(|(address, page)| (by(address), page)));
+            }
+            _ if self.dice.below(3) == 0 => {
+                self.tell(format!("thread {n} unmaps room {from}"));
+                self.kernel.unmap(n, from);
+                self.truth.retain(|address, _| !room(from).contains(address));
+            }
+            _ => return,
+        }
+        self.threads[n].act = Act::Change;
     }
 
     fn touch(&mut self, n: usize, page: PageAddr, value: Option<u64>) -> bool {
@@ -255,7 +315,7 @@ impl World {
             // What another thread removes is left alone: nobody could say what it must hold.
             return false;
         }
-        let truth = &mut self.truth[(page.get() / PAGE) as usize];
+        let truth = self.truth.entry(page.get()).or_insert_with(zeros);
         let Some(bytes) = self.kernel.touch(n, page) else { return false };
         assert!(*bytes == *truth, "thread {n} finds wrong bytes in page {:#x}", page.get());
         if let Some(value) = value {
@@ -277,10 +337,14 @@ impl World {
     /// The program has ended: no agent keeps anything of it, now that nothing goes wrong any more.
     fn leave(&mut self) {
         self.net.set_conditions(Conditions::lan());
+        self.troubles
+            .retain(|(_, trouble)| matches!(trouble, Trouble::Mend(..) | Trouble::Restart(_)));
         let end = self.now + PATIENCE;
+        // Agents say twice a second what they hold.
+        let told = self.now + Duration::from_secs(1);
         let mut said = self.now;
         self.owner.goodbye(self.now);
-        while self.agents.iter().any(|agent| agent.is_up() && agent.used() > 0) {
+        while self.now < told || self.agents.iter().any(|agent| agent.is_up() && agent.used() > 0) {
             assert!(self.now < end, "an agent keeps frames of a workload that has ended");
             self.step();
             if self.now > said + Duration::from_secs(1) {
@@ -296,7 +360,8 @@ fn troubles(dice: &mut Dice, start: Instant, agents: usize) -> Vec<(Instant, Tro
     let mut troubles = Vec::new();
     for _ in 0..dice.below(5) {
         let at = start + Duration::from_micros(dice.below(400_000));
-        let span = Duration::from_micros(dice.below(3_000_000));
+        let longest = if dice.below(4) == 0 { 6_000_000 } else { 1_000_000 };
+        let span = Duration::from_micros(dice.below(longest));
         let (agent, end) = (dice.place(agents), 1 + dice.below(2) as u8);
         match dice.below(8) {
             0 => {
@@ -319,7 +384,7 @@ struct Ended {
     steps: u64,
     log: Vec<String>,
     /// What happened in it: these and how often.
-    happened: [(&'static str, u64); 9],
+    happened: [(&'static str, u64); 11],
 }
 
 /// How a seed ended, or why it failed.
@@ -329,6 +394,7 @@ fn outcome(seed: u64) -> Result<Ended, String> {
     match run {
         Ok(()) => {
             let counters = world.owner.tables.counters;
+            let bereaved = world.owner.killed.is_some() && world.owner.count.doubts == 0;
             let happened = [
                 ("pages put", counters.pages_out),
                 ("unchanged pages dropped", counters.clean_drops),
@@ -338,7 +404,9 @@ fn outcome(seed: u64) -> Result<Ended, String> {
                 ("pages fetched ahead", world.owner.count.ahead),
                 ("pages that came when they were no longer wanted", world.owner.count.unwanted),
                 ("puts that failed", world.owner.count.failed_puts),
-                ("workloads ended for what an agent had lost", world.owner.killed.is_some().into()),
+                ("changes told in another order than made", world.owner.count.reordered),
+                ("orders that could not be known", world.owner.count.doubts),
+                ("workloads ended for what an agent had lost", bereaved.into()),
             ];
             Ok(Ended { steps: world.steps, log: world.log.into(), happened })
         }

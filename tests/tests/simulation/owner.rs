@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use gms_pager::page_map::{Content, PAGE};
-use gms_pager::tables::{EvictOutcome, FaultAction, Tables};
+use gms_pager::range_set::RangeSet;
+use gms_pager::tables::{Change, EvictOutcome, FaultAction, Place, Tables, contested, drop_echoes};
 use gms_pager::uffd::{Installed, Probe};
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::placement::{Placement, TwoChoices};
@@ -18,7 +19,7 @@ use gms_transport::client::{
 use gms_transport::message::{Op, PAGES_MAX, WorkloadId};
 use gms_transport::sim::{Net, Sim};
 
-use crate::kernel::{Kernel, Page, zeros};
+use crate::kernel::{Event, Kernel, Page, room, zeros};
 
 const SPACE: SpaceId = SpaceId(1);
 /// Slots of the write-back buffer.
@@ -53,6 +54,8 @@ pub struct Count {
     pub ahead: u64,
     pub unwanted: u64,
     pub failed_puts: u64,
+    pub reordered: u64,
+    pub doubts: u64,
 }
 
 /// See the module's documentation.
@@ -68,13 +71,15 @@ pub struct Owner {
     fetches: BTreeMap<GetId, Fetch>,
     /// Faults to be tried again.
     again: Vec<PageAddr>,
+    /// What has been read of changes and waits for others that have begun. Nobody is served meanwhile, or evicted.
+    backlog: Vec<Event>,
     writes: BTreeMap<PutId, Vec<u32>>,
     /// Pages that were moved, and are not noted as such yet.
-    leaving: Vec<(PageAddr, u32, EvictOutcome)>,
+    leaving: Vec<(u32, EvictOutcome)>,
     /// Removals that were told, and are not known to be over.
     aging: bool,
-    /// Why the workload was ended.
-    pub killed: Option<String>,
+    /// Why the workload was ended, and for which agent.
+    pub killed: Option<(Option<AgentId>, String)>,
 }
 
 impl Owner {
@@ -105,6 +110,7 @@ impl Owner {
             pending: BTreeSet::new(),
             fetches: BTreeMap::new(),
             again: Vec::new(),
+            backlog: Vec::new(),
             writes: BTreeMap::new(),
             leaving: Vec::new(),
             aging: false,
@@ -112,8 +118,8 @@ impl Owner {
         }
     }
 
-    fn kill(&mut self, reason: String) {
-        self.killed.get_or_insert(reason);
+    fn kill(&mut self, agent: Option<AgentId>, reason: &str) {
+        self.killed.get_or_insert_with(|| (agent, reason.into()));
     }
 
     fn has_room(&self, kernel: &Kernel) -> bool {
@@ -124,8 +130,10 @@ impl Owner {
 
     /// A turn of it.
     pub fn serve(&mut self, now: Instant, kernel: &mut Kernel, dice: &mut Dice) {
-        if let Some(range) = kernel.read_event() {
-            self.tables.remove(SPACE, range);
+        self.backlog.extend(std::iter::from_fn(|| kernel.read_event()));
+        let only_removals = self.backlog.iter().all(|event| matches!(event, Event::Remove(_)));
+        if !self.backlog.is_empty() && (only_removals || !kernel.has_event()) {
+            self.apply(kernel);
         }
         let mut faults = std::mem::take(&mut self.again);
         faults.extend(std::iter::from_fn(|| kernel.read_fault()));
@@ -142,7 +150,54 @@ impl Owner {
         self.faults.flush(now).expect("a network in memory does not fail");
     }
 
+    /// Applies what was told of changes, in the order in which they were made.
+    fn apply(&mut self, kernel: &mut Kernel) {
+        let mut events = std::mem::take(&mut self.backlog);
+        drop_echoes(&mut events, change);
+        let changes: Vec<Change> = events.iter().filter_map(change).collect();
+        let concerned = contested(&changes);
+        let mut marked = RangeSet::default();
+        for range in concerned.iter() {
+            kernel.look(&range).0.iter().for_each(|part| marked.insert(part));
+        }
+        if concerned.iter().next().is_some() {
+            let Ok(order) = self.tables.order(SPACE, &changes, &marked) else {
+                self.count.doubts += 1;
+                return self.kill(None, "it is not known which pages are where");
+            };
+            self.count.reordered += u64::from(!order.is_sorted());
+            // Removals concern no room.
+            let removals = events.iter().filter(|event| change(event).is_none()).cloned();
+            let moves: Vec<&Event> =
+                events.iter().filter(|event| change(event).is_some()).collect();
+            events = removals.chain(order.into_iter().map(|n| moves[n].clone())).collect();
+        }
+        for event in events {
+            let range = match event {
+                Event::Remove(range) => {
+                    self.tables.remove(SPACE, range.clone());
+                    range
+                }
+                Event::Unmap(range) => {
+                    self.tables.unmap(SPACE, range.clone());
+                    range
+                }
+                Event::Remap(remap) => {
+                    self.tables.remap(SPACE, remap);
+                    remap.source()
+                }
+            };
+            kernel.wake_range(&range);
+        }
+        for range in concerned.iter() {
+            self.tables.forget_unmarked(SPACE, range, &marked);
+        }
+    }
+
     fn fault(&mut self, now: Instant, kernel: &mut Kernel, page: PageAddr, dice: &mut Dice) {
+        if !self.backlog.is_empty() {
+            return self.again.push(page);
+        }
         let place = (SPACE, page);
         let action = self.tables.fault(place);
         let takes = !matches!(action, FaultAction::Wait | FaultAction::Resident);
@@ -219,7 +274,7 @@ impl Owner {
                     self.forsake(kernel, get, pages, Some(format!("{failure:?}")));
                 }
                 ClientEvent::Ended { get } => drop(self.fetches.remove(&get)),
-                ClientEvent::Wrong { .. } => self.kill("a page is wrong".into()),
+                ClientEvent::Wrong { .. } => self.kill(None, "a page is wrong"),
                 ClientEvent::Up { agent, session, lost } => self.agent_up(agent, session, lost),
                 ClientEvent::Answered { .. }
                 | ClientEvent::Down { .. }
@@ -234,7 +289,7 @@ impl Owner {
             fetch.open &= !(1 << n);
             let ((page, content), awaited) = (fetch.pages[n], fetch.is_awaited(n));
             let place = (SPACE, page);
-            let wanted = self.tables.is_remote(place, content);
+            let wanted = self.backlog.is_empty() && self.tables.is_remote(place, content);
             // Nobody waits for the others: they are not brought where something may be about to go.
             let settled =
                 awaited || !self.tables.has_quarantine(SPACE, &(page.get()..page.get() + PAGE));
@@ -286,9 +341,7 @@ impl Owner {
         let (page, content) = closed[0];
         self.pending.remove(&page);
         match failure.filter(|_| self.tables.is_remote((SPACE, page), content)) {
-            Some(failure) => {
-                self.kill(format!("agent {} has lost a page: {failure}", content.agent.0));
-            }
+            Some(failure) => self.kill(Some(content.agent), &failure),
             None => kernel.wake(page),
         }
     }
@@ -313,7 +366,7 @@ impl Owner {
             return;
         }
         if self.tables.depends_on(agent) {
-            return self.kill(format!("agent {} was restarted", agent.0));
+            return self.kill(Some(agent), "it was restarted");
         }
         self.tables.forget_copies(agent);
     }
@@ -329,11 +382,14 @@ impl Owner {
         let lane = self.evicts.lane();
         let untrusted = lane.agents().filter(|&agent| !lane.keeps(now, agent)).collect();
         self.tables.distrust(untrusted);
-        self.finish_leaving(kernel, dice);
-        if kernel.resident().len() > self.budget {
-            self.move_out(kernel, dice);
+        if self.backlog.is_empty() {
+            self.register(kernel);
+            self.finish_leaving(kernel, dice);
+            if kernel.resident().len() > self.budget {
+                self.move_out(kernel, dice);
+            }
+            self.reconcile(kernel, dice);
         }
-        self.reconcile(kernel, dice);
         self.write_back(now, dice);
         if dice.below(50) == 0 {
             self.evicts.ask_status(now);
@@ -344,6 +400,17 @@ impl Owner {
             kernel.wake(place.1);
         }
         self.evicts.flush(now).expect("a network in memory does not fail");
+    }
+
+    /// Rooms that were mapped are found by looking.
+    fn register(&mut self, kernel: &mut Kernel) {
+        if kernel.has_event() {
+            return;
+        }
+        for number in kernel.unregistered() {
+            kernel.register(number);
+            self.tables.register(SPACE, room(number), &RangeSet::default());
+        }
     }
 
     fn move_out(&mut self, kernel: &mut Kernel, dice: &mut Dice) {
@@ -361,30 +428,39 @@ impl Owner {
                 Some(bytes) => {
                     let hash = self.checksum.of(&bytes);
                     let is_zero = bytes.iter().all(|&byte| byte == 0);
-                    self.tables.marked(slot, (SPACE, page));
                     self.frames[slot as usize] = bytes;
                     if is_zero { EvictOutcome::Zero } else { EvictOutcome::Moved(hash) }
                 }
             };
-            self.leaving.push((page, slot, outcome));
+            self.leaving.push((slot, outcome));
         }
     }
 
     fn finish_leaving(&mut self, kernel: &mut Kernel, dice: &mut Dice) {
         let mut wake = Vec::new();
-        for (page, slot, outcome) in std::mem::take(&mut self.leaving) {
-            let later = dice.below(8) == 0;
-            // Zeros need no copy anywhere, if their marker can be taken away.
-            let unmarkable = || self.tables.only_owner(slot) == Some((SPACE, page));
-            let zero = outcome == EvictOutcome::Zero;
-            if later || (zero && kernel.has_event()) {
-                self.leaving.push((page, slot, outcome));
+        for (slot, outcome) in std::mem::take(&mut self.leaving) {
+            // Markers are left where the page is now; a change may have come in between.
+            let unmarked: Vec<Place> = match outcome {
+                EvictOutcome::Moved(_) => self.tables.unmarked(slot).collect(),
+                EvictOutcome::Zero | EvictOutcome::Stayed => Vec::new(),
+            };
+            for place in unmarked {
+                if dice.below(4) > 0 && kernel.mark(place.1) {
+                    self.tables.marked(slot, place);
+                }
+            }
+            let waits = matches!(outcome, EvictOutcome::Moved(_))
+                && self.tables.unmarked(slot).next().is_some();
+            if waits || (outcome == EvictOutcome::Zero && kernel.has_event()) {
+                self.leaving.push((slot, outcome));
                 continue;
             }
-            let outcome = match zero {
-                true if unmarkable() && kernel.unmark(page) => EvictOutcome::Zero,
-                true => EvictOutcome::Moved(self.checksum.of(&zeros())),
-                false => outcome,
+            // Zeros are left nowhere.
+            let outcome = match self.tables.only_owner(slot) {
+                None if outcome == EvictOutcome::Zero => {
+                    EvictOutcome::Moved(self.checksum.of(&zeros()))
+                }
+                _ => outcome,
             };
             self.tables.finish_evict(slot, outcome, &mut wake);
         }
@@ -472,5 +548,13 @@ impl Owner {
     pub fn goodbye(&mut self, now: Instant) {
         self.evicts.goodbye(now);
         self.evicts.flush(now).expect("a network in memory does not fail");
+    }
+}
+
+fn change(event: &Event) -> Option<Change> {
+    match event {
+        Event::Remove(_) => None,
+        Event::Unmap(range) => Some(Change::Unmap(range.clone())),
+        Event::Remap(remap) => Some(Change::Remap(*remap)),
     }
 }
