@@ -11,7 +11,7 @@ mod coverage;
 #[path = "../../../tests/src/dice.rs"]
 mod dice;
 mod input;
-#[allow(dead_code, unused_imports)]
+#[allow(dead_code, unused_imports, reason = "the transport uses what the reader does not")]
 #[path = "../../src/message/mod.rs"]
 mod message;
 #[allow(dead_code)]

@@ -29,7 +29,7 @@ pub use self::header::{DecodeError, Op, Priority, Status, Version, WorkloadId, f
 pub use self::pages::{DiscardReply, DiscardRequest, PageDescriptor, PagesReply, PagesRequest};
 pub use self::reserved::{AtomicReply, AtomicRequest, BlockRequest, EpochRequest};
 pub use self::session::{
-    FEATURES, GrantRequest, HelloReply, HelloRequest, StatusReply, VERSION_MAX, VERSION_MIN,
+    GrantRequest, HelloReply, HelloRequest, StatusReply, VERSION_MAX, VERSION_MIN,
 };
 
 /// Length of a control message in bytes.

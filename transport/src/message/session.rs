@@ -9,7 +9,7 @@ pub const VERSION_MIN: u8 = Version::V1 as u8;
 /// The greatest.
 pub const VERSION_MAX: u8 = Version::V2 as u8;
 /// What this build can do beyond its version, bit by bit: nothing yet.
-pub const FEATURES: u64 = 0;
+const FEATURES: u64 = 0;
 
 /// The body of a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
