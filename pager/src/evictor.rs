@@ -20,9 +20,9 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::arch;
-use crate::cgroup;
 use crate::inject::{InjectError, Injected};
-use crate::proc;
+use crate::kernel::cgroup;
+use crate::kernel::proc;
 use crate::pulse::Pulse;
 
 /// Longest that a call list may take. Moving pages takes microseconds; only a fault inside a call waits longer.

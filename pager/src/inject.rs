@@ -14,10 +14,11 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
+use crate::arch;
 use crate::evictor::{self, Evictor, has_ended, pidfd_open, same_memory};
+use crate::kernel::{cgroup, proc};
 use crate::page_map::PAGE;
 use crate::stopped::{Stopped, refused};
-use crate::{arch, cgroup, proc};
 
 /// Name of the evictor's process: not one by which people end gms.
 pub const EVICTOR_NAME: &str = "far-evictor";

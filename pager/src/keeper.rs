@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use gms_policy::ids::PageAddr;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
@@ -16,22 +15,23 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, pipe2};
-use userfaultfd::{Event, EventBuffer, Uffd};
+use userfaultfd::Uffd;
 
 use crate::commands::{begin_to_speak, end_speech, note};
 use crate::evictor::{has_ended, kill, pidfd_open};
+use crate::kernel::pagemap::Pagemap;
+use crate::kernel::proc;
+use crate::kernel::uffd::{Userfaultfd, is_userfaultfd};
+use crate::kernel::{Event, Faults, Messages, PageFault, PageTables};
 use crate::page_map::PAGE;
-use crate::proc;
 use crate::session::Outcome;
 use crate::target::self_pid;
-use crate::uffd::{Faults, PageTables, is_userfaultfd};
 
 /// Its name: not one by which people end gms, because it must outlive the pager.
 const NAME: &str = "far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
 /// Messages read at once.
-const MESSAGES: usize = 32;
 /// Where programs can have memory.
 const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
@@ -141,9 +141,8 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     begin_to_speak();
     // The pager may have read of faults which it did not get to serve: they are made anew.
     left.iter().for_each(|faults| faults.wake(USER_SPACE));
-    let mut buffer = EventBuffer::new(MESSAGES);
     loop {
-        left.retain(Faults::is_alive);
+        left.retain(|faults| faults.is_alive());
         // An evictor has written when its memory is gone.
         pass_on(words);
         if left.is_empty() {
@@ -152,16 +151,15 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
         let _ = poll(&mut [], PollTimeout::from(LOOK_MS));
         let mut born = Vec::new();
         for faults in &left {
-            let mut messages = Vec::new();
+            let mut messages = Messages::default();
             // What cannot be read has ended, or waits for the next turn.
-            let _ = faults.read(&mut buffer, &mut messages);
-            for message in messages {
-                match message {
-                    Event::Pagefault { thread_id, addr, .. } => {
-                        stop_at_fault(faults, thread_id.as_raw(), addr as u64);
-                    }
-                    Event::Fork { uffd } => born.push(Faults::of_child(uffd)),
-                    Event::Remap { .. } | Event::Remove { .. } | Event::Unmap { .. } => {}
+            let _ = faults.read(true, &mut messages);
+            for fault in messages.faults {
+                stop_at_fault(faults.as_ref(), fault);
+            }
+            for event in messages.events {
+                if let Event::Fork(child) = event {
+                    born.push(child);
                 }
             }
         }
@@ -196,8 +194,8 @@ fn hide_command_line() {
 }
 
 /// The userfaultfds of the table. All else is closed but for stderr and the pipe, which ends the evictors' sockets: their wills are executed.
-fn inherit(words: RawFd) -> Vec<Faults> {
-    let mut left = Vec::new();
+fn inherit(words: RawFd) -> Vec<Box<dyn Faults>> {
+    let mut left: Vec<Box<dyn Faults>> = Vec::new();
     let numbers: Vec<RawFd> = fs::read_dir("/proc/self/fd")
         .map(|entries| entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
         .unwrap_or_default();
@@ -205,7 +203,8 @@ fn inherit(words: RawFd) -> Vec<Faults> {
     for number in numbers.into_iter().filter(|number| !kept.contains(number)) {
         if is_userfaultfd(number) {
             // SAFETY: the pager, which owned the descriptor, is gone.
-            left.push(Faults::of_child(unsafe { Uffd::from_raw_fd(number) }));
+            let uffd = unsafe { Uffd::from_raw_fd(number) };
+            left.push(Box::new(Userfaultfd::of_child(uffd)));
         } else {
             // SAFETY: as above. One is closed already: that of the directory.
             unsafe { libc::close(number) };
@@ -215,9 +214,9 @@ fn inherit(words: RawFd) -> Vec<Faults> {
 }
 
 /// Kills the process that faults, or lets it get SIGBUS: its page is lost.
-fn stop_at_fault(faults: &Faults, thread: i32, address: u64) {
-    let page = PageAddr::containing(address).get();
-    let hint = proc::status_field(thread, "Tgid:").map(|tgid| tgid as i32);
+fn stop_at_fault(faults: &dyn Faults, fault: PageFault) {
+    let page = fault.page.get();
+    let hint = proc::status_field(fault.tid, "Tgid:").map(|tgid| tgid as i32);
     let found = hint.into_iter().chain(proc::all()).find_map(|pid| {
         let process = pidfd_open(pid).ok()?;
         (pid != self_pid() && has_memory(pid, faults, page)).then_some((pid, process))
@@ -238,8 +237,8 @@ fn stop_at_fault(faults: &Faults, thread: i32, address: u64) {
 }
 
 /// Whether a process has the memory of this userfaultfd: markers that are set and taken away through the one are seen to come and go in the other.
-fn has_memory(pid: i32, faults: &Faults, page: u64) -> bool {
-    let Ok(page_tables) = PageTables::open(pid) else { return false };
+fn has_memory(pid: i32, faults: &dyn Faults, page: u64) -> bool {
+    let Ok(page_tables) = Pagemap::open(pid) else { return false };
     let range = page..page + PAGE;
     [true, false, true, false, true].into_iter().all(|marked| {
         let seen = || page_tables.marked(range.clone()).is_ok_and(|found| !found.is_empty());

@@ -23,7 +23,7 @@ pub use signals::{Arrival, Signals, note_inheritance};
 use crate::commands::{EXIT_GMS, say};
 use crate::control::{self, Workload};
 use crate::evictor::has_ended;
-use crate::proc;
+use crate::kernel::proc;
 use crate::session::{Outcome, Session, SessionError};
 use crate::stats::Stats;
 use crate::stopped;

@@ -1,6 +1,5 @@
 //! The pager of gms: runs a program with more memory than its budget, from outside, by userfaultfd.
 pub mod arch;
-pub mod cgroup;
 pub mod cli;
 pub mod commands;
 pub mod config;
@@ -12,13 +11,13 @@ pub mod fault;
 pub mod frames;
 pub mod inject;
 pub mod keeper;
+pub mod kernel;
 pub mod launch;
 pub mod memory;
 pub mod output;
 pub mod page_map;
 pub mod privilege;
 pub mod probe;
-pub mod proc;
 pub mod process;
 pub mod pulse;
 pub mod range_set;
@@ -33,5 +32,4 @@ pub mod top;
 pub mod torture;
 pub mod trace;
 pub mod tree;
-pub mod uffd;
 pub mod victims;

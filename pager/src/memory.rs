@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::cgroup::{self, Group};
+use crate::kernel::cgroup::{self, Group};
 
 /// A v1 limit from here on is none: LONG_MAX rounded down to pages.
 const UNLIMITED_V1: u64 = (i64::MAX as u64) & !0xffff;

@@ -17,8 +17,10 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{ForkResult, Pid, fork, geteuid, getuid, pipe2, read};
 
 use crate::evictor::{pidfd_getfd, pidfd_open, same_memory};
-use crate::uffd::{self, Faults, USERFAULTFD_IOC_NEW};
-use crate::{privilege, proc};
+use crate::kernel::pagemap;
+use crate::kernel::proc;
+use crate::kernel::uffd::{self, USERFAULTFD_IOC_NEW, Userfaultfd};
+use crate::privilege;
 
 /// For the child to answer and to stop.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -170,7 +172,7 @@ impl Child {
         })?;
         let fd = pidfd_getfd(self.process.as_fd(), number).map_err(refused("pidfd_getfd"))?;
         let spare = fd.try_clone().map_err(|_| refused("a descriptor")(Errno::EMFILE))?;
-        match Faults::enable(fd) {
+        match Userfaultfd::enable(fd) {
             Ok(_) => Ok(()),
             Err(Errno::EPERM) => Err(refused("telling forks by userfaultfd")(Errno::EPERM)),
             Err(errno) => Err(match missing(offered(&spare).unwrap_or(0)) {
@@ -242,7 +244,7 @@ impl Child {
         let mut arg: sys::pm_scan_arg = unsafe { std::mem::zeroed() };
         arg.size = size_of::<sys::pm_scan_arg>() as u64;
         // SAFETY: PAGEMAP_SCAN reads and writes one pm_scan_arg; its range and its vector are empty.
-        unsafe { uffd::pagemap_scan(pagemap.as_raw_fd(), &raw mut arg) }.map(drop)
+        unsafe { pagemap::pagemap_scan(pagemap.as_raw_fd(), &raw mut arg) }.map(drop)
     }
 
     fn compare(&self) -> nix::Result<()> {

@@ -20,12 +20,14 @@ use nix::unistd::Pid;
 use self::set_up::SetUp;
 use crate::evictor::{self, Call, Ending, Evictor, has_ended, same_memory};
 use crate::inject::{Frozen, InjectError, Injected, remove_blob, stop_beside};
+use crate::kernel::pagemap::Pagemap;
+use crate::kernel::proc::{self, Mapping, Measure, Statm};
+use crate::kernel::uffd::{UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
+use crate::kernel::{Occupant, PageTables};
 use crate::page_map::PAGE;
-use crate::proc::{self, Mapping, Measure, Statm};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::torture;
-use crate::uffd::{Occupant, PageTables, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
 
 /// Most pages moved at once: bounds how long the gate is closed.
 pub const BATCH: usize = 64;
@@ -104,7 +106,7 @@ pub struct Process {
 
 /// What an attach has set up.
 struct Parts {
-    page_tables: PageTables,
+    page_tables: Pagemap,
     measure: Measure,
     evictor: Evictor,
     outbox: u64,
@@ -148,7 +150,7 @@ impl Process {
         space.evictor.store(own_id, Ordering::Relaxed);
         space.same_ids.store(proc::shares_pid_namespace(pid), Ordering::Relaxed);
         // Set before only if the space was met twice, which cannot be.
-        let _ = space.page_tables.set(page_tables);
+        let _ = space.page_tables.set(Box::new(page_tables));
         // What a child has inherited is proved anew.
         lock(&shared.tables).unregister(space.id, 0..u64::MAX);
         let kernel_writes = tid_address.map(PageAddr::containing);
@@ -192,7 +194,7 @@ impl Process {
         let os = |what| move |errno| InjectError::Os { what, errno };
         let gone = |_| (InjectError::Gone, None);
         // By the evictor, which has the memory for as long as it lives: the first thread of a process may end before the others.
-        let page_tables = PageTables::open(injected.evictor.as_raw()).map_err(gone)?;
+        let page_tables = Pagemap::open(injected.evictor.as_raw()).map_err(gone)?;
         let measure = Measure::open(injected.evictor.as_raw()).map_err(gone)?;
         let mut evictor = Evictor::connect(injected).map_err(|error| (error, None))?;
         let mut set_up = || {
@@ -288,8 +290,8 @@ impl Process {
     }
 
     /// Its page tables.
-    pub fn page_tables(&self) -> Option<&PageTables> {
-        self.space.page_tables.get()
+    pub fn page_tables(&self) -> Option<&dyn PageTables> {
+        self.space.page_tables.get().map(AsRef::as_ref)
     }
 
     /// Process id of the evictor.

@@ -9,20 +9,24 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::budget::Budget;
 use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
+use gms_policy::limits::SLACK_MIN;
 use gms_transport::client::Checksum;
 use hdrhistogram::Histogram;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::frames::Frames;
+use crate::kernel::{Faults, PageTables};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::session::{Outcome, SessionConfig};
 use crate::stats::AgentStats;
 use crate::tables::{Place, Tables};
-use crate::uffd::{Faults, PageTables};
 
 /// Pages of the write-back buffer: 16 MiB.
 pub const SLOTS: u32 = 4096;
+/// See [`Shared::room_kept`]. Less than the slack of any budget, so that eviction is under way by then.
+const ROOM_KEPT: u64 = 128;
+const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
 /// Longest fault latency that is told apart from longer ones.
 const LATENCY_MAX: Duration = Duration::from_secs(60);
 
@@ -31,7 +35,7 @@ pub struct Space {
     /// Its name.
     pub id: SpaceId,
     /// Its userfaultfd.
-    pub faults: Faults,
+    pub faults: Box<dyn Faults>,
     /// Excludes reading events from moving pages and leaving their markers: `UFFDIO_MOVE` would take pages of a mapping that came into place
     /// of the one whose pages were meant. Taken before the tables' lock.
     pub gate: Mutex<()>,
@@ -44,7 +48,7 @@ pub struct Space {
     /// Whether thread ids in its faults mean to us what they mean there; only ever a hint.
     pub same_ids: AtomicBool,
     /// Its page tables; unknown until its process has been attached.
-    pub page_tables: OnceLock<PageTables>,
+    pub page_tables: OnceLock<Box<dyn PageTables>>,
     /// Events that changed the mappings, so that they must be looked at again.
     pub changes: AtomicU64,
     /// Where memory was taken out of the userfaultfd, until all changes begun by then have been told.
@@ -57,7 +61,7 @@ pub struct Space {
 
 impl Space {
     /// A space that nobody has met yet.
-    pub fn new(id: SpaceId, faults: Faults) -> Space {
+    pub fn new(id: SpaceId, faults: Box<dyn Faults>) -> Space {
         Space {
             id,
             faults,
@@ -183,6 +187,9 @@ pub struct Shared {
     pub resident: AtomicI64,
     /// Faults must not bring residents above this; the budget's ceiling, unless nothing can be evicted.
     pub ceiling: AtomicI64,
+    /// Room that first touches and prefetches leave to demand fetches, in pages, so that those need not wait for an eviction while another
+    /// thread fills memory.
+    pub room_kept: u64,
     /// Above this eviction begins.
     high: i64,
     /// The CPU on which all faults of late were, and where they are handled; none if negative.
@@ -261,6 +268,16 @@ pub struct Commands {
 impl Shared {
     /// Everything at its beginning.
     pub fn new(config: SessionConfig, seed: u64) -> std::io::Result<(Arc<Shared>, Commands)> {
+        Shared::sized(config, seed, SLOTS, ROOM_KEPT)
+    }
+
+    /// The same with a write-back buffer of `slots` pages, and other room kept: for simulations.
+    pub fn sized(
+        config: SessionConfig,
+        seed: u64,
+        slots: u32,
+        room_kept: u64,
+    ) -> std::io::Result<(Arc<Shared>, Commands)> {
         // Their commands concern address spaces, each of which needs a descriptor: that is their bound.
         let (to_fault, fault) = unbounded();
         let (to_evict, evict) = unbounded();
@@ -270,11 +287,12 @@ impl Shared {
         let latency = Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, 3)
             .map_err(|e| std::io::Error::other(e.to_string()))?;
         let shared = Shared {
-            tables: Mutex::new(Tables::new(SLOTS, config.budget_bytes / PAGE)?),
-            frames: Frames::new(SLOTS)?,
+            tables: Mutex::new(Tables::new(slots, config.budget_bytes / PAGE)?),
+            frames: Frames::new(slots)?,
             seed,
             resident: AtomicI64::new(0),
             ceiling: AtomicI64::new(budget.ceiling().0 as i64),
+            room_kept,
             high: budget.high().0 as i64,
             fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),

@@ -13,9 +13,10 @@ use nix::errno::Errno;
 use nix::unistd::Pid;
 
 use self::alarm::Alarm;
+use crate::arch;
 use crate::inject::InjectError;
+use crate::kernel::proc;
 use crate::shared::lock;
-use crate::{arch, proc};
 
 /// Longest that a thread may take to stop.
 const STOP_DEADLINE: Duration = Duration::from_millis(30);

@@ -6,8 +6,8 @@ use std::io::Read;
 use nix::unistd::{getegid, geteuid};
 
 use crate::control;
+use crate::kernel::proc;
 use crate::privilege::capabilities;
-use crate::proc;
 
 /// Longest chain of parents followed.
 const ANCESTORS_MAX: usize = 1 << 16;

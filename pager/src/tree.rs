@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 
 use crate::evictor::{has_ended, kill, pidfd_open};
-use crate::proc;
+use crate::kernel::proc;
 
 /// Where the tree begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,14 +10,14 @@ use gms_policy::ids::{PageAddr, SpaceId};
 use gms_policy::limits::SCAN_WINDOW_MAX;
 use nix::errno::Errno;
 
+use crate::kernel::proc;
+use crate::kernel::{Occupant, Occupied, Registration};
 use crate::page_map::PAGE;
-use crate::proc;
 use crate::process::{BATCH, MovedPages, Process, runs};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::tables::{EvictOutcome, Place};
 use crate::torture::{self, Point};
-use crate::uffd::{Occupant, Occupied, Registration};
 
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
 const RUNS_MAX: usize = 16;

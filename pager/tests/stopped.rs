@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gms_pager::inject::{Frozen, InjectError, stop_beside};
-use gms_pager::proc;
+use gms_pager::kernel::proc;
 use gms_pager::stopped::{Stopped, reap_ended, release_late};
 use memmap2::MmapMut;
 use nix::errno::Errno;

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gms_pager::control::{self, DetachEnd};
-use gms_pager::proc;
+use gms_pager::kernel::proc;
 use gms_tests::{Terminal, patience};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};

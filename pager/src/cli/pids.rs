@@ -6,8 +6,9 @@ use clap_complete::engine::CompletionCandidate;
 use nix::unistd::geteuid;
 
 use crate::commands::printable;
+use crate::control;
+use crate::kernel::proc;
 use crate::target::self_pid;
-use crate::{control, proc};
 
 /// Most processes offered.
 const CANDIDATES_MAX: usize = 512;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::proc;
+use crate::kernel::proc;
 use crate::target::ancestors;
 
 /// The pager of the workload to which a process of any user's belongs, without asking anybody: one of the process's ancestors is the

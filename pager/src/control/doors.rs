@@ -21,7 +21,7 @@ use nix::sys::socket::{
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
 use super::REQUEST_DEADLINE;
-use crate::proc;
+use crate::kernel::proc;
 use crate::target::descends;
 
 /// Sockets looked at in one directory.

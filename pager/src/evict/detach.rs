@@ -17,11 +17,11 @@ use gms_transport::message::{PAGES_MAX, Status};
 
 use super::EvictThread;
 use crate::fault::look;
+use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
 use crate::session::Outcome;
 use crate::shared::{SLOTS, Space, lock};
 use crate::tables::{Place, Tables};
-use crate::uffd::{Installed, Probe};
 
 /// Exchanges under way with one agent: 2 MiB, less than its bound of unread replies.
 const EXCHANGES_MAX: usize = 8;

@@ -12,7 +12,7 @@ use gms_transport::Transport;
 use super::EvictThread;
 use crate::evictor::has_ended;
 use crate::inject::{Frozen, InjectError};
-use crate::proc;
+use crate::kernel::proc;
 use crate::process::Process;
 use crate::session::Outcome;
 use crate::shared::{FaultCommand, Space, lock};

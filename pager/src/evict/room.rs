@@ -8,7 +8,6 @@ use gms_transport::Transport;
 
 use super::look::LOOK_CROWDED;
 use super::{EvictThread, STUCK, WRITE_PAGES};
-use crate::fault::ROOM_KEPT;
 use crate::process::BATCH;
 use crate::shared::lock;
 use crate::tables::Place;
@@ -74,13 +73,13 @@ impl<T: Transport> EvictThread<T> {
             }
             return;
         }
-        if stuck && grows && !self.shared.has_room(waiting + ROOM_KEPT) {
+        if stuck && grows && !self.shared.has_room(waiting + self.shared.room_kept) {
             self.shared.ceiling.store(resident.max(ceiling) + STUCK_STEP, Ordering::Relaxed);
             self.stuck_at = None;
             self.warn_stuck(now);
         }
         // Waited for until there is some for several, so that it is not given out page by page.
-        let room = self.shared.room().saturating_sub(ROOM_KEPT + self.granted);
+        let room = self.shared.room().saturating_sub(self.shared.room_kept + self.granted);
         if room >= waiting.min(BATCH as u64) {
             self.wake_roomless(room as usize);
         }

@@ -2,32 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gms_policy::ids::{PageAddr, SpaceId};
-use gms_transport::Transport;
-use userfaultfd::Event;
-
-use super::{Fault, FaultThread, SpaceFaults, Told};
-use crate::page_map::PAGE;
-use crate::proc;
+use super::{Fault, FaultCore, SpaceFaults, Told};
+use crate::kernel::{Event, Messages, PageFault, proc};
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
-use crate::tables::{Ask, Change, Doubt, FaultAction, Remap, contested, drop_echoes};
-use crate::torture::{self, Point};
-use crate::uffd::{Faults, Probe, Registration};
+use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
+use gms_policy::ids::{PageAddr, SpaceId};
+use gms_transport::Transport;
 
-/// For changes that have begun to be told. Threads that change one address space without end must not keep others from being served.
+/// Changes that have begun to be told are looked for so often in one turn, and in turns without pause for so long: threads that change one address space
+/// without end must not keep others from being served.
+const CHANGE_LOOKS: u32 = 16;
 const CHANGE_PATIENCE: Duration = Duration::from_millis(5);
 /// For changes that wait for others to be told; and so many wait at most.
 const BACKLOG_DEADLINE: Duration = Duration::from_secs(15);
 const BACKLOG_MAX: usize = 1 << 20;
-/// For a forked child to stop changing its address space.
-const CHILD_DEADLINE: Duration = Duration::from_secs(2);
-/// For one of which it is not known what it has to execute another program.
-const EXEC_PATIENCE: Duration = Duration::from_millis(100);
 /// A fault which can be served for so long only when an event is told, although none is, waits for the very thread that is to tell.
 const STUCK_AFTER: Duration = Duration::from_millis(20);
 /// A page that came and could not be installed is asked for again, by a new fault, within this time.
@@ -63,7 +56,7 @@ impl Proof {
         let mut sorted = Vec::new();
         let mut groups: Vec<Vec<(usize, Event)>> = Vec::new();
         for (told, event) in events {
-            match change(&event) {
+            match event.change() {
                 Some(_) => groups.push(vec![(told, event)]),
                 None => groups.last_mut().unwrap_or(&mut sorted).push((told, event)),
             }
@@ -75,87 +68,60 @@ impl Proof {
     }
 }
 
-/// What an event says of where pages are.
-fn change(event: &Event) -> Option<Change> {
-    match *event {
-        Event::Unmap { start, end } => Some(Change::Unmap(start as u64..end as u64)),
-        Event::Remap { from, to, len } => {
-            Some(Change::Remap(Remap { from: from as u64, to: to as u64, length: len as u64 }))
-        }
-        Event::Remove { .. } | Event::Fork { .. } | Event::Pagefault { .. } => None,
-    }
-}
-
-impl<T: Transport> FaultThread<T> {
-    pub(super) fn read(&mut self, space: &Space, several: bool, into: &mut Vec<Event>) {
-        let buffer = if several { &mut self.buffer } else { &mut self.buffer_of_one };
-        match space.faults.read(buffer, into) {
-            Ok(()) => self.end_unread(space, into),
-            Err(userfaultfd::Error::SystemError(errno))
-                if [libc::EMFILE, libc::ENFILE].contains(&(errno as i32)) =>
-            {
-                self.leave_unread(space);
-            }
-            Err(error) => {
-                self.shared.fail(format!("reading faults of {} failed: {error}", space.name()));
-            }
-        }
-    }
-
+impl<T: Transport> FaultCore<T> {
     /// A thread that forks, unmaps or moves memory tells of it when it has done so: of several that do so at once, the later may tell first.
     /// So what is told waits until all that has begun is; false if that takes long. Removals need not wait: a program that removes what another thread
     /// moves cannot know which comes first. The gate is closed. Appends faults that were met.
-    pub(super) fn read_changes(&mut self, space: &Space, faults: &mut Vec<Event>) -> bool {
-        let begun = Instant::now();
+    pub(super) fn read_changes(
+        &mut self,
+        now: Instant,
+        space: &Space,
+        faults: &mut Vec<PageFault>,
+    ) -> bool {
         let Some(state) = self.spaces.get_mut(&space.id) else { return true };
-        let patience = if state.late.is_some() { Duration::ZERO } else { CHANGE_PATIENCE };
-        state.late.get_or_insert(begun);
+        let mut looks = if state.late.is_some() { 0 } else { CHANGE_LOOKS };
+        state.late.get_or_insert(now);
         loop {
             let Some(state) = self.spaces.get_mut(&space.id) else { return true };
             let only_removals =
-                state.backlog.iter().all(|told| matches!(told.event, Event::Remove { .. }));
+                state.backlog.iter().all(|told| matches!(told.event, Event::Remove(_)));
             if only_removals || !space.faults.has_event() {
                 return true;
             }
-            if state.backlog.len() > BACKLOG_MAX || self.is_late(space.id) {
+            if state.backlog.len() > BACKLOG_MAX || self.is_late(now, space.id) {
                 let name = space.name();
                 self.shared.fail(format!("{name} changes its address space without any pause"));
                 return false;
             }
-            if begun.elapsed() > patience {
+            if looks == 0 {
                 return false;
             }
-            let mut messages = Vec::new();
-            self.read(space, true, &mut messages);
-            self.sort(space.id, messages, faults);
+            looks -= 1;
+            let mut messages = Messages::default();
+            self.read(now, space, true, &mut messages);
+            faults.append(&mut messages.faults);
+            self.note_told(space.id, messages.events);
             std::thread::yield_now();
         }
     }
 
     /// Whether what has been told has waited for too long, but for the time in which this process was stopped.
-    fn is_late(&mut self, id: SpaceId) -> bool {
-        let late = |thread: &Self| {
-            let since = thread.spaces.get(&id).and_then(|state| state.late);
-            since.is_some_and(|late| late.elapsed() > BACKLOG_DEADLINE)
+    fn is_late(&mut self, now: Instant, id: SpaceId) -> bool {
+        let late = |core: &Self| {
+            let since = core.spaces.get(&id).and_then(|state| state.late);
+            since.is_some_and(|late| now.saturating_duration_since(late) > BACKLOG_DEADLINE)
         };
         if late(self) {
-            self.excuse(Instant::now());
+            self.excuse(now);
         }
         late(self)
     }
 
-    /// Faults, and what is to be applied.
-    pub(super) fn sort(&mut self, id: SpaceId, messages: Vec<Event>, faults: &mut Vec<Event>) {
-        let Some(state) = self.spaces.get_mut(&id) else { return };
-        for message in messages {
-            match message {
-                Event::Pagefault { .. } => faults.push(message),
-                event => state.backlog.push(Told { event, echoed: false }),
-            }
-        }
-        if !state.backlog.is_empty() {
-            self.behind.insert(id);
-        }
+    /// Whether changes that have begun are about to be told: the core is to turn without pause.
+    pub fn hurries(&self, now: Instant) -> bool {
+        let late = |id| self.spaces.get(id).and_then(|state: &SpaceFaults| state.late);
+        let fresh = |late: Instant| now.saturating_duration_since(late) < CHANGE_PATIENCE;
+        self.behind.iter().filter_map(late).any(fresh)
     }
 
     /// Applies what has been told of changes: all that had begun. The gate is closed.
@@ -167,8 +133,8 @@ impl<T: Transport> FaultThread<T> {
         let mut born = Vec::new();
         for (order, told) in std::mem::take(&mut state.backlog).into_iter().enumerate() {
             match told.event {
-                Event::Fork { uffd } => {
-                    let child = self.fork(space, Faults::of_child(uffd));
+                Event::Fork(faults) => {
+                    let child = self.fork(space, faults);
                     born.push((order, child));
                 }
                 event => events.push((order, event)),
@@ -205,13 +171,13 @@ impl<T: Transport> FaultThread<T> {
     }
 
     /// What could not be applied yet is, as soon as no change is under way.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn settle(&mut self, now: Instant) {
         // Who has been let through must have gone on before anything is read.
         for id in self.behind.clone() {
             let relieved = self.stuck.get(&id).is_some_and(|stuck| stuck.relief.is_some());
             let changing = |state: &SpaceFaults| state.space.faults.has_event();
             if !relieved || !self.spaces.get(&id).is_some_and(changing) {
-                self.read_space(id, true);
+                self.read_space(now, id, true);
             }
         }
     }
@@ -221,11 +187,13 @@ impl<T: Transport> FaultThread<T> {
         let backlog = &mut self.spaces.get_mut(&space.id)?.backlog;
         // All of a remap has been told.
         let fresh = |told: &Told| {
-            change(&told.event).filter(|c| !(told.echoed && matches!(c, Change::Remap(_))))
+            let change = told.event.change().cloned();
+            change.filter(|change| !(told.echoed && matches!(change, Change::Remap(_))))
         };
         drop_echoes(backlog, fresh);
         backlog.iter_mut().for_each(|told| told.echoed = true);
-        let changes: Vec<Change> = backlog.iter().filter_map(|told| change(&told.event)).collect();
+        let changes: Vec<Change> =
+            backlog.iter().filter_map(|told| told.event.change().cloned()).collect();
         let concerned = contested(&changes);
         // Of a space that nobody has met yet markers cannot be seen, but a child has one thread to begin with.
         let Some(page_tables) = space.page_tables.get().filter(|_| !concerned.is_empty()) else {
@@ -258,31 +226,28 @@ impl<T: Transport> FaultThread<T> {
 
     fn event(&mut self, space: &Arc<Space>, event: &Event) {
         // Threads that wait for a page of the range (on its way, or being fetched) try again: what they wait for may never come.
-        let wake = match *event {
-            Event::Remove { start, end } => {
-                let range = start as u64..end as u64;
+        let wake = match event {
+            Event::Remove(range) => {
                 lock(&self.shared.tables).remove(space.id, range.clone());
                 self.removals += 1;
-                range
+                range.clone()
             }
-            Event::Unmap { start, end } => {
-                let range = start as u64..end as u64;
+            Event::Changed(Change::Unmap(range)) => {
                 lock(&self.shared.tables).unmap(space.id, range.clone());
                 space.changes.fetch_add(1, Ordering::Relaxed);
-                range
+                range.clone()
             }
-            Event::Remap { from, to, len } => {
-                let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
-                if self.is_spoilt(space, &remap) {
+            Event::Changed(Change::Remap(remap)) => {
+                if self.is_spoilt(space, remap) {
                     let name = space.name();
                     self.shared
                         .fail(format!("{name} moved memory to where a thread was let through"));
                 }
-                lock(&self.shared.tables).remap(space.id, remap);
+                lock(&self.shared.tables).remap(space.id, *remap);
                 space.changes.fetch_add(1, Ordering::Relaxed);
                 remap.source()
             }
-            Event::Fork { .. } | Event::Pagefault { .. } => return,
+            Event::Fork(_) => return,
         };
         space.faults.wake(wake);
     }
@@ -296,181 +261,6 @@ impl<T: Transport> FaultThread<T> {
             state.threaded = pid != 0 && proc::status_field(pid, "Threads:") != Some(1);
         }
         !state.threaded
-    }
-
-    // ---- forks
-
-    /// A child begins with the map of its parent. What it does not inherit has no markers in its address space.
-    pub(super) fn fork(&mut self, parent: &Arc<Space>, faults: Faults) -> Arc<Space> {
-        torture::at(Point::BeforeFork);
-        let child = Arc::new(Space::new(self.shared.new_space(), faults));
-        lock(&self.shared.tables).fork(parent.id, child.id);
-        self.add(child.clone());
-        if let Some(state) = self.spaces.get_mut(&child.id) {
-            state.unborn = true;
-        }
-        child
-    }
-
-    /// What of its parent's changes, read together with the fork, was made before it. The child begins with the tables from before all of them. One
-    /// thread (`alone`) tells what it does in its order; else the child's memory tells.
-    pub(super) fn inherit(
-        &mut self,
-        parent: &Space,
-        child: &Arc<Space>,
-        birth: usize,
-        events: &[(usize, Event)],
-        alone: bool,
-    ) {
-        let changed = |(order, event): &(usize, Event)| Some((*order < birth, change(event)?));
-        let (told, changes): (Vec<bool>, Vec<Change>) = events.iter().filter_map(changed).unzip();
-        let made = if alone { told } else { self.made(parent, child, &changes, &told) };
-        let mut made = changes.into_iter().zip(made);
-        let mut tables = lock(&self.shared.tables);
-        for (order, event) in events {
-            match *event {
-                Event::Remove { start, end } if *order < birth => {
-                    // What was removed before the fork has no markers in the child, and none are to be left.
-                    tables.forget_leaving(child.id, &(start as u64..end as u64));
-                }
-                Event::Unmap { .. } | Event::Remap { .. } => match made.next() {
-                    Some((Change::Unmap(range), true)) => tables.unmap(child.id, range),
-                    Some((Change::Remap(remap), true)) => tables.remap(child.id, remap),
-                    _ => {}
-                },
-                _ => {}
-            }
-        }
-    }
-
-    /// Which of several threads' changes were made before the fork, as far as they concern what is known. What was only unmapped has no markers in the child.
-    fn made(
-        &mut self,
-        parent: &Space,
-        child: &Arc<Space>,
-        changes: &[Change],
-        told: &[bool],
-    ) -> Vec<bool> {
-        let mut made = vec![false; changes.len()];
-        let births = lock(&self.shared.tables).births(child.id, changes, told);
-        for birth in births {
-            let ask = |ask| match ask {
-                Ask::Registered(part) => self.was_registered(parent, child, part),
-                Ask::Page(at) => self.had(child, at),
-            };
-            match birth.inherited(ask) {
-                Ok(inherited) => inherited.into_iter().for_each(|index| made[index] = true),
-                Err(Doubt) if self.lasts(child) => self.shared.fail(
-                    "memory was moved about while a process forked, and it is not known which pages its child has where",
-                ),
-                Err(Doubt) => {}
-            }
-        }
-        made
-    }
-
-    /// Not if it ends, or executes another program, at once, and has no children.
-    fn lasts(&mut self, child: &Arc<Space>) -> bool {
-        let deadline = Instant::now() + EXEC_PATIENCE;
-        while child.faults.is_alive() {
-            if Instant::now() > deadline {
-                return true;
-            }
-            let faults = self.read_faults(child.id, true);
-            self.again.extend(faults.into_iter().flatten());
-            std::thread::yield_now();
-        }
-        let forked = |told: &Told| matches!(told.event, Event::Fork { .. });
-        self.spaces.get(&child.id).is_some_and(|state| state.backlog.iter().any(forked))
-    }
-
-    /// Whether a part of its parent's memory was registered when the child was born; `None` if it may have been, or not with what the parent's tables know.
-    fn was_registered(
-        &mut self,
-        parent: &Space,
-        child: &Arc<Space>,
-        part: Range<u64>,
-    ) -> Option<bool> {
-        // Events of its own are read first.
-        let at = part.start;
-        let is_registered = self.registration(child, at..at + PAGE) == Registration::Whole;
-        let was = match self.first_change(child.id, at) {
-            // An unmap tells nothing of holes in its range.
-            Some(Change::Unmap(_)) => return None,
-            Some(Change::Remap(remap)) => remap.source().contains(&at),
-            None => is_registered,
-        };
-        let meets = |set: &Mutex<RangeSet>| lock(set).overlaps(part.clone()).next().is_some();
-        // What has ended has nothing registered, and may have children.
-        let unknown = match was {
-            true => meets(&parent.unrecorded),
-            false => !child.faults.is_alive(),
-        };
-        (!unknown && !meets(&parent.relieved)).then_some(was)
-    }
-
-    /// The first change of its own of which the child has told there.
-    fn first_change(&self, child: SpaceId, at: u64) -> Option<Change> {
-        let mut changes = self.spaces.get(&child)?.backlog.iter().filter_map(|t| change(&t.event));
-        changes.find(|change| change.left_and_reached().any(|range| range.contains(&at)))
-    }
-
-    /// Whether a page or a marker of the child was at the address when it was born; `None` if that cannot be known.
-    fn had(&mut self, child: &Arc<Space>, at: u64) -> Option<bool> {
-        if self.has_changed(child.id, at) {
-            return None;
-        }
-        let probe = self.probe(child, at);
-        let known = probe != Probe::Gone && !self.has_changed(child.id, at);
-        known.then_some(probe == Probe::Occupied)
-    }
-
-    /// Whether the child has told of a change of its own there.
-    fn has_changed(&self, child: SpaceId, at: u64) -> bool {
-        let removed = |told: &Told| match told.event {
-            Event::Remove { start, end } => (start as u64..end as u64).contains(&at),
-            _ => false,
-        };
-        let state = self.spaces.get(&child);
-        state.is_some_and(|state| state.backlog.iter().any(removed))
-            || self.first_change(child, at).is_some()
-    }
-
-    /// What the range is to a child.
-    fn registration(&mut self, child: &Arc<Space>, range: Range<u64>) -> Registration {
-        self.when_settled(child, |faults| {
-            Some(faults.registration(range.clone())).filter(|r| *r != Registration::Changing)
-        })
-        .unwrap_or(Registration::Not)
-    }
-
-    /// What a child has at the address.
-    fn probe(&mut self, child: &Arc<Space>, at: u64) -> Probe {
-        self.when_settled(child, |faults| {
-            Some(faults.probe(at)).filter(|probe| *probe != Probe::Changing)
-        })
-        .unwrap_or(Probe::Gone)
-    }
-
-    pub(super) fn when_settled<R>(
-        &mut self,
-        child: &Arc<Space>,
-        look: impl Fn(&Faults) -> Option<R>,
-    ) -> Option<R> {
-        let deadline = Instant::now() + CHILD_DEADLINE;
-        loop {
-            let found = look(&child.faults);
-            if found.is_some() {
-                return found;
-            }
-            if Instant::now() > deadline {
-                self.shared.fail("a forked child does not stop changing its address space");
-                return None;
-            }
-            // The evict thread does not know it yet, nor its tables what its parent has done: its faults and changes are for later.
-            let faults = self.read_faults(child.id, true);
-            self.again.extend(faults.into_iter().flatten());
-        }
     }
 
     // ---- threads that wait for themselves
@@ -524,7 +314,7 @@ impl<T: Transport> FaultThread<T> {
         let _gate = lock(&space.gate);
         // What is known is of before what has been told and is not applied.
         let (mut left, mut reached) = (RangeSet::default(), RangeSet::default());
-        for change in state.backlog.iter().filter_map(|told| change(&told.event)) {
+        for change in state.backlog.iter().filter_map(|told| told.event.change()) {
             left.insert(change.left());
             change.reached().into_iter().for_each(|range| reached.insert(range));
         }
@@ -547,7 +337,7 @@ impl<T: Transport> FaultThread<T> {
         tables.unregister(id, free.clone());
         drop(tables);
         // Wakes the thread. Holes behind the mapping are no error; what is not mapped any more needs no relief.
-        if space.faults.unregister(free.clone()).is_ok()
+        if space.faults.unregister(free.clone())
             && let Some(stuck) = self.stuck.get_mut(&id)
         {
             let before = stuck.relief.take().unwrap_or(free.clone());

@@ -14,15 +14,15 @@ use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
 
-use super::{FaultThread, ROOM_KEPT, SpaceFaults, look};
+use super::{FaultCore, SpaceFaults, look};
 use crate::commands::note;
+use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::tables::{Place, Tables};
 use crate::torture::{self, Point};
 use crate::trace::Trace;
-use crate::uffd::{Installed, Probe};
 
 /// A marker was there a moment ago. A guard may have come in its place since, which raises no event, and which a copy would overwrite.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
@@ -65,14 +65,13 @@ impl Fetch {
     }
 }
 
-impl<T: Transport> FaultThread<T> {
+impl<T: Transport> FaultCore<T> {
     /// Fetches the page, and behind it in the same exchange what will be needed next: the faulting thread does not wait for that.
-    pub(super) fn fetch(&mut self, place: Place, content: Content) {
+    pub(super) fn fetch(&mut self, now: Instant, place: Place, content: Content) {
         if !self.pending.insert(place) {
             return;
         }
         self.trace(|trace| trace.looked_up(place));
-        let now = Instant::now();
         self.unproved.push((place, content, now));
         let ahead = self.look_ahead(place);
         let demanded = Wanted { place, content };
@@ -145,7 +144,7 @@ impl<T: Transport> FaultThread<T> {
         }
         let mut tables = lock(&self.shared.tables);
         // What is under way will need room too.
-        let taken = ROOM_KEPT + tables.prefetching() as u64;
+        let taken = self.shared.room_kept + tables.prefetching() as u64;
         let room = self.shared.room().saturating_sub(taken) as usize;
         let half = tables.begin_prefetch(id, half.into_iter(), 1);
         let mut ahead = tables.begin_prefetch(id, more, room);
@@ -245,7 +244,7 @@ impl<T: Transport> FaultThread<T> {
     // ---- and back
 
     /// True if anything came or was due.
-    pub(super) fn network(&mut self, now: Instant) -> bool {
+    pub fn network(&mut self, now: Instant) -> bool {
         self.trace(Trace::receiving);
         let busy = self.agents.drive(now).unwrap_or_else(|error| {
             self.shared.fail(format!("receiving from the agents failed: {error}"));
@@ -260,7 +259,7 @@ impl<T: Transport> FaultThread<T> {
             torture::at(Point::BeforeReply);
             match event {
                 ClientEvent::Answered { get, control } => self.answered(get, &control),
-                ClientEvent::Arrived { get, pages, bytes } => self.arrived(get, pages, &bytes),
+                ClientEvent::Arrived { get, pages, bytes } => self.arrived(now, get, pages, &bytes),
                 ClientEvent::Wrong { get, .. } => self.mismatch(get),
                 ClientEvent::Failed { get, pages, failure } => {
                     self.forsake(get, pages, Some(failure));
@@ -275,7 +274,7 @@ impl<T: Transport> FaultThread<T> {
         }
         for (space, range, began) in std::mem::take(&mut self.installed) {
             space.faults.wake(range);
-            self.record_latency(began);
+            self.served.push(began);
         }
     }
 
@@ -289,7 +288,7 @@ impl<T: Transport> FaultThread<T> {
     }
 
     /// Pages have come. Those that are adjacent are installed in one call.
-    fn arrived(&mut self, get: GetId, pages: Range<usize>, bytes: &Bytes) {
+    fn arrived(&mut self, now: Instant, get: GetId, pages: Range<usize>, bytes: &Bytes) {
         let Some(mut fetch) = self.fetches.remove(&get) else { return };
         let mut from = pages.start;
         while from < pages.end {
@@ -299,6 +298,7 @@ impl<T: Transport> FaultThread<T> {
             let run = fetch.pages[from..pages.end].iter().enumerate().take_while(follows).count();
             let offset = (from - pages.start) * PAGE as usize;
             self.install_run(
+                now,
                 &fetch,
                 from..from + run,
                 &bytes[offset..offset + run * PAGE as usize],
@@ -331,14 +331,14 @@ impl<T: Transport> FaultThread<T> {
     }
 
     /// Installs adjacent pages of a fetch.
-    fn install_run(&mut self, fetch: &Fetch, pages: Range<usize>, bytes: &[u8]) {
+    fn install_run(&mut self, now: Instant, fetch: &Fetch, pages: Range<usize>, bytes: &[u8]) {
         let (run, awaited) = (&fetch.pages[pages.clone()], fetch.is_awaited(pages.start));
         let (id, start) = (run[0].place.0, run[0].place.1.get());
         self.trace(|trace| trace.opened(run[0].place));
         let shared = self.shared.clone();
         // The lock is held from the look to the copy: in between nobody may install, change and evict a page, or forget that it is being removed.
         let mut tables = lock(&shared.tables);
-        let proved = self.prove_run(&mut tables, fetch, run, awaited);
+        let proved = self.prove_run(now, &mut tables, fetch, run, awaited);
         let space = self.spaces.get(&id).map(|state| state.space.clone());
         // Where several threads wait, those that are woken would take the CPU from the pages of the others: they are woken together.
         let quiet = awaited && self.pending.len() > 1;
@@ -359,7 +359,7 @@ impl<T: Transport> FaultThread<T> {
                 _ => (0, Installed::Gone),
             };
             if awaited {
-                self.note_refusal(&tables, run[at], outcome);
+                self.note_refusal(now, &tables, run[at], outcome);
             }
             let end = at + copied as usize;
             for (i, wanted) in run.iter().enumerate().take(end.max(at + 1)).skip(at) {
@@ -370,7 +370,7 @@ impl<T: Transport> FaultThread<T> {
                         let page = wanted.place.1.get()..wanted.place.1.get() + PAGE;
                         self.installed.push((space.clone(), page, fetch.began));
                     }
-                    (Installed::Done, _) if awaited => self.record_latency(fetch.began),
+                    (Installed::Done, _) if awaited => self.served.push(fetch.began),
                     (Installed::Done, _) => {}
                     _ if waited => wake.push(wanted.place),
                     _ => {}
@@ -386,6 +386,7 @@ impl<T: Transport> FaultThread<T> {
     /// Where pages of the run may be installed.
     fn prove_run(
         &mut self,
+        now: Instant,
         tables: &mut Tables,
         fetch: &Fetch,
         run: &[Wanted],
@@ -399,7 +400,8 @@ impl<T: Transport> FaultThread<T> {
             Some(state) if awaited => {
                 let at = self.unproved.iter().position(|(place, ..)| *place == run[0].place);
                 let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
-                let old = fetch.removals != self.removals || fetch.began.elapsed() > PROOF_LASTS;
+                let old = fetch.removals != self.removals
+                    || now.saturating_duration_since(fetch.began) > PROOF_LASTS;
                 prove_awaited(&self.shared, tables, state, run[0], unproved || old)
             }
             Some(state) => {
@@ -410,13 +412,13 @@ impl<T: Transport> FaultThread<T> {
     }
 
     /// Since when a page that somebody waits for cannot be installed, if it cannot.
-    fn note_refusal(&mut self, tables: &Tables, wanted: Wanted, outcome: Installed) {
+    fn note_refusal(&mut self, now: Instant, tables: &Tables, wanted: Wanted, outcome: Installed) {
         let id = wanted.place.0;
         let Some(state) = self.spaces.get_mut(&id) else { return };
         let good = matches!(outcome, Installed::Done | Installed::Exists);
         // Not one that has been discarded meanwhile, or is there: nobody is to be stopped for that.
         let refused = !good && tables.is_remote(wanted.place, wanted.content);
-        state.refused = refused.then(Instant::now);
+        state.refused = refused.then_some(now);
         if refused {
             self.waiting.insert(id);
         }
@@ -449,11 +451,6 @@ impl<T: Transport> FaultThread<T> {
         if !awaited {
             self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    fn record_latency(&self, began: Instant) {
-        let took = began.elapsed().as_nanos() as u64;
-        lock(&self.shared.latency).saturating_record(took);
     }
 }
 
@@ -613,7 +610,7 @@ mod tests {
     /// Two threads wait for pages that the program has discarded, as their missing markers tell; the agent does not answer.
     #[test]
     fn threads_that_wait_together_for_discarded_pages_do_not_wait_for_the_agent() {
-        let mut play = Play::with(None, 1, 2);
+        let (mut play, now) = (Play::with(None, 1, 2), Instant::now());
         let pages = [play.page, play.page + PAGE].map(PageAddr::containing);
         let mut tables = lock(&play.shared.tables);
         let (mut leaving, mut wake) = (Vec::new(), Vec::new());
@@ -632,7 +629,7 @@ mod tests {
             let FaultAction::Fetch(content) = lock(&play.shared.tables).fault((ID, page)) else {
                 panic!("it is not at the agent");
             };
-            play.fault.fetch((ID, page), content);
+            play.fault.fetch(now, (ID, page), content);
         }
         assert_eq!((play.fault.pending.len(), play.fault.unproved.len()), (2, 2));
         let asked = play.fault.unproved[0].2;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use gms_transport::Transport;
 use nix::errno::Errno;
 
-use super::{Fault, FaultThread, ROOM_KEPT, SpaceFaults};
+use super::{Fault, FaultCore, SpaceFaults};
+use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
 use crate::shared::{Space, lock};
 use crate::tables::{FaultAction, Place, Tables};
-use crate::uffd::{Installed, Probe};
 
 /// Most pages filled with zeros for one fault.
 const ZERO_RUN_MAX: u64 = 64;
@@ -26,7 +26,7 @@ pub(super) fn zeros() -> Box<[u8]> {
     vec![0; (ZERO_RUN_MAX * PAGE) as usize].into()
 }
 
-impl<T: Transport> FaultThread<T> {
+impl<T: Transport> FaultCore<T> {
     pub(super) fn fill_zeros(&mut self, fault: Fault) {
         let (place, write) = (fault.place, fault.write);
         let Some(state) = self.spaces.get_mut(&place.0) else { return };
@@ -40,7 +40,7 @@ impl<T: Transport> FaultThread<T> {
             return self.again.push(fault);
         }
         let mut range = tables.empty_run(place.0, wanted, &one);
-        if !self.shared.has_room((range.end - range.start) / PAGE + ROOM_KEPT) {
+        if !self.shared.has_room((range.end - range.start) / PAGE + self.shared.room_kept) {
             range = one.clone();
         }
         // A copy takes the place of a marker or a guard without a word.

@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 
+use crossbeam_channel::Receiver;
 use gms_policy::full::WhenFull;
+use gms_policy::ids::PageAddr;
 use gms_transport::client::Checksum;
 use gms_transport::client::script::Script;
 use linux_raw_sys::general as sys;
@@ -14,13 +16,16 @@ use userfaultfd::Uffd;
 
 use super::*;
 use crate::evict::EvictThread;
-use crate::proc;
+use crate::kernel::pagemap::Pagemap;
+use crate::kernel::proc;
+use crate::kernel::uffd::{Userfaultfd, uffdio_api};
+use crate::kernel::{Faults, Installed, PageTables};
+use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::session::{Outcome, SessionConfig};
 use crate::shared::{Commands, Gauges};
-use crate::tables::EvictOutcome;
+use crate::tables::{Change, EvictOutcome, Remap};
 use crate::tree::Root;
-use crate::uffd::{Faults, Installed, PageTables, uffdio_api};
 use crate::victims;
 
 pub(super) const ID: SpaceId = SpaceId(1);
@@ -74,7 +79,8 @@ fn map(bytes: u64) -> u64 {
 /// The two threads' states and a space with one page, which has a marker.
 pub(super) struct Play {
     pub(super) shared: Arc<Shared>,
-    pub(super) fault: FaultThread<Script>,
+    pub(super) fault: FaultCore<Script>,
+    commands: Receiver<FaultCommand>,
     evict: EvictThread<Script>,
     space: Arc<Space>,
     pub(super) page: u64,
@@ -105,29 +111,28 @@ impl Play {
     pub(super) fn with(space_of: Option<Uffd>, agents: u16, pages: u64) -> Play {
         let (shared, commands) = shared();
         let client = || Client::scripted(agents, Checksum::new(7));
-        let mut fault =
-            FaultThread::new(shared.clone(), commands.fault, client(), None).expect("epoll");
+        let mut fault = FaultCore::new(Instant::now(), shared.clone(), client(), None);
         // No process has this id.
         let root = Root::Process(i32::MAX);
         let evict =
             EvictThread::new(shared.clone(), commands.evict, client(), root, Gauges::default());
         let page = map(pages * PAGE);
         let range = || page..page + pages * PAGE;
-        let owner = Faults::of_child(own_userfaultfd());
-        owner.register(range()).expect("registered");
+        let owner = Userfaultfd::of_child(own_userfaultfd());
+        assert!(owner.register(range()));
         owner.mark(range(), true).expect("marked");
         let faults = match space_of {
             None => owner,
             Some(other) => {
                 // The marker stays as long as the mapping is registered.
                 std::mem::forget(owner);
-                Faults::of_child(other)
+                Userfaultfd::of_child(other)
             }
         };
-        let space = Arc::new(Space::new(shared.new_space(), faults));
-        let page_tables = PageTables::open(std::process::id() as i32).expect("own page tables");
+        let space = Arc::new(Space::new(shared.new_space(), Box::new(faults)));
+        let page_tables = Pagemap::open(std::process::id() as i32).expect("own page tables");
         assert!(
-            space.page_tables.set(page_tables).is_ok()
+            space.page_tables.set(Box::new(page_tables)).is_ok()
                 && space.has_marker(PageAddr::containing(page))
         );
         let mut tables = lock(&shared.tables);
@@ -135,7 +140,13 @@ impl Play {
         tables.register(ID, range(), &RangeSet::default());
         drop(tables);
         fault.add(space.clone());
-        Play { shared, fault, evict, space, page }
+        Play { shared, fault, commands: commands.fault, evict, space, page }
+    }
+
+    fn obey(&mut self) {
+        while let Ok(command) = self.commands.try_recv() {
+            self.fault.handle_command(command);
+        }
     }
 
     /// A thread that waits for the page: its fault can be read.
@@ -204,14 +215,14 @@ fn a_fault_read_before_the_end_of_its_process_stops_nobody() {
     let (page, thread) = (play.page, play.with_fault());
     // The process is killed, and seen to have ended, while the fault thread goes on to read.
     play.evict.drop_space(ID);
-    assert!(play.fault.read_space(ID, true));
+    assert!(play.fault.read_space(Instant::now(), ID, true));
     assert!(!play.shared.has_failed(), "{:?}", play.shared.outcome());
-    play.fault.obey();
+    play.obey();
     let tables = lock(&play.shared.tables);
     assert!(!tables.knows(ID, 0..u64::MAX) && tables.free_slots() == crate::shared::SLOTS as usize);
     drop(tables);
     // Wakes the thread, if it still waits.
-    play.space.faults.unregister(page..page + PAGE).expect("unregistered");
+    assert!(play.space.faults.unregister(page..page + PAGE));
     thread.join().expect("no panic");
 }
 
@@ -220,7 +231,8 @@ fn a_child_whose_parent_ends_at_once_has_its_pages() {
     let mut play = Play::new(None).evicted();
     // The fork has been read, which lets the parent go on. It exits before that is applied.
     play.evict.drop_space(ID);
-    let (space, fork) = (play.space.clone(), Event::Fork { uffd: own_userfaultfd() });
+    let (space, fork) =
+        (play.space.clone(), Event::Fork(Box::new(Userfaultfd::of_child(own_userfaultfd()))));
     play.tell(&space, vec![fork]);
     let child = *play.fault.spaces.keys().find(|&&id| id != ID).expect("a child");
     let has_page = |play: &Play| {
@@ -228,7 +240,7 @@ fn a_child_whose_parent_ends_at_once_has_its_pages() {
         matches!(action, FaultAction::Buffered(_))
     };
     assert!(has_page(&play));
-    play.fault.obey();
+    play.obey();
     assert!(has_page(&play) && !lock(&play.shared.tables).knows(ID, 0..u64::MAX));
 }
 
@@ -236,7 +248,10 @@ fn a_child_whose_parent_ends_at_once_has_its_pages() {
 fn a_fork_that_was_read_is_waited_for_although_the_parent_has_ended() {
     let mut play = Play::new(None).known();
     let (parent, shared) = (play.space.clone(), play.shared.clone());
-    let child = Arc::new(Space::new(shared.new_space(), Faults::of_child(own_userfaultfd())));
+    let child = Arc::new(Space::new(
+        shared.new_space(),
+        Box::new(Userfaultfd::of_child(own_userfaultfd())),
+    ));
     let (read, waited) = (AtomicBool::new(false), AtomicBool::new(false));
     let evict_thread = nix::unistd::gettid().as_raw();
     std::thread::scope(|scope| {
@@ -267,14 +282,15 @@ fn a_tree_is_not_gone_while_a_fork_may_be_told_of() {
     play.evict.drop_space(ID);
     // The fault thread has read a fork, and not applied it yet.
     assert!(!play.is_gone());
-    let (space, fork) = (play.space.clone(), Event::Fork { uffd: own_userfaultfd() });
+    let (space, fork) =
+        (play.space.clone(), Event::Fork(Box::new(Userfaultfd::of_child(own_userfaultfd()))));
     play.tell(&space, vec![fork]);
     let child = *play.fault.spaces.keys().find(|&&id| id != ID).expect("a child");
-    play.fault.obey();
+    play.obey();
     play.evict.await_forks(Instant::now());
     assert!(!play.is_gone() && play.evict.spaces.contains_key(&child));
     play.evict.drop_space(child);
-    play.fault.obey();
+    play.obey();
     play.evict.await_forks(Instant::now());
     assert!(play.is_gone());
 }
@@ -289,34 +305,35 @@ fn faults_of_a_child_wait_until_it_is_told_of() {
     play.shared.evict_thread.store(-1, Ordering::Relaxed);
     // What a child has of its parent's changes cannot be seen before something of it has been read.
     let (child, looks) = (play.space.clone(), Cell::new(0));
-    let look = |_: &Faults| (looks.replace(looks.get() + 1) > 0).then_some(());
+    let look = |_: &dyn Faults| (looks.replace(looks.get() + 1) > 0).then_some(());
     assert!(play.fault.when_settled(&child, look).is_some());
     assert_eq!(lock(&play.shared.tables).roomless(), 0, "who makes room does not know the child");
     assert_eq!(play.fault.again.len(), 1);
-    play.space.faults.unregister(page..page + PAGE).expect("unregistered");
+    assert!(play.space.faults.unregister(page..page + PAGE));
     thread.join().expect("no panic");
 }
 
 impl Play {
     fn fork() -> Event {
-        Event::Fork { uffd: own_userfaultfd() }
+        Event::Fork(Box::new(Userfaultfd::of_child(own_userfaultfd())))
     }
 
     /// The child's address space is the parent's, which is the test's own.
     fn fork_here(&self) -> Event {
         let fd = self.space.faults.as_fd().try_clone_to_owned().expect("a descriptor");
         // SAFETY: a duplicate, given away here.
-        Event::Fork { uffd: unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) } }
+        let uffd = unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) };
+        Event::Fork(Box::new(Userfaultfd::of_child(uffd)))
     }
 
     /// As after these have been read, and nothing else is under way.
     fn tell(&mut self, space: &Arc<Space>, events: Vec<Event>) {
-        self.fault.sort(space.id, events, &mut Vec::new());
+        self.fault.note_told(space.id, events);
         self.fault.apply(space, &Proof::default());
     }
 
     fn remap(from: u64, to: u64) -> Event {
-        Event::Remap { from: from as *mut _, to: to as *mut _, len: PAGE as usize }
+        Event::Changed(Change::Remap(Remap { from, to, length: PAGE }))
     }
 
     /// The child told of last.
@@ -337,15 +354,15 @@ fn nobody_is_served_while_what_was_told_is_not_applied() {
     let (slot, fault) = (0, Fault { place: (ID, play.page()), write: true, tid: -1 });
     play.shared.evict_thread.store(-2, Ordering::Relaxed);
     space.evictor.store(-2, Ordering::Relaxed);
-    play.fault.sort(ID, vec![Play::remap(page, away)], &mut Vec::new());
+    play.fault.note_told(ID, vec![Play::remap(page, away)]);
     space.ungated.hold();
-    play.fault.fault(fault);
+    play.fault.fault(Instant::now(), fault);
     assert_eq!(play.fault.again.len(), 1);
     let content = lock(&play.shared.tables).fault((ID, play.page()));
     assert_eq!(content, FaultAction::Buffered(slot));
     assert!(!play.evict.await_forks(Instant::now()), "one of them may be a fork");
     // As soon as no change is under way.
-    play.fault.settle();
+    play.fault.settle(Instant::now());
     assert!(play.evict.await_forks(Instant::now()) && space.ungated.is_intact());
     assert_eq!(play.action(&space, away), FaultAction::Buffered(slot));
     assert_eq!(play.action(&space, page), FaultAction::Zero);
@@ -392,7 +409,7 @@ fn a_child_does_not_have_what_was_replaced_while_it_was_leaving() {
     let (page, parent, other) = (play.page, play.space.clone(), hole());
     parent.faults.mark(page..page + PAGE, false).expect("no marker");
     let slot = play.leaving();
-    let gone = Event::Unmap { start: page as *mut _, end: (page + PAGE) as *mut _ };
+    let gone = Event::Changed(Change::Unmap(page..page + PAGE));
     play.tell(&parent, vec![gone, Play::remap(other, page), play.fork_here()]);
     let child = play.child();
     let spaces = [(ID, parent), (child.id, child.clone())].into();
@@ -426,15 +443,15 @@ impl Play {
     /// A child in the middle of the application of its parent's changes, which moves the page at `from` to `to`.
     fn unborn(&mut self, from: u64, to: u64) -> Arc<Space> {
         let parent = self.space.clone();
-        let child = self.fault.fork(&parent, Faults::of_child(own_userfaultfd()));
-        child.faults.register(to..to + PAGE).expect("registered");
-        self.fault.sort(child.id, vec![Play::remap(from, to)], &mut Vec::new());
+        let child = self.fault.fork(&parent, Box::new(Userfaultfd::of_child(own_userfaultfd())));
+        assert!(child.faults.register(to..to + PAGE));
+        self.fault.note_told(child.id, vec![Play::remap(from, to)]);
         child
     }
 
     fn born(&mut self, child: &Space) {
         self.fault.spaces.get_mut(&child.id).expect("a child").unborn = false;
-        self.fault.settle();
+        self.fault.settle(Instant::now());
         assert!(!self.shared.has_failed());
     }
 }
@@ -445,7 +462,7 @@ fn what_a_child_does_follows_what_its_parent_did() {
     let mut play = Play::new(None).evicted();
     let [first, second, third] = [play.page, map(PAGE), map(PAGE)];
     // What the child has is at the third address, in the one address space that both have here.
-    play.space.faults.unregister(first..first + PAGE).expect("unregistered");
+    assert!(play.space.faults.unregister(first..first + PAGE));
     let child = play.unborn(second, third);
     let parent = play.space.clone();
     play.fault.inherit(&parent, &child, 0, &[(0, Play::remap(first, second))], false);
@@ -460,7 +477,7 @@ fn what_a_child_does_follows_what_its_parent_did() {
 fn a_child_that_moves_on_had_what_it_moved() {
     let mut play = Play::new(None).evicted();
     let [first, second, third] = [play.page, map(PAGE), map(PAGE)];
-    play.space.faults.unregister(first..first + PAGE).expect("unregistered");
+    assert!(play.space.faults.unregister(first..first + PAGE));
     let child = play.unborn(first, third);
     // Of after the fork.
     let parent = play.space.clone();
@@ -476,9 +493,9 @@ fn a_child_that_ends_leaves_its_pages_to_its_own() {
     let parent = play.space.clone();
     play.tell(&parent, vec![Play::fork()]);
     let child = play.child();
-    play.fault.sort(child.id, vec![Play::fork()], &mut Vec::new());
+    play.fault.note_told(child.id, vec![Play::fork()]);
     play.shared.tell_fault(FaultCommand::Drop(child.id));
-    play.fault.obey();
+    play.obey();
     let grandchild = play.child();
     assert!(grandchild.id != child.id && !play.fault.spaces.contains_key(&child.id));
     assert!(matches!(play.action(&grandchild, play.page), FaultAction::Buffered(_)));
@@ -496,7 +513,7 @@ fn nothing_is_left_where_a_page_of_a_child_is_leaving() {
     let mut leaving = Vec::new();
     lock(&play.shared.tables).begin_evict(ID, &[PageAddr::containing(second)], &mut leaving);
     play.tell(&parent, vec![play.fork_here(), Play::remap(first, second)]);
-    let page_tables = PageTables::open(std::process::id() as i32).expect("own page tables");
+    let page_tables = Pagemap::open(std::process::id() as i32).expect("own page tables");
     assert!(page_tables.taken(second..second + PAGE).expect("a scan").is_empty());
 }
 
@@ -537,7 +554,7 @@ impl Play {
     fn with_mremap(&self) -> (std::thread::JoinHandle<()>, i32, u64) {
         let (moved, free) = (map(PAGE), map(FREE));
         for range in [moved..moved + PAGE, free..free + FREE] {
-            self.space.faults.register(range).expect("registered");
+            assert!(self.space.faults.register(range));
         }
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
@@ -573,15 +590,15 @@ fn changes_do_not_wait_for_ever_for_others() {
     let mut play = Play::new(None);
     let (thread, ..) = play.with_mremap();
     let (space, page, away) = (play.space.clone(), play.page, map(PAGE));
-    play.fault.sort(ID, vec![Play::remap(page, away)], &mut Vec::new());
+    play.fault.note_told(ID, vec![Play::remap(page, away)]);
     // Longer ago than it may be.
     let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).expect("an uptime");
     for (late, stopped) in [(Instant::now(), false), (long_ago, true)] {
         play.fault.spaces.get_mut(&ID).expect("the space").late = Some(late);
-        assert!(!play.fault.read_changes(&space, &mut Vec::new()));
+        assert!(!play.fault.read_changes(Instant::now(), &space, &mut Vec::new()));
         assert_eq!(play.shared.has_failed(), stopped);
     }
-    assert!(play.fault.read_space(ID, true));
+    assert!(play.fault.read_space(Instant::now(), ID, true));
     thread.join().expect("no panic");
 }
 
@@ -592,9 +609,9 @@ fn pages_that_were_moved_to_where_a_thread_was_let_through_are_missed() {
     play.wait_long(free, tid);
     let space = play.space.clone();
     play.fault.repair(&space);
-    let remap = Event::Remap { from: play.page as *mut _, to: free as *mut _, len: PAGE as usize };
+    let remap = Play::remap(play.page, free);
     play.tell(&space, vec![remap]);
     assert!(play.shared.has_failed(), "it has no marker, and would be zeros");
-    assert!(play.fault.read_space(ID, true));
+    assert!(play.fault.read_space(Instant::now(), ID, true));
     thread.join().expect("no panic");
 }

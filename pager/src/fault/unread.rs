@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::SpaceId;
 use gms_transport::Transport;
-use nix::sys::epoll::{EpollEvent, EpollFlags};
-use userfaultfd::Event;
 
-use super::{AGAIN, FaultThread, SPACES};
+use super::{AGAIN, FaultCore, Listen};
+use crate::kernel::Event;
 use crate::shared::Space;
 
 /// For a descriptor to be given back.
@@ -20,10 +19,9 @@ pub(super) struct Unread {
     next: Instant,
 }
 
-impl<T: Transport> FaultThread<T> {
+impl<T: Transport> FaultCore<T> {
     /// For want of a descriptor, nothing of the space was read. It is not asked for what is readable meanwhile: that would not let the thread rest.
-    pub(super) fn leave_unread(&mut self, space: &Space) {
-        let now = Instant::now();
+    pub(super) fn leave_unread(&mut self, now: Instant, space: &Space) {
         let first = !self.unread.contains_key(&space.id);
         let unread = self.unread.entry(space.id).or_insert(Unread { since: now, next: now });
         unread.next = now + AGAIN;
@@ -33,32 +31,29 @@ impl<T: Transport> FaultThread<T> {
                 space.name()
             ));
         }
-        if first {
-            self.listen(space, EpollFlags::empty());
+        if first && let Some(state) = self.spaces.get(&space.id) {
+            self.listen.push(Listen::Pause(state.space.clone()));
         }
     }
 
     /// Something of the space was read, perhaps the fork.
-    pub(super) fn end_unread(&mut self, space: &Space, messages: &[Event]) {
+    pub(super) fn end_unread(&mut self, now: Instant, space: &Space, events: &[Event]) {
         let Some(unread) = self.unread.get_mut(&space.id) else { return };
-        if messages.iter().any(|message| matches!(message, Event::Fork { .. })) {
-            unread.since = Instant::now();
+        if events.iter().any(|event| matches!(event, Event::Fork(_))) {
+            unread.since = now;
         }
         if !space.faults.has_event() {
             self.unread.remove(&space.id);
-            self.listen(space, EpollFlags::EPOLLIN);
+            let state = self.spaces.get(&space.id);
+            self.listen.extend(state.map(|state| Listen::Resume(state.space.clone())));
         }
-    }
-
-    fn listen(&self, space: &Space, to: EpollFlags) {
-        // Fails only if it has been let go.
-        let _ = self.epoll.modify(&space.faults, &mut EpollEvent::new(to, SPACES + space.id.0));
     }
 
     /// Those that are to be tried again.
     pub(super) fn unread_again(&mut self, now: Instant) {
         let due = self.unread.iter().filter(|(_, unread)| now >= unread.next);
-        self.readable.extend(due.map(|(&id, _)| id));
+        let due: Vec<SpaceId> = due.map(|(&id, _)| id).collect();
+        due.into_iter().for_each(|id| self.handle_readable(now, id));
     }
 
     /// The space has ended.

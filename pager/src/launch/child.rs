@@ -12,7 +12,7 @@ use nix::unistd::{ForkResult, fork, pipe2, read, write};
 
 use super::signals::{Inherited, Signals, restore_pipe};
 use crate::inject::EVICTOR_NAME;
-use crate::proc;
+use crate::kernel::proc;
 use crate::target::self_pid;
 
 /// For killed processes to end.

@@ -16,7 +16,7 @@ use super::signals::Signals;
 use crate::commands::{EXIT_GMS, begin_to_speak, end_speech, say};
 use crate::evictor::pidfd_open;
 use crate::keeper::Keeper;
-use crate::proc;
+use crate::kernel::proc;
 use crate::session::Outcome;
 use crate::target::self_pid;
 

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::Process;
+use crate::kernel::Registration;
+use crate::kernel::proc::{self, Mapping};
 use crate::page_map::PAGE;
-use crate::proc::{self, Mapping};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, lock};
-use crate::uffd::Registration;
 
 /// Attempts to register what is mapped before that changes.
 const REGISTER_TRIES: usize = 3;
@@ -37,7 +37,9 @@ impl Process {
             };
             note(RangeSet::insert);
             // Fails if something has come there that cannot be registered: found at the next look.
-            spans.iter().for_each(|span| drop(self.space.faults.register(span.clone())));
+            for span in &spans {
+                self.space.faults.register(span.clone());
+            }
             mappings = maps()?;
             self.record(shared, &spans, &mappings);
             if !self.space.faults.has_event() && self.space.ungated.is_intact() {
@@ -91,7 +93,7 @@ impl Process {
         let changes = || faults.has_event() || !self.space.ungated.is_intact();
         if faults.registration(range.clone()) == Registration::Whole
             && !changes()
-            && faults.unregister(range.clone()).is_ok()
+            && faults.unregister(range.clone())
             && changes()
         {
             // Whether it was moved to just here is seen when it is told.
@@ -136,7 +138,7 @@ impl Process {
 
     /// Whether the whole mapping is registered, and with us: it could be with a userfaultfd of the program's own, which is refused to us.
     fn is_registered(&self, mapping: &Mapping) -> bool {
-        self.space.faults.register(mapping.range.clone()).is_ok()
+        self.space.faults.register(mapping.range.clone())
             && self.space.faults.registration(mapping.range.clone()) == Registration::Whole
     }
 }

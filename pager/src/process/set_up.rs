@@ -9,9 +9,11 @@ use nix::errno::Errno;
 use super::OUTBOX_LEN;
 use crate::evictor::{Call, Evictor, pidfd_getfd};
 use crate::inject::{Injected, random_address};
+use crate::keeper;
+use crate::kernel::Faults;
+use crate::kernel::proc;
+use crate::kernel::uffd::{USERFAULTFD_IOC_NEW, Userfaultfd, is_userfaultfd};
 use crate::shared::{Shared, Space};
-use crate::uffd::{Faults, USERFAULTFD_IOC_NEW, is_userfaultfd};
-use crate::{keeper, proc};
 
 /// The evictor's descriptors and memory while it is being set up.
 pub(super) struct SetUp {
@@ -66,9 +68,7 @@ impl SetUp {
         orphans: &mut Vec<Arc<Space>>,
     ) -> Option<nix::Result<(Arc<Space>, u64)>> {
         let outbox = self.outbox..self.outbox + OUTBOX_LEN;
-        let at = orphans
-            .iter()
-            .position(|space| space.faults.register_outbox(outbox.clone()).is_ok())?;
+        let at = orphans.iter().position(|space| space.faults.register_outbox(outbox.clone()))?;
         let fd = orphans[at].faults.as_fd().as_raw_fd();
         let sent = evictor.run(&mut self.close_device(), &mut [], &[fd]);
         Some(sent.map(|()| (orphans.swap_remove(at), self.pidfd_number + 1)))
@@ -93,10 +93,12 @@ impl SetUp {
         if !is_userfaultfd(uffd.as_raw_fd()) {
             return Err(Errno::EBADF);
         }
-        let faults = Faults::enable(uffd)?;
+        let faults = Userfaultfd::enable(uffd)?;
         let outbox = self.outbox..self.outbox + OUTBOX_LEN;
-        faults.register_outbox(outbox).map_err(|_| Errno::EINVAL)?;
-        Ok((Arc::new(Space::new(shared.new_space(), faults)), number))
+        if !faults.register_outbox(outbox) {
+            return Err(Errno::EINVAL);
+        }
+        Ok((Arc::new(Space::new(shared.new_space(), Box::new(faults))), number))
     }
 
     /// If we die the evictor says so and kills the workload, before it could read zeros where pages were.

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use gms_pager::kernel::{Installed, Probe};
 use gms_pager::page_map::PAGE;
 use gms_pager::range_set::RangeSet;
 use gms_pager::tables::Remap;
-use gms_pager::uffd::{Installed, Probe};
 use gms_policy::ids::PageAddr;
 use gms_tests::Dice;
 

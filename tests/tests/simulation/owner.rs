@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::time::Instant;
 
 use bytes::Bytes;
+use gms_pager::kernel::{Installed, Probe};
 use gms_pager::page_map::{Content, PAGE};
 use gms_pager::range_set::RangeSet;
 use gms_pager::tables::{Change, EvictOutcome, FaultAction, Place, Tables, contested, drop_echoes};
-use gms_pager::uffd::{Installed, Probe};
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::placement::{Placement, TwoChoices};
 use gms_tests::Dice;

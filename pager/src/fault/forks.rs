@@ -1,0 +1,197 @@
+//! Forks: which pages a child has.
+//!
+//! Here alone the core waits, and reads the clock: a child is looked at, which may be changing its memory already, and its parent sleeps meanwhile.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gms_policy::ids::SpaceId;
+use gms_transport::Transport;
+
+use super::{FaultCore, Told};
+use crate::kernel::{Event, Faults, Probe, Registration};
+use crate::page_map::PAGE;
+use crate::range_set::RangeSet;
+use crate::shared::{Space, lock};
+use crate::tables::{Ask, Change, Doubt};
+use crate::torture::{self, Point};
+
+/// For a forked child to stop changing its address space.
+const CHILD_DEADLINE: Duration = Duration::from_secs(2);
+/// For one of which it is not known what it has to execute another program.
+const EXEC_PATIENCE: Duration = Duration::from_millis(100);
+
+impl<T: Transport> FaultCore<T> {
+    /// A child begins with the map of its parent. What it does not inherit has no markers in its address space.
+    pub(super) fn fork(&mut self, parent: &Arc<Space>, faults: Box<dyn Faults>) -> Arc<Space> {
+        torture::at(Point::BeforeFork);
+        let child = Arc::new(Space::new(self.shared.new_space(), faults));
+        lock(&self.shared.tables).fork(parent.id, child.id);
+        self.add(child.clone());
+        if let Some(state) = self.spaces.get_mut(&child.id) {
+            state.unborn = true;
+        }
+        child
+    }
+
+    /// What of its parent's changes, read together with the fork, was made before it. The child begins with the tables from before all of them. One
+    /// thread (`alone`) tells what it does in its order; else the child's memory tells.
+    pub(super) fn inherit(
+        &mut self,
+        parent: &Space,
+        child: &Arc<Space>,
+        birth: usize,
+        events: &[(usize, Event)],
+        alone: bool,
+    ) {
+        let changed =
+            |(order, event): &(usize, Event)| Some((*order < birth, event.change()?.clone()));
+        let (told, changes): (Vec<bool>, Vec<Change>) = events.iter().filter_map(changed).unzip();
+        let made = if alone { told } else { self.made(parent, child, &changes, &told) };
+        let mut made = changes.into_iter().zip(made);
+        let mut tables = lock(&self.shared.tables);
+        for (order, event) in events {
+            match event {
+                Event::Remove(range) if *order < birth => {
+                    // What was removed before the fork has no markers in the child, and none are to be left.
+                    tables.forget_leaving(child.id, range);
+                }
+                Event::Changed(_) => match made.next() {
+                    Some((Change::Unmap(range), true)) => tables.unmap(child.id, range),
+                    Some((Change::Remap(remap), true)) => tables.remap(child.id, remap),
+                    _ => {}
+                },
+                Event::Remove(_) | Event::Fork(_) => {}
+            }
+        }
+    }
+
+    /// Which of several threads' changes were made before the fork, as far as they concern what is known. What was only unmapped has no markers in the child.
+    fn made(
+        &mut self,
+        parent: &Space,
+        child: &Arc<Space>,
+        changes: &[Change],
+        told: &[bool],
+    ) -> Vec<bool> {
+        let mut made = vec![false; changes.len()];
+        let births = lock(&self.shared.tables).births(child.id, changes, told);
+        for birth in births {
+            let ask = |ask| match ask {
+                Ask::Registered(part) => self.was_registered(parent, child, part),
+                Ask::Page(at) => self.had(child, at),
+            };
+            match birth.inherited(ask) {
+                Ok(inherited) => inherited.into_iter().for_each(|index| made[index] = true),
+                Err(Doubt) if self.lasts(child) => self.shared.fail(
+                    "memory was moved about while a process forked, and it is not known which pages its child has where",
+                ),
+                Err(Doubt) => {}
+            }
+        }
+        made
+    }
+
+    /// Not if it ends, or executes another program, at once, and has no children.
+    fn lasts(&mut self, child: &Arc<Space>) -> bool {
+        let deadline = Instant::now() + EXEC_PATIENCE;
+        while child.faults.is_alive() {
+            if Instant::now() > deadline {
+                return true;
+            }
+            let faults = self.read_faults(Instant::now(), child.id, true);
+            self.again.extend(faults.into_iter().flatten());
+            std::thread::yield_now();
+        }
+        let forked = |told: &Told| matches!(told.event, Event::Fork(_));
+        self.spaces.get(&child.id).is_some_and(|state| state.backlog.iter().any(forked))
+    }
+
+    /// Whether a part of its parent's memory was registered when the child was born; `None` if it may have been, or not with what the parent's tables know.
+    fn was_registered(
+        &mut self,
+        parent: &Space,
+        child: &Arc<Space>,
+        part: Range<u64>,
+    ) -> Option<bool> {
+        // Events of its own are read first.
+        let at = part.start;
+        let is_registered = self.registration(child, at..at + PAGE) == Registration::Whole;
+        let was = match self.first_change(child.id, at) {
+            // An unmap tells nothing of holes in its range.
+            Some(Change::Unmap(_)) => return None,
+            Some(Change::Remap(remap)) => remap.source().contains(&at),
+            None => is_registered,
+        };
+        let meets = |set: &Mutex<RangeSet>| lock(set).overlaps(part.clone()).next().is_some();
+        // What has ended has nothing registered, and may have children.
+        let unknown = match was {
+            true => meets(&parent.unrecorded),
+            false => !child.faults.is_alive(),
+        };
+        (!unknown && !meets(&parent.relieved)).then_some(was)
+    }
+
+    /// The first change of its own of which the child has told there.
+    fn first_change(&self, child: SpaceId, at: u64) -> Option<Change> {
+        let mut changes = self.spaces.get(&child)?.backlog.iter().filter_map(|t| t.event.change());
+        changes.find(|change| change.left_and_reached().any(|range| range.contains(&at))).cloned()
+    }
+
+    /// Whether a page or a marker of the child was at the address when it was born; `None` if that cannot be known.
+    fn had(&mut self, child: &Arc<Space>, at: u64) -> Option<bool> {
+        if self.has_changed(child.id, at) {
+            return None;
+        }
+        let probe = self.probe(child, at);
+        let known = probe != Probe::Gone && !self.has_changed(child.id, at);
+        known.then_some(probe == Probe::Occupied)
+    }
+
+    /// Whether the child has told of a change of its own there.
+    fn has_changed(&self, child: SpaceId, at: u64) -> bool {
+        let removed =
+            |told: &Told| matches!(&told.event, Event::Remove(range) if range.contains(&at));
+        let state = self.spaces.get(&child);
+        state.is_some_and(|state| state.backlog.iter().any(removed))
+            || self.first_change(child, at).is_some()
+    }
+
+    /// What the range is to a child.
+    fn registration(&mut self, child: &Arc<Space>, range: Range<u64>) -> Registration {
+        self.when_settled(child, |faults| {
+            Some(faults.registration(range.clone())).filter(|r| *r != Registration::Changing)
+        })
+        .unwrap_or(Registration::Not)
+    }
+
+    /// What a child has at the address.
+    fn probe(&mut self, child: &Arc<Space>, at: u64) -> Probe {
+        self.when_settled(child, |faults| {
+            Some(faults.probe(at)).filter(|probe| *probe != Probe::Changing)
+        })
+        .unwrap_or(Probe::Gone)
+    }
+
+    pub(super) fn when_settled<R>(
+        &mut self,
+        child: &Arc<Space>,
+        look: impl Fn(&dyn Faults) -> Option<R>,
+    ) -> Option<R> {
+        let deadline = Instant::now() + CHILD_DEADLINE;
+        loop {
+            let found = look(child.faults.as_ref());
+            if found.is_some() {
+                return found;
+            }
+            if Instant::now() > deadline {
+                self.shared.fail("a forked child does not stop changing its address space");
+                return None;
+            }
+            // The evict thread does not know it yet, nor its tables what its parent has done: its faults and changes are for later.
+            let faults = self.read_faults(Instant::now(), child.id, true);
+            self.again.extend(faults.into_iter().flatten());
+        }
+    }
+}

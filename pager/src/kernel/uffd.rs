@@ -1,0 +1,320 @@
+//! userfaultfd from outside the workload: the ioctls, each outcome decoded once.
+//!
+//! Hazards, from the kernel's source (fs/userfaultfd.c, mm/userfaultfd.c):
+//! * While an event (fork, remap, remove, unmap) has not been read, COPY, ZEROPAGE and MOVE give EAGAIN. That is what makes it
+//!   safe to decide by the page map: no page goes in or out across a change of the address space that we have not seen.
+//! * REMOVE is sent *before* the pages go: after it has been read there is a window in which they are still present. Such ranges
+//!   are quarantined (see `tables`).
+//! * MOVE takes pages from any writable mapping, registered or not: the caller must exclude event reads (the *gate*).
+//!
+//! **Markers.** Where a page was moved out, a write-protect marker is left in the page table (UFFDIO_WRITEPROTECT of an absent page, under
+//! WP_UNPOPULATED). The kernel moves markers with mremap, copies them at fork where the child inherits, and drops them with munmap, MADV_DONTNEED and
+//! MADV_GUARD_INSTALL. So the address space itself proves where evicted pages belong, whatever was told, in whatever order, or not at all
+//! (guards raise no event): a page that should be away and has no marker has been discarded by the program and is zeros.
+
+use std::cell::RefCell;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
+
+use gms_policy::ids::PageAddr;
+use linux_raw_sys::general as sys;
+use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use userfaultfd::{EventBuffer, ReadWrite, RegisterMode, Uffd};
+
+use super::{Event, Faults, Installed, Messages, PageFault, Probe, ReadError, Registration};
+use crate::page_map::PAGE;
+use crate::tables::{Change, Remap};
+use crate::torture::{self, Point};
+
+/// Features without which a workload cannot be paged.
+pub const FEATURES: u64 = (sys::UFFD_FEATURE_EVENT_FORK
+    | sys::UFFD_FEATURE_EVENT_REMAP
+    | sys::UFFD_FEATURE_EVENT_REMOVE
+    | sys::UFFD_FEATURE_EVENT_UNMAP
+    | sys::UFFD_FEATURE_THREAD_ID
+    | sys::UFFD_FEATURE_MOVE
+    | sys::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | sys::UFFD_FEATURE_WP_UNPOPULATED
+    | sys::UFFD_FEATURE_POISON) as u64;
+
+const UFFD_TYPE: u8 = 0xAA;
+/// Request code of UFFDIO_MOVE, which the evictor issues inside the workload.
+pub const UFFDIO_MOVE: u64 =
+    nix::request_code_readwrite!(UFFD_TYPE, 0x05, size_of::<sys::uffdio_move>());
+/// Request codes by which the evictor takes the outbox out of its userfaultfd and puts it back.
+pub const UFFDIO_UNREGISTER: u64 =
+    nix::request_code_read!(UFFD_TYPE, 0x01, size_of::<sys::uffdio_range>());
+/// See [`UFFDIO_UNREGISTER`].
+pub const UFFDIO_REGISTER: u64 =
+    nix::request_code_readwrite!(UFFD_TYPE, 0x00, size_of::<sys::uffdio_register>());
+/// Request code of USERFAULTFD_IOC_NEW on /dev/userfaultfd.
+pub const USERFAULTFD_IOC_NEW: u64 = nix::request_code_none!(UFFD_TYPE, 0x00);
+/// UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: absent pages in the middle of a range do not end the call.
+pub const MOVE_ALLOW_HOLES: u64 = 2;
+
+/// UFFDIO_WRITEPROTECT_MODE_WP: leave markers; without it they are taken away.
+const WRITEPROTECT_MODE_WP: u64 = 1;
+/// UFFDIO_WRITEPROTECT_MODE_DONTWAKE.
+const WRITEPROTECT_MODE_DONTWAKE: u64 = 2;
+
+mod requests {
+    #![allow(missing_docs, reason = "the kernel's names")]
+    use super::{UFFD_TYPE, sys};
+    nix::ioctl_readwrite!(uffdio_api, UFFD_TYPE, 0x3F, sys::uffdio_api);
+    nix::ioctl_readwrite!(uffdio_copy, UFFD_TYPE, 0x03, sys::uffdio_copy);
+    nix::ioctl_readwrite!(uffdio_zeropage, UFFD_TYPE, 0x04, sys::uffdio_zeropage);
+    nix::ioctl_readwrite!(uffdio_writeprotect, UFFD_TYPE, 0x06, sys::uffdio_writeprotect);
+    nix::ioctl_readwrite!(uffdio_poison, UFFD_TYPE, 0x08, sys::uffdio_poison);
+}
+pub use requests::uffdio_api;
+use requests::{uffdio_copy, uffdio_poison, uffdio_writeprotect, uffdio_zeropage};
+
+/// Whether a descriptor of this process is a userfaultfd.
+pub fn is_userfaultfd(number: RawFd) -> bool {
+    let name = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+    name.as_os_str() == "anon_inode:[userfaultfd]"
+}
+
+/// Messages read at once.
+const MESSAGES: usize = 32;
+
+thread_local! {
+    /// One fault is read faster alone.
+    static BUFFERS: RefCell<[EventBuffer; 2]> =
+        RefCell::new([EventBuffer::new(1), EventBuffer::new(MESSAGES)]);
+}
+
+/// See [`Faults`].
+pub struct Userfaultfd {
+    uffd: Uffd,
+}
+
+impl Userfaultfd {
+    /// Enables a new userfaultfd with [`FEATURES`].
+    pub fn enable(fd: OwnedFd) -> nix::Result<Userfaultfd> {
+        let mut api = sys::uffdio_api { api: 0xAA, features: FEATURES, ioctls: 0 };
+        // SAFETY: `api` is a live struct of the layout which the request expects.
+        unsafe { uffdio_api(fd.as_raw_fd(), &raw mut api)? };
+        // SAFETY: the descriptor is a userfaultfd which we own and give away here.
+        let uffd = unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) };
+        Ok(Userfaultfd { uffd })
+    }
+
+    /// The userfaultfd of a child, enabled by the kernel as its parent's.
+    pub fn of_child(uffd: Uffd) -> Userfaultfd {
+        Userfaultfd { uffd }
+    }
+
+    fn register_for(&self, range: Range<u64>, mode: RegisterMode) -> bool {
+        let (start, length) = (range.start as *mut _, (range.end - range.start) as usize);
+        let registered = self.uffd.register_with_mode(start, length, mode);
+        torture::at(Point::AfterRegister);
+        registered.is_ok()
+    }
+
+    fn zero_errno(&self, page: u64) -> Option<Errno> {
+        let mut zero = sys::uffdio_zeropage {
+            range: sys::uffdio_range { start: page, len: PAGE },
+            mode: u64::from(sys::UFFDIO_ZEROPAGE_MODE_DONTWAKE),
+            zeropage: 0,
+        };
+        // SAFETY: the kernel writes only to `zero`; no mapping is at `page`.
+        unsafe { uffdio_zeropage(self.uffd.as_raw_fd(), &raw mut zero) }.err()
+    }
+}
+
+impl Faults for Userfaultfd {
+    fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError> {
+        BUFFERS.with_borrow_mut(|[one, many]| {
+            let buffer = if several { many } else { one };
+            for message in self.uffd.read_events(buffer).map_err(not_read)? {
+                decode_message(message.map_err(not_read)?, into);
+            }
+            Ok(())
+        })
+    }
+
+    fn register(&self, range: Range<u64>) -> bool {
+        self.register_for(range, RegisterMode::MISSING | RegisterMode::WRITE_PROTECT)
+    }
+
+    fn register_outbox(&self, range: Range<u64>) -> bool {
+        self.register_for(range, RegisterMode::MISSING)
+    }
+
+    fn mark(&self, range: Range<u64>, marked: bool) -> Result<(), Errno> {
+        let mode = match marked {
+            true => WRITEPROTECT_MODE_WP,
+            false => WRITEPROTECT_MODE_DONTWAKE,
+        };
+        let range = sys::uffdio_range { start: range.start, len: range.end - range.start };
+        let mut protect = sys::uffdio_writeprotect { range, mode };
+        torture::at(Point::BeforeMark);
+        // SAFETY: `protect` is a live struct of the layout which the request expects; the kernel only reads it.
+        let done = unsafe { uffdio_writeprotect(self.uffd.as_raw_fd(), &raw mut protect) };
+        torture::at(Point::AfterMark);
+        done.map(drop)
+    }
+
+    fn probe(&self, page: u64) -> Probe {
+        match self.zero_errno(page) {
+            None => Probe::Absent,
+            Some(Errno::EEXIST) => Probe::Occupied,
+            Some(Errno::EAGAIN) => Probe::Changing,
+            // See `registration`.
+            Some(_) if self.has_event() => Probe::Changing,
+            Some(_) => Probe::Gone,
+        }
+    }
+
+    fn unregister(&self, range: Range<u64>) -> bool {
+        self.uffd.unregister(range.start as *mut _, (range.end - range.start) as usize).is_ok()
+    }
+
+    fn wake(&self, range: Range<u64>) {
+        // Fails only if the process has gone.
+        let _ = self.uffd.wake(range.start as *mut _, (range.end - range.start) as usize);
+    }
+
+    fn copy_run(&self, range: Range<u64>, bytes: &[u8], wake: bool) -> (u64, Installed) {
+        let mode = if wake { 0 } else { sys::UFFDIO_COPY_MODE_DONTWAKE.into() };
+        let length = range.end - range.start;
+        assert!(length <= bytes.len() as u64);
+        let mut copied = 0;
+        loop {
+            let mut copy = sys::uffdio_copy {
+                dst: range.start + copied,
+                src: bytes.as_ptr() as u64 + copied,
+                len: length - copied,
+                mode,
+                copy: 0,
+            };
+            torture::at(Point::BeforeCopy);
+            // SAFETY: the kernel reads `len` bytes of the slice (checked above), and writes only to `copy` and to the workload.
+            let result = unsafe { uffdio_copy(self.uffd.as_raw_fd(), &raw mut copy) };
+            torture::at(Point::AfterCopy);
+            copied += copy.copy.max(0) as u64;
+            if copied == length || copy.copy <= 0 {
+                return (copied / PAGE, decode(result));
+            }
+        }
+    }
+
+    fn zero(&self, range: Range<u64>) -> (u64, Installed) {
+        let mut installed = 0;
+        loop {
+            let start = range.start + installed * PAGE;
+            let length = range.end - start;
+            if length == 0 {
+                return (installed, Installed::Done);
+            }
+            let mut zero = sys::uffdio_zeropage {
+                range: sys::uffdio_range { start, len: length },
+                mode: 0,
+                zeropage: 0,
+            };
+            torture::at(Point::BeforeCopy);
+            // SAFETY: the kernel writes only to `zero` and to the workload's pages.
+            let result = unsafe { uffdio_zeropage(self.uffd.as_raw_fd(), &raw mut zero) };
+            torture::at(Point::AfterCopy);
+            if zero.zeropage > 0 {
+                installed += zero.zeropage as u64 / PAGE;
+                continue;
+            }
+            return (installed, decode(result));
+        }
+    }
+
+    fn poison(&self, page: u64) -> Installed {
+        let range = sys::uffdio_range { start: page, len: PAGE };
+        let mut poison = sys::uffdio_poison { range, mode: 0, updated: 0 };
+        // SAFETY: the kernel writes only to `poison` and to the workload's page tables.
+        decode(unsafe { uffdio_poison(self.uffd.as_raw_fd(), &raw mut poison) })
+    }
+
+    fn registration(&self, range: Range<u64>) -> Registration {
+        let Some(source) = unreadable() else { return Registration::Not };
+        let (dst, len) = (range.start, range.end - range.start);
+        let mut copy = sys::uffdio_copy { dst, src: source, len, mode: 0, copy: 0 };
+        // SAFETY: nothing can be read at `source`, so that nothing is written but `copy`.
+        match unsafe { uffdio_copy(self.uffd.as_raw_fd(), &raw mut copy) } {
+            Err(Errno::EFAULT | Errno::EEXIST) => Registration::Whole,
+            Err(Errno::EAGAIN) => Registration::Changing,
+            // The kernel asks whether anything is changing before it looks what is there.
+            _ if self.has_event() => Registration::Changing,
+            _ => Registration::Not,
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        // Page 1 is never mapped (mmap_min_addr), so that this changes nothing in a live address space.
+        !matches!(self.zero_errno(PAGE), Some(Errno::ESRCH))
+    }
+
+    fn has_event(&self) -> bool {
+        matches!(self.zero_errno(PAGE), Some(Errno::EAGAIN))
+    }
+}
+
+impl AsFd for Userfaultfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+}
+
+fn decode_message(message: userfaultfd::Event, into: &mut Messages) {
+    into.events.push(match message {
+        userfaultfd::Event::Pagefault { rw, addr, thread_id, .. } => {
+            return into.faults.push(PageFault {
+                page: PageAddr::containing(addr as u64),
+                write: rw == ReadWrite::Write,
+                tid: thread_id.as_raw(),
+            });
+        }
+        userfaultfd::Event::Fork { uffd } => Event::Fork(Box::new(Userfaultfd::of_child(uffd))),
+        userfaultfd::Event::Remap { from, to, len } => {
+            let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
+            Event::Changed(Change::Remap(remap))
+        }
+        userfaultfd::Event::Remove { start, end } => Event::Remove(start as u64..end as u64),
+        userfaultfd::Event::Unmap { start, end } => {
+            Event::Changed(Change::Unmap(start as u64..end as u64))
+        }
+    });
+}
+
+fn not_read(error: userfaultfd::Error) -> ReadError {
+    match error {
+        userfaultfd::Error::SystemError(errno)
+            if [libc::EMFILE, libc::ENFILE].contains(&(errno as i32)) =>
+        {
+            ReadError::NoDescriptor
+        }
+        error => ReadError::Failed(error.to_string()),
+    }
+}
+
+/// An address of this process that nobody can read, low enough for a long range to begin there.
+fn unreadable() -> Option<u64> {
+    static PAGE_NONE: OnceLock<Option<u64>> = OnceLock::new();
+    *PAGE_NONE.get_or_init(|| {
+        let hint = NonZeroUsize::new(1 << 30);
+        let length = NonZeroUsize::new(PAGE as usize)?;
+        // SAFETY: a new mapping, without MAP_FIXED; it is never unmapped and never accessed.
+        let page =
+            unsafe { mmap_anonymous(hint, length, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) };
+        page.ok().map(|address| address.as_ptr() as u64)
+    })
+}
+
+fn decode(result: nix::Result<libc::c_int>) -> Installed {
+    match result {
+        Ok(_) => Installed::Done,
+        Err(Errno::EEXIST) => Installed::Exists,
+        Err(Errno::EAGAIN) => Installed::Changing,
+        Err(_) => Installed::Gone,
+    }
+}
