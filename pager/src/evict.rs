@@ -1,14 +1,14 @@
 //! The evict thread: measures the tree, attaches its processes, registers their memory and moves pages out ahead of need, so that a
 //! fault finds room. It also writes pages to the agents and fetches pages ahead, over the bulk lane.
 //!
-//! `look` (look.rs) measures and decides -> `evict_batch` marks, moves, reads and hashes pages -> `write_back` sends them -> `replied` settles.
+//! `look` (look.rs) measures and decides -> `evict_batch` marks, moves, reads and hashes pages -> [`WriteBack`] sends them.
 
-mod bulk;
 mod detach;
 mod halt;
 mod look;
 mod reconcile;
 mod room;
+pub mod write_back;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use gms_policy::budget::Budget;
-use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
+use gms_policy::ids::{Bytes, PageAddr, SpaceId};
 use gms_transport::Transport;
-use gms_transport::client::{Client, PutId};
+use gms_transport::client::{Client, ClientEvent};
 use gms_transport::message::Op;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -30,12 +30,14 @@ use nix::unistd::Pid;
 use self::detach::Homecoming;
 use self::halt::Halt;
 use self::look::{Refusal, Sharing};
+pub use self::reconcile::reconcile;
 use self::room::Fullness;
+use self::write_back::WriteBack;
 use crate::commands::{begin_to_speak, note};
 use crate::evictor::Ending;
 use crate::inject::{Frozen, is_outside_madvise};
 use crate::page_map::PAGE;
-use crate::process::{BATCH, Process};
+use crate::process::Process;
 use crate::pulse::Pulse;
 use crate::session::Outcome;
 use crate::shared::{EvictCommand, Gauges, Shared, Space, drain, lock};
@@ -43,20 +45,12 @@ use crate::stopped::{release_all, release_late};
 use crate::tables::{EvictOutcome, Place};
 use crate::torture::{self, Point};
 use crate::tree::{Root, Tree};
-use crate::victims::{choose_victims, finish, finish_marked, move_out, next_batch, read_moved};
+use crate::victims::{
+    BATCH, Evicted, choose_victims, finish, finish_marked, move_out, next_batch, read_moved,
+};
 
 /// A forked child is looked for after this.
 const MET_AFTER: Duration = Duration::from_millis(1);
-/// Pages in one write.
-const WRITE_PAGES: usize = 64;
-/// Writes in flight to one agent.
-const WRITES_MAX: usize = 8;
-/// Discards are sent when so many wait, or at the next measurement.
-const DISCARDS_BATCH: usize = 512;
-/// Exchanges in flight to one agent that tell it what to discard.
-const DISCARDS_MAX: usize = 4;
-/// If more wait than this, an agent that does not answer those is told of no more: it keeps the pages until the workload ends.
-const DISCARDS_KEPT: usize = 1 << 20;
 /// Longest wait for anything to do.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 /// If nothing can be evicted for so long, the workload may exceed its budget, and its user is told so.
@@ -91,16 +85,11 @@ const EVICT_SLICE: Duration = Duration::from_micros(400);
 /// Chunks of the page map let go at once: 0.1 ms at most.
 const BURY_CHUNKS: usize = 8;
 
-struct Write {
-    agent: AgentId,
-    slots: Vec<u32>,
-}
-
 /// See the module's documentation.
 pub struct EvictThread<T> {
     shared: Arc<Shared>,
     commands: Receiver<EvictCommand>,
-    agents: Client<T>,
+    write_back: WriteBack<T>,
     tree: Tree,
     /// The process that gms was told to attach to.
     attached_root: Option<i32>,
@@ -120,11 +109,8 @@ pub struct EvictThread<T> {
     /// Processes that have pages in their outboxes, the latest last.
     outboxes: VecDeque<i32>,
     budget: Budget,
-    writes: BTreeMap<PutId, Write>,
     home: Homecoming,
-    given: Vec<u64>,
     zero_hash: u64,
-    random: u64,
     // Clockwork.
     pulse: Pulse,
     next_look: Instant,
@@ -139,8 +125,6 @@ pub struct EvictThread<T> {
     full: Fullness,
     /// Faults woken because there is room for them, since the last look: they have not taken it yet.
     granted: u64,
-    /// Agents of which the tables know that they may be down.
-    untrusted: BTreeSet<AgentId>,
     /// Where the thread may run, and the CPU which it leaves to the faults.
     allowed: CpuSet,
     avoided: i32,
@@ -169,8 +153,7 @@ impl<T: Transport> EvictThread<T> {
         let zero_hash = shared.checksum(&[0; PAGE as usize]);
         EvictThread {
             commands,
-            given: vec![0; agents.lane().agents().count()],
-            agents,
+            write_back: WriteBack::new(now, shared.clone(), agents),
             tree: Tree::new(root),
             attached_root: match root {
                 Root::Process(pid) => Some(pid),
@@ -187,10 +170,8 @@ impl<T: Transport> EvictThread<T> {
             halt: Halt::default(),
             outboxes: VecDeque::new(),
             budget,
-            writes: BTreeMap::new(),
             home: Homecoming::new(now),
             zero_hash,
-            random: shared.seed | 1,
             pulse: Pulse::new(now),
             next_look: now,
             next_tree: now,
@@ -202,7 +183,6 @@ impl<T: Transport> EvictThread<T> {
             goal: 0,
             full: Fullness::default(),
             granted: 0,
-            untrusted: BTreeSet::new(),
             allowed: sched_getaffinity(Pid::from_raw(0)).unwrap_or_default(),
             avoided: -1,
             nice: 0,
@@ -246,7 +226,7 @@ impl<T: Transport> EvictThread<T> {
                 busy |= self.bring_home(now);
             } else if self.goal > 0 {
                 self.make_way();
-                self.distrust_agents(now);
+                self.write_back.distrust_agents(now);
                 let evicted = self.evict(now);
                 if (!evicted && now >= self.next_proof) || torture::one_in(256) {
                     self.end_quarantines(now);
@@ -256,11 +236,12 @@ impl<T: Transport> EvictThread<T> {
             self.make_room(now);
             let late = release_late();
             busy |= lock(&self.shared.tables).bury(BURY_CHUNKS);
-            busy |= self.write_back(now);
-            self.agents.expire(now);
-            self.agents.send_unsent(now);
+            // On its way home a page in the buffer is at its end.
+            busy |= self.write_back.turn(now, !self.is_detaching());
+            self.write_back.agents.expire(now);
+            self.write_back.agents.send_unsent(now);
             busy |= self.handle_events(now);
-            if let Err(error) = self.agents.flush(now) {
+            if let Err(error) = self.write_back.agents.flush(now) {
                 self.shared.fail(format!("sending to the agents failed: {error}"));
             }
             packets = busy || self.wait(late);
@@ -272,7 +253,7 @@ impl<T: Transport> EvictThread<T> {
     fn excuse(&mut self, now: Instant) {
         let missed = self.pulse.beat(now, WAIT_MAX);
         if !missed.is_zero() {
-            self.agents.excuse(now, missed);
+            self.write_back.agents.excuse(now, missed);
             self.home.excuse(missed);
             self.full.excuse(missed);
             self.stuck_at = self.stuck_at.map(|at| at + missed);
@@ -291,11 +272,12 @@ impl<T: Transport> EvictThread<T> {
     /// until threads that stop late are to be looked at.
     fn wait(&self, late: Option<Duration>) -> bool {
         let now = Instant::now();
-        let deadline = self.agents.deadline().unwrap_or(self.next_look).min(self.next_look);
+        let deadline =
+            self.write_back.agents.deadline().unwrap_or(self.next_look).min(self.next_look);
         let limit = deadline.saturating_duration_since(now).min(late.unwrap_or(Duration::MAX));
         let mut fds = [
             PollFd::new(self.shared.evict_kicks().as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.agents.fd(), PollFlags::POLLIN),
+            PollFd::new(self.write_back.agents.fd(), PollFlags::POLLIN),
         ];
         let millis = limit.min(WAIT_MAX).as_micros().div_ceil(1000) as u16;
         // An interrupted or failed poll only means to look sooner.
@@ -304,7 +286,47 @@ impl<T: Transport> EvictThread<T> {
         if kicked {
             drain(self.shared.evict_kicks());
         }
-        received || self.agents.deadline().is_some_and(|deadline| deadline <= Instant::now())
+        received
+            || self.write_back.agents.deadline().is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    fn network(&mut self, now: Instant) -> bool {
+        let busy = self.write_back.agents.drive(now).unwrap_or_else(|error| {
+            self.shared.fail(format!("receiving from the agents failed: {error}"));
+            false
+        });
+        self.handle_events(now) || busy
+    }
+
+    /// True if there were any but of write-back.
+    fn handle_events(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        while let Some(event) = self.write_back.poll(now) {
+            busy = true;
+            self.handle(now, event);
+        }
+        busy
+    }
+
+    /// What is fetched is on its way home: see [`detach`].
+    fn handle(&mut self, now: Instant, event: ClientEvent) {
+        let lane = self.write_back.agents.lane();
+        match event {
+            ClientEvent::Arrived { get, pages, bytes } => self.arrived(get, pages, &bytes),
+            ClientEvent::Wrong { get, page } => self.wrong(get, page),
+            ClientEvent::Failed { get, pages, failure } => self.missed(get, pages, failure),
+            ClientEvent::Ended { get } => self.ended(now, get),
+            // Nobody waited for the embedded agent; of others one was up before the command was started.
+            ClientEvent::Down { agent, reason }
+                if self.shared.config.agents.is_empty() && !lane.has_been_up(agent) =>
+            {
+                self.shared.fail(format!("agent {}: {reason}", lane.name(agent)));
+            }
+            ClientEvent::Down { .. }
+            | ClientEvent::Answered { .. }
+            | ClientEvent::Up { .. }
+            | ClientEvent::Stored { .. } => {}
+        }
     }
 
     fn obey(&mut self, now: Instant) -> bool {
@@ -408,7 +430,7 @@ impl<T: Transport> EvictThread<T> {
     fn evict(&mut self, now: Instant) -> bool {
         let room = lock(&self.shared.tables).free_slots();
         if room < BATCH {
-            let limit = if self.agents_are_full() { STUCK } else { STUCK_WRITING };
+            let limit = if self.write_back.agents_are_full() { STUCK } else { STUCK_WRITING };
             self.stuck_at.get_or_insert(now + limit);
             return false;
         }
@@ -446,13 +468,13 @@ impl<T: Transport> EvictThread<T> {
 
     /// Moves up to [`BATCH`] pages of a process out; returns how many, or `None` if it got nowhere.
     fn evict_batch(&mut self, pid: i32, now: Instant) -> Option<u64> {
-        let random = self.next_random();
+        let random = self.write_back.next_random();
         self.clear_old_outbox(pid);
         let process = self.processes.get_mut(&pid)?;
-        if process.victims.is_empty() {
+        if process.sweep.victims.is_empty() {
             choose_victims(&self.shared, process, random);
         }
-        let pages = next_batch(&mut process.victims);
+        let pages = next_batch(&mut process.sweep.victims);
         give_way(self.nice);
         let (leaving, moved) = move_out(&self.shared, process, &pages)?;
         torture::at(Point::BeforeOutboxRead);
@@ -543,14 +565,6 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    fn next_random(&mut self) -> u64 {
-        // xorshift64 (Marsaglia 2003): placement only needs numbers that do not repeat soon.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-
     // ---- the end
 
     /// No process may outlive its userfaultfd with pages away: it would read zeros.
@@ -594,22 +608,28 @@ impl<T: Transport> EvictThread<T> {
         let deadline = Instant::now() + GOODBYE_DEADLINE;
         // The embedded agent ends with this process.
         if !self.shared.config.agents.is_empty() {
-            self.agents.goodbye(Instant::now());
+            self.write_back.agents.goodbye(Instant::now());
         }
         let is_awaited = |agents: &Client<T>| {
             let lane = agents.lane();
             lane.agents().any(|agent| lane.under_way(agent, Op::Goodbye) > 0)
         };
-        while is_awaited(&self.agents) && Instant::now() < deadline {
+        while is_awaited(&self.write_back.agents) && Instant::now() < deadline {
             let now = Instant::now();
-            if self.agents.flush(now).and_then(|()| self.agents.drive(now)).is_err() {
+            if self
+                .write_back
+                .agents
+                .flush(now)
+                .and_then(|()| self.write_back.agents.drive(now))
+                .is_err()
+            {
                 break;
             }
-            while self.agents.poll(now).is_some() {}
-            let mut fds = [PollFd::new(self.agents.fd(), PollFlags::POLLIN)];
+            while self.write_back.agents.poll(now).is_some() {}
+            let mut fds = [PollFd::new(self.write_back.agents.fd(), PollFlags::POLLIN)];
             let _ = poll(&mut fds, PollTimeout::from(1u8));
         }
-        self.agents.close_links(Instant::now());
+        self.write_back.agents.close_links(Instant::now());
     }
 }
 

@@ -315,7 +315,7 @@ impl<T: Transport> FaultCore<T> {
         let same_ids = state.space.same_ids.load(Ordering::Relaxed);
         let action = lock(&self.shared.tables).fault(place);
         let room = match action {
-            FaultAction::Zero => 1 + self.shared.room_kept,
+            FaultAction::Zero => 1 + self.shared.sizes.room_kept,
             FaultAction::Buffered(_) | FaultAction::Fetch(_) => 1,
             FaultAction::Wait | FaultAction::Resident => 0,
         };

@@ -3,7 +3,7 @@
 mod register;
 mod set_up;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,9 +28,8 @@ use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::torture;
+use crate::victims::{BATCH, Evicted, MovedPages, Sweep, runs};
 
-/// Most pages moved at once: bounds how long the gate is closed.
-pub const BATCH: usize = 64;
 /// Pages that find room before the outbox must be cleared, which takes the address space's lock for writing.
 const OUTBOX_PAGES: usize = 2 * BATCH;
 const OUTBOX_LEN: u64 = OUTBOX_PAGES as u64 * PAGE;
@@ -71,14 +70,10 @@ pub struct Process {
     pub space: Arc<Space>,
     /// Its size at the last look.
     pub size: Statm,
-    /// Pages chosen to go out next.
-    pub victims: VecDeque<PageAddr>,
-    /// What may be evicted: writable, registered when last looked at.
-    pub sweep: RangeSet,
+    /// What may be evicted, and what is to go next.
+    pub sweep: Sweep,
     /// Pages that must stay because the kernel itself writes there, without waiting for them.
     pub pinned: BTreeSet<PageAddr>,
-    /// Mappings in which guards were seen (MADV_GUARD_INSTALL): left resident, as guards come and go without an event.
-    guarded: RangeSet,
     /// A thread which had this memory when last looked at.
     witness: i32,
     next_proof: Instant,
@@ -112,14 +107,6 @@ struct Parts {
     outbox: u64,
     space: Arc<Space>,
     uffd_number: u64,
-}
-
-/// What came of an attempt to move pages out.
-pub struct MovedPages {
-    /// For each page of the batch: its place in the outbox if it moved.
-    pub places: Vec<Option<u32>>,
-    /// Pages that stayed because another process shares them since a fork, and were not unshared before.
-    pub shared: Vec<PageAddr>,
 }
 
 impl Process {
@@ -158,10 +145,8 @@ impl Process {
             pid,
             space,
             size: Statm::default(),
-            victims: VecDeque::new(),
-            sweep: RangeSet::default(),
+            sweep: Sweep::default(),
             pinned: kernel_writes.into_iter().collect(),
-            guarded: RangeSet::default(),
             witness: frozen.witness(),
             next_proof: Instant::now(),
             calm_at: Instant::now(),
@@ -255,19 +240,6 @@ impl Process {
         self.space.pid.store(pid, Ordering::Relaxed);
     }
 
-    /// After its evictor could not be reached: whether it was killed together with the process, as the first process of a PID namespace ends all
-    /// others in it.
-    pub fn ends(&self) -> bool {
-        let deadline = Instant::now() + END_DEADLINE;
-        while Instant::now() < deadline {
-            if self.evictor_died() && !self.space.faults.is_alive() {
-                return true;
-            }
-            std::thread::yield_now();
-        }
-        false
-    }
-
     /// Whether the process runs another program now, in another address space.
     pub fn has_execed(&self) -> bool {
         proc::state(self.pid) != Some('Z')
@@ -297,14 +269,6 @@ impl Process {
     /// Process id of the evictor.
     pub fn evictor_pid(&self) -> i32 {
         self.evictor.pid().as_raw()
-    }
-
-    /// Why the workload ends when its evictor has not done what it was told, with what it does instead.
-    pub fn unanswered(&self, errno: Errno) -> String {
-        let (pid, evictor) = (self.pid, self.evictor_pid());
-        let state = proc::state(evictor).unwrap_or('-');
-        let asleep = proc::asleep_in(evictor).unwrap_or_default();
-        format!("the evictor of process {pid} does not answer: {errno} (state {state} {asleep})")
     }
 
     /// Measures its size; all zero once it is gone.
@@ -350,7 +314,7 @@ impl Process {
                 continue;
             }
             let pageable = registered.gaps(mapping.range.clone()).is_empty()
-                && self.guarded.overlaps(mapping.range.clone()).next().is_none()
+                && self.sweep.guarded.overlaps(mapping.range.clone()).next().is_none()
                 && mapping.is_writable()
                 && !mapping.is_executable();
             if pageable {
@@ -365,7 +329,7 @@ impl Process {
         for page in &self.pinned {
             sweep.remove(page.get()..page.get() + PAGE);
         }
-        self.sweep = sweep;
+        self.sweep.ranges = sweep;
         if counts {
             self.next_unpageable = Instant::now() + UNPAGEABLE_EVERY;
             self.unpageable = unpageable;
@@ -373,21 +337,8 @@ impl Process {
         Some(self.unpageable)
     }
 
-    /// A guard was seen at the address: the mapping around it stays resident from now on.
-    pub fn spare_guarded(&mut self, guard: Range<u64>) {
-        let around = self.sweep.containing(guard.start).unwrap_or(guard);
-        self.sweep.remove(around.clone());
-        self.guarded.insert(around);
-        self.victims.clear();
-    }
-
     fn is_ours_to_page(&self, mapping: &Mapping) -> bool {
         mapping.is_anonymous() && !self.is_ours(mapping)
-    }
-
-    /// Makes the next [`Process::register_new`] look in any case.
-    pub fn look_again(&mut self, now: Instant) {
-        (self.next_scan, self.next_calm) = (now, now);
     }
 
     fn is_ours(&self, mapping: &Mapping) -> bool {
@@ -414,27 +365,6 @@ impl Process {
 
     // ---- eviction
 
-    /// Moves the pages out of the workload's way, into the outbox. The caller holds the gate and has marked them as leaving.
-    pub fn move_out(&mut self, pages: &[PageAddr]) -> nix::Result<MovedPages> {
-        self.evictor.come_here();
-        let mut moved = MovedPages { places: vec![None; pages.len()], shared: Vec::new() };
-        let clears = self.outbox_used + pages.len() > OUTBOX_PAGES;
-        if clears {
-            self.outbox_used = 0;
-        }
-        let first = self.outbox_used;
-        self.outbox_used += pages.len();
-        let mut failed = self.move_runs(pages, &runs(pages), first, clears, &mut moved)?;
-        if !failed.is_empty() {
-            let singles: Vec<(usize, usize)> = failed.iter().map(|&(i, _)| (i, 1)).collect();
-            failed = self.move_runs(pages, &singles, first, false, &mut moved)?;
-        }
-        let unshared = std::mem::take(&mut self.unshared);
-        let shared = failed.iter().filter(|f| f.1 == Errno::EBUSY).map(|f| pages[f.0]);
-        moved.shared = shared.filter(|page| !unshared.contains(page)).collect();
-        Ok(moved)
-    }
-
     /// Gives the process copies of its own of pages that it shares since a fork, so that they can be moved next. Not under the gate: a page
     /// that has gone meanwhile faults, and is served like any other.
     pub fn unshare(&mut self, pages: &[PageAddr]) -> nix::Result<()> {
@@ -445,7 +375,7 @@ impl Process {
         let mut calls: Vec<Call> = pages.iter().map(populate).collect();
         self.evictor.run(&mut calls, &mut [], &[])?;
         self.unshared = pages.to_vec();
-        pages.iter().rev().for_each(|&page| self.victims.push_front(page));
+        pages.iter().rev().for_each(|&page| self.sweep.victims.push_front(page));
         Ok(())
     }
 
@@ -531,29 +461,6 @@ impl Process {
         calls.iter().try_for_each(|call| call.outcome().map(drop))
     }
 
-    /// Copies moved pages from the outbox: `into[i]` is the frame for the page at place `places[i]`.
-    pub fn read_outbox(&self, places: &[u32], into: &mut [&mut [u8]]) -> nix::Result<()> {
-        let remote: Vec<RemoteIoVec> = places
-            .iter()
-            .map(|&p| RemoteIoVec {
-                base: (self.outbox + u64::from(p) * PAGE) as usize,
-                len: PAGE as usize,
-            })
-            .collect();
-        let mut local: Vec<IoSliceMut> =
-            into.iter_mut().map(|frame| IoSliceMut::new(frame)).collect();
-        let wanted = places.len() * PAGE as usize;
-        // The workload's process has the same memory, should the evictor have been killed.
-        let got = process_vm_readv(self.evictor.pid(), &mut local, &remote).or_else(|errno| {
-            match self.has_ended() {
-                // Its id may be another's.
-                true => Err(errno),
-                false => process_vm_readv(Pid::from_raw(self.pid), &mut local, &remote),
-            }
-        })?;
-        if got == wanted { Ok(()) } else { Err(Errno::EFAULT) }
-    }
-
     // ---- the end
 
     /// Leaves the process as it was found: no evictor, no mapping of ours, nothing registered. All pages must be home.
@@ -582,18 +489,84 @@ impl Process {
     }
 }
 
-/// Runs of adjacent pages: (first index, count).
-pub fn runs(pages: &[PageAddr]) -> Vec<(usize, usize)> {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for (i, page) in pages.iter().enumerate() {
-        match runs.last_mut() {
-            Some((first, count)) if pages[*first].get() + *count as u64 * PAGE == page.get() => {
-                *count += 1;
-            }
-            _ => runs.push((i, 1)),
-        }
+impl Evicted for Process {
+    fn space(&self) -> &Arc<Space> {
+        &self.space
     }
-    runs
+
+    fn sweep(&mut self) -> &mut Sweep {
+        &mut self.sweep
+    }
+
+    fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {
+        self.evictor.come_here();
+        let mut moved = MovedPages { places: vec![None; pages.len()], shared: Vec::new() };
+        let clears = self.outbox_used + pages.len() > OUTBOX_PAGES;
+        if clears {
+            self.outbox_used = 0;
+        }
+        let first = self.outbox_used;
+        self.outbox_used += pages.len();
+        let mut failed = self.move_runs(pages, &runs(pages), first, clears, &mut moved)?;
+        if !failed.is_empty() {
+            let singles: Vec<(usize, usize)> = failed.iter().map(|&(i, _)| (i, 1)).collect();
+            failed = self.move_runs(pages, &singles, first, false, &mut moved)?;
+        }
+        let unshared = std::mem::take(&mut self.unshared);
+        let shared = failed.iter().filter(|f| f.1 == Errno::EBUSY).map(|f| pages[f.0]);
+        moved.shared = shared.filter(|page| !unshared.contains(page)).collect();
+        Ok(moved)
+    }
+
+    fn read_outbox(&self, places: &[u32], into: &mut [&mut [u8]]) -> Result<(), Errno> {
+        let remote: Vec<RemoteIoVec> = places
+            .iter()
+            .map(|&p| RemoteIoVec {
+                base: (self.outbox + u64::from(p) * PAGE) as usize,
+                len: PAGE as usize,
+            })
+            .collect();
+        let mut local: Vec<IoSliceMut> =
+            into.iter_mut().map(|frame| IoSliceMut::new(frame)).collect();
+        let wanted = places.len() * PAGE as usize;
+        // The workload's process has the same memory, should the evictor have been killed.
+        let got = process_vm_readv(self.evictor.pid(), &mut local, &remote).or_else(|errno| {
+            match self.has_ended() {
+                // Its id may be another's.
+                true => Err(errno),
+                false => process_vm_readv(Pid::from_raw(self.pid), &mut local, &remote),
+            }
+        })?;
+        if got == wanted { Ok(()) } else { Err(Errno::EFAULT) }
+    }
+
+    fn not_inherited(&self) -> Option<Vec<Range<u64>>> {
+        proc::not_inherited(self.evictor_pid())
+    }
+
+    /// Its evictor was killed together with the process, as the first process of a PID namespace ends all others in it.
+    fn ends(&self) -> bool {
+        let deadline = Instant::now() + END_DEADLINE;
+        while Instant::now() < deadline {
+            if self.evictor_died() && !self.space.faults.is_alive() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        false
+    }
+
+    fn unanswered(&self, errno: Errno) -> String {
+        let (pid, evictor) = (self.pid, self.evictor_pid());
+        let state = proc::state(evictor).unwrap_or('-');
+        let asleep = proc::asleep_in(evictor).unwrap_or_default();
+        format!("the evictor of process {pid} does not answer: {errno} (state {state} {asleep})")
+    }
+
+    fn look_again(&mut self) {
+        let now = Instant::now();
+        (self.next_scan, self.next_calm) = (now, now);
+    }
 }
 
 /// Thread stacks of the C libraries lie right above an inaccessible guard.

@@ -11,6 +11,7 @@ use gms_policy::budget::Budget;
 use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
 use gms_policy::limits::SLACK_MIN;
 use gms_transport::client::Checksum;
+use gms_transport::message::PAGES_MAX;
 use hdrhistogram::Histogram;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -23,8 +24,8 @@ use crate::stats::AgentStats;
 use crate::tables::{Place, Tables};
 
 /// Pages of the write-back buffer: 16 MiB.
-pub const SLOTS: u32 = 4096;
-/// See [`Shared::room_kept`]. Less than the slack of any budget, so that eviction is under way by then.
+const SLOTS: u32 = 4096;
+/// See [`Sizes::room_kept`]. Less than the slack of any budget, so that eviction is under way by then.
 const ROOM_KEPT: u64 = 128;
 const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
 /// Longest fault latency that is told apart from longer ones.
@@ -173,6 +174,24 @@ pub enum EvictCommand {
     Restless(SpaceId),
 }
 
+/// How much of what there is in a session.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Pages of the write-back buffer.
+    pub slots: u32,
+    /// Room that first touches and prefetches leave to demand fetches, in pages, so that those need not wait for an eviction while another
+    /// thread fills memory.
+    pub room_kept: u64,
+    /// Most pages put at once.
+    pub put_pages: usize,
+}
+
+impl Default for Sizes {
+    fn default() -> Sizes {
+        Sizes { slots: SLOTS, room_kept: ROOM_KEPT, put_pages: PAGES_MAX }
+    }
+}
+
 /// See the module's documentation.
 pub struct Shared {
     /// What the user asked for.
@@ -187,9 +206,8 @@ pub struct Shared {
     pub resident: AtomicI64,
     /// Faults must not bring residents above this; the budget's ceiling, unless nothing can be evicted.
     pub ceiling: AtomicI64,
-    /// Room that first touches and prefetches leave to demand fetches, in pages, so that those need not wait for an eviction while another
-    /// thread fills memory.
-    pub room_kept: u64,
+    /// How much of what there is.
+    pub sizes: Sizes,
     /// Above this eviction begins.
     high: i64,
     /// The CPU on which all faults of late were, and where they are handled; none if negative.
@@ -268,15 +286,14 @@ pub struct Commands {
 impl Shared {
     /// Everything at its beginning.
     pub fn new(config: SessionConfig, seed: u64) -> std::io::Result<(Arc<Shared>, Commands)> {
-        Shared::sized(config, seed, SLOTS, ROOM_KEPT)
+        Shared::sized(config, seed, Sizes::default())
     }
 
-    /// The same with a write-back buffer of `slots` pages, and other room kept: for simulations.
+    /// The same with other sizes: for simulations.
     pub fn sized(
         config: SessionConfig,
         seed: u64,
-        slots: u32,
-        room_kept: u64,
+        sizes: Sizes,
     ) -> std::io::Result<(Arc<Shared>, Commands)> {
         // Their commands concern address spaces, each of which needs a descriptor: that is their bound.
         let (to_fault, fault) = unbounded();
@@ -287,12 +304,12 @@ impl Shared {
         let latency = Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, 3)
             .map_err(|e| std::io::Error::other(e.to_string()))?;
         let shared = Shared {
-            tables: Mutex::new(Tables::new(slots, config.budget_bytes / PAGE)?),
-            frames: Frames::new(slots)?,
+            tables: Mutex::new(Tables::new(sizes.slots, config.budget_bytes / PAGE)?),
+            frames: Frames::new(sizes.slots)?,
             seed,
             resident: AtomicI64::new(0),
             ceiling: AtomicI64::new(budget.ceiling().0 as i64),
-            room_kept,
+            sizes,
             high: budget.high().0 as i64,
             fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),

@@ -3,29 +3,77 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use gms_policy::eviction::{Search, Step};
 use gms_policy::ids::{PageAddr, SpaceId};
 use gms_policy::limits::SCAN_WINDOW_MAX;
 use nix::errno::Errno;
 
-use crate::kernel::proc;
 use crate::kernel::{Occupant, Occupied, Registration};
 use crate::page_map::PAGE;
-use crate::process::{BATCH, MovedPages, Process, runs};
 use crate::range_set::RangeSet;
 use crate::shared::{Shared, Space, lock};
 use crate::tables::{EvictOutcome, Place};
 use crate::torture::{self, Point};
 
+/// Most pages moved at once: bounds how long the gate is closed.
+pub const BATCH: usize = 64;
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
 const RUNS_MAX: usize = 16;
 
-/// Fills `process.victims` by a [`Search`].
-pub fn choose_victims(shared: &Shared, process: &mut Process, random: u64) {
-    let id = process.space.id;
-    let (mut search, mut hand) = Search::begin(random, process.sweep.iter());
+/// What may be evicted of a process, and what of it is to go next.
+#[derive(Default)]
+pub struct Sweep {
+    /// Writable, registered when last looked at.
+    pub ranges: RangeSet,
+    /// Pages chosen to go out next.
+    pub victims: VecDeque<PageAddr>,
+    /// Mappings in which guards were seen (MADV_GUARD_INSTALL): left resident, as guards come and go without an event.
+    pub guarded: RangeSet,
+}
+
+impl Sweep {
+    /// A guard was seen at the address: the mapping around it stays resident from now on.
+    fn spare_guarded(&mut self, guard: Range<u64>) {
+        let around = self.ranges.containing(guard.start).unwrap_or(guard);
+        self.ranges.remove(around.clone());
+        self.guarded.insert(around);
+        self.victims.clear();
+    }
+}
+
+/// A process whose pages are moved out, and how. The simulation has a model.
+pub trait Evicted {
+    /// Its memory.
+    fn space(&self) -> &Arc<Space>;
+    /// What of it is to go.
+    fn sweep(&mut self) -> &mut Sweep;
+    /// Moves the pages out of the workload's way, into the outbox. The caller holds the gate and has marked them as leaving.
+    fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno>;
+    /// Copies moved pages from the outbox: `into[i]` is the frame for the page at place `places[i]`.
+    fn read_outbox(&self, places: &[u32], into: &mut [&mut [u8]]) -> Result<(), Errno>;
+    /// Ranges which children do not inherit as they are; `None` if that cannot be known.
+    fn not_inherited(&self) -> Option<Vec<Range<u64>>>;
+    /// After it could not be reached: whether the process has ended, with all that have its memory.
+    fn ends(&self) -> bool;
+    /// Why the workload ends when it cannot be reached and has not ended.
+    fn unanswered(&self, errno: Errno) -> String;
+    /// What is mapped is looked at anew, at once.
+    fn look_again(&mut self);
+}
+
+/// What came of an attempt to move pages out.
+pub struct MovedPages {
+    /// For each page of the batch: its place in the outbox if it moved.
+    pub places: Vec<Option<u32>>,
+    /// Pages that stayed because another process shares them since a fork, and were not unshared before.
+    pub shared: Vec<PageAddr>,
+}
+
+/// Fills the victims of a process by a [`Search`].
+pub fn choose_victims(shared: &Shared, process: &mut impl Evicted, random: u64) {
+    let id = process.space().id;
+    let (mut search, mut hand) = Search::begin(random, process.sweep().ranges.iter());
     loop {
         let (window, next) = window(shared, process, hand);
         let cold = match torture::sample(&window) {
@@ -34,23 +82,25 @@ pub fn choose_victims(shared: &Shared, process: &mut Process, random: u64) {
         };
         match search.handle_window(window, cold, next) {
             Step::Scan(from) => hand = from,
-            Step::Evict(pages) => return process.victims.extend(pages),
+            Step::Evict(pages) => return process.sweep().victims.extend(pages),
         }
     }
 }
 
 /// Present pages from the hand on, and where the hand stands then (`None`: at the end).
-fn window(shared: &Shared, process: &mut Process, hand: u64) -> (Vec<PageAddr>, Option<u64>) {
+fn window(shared: &Shared, process: &mut impl Evicted, hand: u64) -> (Vec<PageAddr>, Option<u64>) {
     let mut found = Vec::with_capacity(SCAN_WINDOW_MAX);
     let mut regions = Vec::new();
     let mut guards = Vec::new();
     let mut end = None;
-    'scan: for range in process.sweep.overlaps(hand..u64::MAX) {
+    let space = process.space().clone();
+    let sweep = &process.sweep().ranges;
+    'scan: for range in sweep.overlaps(hand..u64::MAX) {
         let mut at = range.start;
         while at < range.end {
             let room = (SCAN_WINDOW_MAX - found.len()) as u64;
             regions.clear();
-            let Some(next) = scan(shared, process, at..range.end, room, &mut regions) else {
+            let Some(next) = scan(shared, &space, at..range.end, room, &mut regions) else {
                 break;
             };
             for region in &regions {
@@ -73,21 +123,22 @@ fn window(shared: &Shared, process: &mut Process, hand: u64) -> (Vec<PageAddr>, 
             at = next;
         }
     }
-    guards.into_iter().for_each(|guard| process.spare_guarded(guard));
-    found.retain(|page| process.sweep.contains(page.get()));
+    let sweep = process.sweep();
+    guards.into_iter().for_each(|guard| sweep.spare_guarded(guard));
+    found.retain(|page| sweep.ranges.contains(page.get()));
     (found, end)
 }
 
 /// Scans a range for what is there; returns where it ended. Where nothing is, removals are over.
 fn scan(
     shared: &Shared,
-    process: &Process,
+    space: &Space,
     range: Range<u64>,
     room: u64,
     regions: &mut Vec<Occupied>,
 ) -> Option<u64> {
-    let id = process.space.id;
-    let page_tables = process.page_tables()?;
+    let id = space.id;
+    let page_tables = space.page_tables.get()?;
     let tables = lock(&shared.tables);
     let (removals, quarantined) = (tables.removals(id), tables.has_quarantine(id, &range));
     let range = if quarantined { range } else { tables.not_away(id, range) };
@@ -132,10 +183,10 @@ pub type Leaving = Vec<(PageAddr, u32)>;
 /// is seen either before, or by the kernel as too late for the move. `None` if none can go or the workload must be stopped.
 pub fn move_out(
     shared: &Shared,
-    process: &mut Process,
+    process: &mut impl Evicted,
     pages: &[PageAddr],
 ) -> Option<(Leaving, MovedPages)> {
-    let space = process.space.clone();
+    let space = process.space().clone();
     let _gate = lock(&space.gate);
     if !space.ungated.is_intact() {
         return None;
@@ -160,7 +211,7 @@ pub fn move_out(
         }
         Ok(_) => {
             // Perhaps they were of a mapping that came in the place of the one that was meant.
-            shared.fail(format!("the memory of process {} changed under an eviction", process.pid));
+            shared.fail(format!("the memory of {} changed under an eviction", space.name()));
             None
         }
         // A fork that was read in between, and will be applied, was before the end.
@@ -178,13 +229,13 @@ pub fn move_out(
 /// Whether a marker can be left at each of the pages, which are thought to be registered. Some calls replace mappings and raise no event (shmat with
 /// SHM_REMAP): what is mapped there then is not registered, and a page of it that was moved out could not be brought back. Then nothing counts as
 /// registered before it has been proved anew.
-fn are_registered(shared: &Shared, process: &mut Process, pages: &[PageAddr]) -> bool {
-    match registration(&process.space, pages) {
+fn are_registered(shared: &Shared, process: &mut impl Evicted, pages: &[PageAddr]) -> bool {
+    match registration(process.space(), pages) {
         Registration::Whole => true,
         Registration::Changing => false,
         Registration::Not => {
-            lock(&shared.tables).unregister(process.space.id, 0..u64::MAX);
-            process.look_again(Instant::now());
+            lock(&shared.tables).unregister(process.space().id, 0..u64::MAX);
+            process.look_again();
             false
         }
     }
@@ -207,10 +258,24 @@ fn registration(space: &Space, pages: &[PageAddr]) -> Registration {
     }
 }
 
+/// Runs of adjacent pages: (first index, count).
+pub fn runs(pages: &[PageAddr]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for (i, page) in pages.iter().enumerate() {
+        match runs.last_mut() {
+            Some((first, count)) if pages[*first].get() + *count as u64 * PAGE == page.get() => {
+                *count += 1;
+            }
+            _ => runs.push((i, 1)),
+        }
+    }
+    runs
+}
+
 /// Leaves markers where pages were just moved from. That fails if the address space is being changed, or has been since the move: then
 /// [`finish`] tries again when it is known how.
-fn leave_markers(shared: &Shared, process: &Process, leaving: &Leaving, moved: &MovedPages) {
-    let space = &process.space;
+fn leave_markers(shared: &Shared, process: &impl Evicted, leaving: &Leaving, moved: &MovedPages) {
+    let space = process.space();
     let gone = |i: &usize| moved.places[*i].is_some();
     let moved: Vec<usize> = (0..leaving.len()).filter(gone).collect();
     let pages: Vec<PageAddr> = moved.iter().map(|&i| leaving[i].0).collect();
@@ -230,9 +295,9 @@ fn leave_markers(shared: &Shared, process: &Process, leaving: &Leaving, moved: &
         return;
     }
     // If a fork is under way, its child has no markers either, whether it inherits the page or not.
-    let wiped = proc::not_inherited(process.evictor_pid());
+    let wiped = process.not_inherited();
     if wiped.is_none() && !process.ends() {
-        shared.fail(format!("what children of process {} inherit cannot be read", process.pid));
+        shared.fail(format!("what children of {} inherit cannot be read", space.name()));
     }
     let wiped = wiped.unwrap_or_default();
     let mut tables = lock(&shared.tables);
@@ -261,7 +326,7 @@ fn leave_marker(space: &Space, range: Range<u64>) -> nix::Result<()> {
 /// Reads moved pages into their slots' frames. `None` if that failed: then nobody may ever see those frames.
 pub fn read_moved(
     shared: &Shared,
-    process: &mut Process,
+    process: &mut impl Evicted,
     leaving: &Leaving,
     moved: &MovedPages,
     zero_hash: u64,
@@ -287,7 +352,8 @@ pub fn read_moved(
             return Some(outcomes);
         }
         Err(errno) => {
-            shared.fail(format!("evicted pages of process {} are lost: {errno}", process.pid));
+            let name = process.space().name();
+            shared.fail(format!("evicted pages of {name} are lost: {errno}"));
             return None;
         }
     }
@@ -300,10 +366,10 @@ pub fn read_moved(
 }
 
 /// Whether a child of a process that has ended was forked after the pages were moved: they are its too.
-fn is_inherited(shared: &Shared, process: &Process, leaving: &Leaving) -> bool {
-    let _gate = process.space.settled_gate();
+fn is_inherited(shared: &Shared, process: &impl Evicted, leaving: &Leaving) -> bool {
+    let _gate = process.space().settled_gate();
     let tables = lock(&shared.tables);
-    leaving.iter().any(|&(_, slot)| tables.is_inherited(slot, process.space.id))
+    leaving.iter().any(|&(_, slot)| tables.is_inherited(slot, process.space().id))
 }
 
 /// Ends the leaving of those pages that have all their markers, or have stayed; returns how many have gone. The others remain in the list.

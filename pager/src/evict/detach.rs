@@ -20,7 +20,7 @@ use crate::fault::look;
 use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
 use crate::session::Outcome;
-use crate::shared::{SLOTS, Space, lock};
+use crate::shared::{Space, lock};
 use crate::tables::{Place, Tables};
 
 /// Exchanges under way with one agent: 2 MiB, less than its bound of unread replies.
@@ -168,7 +168,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// From the write-back buffer, a few at a time.
     fn copy_buffered(&mut self) -> bool {
-        if lock(&self.shared.tables).free_slots() == SLOTS as usize {
+        if lock(&self.shared.tables).free_slots() == self.shared.sizes.slots as usize {
             return false;
         }
         let owners = lock(&self.shared.tables).buffered();
@@ -223,7 +223,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// One look at the page map. Returns pages that are lost.
     fn scan_from(&mut self, now: Instant, id: SpaceId, from: u64) -> Vec<(PageAddr, Content)> {
-        let (home, lane) = (&mut self.home, self.agents.lane());
+        let (home, lane) = (&mut self.home, self.write_back.agents.lane());
         let mut doomed = Vec::new();
         let tables = lock(&self.shared.tables);
         let next = tables.visit_remote(id, from, ENTRIES_MAX, |page, content| {
@@ -259,7 +259,7 @@ impl<T: Transport> EvictThread<T> {
     fn ask(&mut self, now: Instant) -> bool {
         let mut asked = false;
         for agent in self.home.queued.keys().copied().collect::<Vec<AgentId>>() {
-            if !self.agents.lane().is_up(agent) || self.home.is_silent(now, agent) {
+            if !self.write_back.agents.lane().is_up(agent) || self.home.is_silent(now, agent) {
                 // The next pass finds them again.
                 self.home.queued.remove(&agent);
                 continue;
@@ -295,7 +295,7 @@ impl<T: Transport> EvictThread<T> {
             check: content.hash,
         };
         let pages = begun.iter().map(wanted).collect();
-        let get = self.agents.get(now, agent, pages, Urgency::Bulk);
+        let get = self.write_back.agents.get(now, agent, pages, Urgency::Bulk);
         let (came, bytes) = (Vec::new(), Vec::new());
         let fetch = Fetch { space, agent, pages: begun, answered: false, came, bytes };
         self.home.fetches.insert(get, fetch);
@@ -477,7 +477,7 @@ impl<T: Transport> EvictThread<T> {
         }
         let named: Vec<String> = processes.iter().take(NAMED_MAX).map(i32::to_string).collect();
         let more = if processes.len() > NAMED_MAX { " and others" } else { "" };
-        let lane = self.agents.lane();
+        let lane = self.write_back.agents.lane();
         let agents: Vec<String> = agents
             .iter()
             .take(NAMED_MAX)

@@ -19,6 +19,7 @@ use super::EvictThread;
 use crate::evictor::has_ended;
 use crate::inject::Frozen;
 use crate::shared::lock;
+use crate::victims::Evicted;
 
 /// Longest that a tree is stopped for evictions when nothing is left to be registered.
 const HALT_MAX: Duration = Duration::from_millis(500);
@@ -183,7 +184,7 @@ impl<T: Transport> EvictThread<T> {
         self.halt.since = Some(Instant::now());
         if let Some(process) = self.processes.get_mut(&pid) {
             process.measure();
-            process.look_again(now);
+            process.look_again();
             let id = process.space.id;
             let before = lock(&self.shared.tables).registered(id);
             if let Some(unpageable) = process.register_new(&self.shared, now) {

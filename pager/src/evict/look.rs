@@ -19,6 +19,7 @@ use crate::shared::{FaultCommand, Space, lock};
 use crate::stats::AgentStats;
 use crate::torture::{self, Point};
 use crate::tree::are_in_quarters;
+use crate::victims::Evicted;
 
 /// The tree's processes are looked for this often, and more often once some are paged: another may need it soon.
 const TREE_EVERY: Duration = Duration::from_millis(20);
@@ -122,7 +123,7 @@ impl<T: Transport> EvictThread<T> {
         }
         if now >= self.next_status {
             self.next_status = now + STATUS_EVERY;
-            self.agents.ask_status(now);
+            self.write_back.agents.ask_status(now);
         }
         let crowded = lock(&self.shared.tables).roomless() > 0;
         let calm = resident as i64 - counted < GROWTH_CALM && !self.halt.is_wary(now);
@@ -386,14 +387,14 @@ impl<T: Transport> EvictThread<T> {
 
     pub(super) fn publish(&mut self) {
         let unpageable = self.unpageable.values().sum();
-        let lane = self.agents.lane();
+        let lane = self.write_back.agents.lane();
         let paths = lane.views();
         self.gauges.agents = lane
             .agents()
             .zip(&paths)
             .map(|(id, view)| AgentStats {
                 addr: lane.name(id).to_owned(),
-                pages: self.given[usize::from(id.0)],
+                pages: self.write_back.given(id),
                 pages_held: lock(&self.shared.tables).held_by(id),
                 rtt_us: view.rtt.as_secs_f64() * 1e6,
                 queue_us: view.queue.as_secs_f64() * 1e6,

@@ -5,8 +5,7 @@ use std::ops::Range;
 use gms_transport::Transport;
 
 use super::EvictThread;
-use crate::process::Process;
-use crate::shared::{Shared, lock};
+use crate::shared::{Shared, Space, lock};
 
 /// Memory looked at under the gate.
 const STEP: u64 = 64 << 20;
@@ -21,7 +20,7 @@ impl<T: Transport> EvictThread<T> {
                 let mut at = range.start;
                 while at < range.end {
                     let end = range.end.min(at + STEP);
-                    if !reconcile(&self.shared, process, at..end) {
+                    if !reconcile(&self.shared, &process.space, at..end) {
                         lock(&self.shared.tables).look_again(process.space.id, at..end);
                     }
                     at = end;
@@ -31,10 +30,9 @@ impl<T: Transport> EvictThread<T> {
     }
 }
 
-/// False if it cannot be known now what is there.
-fn reconcile(shared: &Shared, process: &Process, range: Range<u64>) -> bool {
-    let space = &process.space;
-    let Some(page_tables) = process.page_tables() else { return true };
+/// Compares what is known with what is there. False if that cannot be known now.
+pub fn reconcile(shared: &Shared, space: &Space, range: Range<u64>) -> bool {
+    let Some(page_tables) = space.page_tables.get() else { return true };
     let _gate = lock(&space.gate);
     let marked = page_tables.marked(range.clone());
     let taken = page_tables.taken(range.clone());

@@ -7,10 +7,10 @@ use gms_policy::full::{FullAction, WhenFull};
 use gms_transport::Transport;
 
 use super::look::LOOK_CROWDED;
-use super::{EvictThread, STUCK, WRITE_PAGES};
-use crate::process::BATCH;
+use super::{EvictThread, STUCK};
 use crate::shared::lock;
 use crate::tables::Place;
+use crate::victims::BATCH;
 
 /// Step by which the ceiling rises when nothing can be evicted.
 const STUCK_STEP: i64 = 1 << 20;
@@ -73,13 +73,13 @@ impl<T: Transport> EvictThread<T> {
             }
             return;
         }
-        if stuck && grows && !self.shared.has_room(waiting + self.shared.room_kept) {
+        if stuck && grows && !self.shared.has_room(waiting + self.shared.sizes.room_kept) {
             self.shared.ceiling.store(resident.max(ceiling) + STUCK_STEP, Ordering::Relaxed);
             self.stuck_at = None;
             self.warn_stuck(now);
         }
         // Waited for until there is some for several, so that it is not given out page by page.
-        let room = self.shared.room().saturating_sub(self.shared.room_kept + self.granted);
+        let room = self.shared.room().saturating_sub(self.shared.sizes.room_kept + self.granted);
         if room >= waiting.min(BATCH as u64) {
             self.wake_roomless(room as usize);
         }
@@ -104,16 +104,12 @@ impl<T: Transport> EvictThread<T> {
         self.shared.wake(&self.spaces, places);
     }
 
-    pub(super) fn agents_are_full(&self) -> bool {
-        self.agents.lane().views().iter().all(|v| !v.up || v.credits.0 < WRITE_PAGES as u64)
-    }
-
     /// No agent takes pages, though some must go: does what `--when-full` says, and tells the user at once. `pressed` says that the budget
     /// is exceeded, or that faults wait. False if the workload may not exceed its budget for that.
     fn react_to_full(&mut self, now: Instant, pressed: bool) -> bool {
         let full = self.goal > 0
             && lock(&self.shared.tables).free_slots() < BATCH
-            && self.agents_are_full();
+            && self.write_back.agents_are_full();
         self.full.update(now, full);
         let Some(spell) = self.full.spell(now).filter(|_| pressed) else { return !full };
         let when_full = self.shared.config.when_full;

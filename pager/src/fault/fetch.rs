@@ -144,7 +144,7 @@ impl<T: Transport> FaultCore<T> {
         }
         let mut tables = lock(&self.shared.tables);
         // What is under way will need room too.
-        let taken = self.shared.room_kept + tables.prefetching() as u64;
+        let taken = self.shared.sizes.room_kept + tables.prefetching() as u64;
         let room = self.shared.room().saturating_sub(taken) as usize;
         let half = tables.begin_prefetch(id, half.into_iter(), 1);
         let mut ahead = tables.begin_prefetch(id, more, room);

@@ -40,7 +40,7 @@ impl<T: Transport> FaultCore<T> {
             return self.again.push(fault);
         }
         let mut range = tables.empty_run(place.0, wanted, &one);
-        if !self.shared.has_room((range.end - range.start) / PAGE + self.shared.room_kept) {
+        if !self.shared.has_room((range.end - range.start) / PAGE + self.shared.sizes.room_kept) {
             range = one.clone();
         }
         // A copy takes the place of a marker or a guard without a word.

@@ -219,7 +219,9 @@ fn a_fault_read_before_the_end_of_its_process_stops_nobody() {
     assert!(!play.shared.has_failed(), "{:?}", play.shared.outcome());
     play.obey();
     let tables = lock(&play.shared.tables);
-    assert!(!tables.knows(ID, 0..u64::MAX) && tables.free_slots() == crate::shared::SLOTS as usize);
+    assert!(
+        !tables.knows(ID, 0..u64::MAX) && tables.free_slots() == play.shared.sizes.slots as usize
+    );
     drop(tables);
     // Wakes the thread, if it still waits.
     assert!(play.space.faults.unregister(page..page + PAGE));

@@ -1,36 +1,80 @@
-//! The evict thread and the agents: pages are put and discarded.
+//! Write-back: pages in the buffer are put to agents, and agents are told what they may forget.
 //!
-//! `write_back` puts what is ready -> `handle` -> `settle`. What is fetched is on its way home: see `detach`.
+//! `turn` puts what is ready -> `poll` -> `settle`.
 
-use std::collections::BTreeSet;
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
 use gms_policy::placement::{Placement, TwoChoices};
 use gms_transport::Transport;
-use gms_transport::client::ClientEvent;
+use gms_transport::client::{Client, ClientEvent, PutId};
 use gms_transport::message::Op;
 
-use super::{
-    DISCARDS_BATCH, DISCARDS_KEPT, DISCARDS_MAX, EvictThread, WRITE_PAGES, WRITES_MAX, Write,
-};
-use crate::shared::lock;
+use crate::shared::{Shared, lock};
 use crate::torture::{self, Point};
 
-impl<T: Transport> EvictThread<T> {
-    /// Sends what is ready to be written, and what agents may forget.
-    pub(super) fn write_back(&mut self, now: Instant) -> bool {
+/// Puts under way to one agent.
+const PUTS_MAX: usize = 8;
+/// Discards are sent when so many wait, or after the pause.
+const DISCARDS_BATCH: usize = 512;
+const DISCARDS_PAUSE: Duration = Duration::from_millis(50);
+/// Exchanges in flight to one agent that tell it what to discard.
+const DISCARDS_MAX: usize = 4;
+/// If more wait than this, an agent that does not answer those is told of no more: it keeps the pages until the workload ends.
+const DISCARDS_KEPT: usize = 1 << 20;
+
+struct Put {
+    agent: AgentId,
+    slots: Vec<u32>,
+}
+
+/// See the module's documentation.
+pub struct WriteBack<T> {
+    shared: Arc<Shared>,
+    /// The agents.
+    pub agents: Client<T>,
+    puts: BTreeMap<PutId, Put>,
+    given: Vec<u64>,
+    /// Agents of which the tables know that they may be down.
+    untrusted: BTreeSet<AgentId>,
+    discard_at: Instant,
+    random: u64,
+}
+
+impl<T: Transport> WriteBack<T> {
+    /// Of a session that begins.
+    pub fn new(now: Instant, shared: Arc<Shared>, agents: Client<T>) -> WriteBack<T> {
+        WriteBack {
+            given: vec![0; agents.lane().agents().count()],
+            agents,
+            puts: BTreeMap::new(),
+            untrusted: BTreeSet::new(),
+            discard_at: now,
+            random: shared.seed | 1,
+            shared,
+        }
+    }
+
+    /// Pages that the agent has been given.
+    pub fn given(&self, agent: AgentId) -> u64 {
+        self.given[usize::from(agent.0)]
+    }
+
+    /// Sends what is ready to be written (`puts`), and what agents may forget. True if it put anything.
+    pub fn turn(&mut self, now: Instant, puts: bool) -> bool {
         let mut busy = false;
         let mut passed_over: BTreeSet<AgentId> = BTreeSet::new();
-        // On its way home a page in the buffer is at its end.
-        while !self.is_detaching() && lock(&self.shared.tables).has_ready() {
+        while puts && lock(&self.shared.tables).has_ready() {
             let mut views = self.agents.lane().views();
-            let writes = |agent| self.agents.lane().under_way(agent, Op::Put);
-            views.retain(|v| writes(v.id) < WRITES_MAX && v.credits.0 >= WRITE_PAGES as u64);
+            let under_way = |agent| self.agents.lane().under_way(agent, Op::Put);
+            let pages = self.shared.sizes.put_pages as u64;
+            views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= pages);
             views.retain(|v| !passed_over.contains(&v.id));
             let random = self.next_random();
             let Some(agent) = TwoChoices.choose(&views, random) else { break };
-            match self.write(now, agent) {
+            match self.put(now, agent) {
                 true => busy = true,
                 // Its link takes nothing now: the others' may.
                 false => drop(passed_over.insert(agent)),
@@ -40,8 +84,8 @@ impl<T: Transport> EvictThread<T> {
         busy
     }
 
-    fn write(&mut self, now: Instant, agent: AgentId) -> bool {
-        let batch = lock(&self.shared.tables).start_write(agent, WRITE_PAGES);
+    fn put(&mut self, now: Instant, agent: AgentId) -> bool {
+        let batch = lock(&self.shared.tables).start_write(agent, self.shared.sizes.put_pages);
         if batch.is_empty() {
             return false;
         }
@@ -49,7 +93,7 @@ impl<T: Transport> EvictThread<T> {
         let put = self.agents.put(now, agent, pages);
         let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
         match put {
-            Ok(put) => drop(self.writes.insert(put, Write { agent, slots })),
+            Ok(put) => drop(self.puts.insert(put, Put { agent, slots })),
             Err(_) => self.settle(agent, &slots, 0),
         }
         put.is_ok()
@@ -67,9 +111,10 @@ impl<T: Transport> EvictThread<T> {
 
     fn discard(&mut self, now: Instant) {
         let waiting = lock(&self.shared.tables).discards_waiting();
-        if waiting < DISCARDS_BATCH && now < self.next_measure {
+        if waiting < DISCARDS_BATCH && now < self.discard_at {
             return;
         }
+        self.discard_at = now + DISCARDS_PAUSE;
         let lane = self.agents.lane();
         let agents: Vec<AgentId> = lane.agents().filter(|&a| lane.is_up(a)).collect();
         for agent in agents {
@@ -86,54 +131,27 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    pub(super) fn network(&mut self, now: Instant) -> bool {
-        let busy = self.agents.drive(now).unwrap_or_else(|error| {
-            self.shared.fail(format!("receiving from the agents failed: {error}"));
-            false
-        });
-        self.handle_events(now) || busy
-    }
-
-    /// True if there were any.
-    pub(super) fn handle_events(&mut self, now: Instant) -> bool {
-        let mut busy = false;
-        while let Some(event) = self.agents.poll(now) {
-            busy = true;
-            torture::at(Point::BeforeReply);
-            self.handle(now, event);
-            torture::at(Point::AfterReply);
-        }
-        busy
-    }
-
-    fn handle(&mut self, now: Instant, event: ClientEvent) {
-        let lane = self.agents.lane();
+    /// The next event of the agents. Of what was put, and of agents that came up, note has been taken.
+    pub fn poll(&mut self, now: Instant) -> Option<ClientEvent> {
+        let event = self.agents.poll(now)?;
+        torture::at(Point::BeforeReply);
         match event {
             ClientEvent::Stored { put, pages } => {
-                if let Some(write) = self.writes.remove(&put) {
-                    self.settle(write.agent, &write.slots, pages);
+                if let Some(Put { agent, slots }) = self.puts.remove(&put) {
+                    self.settle(agent, &slots, pages);
                 }
             }
-            ClientEvent::Arrived { get, pages, bytes } => self.arrived(get, pages, &bytes),
-            ClientEvent::Wrong { get, page } => self.wrong(get, page),
-            ClientEvent::Failed { get, pages, failure } => self.missed(get, pages, failure),
-            ClientEvent::Ended { get } => self.ended(now, get),
-            ClientEvent::Answered { .. } => {}
-            // Nobody waited for the embedded agent; of others one was up before the command was started.
-            ClientEvent::Down { agent, reason }
-                if self.shared.config.agents.is_empty() && !lane.has_been_up(agent) =>
-            {
-                self.shared.fail(format!("agent {}: {reason}", lane.name(agent)));
-            }
-            ClientEvent::Down { .. } => {}
             ClientEvent::Up { agent, session, lost } => {
-                self.shared.agent_up(agent, lane.name(agent), session, lost);
+                self.shared.agent_up(agent, self.agents.lane().name(agent), session, lost);
             }
+            _ => {}
         }
+        torture::at(Point::AfterReply);
+        Some(event)
     }
 
     /// Tells the tables which agents may be down: an unchanged page is not left to those.
-    pub(super) fn distrust_agents(&mut self, now: Instant) {
+    pub fn distrust_agents(&mut self, now: Instant) {
         let lane = self.agents.lane();
         let untrusted: BTreeSet<AgentId> = lane.agents().filter(|&a| !lane.keeps(now, a)).collect();
         if untrusted != self.untrusted {
@@ -141,40 +159,56 @@ impl<T: Transport> EvictThread<T> {
             lock(&self.shared.tables).distrust(untrusted);
         }
     }
+
+    /// Whether no agent takes pages.
+    pub fn agents_are_full(&self) -> bool {
+        let pages = self.shared.sizes.put_pages as u64;
+        self.agents.lane().views().iter().all(|v| !v.up || v.credits.0 < pages)
+    }
+
+    /// A number that does not repeat soon.
+    pub fn next_random(&mut self) -> u64 {
+        // xorshift64 (Marsaglia 2003): placement needs no more.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use gms_policy::ids::{PageAddr, SpaceId};
 
     use super::*;
     use crate::fault::tests::shared;
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
-    use crate::shared::Gauges;
     use crate::tables::{EvictOutcome, FaultAction};
-    use crate::tree::Root;
     use gms_transport::ExchangeId;
     use gms_transport::client::script::Script;
-    use gms_transport::client::{Checksum, Client, PUT_DEADLINE};
-    use gms_transport::message::Control;
+    use gms_transport::client::{Checksum, PUT_DEADLINE};
+    use gms_transport::message::{Control, PAGES_MAX};
 
     const ID: SpaceId = SpaceId(1);
 
-    fn thread(agents: u16) -> EvictThread<Script> {
-        let (shared, commands) = shared();
+    fn write_back(agents: u16) -> WriteBack<Script> {
+        let (shared, _) = shared();
         lock(&shared.tables).add_space(ID);
         lock(&shared.tables).register(ID, 0..PAGE << 20, &RangeSet::default());
-        let (root, agents) = (Root::Process(i32::MAX), Client::scripted(agents, Checksum::new(7)));
-        let mut thread = EvictThread::new(shared, commands.evict, agents, root, Gauges::default());
-        thread.agents.take_sent();
-        thread
+        let agents = Client::scripted(agents, Checksum::new(7));
+        let mut write_back = WriteBack::new(Instant::now(), shared, agents);
+        write_back.agents.take_sent();
+        write_back
+    }
+
+    fn network(write_back: &mut WriteBack<Script>, now: Instant) {
+        write_back.agents.drive(now).expect("a script");
+        while write_back.poll(now).is_some() {}
     }
 
     /// Moves some pages to the write-back buffer.
-    fn evict(thread: &EvictThread<Script>, pages: impl Iterator<Item = u64>) {
+    fn evict(thread: &WriteBack<Script>, pages: impl Iterator<Item = u64>) {
         let pages: Vec<PageAddr> = pages.map(|n| PageAddr::containing(n * PAGE)).collect();
         let (mut leaving, mut wake) = (Vec::new(), Vec::new());
         let mut tables = lock(&thread.shared.tables);
@@ -185,11 +219,11 @@ mod tests {
     }
 
     /// The agents answer what was sent, but for some operations; true if a write was among that.
-    fn answer(thread: &mut EvictThread<Script>, now: Instant, mute: &[Op]) -> bool {
+    fn answer(thread: &mut WriteBack<Script>, now: Instant, mute: &[Op]) -> bool {
         let mut sent = thread.agents.take_sent();
         sent.retain(|request| !mute.iter().any(|op| request.1.op() == Some(*op)));
         sent.iter().for_each(|request| thread.agents.answer(request, Vec::new()));
-        thread.network(now);
+        network(thread, now);
         sent.iter().any(|request| request.1.op() == Some(Op::Put))
     }
 
@@ -198,9 +232,9 @@ mod tests {
         // As many requests for its state as one deadline holds.
         let open_max = DISCARDS_MAX + PUT_DEADLINE.as_secs() as usize + 1;
         for mute in [&[Op::Status][..], &[Op::Discard], &[Op::Status, Op::Discard]] {
-            let (mut thread, start) = (thread(1), Instant::now());
+            let (mut thread, start) = (write_back(1), Instant::now());
             evict(&thread, 0..256);
-            thread.write_back(start);
+            thread.turn(start, true);
             answer(&mut thread, start, &[]);
             let mut last_write = Duration::ZERO;
             for step in 0..240 {
@@ -209,13 +243,13 @@ mod tests {
                 let page = PageAddr::containing(u64::from(step) * PAGE);
                 lock(&thread.shared.tables).discarded((ID, page));
                 evict(&thread, std::iter::once(256 + u64::from(step)));
-                thread.next_measure = now;
+                thread.discard_at = now;
                 thread.agents.expire(now);
                 thread.agents.send_unsent(now);
                 if step % 20 == 0 {
                     thread.agents.ask_status(now);
                 }
-                thread.write_back(now);
+                thread.turn(now, true);
                 if answer(&mut thread, now, mute) {
                     last_write = time;
                 }
@@ -230,11 +264,11 @@ mod tests {
 
     #[test]
     fn an_agent_to_which_nothing_can_be_sent_holds_up_no_other() {
-        let (mut thread, now) = (thread(2), Instant::now());
+        let (mut thread, now) = (write_back(2), Instant::now());
         thread.agents.block(AgentId(0));
-        let batches = WRITES_MAX;
-        evict(&thread, 0..(batches * WRITE_PAGES) as u64);
-        assert!(thread.write_back(now));
+        let batches = PUTS_MAX;
+        evict(&thread, 0..(batches * PAGES_MAX) as u64);
+        assert!(thread.turn(now, true));
         let sent = thread.agents.take_sent();
         let to_other = |(exchange, control): &(ExchangeId, Control)| {
             control.op() == Some(Op::Put) && thread.agents.agent_of(*exchange) == AgentId(1)
@@ -247,13 +281,13 @@ mod tests {
     /// Each lane hears of it, the one some time after the other.
     #[test]
     fn a_restart_of_an_agent_is_for_the_lane_that_sees_it_first() {
-        let (mut thread, now, agent) = (thread(1), Instant::now(), AgentId(0));
-        let other_lane = |thread: &EvictThread<Script>, session| {
+        let (mut thread, now, agent) = (write_back(1), Instant::now(), AgentId(0));
+        let other_lane = |thread: &WriteBack<Script>, session| {
             thread.shared.agent_up(agent, "a", session, session > 1);
         };
         // A page comes back, and the agent has a copy.
         evict(&thread, 1..2);
-        thread.write_back(now);
+        thread.turn(now, true);
         answer(&mut thread, now, &[]);
         let place = (ID, PageAddr::containing(PAGE));
         let FaultAction::Fetch(content) = lock(&thread.shared.tables).fault(place) else {
@@ -261,13 +295,13 @@ mod tests {
         };
         assert!(lock(&thread.shared.tables).fetched(place, content, true));
         thread.agents.restart(agent, 2);
-        thread.network(now);
+        network(&mut thread, now);
         evict(&thread, 1..2);
         assert!(
             lock(&thread.shared.tables).has_ready(),
             "it was left to an agent that has lost it"
         );
-        thread.write_back(now);
+        thread.turn(now, true);
         answer(&mut thread, now, &[]);
         assert!(!lock(&thread.shared.tables).has_ready());
         other_lane(&thread, 2);
