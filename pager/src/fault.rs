@@ -135,6 +135,8 @@ pub struct FaultCore<T> {
     unread: BTreeMap<SpaceId, Unread>,
     zeros: Box<[u8]>,
     pulse: Pulse,
+    /// How many threads a process has, as far as that can be told.
+    threads: fn(i32) -> Option<i64>,
     // For the driver.
     listen: Vec<Listen>,
     asked: Asked,
@@ -144,11 +146,12 @@ pub struct FaultCore<T> {
 }
 
 impl<T: Transport> FaultCore<T> {
-    /// Of a session that begins.
+    /// Of a session that begins. `threads` tells how many threads a process has, as far as that is known.
     pub fn new(
         now: Instant,
         shared: Arc<Shared>,
         agents: Client<T>,
+        threads: fn(i32) -> Option<i64>,
         trace: Option<Trace>,
     ) -> FaultCore<T> {
         FaultCore {
@@ -168,6 +171,7 @@ impl<T: Transport> FaultCore<T> {
             unread: BTreeMap::new(),
             zeros: local::zeros(),
             pulse: Pulse::new(now),
+            threads,
             listen: Vec::new(),
             asked: Asked::Nobody,
             served: Vec::new(),

@@ -13,6 +13,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::follow::Follow;
 use super::{Asked, FaultCore, Listen};
 use crate::commands::say;
+use crate::kernel::proc;
 use crate::shared::{FaultCommand, Shared, drain, lock};
 use crate::trace::Trace;
 
@@ -47,6 +48,10 @@ pub struct FaultThread<T> {
     no_spin_until: Instant,
 }
 
+fn threads(pid: i32) -> Option<i64> {
+    proc::status_field(pid, "Threads:")
+}
+
 impl<T: Transport> FaultThread<T> {
     /// A thread's state; [`FaultThread::run`] runs it.
     pub fn new(
@@ -60,7 +65,7 @@ impl<T: Transport> FaultThread<T> {
         epoll.add(agents.fd(), EpollEvent::new(EpollFlags::EPOLLIN, PACKETS))?;
         let now = Instant::now();
         Ok(FaultThread {
-            core: FaultCore::new(now, shared.clone(), agents, trace),
+            core: FaultCore::new(now, shared.clone(), agents, threads, trace),
             shared,
             commands,
             epoll,

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Fault, FaultCore, SpaceFaults, Told};
-use crate::kernel::{Event, Messages, PageFault, proc};
+use crate::kernel::{Event, Messages, PageFault};
 use crate::range_set::RangeSet;
 use crate::shared::{Space, lock};
 use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
@@ -258,7 +258,7 @@ impl<T: Transport> FaultCore<T> {
         if !state.threaded {
             let pid = space.pid.load(Ordering::Relaxed);
             // A child that has not been met yet begins with one.
-            state.threaded = pid != 0 && proc::status_field(pid, "Threads:") != Some(1);
+            state.threaded = pid != 0 && (self.threads)(pid) != Some(1);
         }
         !state.threaded
     }

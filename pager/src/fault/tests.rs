@@ -111,7 +111,7 @@ impl Play {
     pub(super) fn with(space_of: Option<Uffd>, agents: u16, pages: u64) -> Play {
         let (shared, commands) = shared();
         let client = || Client::scripted(agents, Checksum::new(7));
-        let mut fault = FaultCore::new(Instant::now(), shared.clone(), client(), None);
+        let mut fault = FaultCore::new(Instant::now(), shared.clone(), client(), |_| None, None);
         // No process has this id.
         let root = Root::Process(i32::MAX);
         let evict =

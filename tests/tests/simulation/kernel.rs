@@ -2,14 +2,16 @@
 //! unmapped and moved about. Of several threads' changes the later may be told first.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::ops::Range;
 
-use gms_pager::kernel::{Installed, Probe};
+use gms_pager::kernel::{Event, Installed, Messages, PageFault, Probe, Registration};
 use gms_pager::page_map::PAGE;
 use gms_pager::range_set::RangeSet;
-use gms_pager::tables::Remap;
+use gms_pager::tables::{Change, Remap};
 use gms_policy::ids::PageAddr;
 use gms_tests::Dice;
+use nix::errno::Errno;
 
 /// Bytes of a page.
 pub type Page = Vec<u8>;
@@ -19,6 +21,9 @@ pub fn zeros() -> Page {
     vec![0; PAGE as usize]
 }
 
+/// Pages of the program's main memory, which stays.
+pub const PAGES: u64 = 96;
+const MAIN: Range<u64> = 0..PAGES * PAGE;
 /// Rooms, each of so many pages, the first behind so many others.
 pub const ROOMS: usize = 8;
 pub const ROOM_PAGES: u64 = 8;
@@ -28,16 +33,6 @@ pub const FIRST_ROOM: u64 = 1 << 12;
 pub fn room(number: usize) -> Range<u64> {
     let start = (FIRST_ROOM + number as u64 * ROOM_PAGES) * PAGE;
     start..start + ROOM_PAGES * PAGE
-}
-
-/// What is told of a change of the address space.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// It is about to be made: MADV_DONTNEED.
-    Remove(Range<u64>),
-    /// These have been made.
-    Unmap(Range<u64>),
-    Remap(Remap),
 }
 
 /// A thread that sleeps until what it changes has been read. Nothing may be installed or moved before it runs again.
@@ -65,29 +60,48 @@ pub struct Kernel {
     memory: BTreeMap<PageAddr, Page>,
     markers: BTreeSet<PageAddr>,
     /// Faults that have not been read.
-    faults: VecDeque<PageAddr>,
+    faults: VecDeque<PageFault>,
     /// Threads that sleep until a page is there or they are woken.
     sleepers: BTreeMap<PageAddr, BTreeSet<usize>>,
     rooms: [Room; ROOMS],
+    /// What was taken out of the userfaultfd.
+    unregistered: RangeSet,
     /// Until all of these has been read, nothing may be installed or moved.
     changers: Vec<Changer>,
     /// Threads whose events can be read, in the order in which they were told.
     told: VecDeque<usize>,
     /// A removal that has been read and is not done yet.
     removing: Option<Range<u64>>,
+    /// Changes told before others that were made before.
+    pub overtaken: u64,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let changers = self.changers.iter().map(|c| (c.thread, c.told, c.events.len()));
+        f.debug_struct("Kernel")
+            .field("pages in memory", &self.memory.len())
+            .field("asleep", &self.sleepers)
+            .field("faults", &self.faults)
+            .field("changers (thread, told, events left)", &changers.collect::<Vec<_>>())
+            .field("removing", &self.removing)
+            .field("unregistered", &self.unregistered)
+            .finish()
+    }
 }
 
 impl Kernel {
     // ---- of the program
 
     /// A thread touches a page: its bytes, or `None` if the thread sleeps now.
-    pub fn touch(&mut self, thread: usize, page: PageAddr) -> Option<&mut Page> {
-        if self.is_in(page, Room::Mapped) {
+    pub fn touch(&mut self, thread: usize, page: PageAddr, write: bool) -> Option<&mut Page> {
+        if !self.is_registered(page.get()) {
             // Nobody is asked.
+            self.markers.remove(&page);
             return Some(self.memory.entry(page).or_insert_with(zeros));
         }
         if !self.memory.contains_key(&page) {
-            self.faults.push_back(page);
+            self.faults.push_back(PageFault { page, write, tid: 1 + thread as i32 });
             self.sleepers.entry(page).or_default().insert(thread);
         }
         self.memory.get_mut(&page)
@@ -102,12 +116,7 @@ impl Kernel {
     pub fn remove(&mut self, thread: usize, range: Range<u64>) -> bool {
         let free = self.removes().is_none();
         if free {
-            self.change(thread, [Event::Remove(range.clone())]);
-            self.changers
-                .iter_mut()
-                .rev()
-                .take(1)
-                .for_each(|changer| changer.removes = Some(range.clone()));
+            self.change(thread, [Event::Remove(range.clone())], Some(range));
         }
         free
     }
@@ -118,8 +127,13 @@ impl Kernel {
         begun.or(self.removing.as_ref())
     }
 
-    fn change<const N: usize>(&mut self, thread: usize, events: [Event; N]) {
-        self.changers.push(Changer { thread, events: events.into(), told: false, removes: None });
+    fn change<const N: usize>(
+        &mut self,
+        thread: usize,
+        events: [Event; N],
+        removes: Option<Range<u64>>,
+    ) {
+        self.changers.push(Changer { thread, events: events.into(), told: false, removes });
     }
 
     /// A thread goes on if what it changes has been read: true then.
@@ -139,13 +153,9 @@ impl Kernel {
         self.sleepers.keys().any(|page| room(number).contains(&page.get()))
     }
 
-    /// Whether the room is there, and whether that is known to the pager.
+    /// Whether the room is there, and whether it is registered.
     pub fn is_mapped(&self, number: usize) -> (bool, bool) {
         (self.rooms[number] != Room::Unmapped, self.rooms[number] == Room::Registered)
-    }
-
-    fn is_in(&self, page: PageAddr, state: Room) -> bool {
-        (0..ROOMS).any(|n| self.rooms[n] == state && room(n).contains(&page.get()))
     }
 
     /// A thread maps the room, of which nothing is told.
@@ -159,7 +169,7 @@ impl Kernel {
         self.memory.retain(|page, _| !range.contains(&page.get()));
         self.markers.retain(|page| !range.contains(&page.get()));
         if std::mem::take(&mut self.rooms[number]) == Room::Registered {
-            self.change(thread, [Event::Unmap(range)]);
+            self.change(thread, [Event::Changed(Change::Unmap(range))], None);
         }
     }
 
@@ -178,7 +188,8 @@ impl Kernel {
             self.markers.insert(remap.moved(marker));
         }
         self.rooms[to] = std::mem::take(&mut self.rooms[from]);
-        self.change(thread, [Event::Remap(remap), Event::Unmap(remap.source())]);
+        let events = [Change::Remap(remap), Change::Unmap(remap.source())].map(Event::Changed);
+        self.change(thread, events, None);
     }
 
     /// Some thread tells of its change.
@@ -191,7 +202,9 @@ impl Kernel {
         if untold.is_empty() {
             return;
         }
-        let changer = &mut self.changers[untold[dice.place(untold.len())]];
+        let chosen = dice.place(untold.len());
+        self.overtaken += u64::from(chosen > 0);
+        let changer = &mut self.changers[untold[chosen]];
         changer.told = true;
         self.told.push_back(changer.thread);
     }
@@ -212,8 +225,14 @@ impl Kernel {
     // ---- of the pager
 
     /// Pages in memory.
-    pub fn resident(&self) -> impl ExactSizeIterator<Item = PageAddr> + '_ {
-        self.memory.keys().copied()
+    pub fn resident(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    /// What is mapped.
+    pub fn mappings(&self) -> Vec<Range<u64>> {
+        let rooms = (0..ROOMS).filter(|&n| self.rooms[n] != Room::Unmapped).map(room);
+        std::iter::once(MAIN).chain(rooms).collect()
     }
 
     /// Whether a change has begun that has not been read, or whose thread has not run since.
@@ -221,61 +240,124 @@ impl Kernel {
         !self.changers.is_empty()
     }
 
-    /// Reads an event that has been told.
-    pub fn read_event(&mut self) -> Option<Event> {
+    /// Whether anything can be read.
+    pub fn is_readable(&self) -> bool {
+        !self.faults.is_empty() || !self.told.is_empty()
+    }
+
+    /// Reads a message, or all that there are.
+    pub fn read(&mut self, several: bool, into: &mut Messages) {
+        let mut read = 0;
+        while self.is_readable() && (several || read == 0) {
+            read += 1;
+            match self.faults.pop_front() {
+                Some(fault) => into.faults.push(fault),
+                None => into.events.extend(self.read_event()),
+            }
+        }
+    }
+
+    fn read_event(&mut self) -> Option<Event> {
         let thread = self.told.pop_front()?;
         let at = self.changers.iter().position(|changer| changer.thread == thread)?;
         let changer = &mut self.changers[at];
-        let event = changer.events.pop_front()?;
         changer.told = false;
-        Some(event)
+        changer.events.pop_front()
     }
 
-    /// Rooms of which the pager does not know.
-    pub fn unregistered(&self) -> impl Iterator<Item = usize> + use<> {
-        let rooms = self.rooms;
-        (0..ROOMS).filter(move |&n| rooms[n] == Room::Mapped)
+    fn mapping(&self, address: u64) -> Option<Range<u64>> {
+        self.mappings().into_iter().find(|mapping| mapping.contains(&address))
     }
 
-    /// UFFDIO_REGISTER, proved.
-    pub fn register(&mut self, number: usize) {
-        self.rooms[number] = Room::Registered;
+    /// Whether anything is mapped at the address.
+    pub fn is_there(&self, address: u64) -> bool {
+        self.mapping(address).is_some()
     }
 
-    /// Reads a fault.
-    pub fn read_fault(&mut self) -> Option<PageAddr> {
-        self.faults.pop_front()
+    fn is_registered(&self, address: u64) -> bool {
+        let in_room = |n: usize| self.rooms[n] == Room::Registered && room(n).contains(&address);
+        !self.unregistered.contains(address) && (MAIN.contains(&address) || (0..ROOMS).any(in_room))
     }
 
-    /// UFFDIO_COPY, which takes a marker's place and wakes.
-    pub fn copy(&mut self, page: PageAddr, bytes: &[u8]) -> Installed {
-        if self.has_event() {
-            return Installed::Changing;
+    /// UFFDIO_REGISTER.
+    pub fn register(&mut self, range: &Range<u64>) {
+        self.unregistered.remove(range.clone());
+        for n in 0..ROOMS {
+            if self.rooms[n] == Room::Mapped
+                && range.start <= room(n).start
+                && room(n).end <= range.end
+            {
+                self.rooms[n] = Room::Registered;
+            }
         }
-        if self.memory.contains_key(&page) {
-            return Installed::Exists;
+    }
+
+    /// UFFDIO_UNREGISTER, which takes markers away.
+    pub fn unregister(&mut self, range: &Range<u64>) {
+        self.unregistered.insert(range.clone());
+        self.markers.retain(|page| !range.contains(&page.get()));
+        self.wake(range);
+    }
+
+    /// UFFDIO_COPY from an unreadable source.
+    pub fn registration(&self, range: &Range<u64>) -> Registration {
+        let whole = self.mapping(range.start).is_some_and(|mapping| range.end <= mapping.end)
+            && range.clone().step_by(PAGE as usize).all(|page| self.is_registered(page));
+        match (self.has_event(), whole) {
+            (true, _) => Registration::Changing,
+            (false, true) => Registration::Whole,
+            (false, false) => Registration::Not,
+        }
+    }
+
+    /// UFFDIO_WRITEPROTECT.
+    pub fn mark(&mut self, range: &Range<u64>, marked: bool) -> Result<(), Errno> {
+        match self.registration(range) {
+            Registration::Changing => return Err(Errno::EAGAIN),
+            Registration::Not => return Err(Errno::ENOENT),
+            Registration::Whole => {}
+        }
+        for page in range.clone().step_by(PAGE as usize).map(PageAddr::containing) {
+            if marked {
+                assert!(!self.memory.contains_key(&page), "a marker for a page that is there");
+                self.markers.insert(page);
+            } else {
+                self.markers.remove(&page);
+            }
+        }
+        Ok(())
+    }
+
+    /// UFFDIO_COPY of a page, which takes a marker's place.
+    pub fn copy(&mut self, page: PageAddr, bytes: &[u8]) -> Installed {
+        match self.registration(&(page.get()..page.get() + PAGE)) {
+            Registration::Changing => return Installed::Changing,
+            Registration::Not => return Installed::Gone,
+            Registration::Whole if self.memory.contains_key(&page) => return Installed::Exists,
+            Registration::Whole => {}
         }
         self.markers.remove(&page);
         self.memory.insert(page, bytes.to_vec());
-        self.wake(page);
         Installed::Done
+    }
+
+    /// UFFDIO_ZEROPAGE of a page, which takes no marker's place.
+    pub fn zero(&mut self, page: PageAddr) -> Installed {
+        let is_marked = self.markers.contains(&page);
+        match self.registration(&(page.get()..page.get() + PAGE)) {
+            Registration::Whole if is_marked => Installed::Exists,
+            _ => self.copy(page, &zeros()),
+        }
     }
 
     /// What is there: zeros from now on if nothing is. Wakes nobody.
     pub fn probe(&mut self, page: PageAddr) -> Probe {
-        if self.has_event() {
-            return Probe::Changing;
+        match self.zero(page) {
+            Installed::Done => Probe::Absent,
+            Installed::Exists => Probe::Occupied,
+            Installed::Changing => Probe::Changing,
+            Installed::Gone => Probe::Gone,
         }
-        if self.memory.contains_key(&page) || self.has_marker(page) {
-            return Probe::Occupied;
-        }
-        self.memory.insert(page, zeros());
-        Probe::Absent
-    }
-
-    /// Whether the page has a marker.
-    pub fn has_marker(&self, page: PageAddr) -> bool {
-        self.markers.contains(&page)
     }
 
     /// UFFDIO_MOVE; `None` if the page stays.
@@ -286,39 +368,27 @@ impl Kernel {
         self.memory.remove(&page)
     }
 
-    /// Leaves a marker; false if an event must be read first.
-    pub fn mark(&mut self, page: PageAddr) -> bool {
-        !self.has_event() && {
-            assert!(!self.memory.contains_key(&page), "a marker for a page that is there");
-            self.markers.insert(page);
-            true
-        }
-    }
-
     /// Lets the threads that sleep at pages of a range try again.
-    pub fn wake_range(&mut self, range: &Range<u64>) {
-        for page in range.clone().step_by(PAGE as usize) {
-            self.wake(PageAddr::containing(page));
-        }
+    pub fn wake(&mut self, range: &Range<u64>) {
+        self.sleepers.retain(|page, _| !range.contains(&page.get()));
+        self.faults.retain(|fault| !range.contains(&fault.page.get()));
     }
 
-    /// Lets the threads that sleep at a page try again.
-    pub fn wake(&mut self, page: PageAddr) {
-        self.sleepers.remove(&page);
-        self.faults.retain(|fault| *fault != page);
+    /// What is in memory in the range.
+    pub fn present(&self, range: &Range<u64>) -> RangeSet {
+        pages_of(self.memory.keys(), range)
     }
 
-    /// The markers of a range, and all that is not empty.
-    pub fn look(&self, range: &Range<u64>) -> (RangeSet, RangeSet) {
-        let (mut marked, mut taken) = (RangeSet::default(), RangeSet::default());
-        let within = |page: &&PageAddr| range.contains(&page.get());
-        for page in self.markers.iter().filter(within) {
-            marked.insert(page.get()..page.get() + PAGE);
-            taken.insert(page.get()..page.get() + PAGE);
-        }
-        for page in self.memory.keys().filter(within) {
-            taken.insert(page.get()..page.get() + PAGE);
-        }
-        (marked, taken)
+    /// The markers of a range.
+    pub fn marked(&self, range: &Range<u64>) -> RangeSet {
+        pages_of(self.markers.iter(), range)
     }
+}
+
+fn pages_of<'a>(pages: impl Iterator<Item = &'a PageAddr>, range: &Range<u64>) -> RangeSet {
+    let mut found = RangeSet::default();
+    for page in pages.map(|page| page.get()).filter(|page| range.contains(page)) {
+        found.insert(page..page + PAGE);
+    }
+    found
 }

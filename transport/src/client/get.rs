@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 use gms_policy::ids::{AgentId, ContentId};
 
-use super::{PUT_DEADLINE, RETRY};
+use super::{DENIED_PAUSE, PUT_DEADLINE, RETRY};
 use crate::ExchangeId;
 use crate::message::{Control, PAGE_LEN, PAGES_MAX, PageDescriptor, PagesReply, Priority, Status};
 
@@ -65,6 +65,8 @@ pub(super) struct Get {
     state: State,
     began: Instant,
     sent: Instant,
+    /// It was denied, and is not sent again before.
+    pause: Option<Instant>,
     /// Pages that may still arrive.
     open: u64,
     /// Pages that the request under way names: the first so many.
@@ -95,6 +97,7 @@ impl Get {
             state: State::Unsent,
             began: now,
             sent: now,
+            pause: None,
             coming: 0,
             head: 0,
             payload: 0,
@@ -120,6 +123,16 @@ impl Get {
 
     pub(super) fn is_unsent(&self) -> bool {
         self.state == State::Unsent
+    }
+
+    /// Until when it is not to be sent, if it was denied.
+    pub(super) fn pause(&self) -> Option<Instant> {
+        self.pause
+    }
+
+    /// It is about to be sent, if that can be.
+    pub(super) fn end_pause(&mut self) {
+        self.pause = None;
     }
 
     pub(super) fn exchange(&self) -> Option<ExchangeId> {
@@ -163,14 +176,17 @@ impl Get {
     }
 
     /// The reply's control message. Returns the pages that the agent does not have.
-    pub(super) fn handle_reply(&mut self, control: &Control) -> u64 {
+    pub(super) fn handle_reply(&mut self, now: Instant, control: &Control) -> u64 {
         let State::Sent(exchange) = self.state else { return 0 };
         let done = match control.status() {
             Status::Ok | Status::NotFound => {
                 control.answer::<PagesReply>().done & first(self.asked)
             }
-            // Without a session (yet) it is asked again when the link is up; and what failed with others may be had alone.
+            // Without a session (yet), or with too much under way, it may have them later; and what failed with others may be had alone.
             status if status == Status::Denied || self.asked > 1 => {
+                if status == Status::Denied {
+                    self.pause = Some(now + DENIED_PAUSE);
+                }
                 self.state = State::Refused(exchange);
                 return 0;
             }

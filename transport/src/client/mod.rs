@@ -35,6 +35,8 @@ use crate::{ExchangeId, Transport, TransportError};
 
 /// A get without a reply, or without the rest of it, is repeated or given up after this.
 pub const RETRY: Duration = Duration::from_secs(2);
+/// What an agent has denied is not asked of it again before.
+pub const DENIED_PAUSE: Duration = Duration::from_millis(1);
 /// A demanded page that has not come after this is reported as [`Failure::Unanswered`].
 pub const GET_DEADLINE: Duration = Duration::from_secs(15);
 /// The same for a get of [`Urgency::Bulk`], for a put and for any other request.
@@ -294,6 +296,7 @@ impl<T: Transport> Client<T> {
         if !self.lane.is_up(get.agent) {
             return false;
         }
+        get.end_pause();
         let wanted = get.asks_for();
         let descriptors: Vec<PageDescriptor> = match wanted {
             [_] => Vec::new(),
@@ -370,7 +373,8 @@ impl<T: Transport> Client<T> {
         if !self.has_unsent {
             return;
         }
-        let mut unsent: Vec<GetId> = self.unsent().collect();
+        let is_due = |id: &GetId| self.gets[id].pause().is_none_or(|pause| pause <= now);
+        let mut unsent: Vec<GetId> = self.unsent().filter(is_due).collect();
         unsent.sort_by_key(|id| !self.gets[id].is_awaited());
         for id in unsent {
             let sent = self.send_get(now, id);
@@ -405,7 +409,7 @@ impl<T: Transport> Client<T> {
                 LaneEvent::Down { agent, reason } => {
                     return Some(ClientEvent::Down { agent, reason });
                 }
-                LaneEvent::Reply { exchange, control } => self.handle_reply(exchange, control),
+                LaneEvent::Reply { exchange, control } => self.handle_reply(now, exchange, control),
                 LaneEvent::Payload { exchange, offset, bytes } => {
                     if let Some(&Request::Get(id)) = self.requests.get(&exchange)
                         && let Some(get) = self.gets.get_mut(&id)
@@ -436,12 +440,12 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    fn handle_reply(&mut self, exchange: ExchangeId, control: Box<Control>) {
+    fn handle_reply(&mut self, now: Instant, exchange: ExchangeId, control: Box<Control>) {
         match self.requests.get(&exchange) {
             Some(Request::Get(id)) => {
                 let Some(get) = self.gets.get_mut(id) else { return };
                 let (get_id, status) = (*id, control.status());
-                let pages = get.handle_reply(&control);
+                let pages = get.handle_reply(now, &control);
                 self.events.push_back(ClientEvent::Answered { get: get_id, control });
                 if pages != 0 {
                     let failure = Failure::NotHeld(status);
@@ -501,9 +505,14 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// When [`Client::drive`] must be called next although nothing arrives.
+    /// When [`Client::drive`] and [`Client::send_unsent`] must be called next although nothing arrives.
     pub fn deadline(&self) -> Option<Instant> {
-        self.lane.deadline()
+        // What has no link waits for that.
+        let due = self.unsent().filter_map(|id| {
+            let get = &self.gets[&id];
+            get.pause().filter(|_| self.lane.is_up(get.agent))
+        });
+        self.lane.deadline().into_iter().chain(due).min()
     }
 
     /// Transmits what was queued.

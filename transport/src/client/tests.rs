@@ -427,3 +427,29 @@ fn what_has_begun_after_a_pause_has_no_longer_than_all() {
     }
     assert_eq!(follower.fates, [Fate::Failed(Failure::Unanswered)]);
 }
+
+/// An agent that says no at once must not be asked without pause.
+#[test]
+fn what_is_denied_is_asked_for_again_after_a_pause() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    client.take_sent();
+    client.get(now, A, wanted(1), Urgency::Demand);
+    let mut asked = 0;
+    let mut at = now;
+    while at < now + 20 * DENIED_PAUSE {
+        for request in client.take_sent() {
+            asked += 1;
+            client.play_reply(&request, Status::Denied, |_| ());
+            client.play(Event::Complete { exchange: request.0 });
+        }
+        assert!(
+            turn(&mut client, at).iter().all(|event| !matches!(event, ClientEvent::Failed { .. }))
+        );
+        if client.unsent().next().is_some() {
+            let due = client.deadline().expect("it is to be asked for again");
+            assert!(due > at && due <= at + DENIED_PAUSE, "{:?}", due - at);
+        }
+        at += DENIED_PAUSE / 10;
+    }
+    assert!((15..=21).contains(&asked), "asked {asked} times");
+}

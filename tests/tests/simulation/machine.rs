@@ -1,0 +1,281 @@
+//! The machine on which the program runs: the model kernel, and the program's threads, which may come on whenever the pager asks the kernel for something.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gms_pager::kernel::{
+    Faults, Installed, Messages, Occupant, Occupied, PageTables, Probe, ReadError, Registration,
+};
+use gms_pager::page_map::PAGE;
+use gms_pager::range_set::RangeSet;
+use gms_pager::shared::Space;
+use gms_pager::victims::{Evicted, MovedPages, Sweep};
+use gms_policy::ids::PageAddr;
+use gms_tests::Dice;
+use nix::errno::Errno;
+use nix::sys::eventfd::EventFd;
+
+use crate::kernel::{Kernel, Page};
+use crate::program::Program;
+
+/// Of so many calls of the pager one finds that something has happened just before.
+const INTERRUPTED: u64 = 6;
+
+/// See the module's documentation.
+pub struct Machine {
+    pub kernel: Kernel,
+    pub program: Program,
+    /// Calls of the pager before which something happened.
+    pub interrupted: u64,
+    dice: Dice,
+}
+
+impl Machine {
+    pub fn new(program: Program, dice: Dice) -> Machine {
+        Machine { kernel: Kernel::default(), program, interrupted: 0, dice }
+    }
+
+    /// A moment in which everybody may come on.
+    pub fn step(&mut self) {
+        if self.dice.below(4) == 0 {
+            self.remove_next();
+        }
+        if self.dice.below(3) == 0 {
+            self.kernel.tell(&mut self.dice);
+        }
+        self.program.step(&mut self.kernel);
+    }
+
+    /// What everybody is at, for a failure.
+    pub fn stand(&self) -> String {
+        format!("{:?}, {:?}", self.program, self.kernel)
+    }
+
+    fn remove_next(&mut self) {
+        if let Some(page) = self.kernel.remove_next() {
+            self.program.note_removed(page);
+        }
+    }
+
+    /// What happens between two calls of the pager.
+    fn interrupt(&mut self) {
+        if self.dice.below(INTERRUPTED) == 0 {
+            self.interrupted += 1;
+            match self.dice.below(4) {
+                0 => self.remove_next(),
+                1 => self.kernel.tell(&mut self.dice),
+                _ => self.program.step_of_one(&mut self.kernel),
+            }
+        }
+    }
+}
+
+/// The machine, as the pager asks for things.
+#[derive(Clone)]
+pub struct Handle {
+    machine: Arc<Mutex<Machine>>,
+    /// Never readable: whether there is anything to read is asked.
+    event: Arc<EventFd>,
+}
+
+impl Handle {
+    pub fn new(machine: Machine) -> Handle {
+        let event = Arc::new(EventFd::new().expect("a descriptor"));
+        Handle { machine: Arc::new(Mutex::new(machine)), event }
+    }
+
+    /// The machine as it stands.
+    pub fn lock(&self) -> MutexGuard<'_, Machine> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self) -> MutexGuard<'_, Machine> {
+        let mut machine = self.lock();
+        machine.interrupt();
+        machine
+    }
+
+    fn install(
+        &self,
+        range: Range<u64>,
+        wake: bool,
+        mut one: impl FnMut(&mut Kernel, PageAddr) -> Installed,
+    ) -> (u64, Installed) {
+        let kernel = &mut self.call().kernel;
+        let mut outcome = Installed::Done;
+        let mut at = range.start;
+        while at < range.end && outcome == Installed::Done {
+            outcome = one(kernel, PageAddr::containing(at));
+            at += PAGE * u64::from(outcome == Installed::Done);
+        }
+        if wake {
+            kernel.wake(&(range.start..at));
+        }
+        ((at - range.start) / PAGE, outcome)
+    }
+}
+
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl Faults for Handle {
+    fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError> {
+        self.call().kernel.read(several, into);
+        Ok(())
+    }
+
+    fn has_event(&self) -> bool {
+        self.call().kernel.has_event()
+    }
+
+    fn is_alive(&self) -> bool {
+        true
+    }
+
+    fn register(&self, range: Range<u64>) -> bool {
+        self.call().kernel.register(&range);
+        true
+    }
+
+    fn register_outbox(&self, _: Range<u64>) -> bool {
+        false
+    }
+
+    fn unregister(&self, range: Range<u64>) -> bool {
+        self.call().kernel.unregister(&range);
+        true
+    }
+
+    fn registration(&self, range: Range<u64>) -> Registration {
+        self.call().kernel.registration(&range)
+    }
+
+    fn mark(&self, range: Range<u64>, marked: bool) -> Result<(), Errno> {
+        self.call().kernel.mark(&range, marked)
+    }
+
+    fn probe(&self, page: u64) -> Probe {
+        self.call().kernel.probe(PageAddr::containing(page))
+    }
+
+    fn wake(&self, range: Range<u64>) {
+        self.call().kernel.wake(&range);
+    }
+
+    fn copy_run(&self, range: Range<u64>, bytes: &[u8], wake: bool) -> (u64, Installed) {
+        let mut pages = bytes.chunks_exact(PAGE as usize);
+        self.install(range, wake, |kernel, page| {
+            kernel.copy(page, pages.next().expect("bytes for each page"))
+        })
+    }
+
+    fn zero(&self, range: Range<u64>) -> (u64, Installed) {
+        self.install(range, true, Kernel::zero)
+    }
+
+    fn poison(&self, _: u64) -> Installed {
+        Installed::Gone
+    }
+}
+
+impl PageTables for Handle {
+    fn occupied(
+        &self,
+        range: Range<u64>,
+        pages_max: u64,
+        into: &mut Vec<Occupied>,
+    ) -> Result<u64, Errno> {
+        let mut left = if pages_max == 0 { u64::MAX } else { pages_max };
+        for part in self.call().kernel.present(&range).iter() {
+            let end = part.end.min(part.start.saturating_add(left.saturating_mul(PAGE)));
+            into.push(Occupied { range: part.start..end, by: Occupant::Present });
+            left -= (end - part.start) / PAGE;
+            if left == 0 {
+                return Ok(end);
+            }
+        }
+        Ok(range.end)
+    }
+
+    fn marked(&self, range: Range<u64>) -> Result<RangeSet, Errno> {
+        Ok(self.call().kernel.marked(&range))
+    }
+
+    fn taken(&self, range: Range<u64>) -> Result<RangeSet, Errno> {
+        let kernel = &self.call().kernel;
+        let mut taken = kernel.present(&range);
+        kernel.marked(&range).iter().for_each(|part| taken.insert(part));
+        Ok(taken)
+    }
+
+    fn is_anonymous(&self, address: u64) -> bool {
+        self.call().kernel.is_there(address)
+    }
+}
+
+/// The program's process, as pages are moved out of it.
+pub struct Process {
+    pub space: Arc<Space>,
+    pub sweep: Sweep,
+    handle: Handle,
+    outbox: Vec<Page>,
+    dice: Dice,
+}
+
+impl Process {
+    pub fn new(space: Arc<Space>, handle: Handle, dice: Dice) -> Process {
+        Process { space, sweep: Sweep::default(), handle, outbox: Vec::new(), dice }
+    }
+}
+
+impl Evicted for Process {
+    fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    fn sweep(&mut self) -> &mut Sweep {
+        &mut self.sweep
+    }
+
+    fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {
+        self.outbox.clear();
+        let mut places = Vec::new();
+        for &page in pages {
+            // Now and then somebody has a page pinned.
+            let pinned = self.dice.below(20) == 0;
+            let taken = (!pinned).then(|| self.handle.call().kernel.take(page)).flatten();
+            places.push(taken.map(|bytes| {
+                self.outbox.push(bytes);
+                self.outbox.len() as u32 - 1
+            }));
+        }
+        Ok(MovedPages { places, shared: Vec::new() })
+    }
+
+    fn read_outbox(&self, places: &[u32], into: &mut [&mut [u8]]) -> Result<(), Errno> {
+        for (&place, frame) in places.iter().zip(into) {
+            frame.copy_from_slice(&self.outbox[place as usize]);
+        }
+        Ok(())
+    }
+
+    fn not_inherited(&self) -> Option<Vec<Range<u64>>> {
+        Some(Vec::new())
+    }
+
+    fn ends(&self) -> bool {
+        false
+    }
+
+    fn unanswered(&self, errno: Errno) -> String {
+        format!("the model does not answer: {errno}")
+    }
+
+    fn look_again(&mut self) {
+        self.sweep.ranges = RangeSet::default();
+    }
+}
