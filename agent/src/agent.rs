@@ -1,13 +1,15 @@
-//! An agent in a thread of its own: for the program `gms-agent`, or embedded in a pager.
+//! An agent in threads of its own: for the program `gms-agent`, or, in one, embedded in a pager.
 
 use crate::core::Core;
 use crate::driver::{Driver, seconds_since_1970};
-use crate::limits::SPIN_MAX;
+use crate::limits::{SPIN_MAX, THREADS_MAX};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::renewal::Renewal;
+use crate::numa::{Nodes, stay_on};
+use crate::renewal::{Offer, Renewal};
+use crate::shared::Shared;
 use crate::slab::{Slab, SlabError};
-use crate::stats::Stats;
+use crate::stats::{Gauges, Report, Stats};
 use crate::stop::Stop;
 use crate::store::Store;
 use gms_policy::{Bytes, PageCount};
@@ -15,6 +17,7 @@ use gms_transport::TransportError;
 use gms_transport::keys::Identity;
 use gms_transport::message::Version;
 use gms_transport::quic::Quic;
+use nix::sched::CpuSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,7 +34,9 @@ pub struct Config {
     pub export: Bytes,
     /// Whether the export is of huge pages, which must be reserved in the kernel.
     pub huge: bool,
-    /// Longest spin before the loop blocks; zero: never spin.
+    /// Threads that serve, at most [`THREADS_MAX`].
+    pub threads: usize,
+    /// Longest spin before a loop blocks; zero: never spin.
     pub spin: Duration,
     /// Where it serves metrics.
     pub metrics: Option<SocketAddr>,
@@ -40,9 +45,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// An agent of `export` bytes at `listen`, all else as usual.
+    /// An agent of `export` bytes at `listen`, in one thread, all else as usual.
     pub fn new(listen: SocketAddr, export: Bytes) -> Self {
-        Self { listen, export, huge: false, spin: SPIN_MAX, metrics: None, protocol: Version::V2 }
+        let (spin, protocol) = (SPIN_MAX, Version::V2);
+        Self { listen, export, huge: false, threads: 1, spin, metrics: None, protocol }
     }
 }
 
@@ -84,14 +90,19 @@ pub enum AgentError {
 pub struct Agent {
     addr: SocketAddr,
     frames: PageCount,
-    stats: Arc<Stats>,
+    gauges: Arc<Gauges>,
+    stats: Vec<Arc<Stats>>,
     stop: Arc<Stop>,
-    renewal: Arc<Renewal>,
-    /// Readable when the loop has ended.
+    renewals: Vec<Arc<Renewal>>,
+    /// Readable when a loop has ended.
     ended: Arc<Stop>,
-    thread: Option<JoinHandle<io::Result<()>>>,
+    threads: Vec<JoinHandle<Ended>>,
     metrics: Option<Metrics>,
 }
+
+/// A loop that has ended, and why. Its socket is closed only when all have ended: until then the kernel divides the
+/// packets of all clients among the sockets that there are.
+type Ended = (io::Result<()>, Driver<Quic>);
 
 impl Agent {
     /// Starts an agent which accepts the clients of `identity`'s authority. When this returns, it listens.
@@ -107,34 +118,63 @@ impl Agent {
                 "exports more than is available now"
             );
         }
-        let server = Quic::server_up_to(config.listen, identity, config.protocol);
-        let transport = server.map_err(|error| match error {
+        let threads = config.threads.clamp(1, THREADS_MAX);
+        let servers = Quic::servers(config.listen, identity, config.protocol, threads);
+        let servers = servers.map_err(|error| match error {
             TransportError::Socket { addr, error } => AgentError::Listen { addr, error },
             other => AgentError::Transport(other),
         })?;
         let mut slab = Slab::new(config.export, config.huge)?;
-        slab.warm_ahead()?;
-        let (addr, frames) = (transport.local_addr(), PageCount(u64::from(slab.frames())));
-        let (stop, ended) = (Arc::new(Stop::new()?), Arc::new(Stop::new()?));
-        let renewal = Arc::new(Renewal::new()?);
-        let stats = Arc::new(Stats::default());
-        stats.certificate_expires_s.set(seconds_since_1970(identity.expires()));
-        let core = Core::new(Instant::now(), Store::new(slab)?, stats.clone());
-        let listen = |addr| Metrics::spawn(addr, stats.clone(), stop.clone());
-        let metrics = match config.metrics {
-            Some(addr) => Some(listen(addr).map_err(|error| AgentError::Listen { addr, error })?),
-            None => None,
+        // One thread uses all memory, and is not kept anywhere.
+        let nodes = if threads > 1 { Nodes::read() } else { Nodes::default() };
+        slab.warm_ahead(threads, &nodes)?;
+        let frames = PageCount(u64::from(slab.frames()));
+        let shared = Arc::new(Shared::new(Instant::now(), Store::new(slab, threads)?));
+        shared.gauges.certificate_expires_s.set(seconds_since_1970(identity.expires()));
+        let mut agent = Self {
+            addr: servers[0].local_addr(),
+            frames,
+            gauges: shared.gauges.clone(),
+            stats: (0..threads).map(|_| Arc::default()).collect(),
+            stop: Arc::new(Stop::new()?),
+            renewals: Vec::new(),
+            ended: Arc::new(Stop::new()?),
+            threads: Vec::new(),
+            metrics: None,
         };
-        let (told, renewed) = (stop.clone(), renewal.clone());
-        let driver = Driver::new(transport, core, stats.clone(), told, renewed, config.spin);
-        let end = ended.clone();
+        if let Some(addr) = config.metrics {
+            let report = Report::of(agent.gauges.clone(), agent.stats.clone());
+            let metrics = Metrics::spawn(addr, report, agent.stop.clone());
+            agent.metrics = Some(metrics.map_err(|error| AgentError::Listen { addr, error })?);
+        }
+        for (number, server) in servers.into_iter().enumerate() {
+            let stats = agent.stats[number].clone();
+            let core = Core::new(Instant::now(), shared.clone(), number, stats);
+            agent.serve(server, core, nodes.of_thread(number), config.spin)?;
+        }
+        Ok(agent)
+    }
+
+    /// Starts the next thread.
+    fn serve(
+        &mut self,
+        server: Quic,
+        core: Core,
+        cpus: Option<CpuSet>,
+        spin: Duration,
+    ) -> io::Result<()> {
+        let (stop, renewal) = (self.stop.clone(), Arc::new(Renewal::new()?));
+        let mut driver = Driver::new(server, core, stop, renewal.clone(), spin);
+        let end = self.ended.clone();
         let run = move || {
             // Announced whatever happens, a panic included.
             let _announce = Announce(end);
-            driver.run()
+            stay_on(cpus);
+            (driver.run(), driver)
         };
-        let thread = Some(std::thread::Builder::new().name("agent".into()).spawn(run)?);
-        Ok(Self { addr, frames, stats, stop, renewal, ended, thread, metrics })
+        self.threads.push(std::thread::Builder::new().name("agent".into()).spawn(run)?);
+        self.renewals.push(renewal);
+        Ok(())
     }
 
     /// Where it listens.
@@ -152,14 +192,20 @@ impl Agent {
         self.frames
     }
 
-    /// What it has done, still counting.
-    pub fn stats(&self) -> &Arc<Stats> {
+    /// What it holds, all threads together.
+    pub fn gauges(&self) -> &Gauges {
+        &self.gauges
+    }
+
+    /// What each thread has done, still counting.
+    pub fn stats(&self) -> &[Arc<Stats>] {
         &self.stats
     }
 
     /// Uses `identity` for links that are made from now on; those that are up stay.
     pub fn renew(&self, identity: Identity) {
-        self.renewal.offer(identity);
+        let offer = Offer::new(identity, self.renewals.len());
+        self.renewals.iter().for_each(|renewal| renewal.offer(offer.clone()));
     }
 
     /// Becomes readable when the agent has ended by itself, which is an error: [`Agent::stop`] tells which.
@@ -178,17 +224,18 @@ impl Agent {
 
     fn finish(&mut self, grace: Duration) -> io::Result<()> {
         self.stop.request(grace);
-        let ended = self.thread.take().map_or(Ok(Ok(())), JoinHandle::join);
+        let ended: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
         if let Some(metrics) = self.metrics.take() {
             metrics.join();
         }
-        ended.unwrap_or_else(|_| Err(io::Error::other("the agent's thread panicked")))
+        let failed = |_| Err(io::Error::other("a thread of the agent panicked"));
+        ended.into_iter().try_for_each(|ended| ended.map_or_else(failed, |(result, _)| result))
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        if self.thread.is_some()
+        if !(self.threads.is_empty() && self.metrics.is_none())
             && let Err(error) = self.finish(Duration::ZERO)
         {
             tracing::error!(%error, "the agent had failed");

@@ -49,13 +49,30 @@ impl Ages {
         }
     }
 
-    /// Age of the oldest page in second `now`, in seconds; zero without pages.
-    pub fn oldest(&self, now: u32) -> u32 {
-        let since_base = now.saturating_sub(self.base);
+    /// What tells the age of the oldest page, for others than the owner.
+    pub fn oldest(&self) -> Oldest {
         match (self.older, self.counts.is_empty()) {
-            (0, true) => 0,
-            (0, false) => since_base,
-            _ => since_base.max(AGE_SECONDS_MAX as u32),
+            (0, true) => Oldest(u64::MAX),
+            (0, false) => Oldest(self.base.into()),
+            _ => Oldest(Oldest::OLDER | u64::from(self.base)),
+        }
+    }
+}
+
+/// The second in which the oldest page was stored, [`Oldest::OLDER`] if it was before that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Oldest(pub u64);
+
+impl Oldest {
+    const OLDER: u64 = 1 << 32;
+
+    /// Its age in second `now`, in seconds; zero without pages.
+    pub fn age(self, now: u32) -> u32 {
+        let since = now.saturating_sub(self.0 as u32);
+        match self.0 {
+            u64::MAX => 0,
+            0..Self::OLDER => since,
+            _ => since.max(AGE_SECONDS_MAX as u32),
         }
     }
 }
@@ -79,12 +96,12 @@ mod tests {
                     ages.remove(stored.swap_remove(index.index(stored.len())));
                 }
                 let oldest = stored.iter().min().map_or(0, |s| now - s);
-                let age = ages.oldest(now);
+                let age = ages.oldest().age(now);
                 prop_assert!(age == oldest || age.min(oldest) >= AGE_SECONDS_MAX as u32, "{age} for {oldest}");
                 prop_assert!(ages.counts.len() <= AGE_SECONDS_MAX);
             }
             stored.into_iter().for_each(|s| ages.remove(s));
-            prop_assert_eq!(ages.oldest(now), 0);
+            prop_assert_eq!(ages.oldest().age(now), 0);
         }
     }
 }

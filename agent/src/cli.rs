@@ -1,7 +1,7 @@
 //! The command line of `gms-agent` and its configuration file.
 
 use crate::agent::Config;
-use crate::limits::{DRAIN_MAX, SPIN_MAX};
+use crate::limits::{DRAIN_MAX, SPIN_MAX, THREADS_MAX, THREADS_USUAL};
 use clap::{ArgAction, Parser};
 use gms_policy::{Bytes, Size};
 use gms_transport::message::Version;
@@ -46,6 +46,10 @@ pub struct Args {
     /// Export huge pages of 2 MiB; as many must be free (vm.nr_hugepages)
     #[arg(long)]
     huge: bool,
+    /// Threads that serve, 1 to 16, each on one CPU; links are divided among them [default: half of the CPUs that the agent
+    /// may use, at least 1 and at most 8]
+    #[arg(long, value_name = "N")]
+    threads: Option<u32>,
     /// Longest spin before blocking, in microseconds; 0 never spins [default: 50]
     #[arg(long, value_name = "MICROSECONDS")]
     spin: Option<u32>,
@@ -144,6 +148,9 @@ pub enum UsageError {
         /// The limit, in its unit.
         most: u128,
     },
+    /// Not so many threads.
+    #[error("--threads must be between 1 and {THREADS_MAX}")]
+    Threads,
     /// The file cannot be read.
     #[error("{}: {error}", path.display())]
     File {
@@ -177,6 +184,8 @@ pub struct Options {
     pub metrics: Option<HostPort>,
     /// Whether to export huge pages.
     pub huge: bool,
+    /// Threads that serve.
+    pub threads: usize,
     /// Longest spin.
     pub spin: Duration,
     /// Grace of a drain.
@@ -220,6 +229,7 @@ impl Args {
             keys: need("keys", self.keys.or(file.keys))?,
             metrics: self.metrics.or(file.metrics),
             huge: self.huge || file.huge,
+            threads: threads(self.threads.or(file.threads))?,
             spin: duration("spin", self.spin.or(file.spin), micro, SPIN_MAX, SPIN_LIMIT)?,
             drain: duration("drain", self.drain.or(file.drain), second, DRAIN_DEFAULT, DRAIN_MAX)?,
             protocol: if std::env::var_os(OLD).is_some() { Version::V1 } else { Version::V2 },
@@ -243,6 +253,7 @@ impl Options {
             listen: self.listen.resolve()?,
             export: self.export.of(memory),
             huge: self.huge,
+            threads: self.threads,
             spin: self.spin,
             protocol: self.protocol,
             metrics: self.metrics.as_ref().map(HostPort::resolve).transpose()?,
@@ -257,6 +268,16 @@ fn one_line(error: &clap::Error) -> String {
     let report = report.split("For more information").next().unwrap_or_default();
     let words: Vec<&str> = report.split_whitespace().filter(|word| *word != "error:").collect();
     format!("{} (see gms-agent --help)", words.join(" ").replace(" tip: ", "; "))
+}
+
+/// As many threads as were asked for; otherwise half of the CPUs, within bounds.
+fn threads(asked: Option<u32>) -> Result<usize, UsageError> {
+    let Some(asked) = asked else {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        return Ok((cpus / 2).clamp(1, THREADS_USUAL));
+    };
+    let asked = usize::try_from(asked).unwrap_or(usize::MAX);
+    (1..=THREADS_MAX).contains(&asked).then_some(asked).ok_or(UsageError::Threads)
 }
 
 fn need<T>(option: &'static str, value: Option<T>) -> Result<T, UsageError> {
@@ -412,6 +433,12 @@ mod tests {
         assert!(message("export = \"4G\"").starts_with("--listen is missing"));
         let slow = "listen = \"[::1]:1\"\nexport = \"4G\"\nkeys = \"k\"\nspin = 10001\n";
         assert_eq!(message(slow), "--spin must be at most 10000");
+        for none in [
+            "listen = \"[::1]:1\"\nexport = \"4G\"\nkeys = \"k\"\nthreads = 0\n",
+            "listen = \"[::1]:1\"\nexport = \"4G\"\nkeys = \"k\"\nthreads = 17\n",
+        ] {
+            assert_eq!(message(none), "--threads must be between 1 and 16");
+        }
     }
 
     #[test]

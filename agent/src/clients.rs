@@ -96,6 +96,27 @@ impl Clients {
         }
     }
 
+    /// A request of the client begins, with `head` bytes of descriptors and `frames` frames; false if refused.
+    pub fn begin(&mut self, id: ClientId, head: usize, frames: u64) -> bool {
+        if !self.take_more(id, Bounded::Head, head) {
+            return false;
+        }
+        if !self.take_more(id, Bounded::Exchange, 1) {
+            self.give(id, Bounded::Head, head);
+            return false;
+        }
+        self.take_frames(id, frames);
+        true
+    }
+
+    /// Such a request has ended, which had `frames` frames left.
+    pub fn end(&mut self, id: ClientId, head: usize, frames: u64) {
+        // Before the rest: a client that holds nothing more is forgotten.
+        self.give_frames(id, frames);
+        self.give(id, Bounded::Head, head);
+        self.give(id, Bounded::Exchange, 1);
+    }
+
     /// A workload of the client lives (`true`), or has ended.
     pub fn set_live(&mut self, id: ClientId, lives: bool) {
         let Some(client) = &mut self.slots[usize::from(id.0)] else { return };

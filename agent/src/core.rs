@@ -1,4 +1,5 @@
-//! The agent's state machine. It knows neither sockets nor clocks: time is an argument, answers are returned.
+//! The agent's state machine, one for each thread that serves; what they have in common is [`Shared`]. It knows neither
+//! sockets nor clocks: time is an argument, answers are returned.
 //!
 //! A request passes three gates: the link must be known, the link must have a session (hello) of the workload that
 //! the request names, and the operation must be one that this agent does. The tenant always comes from the session,
@@ -7,22 +8,22 @@
 
 use crate::clients::{Bounded, ClientId};
 use crate::exchange::Exchange;
-use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, SWEEP_PAUSE, SWEEP_SHARE, TICK, TRIM_IDLE};
-use crate::quota::Quota;
+use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, SWEEP_PAUSE, SWEEP_SHARE, TICK};
+use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::store::{Found, Store, TenantId};
-use crate::tenants::{TenantKey, Tenants};
+use crate::tenants::{Session, TenantKey, Tenants};
 use gms_policy::ContentId;
 use gms_transport::message::{
     Control, Feedback, HelloReply, HelloRequest, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor,
-    PagesReply, PagesRequest, Status, StatusReply, WorkloadId,
+    PagesRequest, Status, StatusReply, WorkloadId,
 };
 use gms_transport::{CloseCode, ExchangeId, LinkId, PeerIdentity};
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
+use zerocopy::byteorder::little_endian::U64;
 
 /// When something is handled.
 #[derive(Clone, Copy, Debug)]
@@ -51,24 +52,39 @@ pub struct Reply<'a> {
     pub exchange: ExchangeId,
     /// The message; `service_ns` is for the driver, which has a clock, to set.
     pub control: Control,
-    payload: Option<&'a Core>,
+    pages: Pages<'a>,
 }
 
-impl<'a> Reply<'a> {
+impl Reply<'_> {
     /// The payload's slices, in order, and how many of the array they are.
-    pub fn payload(&self) -> ([&'a [u8]; PAGES_MAX + 1], usize) {
+    pub fn payload(&self) -> ([&[u8]; PAGES_MAX + 1], usize) {
         let (mut slices, mut used) = ([&[][..]; PAGES_MAX + 1], 0);
-        if let Some(core) = self.payload {
-            let descriptors = core.descriptors.as_slice().as_bytes();
-            let head = (!descriptors.is_empty()).then_some(descriptors);
-            for slice in
-                head.into_iter().chain(core.found.iter().map(|&page| core.store.read(page)))
-            {
-                slices[used] = slice;
-                used += 1;
-            }
+        let Pages { store, found, descriptors } = &self.pages;
+        let head = (!descriptors.is_empty()).then_some(descriptors.as_bytes());
+        for slice in head.into_iter().chain(found.iter().map(|page| store.read(page))) {
+            slices[used] = slice;
+            used += 1;
         }
         (slices, used)
+    }
+}
+
+/// Pages that a reply carries, which stay as they are until it is gone.
+struct Pages<'a> {
+    store: &'a Store,
+    found: &'a mut Vec<Found>,
+    descriptors: &'a [PageDescriptor],
+}
+
+impl std::fmt::Debug for Pages<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.found.fmt(f)
+    }
+}
+
+impl Drop for Pages<'_> {
+    fn drop(&mut self) {
+        self.found.drain(..).for_each(|page| self.store.unpin(page));
     }
 }
 
@@ -77,7 +93,7 @@ impl<'a> Reply<'a> {
 struct Link {
     peer: PeerIdentity,
     client: ClientId,
-    session: Option<TenantId>,
+    session: Option<Session>,
 }
 
 /// Whose link has ended, for the log.
@@ -92,67 +108,66 @@ pub struct Departure {
 /// A request that may begin: whose it is, and of which workload.
 type Admitted = (ClientId, Option<TenantId>);
 
-/// The state of an agent.
+/// A reply, and how many pages of the tenant were freed for it.
+type Done = (Control, u64);
+
+/// The state of one thread of an agent.
 pub struct Core {
-    store: Store,
-    tenants: Tenants,
+    shared: Arc<Shared>,
+    /// Which thread it is: where it takes its frames first.
+    home: usize,
     links: BTreeMap<LinkId, Link>,
     exchanges: BTreeMap<ExchangeId, Exchange>,
     /// Pages of the reply at hand, and their descriptors if it has any.
     found: Vec<Found>,
     descriptors: Vec<PageDescriptor>,
     stats: Arc<Stats>,
-    started: Instant,
-    last_put: Instant,
     tick_at: Option<Instant>,
     /// When few dead pages are looked for next.
     sweep_at: Instant,
     trimming: bool,
     /// Requests which have not come whole in time, to be answered.
     stalled: Vec<ExchangeId>,
-    draining: bool,
-    quota: Quota,
 }
 
 impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Core")
             .field("links", &self.links.len())
-            .field("tenants", &self.tenants.len())
             .field("exchanges", &self.exchanges.len())
-            .field("frames_free", &self.store.frames_free())
+            .field("frames_free", &self.shared.store.frames_free())
             .finish_non_exhaustive()
     }
 }
 
 impl Core {
-    /// An agent which exports the frames of `store`.
-    pub fn new(now: Instant, store: Store, stats: Arc<Stats>) -> Self {
+    /// Thread `home` of an agent.
+    pub fn new(now: Instant, shared: Arc<Shared>, home: usize, stats: Arc<Stats>) -> Self {
         let core = Self {
-            store,
-            // The standard library's hashers are the random numbers which it has.
-            tenants: Tenants::new(RandomState::new().build_hasher().finish()),
+            shared,
+            home,
             links: BTreeMap::new(),
             exchanges: BTreeMap::new(),
             found: Vec::with_capacity(PAGES_MAX),
             descriptors: Vec::with_capacity(PAGES_MAX),
             stats,
-            started: now,
-            last_put: now,
             tick_at: None,
             sweep_at: now,
             trimming: false,
             stalled: Vec::new(),
-            draining: false,
-            quota: Quota::default(),
         };
         core.publish(now);
         core
     }
 
-    /// Whether there may be another line of the log about what a client does.
-    pub fn may_log(&mut self, now: Instant) -> bool {
-        self.quota.admits(now)
+    /// What this thread has done.
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.stats
+    }
+
+    /// What it shares with the agent's other threads.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// A link came up.
@@ -163,13 +178,16 @@ impl Core {
         peer: PeerIdentity,
     ) -> Answer<'static> {
         // A draining agent waits for the workloads which have pages here: they may come back for them.
-        let known = self.tenants.clients.find(&peer.fingerprint);
-        if self.draining && known.is_none_or(|client| self.tenants.clients.live(client) == 0) {
+        let mut accounts = self.shared.accounts();
+        let clients = &mut accounts.clients;
+        let known = clients.find(&peer.fingerprint);
+        if self.shared.is_draining() && known.is_none_or(|client| clients.live(client) == 0) {
             return Answer::Close(CloseCode::Draining);
         }
-        let Some(client) = self.tenants.clients.take(peer.fingerprint, Bounded::Link) else {
+        let Some(client) = clients.take(peer.fingerprint, Bounded::Link) else {
             return Answer::Close(CloseCode::Overload);
         };
+        drop(accounts);
         self.links.insert(link, Link { peer, client, session: None });
         self.publish(now);
         Answer::Nothing
@@ -178,39 +196,48 @@ impl Core {
     /// A link ended; its exchanges have been aborted before. Whose it was, unless it had been refused.
     pub fn handle_closed(&mut self, now: Instant, link: LinkId) -> Option<Departure> {
         let Link { peer, client, session } = self.links.remove(&link)?;
-        let named = |tenant| Some((self.tenants.key(tenant)?.workload, self.tenants.pages(tenant)));
-        let workload = session.and_then(named);
-        if let Some(tenant) = session {
-            self.tenants.unlink(now, tenant);
+        let mut accounts = self.shared.accounts();
+        let known = session.and_then(|session| accounts.key(session));
+        let workload = known.map(|(key, pages)| (key.workload, pages));
+        if let Some(session) = session {
+            accounts.unlink(now, session);
         }
-        self.tenants.clients.give(client, Bounded::Link, 1);
+        accounts.clients.give(client, Bounded::Link, 1);
+        drop(accounts);
         self.publish(now);
         Some(Departure { peer, workload })
     }
 
     /// A request begins. It is answered at once if it is to be refused.
     pub fn handle_control(&mut self, at: At, exchange: ExchangeId, control: Control) -> Answer<'_> {
-        let (client, tenant) = match self.admit(exchange.link, &control) {
+        let mut accounts = self.shared.accounts();
+        let admitted = self.admit(&accounts, exchange.link, &control);
+        let (client, tenant) = match admitted {
             Ok(admitted) => admitted,
-            Err(status) => return self.refuse(at, exchange, None, &control, status),
+            Err(status) => {
+                let credits = self.credits(&accounts, None);
+                drop(accounts);
+                return self.refuse(at, exchange, &control, status, credits);
+            }
         };
         let mut request = Exchange::new(at.now, client, control);
-        if let (Some(Op::Put), Some(tenant)) = (control.op(), tenant) {
-            let most = self.credits(Some(tenant));
-            let taken = request.set_aside(&mut self.store, most);
-            if taken == 0 {
-                return self.refuse(at, exchange, Some(tenant), &control, Status::Full);
+        let is_put = control.op() == Some(Op::Put);
+        let credits = self.credits(&accounts, tenant.map(|_| client));
+        let frames = if is_put { credits.min(control.count().into()) } else { 0 };
+        if (is_put && frames == 0) || !accounts.clients.begin(client, request.head_len(), frames) {
+            drop(accounts);
+            // The client may ask again when fewer of its requests are under way; others are not concerned.
+            let status = if is_put { Status::Full } else { Status::Denied };
+            return self.refuse(at, exchange, &control, status, credits);
+        }
+        drop(accounts);
+        let missing = frames - request.set_aside(&self.shared.store, self.home, frames);
+        if missing > 0 {
+            self.shared.accounts().clients.give_frames(client, missing);
+            if missing == frames {
+                self.end(request);
+                return self.refuse(at, exchange, &control, Status::Full, 0);
             }
-            self.tenants.clients.take_frames(client, taken);
-        }
-        if !self.tenants.clients.take_more(client, Bounded::Head, request.head_len()) {
-            self.free(request);
-            return self.refuse_for_now(at, exchange, tenant, &control);
-        }
-        if !self.tenants.clients.take_more(client, Bounded::Exchange, 1) {
-            self.tenants.clients.give(client, Bounded::Head, request.head_len());
-            self.free(request);
-            return self.refuse_for_now(at, exchange, tenant, &control);
         }
         if let Some(old) = self.exchanges.insert(exchange, request) {
             self.end(old);
@@ -228,7 +255,7 @@ impl Core {
     ) -> Answer<'static> {
         // A request that was refused may have more of its payload under way.
         let Some(deposit) = self.exchanges.get_mut(&exchange) else { return Answer::Nothing };
-        match deposit.deposit(&mut self.store, offset, bytes) {
+        match deposit.deposit(&self.shared.store, offset, bytes) {
             Ok(()) => Answer::Nothing,
             Err(_) => {
                 self.handle_aborted(exchange);
@@ -245,27 +272,40 @@ impl Core {
             return Answer::Close(CloseCode::Malformed);
         }
         let control = request.control;
+        // Such a page would be taken for another one.
+        let is_odd = request.descriptors().iter().any(|named| named.length() != 0);
+        let mut accounts = self.shared.accounts();
         // The session may have ended since the request began.
-        let admitted = self.admit_session(exchange.link, &control);
-        let reply = match admitted {
-            Err(status) => control.reply(status),
-            // Such a page would be taken for another one.
-            Ok(_) if request.descriptors().iter().any(|named| named.length() != 0) => {
-                control.reply(Status::Invalid)
-            }
-            Ok((_, session)) => match (control.op(), session) {
-                (Some(Op::Hello), _) => self.hello(at.now, exchange.link, &control),
-                (Some(Op::Get), Some(tenant)) => self.get(tenant, &request),
+        let admitted = self.admit_session(&accounts, exchange.link, &control);
+        let tenant = admitted.ok().and_then(|(_, tenant)| tenant);
+        if let Some(tenant) = tenant {
+            let stores = control.op() == Some(Op::Put) && !is_odd;
+            accounts.hold(tenant, if stores { request.frames() } else { 0 });
+        }
+        drop(accounts);
+        let (reply, freed) = match admitted {
+            Err(status) => (control.reply(status), 0),
+            Ok(_) if is_odd => (control.reply(Status::Invalid), 0),
+            Ok((_, tenant)) => match (control.op(), tenant) {
+                (Some(Op::Hello), _) => (self.hello(at.now, exchange.link, &control), 0),
+                (Some(Op::Get), Some(tenant)) => (self.get(tenant, &request), 0),
                 (Some(Op::Put), Some(tenant)) => self.put(at.now, tenant, &mut request),
                 (Some(Op::Discard), Some(tenant)) => self.discard(tenant, &request),
-                (Some(Op::Goodbye), Some(tenant)) => self.goodbye(at.now, tenant, &control),
-                (Some(Op::Status | Op::Grant), _) => self.status(&control),
-                _ => control.reply(Status::Unsupported),
+                (Some(Op::Goodbye), Some(_)) => (self.goodbye(at.now, exchange.link, &control), 0),
+                (Some(Op::Status | Op::Grant), _) => (self.status(&control), 0),
+                _ => (control.reply(Status::Unsupported), 0),
             },
         };
-        self.end(request);
-        let tenant = admitted.ok().and_then(|(_, tenant)| tenant);
-        self.reply(at, exchange, tenant, reply)
+        let left = request.release(&self.shared.store);
+        let mut accounts = self.shared.accounts();
+        if let Some(tenant) = tenant {
+            accounts.let_go(tenant, freed);
+        }
+        let client = tenant.map(|_| request.client);
+        accounts.clients.end(request.client, request.head_len(), left);
+        let credits = self.credits(&accounts, client);
+        drop(accounts);
+        self.reply(at, exchange, reply, credits)
     }
 
     /// The rest of a request will not come.
@@ -277,17 +317,9 @@ impl Core {
     }
 
     /// Gives back what a request holds.
-    fn end(&mut self, request: Exchange) {
-        self.tenants.clients.give(request.client, Bounded::Exchange, 1);
-        self.tenants.clients.give(request.client, Bounded::Head, request.head_len());
-        self.free(request);
-    }
-
-    /// Gives back the frames set aside for a request.
-    fn free(&mut self, request: Exchange) {
-        let client = request.client;
-        let freed = request.release(&mut self.store);
-        self.tenants.clients.give_frames(client, freed);
+    fn end(&mut self, mut request: Exchange) {
+        let left = request.release(&self.shared.store);
+        self.shared.accounts().clients.end(request.client, request.head_len(), left);
     }
 
     /// Does what is due: a bounded step at a time, never more than about a millisecond.
@@ -297,38 +329,32 @@ impl Core {
             self.expire(now);
             self.publish(now);
         }
+        let store = &self.shared.store;
         if self.sweeps_now(now) {
             self.sweep_at = now + SWEEP_PAUSE;
-            let tenants = &mut self.tenants;
-            self.store.sweep(|tenant| {
-                let dead = tenants.is_dead(tenant);
-                if dead {
-                    tenants.remove_page(tenant);
-                }
-                dead
-            });
-        } else if self.tenants.dead_pages() == 0
-            && (ticked || self.trimming)
-            && self.store.can_trim()
-        {
-            if let Err(error) = self.store.trim() {
+            let mut dead = self.shared.accounts().hold_dead();
+            store.sweep(&mut dead);
+            self.shared.accounts().let_go_dead(&dead);
+        } else if self.shared.dead_pages() == 0 && (ticked || self.trimming) && store.can_trim() {
+            if let Err(error) = store.trim() {
                 tracing::warn!(%error, "cannot give free memory back");
             }
-            self.trimming = self.store.can_trim() && now >= self.last_put + TRIM_IDLE;
+            self.trimming = store.can_trim() && self.shared.rests(now);
         }
     }
 
     /// Whether pages of ended workloads are to be looked for at once: when they are many, or it is time.
     fn sweeps_now(&self, now: Instant) -> bool {
-        let dead = self.tenants.dead_pages();
-        let many = dead >= u64::from(self.store.frames_swept()) / SWEEP_SHARE;
+        let dead = self.shared.dead_pages();
+        let many = dead >= u64::from(self.shared.store.frames_swept()) / SWEEP_SHARE;
         dead > 0 && (many || now >= self.sweep_at)
     }
 
     /// Ends leases and finds the requests which take too long.
     fn expire(&mut self, now: Instant) {
-        for (TenantKey { client, workload }, pages) in self.tenants.expire(now) {
-            if self.quota.admits(now) {
+        let expired = self.shared.accounts().expire(now);
+        for (TenantKey { client, workload }, pages) in expired {
+            if self.shared.may_log(now) {
                 tracing::info!(%client, %workload, pages, "a lease ran out");
             }
             self.stats.expired.add(1);
@@ -347,7 +373,8 @@ impl Core {
             }
         };
         self.handle_aborted(id);
-        match self.reply(At { now, received: now }, id, None, control.reply(Status::Failed)) {
+        let credits = self.credits(&self.shared.accounts(), None);
+        match self.reply(At { now, received: now }, id, control.reply(Status::Failed), credits) {
             Answer::Reply(reply) => Some(reply),
             Answer::Nothing | Answer::Close(_) => None,
         }
@@ -355,29 +382,19 @@ impl Core {
 
     /// When [`Core::handle_timeout`] is to be called at the latest.
     pub fn deadline(&mut self, now: Instant) -> Option<Instant> {
-        let dead = self.tenants.dead_pages() > 0;
+        let dead = self.shared.dead_pages() > 0;
         if self.sweeps_now(now) || self.trimming && !dead {
             return Some(now);
         }
         let waits =
-            !self.exchanges.is_empty() || self.tenants.leased() > 0 || self.store.can_trim();
+            !self.exchanges.is_empty() || self.shared.leased() > 0 || self.shared.store.can_trim();
         // Gauges are right a tick after the last request too.
-        let publish = self.stats.frames_free.value() != u64::from(self.store.frames_free());
+        let free = self.shared.store.frames_free();
+        let publish = self.shared.gauges.frames_free.value() != u64::from(free);
         if self.tick_at.is_none() && (waits || publish) {
             self.tick_at = Some(now + TICK);
         }
         [self.tick_at, dead.then_some(self.sweep_at)].into_iter().flatten().min()
-    }
-
-    /// From now on pages are served but none taken, and no new workload.
-    pub fn drain(&mut self) {
-        self.draining = true;
-        self.stats.draining.set(1);
-    }
-
-    /// Whether any workload has pages here.
-    pub fn in_use(&self) -> bool {
-        self.tenants.in_use() > 0
     }
 
     /// Links which are open.
@@ -386,7 +403,12 @@ impl Core {
     }
 
     /// Whether the request may begin: what is known to fail is refused before its payload comes.
-    fn admit(&self, link: LinkId, control: &Control) -> Result<Admitted, Status> {
+    fn admit(
+        &self,
+        tenants: &Tenants,
+        link: LinkId,
+        control: &Control,
+    ) -> Result<Admitted, Status> {
         match control.op() {
             None | Some(Op::Delegate | Op::Epoch | Op::Atomic | Op::Block) => {
                 return Err(Status::Unsupported);
@@ -395,30 +417,34 @@ impl Core {
             _ if control.has_lengths() => return Err(Status::Unsupported),
             _ => {}
         }
-        let admitted = self.admit_session(link, control)?;
+        let admitted = self.admit_session(tenants, link, control)?;
         match control.op() {
             Some(Op::Get | Op::Put) if control.body::<PagesRequest>().page_shift != PAGE_SHIFT => {
                 Err(Status::Invalid)
             }
-            Some(Op::Put) if self.draining => Err(Status::Draining),
+            Some(Op::Put) if self.shared.is_draining() => Err(Status::Draining),
             _ => Ok(admitted),
         }
     }
 
     /// The client, and the tenant of the link's session if the operation needs one.
-    fn admit_session(&self, link: LinkId, control: &Control) -> Result<Admitted, Status> {
+    fn admit_session(
+        &self,
+        tenants: &Tenants,
+        link: LinkId,
+        control: &Control,
+    ) -> Result<Admitted, Status> {
         let link = self.links.get(&link).ok_or(Status::Denied)?;
         if matches!(control.op(), Some(Op::Hello | Op::Status)) {
             return Ok((link.client, None));
         }
-        let tenant = link.session.ok_or(Status::Denied)?;
+        let session = link.session.ok_or(Status::Denied)?;
         let named = TenantKey { client: link.peer.fingerprint, workload: control.workload };
         // A request of a session that has ended must not meet the pages of the next one.
-        let is_ours = [0, self.tenants.session(tenant)].contains(&control.session);
-        if self.tenants.key(tenant) == Some(named) && is_ours {
-            Ok((link.client, Some(tenant)))
-        } else {
-            Err(Status::Denied)
+        let is_ours = [0, session.number].contains(&control.session);
+        match tenants.key(session) {
+            Some((key, _)) if key == named && is_ours => Ok((link.client, Some(session.tenant))),
+            _ => Err(Status::Denied),
         }
     }
 
@@ -430,42 +456,47 @@ impl Core {
         let key = TenantKey { client, workload };
         let asked: HelloRequest = control.body();
         let lease_ms = u64::from(asked.lease_ms);
-        let greeting = |session, lease: Duration| {
+        let greeting = |session: Session, lease: Duration| {
             let lease_ms = lease.as_millis().try_into().unwrap_or(u32::MAX);
             let reply = control.reply(Status::Ok);
-            reply.with_session(session).with_answer(HelloReply::new(lease_ms, asked.features))
+            reply
+                .with_session(session.number)
+                .with_answer(HelloReply::new(lease_ms, asked.features))
         };
-        if let Some(tenant) = *session
-            && let Some(other) = self.tenants.key(tenant)
+        let mut accounts = self.shared.accounts();
+        if let Some(session) = *session
+            && let Some((other, _)) = accounts.key(session)
         {
             // One workload a link: a second hello is a retry of the first.
             if other != key {
                 return control.reply(Status::Invalid);
             }
-            let lease = self.tenants.renew(tenant, lease_ms);
-            return greeting(self.tenants.session(tenant), lease);
+            return greeting(session, accounts.renew(session, lease_ms));
         }
-        if self.draining && !self.tenants.knows(&key) {
+        if self.shared.is_draining() && !accounts.knows(&key) {
             return control.reply(Status::Draining);
         }
-        let Some((tenant, lease)) = self.tenants.link(key, lease_ms) else {
+        let Some((begun, lease)) = accounts.link(key, lease_ms) else {
             return control.reply(Status::Full);
         };
-        *session = Some(tenant);
-        let (addr, pages) = (peer.addr, self.tenants.pages(tenant));
-        if self.quota.admits(now) {
+        let pages = accounts.key(begun).map_or(0, |(_, pages)| pages);
+        drop(accounts);
+        *session = Some(begun);
+        let addr = peer.addr;
+        if self.shared.may_log(now) {
             tracing::info!(%client, %workload, %addr, pages, "workload connected");
         }
         self.publish(now);
-        greeting(self.tenants.session(tenant), lease)
+        greeting(begun, lease)
     }
 
     /// Credits, and all else that a status tells, are in every reply; only the size of the export is added.
     fn status(&self, control: &Control) -> Control {
-        let reply = control.reply(if self.draining { Status::Draining } else { Status::Ok });
+        let reply =
+            control.reply(if self.shared.is_draining() { Status::Draining } else { Status::Ok });
         match control.op() {
             Some(Op::Status | Op::Grant) => {
-                reply.with_answer(StatusReply::new(self.store.frames().into()))
+                reply.with_answer(StatusReply::new(self.shared.store.frames().into()))
             }
             _ => reply,
         }
@@ -476,16 +507,15 @@ impl Core {
         let asked: PagesRequest = control.body();
         let count = usize::from(asked.count);
         let mut done = 0u64;
-        self.found.clear();
         self.descriptors.clear();
         if count == 1 {
-            self.found.extend(self.store.find(tenant, ContentId(asked.page)));
+            self.found.extend(self.shared.store.find(tenant, ContentId(asked.page)));
             done = self.found.len() as u64;
         }
         for (index, descriptor) in request.descriptors().iter().enumerate() {
-            if let Some(found) = self.store.find(tenant, ContentId(descriptor.page())) {
-                self.found.push(found);
+            if let Some(found) = self.shared.store.find(tenant, ContentId(descriptor.page())) {
                 self.descriptors.push(PageDescriptor::new(descriptor.page(), found.check));
+                self.found.push(found);
                 done |= 1 << index;
             }
         }
@@ -500,50 +530,45 @@ impl Core {
         }
     }
 
-    fn put(&mut self, now: Instant, tenant: TenantId, request: &mut Exchange) -> Control {
-        let (control, seconds) = (request.control, self.seconds(now));
-        let mut done = 0u64;
+    fn put(&mut self, now: Instant, tenant: TenantId, request: &mut Exchange) -> Done {
+        let (control, seconds) = (request.control, self.shared.seconds(now));
+        let (mut done, mut replaced) = (0u64, 0);
         for index in 0..usize::from(control.count()) {
             let Some(&descriptor) = request.descriptors().get(index) else { break };
             let Some(frame) = request.take_frame(index) else { continue };
             let page = ContentId(descriptor.page());
-            if self.store.commit(frame, tenant, page, descriptor.check(), seconds) {
-                // The frame of the content before it is free.
-                self.tenants.clients.give_frames(request.client, 1);
-            } else {
-                self.tenants.add_page(tenant);
-            }
+            let check = descriptor.check();
+            // The frame of the content before it is free.
+            replaced += u64::from(self.shared.store.commit(frame, tenant, page, check, seconds));
             done |= 1 << index;
         }
         let stored = u64::from(done.count_ones());
-        self.last_put = now;
+        self.shared.note_put(now);
         self.stats.puts.add(stored);
         self.stats.bytes_in.add(stored * FRAME_LEN as u64);
         self.stats.refusals.add(u64::from(control.count()) - stored);
         let status = if stored == u64::from(control.count()) { Status::Ok } else { Status::Full };
-        control.reply(status).with_done(done)
+        (control.reply(status).with_done(done), replaced)
     }
 
-    fn discard(&mut self, tenant: TenantId, request: &Exchange) -> Control {
-        for page in request.ids() {
-            if self.store.discard(tenant, ContentId(page.get())) {
-                self.tenants.remove_page(tenant);
-                self.stats.discards.add(1);
-            }
-        }
-        request.control.reply(Status::Ok)
+    fn discard(&mut self, tenant: TenantId, request: &Exchange) -> Done {
+        let held = |page: &&U64| self.shared.store.discard(tenant, ContentId(page.get()));
+        let freed = request.ids().iter().filter(held).count() as u64;
+        self.stats.discards.add(freed);
+        (request.control.reply(Status::Ok), freed)
     }
 
-    fn goodbye(&mut self, now: Instant, tenant: TenantId, control: &Control) -> Control {
-        if let Some(TenantKey { client, workload }) = self.tenants.key(tenant)
-            && self.quota.admits(now)
+    fn goodbye(&mut self, now: Instant, link: LinkId, control: &Control) -> Control {
+        let session = self.links.get_mut(&link).and_then(|link| link.session.take());
+        let Some(session) = session else { return control.reply(Status::Denied) };
+        let mut accounts = self.shared.accounts();
+        let ended = accounts.key(session);
+        accounts.goodbye(session);
+        drop(accounts);
+        if let Some((TenantKey { client, workload }, pages)) = ended
+            && self.shared.may_log(now)
         {
-            let pages = self.tenants.pages(tenant);
             tracing::info!(%client, %workload, pages, "workload ended");
-        }
-        self.tenants.end(tenant);
-        for link in self.links.values_mut().filter(|link| link.session == Some(tenant)) {
-            link.session = None;
         }
         control.reply(Status::Ok)
     }
@@ -553,80 +578,61 @@ impl Core {
         &mut self,
         at: At,
         exchange: ExchangeId,
-        tenant: Option<TenantId>,
         control: Control,
+        credits: u64,
     ) -> Answer<'_> {
         let queue_ns = at.now.saturating_duration_since(at.received).as_nanos() as u64;
         self.stats.queue.observe(queue_ns);
+        let store = &self.shared.store;
+        let seconds = self.shared.seconds(at.now);
         let feedback = Feedback {
             queue_ns: queue_ns.try_into().unwrap_or(u32::MAX),
             service_ns: 0,
-            frames_free: self.store.frames_free(),
-            oldest_age_ms: self.store.oldest_age(self.seconds(at.now)).saturating_mul(1000),
-            credits_put: self.credits(tenant).try_into().unwrap_or(u32::MAX),
+            frames_free: store.frames_free(),
+            oldest_age_ms: store.oldest_age(seconds).saturating_mul(1000),
+            credits_put: credits.try_into().unwrap_or(u32::MAX),
             ..Feedback::default()
         };
-        let payload = match control.op() {
-            Some(Op::Get) => control.answer::<PagesReply>().done != 0,
-            _ => false,
-        };
+        let descriptors = if self.found.is_empty() { &[] } else { &self.descriptors[..] };
+        let pages = Pages { store, found: &mut self.found, descriptors };
         let control = control.with_feedback(feedback);
-        Answer::Reply(Reply { exchange, control, payload: payload.then_some(self) })
+        Answer::Reply(Reply { exchange, control, pages })
     }
 
-    /// Pages that the tenant, or a new one, may put now. They reserve nothing: each put is measured when it begins.
-    fn credits(&self, tenant: Option<TenantId>) -> u64 {
-        if self.draining {
+    /// Pages that a workload of the client, or of a new one, may put now. They reserve nothing: each put is measured when
+    /// it begins.
+    fn credits(&self, tenants: &Tenants, client: Option<ClientId>) -> u64 {
+        if self.shared.is_draining() {
             return 0;
         }
-        let client = tenant.and_then(|tenant| self.tenants.client(tenant));
-        let (free, frames) = (self.store.frames_free().into(), self.store.frames().into());
-        self.tenants.clients.credits(client, free, frames)
+        let store = &self.shared.store;
+        let (free, frames) = (store.frames_free().into(), store.frames().into());
+        tenants.clients.credits(client, free, frames)
     }
 
     fn refuse(
         &mut self,
         at: At,
         exchange: ExchangeId,
-        tenant: Option<TenantId>,
         control: &Control,
         status: Status,
+        credits: u64,
     ) -> Answer<'_> {
-        self.count_refusal(control, status);
-        self.reply(at, exchange, tenant, control.reply(status))
-    }
-
-    /// Refuses what the client may ask for again when fewer of its requests are under way; others are not concerned.
-    fn refuse_for_now(
-        &mut self,
-        at: At,
-        exchange: ExchangeId,
-        tenant: Option<TenantId>,
-        control: &Control,
-    ) -> Answer<'_> {
-        let is_put = control.op() == Some(Op::Put);
-        let status = if is_put { Status::Full } else { Status::Denied };
-        self.refuse(at, exchange, tenant, control, status)
-    }
-
-    fn count_refusal(&self, control: &Control, status: Status) {
         match status {
             Status::Full => self.stats.refusals.add(u64::from(control.count())),
             _ => self.stats.denied.add(1),
         }
-    }
-
-    fn seconds(&self, now: Instant) -> u32 {
-        now.saturating_duration_since(self.started).as_secs() as u32
+        self.reply(at, exchange, control.reply(status), credits)
     }
 
     fn publish(&self, now: Instant) {
-        let (frames, free) = (u64::from(self.store.frames()), u64::from(self.store.frames_free()));
-        self.stats.frames_total.set(frames);
-        self.stats.frames_free.set(free);
-        self.stats.frames_used.set(frames - free);
-        self.stats.oldest_age_s.set(u64::from(self.store.oldest_age(self.seconds(now))));
-        self.stats.tenants.set(self.tenants.len() as u64);
+        let (store, gauges) = (&self.shared.store, &self.shared.gauges);
+        let (frames, free) = (u64::from(store.frames()), u64::from(store.frames_free()));
+        gauges.frames_total.set(frames);
+        gauges.frames_free.set(free);
+        gauges.frames_used.set(frames - free);
+        gauges.oldest_age_s.set(u64::from(store.oldest_age(self.shared.seconds(now))));
+        gauges.tenants.set(self.shared.accounts().len() as u64);
         self.stats.links.set(self.links.len() as u64);
     }
 }

@@ -1,9 +1,10 @@
-//! The loop: receive, let the core answer, send; spin briefly when idle, then block. The only reader of the clock
+//! The loop of a thread: receive, let the core answer, send; spin briefly when idle, then block. The only reader of the clock
 //! and the only user of the transport.
 
 use crate::core::{Answer, At, Core, Departure, Reply};
 use crate::limits::{BLOCK_MAX, DRAIN_MAX, EXPEL_EVERY, FAREWELL, FLUSH_EVENTS, TICK};
 use crate::renewal::Renewal;
+use crate::shared::Shared;
 use crate::spin::{SLICE, Spin, prefer_latency};
 use crate::stats::Stats;
 use crate::stop::Stop;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub struct Driver<T> {
     transport: T,
     core: Core,
+    shared: Arc<Shared>,
     stats: Arc<Stats>,
     stop: Arc<Stop>,
     renewal: Arc<Renewal>,
@@ -35,20 +37,20 @@ impl<T: Transport> Driver<T> {
     pub fn new(
         transport: T,
         core: Core,
-        stats: Arc<Stats>,
         stop: Arc<Stop>,
         renewal: Arc<Renewal>,
         spin_max: Duration,
     ) -> Self {
         let (spin, expel_at) = (Spin::new(), Instant::now() + EXPEL_EVERY);
-        Self { transport, core, stats, stop, renewal, spin, spin_max, expel_at }
+        let (shared, stats) = (core.shared().clone(), core.stats().clone());
+        Self { transport, core, shared, stats, stop, renewal, spin, spin_max, expel_at }
     }
 
     /// Serves until it is asked to stop, then drains.
     ///
     /// # Errors
     /// When the socket or the clock of the machine fails for good.
-    pub fn run(mut self) -> io::Result<()> {
+    pub fn run(&mut self) -> io::Result<()> {
         prefer_latency(SLICE);
         let mut idle: Option<Idle> = None;
         while self.stop.requested().is_none() {
@@ -79,12 +81,16 @@ impl<T: Transport> Driver<T> {
 
     /// Takes new keys, if there are any.
     fn renew(&mut self) {
-        let Some(identity) = self.renewal.take() else { return };
-        match self.transport.renew(&identity) {
+        let Some(offer) = self.renewal.take() else { return };
+        let (identity, renewed) = (&offer.identity, self.transport.renew(&offer.identity));
+        if renewed.is_ok() {
+            self.expel_at = Instant::now();
+        }
+        match renewed {
+            _ if !offer.note_taken() => {}
             Ok(()) => {
-                self.expel_at = Instant::now();
                 let expires = seconds_since_1970(identity.expires());
-                self.stats.certificate_expires_s.set(expires);
+                self.shared.gauges.certificate_expires_s.set(expires);
                 tracing::info!(node = %identity.fingerprint(), expires, "keys renewed");
             }
             Err(error) => tracing::error!(%error, "the keys stay as they are"),
@@ -125,17 +131,18 @@ impl<T: Transport> Driver<T> {
 
     /// Handles an event; returns how many pages the answer carries.
     fn handle(&mut self, at: At, event: Event, clock: impl Fn() -> Instant) -> usize {
-        let (core, transport, stats) = (&mut self.core, &mut self.transport, &self.stats);
+        let (core, transport) = (&mut self.core, &mut self.transport);
+        let (shared, stats) = (&self.shared, &self.stats);
         let (link, answer) = match event {
             Event::Connected { link, peer } => {
-                if core.may_log(at.now) {
+                if shared.may_log(at.now) {
                     tracing::info!(addr = %peer.addr, client = %peer.fingerprint, "connected");
                 }
                 (link, core.handle_connected(at.now, link, peer))
             }
             Event::Closed { link, reason } => {
                 let gone = core.handle_closed(at.now, link);
-                if core.may_log(at.now) {
+                if shared.may_log(at.now) {
                     tell_end(gone, &reason);
                 }
                 return 0;
@@ -157,7 +164,7 @@ impl<T: Transport> Driver<T> {
             Answer::Nothing => {}
             Answer::Reply(reply) => return send(transport, stats, (at, clock()), &reply),
             Answer::Close(code) => {
-                if core.may_log(at.now) {
+                if shared.may_log(at.now) {
                     tracing::warn!(?link, ?code, "closing a link");
                 }
                 transport.close(at.now, link, code);
@@ -187,12 +194,13 @@ impl<T: Transport> Driver<T> {
     /// links and says so.
     fn drain(&mut self) -> io::Result<()> {
         let began = Instant::now();
-        self.core.drain();
-        tracing::info!(links = self.core.links().count(), "draining");
+        if self.shared.drain() {
+            tracing::info!("draining");
+        }
         loop {
             let grace = self.stop.requested().unwrap_or_default().min(DRAIN_MAX);
             let now = Instant::now();
-            if now >= began + grace || !self.core.in_use() {
+            if now >= began + grace || !self.shared.accounts().in_use() {
                 break;
             }
             if !self.turn(Instant::now)? {

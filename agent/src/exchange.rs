@@ -48,21 +48,20 @@ impl Exchange {
         }
     }
 
-    /// Sets frames aside for up to `most` pages of a put; returns how many.
-    pub fn set_aside(&mut self, store: &mut Store, most: u64) -> u64 {
-        let count = u64::from(self.control.count()).min(most);
+    /// Sets frames aside for the first `count` pages of a put, of thread `home`'s if they can be; returns how many.
+    pub fn set_aside(&mut self, store: &Store, home: usize, count: u64) -> u64 {
         self.frames.reserve_exact(count as usize);
-        self.frames.extend((0..count).map_while(|_| store.reserve()).map(Some));
+        self.frames.extend((0..count).map_while(|_| store.reserve(home)).map(Some));
         self.frames.len() as u64
     }
 
+    /// Frames that are set aside.
+    pub fn frames(&self) -> u64 {
+        self.frames.iter().flatten().count() as u64
+    }
+
     /// Takes in the payload's bytes from `offset` on.
-    pub fn deposit(
-        &mut self,
-        store: &mut Store,
-        offset: u32,
-        bytes: &[u8],
-    ) -> Result<(), OutOfOrder> {
+    pub fn deposit(&mut self, store: &Store, offset: u32, bytes: &[u8]) -> Result<(), OutOfOrder> {
         let start = offset as usize;
         let end = start.checked_add(bytes.len()).ok_or(OutOfOrder)?;
         if start != self.received || end > self.control.payload_len as usize {
@@ -78,7 +77,7 @@ impl Exchange {
         while !pages.is_empty() {
             let within = at % FRAME_LEN;
             let (part, rest) = pages.split_at((FRAME_LEN - within).min(pages.len()));
-            if let Some(Some(frame)) = self.frames.get(at / FRAME_LEN) {
+            if let Some(Some(frame)) = self.frames.get_mut(at / FRAME_LEN) {
                 store.write(frame)[within..within + part.len()].copy_from_slice(part);
             }
             at += part.len();
@@ -113,7 +112,8 @@ impl Exchange {
     }
 
     /// Gives back the frames which were not taken; returns how many.
-    pub fn release(self, store: &mut Store) -> u64 {
-        self.frames.into_iter().flatten().map(|frame| store.release(frame)).count() as u64
+    pub fn release(&mut self, store: &Store) -> u64 {
+        let left = self.frames.drain(..).flatten();
+        left.map(|frame| store.release(frame)).count() as u64
     }
 }

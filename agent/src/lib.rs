@@ -2,9 +2,9 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | memory | [`slab`] (frames), `warmer`, [`store`] (which page is where) |
-//! | decisions, without sockets or clocks | [`core`], [`clients`], [`tenants`], `exchange` |
-//! | the loop, the only user of the transport | [`driver`], [`spin`] |
+//! | memory | [`slab`] (frames), `warmer`, [`numa`], [`store`] (which page is where) |
+//! | decisions, without sockets or clocks | [`core`] (one a thread), [`shared`] by all of them: [`clients`], [`tenants`]; `exchange` |
+//! | the loops, one a thread, the only users of the transport | [`driver`], [`spin`] |
 //! | reports | [`stats`], [`metrics`], [`log`] |
 //! | the program | [`agent`], [`cli`] |
 
@@ -19,8 +19,10 @@ pub mod limits;
 pub mod log;
 pub mod memory;
 pub mod metrics;
+pub mod numa;
 mod quota;
 pub mod renewal;
+pub mod shared;
 pub mod slab;
 pub mod spin;
 pub mod stats;

@@ -1,6 +1,7 @@
 //! Every bound of the agent, and the relations between them.
 
 use gms_transport::message::{DISCARD_MAX, PAGES_MAX};
+use gms_transport::quic::limits::RETRY_MARK;
 use std::time::Duration;
 
 /// Bytes of a frame.
@@ -11,6 +12,12 @@ pub const FRAMES_MAX: u64 = 1 << 30;
 pub const TENANTS_MAX: usize = 4096;
 /// Most links at a time.
 pub const LINKS_MAX: usize = 256;
+/// Most threads that serve.
+pub const THREADS_MAX: usize = 16;
+/// Most of them unless the user says how many.
+pub const THREADS_USUAL: usize = 8;
+/// Parts of the index of pages for each thread, where there are several: so two seldom want the same one.
+pub const SHARDS_PER_THREAD: usize = 4;
 /// Most exchanges whose request is coming in at a time, all links together.
 pub const EXCHANGES_MAX: usize = 16_384;
 /// Bytes of descriptors and page ids, of requests that are coming in, at a time, all links together.
@@ -45,12 +52,14 @@ pub const SWEEP_SHARE: u64 = 16;
 pub const TRIM_STEP: u32 = 16_384;
 /// Frames given back in one step, in at most [`TRIM_CALLS`] calls: about 0.4 ms.
 pub const TRIM_FRAMES: u32 = 512;
+/// Frames given back in one call, while which no other thread takes or frees one of their part: about 50 us.
+pub const TRIM_RUN: u32 = 64;
 /// See [`TRIM_FRAMES`].
 pub const TRIM_CALLS: u32 = 64;
 /// Free frames are given back step by step when no page has been put for this long; before that, one step a
 /// [`TICK`] (8 MiB/s), so that frames which are soon used again stay warm.
 pub const TRIM_IDLE: Duration = Duration::from_secs(10);
-/// Frames kept warm ahead of the ones in use, when none that was used before is free: 4 MiB.
+/// Frames of a part kept warm ahead of the ones in use, when none that was used before is free: 4 MiB.
 pub const WARM_AHEAD: u32 = 1024;
 /// Frames warmed in one call.
 pub const WARM_STEP: u32 = 64;
@@ -87,7 +96,10 @@ pub const METRICS_REQUEST_MAX: usize = 8192;
 const _: () = {
     assert!(FRAMES_MAX < u32::MAX as u64 && FRAME_LEN == 4096);
     assert!(TENANTS_MAX < u16::MAX as usize);
-    assert!(TRIM_FRAMES <= TRIM_STEP && SWEEP_STEP as usize >= DISCARD_MAX);
+    assert!(TRIM_RUN <= TRIM_FRAMES && TRIM_FRAMES <= TRIM_STEP);
+    assert!(SWEEP_STEP as usize >= DISCARD_MAX && TRIM_FRAMES / TRIM_RUN <= TRIM_CALLS);
+    // Each has an equal part of what a listener may have of handshakes.
+    assert!(THREADS_USUAL <= THREADS_MAX && RETRY_MARK.is_multiple_of(THREADS_MAX));
     assert!(WARM_STEP < WARM_AHEAD && WARM_STEP.is_power_of_two());
     assert!(CREDITS_MAX <= u32::MAX as u64);
     assert!(TICK.as_millis() < LEASE_MIN.as_millis());

@@ -5,7 +5,7 @@
 //! reads nothing, delays nobody.
 
 use crate::limits::{METRICS_CLIENTS_MAX, METRICS_REQUEST_MAX, METRICS_TIMEOUT};
-use crate::stats::{Format, Report, Stats};
+use crate::stats::{Format, Report};
 use crate::stop::Stop;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -30,11 +30,10 @@ pub struct Metrics {
 
 impl Metrics {
     /// Listens on `addr`.
-    pub fn spawn(addr: SocketAddr, stats: Arc<Stats>, stop: Arc<Stop>) -> io::Result<Self> {
+    pub fn spawn(addr: SocketAddr, report: Report, stop: Arc<Stop>) -> io::Result<Self> {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
-        let report = Report::of(stats);
         let serve = move || {
             if let Err(error) = serve(&listener, &report, &stop) {
                 tracing::error!(%error, "metrics ended");
@@ -225,6 +224,12 @@ fn accepts_open_metrics(header: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::Stats;
+
+    fn spawn(stats: Arc<Stats>, stop: Arc<Stop>) -> Metrics {
+        let report = Report::of(Arc::default(), vec![stats]);
+        Metrics::spawn(([127, 0, 0, 1], 0).into(), report, stop).expect("listen")
+    }
 
     fn ask(addr: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(addr).expect("connect");
@@ -238,8 +243,7 @@ mod tests {
     fn idle_clients_delay_nobody() {
         let (stats, stop) = (Arc::new(Stats::default()), Arc::new(Stop::new().expect("eventfd")));
         stats.puts.add(3);
-        let metrics =
-            Metrics::spawn(([127, 0, 0, 1], 0).into(), stats, stop.clone()).expect("listen");
+        let metrics = spawn(stats, stop.clone());
         let idle: Vec<TcpStream> = (0..METRICS_CLIENTS_MAX + 6)
             .map(|_| TcpStream::connect(metrics.addr).expect("connect"))
             .collect();
@@ -261,8 +265,7 @@ mod tests {
     #[test]
     fn heads_and_queries_are_understood() {
         let (stats, stop) = (Arc::new(Stats::default()), Arc::new(Stop::new().expect("eventfd")));
-        let metrics =
-            Metrics::spawn(([127, 0, 0, 1], 0).into(), stats, stop.clone()).expect("listen");
+        let metrics = spawn(stats, stop.clone());
         let ask = |request: &str| ask(metrics.addr, &format!("{request}\r\n\r\n"));
         let (whole, head) = (ask("GET /metrics HTTP/1.0"), ask("HEAD /metrics HTTP/1.0"));
         assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");

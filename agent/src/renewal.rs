@@ -1,18 +1,39 @@
-//! New keys for a running agent, handed from the thread that reads them to the loop.
+//! New keys for a running agent, handed from the thread that reads them to the loops.
 
 use gms_transport::keys::Identity;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// At most one identity that the loop has not taken yet.
+/// An identity for all loops.
+#[derive(Debug)]
+pub struct Offer {
+    /// The identity.
+    pub identity: Identity,
+    /// Loops that have not taken it.
+    left: AtomicUsize,
+}
+
+impl Offer {
+    /// For `loops` loops.
+    pub fn new(identity: Identity, loops: usize) -> Arc<Self> {
+        Arc::new(Self { identity, left: loops.into() })
+    }
+
+    /// A loop has taken it. True for the last one.
+    pub fn note_taken(&self) -> bool {
+        self.left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+/// At most one offer that a loop has not taken yet.
 #[derive(Debug)]
 pub struct Renewal {
     /// Whether there is one, so that the loop need not lock to look.
     pending: AtomicBool,
-    identity: Mutex<Option<Identity>>,
+    offer: Mutex<Option<Arc<Offer>>>,
     /// Readable while there is one.
     wake: EventFd,
 }
@@ -21,31 +42,47 @@ impl Renewal {
     /// Nothing to take.
     pub fn new() -> io::Result<Self> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { pending: AtomicBool::new(false), identity: Mutex::new(None), wake })
+        Ok(Self { pending: AtomicBool::new(false), offer: Mutex::new(None), wake })
     }
 
-    /// Has the loop take `identity`; one which it has not taken yet is replaced.
-    pub fn offer(&self, identity: Identity) {
-        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = Some(identity);
+    /// Has the loop take `offer`; one which it has not taken yet is replaced.
+    pub fn offer(&self, offer: Arc<Offer>) {
+        *self.offer.lock().unwrap_or_else(PoisonError::into_inner) = Some(offer);
         self.pending.store(true, Ordering::Release);
         // Fails only when its count is full, and then it is readable, which is all that is wanted.
         let _ = self.wake.write(1);
     }
 
     /// What was offered since.
-    pub fn take(&self) -> Option<Identity> {
+    pub fn take(&self) -> Option<Arc<Offer>> {
         if !self.pending.load(Ordering::Acquire) {
             return None;
         }
         self.pending.store(false, Ordering::Relaxed);
         // Fails only when it was not readable yet.
         let _ = self.wake.read();
-        self.identity.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.offer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl AsFd for Renewal {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gms_transport::keys::ephemeral;
+
+    #[test]
+    fn keys_are_renewed_when_the_last_loop_has_taken_them() {
+        let (node, _) = ephemeral().expect("keys");
+        let loops = [(); 3].map(|()| Renewal::new().expect("a descriptor"));
+        let offer = Offer::new(node, loops.len());
+        loops.iter().for_each(|renewal| renewal.offer(offer.clone()));
+        let last = loops.map(|renewal| renewal.take().expect("an offer").note_taken());
+        assert_eq!(last, [false, false, true]);
     }
 }

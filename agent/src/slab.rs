@@ -1,9 +1,10 @@
-//! The memory of the frames: one anonymous mapping.
+//! The memory of the frames: one anonymous mapping, in a part for each thread that serves.
 
 use crate::limits::{FRAME_LEN, FRAMES_MAX, WARM_STEP};
+use crate::numa::Nodes;
 use crate::warmer::Warmer;
 use gms_policy::{Bytes, PageCount};
-use memmap2::{Advice, MmapMut, MmapOptions, UncheckedAdvice};
+use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -38,12 +39,12 @@ pub enum SlabError {
 }
 
 /// Frames of 4 KiB. Memory is taken from the kernel when a frame is first written, and given back by
-/// [`Slab::give_back`].
+/// [`Slab::give_back`]. Who may use which frame is for the caller to keep apart.
 #[derive(Debug)]
 pub struct Slab {
-    /// Before `map`, so that it is dropped first.
-    warmer: Option<Warmer>,
-    map: MmapMut,
+    /// One a part, or none. Before `map`, so that they are dropped first.
+    warmers: Vec<Warmer>,
+    map: MmapRaw,
     frames: u32,
     huge: bool,
 }
@@ -62,21 +63,33 @@ impl Slab {
             true => SlabError::Huge { needed: bytes.0 >> HUGE_SHIFT, error },
             false => SlabError::Memory { bytes, error },
         })?;
-        Ok(Self { warmer: None, map, frames: frames as u32, huge })
+        Ok(Self { warmers: Vec::new(), map, frames: frames as u32, huge })
     }
 
-    /// From the first use on takes memory from the kernel a little ahead of its use, in a thread. Huge pages need it not.
-    pub fn warm_ahead(&mut self) -> io::Result<()> {
-        if let (false, Some(base)) = (self.huge, NonNull::new(self.map.as_mut_ptr())) {
-            // SAFETY: the mapping is dropped after the warmer: fields are dropped in order.
-            self.warmer = Some(unsafe { Warmer::spawn(base, self.frames)? });
+    /// The frames of each of `parts` parts, as equal as can be; fewer parts if there are not so many frames.
+    pub fn parts(&self, parts: usize) -> Vec<Range<u32>> {
+        let (frames, parts) = (u64::from(self.frames), (parts as u64).min(self.frames.into()));
+        let start = |part| (frames * part / parts) as u32;
+        (0..parts).map(|part| start(part)..start(part + 1)).collect()
+    }
+
+    /// From the first use on takes memory of each part from the kernel a little ahead of its use, in a thread a part, on
+    /// the CPUs of that part's node. Huge pages need it not.
+    pub fn warm_ahead(&mut self, parts: usize, nodes: &Nodes) -> io::Result<()> {
+        for (number, part) in self.parts(parts).into_iter().enumerate().filter(|_| !self.huge) {
+            if let Some(base) = NonNull::new(self.frame(part.start)) {
+                // SAFETY: the part lies in the mapping, which is dropped after the warmer: fields are dropped in order.
+                self.warmers.push(unsafe {
+                    Warmer::spawn(base, part.len() as u32, nodes.of_thread(number))?
+                });
+            }
         }
         Ok(())
     }
 
-    /// Frames from `next` on will be used next.
-    pub fn used_to(&self, next: u32) {
-        if let Some(warmer) = self.warmer.as_ref().filter(|_| next.is_multiple_of(WARM_STEP)) {
+    /// Of part `part` the frames from its `next` on will be used next.
+    pub fn used_to(&self, part: usize, next: u32) {
+        if let Some(warmer) = self.warmers.get(part).filter(|_| next.is_multiple_of(WARM_STEP)) {
             warmer.used_to(next);
         }
     }
@@ -87,15 +100,31 @@ impl Slab {
     }
 
     /// Content of `frame`.
-    pub fn read(&self, frame: u32) -> &[u8] {
-        let start = frame as usize * FRAME_LEN;
-        &self.map[start..start + FRAME_LEN]
+    ///
+    /// # Safety
+    /// As long as the reference lives nobody writes the frame or gives it back.
+    pub unsafe fn read(&self, frame: u32) -> &[u8] {
+        // SAFETY: the frame lies in the mapping, all of whose bytes can be read; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.frame(frame), FRAME_LEN) }
     }
 
     /// Content of `frame`, to be written.
-    pub fn write(&mut self, frame: u32) -> &mut [u8] {
-        let start = frame as usize * FRAME_LEN;
-        &mut self.map[start..start + FRAME_LEN]
+    ///
+    /// # Safety
+    /// As long as the reference lives nobody else reads or writes the frame, or gives it back.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "frames are apart, and the caller has this one for itself"
+    )]
+    pub unsafe fn write(&self, frame: u32) -> &mut [u8] {
+        // SAFETY: the frame lies in the mapping, all of whose bytes can be written; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.frame(frame), FRAME_LEN) }
+    }
+
+    /// Where a frame begins.
+    fn frame(&self, frame: u32) -> *mut u8 {
+        assert!(frame < self.frames, "a frame of this slab");
+        self.map.as_mut_ptr().wrapping_add(frame as usize * FRAME_LEN)
     }
 
     /// Whether [`Slab::give_back`] does anything: huge pages stay.
@@ -104,14 +133,17 @@ impl Slab {
     }
 
     /// Gives the memory of `frames` back to the kernel; they read as zero then.
-    pub fn give_back(&mut self, frames: Range<u32>) -> io::Result<()> {
+    ///
+    /// # Safety
+    /// Nobody holds a reference to one of them.
+    pub unsafe fn give_back(&self, frames: Range<u32>) -> io::Result<()> {
         let (start, len) = (frames.start as usize * FRAME_LEN, frames.len() * FRAME_LEN);
-        // SAFETY: the bytes become zeros, through `&mut self`: nobody holds a reference to them.
+        // SAFETY: the bytes become zeros, and the caller has promised that nobody looks.
         unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) }
     }
 }
 
-fn map(bytes: Bytes, huge: bool) -> io::Result<MmapMut> {
+fn map(bytes: Bytes, huge: bool) -> io::Result<MmapRaw> {
     let len = usize::try_from(bytes.0).map_err(io::Error::other)?;
     let mut options = MmapOptions::new();
     match huge {
@@ -121,7 +153,7 @@ fn map(bytes: Bytes, huge: bool) -> io::Result<MmapMut> {
     let map = options.map_anon()?;
     map.advise(Advice::DontFork)?;
     map.advise(Advice::DontDump)?;
-    Ok(map)
+    Ok(map.into())
 }
 
 #[cfg(test)]
@@ -130,6 +162,16 @@ mod tests {
     use crate::limits::WARM_AHEAD;
 
     const HUGE_FRAMES: u32 = (1 << HUGE_SHIFT) / FRAME_LEN as u32;
+
+    fn fill(slab: &Slab, frame: u32, byte: u8) {
+        // SAFETY: the tests have their slabs for themselves.
+        unsafe { slab.write(frame).fill(byte) }
+    }
+
+    fn holds(slab: &Slab, frame: u32, byte: u8) -> bool {
+        // SAFETY: likewise.
+        unsafe { slab.read(frame).iter().all(|&b| b == byte) }
+    }
 
     /// Frames of which the kernel has given the memory.
     fn resident(slab: &Slab) -> usize {
@@ -142,24 +184,23 @@ mod tests {
 
     #[test]
     fn frames_are_apart_and_given_back() {
-        let mut slab = Slab::new(Bytes(10 * 4096 + 100), false).expect("memory");
+        let slab = Slab::new(Bytes(10 * 4096 + 100), false).expect("memory");
         assert_eq!(slab.frames(), 10);
-        for frame in 0..10 {
-            slab.write(frame).fill(frame as u8 + 1);
-        }
-        assert!((0..10).all(|frame| slab.read(frame).iter().all(|&b| b == frame as u8 + 1)));
+        (0..10).for_each(|frame| fill(&slab, frame, frame as u8 + 1));
+        assert!((0..10).all(|frame| holds(&slab, frame, frame as u8 + 1)));
         assert_eq!(resident(&slab), 10);
-        slab.give_back(2..7).expect("advice");
+        // SAFETY: no reference is held.
+        unsafe { slab.give_back(2..7).expect("advice") };
         assert_eq!(resident(&slab), 5);
-        assert!(slab.read(4).iter().all(|&b| b == 0) && slab.read(7)[0] == 8);
+        assert!(holds(&slab, 4, 0) && holds(&slab, 7, 8));
     }
 
     #[test]
     fn frames_are_taken_ahead_of_their_use() {
         let mut slab = Slab::new(Bytes(100 << 20), false).expect("memory");
-        slab.warm_ahead().expect("a thread");
-        slab.used_to(0);
-        slab.write(0).fill(7);
+        slab.warm_ahead(1, &Nodes::default()).expect("a thread");
+        slab.used_to(0, 0);
+        fill(&slab, 0, 7);
         // Huge pages bring more at once.
         let until = |slab: &Slab, frames: u32| {
             let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
@@ -170,9 +211,16 @@ mod tests {
             assert!(resident(slab) < (frames + 2 * HUGE_FRAMES) as usize);
         };
         until(&slab, WARM_AHEAD);
-        slab.used_to(HUGE_FRAMES);
+        slab.used_to(0, HUGE_FRAMES);
         until(&slab, WARM_AHEAD + HUGE_FRAMES);
-        assert!(slab.read(0).iter().all(|&b| b == 7));
+        assert!(holds(&slab, 0, 7));
+    }
+
+    #[test]
+    fn parts_are_all_of_it() {
+        let slab = Slab::new(Bytes(10 << 12), false).expect("memory");
+        assert_eq!(slab.parts(4), [0..2, 2..5, 5..7, 7..10]);
+        assert_eq!((slab.parts(1)[0].clone(), slab.parts(16).len()), (0..10, 10));
     }
 
     #[test]

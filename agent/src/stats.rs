@@ -1,4 +1,4 @@
-//! Counters, written by the loop and read by whoever reports them.
+//! Counters, each written by one loop, and gauges of all of them; read by whoever reports them.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
@@ -8,7 +8,7 @@ use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A number that only its loop writes.
+/// A number that only its loop adds to.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -50,16 +50,21 @@ impl Histogram {
         self.sum_ns.add(ns);
     }
 
-    fn encode(&self, out: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
+    /// Tells those of all threads together.
+    fn encode<'a>(
+        out: &mut DescriptorEncoder<'_>,
+        name: &str,
+        help: &str,
+        threads: impl Iterator<Item = &'a Self> + Clone,
+    ) -> fmt::Result {
         let bound = |index: usize| match index {
             Self::BOUNDS => f64::INFINITY,
             _ => (1u64 << (Self::FIRST_SHIFT + index as u32)) as f64 / 1e9,
         };
-        let buckets = self.buckets.iter().enumerate();
-        let buckets: Vec<(f64, u64)> =
-            buckets.map(|(i, count)| (bound(i), count.value())).collect();
+        let count = |i: usize| threads.clone().map(|thread| thread.buckets[i].value()).sum();
+        let buckets: Vec<(f64, u64)> = (0..=Self::BOUNDS).map(|i| (bound(i), count(i))).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();
-        let seconds = self.sum_ns.value() as f64 / 1e9;
+        let seconds = threads.map(|thread| thread.sum_ns.value()).sum::<u64>() as f64 / 1e9;
         let mut metric = out.encode_descriptor(name, help, None, MetricType::Histogram)?;
         metric.encode_histogram::<NoLabelSet>(seconds, count, &buckets, None)
     }
@@ -68,9 +73,15 @@ impl Histogram {
 /// Which agent this is.
 const BUILD: [(&str, &str); 1] = [("version", env!("CARGO_PKG_VERSION"))];
 
-macro_rules! stats {
-    ($($kind:ident $name:ident $metric:literal $help:literal,)*) => {
-        /// What an agent has done and holds.
+macro_rules! numbers {
+    ($($gauge:ident $gauge_name:literal $gauge_help:literal,)* ; $($kind:ident $name:ident $metric:literal $help:literal,)*) => {
+        /// What an agent holds, all threads together.
+        #[derive(Debug, Default)]
+        pub struct Gauges {
+            $(#[doc = $gauge_help] pub $gauge: Counter,)*
+        }
+
+        /// What a thread of an agent has done and holds.
         #[derive(Debug, Default)]
         pub struct Stats {
             $(#[doc = $help] pub $name: Counter,)*
@@ -80,19 +91,35 @@ macro_rules! stats {
             pub service: Histogram,
         }
 
-        impl Collector for Stats {
+        impl Collector for Source {
             fn encode(&self, mut out: DescriptorEncoder<'_>) -> fmt::Result {
-                $($kind(&mut out, $metric, $help, self.$name.value())?;)*
-                self.queue.encode(&mut out, "queue_seconds",
-                    "Time that requests waited from their receipt until they were handled")?;
-                self.service.encode(&mut out, "service_seconds",
-                    "Time from a request's handling to its reply")?;
+                let threads = || self.threads.iter();
+                $(gauge(&mut out, $gauge_name, $gauge_help, self.gauges.$gauge.value())?;)*
+                $($kind(&mut out, $metric, $help, threads().map(|thread| thread.$name.value()).sum())?;)*
+                Histogram::encode(&mut out, "queue_seconds",
+                    "Time that requests waited from their receipt until they were handled",
+                    threads().map(|thread| &thread.queue))?;
+                Histogram::encode(&mut out, "service_seconds",
+                    "Time from a request's handling to its reply",
+                    threads().map(|thread| &thread.service))?;
+                let help = "Links open, by the thread that serves them";
+                let mut links = out.encode_descriptor("thread_links", help, None, MetricType::Gauge)?;
+                for (number, thread) in threads().enumerate() {
+                    links.encode_family(&[("thread", number)])?.encode_gauge(&thread.links.value())?;
+                }
                 let help = "The version that runs; the value is 1";
                 let mut info = out.encode_descriptor("build_info", help, None, MetricType::Gauge)?;
                 info.encode_family(&BUILD)?.encode_gauge(&1u64)
             }
         }
     };
+}
+
+/// What is reported.
+#[derive(Debug)]
+struct Source {
+    gauges: Arc<Gauges>,
+    threads: Vec<Arc<Stats>>,
 }
 
 fn gauge(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
@@ -123,15 +150,15 @@ impl Format {
     }
 }
 
-/// What [`Stats`] say, as text.
+/// What [`Gauges`] and the [`Stats`] of all threads say, as text.
 #[derive(Debug)]
 pub struct Report(Registry);
 
 impl Report {
-    /// Reports of `stats`.
-    pub fn of(stats: Arc<Stats>) -> Self {
+    /// Reports of an agent with these threads.
+    pub fn of(gauges: Arc<Gauges>, threads: Vec<Arc<Stats>>) -> Self {
         let mut registry = Registry::with_prefix("gms_agent");
-        registry.register_collector(Box::new(stats));
+        registry.register_collector(Box::new(Source { gauges, threads }));
         Self(registry)
     }
 
@@ -170,15 +197,16 @@ fn counter_of(line: &str) -> Option<&str> {
     line.strip_prefix("# TYPE ")?.strip_suffix(" counter")
 }
 
-stats! {
-    gauge frames_total "frames" "Frames of 4096 bytes exported",
-    gauge frames_free "frames_free" "Frames free",
-    gauge frames_used "frames_used" "Frames in use",
-    gauge oldest_age_s "oldest_page_age_seconds" "Age of the oldest page",
-    gauge tenants "tenants" "Workloads which have not ended",
+numbers! {
+    frames_total "frames" "Frames of 4096 bytes exported",
+    frames_free "frames_free" "Frames free",
+    frames_used "frames_used" "Frames in use",
+    oldest_age_s "oldest_page_age_seconds" "Age of the oldest page",
+    tenants "tenants" "Workloads which have not ended",
+    certificate_expires_s "certificate_expiry_timestamp_seconds" "When the agent's certificate expires, in seconds since 1970",
+    draining "draining" "1 from the request to stop on, else 0",
+    ;
     gauge links "links" "Links open",
-    gauge certificate_expires_s "certificate_expiry_timestamp_seconds" "When the agent's certificate expires, in seconds since 1970",
-    gauge draining "draining" "1 from the request to stop on, else 0",
     counter gets "page_gets" "Pages asked for",
     counter misses "page_misses" "Pages asked for and not there",
     counter puts "page_puts" "Pages stored",
@@ -202,19 +230,27 @@ mod tests {
             stats.service.observe(ns);
         }
         stats.puts.add(7);
-        stats.certificate_expires_s.set(1_800_000_000);
-        let report = Report::of(Arc::new(stats));
+        stats.links.set(2);
+        let (other, gauges) = (Stats::default(), Gauges::default());
+        other.service.observe(1024);
+        other.puts.add(10);
+        other.links.set(1);
+        gauges.certificate_expires_s.set(1_800_000_000);
+        let report = Report::of(gauges.into(), vec![stats.into(), other.into()]);
         let text = report.text(Format::Prometheus);
         for line in [
-            "gms_agent_service_seconds_bucket{le=\"0.000001024\"} 2",
-            "gms_agent_service_seconds_bucket{le=\"0.000002048\"} 4",
-            "gms_agent_service_seconds_bucket{le=\"+Inf\"} 5",
-            "gms_agent_service_seconds_count 5",
+            "gms_agent_service_seconds_bucket{le=\"0.000001024\"} 3",
+            "gms_agent_service_seconds_bucket{le=\"0.000002048\"} 5",
+            "gms_agent_service_seconds_bucket{le=\"+Inf\"} 6",
+            "gms_agent_service_seconds_count 6",
             "# TYPE gms_agent_page_puts_total counter",
             "# HELP gms_agent_page_puts_total Pages stored",
-            "gms_agent_page_puts_total 7",
+            "gms_agent_page_puts_total 17",
             "gms_agent_certificate_expiry_timestamp_seconds 1800000000",
             "gms_agent_draining 0",
+            "gms_agent_links 3",
+            "gms_agent_thread_links{thread=\"0\"} 2",
+            "gms_agent_thread_links{thread=\"1\"} 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }
@@ -237,7 +273,7 @@ mod tests {
                 return eprintln!("SKIPPED: promtool: {error}; tests/setup.sh installs it");
             }
         };
-        let text = Report::of(Arc::default()).text(Format::Prometheus);
+        let text = Report::of(Arc::default(), vec![Arc::default()]).text(Format::Prometheus);
         let mut stdin = child.stdin.take().expect("piped");
         std::io::Write::write_all(&mut stdin, text.as_bytes()).expect("promtool reads");
         drop(stdin);

@@ -4,13 +4,24 @@
 //! all set aside at the start (zeroed lazily by the kernel). Nothing is allocated and nothing rehashed later.
 //! A frame is free, reserved (a page is coming in, seen by nobody), or stored. An ended tenant's frames are found
 //! by a sweep over the array in bounded steps, which costs a busy agent less than a list for each tenant would.
+//!
+//! Threads share it. The buckets lie in *shards*, by a hash of tenant and page, and the free frames in *pools*, one a
+//! thread, which takes from the others when its own is empty; each has a lock, held for one page or one frame. An entry
+//! belongs to whoever reserved its frame, to the shard in which it is stored, or to its pool; it is of atomics so that the
+//! sweep may look at entries of others, whose finds it then proves. Who reads a page *pins* its frame: a page that is
+//! discarded meanwhile is found no more, and its frame is freed when the last reader has let go. So no lock is held while
+//! bytes are copied. Locks are leaves: none is taken while another one here is held, but for the one of chores.
 
-use crate::ages::Ages;
-use crate::limits::{SWEEP_STEP, TRIM_CALLS, TRIM_FRAMES, TRIM_STEP};
+use crate::ages::{Ages, Oldest};
+use crate::limits::{SHARDS_PER_THREAD, SWEEP_STEP, TRIM_CALLS, TRIM_FRAMES, TRIM_RUN, TRIM_STEP};
 use crate::slab::Slab;
 use gms_policy::ContentId;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::ops::Range;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use zerocopy::FromZeros;
 
 /// A tenant, as numbered by [`crate::tenants::Tenants`].
@@ -22,8 +33,9 @@ pub struct TenantId(pub u16);
 #[must_use]
 pub struct Reserved(u32);
 
-/// A stored page, as found by [`Store::find`]; holds until the store is next changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A stored page, as found by [`Store::find`], whose frame stays as it is until [`Store::unpin`].
+#[derive(Debug)]
+#[must_use]
 pub struct Found {
     frame: u32,
     /// The requester's checksum, as it was put.
@@ -31,63 +43,119 @@ pub struct Found {
 }
 
 /// What is known of one frame. Frames are named by their number plus one in links, so that zero is none.
-#[derive(Clone, Copy, FromZeros)]
-#[repr(C, packed(4))]
+#[derive(FromZeros)]
+#[repr(C)]
 struct Entry {
-    page: u64,
-    check: u64,
+    /// The lower 32 bits of the page id.
+    page: AtomicU32,
+    /// Bits 0-15: the upper ones; 16-31: tenant plus one; zero: not stored.
+    owner: AtomicU32,
+    check: [AtomicU32; 2],
     /// Stored: the next in the bucket. Free: the next free one.
-    next: u32,
+    next: AtomicU32,
     /// Second in which it was stored.
-    stored: u32,
-    /// Tenant plus one; zero: not stored.
-    tenant: u16,
-    /// Bits [`BACKED`] and [`FREE`].
-    flags: u16,
+    stored: AtomicU32,
+    /// Bits [`BACKED`], [`FREE`] and [`DOOMED`], and how many readers it has, in units of [`PIN`].
+    state: AtomicU32,
 }
 
 /// The frame was written since the kernel last had its memory.
-const BACKED: u16 = 1;
+const BACKED: u32 = 1;
 /// The frame is in the list of free ones.
-const FREE: u16 = 2;
+const FREE: u32 = 2;
+/// The page is no longer stored: its last reader frees the frame.
+const DOOMED: u32 = 4;
+/// One reader.
+const PIN: u32 = 8;
 
 const _: () = assert!(size_of::<Entry>() + size_of::<u32>() == 32, "bytes for each page");
+
+/// Pages by their hash.
+struct Index {
+    /// Frame plus one of the first entry of each bucket.
+    buckets: Vec<u32>,
+    ages: Ages,
+    /// The last second in which a page was stored: clocks of threads may differ by what one is late.
+    latest: u32,
+}
+
+/// Where a page belongs.
+#[derive(Clone, Copy)]
+struct Place {
+    shard: usize,
+    bucket: usize,
+}
+
+/// A part of the frames, and which of them are free.
+struct Pool {
+    frames: Range<u32>,
+    free: Mutex<Free>,
+}
+
+struct Free {
+    /// Frame plus one of the first free frame which was used before.
+    list: u32,
+    /// Frames from here on were never used.
+    fresh: u32,
+    count: u32,
+    backed: u32,
+    trim_hand: u32,
+}
+
+/// Where the rounds over all frames are.
+#[derive(Debug, Default)]
+struct Hands {
+    sweep_pool: usize,
+    sweep: u32,
+    trim_pool: usize,
+}
 
 /// The pages of all tenants.
 pub struct Store {
     slab: Slab,
     entries: Vec<Entry>,
-    /// Frame plus one of the first entry of each bucket.
-    buckets: Vec<u32>,
+    shards: Vec<Mutex<Index>>,
+    /// What is oldest in each shard.
+    oldest: Vec<AtomicU64>,
+    pools: Vec<Pool>,
     hasher: RandomState,
-    ages: Ages,
-    /// Frame plus one of the first free frame which was used before.
-    free_list: u32,
-    /// Frames from here on were never used.
-    fresh: u32,
-    free: u32,
-    free_backed: u32,
-    sweep_hand: u32,
-    trim_hand: u32,
+    /// Free frames of all pools; of those the ones whose memory could be given back; frames that were ever used.
+    free: AtomicU32,
+    backed: AtomicU32,
+    used: AtomicU32,
+    chores: Mutex<Hands>,
+}
+
+/// Takes a lock. Whoever panicked may have left half of a change: then nobody goes on.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no thread of the agent has panicked")
 }
 
 impl Store {
-    /// An empty store over `slab`.
-    pub fn new(slab: Slab) -> io::Result<Self> {
+    /// An empty store over `slab`, for `threads` threads.
+    pub fn new(slab: Slab, threads: usize) -> io::Result<Self> {
         let frames = slab.frames();
+        let shards = match threads {
+            0 | 1 => 1,
+            _ => (threads * SHARDS_PER_THREAD).next_power_of_two(),
+        };
         let out_of_memory = |_| io::Error::from(io::ErrorKind::OutOfMemory);
+        let buckets = (frames as usize).div_ceil(shards);
+        let index = |_| {
+            let buckets = u32::new_vec_zeroed(buckets).map_err(out_of_memory)?;
+            Ok(Mutex::new(Index { buckets, ages: Ages::default(), latest: 0 }))
+        };
         Ok(Self {
             entries: Entry::new_vec_zeroed(frames as usize).map_err(out_of_memory)?,
-            buckets: u32::new_vec_zeroed(frames as usize).map_err(out_of_memory)?,
+            shards: (0..shards).map(index).collect::<io::Result<_>>()?,
+            oldest: (0..shards).map(|_| Ages::default().oldest().0.into()).collect(),
+            pools: slab.parts(threads.max(1)).into_iter().map(Pool::new).collect(),
             slab,
             hasher: RandomState::new(),
-            ages: Ages::default(),
-            free_list: 0,
-            fresh: 0,
-            free: frames,
-            free_backed: 0,
-            sweep_hand: 0,
-            trim_hand: 0,
+            free: frames.into(),
+            backed: 0.into(),
+            used: 0.into(),
+            chores: Mutex::default(),
         })
     }
 
@@ -98,177 +166,334 @@ impl Store {
 
     /// Frames free.
     pub fn frames_free(&self) -> u32 {
-        self.free
+        self.free.load(Relaxed)
     }
 
     /// Age of the oldest page at second `now`, in seconds.
     pub fn oldest_age(&self, now: u32) -> u32 {
-        self.ages.oldest(now)
+        let ages = self.oldest.iter().map(|oldest| Oldest(oldest.load(Relaxed)).age(now));
+        ages.max().unwrap_or(0)
     }
 
-    /// Takes a frame; `None` when all are in use.
-    pub fn reserve(&mut self) -> Option<Reserved> {
-        let frame = match self.free_list {
-            0 if self.fresh == self.frames() => return None,
+    /// Takes a frame, of thread `home`'s pool if it can be; `None` when all are in use.
+    pub fn reserve(&self, home: usize) -> Option<Reserved> {
+        let pools = self.pools.len();
+        (home..home + pools).find_map(|pool| self.reserve_of(pool % pools))
+    }
+
+    fn reserve_of(&self, part: usize) -> Option<Reserved> {
+        let pool = &self.pools[part];
+        let mut free = lock(&pool.free);
+        let frame = match free.list {
+            0 if free.fresh == pool.frames.end => return None,
             0 => {
-                self.slab.used_to(self.fresh);
-                self.fresh += 1;
-                self.fresh - 1
+                self.slab.used_to(part, free.fresh - pool.frames.start);
+                free.fresh += 1;
+                self.used.fetch_add(1, Relaxed);
+                free.fresh - 1
             }
             first => {
-                self.free_list = self.entries[first as usize - 1].next;
+                free.list = self.entries[first as usize - 1].next.load(Relaxed);
                 first - 1
             }
         };
-        let entry = &mut self.entries[frame as usize];
-        self.free_backed -= u32::from(entry.flags & BACKED != 0);
-        entry.flags = BACKED;
-        self.free -= 1;
+        let state = &self.entries[frame as usize].state;
+        if state.load(Relaxed) & BACKED != 0 {
+            free.backed -= 1;
+            self.backed.fetch_sub(1, Relaxed);
+        }
+        state.store(BACKED, Relaxed);
+        free.count -= 1;
+        self.free.fetch_sub(1, Relaxed);
         Some(Reserved(frame))
     }
 
     /// Gives a frame back unused.
-    pub fn release(&mut self, Reserved(frame): Reserved) {
-        let entry = &mut self.entries[frame as usize];
-        entry.tenant = 0;
-        entry.flags |= FREE;
-        entry.next = self.free_list;
-        self.free_backed += u32::from(entry.flags & BACKED != 0);
-        self.free_list = frame + 1;
-        self.free += 1;
+    pub fn release(&self, Reserved(frame): Reserved) {
+        let entry = &self.entries[frame as usize];
+        let pool = self.pools.partition_point(|pool| pool.frames.end <= frame);
+        let mut free = lock(&self.pools[pool].free);
+        entry.owner.store(0, Relaxed);
+        entry.state.store(FREE | BACKED, Relaxed);
+        entry.next.store(free.list, Relaxed);
+        free.list = frame + 1;
+        free.count += 1;
+        free.backed += 1;
+        self.backed.fetch_add(1, Relaxed);
+        self.free.fetch_add(1, Relaxed);
     }
 
     /// The content of a frame that is coming in.
-    pub fn write(&mut self, frame: &Reserved) -> &mut [u8] {
-        self.slab.write(frame.0)
+    pub fn write<'a>(&'a self, frame: &'a mut Reserved) -> &'a mut [u8] {
+        // SAFETY: a frame is reserved once at a time, and neither stored nor free then: it is this token's alone, which is
+        // borrowed for as long as the bytes are.
+        unsafe { self.slab.write(frame.0) }
     }
 
     /// Makes `frame` the content of `page`, at second `now`. True if it replaces an older content.
     pub fn commit(
-        &mut self,
+        &self,
         frame: Reserved,
         tenant: TenantId,
         page: ContentId,
         check: u64,
         now: u32,
     ) -> bool {
-        let replaced = self.discard(tenant, page);
-        let bucket = self.bucket(tenant, page);
-        let entry = &mut self.entries[frame.0 as usize];
-        entry.page = page.0;
-        entry.check = check;
-        entry.stored = now;
-        entry.tenant = tenant.0 + 1;
-        entry.next = self.buckets[bucket];
-        self.buckets[bucket] = frame.0 + 1;
-        self.ages.add(now);
-        replaced
+        let place = self.place(tenant, page);
+        let mut index = lock(&self.shards[place.shard]);
+        let replaced = self.remove(&mut index, place, tenant, page);
+        index.latest = index.latest.max(now);
+        let (entry, now) = (&self.entries[frame.0 as usize], index.latest);
+        entry.name(tenant, page, check);
+        entry.stored.store(now, Relaxed);
+        let first = &mut index.buckets[place.bucket];
+        entry.next.store(*first, Relaxed);
+        *first = frame.0 + 1;
+        index.ages.add(now);
+        self.note_oldest(&index, place);
+        drop(index);
+        replaced.map(|frame| self.retire(frame)).is_some()
     }
 
     /// The page, if the tenant has it.
     pub fn find(&self, tenant: TenantId, page: ContentId) -> Option<Found> {
-        let mut link = self.buckets[self.bucket(tenant, page)];
+        let place = self.place(tenant, page);
+        let index = lock(&self.shards[place.shard]);
+        let mut link = index.buckets[place.bucket];
         while link != 0 {
             let entry = &self.entries[link as usize - 1];
             if entry.is(tenant, page) {
-                return Some(Found { frame: link - 1, check: entry.check });
+                // Before the lock is given up, so that nobody frees it.
+                entry.state.fetch_add(PIN, Relaxed);
+                return Some(Found { frame: link - 1, check: entry.check() });
             }
-            link = entry.next;
+            link = entry.next.load(Relaxed);
         }
         None
     }
 
     /// The content of a page found.
-    pub fn read(&self, found: Found) -> &[u8] {
-        self.slab.read(found.frame)
+    pub fn read<'a>(&'a self, found: &'a Found) -> &'a [u8] {
+        // SAFETY: the frame is pinned for as long as `found` is there, so it is neither reserved nor free; stored frames
+        // are not written. What was written before came with the shard's lock.
+        unsafe { self.slab.read(found.frame) }
+    }
+
+    /// Lets go of a page found.
+    pub fn unpin(&self, found: Found) {
+        let before = self.entries[found.frame as usize].state.fetch_sub(PIN, AcqRel);
+        if before & DOOMED != 0 && before < 2 * PIN {
+            self.release(Reserved(found.frame));
+        }
     }
 
     /// Frees the page's frame. False if the tenant has no such page.
-    pub fn discard(&mut self, tenant: TenantId, page: ContentId) -> bool {
-        let bucket = self.bucket(tenant, page);
-        let (mut before, mut link) = (0, self.buckets[bucket]);
+    pub fn discard(&self, tenant: TenantId, page: ContentId) -> bool {
+        let place = self.place(tenant, page);
+        let mut index = lock(&self.shards[place.shard]);
+        let removed = self.remove(&mut index, place, tenant, page);
+        if removed.is_some() {
+            self.note_oldest(&index, place);
+        }
+        drop(index);
+        removed.map(|frame| self.retire(frame)).is_some()
+    }
+
+    /// Takes the page out of its shard; returns its frame.
+    fn remove(
+        &self,
+        index: &mut Index,
+        place: Place,
+        tenant: TenantId,
+        page: ContentId,
+    ) -> Option<u32> {
+        let (mut before, mut link) = (0, index.buckets[place.bucket]);
         while link != 0 {
-            let entry = self.entries[link as usize - 1];
+            let entry = &self.entries[link as usize - 1];
+            let next = entry.next.load(Relaxed);
             if entry.is(tenant, page) {
                 match before {
-                    0 => self.buckets[bucket] = entry.next,
-                    _ => self.entries[before as usize - 1].next = entry.next,
+                    0 => index.buckets[place.bucket] = next,
+                    _ => self.entries[before as usize - 1].next.store(next, Relaxed),
                 }
-                self.ages.remove(entry.stored);
-                self.release(Reserved(link - 1));
-                return true;
+                index.ages.remove(entry.stored.load(Relaxed));
+                return Some(link - 1);
             }
-            (before, link) = (link, entry.next);
+            (before, link) = (link, next);
         }
-        false
+        None
+    }
+
+    /// Frees a frame whose page was removed, or leaves that to its last reader.
+    fn retire(&self, frame: u32) {
+        // No reader comes any more, since the page cannot be found.
+        if self.entries[frame as usize].state.fetch_or(DOOMED, AcqRel) < PIN {
+            self.release(Reserved(frame));
+        }
+    }
+
+    fn note_oldest(&self, index: &Index, place: Place) {
+        let (told, now) = (&self.oldest[place.shard], index.ages.oldest().0);
+        if told.load(Relaxed) != now {
+            told.store(now, Relaxed);
+        }
     }
 
     /// Frames that a round of [`Store::sweep`] looks at: those which have ever been used.
     pub fn frames_swept(&self) -> u32 {
-        self.fresh
+        self.used.load(Relaxed)
     }
 
-    /// One bounded step of a round over all frames, freeing the pages of those tenants for which `dead` is true;
-    /// it is called once for each page stored.
-    pub fn sweep(&mut self, mut dead: impl FnMut(TenantId) -> bool) {
-        for _ in 0..SWEEP_STEP.min(self.fresh) {
-            if self.sweep_hand >= self.fresh {
-                self.sweep_hand = 0;
+    /// One bounded step of a round over all frames, freeing the pages of the tenants that have ended. `dead` says by their
+    /// number which have, and counts what is freed of each; their numbers must not be given to others meanwhile. Does
+    /// nothing while another thread is at it.
+    pub fn sweep(&self, dead: &mut [Option<u64>]) {
+        let Some(mut hands) = self.try_chores() else { return };
+        let ends: Vec<u32> = self.pools.iter().map(|pool| lock(&pool.free).fresh).collect();
+        let used = self.pools.iter().zip(&ends).map(|(pool, end)| end - pool.frames.start);
+        for _ in 0..SWEEP_STEP.min(used.sum()) {
+            while hands.sweep >= ends[hands.sweep_pool] {
+                hands.sweep_pool = (hands.sweep_pool + 1) % self.pools.len();
+                hands.sweep = self.pools[hands.sweep_pool].frames.start;
             }
-            let Entry { tenant, page, .. } = self.entries[self.sweep_hand as usize];
-            self.sweep_hand += 1;
-            if let Some(tenant) = tenant.checked_sub(1).map(TenantId)
-                && dead(tenant)
+            let named = self.entries[hands.sweep as usize].named();
+            hands.sweep += 1;
+            // Another thread may have changed the entry just now, or be about to: only a page that is there is freed.
+            if let Some((tenant, page)) = named
+                && let Some(Some(freed)) = dead.get_mut(usize::from(tenant.0))
+                && self.discard(tenant, page)
             {
-                self.discard(tenant, ContentId(page));
+                *freed += 1;
             }
         }
     }
 
     /// Whether there are free frames to give back to the kernel.
     pub fn can_trim(&self) -> bool {
-        self.slab.can_give_back() && self.free_backed > 0
+        self.slab.can_give_back() && self.backed.load(Relaxed) > 0
     }
 
-    /// One bounded step of giving the memory of free frames back, runs of neighbours in one call.
-    pub fn trim(&mut self) -> io::Result<()> {
-        let (mut looked, mut given, mut calls) = (0, 0, 0);
-        while looked < TRIM_STEP.min(self.fresh) && given < TRIM_FRAMES && calls < TRIM_CALLS {
-            if self.trim_hand >= self.fresh {
-                self.trim_hand = 0;
+    /// One bounded step of giving the memory of free frames back, runs of neighbours in one call. Does nothing while
+    /// another thread is at it.
+    pub fn trim(&self) -> io::Result<()> {
+        let Some(mut hands) = self.try_chores() else { return Ok(()) };
+        let mut left = Trim { looks: TRIM_STEP, frames: TRIM_FRAMES, calls: TRIM_CALLS };
+        for _ in 0..self.pools.len() {
+            self.trim_pool(hands.trim_pool, &mut left)?;
+            if left.is_over() {
+                break;
             }
-            let start = self.trim_hand;
-            let most = TRIM_FRAMES.min(self.fresh - start);
-            let idle = |entry: &&mut Entry| entry.flags == FREE | BACKED;
-            let run = self.entries[start as usize..(start + most) as usize].iter_mut();
-            let run = run.take_while(idle).map(|entry| entry.flags = FREE).count() as u32;
-            if run > 0 {
-                self.free_backed -= run;
-                self.slab.give_back(start..start + run)?;
-                calls += 1;
-            }
-            self.trim_hand = start + run.max(1);
-            looked += run.max(1);
-            given += run;
-        }
-        if self.free == self.frames() && self.free_backed == 0 {
-            // Nothing is left of anything: begin anew, where frames are warmed ahead.
-            (self.free_list, self.fresh, self.sweep_hand, self.trim_hand) = (0, 0, 0, 0);
-            self.slab.used_to(0);
+            hands.trim_pool = (hands.trim_pool + 1) % self.pools.len();
         }
         Ok(())
     }
 
-    fn bucket(&self, tenant: TenantId, page: ContentId) -> usize {
+    /// The same for one pool, whose lock is held for a call at a time.
+    fn trim_pool(&self, part: usize, left: &mut Trim) -> io::Result<()> {
+        let Pool { frames, free } = &self.pools[part];
+        let mut looked = 0;
+        loop {
+            let mut free = lock(free);
+            let is_used = free.fresh > frames.start;
+            if is_used && free.count == frames.len() as u32 && free.backed == 0 {
+                // Nothing is left of anything: begin anew, where frames are warmed ahead.
+                self.used.fetch_sub(free.fresh - frames.start, Relaxed);
+                (free.list, free.fresh, free.trim_hand) = (0, frames.start, frames.start);
+                self.slab.used_to(part, 0);
+            }
+            if left.is_over() || looked >= free.fresh - frames.start {
+                return Ok(());
+            }
+            if free.trim_hand >= free.fresh {
+                free.trim_hand = frames.start;
+            }
+            let (from, state) = (free.trim_hand, |frame: u32| &self.entries[frame as usize].state);
+            let idle = |frame: &u32| state(*frame).load(Relaxed) == FREE | BACKED;
+            let end = free.fresh.min(from + TRIM_FRAMES);
+            let start = (from..end).find(idle).unwrap_or(end);
+            let run = (start..free.fresh.min(start + TRIM_RUN)).take_while(idle).count() as u32;
+            free.trim_hand = start + run;
+            looked += start + run - from;
+            left.looks = left.looks.saturating_sub(start + run - from);
+            if run > 0 {
+                (start..start + run).for_each(|frame| state(frame).store(FREE, Relaxed));
+                free.backed -= run;
+                self.backed.fetch_sub(run, Relaxed);
+                left.frames = left.frames.saturating_sub(run);
+                left.calls -= 1;
+                // SAFETY: the frames are free, and stay so while this pool is locked: nobody holds a reference.
+                unsafe { self.slab.give_back(start..start + run)? };
+            }
+        }
+    }
+
+    fn try_chores(&self) -> Option<MutexGuard<'_, Hands>> {
+        match self.chores.try_lock() {
+            Ok(hands) => Some(hands),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(_)) => panic!("a thread of the agent has panicked"),
+        }
+    }
+
+    fn place(&self, tenant: TenantId, page: ContentId) -> Place {
         // Keyed (SipHash), as clients choose the ids; multiply-shift maps it to the buckets (Lemire, 2019).
         let hash = self.hasher.hash_one((tenant.0, page.0));
-        ((u128::from(hash) * self.buckets.len() as u128) >> 64) as usize
+        let shard = hash as usize & (self.shards.len() - 1);
+        let buckets = (self.entries.len()).div_ceil(self.shards.len());
+        Place { shard, bucket: ((u128::from(hash) * buckets as u128) >> 64) as usize }
+    }
+}
+
+impl Pool {
+    fn new(frames: Range<u32>) -> Self {
+        let (start, count) = (frames.start, frames.len() as u32);
+        let free = Free { list: 0, fresh: start, count, backed: 0, trim_hand: start };
+        Self { frames, free: Mutex::new(free) }
+    }
+}
+
+/// What a step of [`Store::trim`] may still do.
+struct Trim {
+    looks: u32,
+    frames: u32,
+    calls: u32,
+}
+
+impl Trim {
+    fn is_over(&self) -> bool {
+        self.looks == 0 || self.frames == 0 || self.calls == 0
     }
 }
 
 impl Entry {
     fn is(&self, tenant: TenantId, page: ContentId) -> bool {
-        self.page == page.0 && self.tenant == tenant.0 + 1
+        self.page.load(Relaxed) == page.0 as u32 && self.owner.load(Relaxed) == owner(tenant, page)
+    }
+
+    /// Whose page it holds, if it holds one.
+    fn named(&self) -> Option<(TenantId, ContentId)> {
+        let (page, owner) = (self.page.load(Relaxed), self.owner.load(Relaxed));
+        let tenant = TenantId(((owner >> 16) as u16).checked_sub(1)?);
+        Some((tenant, ContentId(u64::from(owner & 0xffff) << 32 | u64::from(page))))
+    }
+
+    fn name(&self, tenant: TenantId, page: ContentId, check: u64) {
+        self.page.store(page.0 as u32, Relaxed);
+        self.owner.store(owner(tenant, page), Relaxed);
+        self.check[0].store(check as u32, Relaxed);
+        self.check[1].store((check >> 32) as u32, Relaxed);
+    }
+
+    fn check(&self) -> u64 {
+        u64::from(self.check[1].load(Relaxed)) << 32 | u64::from(self.check[0].load(Relaxed))
+    }
+}
+
+/// See [`Entry::owner`]. Page ids have 48 bits: of a longer one nobody is the owner.
+fn owner(tenant: TenantId, page: ContentId) -> u32 {
+    match page.0 >> 48 {
+        0 => u32::from(tenant.0 + 1) << 16 | (page.0 >> 32) as u32,
+        _ => 0,
     }
 }
 
@@ -280,27 +505,41 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    fn store(frames: u64) -> Store {
+    fn store(frames: u64, threads: usize) -> Store {
         let slab = Slab::new(Bytes(frames * FRAME_LEN as u64), false).expect("memory");
-        Store::new(slab).expect("memory")
+        Store::new(slab, threads).expect("memory")
     }
 
-    fn put(store: &mut Store, tenant: u16, page: u64, fill: u8) -> Option<bool> {
-        let frame = store.reserve()?;
-        store.write(&frame).fill(fill);
+    /// Sweeps for `tenant` until nothing more is freed.
+    fn kill(store: &Store, tenant: u16) {
+        let mut dead = vec![None; usize::from(tenant) + 1];
+        loop {
+            dead[usize::from(tenant)] = Some(0);
+            store.sweep(&mut dead);
+            if dead[usize::from(tenant)] == Some(0) {
+                return;
+            }
+        }
+    }
+
+    fn put(store: &Store, home: usize, tenant: u16, page: u64, fill: u8) -> Option<bool> {
+        let mut frame = store.reserve(home)?;
+        store.write(&mut frame).fill(fill);
         Some(store.commit(frame, TenantId(tenant), ContentId(page), u64::from(fill), page as u32))
     }
 
     fn content(store: &Store, tenant: u16, page: u64) -> Option<u8> {
         let found = store.find(TenantId(tenant), ContentId(page))?;
-        let bytes = store.read(found);
-        assert!(bytes.iter().all(|&b| b == bytes[0]) && found.check == u64::from(bytes[0]));
-        Some(bytes[0])
+        let bytes = store.read(&found);
+        let fill = bytes[0];
+        assert!(bytes.iter().all(|&b| b == fill) && found.check == u64::from(fill));
+        store.unpin(found);
+        Some(fill)
     }
 
     #[derive(Clone, Debug)]
     enum Op {
-        Put(u16, u64, u8),
+        Put(usize, u16, u64, u8),
         Abort,
         Discard(u16, u64),
         Kill(u16),
@@ -309,7 +548,7 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            4 => (0..3u16, 0..40u64, any::<u8>()).prop_map(|(t, p, f)| Op::Put(t, p, f)),
+            4 => (0..4usize, 0..3u16, 0..40u64, any::<u8>()).prop_map(|(h, t, p, f)| Op::Put(h, t, p, f)),
             1 => Just(Op::Abort),
             2 => (0..3u16, 0..40u64).prop_map(|(t, p)| Op::Discard(t, p)),
             1 => (0..3u16).prop_map(Op::Kill),
@@ -320,16 +559,16 @@ mod tests {
     proptest! {
         /// Equals a map, when full too; no tenant ever sees another's page.
         #[test]
-        fn equals_a_map(ops in prop::collection::vec(op(), 0..200)) {
-            let (mut store, mut oracle) = (store(32), HashMap::new());
+        fn equals_a_map(threads in 1..5usize, ops in prop::collection::vec(op(), 0..200)) {
+            let (store, mut oracle) = (store(32, threads), HashMap::new());
             for op in ops {
                 match op {
-                    Op::Put(t, p, fill) => match put(&mut store, t, p, fill) {
+                    Op::Put(home, t, p, fill) => match put(&store, home % threads, t, p, fill) {
                         Some(replaced) => prop_assert_eq!(oracle.insert((t, p), fill).is_some(), replaced),
                         None => prop_assert_eq!(oracle.len(), 32),
                     },
-                    Op::Abort => if let Some(frame) = store.reserve() {
-                        store.write(&frame).fill(0xEE);
+                    Op::Abort => if let Some(mut frame) = store.reserve(0) {
+                        store.write(&mut frame).fill(0xEE);
                         store.release(frame);
                     },
                     Op::Discard(t, p) => {
@@ -337,7 +576,7 @@ mod tests {
                         prop_assert_eq!(store.discard(TenantId(t), ContentId(p)), there);
                     }
                     Op::Kill(t) => {
-                        store.sweep(|tenant| tenant.0 == t);
+                        kill(&store, t);
                         oracle.retain(|&(tenant, _), _| tenant != t);
                     }
                     Op::Trim => {
@@ -358,13 +597,73 @@ mod tests {
     #[test]
     fn ended_tenants_are_swept_in_bounded_steps() {
         let frames = u64::from(SWEEP_STEP) * 2 + 10;
-        let mut store = store(frames);
-        (0..frames).for_each(|page| assert_eq!(put(&mut store, 1, page, 1), Some(false)));
+        let store = store(frames, 1);
+        (0..frames).for_each(|page| assert_eq!(put(&store, 0, 1, page, 1), Some(false)));
         let mut steps = 0;
         while store.frames_free() < store.frames() {
-            store.sweep(|_| true);
+            store.sweep(&mut [None, Some(0)]);
             steps += 1;
         }
         assert_eq!(steps, 3);
+    }
+
+    #[test]
+    fn a_page_that_is_read_stays_as_it_is() {
+        let store = store(2, 2);
+        assert_eq!(put(&store, 0, 1, 7, 11), Some(false));
+        let found = store.find(TenantId(1), ContentId(7)).expect("stored");
+        let again = store.find(TenantId(1), ContentId(7)).expect("stored");
+        assert!(store.discard(TenantId(1), ContentId(7)));
+        assert_eq!((content(&store, 1, 7), store.frames_free()), (None, 1));
+        // The other frame is all that is left.
+        assert_eq!(put(&store, 0, 1, 8, 22), Some(false));
+        assert_eq!(put(&store, 0, 1, 9, 33), None);
+        store.unpin(again);
+        assert!(store.read(&found).iter().all(|&b| b == 11) && store.reserve(0).is_none());
+        store.unpin(found);
+        assert_eq!(put(&store, 1, 1, 9, 33), Some(false));
+    }
+
+    /// Threads that put, get and discard the same pages of the same tenants, while ended ones are swept and memory is given
+    /// back: each page read is whole and one that was put, and at the end every frame is there.
+    #[test]
+    fn threads_never_see_anything_but_whole_pages() {
+        const THREADS: u64 = 4;
+        let store = store(96, THREADS as usize);
+        let work = |seed: u64| {
+            let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            for _ in 0..20_000 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(seed | 1);
+                let (tenant, page) = ((random >> 33) as u16 % 3, (random >> 40) % 50);
+                let named = (TenantId(tenant), ContentId(page));
+                match (random >> 60) % 8 {
+                    0..3 => drop(put_named(&store, seed as usize, tenant, page)),
+                    3..6 => {
+                        let Some(found) = store.find(named.0, named.1) else { continue };
+                        let expected = fill_of(tenant, page);
+                        assert!(store.read(&found).iter().all(|&byte| byte == expected));
+                        assert_eq!(found.check, u64::from(expected));
+                        store.unpin(found);
+                    }
+                    6 => drop(store.discard(named.0, named.1)),
+                    _ if random >> 52 & 15 > 0 => store.trim().expect("advice"),
+                    _ => store.sweep(&mut [None, None, Some(0)]),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            (0..THREADS).for_each(|seed| drop(scope.spawn(move || work(seed))));
+        });
+        (0..3).for_each(|tenant| kill(&store, tenant));
+        assert_eq!((store.frames_free(), store.oldest_age(100)), (96, 0));
+        assert_eq!(std::iter::from_fn(|| store.reserve(0)).count(), 96);
+    }
+
+    fn fill_of(tenant: u16, page: u64) -> u8 {
+        (tenant * 60 + page as u16 + 1) as u8
+    }
+
+    fn put_named(store: &Store, home: usize, tenant: u16, page: u64) -> Option<bool> {
+        put(store, home, tenant, page, fill_of(tenant, page))
     }
 }

@@ -17,6 +17,15 @@ pub struct TenantKey {
     pub workload: WorkloadId,
 }
 
+/// A tenant as a link knows it. Its number alone may be another tenant's later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// The tenant.
+    pub tenant: TenantId,
+    /// The number of its session: another one tells the workload that its pages are gone.
+    pub number: u64,
+}
+
 /// Where a tenant stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -24,7 +33,7 @@ enum State {
     Linked { links: u32 },
     /// Has none; until one comes back or the lease ends.
     Leased { until: Instant },
-    /// Ended: no longer found by its key; until its last page is freed.
+    /// Ended: no longer found by its key; until its last page is freed, and nobody holds it.
     Dead,
 }
 
@@ -35,11 +44,13 @@ struct Tenant {
     session: u64,
     lease: Duration,
     pages: u64,
+    /// Requests and sweeps at work on its pages, outside of the lock that guards all this.
+    holders: usize,
     state: State,
 }
 
 /// All tenants. Their pages are counted here, so that a number is used again only when the last page under it is
-/// gone.
+/// gone, and whoever works with them [holds](Tenants::hold) the number.
 #[derive(Debug, Default)]
 pub struct Tenants {
     /// Whose they are, and what else clients hold.
@@ -58,14 +69,9 @@ impl Tenants {
         Tenants { last_session: first_session, ..Tenants::default() }
     }
 
-    /// The number of a tenant's session: another one tells the workload that its pages are gone.
-    pub fn session(&self, id: TenantId) -> u64 {
-        self.slots[usize::from(id.0)].as_ref().map_or(0, |tenant| tenant.session)
-    }
-
-    /// A new link of `key`, which asks for `lease_ms` (0: the default). The tenant, and the lease granted; `None` if
+    /// A new link of `key`, which asks for `lease_ms` (0: the default). The session, and the lease granted; `None` if
     /// there are too many.
-    pub fn link(&mut self, key: TenantKey, lease_ms: u64) -> Option<(TenantId, Duration)> {
+    pub fn link(&mut self, key: TenantKey, lease_ms: u64) -> Option<(Session, Duration)> {
         let lease = lease_of(lease_ms);
         let id = match self.by_key.get(&key) {
             Some(&id) => id,
@@ -80,23 +86,23 @@ impl Tenants {
                 State::Linked { links: 1 }
             }
         };
-        Some((id, lease))
+        Some((Session { tenant: id, number: tenant.session }, lease))
     }
 
     /// A link of the tenant asks again for a lease: the one granted.
-    pub fn renew(&mut self, id: TenantId, lease_ms: u64) -> Duration {
+    pub fn renew(&mut self, session: Session, lease_ms: u64) -> Duration {
         let lease = lease_of(lease_ms);
-        if let Some(tenant) = &mut self.slots[usize::from(id.0)] {
+        if let Some(tenant) = self.live_mut(session) {
             tenant.lease = lease;
         }
         lease
     }
 
     /// A link of the tenant closed. One without pages has nothing to lease and ends with its last link.
-    pub fn unlink(&mut self, now: Instant, id: TenantId) {
-        let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
+    pub fn unlink(&mut self, now: Instant, session: Session) {
+        let Some(tenant) = self.live_mut(session) else { return };
         match tenant.state {
-            State::Linked { links: 0 | 1 } if tenant.pages == 0 => self.end(id),
+            State::Linked { links: 0 | 1 } if tenant.pages == 0 => self.end(session.tenant),
             State::Linked { links: 0 | 1 } => {
                 tenant.state = State::Leased { until: now + tenant.lease };
                 self.leased += 1;
@@ -106,8 +112,15 @@ impl Tenants {
         }
     }
 
+    /// The workload says that it has ended, on a link of this session.
+    pub fn goodbye(&mut self, session: Session) {
+        if self.live_mut(session).is_some() {
+            self.end(session.tenant);
+        }
+    }
+
     /// The workload has ended: nobody finds it any more, and its pages are to be swept.
-    pub fn end(&mut self, id: TenantId) {
+    fn end(&mut self, id: TenantId) {
         let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
         if tenant.state == State::Dead {
             return;
@@ -116,15 +129,17 @@ impl Tenants {
         self.by_key.remove(&tenant.key);
         tenant.state = State::Dead;
         self.dead_pages += tenant.pages;
-        let (client, pages) = (tenant.client, tenant.pages);
+        let client = tenant.client;
         self.clients.set_live(client, false);
-        if pages == 0 {
-            self.remove(id);
-        }
+        self.remove_if_over(id);
     }
 
-    fn remove(&mut self, id: TenantId) {
-        if let Some(tenant) = self.slots[usize::from(id.0)].take() {
+    /// Frees the number of an ended tenant of which nothing is left.
+    fn remove_if_over(&mut self, id: TenantId) {
+        let over = |tenant: &mut Tenant| {
+            tenant.state == State::Dead && tenant.pages == 0 && tenant.holders == 0
+        };
+        if let Some(tenant) = self.slots[usize::from(id.0)].take_if(over) {
             self.clients.give(tenant.client, Bounded::Tenant, 1);
             self.free.push(id.0);
         }
@@ -148,45 +163,59 @@ impl Tenants {
             .collect()
     }
 
-    /// A page of the tenant was stored, in a frame which its client had taken.
-    pub fn add_page(&mut self, id: TenantId) {
-        if let Some(tenant) = &mut self.slots[usize::from(id.0)] {
-            tenant.pages += 1;
-        }
+    /// A request of the tenant begins its work in the store: the number stays the tenant's until [`Tenants::let_go`],
+    /// also if the workload ends meanwhile. It will store `pages` pages, in frames which the client had taken.
+    pub fn hold(&mut self, id: TenantId, pages: u64) {
+        let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
+        tenant.holders += 1;
+        tenant.pages += pages;
     }
 
-    /// A page of the tenant was freed.
-    pub fn remove_page(&mut self, id: TenantId) {
+    /// Such work is over, and has freed `pages` pages of the tenant.
+    pub fn let_go(&mut self, id: TenantId, pages: u64) {
         let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
-        tenant.pages -= 1;
-        self.clients.give_frames(tenant.client, 1);
+        tenant.holders -= 1;
+        tenant.pages -= pages;
+        self.clients.give_frames(tenant.client, pages);
         if tenant.state == State::Dead {
-            self.dead_pages -= 1;
-            if tenant.pages == 0 {
-                self.remove(id);
+            self.dead_pages -= pages;
+        }
+        self.remove_if_over(id);
+    }
+
+    /// Holds all ended tenants that have pages, for a sweep: by their number, that nothing was freed of them yet.
+    pub fn hold_dead(&mut self) -> Vec<Option<u64>> {
+        let hold = |slot: &mut Option<Tenant>| {
+            let tenant = slot.as_mut().filter(|tenant| tenant.state == State::Dead)?;
+            tenant.holders += 1;
+            Some(0)
+        };
+        self.slots.iter_mut().map(hold).collect()
+    }
+
+    /// The sweep is over, and has freed so many pages of them.
+    pub fn let_go_dead(&mut self, dead: &[Option<u64>]) {
+        for (id, pages) in dead.iter().enumerate() {
+            if let Some(pages) = pages {
+                self.let_go(TenantId(id as u16), *pages);
             }
         }
     }
 
-    /// Whose the tenant is.
-    pub fn client(&self, id: TenantId) -> Option<ClientId> {
-        self.slots[usize::from(id.0)].as_ref().map(|tenant| tenant.client)
+    /// The tenant of a session that has not ended.
+    fn live(&self, session: Session) -> Option<&Tenant> {
+        let tenant = self.slots.get(usize::from(session.tenant.0))?.as_ref()?;
+        (tenant.session == session.number && tenant.state != State::Dead).then_some(tenant)
     }
 
-    /// Pages of the tenant.
-    pub fn pages(&self, id: TenantId) -> u64 {
-        self.slots[usize::from(id.0)].as_ref().map_or(0, |tenant| tenant.pages)
+    fn live_mut(&mut self, session: Session) -> Option<&mut Tenant> {
+        let tenant = self.slots.get_mut(usize::from(session.tenant.0))?.as_mut()?;
+        (tenant.session == session.number && tenant.state != State::Dead).then_some(tenant)
     }
 
-    /// Whether the tenant has ended.
-    pub fn is_dead(&self, id: TenantId) -> bool {
-        self.slots[usize::from(id.0)].as_ref().is_none_or(|tenant| tenant.state == State::Dead)
-    }
-
-    /// The key of a tenant which has not ended.
-    pub fn key(&self, id: TenantId) -> Option<TenantKey> {
-        let tenant = self.slots[usize::from(id.0)].as_ref()?;
-        (tenant.state != State::Dead).then_some(tenant.key)
+    /// Whose the session is, and how many pages it has, if it has not ended.
+    pub fn key(&self, session: Session) -> Option<(TenantKey, u64)> {
+        self.live(session).map(|tenant| (tenant.key, tenant.pages))
     }
 
     /// Whether `key` is known.
@@ -214,9 +243,9 @@ impl Tenants {
         self.leased
     }
 
-    /// Tenants with pages, with a link or about to come back: those for whom a drain waits.
-    pub fn in_use(&self) -> usize {
-        self.ids().filter(|(_, tenant)| tenant.pages > 0 && tenant.state != State::Dead).count()
+    /// Whether a tenant has pages, with a link or about to come back: for those a drain waits.
+    pub fn in_use(&self) -> bool {
+        self.ids().any(|(_, tenant)| tenant.pages > 0 && tenant.state != State::Dead)
     }
 
     fn ids(&self) -> impl Iterator<Item = (TenantId, &Tenant)> {
@@ -232,7 +261,7 @@ impl Tenants {
         let state = State::Linked { links: 0 };
         self.last_session = self.last_session.wrapping_add(1);
         let (session, lease) = (self.last_session, LEASE_DEFAULT);
-        let tenant = Some(Tenant { key, client, session, lease, pages: 0, state });
+        let tenant = Some(Tenant { key, client, session, lease, pages: 0, holders: 0, state });
         let id = TenantId(self.free.pop().unwrap_or(self.slots.len() as u16));
         match self.slots.get_mut(usize::from(id.0)) {
             Some(slot) => *slot = tenant,
@@ -261,10 +290,11 @@ mod tests {
     }
 
     /// Stores a page in a frame taken for it.
-    fn hold_page(tenants: &mut Tenants, id: TenantId) {
-        let client = tenants.key(id).and_then(|key| tenants.clients.find(&key.client));
+    fn hold_page(tenants: &mut Tenants, session: Session) {
+        let client = tenants.key(session).and_then(|(key, _)| tenants.clients.find(&key.client));
         tenants.clients.take_frames(client.expect("known"), 1);
-        tenants.add_page(id);
+        tenants.hold(session.tenant, 1);
+        tenants.let_go(session.tenant, 0);
     }
 
     #[test]
@@ -289,7 +319,7 @@ mod tests {
             (tenants.expire(start + lease), tenants.leased(), tenants.dead_pages()),
             (vec![(key(1), 1)], 0, 1)
         );
-        assert!(tenants.is_dead(id) && !tenants.knows(&key(1)));
+        assert!(tenants.key(id).is_none() && !tenants.knows(&key(1)));
     }
 
     #[test]
@@ -297,26 +327,62 @@ mod tests {
         let mut tenants = Tenants::default();
         let (id, _) = tenants.link(key(1), 0).expect("room");
         hold_page(&mut tenants, id);
-        tenants.end(id);
+        tenants.goodbye(id);
         let (other, _) = tenants.link(key(1), 0).expect("room");
-        assert_ne!(id, other);
-        tenants.remove_page(id);
-        assert_eq!(tenants.link(key(2), 0).map(|(id, _)| id), Some(id));
+        assert_ne!(id.tenant, other.tenant);
+        let swept = [Some(1), None];
+        assert_eq!(tenants.hold_dead(), [Some(0), None]);
+        // Nor while somebody is at work on it.
+        tenants.hold(id.tenant, 0);
+        tenants.let_go_dead(&swept);
+        assert_eq!(tenants.link(key(2), 0).map(|(id, _)| id.tenant), Some(TenantId(2)));
+        tenants.let_go(id.tenant, 0);
+        assert_eq!(tenants.link(key(3), 0).map(|(id, _)| id.tenant), Some(id.tenant));
+    }
+
+    #[test]
+    fn a_session_that_has_ended_says_nothing_about_the_next_one() {
+        let (mut tenants, start) = (Tenants::default(), Instant::now());
+        let (old, _) = tenants.link(key(1), 0).expect("room");
+        tenants.goodbye(old);
+        let (new, _) = tenants.link(key(2), 0).expect("room");
+        assert_eq!((old.tenant, tenants.key(old)), (new.tenant, None));
+        // Links of the old one end, or say goodbye, or ask for a lease.
+        tenants.unlink(start, old);
+        tenants.goodbye(old);
+        tenants.renew(old, 1);
+        assert_eq!(tenants.key(new), Some((key(2), 0)));
+    }
+
+    #[test]
+    fn pages_that_come_in_as_their_workload_ends_are_swept() {
+        let mut tenants = Tenants::default();
+        let (id, _) = tenants.link(key(1), 0).expect("room");
+        let client = tenants.clients.find(&key(1).client).expect("known");
+        tenants.clients.take_frames(client, 2);
+        tenants.hold(id.tenant, 2);
+        tenants.goodbye(id);
+        assert_eq!(tenants.dead_pages(), 2);
+        tenants.let_go(id.tenant, 1);
+        assert_eq!(tenants.dead_pages(), 1);
+        let mut dead = tenants.hold_dead();
+        dead[0] = Some(1);
+        tenants.let_go_dead(&dead);
+        assert_eq!((tenants.dead_pages(), tenants.clients.find(&key(1).client)), (0, None));
     }
 
     #[test]
     fn a_session_is_the_same_until_its_pages_are_gone() {
         let (mut tenants, start) = (Tenants::new(7), Instant::now());
         let (id, lease) = tenants.link(key(1), 0).expect("room");
-        let first = tenants.session(id);
         hold_page(&mut tenants, id);
         tenants.unlink(start, id);
         let again = tenants.link(key(1), 0).expect("known");
-        assert_eq!((again.0, tenants.session(again.0)), (id, first));
+        assert_eq!(again.0, id);
         tenants.unlink(start, id);
         assert_eq!(tenants.expire(start + lease).len(), 1);
-        let (id, _) = tenants.link(key(1), 0).expect("room");
-        assert_ne!(tenants.session(id), first);
+        let (next, _) = tenants.link(key(1), 0).expect("room");
+        assert_ne!(next.number, id.number);
     }
 
     #[test]

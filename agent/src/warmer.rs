@@ -4,6 +4,8 @@
 //! 52 us after its receipt (p50), without the warmer 198 us. Puts without a pause outrun it, as they outrun the kernel.
 
 use crate::limits::{FRAME_LEN, WARM_AHEAD, WARM_STEP};
+use crate::numa;
+use nix::sched::CpuSet;
 use nix::sys::mman::{MmapAdvise, madvise};
 use std::ffi::c_void;
 use std::io;
@@ -23,16 +25,20 @@ pub struct Warmer {
 }
 
 impl Warmer {
-    /// Starts the thread for the mapping of `frames` frames at `base`.
+    /// Starts the thread for the mapping of `frames` frames at `base`, on these CPUs.
     ///
     /// # Safety
     /// The mapping must stay until the warmer is dropped.
-    pub unsafe fn spawn(base: NonNull<u8>, frames: u32) -> io::Result<Self> {
+    pub unsafe fn spawn(base: NonNull<u8>, frames: u32, cpus: Option<CpuSet>) -> io::Result<Self> {
         let wanted = Arc::new(AtomicU32::new(0));
         let (wake, woken) = sync_channel(1);
         let (base, goal) = (base.as_ptr() as usize, wanted.clone());
         let builder = std::thread::Builder::new().name("warmer".into());
-        let thread = builder.spawn(move || warm(base, frames, &goal, &woken))?;
+        let run = move || {
+            numa::stay_on(cpus);
+            warm(base, frames, &goal, &woken);
+        };
+        let thread = builder.spawn(run)?;
         Ok(Self { wanted, wake: Some(wake), thread: Some(thread) })
     }
 

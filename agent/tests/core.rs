@@ -7,6 +7,7 @@ use gms_agent::limits::{
     EXCHANGE_TIMEOUT, EXCHANGES_MAX, FRAME_LEN, LEASE_MIN, LINKS_MAX, SWEEP_PAUSE, TENANTS_MAX,
     TRIM_IDLE,
 };
+use gms_agent::shared::Shared;
 use gms_agent::slab::Slab;
 use gms_agent::stats::Stats;
 use gms_agent::store::Store;
@@ -24,9 +25,11 @@ use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A core, its simulated time, and ids for exchanges.
+/// The cores of an agent, one a thread, their simulated time, and ids for exchanges.
 struct Bed {
-    core: Core,
+    cores: Vec<Core>,
+    /// Which core serves a link.
+    homes: HashMap<LinkId, usize>,
     stats: Arc<Stats>,
     now: Instant,
     exchanges: u64,
@@ -40,6 +43,10 @@ struct Got {
 
 impl Bed {
     fn new(frames: u64) -> Self {
+        Self::of(1, frames)
+    }
+
+    fn of(threads: usize, frames: u64) -> Self {
         // What a test listens to and another meets first, at the same moment, would be taken for what nobody listens to.
         static LISTENED: Once = Once::new();
         LISTENED.call_once(|| {
@@ -48,8 +55,24 @@ impl Bed {
         });
         let slab = Slab::new(Bytes(frames * FRAME_LEN as u64), false).expect("memory");
         let (stats, now) = (Arc::new(Stats::default()), Instant::now());
-        let core = Core::new(now, Store::new(slab).expect("memory"), stats.clone());
-        Self { core, stats, now, exchanges: 0 }
+        let shared = Arc::new(Shared::new(now, Store::new(slab, threads).expect("memory")));
+        let core = |thread| Core::new(now, shared.clone(), thread, stats.clone());
+        let cores = (0..threads).map(core).collect();
+        Self { cores, homes: HashMap::new(), stats, now, exchanges: 0 }
+    }
+
+    /// The only core, or the first.
+    fn core(&mut self) -> &mut Core {
+        &mut self.cores[0]
+    }
+
+    fn complete(&mut self, id: ExchangeId) -> Answer<'_> {
+        let at = self.at();
+        self.core_of(id.link).handle_complete(at, id)
+    }
+
+    fn core_of(&mut self, link: LinkId) -> &mut Core {
+        &mut self.cores[self.homes[&link]]
     }
 
     fn connect(&mut self, index: u32, client: u8) -> LinkId {
@@ -61,7 +84,9 @@ impl Bed {
         let link = LinkId::new(index, 0);
         let addr = ([127, 0, 0, 1], 7).into();
         let peer = PeerIdentity { fingerprint: Fingerprint([client; 32]), addr };
-        match self.core.handle_connected(self.now, link, peer) {
+        let home = index as usize % self.cores.len();
+        self.homes.insert(link, home);
+        match self.cores[home].handle_connected(self.now, link, peer) {
             Answer::Nothing => Ok(link),
             Answer::Close(code) => Err(code),
             reply => panic!("{reply:?}"),
@@ -81,7 +106,7 @@ impl Bed {
         self.exchanges += 1;
         control.payload_len = payload.len() as u32;
         let (id, at) = (ExchangeId::new(link, self.exchanges), self.at());
-        match self.core.handle_control(at, id, *control) {
+        match self.core_of(link).handle_control(at, id, *control) {
             Answer::Nothing => Ok(id),
             answer => Err(got(answer)),
         }
@@ -89,7 +114,8 @@ impl Bed {
 
     fn pay(&mut self, id: ExchangeId, payload: &[u8], chunk: usize) {
         for (index, part) in payload.chunks(chunk.max(1)).enumerate() {
-            let answer = self.core.handle_payload(id, (index * chunk.max(1)) as u32, part);
+            let answer =
+                self.core_of(id.link).handle_payload(id, (index * chunk.max(1)) as u32, part);
             assert!(matches!(answer, Answer::Nothing));
         }
     }
@@ -100,20 +126,27 @@ impl Bed {
             Err(refused) => return refused,
         };
         self.pay(id, payload, chunk);
-        let reply = got(self.core.handle_complete(self.at(), id));
+        let reply = got(self.complete(id));
         let mut sent = reply.control;
         sent.payload_len = reply.payload.len() as u32;
         assert_eq!((sent.check(), control.check_reply(&sent)), (Ok(()), Ok(())));
         reply
     }
 
+    /// When the housekeeping of a core is due next, and whose.
+    fn due(&mut self) -> Option<(Instant, usize)> {
+        let now = self.now;
+        let deadlines = self.cores.iter_mut().enumerate();
+        deadlines.filter_map(|(n, core)| Some((core.deadline(now)?, n))).min()
+    }
+
     /// Lets the housekeeping run until nothing is due, nor after a pause.
     fn settle(&mut self) {
         for _ in 0..1000 {
-            match self.core.deadline(self.now) {
-                Some(deadline) if deadline <= self.now + SWEEP_PAUSE => {
+            match self.due() {
+                Some((deadline, core)) if deadline <= self.now + SWEEP_PAUSE => {
                     self.now = self.now.max(deadline);
-                    self.core.handle_timeout(self.now);
+                    self.cores[core].handle_timeout(self.now);
                 }
                 _ => return,
             }
@@ -124,11 +157,10 @@ impl Bed {
     /// Time goes on, housekeeping with it.
     fn advance(&mut self, time: Duration) {
         let end = self.now + time;
-        while let Some(deadline) = self.core.deadline(self.now).filter(|&deadline| deadline <= end)
-        {
+        while let Some((deadline, core)) = self.due().filter(|&(deadline, _)| deadline <= end) {
             self.now = self.now.max(deadline);
-            self.core.handle_timeout(self.now);
-            while self.core.poll_stalled(self.now).is_some() {}
+            self.cores[core].handle_timeout(self.now);
+            while self.cores[core].poll_stalled(self.now).is_some() {}
         }
         self.now = end;
     }
@@ -215,9 +247,9 @@ proptest! {
     /// Four tenants (two clients which use the same two workload ids) on an agent too small for them: it holds what
     /// a map holds, refuses when that is full, and never shows a page to another tenant.
     #[test]
-    fn equals_a_map(steps in prop::collection::vec(step(), 1..60)) {
+    fn equals_a_map(threads in 1..4usize, steps in prop::collection::vec(step(), 1..60)) {
         const FRAMES: usize = 48;
-        let mut bed = Bed::new(FRAMES as u64);
+        let mut bed = Bed::of(threads, FRAMES as u64);
         let mut oracle: HashMap<(usize, u64), u8> = HashMap::new();
         let tenant = |index: usize| (index as u8 / 2, WORKLOADS[index % 2]);
         let mut links: Vec<LinkId> = (0..4).map(|i| bed.connect(i as u32, tenant(i).0)).collect();
@@ -241,7 +273,7 @@ proptest! {
                     let mut control = Control::put(5, tenant(i).1, pages.len() as u16);
                     if let Ok(id) = bed.begin(links[i], &mut control, &payload) {
                         bed.pay(id, &payload[..at.index(payload.len())], 1000);
-                        bed.core.handle_aborted(id);
+                        bed.core_of(id.link).handle_aborted(id);
                     }
                 }
                 Step::Discard(i, pages) => {
@@ -258,7 +290,8 @@ proptest! {
                     prop_assert_eq!(hello(&mut bed, links[i], tenant(i).1).status(), Status::Ok);
                 }
                 Step::Reconnect(i, late) => {
-                    bed.core.handle_closed(bed.now, links[i]);
+                    let now = bed.now;
+                    bed.core_of(links[i]).handle_closed(now, links[i]);
                     bed.advance(Duration::from_secs(if late { 6 } else { 4 }));
                     if late {
                         oracle.retain(|&(t, _), _| t != i);
@@ -320,8 +353,8 @@ fn a_full_agent_refuses_before_the_payload_and_feeds_back() {
     bed.advance(Duration::from_secs(3));
     let at = At { now: bed.now, received: bed.now - Duration::from_micros(5) };
     let id = ExchangeId::new(link, 999);
-    bed.core.handle_control(at, id, Control::get(1, WORKLOADS[0], 4));
-    let reply = got(bed.core.handle_complete(at, id)).control;
+    bed.core().handle_control(at, id, Control::get(1, WORKLOADS[0], 4));
+    let reply = got(bed.core().handle_complete(at, id)).control;
     assert_eq!((reply.feedback().queue_ns, reply.feedback().oldest_age_ms), (5000, 3000));
 }
 
@@ -337,7 +370,7 @@ fn a_put_replaces_only_once_it_is_whole() {
     bed.pay(id, &payload[..payload.len() - 1], 64);
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
     // What is not whole is not stored, whatever the transport says.
-    assert!(matches!(bed.core.handle_complete(bed.at(), id), Answer::Close(CloseCode::Malformed)));
+    assert!(matches!(bed.complete(id), Answer::Close(CloseCode::Malformed)));
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
     put(&mut bed, link, WORKLOADS[0], &[(1, 22)]);
     let reply = put(&mut bed, link, WORKLOADS[0], &[(1, 22)]);
@@ -355,10 +388,10 @@ fn a_stalled_request_is_answered_and_its_frames_come_back() {
         bed.begin(link, &mut Control::put(2, WORKLOADS[0], 2), &payload).ok().expect("admitted");
     bed.pay(id, &payload[..5000], 64);
     bed.advance(Duration::from_secs(29));
-    assert!(bed.core.poll_stalled(bed.now).is_none());
+    assert!(bed.cores[0].poll_stalled(bed.now).is_none());
     bed.advance(Duration::from_secs(2));
-    assert!(matches!(bed.core.handle_payload(id, 5000, &payload[5000..]), Answer::Nothing));
-    assert!(matches!(bed.core.handle_complete(bed.at(), id), Answer::Nothing));
+    assert!(matches!(bed.core().handle_payload(id, 5000, &payload[5000..]), Answer::Nothing));
+    assert!(matches!(bed.complete(id), Answer::Nothing));
     let status = bed.ask(link, Control::request(Op::Status, 6, WORKLOADS[0]), &[], 1).control;
     assert_eq!((status.feedback().frames_free, status.answer::<StatusReply>().frames), (8, 8));
 }
@@ -372,7 +405,7 @@ fn gaps_and_wrong_requests_are_refused() {
     let id =
         bed.begin(link, &mut Control::put(2, WORKLOADS[0], 1), &payload).ok().expect("admitted");
     assert!(matches!(
-        bed.core.handle_payload(id, 8, &payload),
+        bed.core().handle_payload(id, 8, &payload),
         Answer::Close(CloseCode::Malformed)
     ));
     let wide = Control::get(2, WORKLOADS[0], 1);
@@ -406,23 +439,23 @@ fn a_draining_agent_gives_but_does_not_take() {
     let link = bed.connect(1, 1);
     hello(&mut bed, link, WORKLOADS[0]);
     put(&mut bed, link, WORKLOADS[0], &[(1, 11)]);
-    bed.core.drain();
-    assert!(bed.core.in_use());
+    let in_use = |bed: &Bed| bed.cores[0].shared().accounts().in_use();
+    assert!(bed.cores[0].shared().drain() && in_use(&bed));
     assert_eq!(put(&mut bed, link, WORKLOADS[0], &[(2, 22)]).status(), Status::Draining);
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
     assert_eq!(bed.try_connect(2, 2), Err(CloseCode::Draining));
     // Whom it waits for may come back.
     assert_eq!(
-        bed.core.handle_closed(bed.now, link).map(|gone| gone.workload),
+        bed.cores[0].handle_closed(bed.now, link).map(|gone| gone.workload),
         Some(Some((WORKLOADS[0], 1)))
     );
-    assert!(bed.core.in_use());
+    assert!(in_use(&bed));
     let link = bed.connect(3, 1);
     assert_eq!(hello(&mut bed, link, WORKLOADS[1]).status(), Status::Draining);
     assert_eq!(hello(&mut bed, link, WORKLOADS[0]).status(), Status::Ok);
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11)]);
     bed.ask(link, Control::request(Op::Goodbye, 4, WORKLOADS[0]), &[], 1);
-    assert!(!bed.core.in_use());
+    assert!(!in_use(&bed));
 }
 
 #[test]
@@ -436,7 +469,7 @@ fn a_repeated_hello_is_granted_its_lease_again() {
     let longer = bed.ask(link, Control::hello(1, WORKLOADS[0], 9000), &[], 1).control;
     assert_eq!(lease(&longer), 9000);
     put(&mut bed, link, WORKLOADS[0], &[(1, 1)]);
-    bed.core.handle_closed(bed.now, link);
+    bed.cores[0].handle_closed(bed.now, link);
     bed.advance(Duration::from_secs(8));
     assert_eq!(bed.stats.expired.value(), 0, "the lease asked for last runs");
     bed.advance(Duration::from_secs(2));
@@ -463,7 +496,7 @@ fn a_client_which_takes_all_it_gets_leaves_room_for_another() {
     let mut made = 0;
     while hello(&mut bed, link, workload(made)).status() == Status::Ok {
         put(&mut bed, link, workload(made), &[(1, 1)]);
-        bed.core.handle_closed(bed.now, link);
+        bed.cores[0].handle_closed(bed.now, link);
         made += 1;
         assert_eq!(bed.connect(0, 1), link);
     }
@@ -499,11 +532,11 @@ fn requests_that_never_end_are_refused_to_their_client_only() {
     assert_eq!(fetch(&mut bed, other, WORKLOADS[0], &[1, 2]), []);
     // All of them expire, each once.
     bed.advance(EXCHANGE_TIMEOUT - Duration::from_secs(1));
-    assert!(bed.core.poll_stalled(bed.now).is_none());
+    assert!(bed.cores[0].poll_stalled(bed.now).is_none());
     bed.now += Duration::from_secs(2);
-    bed.core.handle_timeout(bed.now);
+    bed.cores[0].handle_timeout(bed.now);
     let (started, mut expired) = (Instant::now(), 0);
-    while let Some(reply) = bed.core.poll_stalled(bed.now) {
+    while let Some(reply) = bed.cores[0].poll_stalled(bed.now) {
         assert_eq!(reply.control.status(), Status::Failed);
         expired += 1;
     }
@@ -531,7 +564,7 @@ fn lists_of_pages_that_never_end_are_bounded_in_bytes() {
     assert_eq!(discard.status(), Status::Ok);
     // What expires makes room.
     bed.advance(EXCHANGE_TIMEOUT);
-    while bed.core.poll_stalled(bed.now).is_some() {}
+    while bed.cores[0].poll_stalled(bed.now).is_some() {}
     let discard = bed.ask(greedy, Control::discard(1, WORKLOADS[0], 4096), &ids, ids.len()).control;
     assert_eq!(discard.status(), Status::Ok);
 }
@@ -555,8 +588,8 @@ fn workloads_that_end_again_and_again_do_not_keep_the_loop_busy() {
         put(&mut bed, little, WORKLOADS[1], &[(1, 1)]);
         bed.ask(little, Control::request(Op::Goodbye, 4, WORKLOADS[1]), &[], 1);
         // What the driver does between two requests: as much as is due.
-        while bed.core.deadline(bed.now).is_some_and(|at| at <= bed.now) && steps < 1000 {
-            bed.core.handle_timeout(bed.now);
+        while bed.cores[0].deadline(bed.now).is_some_and(|at| at <= bed.now) && steps < 1000 {
+            bed.cores[0].handle_timeout(bed.now);
             steps += 1;
         }
     }
@@ -564,8 +597,8 @@ fn workloads_that_end_again_and_again_do_not_keep_the_loop_busy() {
     // And yet all of them come free soon.
     let start = bed.now;
     while free(&mut bed) != before {
-        bed.now = bed.core.deadline(bed.now).expect("something to do");
-        bed.core.handle_timeout(bed.now);
+        bed.now = bed.cores[0].deadline(bed.now).expect("something to do");
+        bed.cores[0].handle_timeout(bed.now);
         assert!(bed.now < start + LEASE_MIN, "{}", free(&mut bed));
     }
 }
@@ -614,6 +647,52 @@ fn an_idle_agent_rests_and_keeps_no_memory() {
     put(&mut bed, link, WORKLOADS[0], &pages);
     bed.ask(link, Control::request(Op::Goodbye, 4, WORKLOADS[0]), &[], 1);
     bed.advance(TRIM_IDLE + LEASE_MIN);
-    assert_eq!(bed.core.deadline(bed.now), None);
-    assert_eq!(bed.stats.frames_free.value(), 64);
+    assert_eq!(bed.cores[0].deadline(bed.now), None);
+    assert_eq!(bed.core().shared().gauges.frames_free.value(), 64);
+}
+
+#[test]
+fn what_one_thread_stores_is_there_for_all_and_a_session_ends_on_all() {
+    let mut bed = Bed::of(2, 8);
+    let links = [0, 1, 2].map(|index| bed.connect(index, 1));
+    let sessions = links.map(|link| hello(&mut bed, link, WORKLOADS[0]).session);
+    assert_eq!(sessions, [sessions[0]; 3]);
+    // All room there is, of whichever thread it is.
+    put(&mut bed, links[0], WORKLOADS[0], &[(1, 11), (2, 12), (3, 13), (4, 14), (5, 15), (6, 16)]);
+    let reply = put(&mut bed, links[1], WORKLOADS[0], &[(2, 22), (7, 17)]);
+    assert_eq!((reply.status(), reply.feedback().frames_free), (Status::Ok, 1));
+    assert_eq!(fetch(&mut bed, links[0], WORKLOADS[0], &[1, 2, 7]), [(1, 11), (2, 22), (7, 17)]);
+    let payload = put_payload(&[(8, 18)]);
+    let id =
+        bed.begin(links[1], &mut Control::put(2, WORKLOADS[0], 1), &payload).ok().expect("room");
+    let goodbye = Control::request(Op::Goodbye, 4, WORKLOADS[0]);
+    assert_eq!(bed.ask(links[0], goodbye, &[], 1).control.status(), Status::Ok);
+    // Of a request that was under way nothing is stored, of others nothing is done.
+    bed.pay(id, &payload, payload.len());
+    assert_eq!(got(bed.complete(id)).control.status(), Status::Denied);
+    for link in links {
+        let get = bed.ask(link, Control::get(1, WORKLOADS[0], 1), &[], 1).control;
+        assert_eq!(get.status(), Status::Denied);
+    }
+    let next = hello(&mut bed, links[1], WORKLOADS[0]);
+    assert_ne!(next.session, sessions[0]);
+    // The links of the former session are none of the next one: it lives as long as its own.
+    put(&mut bed, links[1], WORKLOADS[0], &[(1, 31)]);
+    bed.cores[0].handle_closed(bed.now, links[0]);
+    bed.cores[0].handle_closed(bed.now, links[2]);
+    bed.advance(Duration::from_secs(60));
+    assert_eq!(fetch(&mut bed, links[1], WORKLOADS[0], &[1, 2, 3]), [(1, 31)]);
+    assert_eq!(bed.cores[1].shared().store.frames_free(), 7);
+}
+
+#[test]
+fn a_client_has_one_share_on_all_threads() {
+    let mut bed = Bed::of(4, 64);
+    let links: Vec<LinkId> = (1..).map_while(|index| bed.try_connect(index, 1).ok()).collect();
+    assert_eq!(links.len(), LINKS_MAX / 2);
+    assert!(links.iter().all(|&link| hello(&mut bed, link, WORKLOADS[0]).session > 0));
+    let (names, mut many) = ([0; 64 * PageDescriptor::LEN], Control::get_many(1, WORKLOADS[0], 64));
+    let begins = |link: &&LinkId| bed.begin(**link, &mut many, &names).is_ok();
+    let begun = links.iter().cycle().take_while(begins).count();
+    assert_eq!(begun, EXCHANGES_MAX / 2);
 }

@@ -51,7 +51,7 @@ fn pages_come_back_as_they_were() {
     for (head, bytes) in heads.iter().zip(pages.chunks(4096)) {
         assert_eq!((head.check(), bytes), (!head.page(), &content(head.page())[..]));
     }
-    let stats = agent.stats().clone();
+    let stats = agent.stats()[0].clone();
     assert_eq!((stats.puts.value(), stats.misses.value()), (4000, 54));
     assert!(agent.stop(Duration::ZERO).is_ok());
     client.until("close", |client| client.closed.is_some());
@@ -75,10 +75,10 @@ fn frames_are_freed_when_the_lease_is_lost_and_when_the_workload_ends() {
     // Silence is noticed by the transport, then the lease of 2 s runs.
     let status = Control::request(Op::Status, 1, WORKLOAD);
     other.until("freed frames", |_| {
-        agent.stats().frames_free.value() == 256 || since.elapsed() > LIMIT
+        agent.gauges().frames_free.value() == 256 || since.elapsed() > LIMIT
     });
     assert!(since.elapsed() >= Duration::from_secs(2));
-    assert_eq!(agent.stats().expired.value(), 1);
+    assert_eq!(agent.stats()[0].expired.value(), 1);
     assert_eq!(other.ask(&status, &[]).0.feedback().frames_free, 256);
     other.hello();
     assert_eq!(other.ask(&Control::get(1, WORKLOAD, 1), &[]).0.status(), Status::NotFound);

@@ -23,7 +23,7 @@ _gms__agent() {
 
     case "${cmd}" in
         gms__agent)
-            opts="-q -v -h -V --listen --export --keys --metrics --huge --spin --drain --config --quiet --verbose --help --version"
+            opts="-q -v -h -V --listen --export --keys --metrics --huge --threads --spin --drain --config --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -42,6 +42,10 @@ _gms__agent() {
                     return 0
                     ;;
                 --metrics)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --threads)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -10,7 +10,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::gms::gms_binary;
+use crate::agent::AgentSetup;
+use crate::gms::{gms_binary, keys};
+use crate::pages::Mib;
 use crate::program::{Outcome, Program, patience, tool};
 use crate::stage::Stage;
 use crate::stats::Stats;
@@ -19,7 +21,7 @@ use crate::stats::Stats;
 /// size nobody knows, are not to be short of memory: they would time out.
 const BUDGETS_MIB: [u64; 3] = [16, 48, 2048];
 const BUDGETS_OF_SUITES_MIB: [u64; 2] = [512, 2048];
-/// Memory of the agent inside gms, in MiB.
+/// Memory of the agent, in MiB.
 const EXPORT_MIB: u64 = 3072;
 /// Whoever takes longer, gms's start and end included, has been attached and has lost pages.
 const SPARED_MAX: Duration = Duration::from_secs(2);
@@ -120,9 +122,15 @@ impl<'a> Torture<'a> {
         let budget = budgets_mib[(number >> 8) as usize % budgets_mib.len()];
         let page_size = if number >> 16 & 3 == 0 { "8k" } else { "4k" };
         let stats = self.stage.new_path("torture.json");
-        let line = format!(
-            "run --torture {number} --local {budget}M --page-size {page_size} --export {EXPORT_MIB}M"
-        );
+        // Now and then its pages are at an agent of several threads, else at the one inside it.
+        let agent = (number >> 18 & 3 == 0)
+            .then(|| AgentSetup::new(Mib(EXPORT_MIB)).args(["--threads", "4"]).start());
+        let place = match &agent {
+            Some(agent) => format!("--agent {} --keys {}", agent.addr(), keys().display()),
+            None => format!("--export {EXPORT_MIB}M"),
+        };
+        let line =
+            format!("run --torture {number} --local {budget}M --page-size {page_size} {place}");
         let mut argv = vec![tortured_binary().into_os_string()];
         argv.extend(line.split_whitespace().map(OsString::from));
         argv.extend(["--stats".into(), stats.clone().into(), "--".into()]);

@@ -134,7 +134,8 @@ fn an_old_and_a_new_agent_serve_one_pager() {
 fn two_workloads_share_an_agent_without_mixing_pages() {
     let Some(stage) = Stage::set() else { return };
     let native = verify(96).finish().expect_code(0);
-    let agent = AgentProc::start(Mib(512));
+    // Of several threads, among which the links of both are divided by chance.
+    let agent = AgentSetup::new(Mib(512)).args(["--threads", "4"]).start();
     let gms = || Gms::run(&stage, &verify(96)).local(Mib(24)).agents(&[&agent]);
     let both = [gms(), gms()].map(|gms| (gms.spawn(), gms));
     for (proc, gms) in both {

@@ -77,7 +77,13 @@ impl World {
         let count = 1 + dice.below(3) as usize;
         let frames = (PAGES * 2 / count as u64).max(64) + dice.below(64);
         let agents: Vec<SimAgent> =
-            (0..count).map(|n| SimAgent::new(&net, start, n as u8 + 1, frames)).collect();
+            // Its own dice, so that agents of one thread leave a seed what it was.
+            (0..count)
+                .map(|n| {
+                    let dice = Dice::of_thread(seed, n);
+                    SimAgent::new(&net, start, n as u8 + 1, frames, dice)
+                })
+                .collect();
         let address =
             |agent: &SimAgent| AgentAddress { name: agent.addr.to_string(), socket: agent.addr };
         let addresses: Vec<AgentAddress> = agents.iter().map(address).collect();

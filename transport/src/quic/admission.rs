@@ -1,6 +1,6 @@
 //! Who may begin a handshake: links that are not established are counted apart from those that are.
 //!
-//! A QUIC Initial costs its sender one datagram, whose source may be false. So below [`RETRY_MARK`] handshakes any
+//! A QUIC Initial costs its sender one datagram, whose source may be false. So below a mark of handshakes any
 //! Initial begins one; above it only those whose sender has shown by a Retry token (RFC 9000, section 8.1.2) that it
 //! receives at its address. One whose first packet already fails, or which its sender ends by its second, has cost a
 //! key exchange, and counts for [`HANDSHAKE`] like one that is never finished. A source that was proved may hold as many handshakes as are still free, so that one alone gets half (dynamic thresholds,
@@ -14,7 +14,7 @@ use std::collections::hash_map::{Entry, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Instant;
 
-use super::limits::{HANDSHAKE, HANDSHAKE_SLOW, HANDSHAKES_MAX, RETRY_MARK};
+use super::limits::{HANDSHAKE, HANDSHAKE_SLOW};
 
 /// What to do about an Initial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +61,12 @@ pub fn is_slow(now: Instant, until: Instant) -> bool {
 }
 
 /// Counts of links that are in their handshake, or were never more, or are being closed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Admission {
+    /// Most of them.
+    most: usize,
+    /// With so many, addresses are proved before another begins.
+    retry_mark: usize,
     total: usize,
     sources: HashMap<Source, usize>,
     sites: HashMap<Source, usize>,
@@ -71,13 +75,25 @@ pub struct Admission {
 }
 
 impl Admission {
+    /// None yet; see [`HANDSHAKES_MAX`](super::limits::HANDSHAKES_MAX) and [`RETRY_MARK`](super::limits::RETRY_MARK).
+    pub fn new(most: usize, retry_mark: usize) -> Self {
+        Self {
+            most,
+            retry_mark,
+            total: 0,
+            sources: HashMap::new(),
+            sites: HashMap::new(),
+            failed: VecDeque::new(),
+        }
+    }
+
     /// Decides about an Initial of `source`; `proved`: its address is the sender's.
     pub fn decide(&self, source: Source, proved: bool) -> Decision {
         if !proved {
-            return if self.total < RETRY_MARK { Decision::Accept } else { Decision::Retry };
+            return if self.total < self.retry_mark { Decision::Accept } else { Decision::Retry };
         }
         let (of_site, own) = self.share(source);
-        if of_site < HANDSHAKES_MAX.saturating_sub(self.total) {
+        if of_site < self.most.saturating_sub(self.total) {
             return Decision::Accept;
         }
         let shares = self.sources.keys().map(|other| self.share(*other));
@@ -162,7 +178,12 @@ impl Admission {
 mod tests {
     use std::time::Duration;
 
+    use super::super::limits::{HANDSHAKES_MAX, RETRY_MARK};
     use super::*;
+
+    fn admission() -> Admission {
+        Admission::new(HANDSHAKES_MAX, RETRY_MARK)
+    }
 
     fn source(n: u8) -> Source {
         Source::of([10, 0, 0, n].into())
@@ -170,7 +191,7 @@ mod tests {
 
     #[test]
     fn false_sources_fill_only_the_part_below_the_mark() {
-        let mut admission = Admission::default();
+        let mut admission = admission();
         for n in 0..RETRY_MARK {
             assert_eq!(admission.decide(source(n as u8), false), Decision::Accept);
             admission.enter(source(n as u8));
@@ -183,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_source_leaves_room_for_others() {
-        let mut admission = Admission::default();
+        let mut admission = admission();
         for n in 0..HANDSHAKES_MAX {
             let mut taken = 0;
             while admission.decide(source(n as u8), true) == Decision::Accept {
@@ -210,7 +231,7 @@ mod tests {
 
     #[test]
     fn nobody_is_locked_out_by_who_holds_more() {
-        let mut admission = Admission::default();
+        let mut admission = admission();
         let of = |text: &str| Source::of(text.parse().unwrap());
         // All /64s of one /48.
         for n in 0.. {
@@ -233,7 +254,7 @@ mod tests {
 
     #[test]
     fn counts_end_at_nothing() {
-        let mut admission = Admission::default();
+        let mut admission = admission();
         admission.enter(source(1));
         admission.enter(source(2));
         admission.enter(source(1));
@@ -243,7 +264,7 @@ mod tests {
 
     #[test]
     fn only_slow_ones_of_ones_own_site_make_room() {
-        let (mut admission, now) = (Admission::default(), Instant::now());
+        let (mut admission, now) = (admission(), Instant::now());
         let of = |text: &str| Source::of(text.parse().unwrap());
         let (own, neighbour) = (of("2001:db8:7:1::1"), of("2001:db8:7:2::1"));
         admission.fail(now, of("2001:db8:8:1::1"));
@@ -262,7 +283,7 @@ mod tests {
 
     #[test]
     fn failures_count_for_a_while() {
-        let (mut admission, now) = (Admission::default(), Instant::now());
+        let (mut admission, now) = (admission(), Instant::now());
         (0..RETRY_MARK).for_each(|n| admission.fail(now, source(n as u8)));
         admission.expire(now);
         assert_eq!(admission.decide(source(99), false), Decision::Retry);

@@ -29,7 +29,7 @@ fn stall(pair: &mut Pair) -> ExchangeId {
 
 /// A datagram of a link that `server` once had: it is answered by a stateless reset.
 fn stale_datagram(identity: &Identity, server: &Quic) -> Vec<u8> {
-    let (_, id_key) = tls::endpoint_keys(identity, server.local_addr());
+    let (_, id_key) = tls::endpoint_keys(identity, server.local_addr(), 0);
     let id = HashedConnectionIdGenerator::from_key(id_key).generate_cid();
     let mut datagram = vec![0x40];
     datagram.extend_from_slice(&id);

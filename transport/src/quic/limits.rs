@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use crate::message::{CONTROL_LEN, PAYLOAD_MAX};
 
-/// Established links of one endpoint.
+/// Established links of one listener, or of one connecting endpoint.
 pub const LINKS_MAX: usize = 256;
-/// Links of one accepting endpoint that are in their handshake or being closed, beside the established ones.
+/// Links of one listener that are in their handshake or being closed, beside the established ones; each of its endpoints
+/// has an equal part.
 pub const HANDSHAKES_MAX: usize = 128;
-/// With so many handshakes under way, a client must prove its address before another begins.
+/// With so many handshakes under way, a client must prove its address before another begins; each of a listener's
+/// endpoints has an equal part.
 pub const RETRY_MARK: usize = 16;
 /// Lines of the log a second about handshakes that failed: strangers can cause them.
 pub const FAILURES_LOGGED_MAX: u32 = 10;
@@ -71,6 +73,8 @@ pub const MTU_MIN: u16 = 1200;
 pub const MTU_LOOPBACK: u16 = 60_000;
 /// What losses on the loopback interface, which are of full buffers, may reduce packets to.
 pub const MTU_LOOPBACK_MIN: u16 = 9_000;
+/// Datagrams that may wait in a socket from before all of its listener's sockets are bound.
+pub const EARLY_MAX: usize = 16_384;
 /// Largest UDP payload that we receive.
 pub const MTU_MAX: u16 = 65527;
 /// Received together, so many bytes are bulk: `drive` goes on receiving.

@@ -1,10 +1,12 @@
-//! The QUIC backend: quinn-proto's state machine over one UDP socket, driven by the owner's loop.
+//! The QUIC backend: quinn-proto's state machine over one UDP socket, driven by the owner's loop. A listener may have
+//! several endpoints, each with a socket and an owner of its own.
 //!
 //! Each exchange is a bidirectional stream of its own, so that a lost packet of one holds up no other. Nothing on
 //! the path of an exchange takes a lock, changes threads or waits.
 
 mod admission;
 mod close;
+mod crowd;
 mod failures;
 #[cfg(test)]
 mod hostile_tests;
@@ -39,6 +41,7 @@ use crate::{
     TransportError,
 };
 use admission::{Admission, Decision, Source, is_slow};
+use crowd::Crowd;
 use failures::Failures;
 use link::Link;
 use socket::{Received, Socket};
@@ -62,6 +65,10 @@ pub struct Quic {
     admission: Admission,
     /// Established links.
     established: usize,
+    /// The other endpoints of the listener.
+    crowd: Crowd,
+    /// Established links of theirs by which windows were shared last.
+    others: usize,
     /// Links which may have something to transmit, in the order in which it is their turn.
     dirty: VecDeque<usize>,
     /// Links which hold back requests until replies have gone.
@@ -86,16 +93,24 @@ impl Quic {
 
     /// An endpoint that accepts clients of the identity's authority at `addr`.
     pub fn server(addr: SocketAddr, identity: &Identity) -> Result<Self, TransportError> {
-        Self::server_up_to(addr, identity, Version::V2)
+        Self::server_of(addr, identity, tls::alpn(Version::V2))
     }
 
-    /// The same, but it speaks no later version than `version`.
-    pub fn server_up_to(
+    /// `count` endpoints of one listener at `addr`, for a thread each: the kernel divides clients among them, and all
+    /// packets of a client's port come to the same endpoint. They speak no later version than `version`. Their bounds are
+    /// together those of one, but for socket buffers and for lines of the log about failed handshakes.
+    pub fn servers(
         addr: SocketAddr,
         identity: &Identity,
         version: Version,
-    ) -> Result<Self, TransportError> {
-        Self::server_of(addr, identity, tls::alpn(version))
+        count: usize,
+    ) -> Result<Vec<Self>, TransportError> {
+        let sockets = Socket::bind_group(addr, count)
+            .map_err(|error| TransportError::Socket { addr, error })?;
+        let sockets = sockets.into_iter().zip(Crowd::of(count));
+        sockets
+            .map(|(socket, crowd)| Self::serve(socket, crowd, identity, tls::alpn(version)))
+            .collect()
     }
 
     /// A client of another version: for tests.
@@ -106,7 +121,9 @@ impl Quic {
         alpn: &'static [&'static [u8]],
     ) -> Result<Self, TransportError> {
         let client = ClientConfig::new(tls::client(identity, alpn)?);
-        Ok(Self { client: Some(client), ..Self::open(bind, identity, None)? })
+        let socket = Socket::bind(bind, false)
+            .map_err(|error| TransportError::Socket { addr: bind, error })?;
+        Ok(Self { client: Some(client), ..Self::open(socket, Crowd::alone(), identity, None) })
     }
 
     fn server_of(
@@ -114,9 +131,20 @@ impl Quic {
         identity: &Identity,
         alpn: &'static [&'static [u8]],
     ) -> Result<Self, TransportError> {
+        let socket =
+            Socket::bind(addr, true).map_err(|error| TransportError::Socket { addr, error })?;
+        Self::serve(socket, Crowd::alone(), identity, alpn)
+    }
+
+    fn serve(
+        socket: Socket,
+        crowd: Crowd,
+        identity: &Identity,
+        alpn: &'static [&'static [u8]],
+    ) -> Result<Self, TransportError> {
         let server = Self::server_config(identity, alpn)?;
         let verifier = Some(tls::client_verifier(identity)?);
-        let endpoint = Self::open(addr, identity, Some(server.clone()))?;
+        let endpoint = Self::open(socket, crowd, identity, Some(server.clone()));
         Ok(Self { server: Some(server), verifier, alpn, ..endpoint })
     }
 
@@ -127,21 +155,21 @@ impl Quic {
     }
 
     fn open(
-        addr: SocketAddr,
+        socket: Socket,
+        crowd: Crowd,
         identity: &Identity,
         server: Option<ServerConfig>,
-    ) -> Result<Self, TransportError> {
-        let socket = Socket::bind(addr, server.is_some())
-            .map_err(|error| TransportError::Socket { addr, error })?;
+    ) -> Self {
         let mut config = EndpointConfig::default();
         if server.is_some() {
             // An agent which restarts knows by its keys the links of its former life, and resets them at once.
-            let (reset_key, id_key) = tls::endpoint_keys(identity, socket.local());
+            let (reset_key, id_key) = tls::endpoint_keys(identity, socket.local(), crowd.index);
             config.reset_key(Arc::new(reset_key));
             config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)));
         }
         config.max_udp_payload_size(limits::MTU_MAX).expect("a valid UDP payload size");
-        Ok(Self {
+        let (handshakes, retry_mark) = crowd.handshakes();
+        Self {
             endpoint: Endpoint::new(
                 Arc::new(config),
                 server.map(Arc::new),
@@ -156,8 +184,10 @@ impl Quic {
             links: Vec::new(),
             generation: 0,
             events: VecDeque::new(),
-            admission: Admission::default(),
+            admission: Admission::new(handshakes, retry_mark),
             established: 0,
+            crowd,
+            others: 0,
             dirty: VecDeque::new(),
             held: VecDeque::new(),
             timeout: None,
@@ -165,7 +195,7 @@ impl Quic {
             buffer: Vec::new(),
             answer: Vec::new(),
             failures: Failures::default(),
-        })
+        }
     }
 
     /// Where the socket is bound.
@@ -190,8 +220,9 @@ impl Quic {
     }
 
     /// The share of a link that begins now. All others count, since all others may be up before it is.
-    fn first_share(&self) -> u64 {
-        self.receive_share(self.established + self.admission.total() + 1)
+    fn first_share(&mut self) -> u64 {
+        let others = self.crowd.begin();
+        self.receive_share(self.established + self.admission.total() + 1 + others)
     }
 
     /// The transport configuration for a path to `peer`, which may send `receive` bytes ahead of us.
@@ -262,7 +293,7 @@ impl Quic {
         let addr = incoming.remote_address();
         let source = Source::of(addr.ip());
         self.admission.expire(now);
-        let decision = match self.established < limits::LINKS_MAX {
+        let decision = match self.established + self.others < limits::LINKS_MAX {
             true => self.admission.decide(source, incoming.remote_address_validated()),
             false => Decision::Refuse,
         };
@@ -439,12 +470,17 @@ impl Quic {
                 self.established -= 1;
             }
         }
+        self.tell_crowd();
         self.share_windows();
+    }
+
+    fn tell_crowd(&mut self) {
+        self.crowd.tell(self.established, self.established + self.admission.total());
     }
 
     /// Gives each established link its share of what all may hold.
     fn share_windows(&mut self) {
-        let links = self.established.max(1);
+        let links = (self.established + self.others).max(1);
         let send = (limits::SEND_WINDOWS / links as u64)
             .clamp(limits::SEND_WINDOW_MIN, limits::SEND_WINDOW);
         let receive = self.receive_share(links);
@@ -565,6 +601,10 @@ impl Transport for Quic {
     }
 
     fn drive(&mut self, now: Instant) -> io::Result<bool> {
+        let others = self.crowd.others();
+        if std::mem::replace(&mut self.others, others) != others {
+            self.share_windows();
+        }
         self.transmit(now);
         let mut any = self.run_timers(now);
         for _ in 0..limits::RECEIVE_BATCH {
@@ -580,6 +620,7 @@ impl Transport for Quic {
         if !self.dirty.is_empty() {
             self.pump(now);
         }
+        self.tell_crowd();
         Ok(any)
     }
 

@@ -9,11 +9,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use bytes::BytesMut;
 use nix::sys::socket::{
-    ControlMessage, MsgFlags, SockaddrStorage, getsockopt, sendmsg, setsockopt, sockopt,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, getsockopt,
+    sendmsg, setsockopt, socket, sockopt,
 };
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 
-use super::limits::{MTU_MIN, SOCKET_BUFFER};
+use super::limits::{EARLY_MAX, MTU_MIN, SOCKET_BUFFER};
 
 /// The largest datagram, and the most that GSO and GRO put together.
 const DATAGRAM_MAX: usize = 65535;
@@ -49,7 +50,40 @@ pub struct Received {
 impl Socket {
     /// Binds to `addr`. `answers`: replies must come from the address that was asked.
     pub fn bind(addr: SocketAddr, answers: bool) -> io::Result<Self> {
-        let udp = UdpSocket::bind(addr)?;
+        Self::over(UdpSocket::bind(addr)?, answers)
+    }
+
+    /// Binds `count` sockets to `addr`, whose replies come from the address that was asked. The kernel divides the peers
+    /// among them by a hash of both addresses and ports (SO_REUSEPORT), as long as all of them are there.
+    pub fn bind_group(addr: SocketAddr, count: usize) -> io::Result<Vec<Self>> {
+        // As a socket that shares nothing: an address that another process has is refused, though it would share it.
+        let first = Self::bind(addr, true)?;
+        let addr = first.local;
+        let mut sockets = vec![first];
+        if count > 1 {
+            setsockopt(&sockets[0].udp, sockopt::ReusePort, &true)?;
+        }
+        let family = if addr.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        while sockets.len() < count {
+            let udp = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+            setsockopt(&udp, sockopt::ReusePort, &true)?;
+            bind(udp.as_raw_fd(), &SockaddrStorage::from(addr))?;
+            sockets.push(Self::over(udp.into(), true)?);
+        }
+        if count > 1 {
+            // What came before the last was bound may be another's from now on. It is lost, and will be sent again.
+            for socket in &mut sockets {
+                let mut left = EARLY_MAX;
+                while left > 0 && socket.receive()?.is_some() {
+                    left -= 1;
+                }
+            }
+        }
+        Ok(sockets)
+    }
+
+    fn over(udp: UdpSocket, answers: bool) -> io::Result<Self> {
+        let addr = udp.local_addr()?;
         let state = UdpSocketState::new(UdpSockRef::from(&udp))?;
         // Beyond the system's limit only root may go; others get as much as it allows.
         if setsockopt(&udp, sockopt::RcvBufForce, &SOCKET_BUFFER).is_err() {
@@ -66,11 +100,10 @@ impl Socket {
         } else {
             setsockopt(&udp, sockopt::Ipv6RecvPacketInfo, &local_address)?;
         }
-        let local = udp.local_addr()?;
         Ok(Self {
             udp,
             state,
-            local,
+            local: addr,
             buffer: vec![0; DATAGRAM_MAX].into_boxed_slice(),
             #[cfg(test)]
             lose_every: None,

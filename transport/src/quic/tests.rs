@@ -549,3 +549,42 @@ fn an_ipv6_socket_reaches_ipv4_agents() {
     pair.client.connect(Instant::now(), addr).unwrap();
     assert_eq!(pair.client_sees(connected).1.addr, addr);
 }
+
+#[test]
+fn endpoints_of_a_listener_share_its_port_and_its_bounds_but_no_keys() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut servers = Quic::servers(any(), &node, Version::V2, 2).unwrap();
+    let addr = servers[0].local_addr();
+    assert_eq!(addr, servers[1].local_addr());
+    let again = Quic::servers(addr, &node, Version::V2, 2).err();
+    assert!(matches!(again, Some(TransportError::Socket { .. })), "{again:?}");
+    // By a key of another endpoint a stranger would be told how to reset a link.
+    let ids = [0, 1].map(|index| tls::endpoint_keys(&node, addr, index).1);
+    assert_ne!(ids[0], ids[1]);
+    // Each client's port is one endpoint's.
+    let (mut clients, start) = (Vec::new(), Instant::now());
+    for _ in 0..16 {
+        let mut quic = Quic::client(any(), &client).unwrap();
+        quic.connect(start, addr).unwrap();
+        clients.push((quic, false));
+    }
+    while clients.iter().any(|(_, up)| !up) {
+        assert!(start.elapsed() < PATIENCE);
+        for (end, up) in &mut clients {
+            end.drive(Instant::now()).unwrap();
+            *up |= end.poll(Instant::now()).is_some_and(|event| connected(&event).is_some());
+            end.flush(Instant::now()).unwrap();
+        }
+        for server in &mut servers {
+            server.drive(Instant::now()).unwrap();
+            server.flush(Instant::now()).unwrap();
+        }
+    }
+    let links = servers.iter().map(Quic::links).collect::<Vec<_>>();
+    assert!(links.iter().all(|&links| links > 0) && links.iter().sum::<usize>() == 16, "{links:?}");
+    assert_eq!([0, 1].map(|end: usize| servers[end].others), [links[1], links[0]]);
+    servers[0].established = 1000;
+    servers[0].tell_crowd();
+    let begun = 1000 + links[1] as u64 + 1;
+    assert_eq!(servers[1].first_share(), limits::RECEIVE_WINDOWS / begun);
+}

@@ -189,15 +189,15 @@ pub fn fingerprint(cert: &CertificateDer) -> Fingerprint {
     Fingerprint(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }
 
-/// The key for stateless resets and that for connection ids of whoever listens at `addr`. Both are bound to the identity's private
-/// key, and to the listener: of agents that shared them one would tell a stranger by which token the other's links are
+/// The key for stateless resets and that for connection ids of endpoint `index` of whoever listens at `addr`. Both are bound to the identity's
+/// private key, and to the endpoint: of endpoints that shared them one would tell a stranger by which token the other's links are
 /// reset (RFC 9000, section 21.11). What is mixed in for that stays the same when the agent is started again.
-pub fn endpoint_keys(identity: &Identity, addr: SocketAddr) -> (hmac::Key, u64) {
+pub fn endpoint_keys(identity: &Identity, addr: SocketAddr, index: usize) -> (hmac::Key, u64) {
     let secret = hmac::Key::new(hmac::HMAC_SHA256, identity.key.secret_der());
     // Many listen on all addresses, at the same port; one of the files may be missing, or the same in all containers.
     let machine = ["/etc/machine-id", "/proc/sys/kernel/hostname"]
         .map(|file| fs::read_to_string(file).unwrap_or_default());
-    let listener = format!("{addr} {machine:?}");
+    let listener = format!("{addr} {machine:?} {index}");
     let secret =
         hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&secret, listener.as_bytes()).as_ref());
     let derive = |label: &[u8]| hmac::sign(&secret, label);

@@ -1,0 +1,136 @@
+//! What the threads of an agent share: the pages, the accounts of their owners, and what is told of both.
+//!
+//! Accounts have one lock, held for tens of nanoseconds twice a request, and never over work on pages: whoever does that
+//! [holds](Tenants::hold) the tenant meanwhile. Lock order: accounts, or any lock of the [`Store`]; never both.
+
+use crate::limits::TRIM_IDLE;
+use crate::quota::Quota;
+use crate::stats::Gauges;
+use crate::store::{Store, lock};
+use crate::tenants::Tenants;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+/// The state of an agent that is not of one thread.
+pub struct Shared {
+    /// The pages.
+    pub store: Store,
+    /// What is told of all threads together.
+    pub gauges: Arc<Gauges>,
+    accounts: Mutex<Tenants>,
+    /// What every turn of a loop asks of the accounts, without their lock.
+    dead_pages: AtomicU64,
+    leased: AtomicUsize,
+    quota: Mutex<Quota>,
+    started: Instant,
+    /// Since `started`.
+    last_put_ms: AtomicU64,
+    draining: AtomicBool,
+}
+
+impl Shared {
+    /// An agent which exports the frames of `store`.
+    pub fn new(now: Instant, store: Store) -> Self {
+        Self {
+            store,
+            gauges: Arc::default(),
+            // The standard library's hashers are the random numbers which it has.
+            accounts: Tenants::new(RandomState::new().build_hasher().finish()).into(),
+            dead_pages: 0.into(),
+            leased: 0.into(),
+            quota: Mutex::default(),
+            started: now,
+            last_put_ms: 0.into(),
+            draining: false.into(),
+        }
+    }
+
+    /// The accounts, locked.
+    pub fn accounts(&self) -> Accounts<'_> {
+        Accounts { tenants: lock(&self.accounts), shared: self }
+    }
+
+    /// Pages of ended tenants that are still to be swept.
+    pub fn dead_pages(&self) -> u64 {
+        self.dead_pages.load(Relaxed)
+    }
+
+    /// Tenants without a link, whose lease runs.
+    pub fn leased(&self) -> usize {
+        self.leased.load(Relaxed)
+    }
+
+    /// Whether there may be another line of the log about what a client does.
+    pub fn may_log(&self, now: Instant) -> bool {
+        lock(&self.quota).admits(now)
+    }
+
+    /// Seconds since the start.
+    pub fn seconds(&self, now: Instant) -> u32 {
+        now.saturating_duration_since(self.started).as_secs() as u32
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.started).as_millis() as u64
+    }
+
+    /// A page was put.
+    pub fn note_put(&self, now: Instant) {
+        let now = self.millis(now);
+        if self.last_put_ms.load(Relaxed) < now {
+            self.last_put_ms.store(now, Relaxed);
+        }
+    }
+
+    /// Whether no page has been put for [`TRIM_IDLE`].
+    pub fn rests(&self, now: Instant) -> bool {
+        self.millis(now) >= self.last_put_ms.load(Relaxed) + TRIM_IDLE.as_millis() as u64
+    }
+
+    /// From now on pages are served but none taken, and no new workload. False if that was so already.
+    pub fn drain(&self) -> bool {
+        self.gauges.draining.set(1);
+        !self.draining.swap(true, Relaxed)
+    }
+
+    /// Whether it drains.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+}
+
+/// The accounts, for as long as this is there.
+pub struct Accounts<'a> {
+    tenants: MutexGuard<'a, Tenants>,
+    shared: &'a Shared,
+}
+
+impl Deref for Accounts<'_> {
+    type Target = Tenants;
+
+    fn deref(&self) -> &Tenants {
+        &self.tenants
+    }
+}
+
+impl DerefMut for Accounts<'_> {
+    fn deref_mut(&mut self) -> &mut Tenants {
+        &mut self.tenants
+    }
+}
+
+impl Drop for Accounts<'_> {
+    fn drop(&mut self) {
+        let (dead, leased) = (self.tenants.dead_pages(), self.tenants.leased());
+        // Written only when they change: all threads read them, again and again.
+        if self.shared.dead_pages() != dead {
+            self.shared.dead_pages.store(dead, Relaxed);
+        }
+        if self.shared.leased() != leased {
+            self.shared.leased.store(leased, Relaxed);
+        }
+    }
+}
