@@ -157,7 +157,7 @@ impl Agent {
         &self.stats
     }
 
-    /// Uses `identity` for links that are made from now on; those that are up stay.
+    /// Uses `identity` for links that are made from now on, and closes those of peers that are no longer good.
     pub fn renew(&self, identity: Identity) {
         self.renewal.offer(identity);
     }

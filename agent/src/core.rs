@@ -163,11 +163,11 @@ impl Core {
         peer: PeerIdentity,
     ) -> Answer<'static> {
         // A draining agent waits for the workloads which have pages here: they may come back for them.
-        let known = self.tenants.clients.find(&peer.fingerprint);
+        let known = self.tenants.clients.find(&peer.id);
         if self.draining && known.is_none_or(|client| self.tenants.clients.live(client) == 0) {
             return Answer::Close(CloseCode::Draining);
         }
-        let Some(client) = self.tenants.clients.take(peer.fingerprint, Bounded::Link) else {
+        let Some(client) = self.tenants.clients.take(peer.id, Bounded::Link) else {
             return Answer::Close(CloseCode::Overload);
         };
         self.links.insert(link, Link { peer, client, session: None });
@@ -412,7 +412,7 @@ impl Core {
             return Ok((link.client, None));
         }
         let tenant = link.session.ok_or(Status::Denied)?;
-        let named = TenantKey { client: link.peer.fingerprint, workload: control.workload };
+        let named = TenantKey { client: link.peer.id, workload: control.workload };
         // A request of a session that has ended must not meet the pages of the next one.
         let is_ours = [0, self.tenants.session(tenant)].contains(&control.session);
         if self.tenants.key(tenant) == Some(named) && is_ours {
@@ -426,7 +426,7 @@ impl Core {
         let Some(Link { peer, session, .. }) = self.links.get_mut(&link) else {
             return control.reply(Status::Denied);
         };
-        let (client, workload) = (peer.fingerprint, control.workload);
+        let (client, workload) = (peer.id, control.workload);
         let key = TenantKey { client, workload };
         let asked: HelloRequest = control.body();
         let lease_ms = u64::from(asked.lease_ms);

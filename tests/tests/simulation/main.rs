@@ -102,8 +102,7 @@ impl World {
         let frames = (PAGES * 2 / count as u64).max(64) + dice.below(64);
         let agents: Vec<SimAgent> =
             (0..count).map(|n| SimAgent::new(&net, start, n as u8 + 1, frames)).collect();
-        let address =
-            |agent: &SimAgent| AgentAddress { name: agent.addr.to_string(), socket: agent.addr };
+        let address = |agent: &SimAgent| AgentAddress::new(agent.addr.to_string(), agent.addr);
         let addresses: Vec<AgentAddress> = agents.iter().map(address).collect();
         let owner = Owner::new(&net, start, &addresses, PAGES, 16 + dice.place(48));
         let mut world = World {
