@@ -42,7 +42,8 @@ fn paged(stage: &Stage, program: &Program, agent: &AgentProc, client: &str) -> G
 }
 
 fn forever() -> Program {
-    Program::new([c_program("verify")]).args(["96", "forever"]).stdin_open()
+    let program = Program::new([c_program("verify")]).args(["96", "forever"]).stdin_open();
+    program.limit(Duration::from_secs(90))
 }
 
 /// Has the agent read its keys again, and waits until its log has as many lines with `told`.
