@@ -202,7 +202,7 @@ impl Agent {
         &self.stats
     }
 
-    /// Uses `identity` for links that are made from now on; those that are up stay.
+    /// Uses `identity` for links that are made from now on, and closes those of peers that are no longer good.
     pub fn renew(&self, identity: Identity) {
         let offer = Offer::new(identity, self.renewals.len());
         self.renewals.iter().for_each(|renewal| renewal.offer(offer.clone()));

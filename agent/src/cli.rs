@@ -25,7 +25,7 @@ const CONFIG_LEN_MAX: u64 = 1 << 20;
 /// Exports idle memory of this machine to programs run by `gms` on other machines
 ///
 /// Pages are kept in memory only, apart for each workload, and freed when it ends. Clients are accepted if their
-/// certificate is of the same authority as the one in the key directory (see `gms keys init`).
+/// certificate is of the same authority as the one in the key directory (see `gms keys init`), and was not revoked.
 #[derive(Debug, Default, Parser, Deserialize)]
 #[command(name = "gms-agent", version, max_term_width = 100, after_help = EXAMPLES)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE|N%")]
     #[serde(deserialize_with = "size")]
     export: Option<Size>,
-    /// Directory with ca.pem, node.pem and node-key.pem
+    /// Directory with ca.pem, node.pem, node-key.pem, and revoked.txt if somebody was revoked
     #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
     keys: Option<PathBuf>,
     /// Address or host name, and TCP port, to serve metrics on, at /metrics, for Prometheus [default: none]

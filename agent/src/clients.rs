@@ -1,11 +1,11 @@
-//! What each client holds of what is bounded. A client is a certificate, which pagers of many machines may share.
+//! What each client holds of what is bounded. A client is who has its id (or certificate), which pagers of many machines may share.
 //!
 //! A client may take another of something as long as it holds less than what is free (dynamic thresholds, Choudhury
 //! and Hahne, 1998): a client alone gets half, each of n greedy ones 1/(n+1), and a newcomer always finds room.
 //! Whoever exceeds that is refused; nobody else notices. Frames are shared by [`Clients::credits`].
 
 use crate::limits::{CREDITS_MAX, EXCHANGES_MAX, HEADS_MAX, LINKS_MAX, RESERVE_SHARE, TENANTS_MAX};
-use gms_transport::Fingerprint;
+use gms_transport::PeerId;
 use std::collections::HashMap;
 
 /// A client which has a link or a workload.
@@ -34,7 +34,7 @@ impl Bounded {
 
 #[derive(Debug)]
 struct Client {
-    key: Fingerprint,
+    key: PeerId,
     held: [usize; 4],
     /// Workloads that have not ended.
     live: usize,
@@ -47,7 +47,7 @@ struct Client {
 pub struct Clients {
     slots: Vec<Option<Client>>,
     free: Vec<u16>,
-    by_key: HashMap<Fingerprint, ClientId>,
+    by_key: HashMap<PeerId, ClientId>,
     held: [usize; 4],
     /// Clients with a workload that has not ended.
     active: usize,
@@ -55,12 +55,12 @@ pub struct Clients {
 
 impl Clients {
     /// The client, if it has a link or a workload.
-    pub fn find(&self, key: &Fingerprint) -> Option<ClientId> {
+    pub fn find(&self, key: &PeerId) -> Option<ClientId> {
         self.by_key.get(key).copied()
     }
 
     /// Takes one of `what` for the client; `None` if that would leave too little to others.
-    pub fn take(&mut self, key: Fingerprint, what: Bounded) -> Option<ClientId> {
+    pub fn take(&mut self, key: PeerId, what: Bounded) -> Option<ClientId> {
         match self.find(&key) {
             Some(id) => self.take_more(id, what, 1).then_some(id),
             None if self.held[what as usize] < Bounded::MOST[what as usize] => {
@@ -164,7 +164,7 @@ impl Clients {
         share.min(CREDITS_MAX)
     }
 
-    fn insert(&mut self, key: Fingerprint) -> ClientId {
+    fn insert(&mut self, key: PeerId) -> ClientId {
         let client = Some(Client { key, held: [0; 4], live: 0, frames: 0 });
         let id = ClientId(self.free.pop().unwrap_or(self.slots.len() as u16));
         match self.slots.get_mut(usize::from(id.0)) {
@@ -180,10 +180,8 @@ impl Clients {
 mod tests {
     use super::*;
 
-    fn key(n: u16) -> Fingerprint {
-        let mut key = [0; 32];
-        key[..2].copy_from_slice(&n.to_le_bytes());
-        Fingerprint(key)
+    fn key(n: u16) -> PeerId {
+        PeerId::Issued(u128::from(n).to_le_bytes())
     }
 
     /// Takes as many as it gets.

@@ -180,11 +180,11 @@ impl Core {
         // A draining agent waits for the workloads which have pages here: they may come back for them.
         let mut accounts = self.shared.accounts();
         let clients = &mut accounts.clients;
-        let known = clients.find(&peer.fingerprint);
+        let known = clients.find(&peer.id);
         if self.shared.is_draining() && known.is_none_or(|client| clients.live(client) == 0) {
             return Answer::Close(CloseCode::Draining);
         }
-        let Some(client) = clients.take(peer.fingerprint, Bounded::Link) else {
+        let Some(client) = clients.take(peer.id, Bounded::Link) else {
             return Answer::Close(CloseCode::Overload);
         };
         drop(accounts);
@@ -439,7 +439,7 @@ impl Core {
             return Ok((link.client, None));
         }
         let session = link.session.ok_or(Status::Denied)?;
-        let named = TenantKey { client: link.peer.fingerprint, workload: control.workload };
+        let named = TenantKey { client: link.peer.id, workload: control.workload };
         // A request of a session that has ended must not meet the pages of the next one.
         let is_ours = [0, session.number].contains(&control.session);
         match tenants.key(session) {
@@ -452,7 +452,7 @@ impl Core {
         let Some(Link { peer, session, .. }) = self.links.get_mut(&link) else {
             return control.reply(Status::Denied);
         };
-        let (client, workload) = (peer.fingerprint, control.workload);
+        let (client, workload) = (peer.id, control.workload);
         let key = TenantKey { client, workload };
         let asked: HelloRequest = control.body();
         let lease_ms = u64::from(asked.lease_ms);

@@ -9,7 +9,7 @@ use crate::spin::{SLICE, Spin, prefer_latency};
 use crate::stats::Stats;
 use crate::stop::Stop;
 use gms_transport::message::Feedback;
-use gms_transport::{CloseCode, CloseReason, Event, LinkId, Transport};
+use gms_transport::{CloseCode, CloseReason, Event, LinkId, PeerIdentity, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sched::sched_yield;
@@ -28,7 +28,7 @@ pub struct Driver<T> {
     renewal: Arc<Renewal>,
     spin: Spin,
     spin_max: Duration,
-    /// When links of clients whose certificates are no longer good are closed next.
+    /// When links of peers whose certificates are no longer good are closed next.
     expel_at: Instant,
 }
 
@@ -91,7 +91,9 @@ impl<T: Transport> Driver<T> {
             Ok(()) => {
                 let expires = seconds_since_1970(identity.expires());
                 self.shared.gauges.certificate_expires_s.set(expires);
-                tracing::info!(node = %identity.fingerprint(), expires, "keys renewed");
+                let (node, certificate) = (identity.id(), identity.fingerprint());
+                let revoked = identity.revoked();
+                tracing::info!(%node, %certificate, expires, revoked, "keys renewed");
             }
             Err(error) => tracing::error!(%error, "the keys stay as they are"),
         }
@@ -136,7 +138,8 @@ impl<T: Transport> Driver<T> {
         let (link, answer) = match event {
             Event::Connected { link, peer } => {
                 if shared.may_log(at.now) {
-                    tracing::info!(addr = %peer.addr, client = %peer.fingerprint, "connected");
+                    let PeerIdentity { id, fingerprint, addr } = peer;
+                    tracing::info!(%addr, client = %id, certificate = %fingerprint, "connected");
                 }
                 (link, core.handle_connected(at.now, link, peer))
             }
@@ -257,7 +260,7 @@ fn send<T: Transport>(
 
 /// Logs that a link has ended.
 fn tell_end(gone: Option<Departure>, reason: &CloseReason) {
-    let client = gone.map(|gone| tracing::field::display(gone.peer.fingerprint));
+    let client = gone.map(|gone| tracing::field::display(gone.peer.id));
     let workload = gone.and_then(|gone| gone.workload);
     let pages = workload.map(|(_, pages)| pages);
     let workload = workload.map(|(workload, _)| tracing::field::display(workload));

@@ -4,7 +4,7 @@ use gms_agent::agent::{Agent, AgentError};
 use gms_agent::cli::{Args, NameError, Options, Refusal};
 use gms_agent::log::Log;
 use gms_agent::memory::Memory;
-use gms_transport::keys::{self, KeysError, Role};
+use gms_transport::keys::{self, Identity, KeysError, Role};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
@@ -58,17 +58,19 @@ fn run(options: &Options) -> Result<(), Failure> {
 
     // Written to its end before a failure is told.
     let _log = Log::start(options.level)?;
-    let identity = keys::load(&options.keys, Role::Node)?;
+    let mut identity = keys::load(&options.keys, Role::Node)?;
     let agent = Agent::spawn(&options.agent(Memory::read()?.total)?, &identity)?;
     tracing::info!(
         addr = %agent.addr(),
         export_mib = agent.frames().bytes().0 >> 20,
         frames = agent.frames().0,
-        node = %identity.fingerprint(),
+        node = %identity.id(),
+        certificate = %identity.fingerprint(),
+        revoked = identity.revoked(),
         metrics = agent.metrics_addr().map(tracing::field::display),
         "listening"
     );
-    wait(&signals, &agent, options)?;
+    wait(&signals, &agent, options, &mut identity)?;
     // A second signal ends the process at once, as it would any other. SIGHUP stays blocked.
     ends.thread_unblock().map_err(io::Error::from)?;
     agent.stop(options.drain)?;
@@ -77,7 +79,12 @@ fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Waits for the request to end, or for the agent to end by itself. SIGHUP has the keys read again.
-fn wait(signals: &SignalFd, agent: &Agent, options: &Options) -> io::Result<()> {
+fn wait(
+    signals: &SignalFd,
+    agent: &Agent,
+    options: &Options,
+    identity: &mut Identity,
+) -> io::Result<()> {
     let mut fds = [signals.as_fd(), agent.ended()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     loop {
         match poll(&mut fds, PollTimeout::NONE) {
@@ -85,7 +92,9 @@ fn wait(signals: &SignalFd, agent: &Agent, options: &Options) -> io::Result<()> 
             Err(error) => return Err(error.into()),
         }
         match signals.read_signal().map_err(io::Error::from)? {
-            Some(signal) if signal.ssi_signo == Signal::SIGHUP as u32 => renew(agent, options),
+            Some(signal) if signal.ssi_signo == Signal::SIGHUP as u32 => {
+                renew(agent, options, identity);
+            }
             Some(_) => return Ok(()),
             None if fds[1].any().unwrap_or(false) => return Ok(()),
             None => {}
@@ -93,10 +102,16 @@ fn wait(signals: &SignalFd, agent: &Agent, options: &Options) -> io::Result<()> 
     }
 }
 
-/// Reads the keys again. Whatever is wrong with them, the agent goes on with those which it has.
-fn renew(agent: &Agent, options: &Options) {
-    match keys::load(&options.keys, Role::Node) {
-        Ok(identity) => agent.renew(identity),
+/// Reads the keys again, and who was revoked. Whatever is wrong with them, the agent goes on with those which it has.
+fn renew(agent: &Agent, options: &Options, identity: &mut Identity) {
+    match identity.reload(&options.keys) {
+        Ok(renewed) => {
+            if renewed.is_revoked() {
+                tracing::error!("this agent was revoked itself: issue it keys under another name");
+            }
+            identity.clone_from(&renewed);
+            agent.renew(renewed);
+        }
         Err(error) => tracing::error!(%error, "the keys stay as they are"),
     }
 }

@@ -1,18 +1,18 @@
-//! Who owns pages: a tenant is a client's certificate and one of its workloads. Its lease runs while it has no link.
+//! Who owns pages: a tenant is a client and one of its workloads. Its lease runs while it has no link.
 
 use crate::clients::{Bounded, ClientId, Clients};
 use crate::limits::{LEASE_DEFAULT, LEASE_MAX, LEASE_MIN};
 use crate::store::TenantId;
-use gms_transport::Fingerprint;
+use gms_transport::PeerId;
 use gms_transport::message::WorkloadId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// What names a tenant. The fingerprint comes from the link's handshake, never from a message.
+/// What names a tenant. The client's id comes from the link's handshake, never from a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TenantKey {
-    /// The client's certificate.
-    pub client: Fingerprint,
+    /// The client.
+    pub client: PeerId,
     /// Its workload.
     pub workload: WorkloadId,
 }
@@ -286,7 +286,7 @@ mod tests {
     use crate::limits::TENANTS_MAX;
 
     fn key(n: u8) -> TenantKey {
-        TenantKey { client: Fingerprint([n; 32]), workload: WorkloadId([1; 16]) }
+        TenantKey { client: PeerId::Issued([n; 16]), workload: WorkloadId([1; 16]) }
     }
 
     /// Stores a page in a frame taken for it.

@@ -16,7 +16,7 @@ use gms_transport::message::{
     CONTROL_LEN, Control, HelloReply, Op, PageDescriptor, PagesReply, PagesRequest, Status,
     StatusReply, WorkloadId,
 };
-use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerIdentity};
+use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerId, PeerIdentity};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -83,7 +83,9 @@ impl Bed {
     fn try_connect(&mut self, index: u32, client: u8) -> Result<LinkId, CloseCode> {
         let link = LinkId::new(index, 0);
         let addr = ([127, 0, 0, 1], 7).into();
-        let peer = PeerIdentity { fingerprint: Fingerprint([client; 32]), addr };
+        // No two certificates are the same: a client is known by its id.
+        let fingerprint = Fingerprint([index as u8; 32]);
+        let peer = PeerIdentity { id: PeerId::Issued([client; 16]), fingerprint, addr };
         let home = index as usize % self.cores.len();
         self.homes.insert(link, home);
         match self.cores[home].handle_connected(self.now, link, peer) {

@@ -14,8 +14,9 @@ Drain: take no new workloads and pages, serve those which have pages here until 
 \fB\-\-drain\fR is over, then close all links and exit. A second one ends the agent at once.
 .TP
 SIGHUP
-Read the keys again, for links that are made from then on. If they cannot be used, a line in the log says why, and the
-agent goes on with those which it has.
+Read the keys again, for links that are made from then on, and the list of who was revoked. Links of peers that are no
+longer good are closed. If something of it cannot be used, or a list that was there is gone, a line in the log says why,
+and the agent goes on with all that it has.
 .SH "EXIT STATUS"
 .TP
 0
@@ -41,7 +42,8 @@ bytes. Relative paths start at the directory of the file.
 .TP
 /etc/gms/keys
 Keys of the packaged service, made by \fBgms keys issue\fR(1): ca.pem, node.pem and node\-key.pem. The private key must be
-its owner's alone (mode 600), or root's and its group's (mode 640).
+its owner's alone (mode 600), or root's and its group's (mode 640). With them revoked.txt, if somebody was revoked: see
+\fBgms\-keys\-revoke\fR(1).
 .SH EXAMPLES
 Keys of a cluster, with one of its own for a node, and an agent there:
 .PP
@@ -58,7 +60,7 @@ The packaged service, with metrics for Prometheus:
     gms\-agent \-\-config /etc/gms/agent.toml \-\-keys /etc/gms/keys \-\-metrics 127.0.0.1:9400
 .fi
 .SH "SEE ALSO"
-\fBgms\fR(1), \fBgms\-keys\-issue\fR(1), \fBgms\-run\fR(1)
+\fBgms\fR(1), \fBgms\-keys\-issue\fR(1), \fBgms\-keys\-revoke\fR(1), \fBgms\-run\fR(1)
 "#;
 
 fn packaging() -> PathBuf {

@@ -3,9 +3,9 @@
 mod common;
 
 use common::program::{Agent, Keys, Log};
-use common::{Client, LIMIT};
+use common::{Client, LIMIT, WORKLOAD, content};
 use gms_transport::keys::{self, Role};
-use gms_transport::message::{HelloReply, PagesReply};
+use gms_transport::message::{Control, HelloReply, PagesReply, Status};
 use gms_transport::{CloseCode, CloseReason, Transport};
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
@@ -148,7 +148,7 @@ fn it_renews_its_keys_on_sighup_and_does_not_end() {
         std::fs::copy(other.0.join(file), dir.0.join(file)).expect("copied");
     }
     agent.signal(Signal::SIGHUP);
-    let node = keys::load(&other.0, Role::Node).expect("a key").fingerprint().to_string();
+    let node = keys::load(&other.0, Role::Node).expect("a key").id().to_string();
     log.line_with(&["keys renewed", &node]);
     // Clients of the authority before are expelled.
     client.until("close", |client| client.closed.is_some());
@@ -174,11 +174,96 @@ fn it_renews_its_keys_on_sighup_and_does_not_end() {
 }
 
 #[test]
+fn a_renewed_client_is_the_same_tenant() {
+    let dir = Keys::new("same");
+    let (agent, mut log, addr) = serve(&dir);
+    let before = keys::load(&dir.0, Role::Client).expect("a key");
+    let mut old = Client::connect(addr, &before);
+    old.hello();
+    old.put(0, 8);
+    keys::renew(&dir.0, None).expect("renewed");
+    let after = keys::load(&dir.0, Role::Client).expect("a key");
+    assert_ne!(before.fingerprint(), after.fingerprint());
+    let mut new = Client::connect(addr, &after);
+    new.hello();
+    log.line_with(&["workload connected", &before.id().to_string(), "pages=8"]);
+    let (reply, page) = new.ask(&Control::get(1, WORKLOAD, 5), &[]);
+    assert!(reply.status() == Status::Ok && page == content(5));
+    // Both are one client to its shares: with another, each has half of the frames, whichever key it uses.
+    let credits = |client: &mut Client| client.hello().feedback().credits_put;
+    assert_eq!([&mut old, &mut new].map(credits), [1024; 2]);
+    keys::issue(&dir.0, Role::Client, "other").expect("a key");
+    let mut other =
+        Client::connect(addr, &keys::load(&dir.0.join("other"), Role::Client).expect("a key"));
+    other.hello();
+    let shares = [&mut old, &mut new, &mut other].map(credits);
+    assert!(shares[0] < 1024 && shares[0] == shares[1] && shares[2] >= shares[0], "{shares:?}");
+    // The client id does not open what is another's.
+    let (reply, _) = other.ask(&Control::get(1, WORKLOAD, 5), &[]);
+    assert_eq!(reply.status(), Status::NotFound);
+    agent.signal(Signal::SIGTERM);
+    agent.wait();
+}
+
+#[test]
+fn who_was_revoked_is_expelled_on_sighup_and_a_list_that_cannot_be_read_changes_nothing() {
+    let dir = Keys::new("revoked");
+    let (agent, mut log, addr) = serve(&dir);
+    keys::issue(&dir.0, Role::Client, "other").expect("a key");
+    let [identity, other] = [dir.0.clone(), dir.0.join("other")]
+        .map(|dir| keys::load(&dir, Role::Client).expect("a key"));
+    let mut client = Client::connect(addr, &identity);
+    client.hello();
+    client.put(0, 8);
+    let mut stays = Client::connect(addr, &other);
+    stays.hello();
+    let name = identity.id().to_string();
+    keys::revoke(&dir.0, &name).expect("a list");
+    agent.signal(Signal::SIGHUP);
+    log.line_with(&["keys renewed", "revoked=1"]);
+    client.until("close", |client| client.closed.is_some());
+    let told = client.closed.expect("a reason").to_string();
+    assert!(told.contains("the certificate was revoked"), "{told}");
+    log.line_with(&["disconnected", &name, "pages=8", "has a certificate that was revoked"]);
+    let refused = || Client::connect(addr, &identity).closed;
+    assert!(matches!(refused(), Some(CloseReason::RevokedByPeer { .. })), "{:?}", refused());
+    // Neither without the list nor with one that is damaged is anybody let in again.
+    let list = dir.0.join(keys::REVOKED);
+    std::fs::remove_file(&list).expect("removed");
+    agent.signal(Signal::SIGHUP);
+    log.line_with(&["the keys stay as they are", "revoked.txt is gone"]);
+    assert!(matches!(refused(), Some(CloseReason::RevokedByPeer { .. })), "{:?}", refused());
+    std::fs::write(&list, "# nobody\nnobody\n").expect("written");
+    agent.signal(Signal::SIGHUP);
+    log.line_with(&["the keys stay as they are", "revoked.txt, line 2"]);
+    assert!(matches!(refused(), Some(CloseReason::RevokedByPeer { .. })), "{:?}", refused());
+    assert_eq!(stays.put(0, 8).answer::<PagesReply>().done, 0xff, "another client");
+    // Its pages are kept for their lease, in case it was revoked by mistake.
+    std::fs::write(&list, "# nobody\n").expect("written");
+    agent.signal(Signal::SIGHUP);
+    log.line_with(&["keys renewed", "revoked=0"]);
+    Client::connect(addr, &identity).hello();
+    log.line_with(&["workload connected", &name]);
+    agent.signal(Signal::SIGTERM);
+    agent.wait();
+    // An agent does not start with a list that it cannot read, nor if it was revoked itself.
+    let args = ["--listen", "127.0.0.1:0", "--export", "8M", "--keys", dir.text()];
+    std::fs::write(&list, "nobody\n").expect("written");
+    let (status, text) = fails(&args);
+    assert!(status == Some(1) && text.contains("revoked.txt, line 1"), "{text}");
+    std::fs::write(&list, "").expect("written");
+    let own = keys::load(&dir.0, Role::Node).expect("a key").id();
+    keys::revoke(&dir.0, &own.to_string()).expect("a list");
+    let (status, text) = fails(&args);
+    assert!(status == Some(1) && text.contains("node.pem was revoked"), "{text}");
+}
+
+#[test]
 fn its_log_tells_who_came_who_went_and_who_was_refused() {
     let (dir, foreign) = (Keys::new("log"), Keys::new("foreign"));
     let (agent, mut log, addr) = serve(&dir);
     let identity = keys::load(&dir.0, Role::Client).expect("a key");
-    let client_name = identity.fingerprint().to_string();
+    let client_name = identity.id().to_string();
     let mut client = Client::connect(addr, &identity);
     let from = format!("addr={}", SocketAddr::new(addr.ip(), 0)).trim_end_matches('0').to_string();
     log.line_with(&[" connected", &client_name, &from]);

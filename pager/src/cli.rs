@@ -62,7 +62,7 @@ pub enum Action {
     Top,
     /// Check whether this machine can run gms; each finding comes with its cure
     Doctor(DoctorArgs),
-    /// Make the keys of a cluster
+    /// Make, renew, revoke and show the keys of a cluster
     #[command(subcommand)]
     Keys(KeysAction),
     /// Print the completion script of a shell
@@ -184,15 +184,40 @@ pub enum KeysAction {
         /// Where to put them; made if it does not exist
         dir: PathBuf,
     },
-    /// Make one more key of a cluster
+    /// Make one more key of a cluster, for a node or a client that has none yet
     Issue {
         /// Directory which `gms keys init` made
         dir: PathBuf,
         /// Who will hold it
         #[arg(value_enum)]
         role: KeyRole,
-        /// Name in the certificate; it also names the directory of the new key
+        /// Name of the directory of the new key, in DIR
         name: String,
+    },
+    /// Make new keys in the place of those which were issued, for the same nodes and clients
+    ///
+    /// Whoever has a renewed key is the same node or client as before, to agents and pagers. The certificate before is good
+    /// until it expires, so that both can be used for a time.
+    Renew {
+        /// Directory which `gms keys init` made
+        dir: PathBuf,
+        /// Name under which they were issued [default: those which `gms keys init` made]
+        name: Option<String>,
+    },
+    /// Have a node or a client refused, by an entry in the list DIR/revoked.txt
+    ///
+    /// Copy the list into the key directory of every agent, and send the agents SIGHUP: they close the links of who is on
+    /// it, and make no new ones. Pagers read theirs when they start.
+    Revoke {
+        /// A key directory
+        dir: PathBuf,
+        /// Name under which it was issued, its id, or the fingerprint of one certificate
+        who: String,
+    },
+    /// Show the keys in DIR and its directories: name, role, expiry, whether they are good, id
+    List {
+        /// Directory which `gms keys init` made
+        dir: PathBuf,
     },
 }
 

@@ -319,7 +319,7 @@ fn embedded(config: &SessionConfig) -> Result<Agents, SessionError> {
     let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     let settings = gms_agent::Config::new(listen, Bytes(config.export_bytes));
     let agent = Agent::spawn(&settings, &node).map_err(|e| failed(e.to_string()))?;
-    let address = AgentAddress { name: "embedded".into(), socket: agent.addr() };
+    let address = AgentAddress::new("embedded".into(), agent.addr());
     Ok((client, vec![address], Some(agent)))
 }
 
@@ -329,7 +329,7 @@ fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
         .to_socket_addrs()
         .map_err(|e| failed(format!("cannot be resolved ({e}): give HOST:PORT")))?;
     let socket = found.next().ok_or_else(|| failed("has no address: give HOST:PORT".into()))?;
-    Ok(AgentAddress { name: name.to_owned(), socket })
+    Ok(AgentAddress::new(name.to_owned(), socket))
 }
 
 /// A client of the agents, its links not made yet.

@@ -92,6 +92,22 @@ pub enum CloseReason {
         /// What is wrong with it.
         detail: &'static str,
     },
+    /// Our list of who was revoked names the peer.
+    #[error(
+        "{addr} has a certificate that was revoked (see revoked.txt in the key directory): issue it another one by `gms keys issue`"
+    )]
+    Revoked {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// The peer's list of who was revoked names us.
+    #[error(
+        "{addr} refuses our certificate, which was revoked: have another one issued by `gms keys issue`, under another name"
+    )]
+    RevokedByPeer {
+        /// The peer.
+        addr: SocketAddr,
+    },
     /// The two sides speak different versions.
     #[error(
         "{addr} speaks another version of the protocol (ours are {VERSION_MIN} to {VERSION_MAX}): use the same gms release on both sides"

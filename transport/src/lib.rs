@@ -24,7 +24,7 @@ use std::time::{Instant, SystemTime};
 use bytes::Bytes;
 
 pub use error::{AbortReason, CloseCode, CloseReason, TransportError};
-pub use link::{ExchangeId, Fingerprint, LinkId, PathStats, PeerIdentity};
+pub use link::{ExchangeId, Fingerprint, LinkId, NoPeerId, PathStats, PeerId, PeerIdentity};
 pub use message::Control;
 pub use quic::Quic;
 
@@ -149,8 +149,8 @@ pub trait Transport {
         Err(TransportError::Keys("this transport cannot renew its keys".into()))
     }
 
-    /// Closes the links of peers whose certificates are no longer good at the time `today`: they have expired, or are
-    /// of another authority than the identity is now.
+    /// Closes the links of peers whose certificates are no longer good at the time `today`: they have expired, were
+    /// revoked, or are of another authority than the identity is now.
     fn expel(&mut self, now: Instant, today: SystemTime) {
         let _ = (now, today);
     }

@@ -213,6 +213,12 @@ const PROSE: &[Prose] = &[
                 ("ca.pem, ca-key.pem", "The authority. Its private key stays where it was made."),
                 ("node.pem, node-key.pem", "Of an agent."),
                 ("client.pem, client-key.pem", "Of a pager."),
+                (
+                    "revoked.txt",
+                    "Who is refused by who has this list: a line for each, with an id (32 hexadecimal digits, as gms-keys-list(1) shows) or \
+                     the fingerprint of one certificate (64), and comments after #. A line that is something else is an error. An \
+                     agent reads it at the start and on SIGHUP, a pager at the start.",
+                ),
             ],
         )],
     },

@@ -1,19 +1,23 @@
 //! `gms keys`.
 
-use gms_transport::keys::{self, KeysError, Role};
+use std::fmt::Write;
+use std::path::Path;
 
-use super::{EXIT_GMS, Failure, say};
+use gms_transport::PeerId;
+use gms_transport::keys::{self, KeysError, Listed, Renewed, Revocation, Role, State};
+
+use super::{EXIT_GMS, Failure, print, printable, say};
 use crate::cli::{KeyRole, KeysAction};
 
-/// Makes keys and says what to do with them.
-pub fn keys(action: &KeysAction) -> Result<u8, Failure> {
-    make(action).map_err(|error| Failure::new(EXIT_GMS, error))
-}
+/// Most characters of a name that are shown: all of one that gms has made.
+const NAME_CHARS_MAX: usize = 64;
 
-fn make(action: &KeysAction) -> Result<u8, KeysError> {
+/// Makes, revokes or shows keys, and says what to do next.
+pub fn keys(action: &KeysAction) -> Result<u8, Failure> {
+    let failed = |error: KeysError| Failure::new(EXIT_GMS, error);
     match action {
         KeysAction::Init { dir } => {
-            keys::init(dir)?;
+            keys::init(dir).map_err(failed)?;
             let dir = dir.display();
             say(format!(
                 "made keys in {dir}: 'gms-agent --keys {dir}' and 'gms run --keys {dir}' accept it as it is"
@@ -24,9 +28,77 @@ fn make(action: &KeysAction) -> Result<u8, KeysError> {
                 KeyRole::Node => Role::Node,
                 KeyRole::Client => Role::Client,
             };
-            let made = keys::issue(dir, role, name)?;
-            say(format!("made {}: copy it to the machine that needs it", made.display()));
+            let made = keys::issue(dir, role, name).map_err(failed)?;
+            say(format!(
+                "made {}: copy it to the machine that needs it{}",
+                made.display(),
+                list(dir)
+            ));
+        }
+        KeysAction::Renew { dir, name } => {
+            for renewed in keys::renew(dir, name.as_deref()).map_err(failed)? {
+                tell_renewed(dir, &renewed);
+            }
+        }
+        KeysAction::Revoke { dir, who } => {
+            tell_revoked(who, &keys::revoke(dir, who).map_err(failed)?);
+        }
+        KeysAction::List { dir } => {
+            print(table(&keys::list(dir).map_err(failed)?).as_bytes())?;
         }
     }
     Ok(0)
+}
+
+/// What goes with new keys.
+fn list(dir: &Path) -> String {
+    let list = dir.join(keys::REVOKED);
+    if list.exists() { format!(", and {} with it", list.display()) } else { String::new() }
+}
+
+fn tell_renewed(dir: &Path, renewed: &Renewed) {
+    let Renewed { dir: target, role, id, kept_id, before } = renewed;
+    let kept = if *kept_id { "as it was" } else { "which it did not have before" };
+    say(format!(
+        "renewed the {} key in {}, with the id {id}, {kept}: copy it to its machine{}; the certificate before, {before}, \
+         is good until it expires, unless it is revoked",
+        role.name(),
+        target.display(),
+        list(dir)
+    ));
+}
+
+fn tell_revoked(who: &str, Revocation { list, added }: &Revocation) {
+    if added.is_empty() {
+        return say(format!("{} names {who} already", list.display()));
+    }
+    let added: Vec<String> = added.iter().map(PeerId::to_string).collect();
+    say(format!(
+        "revoked {} in {}: copy that file into the key directory of every agent, and send the agents SIGHUP; pagers \
+         read theirs when they start",
+        added.join(" and "),
+        list.display()
+    ));
+}
+
+fn table(listed: &[Listed]) -> String {
+    let name = |listed: &Listed| {
+        listed.name.as_deref().map_or("-".into(), |name| printable(name, NAME_CHARS_MAX))
+    };
+    let wide = listed.iter().map(|listed| name(listed).chars().count()).max().unwrap_or(0).max(4);
+    let mut text =
+        format!("{:wide$}  {:6}  {:10}  {:7}  {}\n", "NAME", "ROLE", "EXPIRES", "STATE", "ID");
+    for listed in listed {
+        let state = match listed.state {
+            State::Good => "good",
+            State::Expired => "expired",
+            State::Revoked => "revoked",
+        };
+        let (role, expires) = (listed.role.name(), &listed.expires);
+        let line =
+            format!("{:wide$}  {role:6}  {expires:10}  {state:7}  {}", name(listed), listed.id);
+        // Writing to memory does not fail.
+        let _ = writeln!(text, "{line}");
+    }
+    text
 }

@@ -84,8 +84,7 @@ impl World {
                     SimAgent::new(&net, start, n as u8 + 1, frames, dice)
                 })
                 .collect();
-        let address =
-            |agent: &SimAgent| AgentAddress { name: agent.addr.to_string(), socket: agent.addr };
+        let address = |agent: &SimAgent| AgentAddress::new(agent.addr.to_string(), agent.addr);
         let addresses: Vec<AgentAddress> = agents.iter().map(address).collect();
         let program = Program::new(start, Dice::new(dice.bits()));
         let handle = Handle::new(Machine::new(program, Dice::new(dice.bits())));

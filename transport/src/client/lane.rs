@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use gms_policy::ids::{AgentId, PageCount};
 use gms_policy::placement::{AgentView, Feedback, Reply};
 
 use crate::message::{Control, Op, PagesReply, Status, WorkloadId};
-use crate::{CloseCode, CloseReason, Event, ExchangeId, LinkId, Transport, TransportError};
+use crate::{CloseCode, CloseReason, Event, ExchangeId, LinkId, PeerId, Transport, TransportError};
 
 /// How long an agent keeps the workload's pages when it hears nothing.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -22,13 +23,36 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(3);
 /// knowing it yet.
 const SUSPECT: Duration = Duration::from_secs(1);
 
-/// An agent's address and its name for messages.
+/// An agent's address, its name for messages, and which node is there.
 #[derive(Clone, Debug)]
 pub struct AgentAddress {
     /// As the user gave it.
     pub name: String,
     /// Resolved.
     pub socket: SocketAddr,
+    /// The first whose link came up, in any lane: the only one that is taken for the agent from then on.
+    node: Arc<OnceLock<PeerId>>,
+}
+
+impl AgentAddress {
+    /// An agent of which no node is known yet. All lanes to it are made from one such value.
+    pub fn new(name: String, socket: SocketAddr) -> AgentAddress {
+        AgentAddress { name, socket, node: Arc::default() }
+    }
+
+    /// Why a node that answers at the address is not the agent. A certificate without an id binds the address to no node, but does not fit
+    /// where one is known.
+    fn refusal(&self, node: PeerId) -> Option<String> {
+        let known = match node {
+            PeerId::Issued(_) => Some(self.node.get_or_init(|| node)),
+            PeerId::Certificate(_) => self.node.get(),
+        };
+        let known = known.filter(|known| **known != node)?;
+        Some(format!(
+            "{} is another node now ({node}, it was {known}), which never had the workload's pages: start the former one there again",
+            self.socket
+        ))
+    }
 }
 
 /// What a lane tells its owner.
@@ -297,7 +321,7 @@ impl<T: Transport> Lane<T> {
                 return Some(event);
             }
             match self.transport.poll(now)? {
-                Event::Connected { link, .. } => self.greet(now, link),
+                Event::Connected { link, peer } => self.greet(now, link, peer.id),
                 Event::Closed { link, reason } => self.closed(now, link, &reason),
                 Event::Control { exchange, control } => self.replied(now, exchange, control),
                 Event::Payload { exchange, offset, bytes } if self.is_request(exchange) => {
@@ -327,8 +351,13 @@ impl<T: Transport> Lane<T> {
         Some(open)
     }
 
-    fn greet(&mut self, now: Instant, link: LinkId) {
+    fn greet(&mut self, now: Instant, link: LinkId, node: PeerId) {
         let Some(&agent) = self.links.get(&link) else { return };
+        let peer = &mut self.peers[usize::from(agent.0)];
+        if let Some(reason) = peer.address.refusal(node) {
+            peer.reason = reason;
+            return self.transport.close(now, link, CloseCode::Goodbye);
+        }
         let hello = Control::hello(0, self.workload, LEASE.as_millis() as u64);
         match self.transport.request(now, link, &hello, &[]) {
             Ok(hello) => {

@@ -12,8 +12,8 @@ use super::lane::{Lane, LaneEvent, RETRY};
 use super::{AgentAddress, Checksum, Client};
 use crate::message::{Control, Feedback, Status, WorkloadId};
 use crate::{
-    CloseCode, CloseReason, Event, ExchangeId, Fingerprint, LinkId, PathStats, PeerIdentity,
-    Transport, TransportError,
+    CloseCode, CloseReason, Event, ExchangeId, Fingerprint, LinkId, PathStats, PeerId,
+    PeerIdentity, Transport, TransportError,
 };
 
 /// See the module's documentation.
@@ -119,9 +119,9 @@ impl Transport for Script {
 impl Lane<Script> {
     /// A lane to as many agents, none of them up.
     pub(super) fn scripted(now: Instant, agents: u16) -> Lane<Script> {
-        let address = |n: u16| AgentAddress {
-            name: format!("agent-{n}"),
-            socket: SocketAddr::from((Ipv4Addr::LOCALHOST, 7400 + n)),
+        let address = |n: u16| {
+            let socket = SocketAddr::from((Ipv4Addr::LOCALHOST, 7400 + n));
+            AgentAddress::new(format!("agent-{n}"), socket)
         };
         let agents: Vec<AgentAddress> = (0..agents).map(address).collect();
         Lane::new(now, Script::new(), WorkloadId([7; 16]), &agents)
@@ -142,7 +142,8 @@ impl Lane<Script> {
         told: &mut Vec<LaneEvent>,
     ) -> (ExchangeId, Control) {
         let addr = self.peers[usize::from(agent.0)].address.socket;
-        let peer = PeerIdentity { fingerprint: Fingerprint([0; 32]), addr };
+        let (id, fingerprint) = (PeerId::Issued([agent.0; 16]), Fingerprint([agent.0; 32]));
+        let peer = PeerIdentity { id, fingerprint, addr };
         let link = self.link(agent);
         self.transport.events.push_back(Event::Connected { link, peer });
         told.extend(std::iter::from_fn(|| self.poll(now)));

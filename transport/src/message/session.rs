@@ -24,7 +24,7 @@ pub struct HelloRequest {
     pub(super) zero: u16,
     /// What the requester can do: bits of which the other end knows no meaning are ignored.
     pub features: u64,
-    /// The requester's node (zero: it has no id).
+    /// Reserved: the requester's node. Its id is in its certificate.
     pub node: [u8; 16],
     /// Counts the starts of that node.
     pub incarnation: u64,
@@ -65,7 +65,7 @@ pub struct HelloReply {
     pub(super) zero: u32,
     /// What both ends can do.
     pub features: u64,
-    /// The agent's node (zero: it has no id).
+    /// Reserved: the agent's node. Its id is in its certificate.
     pub node: [u8; 16],
     /// Counts the starts of that node.
     pub incarnation: u64,

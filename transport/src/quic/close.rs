@@ -20,6 +20,7 @@ pub fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> CloseReaso
             Verdict::Expired => CloseReason::Expired { addr },
             Verdict::WrongCa => CloseReason::WrongCa { addr },
             Verdict::WrongRole => CloseReason::WrongRole { addr },
+            Verdict::Revoked => CloseReason::Revoked { addr },
             Verdict::Version => CloseReason::Version { addr },
             Verdict::Other => failed(found.to_string()),
         },
@@ -27,6 +28,7 @@ pub fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> CloseReaso
             Verdict::Expired => refused(addr, "it has expired, or its clock is wrong"),
             Verdict::WrongCa => refused(addr, "it is of another authority"),
             Verdict::WrongRole => refused(addr, "it is of the wrong role"),
+            Verdict::Revoked => CloseReason::RevokedByPeer { addr },
             Verdict::Version => CloseReason::Version { addr },
             Verdict::Other if told.error_code == TransportErrorCode::CONNECTION_REFUSED => {
                 CloseReason::ByPeer { addr, code: Some(CloseCode::Overload), detail: String::new() }
@@ -54,6 +56,7 @@ pub fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> CloseReaso
 pub fn expelled(addr: SocketAddr, error: &rustls::Error) -> CloseReason {
     match Verdict::of(error) {
         Verdict::Expired => CloseReason::Expired { addr },
+        Verdict::Revoked => CloseReason::Revoked { addr },
         _ => CloseReason::WrongCa { addr },
     }
 }

@@ -547,8 +547,8 @@ fn a_handshake_that_fails_is_logged_as_what_it_is() {
     pair.client.connect(Instant::now(), pair.server.local_addr()).unwrap();
     let text = failure(&mut pair);
     assert!(text.contains("it is of another authority"), "{text}");
-    let roots = client.roots.clone();
-    let mut pair = Pair::of(&node, &Identity { roots, ..stranger });
+    let trust = client.trust.clone();
+    let mut pair = Pair::of(&node, &Identity { trust, ..stranger });
     pair.client.connect(Instant::now(), pair.server.local_addr()).unwrap();
     let text = failure(&mut pair);
     assert!(text.contains("has a certificate of another authority"), "{text}");
@@ -571,10 +571,10 @@ fn a_handshake_that_fails_is_logged_as_what_it_is() {
 fn a_certificate_that_the_authority_has_not_issued_itself_is_not_looked_at() {
     let (node, client) = keys::ephemeral().unwrap();
     let (now, chain) = (UnixTime::now(), [node.cert.clone()]);
-    let clients = tls::client_verifier(&node).unwrap();
+    let clients = tls::client_verifier(&node.trust).unwrap();
     clients.verify_client_cert(&client.cert, &[], now).unwrap();
     assert!(clients.verify_client_cert(&client.cert, &chain, now).is_err());
-    let agents = tls::server_verifier(&client).unwrap();
+    let agents = tls::server_verifier(&client.trust).unwrap();
     let name = ServerName::try_from(keys::NODE_NAME).unwrap();
     agents.verify_server_cert(&node.cert, &[], &name, &[], now).unwrap();
     assert!(agents.verify_server_cert(&node.cert, &chain, &name, &[], now).is_err());

@@ -15,6 +15,7 @@ use zerocopy::IntoBytes;
 use super::admission::Source;
 use super::limits::{CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, QUEUE_MAX, SEND_WINDOW};
 use super::{close, tls};
+use crate::keys::bearer::Bearer;
 use crate::message::{DecodeError, PAYLOAD_MAX, Priority, Version, v1};
 use crate::reader::{MessageReader, Piece};
 use crate::{
@@ -62,6 +63,8 @@ pub struct Link {
     pub timeout: Option<Instant>,
     /// Whether the endpoint has noted that there may be something to transmit.
     pub marked: bool,
+    /// Whether it began before the keys were renewed that are used now: not asked for once it is up.
+    pub precedes_keys: bool,
     /// Whether the endpoint counts it as established.
     pub counted_open: bool,
     /// Until when an accepted link that was never up counts as a handshake, even if it is gone.
@@ -112,6 +115,7 @@ impl Link {
             heads_at: None,
             timeout: Some(now),
             marked: false,
+            precedes_keys: false,
             counted_open: false,
             counts_until,
             gone_at: None,
@@ -307,6 +311,9 @@ impl Link {
         }
         let detail = match &why {
             CloseReason::Malformed { error, .. } => error.to_string(),
+            CloseReason::Revoked { .. } => "the certificate was revoked".into(),
+            CloseReason::Expired { .. } => "the certificate has expired".into(),
+            CloseReason::WrongCa { .. } => "the certificate is of another authority".into(),
             _ => String::new(),
         };
         self.conn.close(now, VarInt::from_u32(code as u32), detail.into());
@@ -365,13 +372,14 @@ impl Link {
             return;
         }
         let addr = self.addr;
-        let Some(fingerprint) = tls::peer_fingerprint(&self.conn) else {
+        let cert = tls::peer_certificate(&self.conn);
+        let Some(Ok(bearer)) = cert.as_ref().map(Bearer::of) else {
             return self.close(now, CloseCode::Goodbye, CloseReason::WrongRole { addr }, events);
         };
         self.state = State::Open;
         self.version = tls::version(&self.conn);
         self.counts_until = None;
-        let peer = PeerIdentity { fingerprint, addr };
+        let peer = PeerIdentity { id: bearer.id, fingerprint: bearer.fingerprint, addr };
         events.push_back(Event::Connected { link: self.id, peer });
         self.accept(now, events);
     }

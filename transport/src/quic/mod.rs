@@ -143,7 +143,7 @@ impl Quic {
         alpn: &'static [&'static [u8]],
     ) -> Result<Self, TransportError> {
         let server = Self::server_config(identity, alpn)?;
-        let verifier = Some(tls::client_verifier(identity)?);
+        let verifier = Some(tls::client_verifier(&identity.trust)?);
         let endpoint = Self::open(socket, crowd, identity, Some(server.clone()));
         Ok(Self { server: Some(server), verifier, alpn, ..endpoint })
     }
@@ -403,6 +403,22 @@ impl Quic {
         true
     }
 
+    /// Why a link whose peer has connected is not to be, by the keys that are used now.
+    fn objection(&self, link: &Link, today: UnixTime) -> Option<CloseReason> {
+        let cert = tls::peer_certificate(&link.conn)?;
+        let error = self.verifier.as_ref()?.verify_client_cert(&cert, &[], today).err()?;
+        Some(close::expelled(link.addr, &error))
+    }
+
+    /// Ends link `index` if its handshake, which was over just now, began under other keys that are no longer good.
+    fn recheck(&mut self, now: Instant, index: usize) {
+        let link = self.links[index].as_ref().filter(|link| link.is_open() && link.precedes_keys);
+        let found = link.and_then(|link| Some((link.id, self.objection(link, UnixTime::now())?)));
+        if let Some((id, why)) = found {
+            self.end(now, id, CloseCode::Goodbye, why);
+        }
+    }
+
     fn end(&mut self, now: Instant, id: LinkId, code: CloseCode, why: CloseReason) {
         let link = self.links.get_mut(id.index()).and_then(Option::as_mut);
         if let Some(link) = link.filter(|link| link.id == id) {
@@ -472,6 +488,7 @@ impl Quic {
         }
         self.tell_crowd();
         self.share_windows();
+        self.recheck(now, index);
     }
 
     fn tell_crowd(&mut self) {
@@ -655,21 +672,17 @@ impl Transport for Quic {
             return Err(TransportError::Keys("only agents renew theirs, by a node key".into()));
         }
         let server = Self::server_config(identity, self.alpn)?;
-        self.verifier = Some(tls::client_verifier(identity)?);
+        self.verifier = Some(tls::client_verifier(&identity.trust)?);
+        self.links.iter_mut().flatten().for_each(|link| link.precedes_keys = true);
         self.endpoint.set_server_config(Some(Arc::new(server.clone())));
         self.server = Some(server);
         Ok(())
     }
 
     fn expel(&mut self, now: Instant, today: SystemTime) {
-        let Some(verifier) = self.verifier.clone() else { return };
         let since = today.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let today = UnixTime::since_unix_epoch(since);
-        let verify = |link: &Link| {
-            let cert = tls::peer_certificate(&link.conn)?;
-            let error = verifier.verify_client_cert(&cert, &[], today).err()?;
-            Some((link.id, close::expelled(link.addr, &error)))
-        };
+        let verify = |link: &Link| Some((link.id, self.objection(link, today)?));
         let open = self.links.iter().flatten().filter(|link| link.is_open());
         let expelled: Vec<(LinkId, CloseReason)> = open.filter_map(verify).collect();
         for (id, why) in expelled {

@@ -8,12 +8,13 @@ use quinn_proto::{Dir, VarInt};
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::keys::{self, Authority, Role};
+use crate::keys::revoked::Revoked;
+use crate::keys::{self, Authority, Role, Trust};
 use crate::message::{
     DecodeError, Feedback, Op, PAGE_LEN, PageDescriptor, PagesReply, PagesRequest, Status, Version,
     WorkloadId,
 };
-use crate::{AbortReason, PeerIdentity};
+use crate::{AbortReason, Fingerprint, PeerId, PeerIdentity};
 
 pub const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
 /// Real time that a test may take to see what it waits for.
@@ -193,8 +194,9 @@ fn both_sides_know_each_other_by_certificate() {
     let link = pair.client.connect(Instant::now(), pair.server.local_addr()).unwrap();
     let (_, agent) = pair.client_sees(connected);
     let (_, pager) = pair.server_sees(connected);
-    assert_eq!(agent.fingerprint, node.fingerprint());
-    assert_eq!(pager.fingerprint, client.fingerprint());
+    assert_eq!((agent.id, agent.fingerprint), (node.id(), node.fingerprint()));
+    assert_eq!((pager.id, pager.fingerprint), (client.id(), client.fingerprint()));
+    assert!(agent.id != pager.id && matches!(agent.id, PeerId::Issued(_)));
     assert_eq!(agent.addr, pair.server.local_addr());
     assert!(pair.client.path(link).is_some());
 }
@@ -260,8 +262,8 @@ fn another_authority_is_refused_on_either_side() {
     let reason = Pair::of(&node, &stranger).refusal();
     assert!(matches!(reason, CloseReason::WrongCa { .. }), "{reason}");
     // A client which trusts the agent, but is not trusted by it.
-    let roots = client.roots.clone();
-    let reason = Pair::of(&node, &Identity { roots, ..stranger }).refusal();
+    let trust = client.trust.clone();
+    let reason = Pair::of(&node, &Identity { trust, ..stranger }).refusal();
     let text = reason.to_string();
     assert!(text.contains("refuses our certificate (it is of another authority)"), "{text}");
     assert!(text.starts_with("127.0.0.1:"), "{text}");
@@ -281,12 +283,101 @@ fn expired_certificates_are_refused_on_either_side() {
 }
 
 #[test]
-fn a_client_key_cannot_serve_and_a_node_key_cannot_connect() {
-    let (node, client) = keys::ephemeral().unwrap();
+fn a_client_key_cannot_serve_and_a_node_key_can_connect() {
+    let authority = Authority::generate().unwrap();
+    let now = SystemTime::now();
+    let identity = |role| authority.identity(role, [now - HOUR, now + HOUR]).unwrap();
+    let (node, client) = (identity(Role::Node), identity(Role::Client));
     let reason = Pair::of(&client, &client).refusal();
     assert!(matches!(reason, CloseReason::WrongRole { .. }), "{reason}");
-    let reason = Pair::of(&node, &node).refusal();
+    let mut pair = Pair::of(&node, &identity(Role::Node));
+    pair.connect();
+    // A node key as they were before could serve only.
+    let before = authority.identity_before_ids(Role::Node);
+    let reason = Pair::of(&node, &before).refusal();
     assert!(reason.to_string().contains("wrong role"), "{reason}");
+    let mut pair = Pair::of(&before, &authority.identity_before_ids(Role::Client));
+    let link = pair.client.connect(Instant::now(), pair.server.local_addr()).unwrap();
+    let (_, agent) = pair.client_sees(connected);
+    let (_, pager) = pair.server_sees(connected);
+    assert_eq!(agent.id, PeerId::Certificate(before.fingerprint()));
+    assert_eq!(pager.id, PeerId::Certificate(pager.fingerprint));
+    assert!(pair.client.path(link).is_some());
+}
+
+/// The same identity, which revokes `peers`.
+fn revoking(identity: &Identity, peers: &[PeerId]) -> Identity {
+    let revoked = Some(Arc::new(Revoked::from_iter(peers.iter().copied())));
+    let trust = Trust { revoked, ..identity.trust.clone() };
+    Identity { trust, ..identity.clone() }
+}
+
+#[test]
+fn who_was_revoked_is_refused_on_either_side() {
+    let (node, client) = keys::ephemeral().unwrap();
+    for peer in [node.id(), PeerId::Certificate(node.fingerprint())] {
+        let reason = Pair::of(&node, &revoking(&client, &[peer])).refusal();
+        assert!(matches!(reason, CloseReason::Revoked { .. }), "{reason}");
+    }
+    for peer in [client.id(), PeerId::Certificate(client.fingerprint())] {
+        let mut pair = Pair::of(&revoking(&node, &[peer]), &client);
+        let reason = pair.refusal();
+        assert!(matches!(reason, CloseReason::RevokedByPeer { .. }), "{reason}");
+        let told = pair.until(|pair| pair.server.failures.all.pop_front());
+        assert!(matches!(told, CloseReason::Revoked { .. }), "{told}");
+    }
+    // Others, and oneself, are not concerned.
+    let others = [PeerId::Issued([1; 16]), PeerId::Certificate(Fingerprint([1; 32]))];
+    Pair::of(&revoking(&node, &[others[0], node.id()]), &revoking(&client, &others)).connect();
+}
+
+#[test]
+fn links_of_who_was_revoked_are_closed_when_the_list_is_renewed() {
+    let authority = Authority::generate().unwrap();
+    let now = SystemTime::now();
+    let identity = |role| authority.identity(role, [now - HOUR, now + HOUR]).unwrap();
+    let (node, client, other) =
+        (identity(Role::Node), identity(Role::Client), identity(Role::Node));
+    let mut pair = Pair::of(&node, &client);
+    let link = pair.connect();
+    let mut stays = Quic::client(any(), &other).unwrap();
+    std::mem::swap(&mut pair.client, &mut stays);
+    let kept = pair.connect();
+    std::mem::swap(&mut pair.client, &mut stays);
+    pair.server.renew(&revoking(&node, &[client.id()])).unwrap();
+    pair.server.expel(Instant::now(), SystemTime::now());
+    let reason = pair.server_sees(closed);
+    assert!(matches!(reason, CloseReason::Revoked { .. }), "{reason}");
+    let reason = pair.client_sees(closed).to_string();
+    assert!(reason.contains("the certificate was revoked"), "{reason}");
+    assert!(pair.client.path(link).is_none() && stays.path(kept).is_some());
+    assert_eq!(pair.server.established, 1);
+    let reason = pair.refusal();
+    assert!(matches!(reason, CloseReason::RevokedByPeer { .. }), "{reason}");
+}
+
+#[test]
+fn a_handshake_that_began_before_the_list_was_renewed_makes_no_link() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    pair.client.connect(Instant::now(), pair.server.local_addr()).unwrap();
+    // The server has accepted the handshake, by the configuration that it has now, and not seen the certificate.
+    pair.until(|pair| Some(()).filter(|()| pair.server.links() == 1));
+    assert_eq!(pair.server.established, 0);
+    pair.server.renew(&revoking(&node, &[client.id()])).unwrap();
+    pair.server.expel(Instant::now(), SystemTime::now());
+    let reason = pair.server_sees(closed);
+    assert!(matches!(reason, CloseReason::Revoked { .. }), "{reason}");
+    let reason = pair.client_sees(closed).to_string();
+    assert!(reason.contains("the certificate was revoked"), "{reason}");
+    assert_eq!(pair.server.established, 0);
+    // Who is not on the list goes on.
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    pair.client.connect(Instant::now(), pair.server.local_addr()).unwrap();
+    pair.until(|pair| Some(()).filter(|()| pair.server.links() == 1));
+    pair.server.renew(&revoking(&node, &[node.id()])).unwrap();
+    pair.client_sees(connected);
 }
 
 #[test]

@@ -19,7 +19,9 @@ use rustls::{
     Error, ServerConfig, SignatureScheme,
 };
 
-use crate::keys::Identity;
+use crate::keys::bearer::Bearer;
+use crate::keys::revoked::Revoked;
+use crate::keys::{Identity, Trust};
 use crate::message::Version;
 use crate::{Fingerprint, TransportError};
 
@@ -42,24 +44,41 @@ pub fn provider() -> Arc<CryptoProvider> {
     })
 }
 
-/// Checks agents' certificates against the identity's authority.
-pub fn server_verifier(identity: &Identity) -> Result<Arc<dyn ServerCertVerifier>, TransportError> {
-    let roots = identity.roots.clone();
-    let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
-    Ok(Arc::new(Direct(verifier.map_err(keys)?)))
+/// Checks the certificates of agents that are connected to.
+pub fn server_verifier(trust: &Trust) -> Result<Arc<dyn ServerCertVerifier>, TransportError> {
+    let Trust { roots, revoked } = trust.clone();
+    let inner = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
+    Ok(Arc::new(Direct { inner: inner.map_err(keys)?, revoked }))
 }
 
-/// Checks clients' certificates against the identity's authority.
-pub fn client_verifier(identity: &Identity) -> Result<Arc<dyn ClientCertVerifier>, TransportError> {
-    let roots = identity.roots.clone();
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
-    Ok(Arc::new(Direct(verifier.map_err(keys)?)))
+/// Checks the certificates of clients and agents that connect.
+pub fn client_verifier(trust: &Trust) -> Result<Arc<dyn ClientCertVerifier>, TransportError> {
+    let Trust { roots, revoked } = trust.clone();
+    let inner = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+    Ok(Arc::new(Direct { inner: inner.map_err(keys)?, revoked }))
 }
 
 /// Takes certificates that the authority has issued itself. The search for a chain through others takes seconds where a stranger has made them for that,
 /// who need not prove that the first is its own before.
 #[derive(Debug)]
-struct Direct<V: ?Sized>(Arc<V>);
+struct Direct<V: ?Sized> {
+    inner: Arc<V>,
+    revoked: Option<Arc<Revoked>>,
+}
+
+impl<V: ?Sized> Direct<V> {
+    /// Refuses who was revoked. Asked once all else is good, so that nobody learns from us whom the list names.
+    fn refuse_revoked(&self, cert: &CertificateDer<'_>) -> Result<(), Error> {
+        let refused = |error| Err(Error::InvalidCertificate(error));
+        match (Bearer::of(cert), &self.revoked) {
+            (Err(_), _) => refused(CertificateError::ApplicationVerificationFailure),
+            (Ok(bearer), Some(revoked)) if revoked.names(&bearer) => {
+                refused(CertificateError::Revoked)
+            }
+            _ => Ok(()),
+        }
+    }
+}
 
 fn refuse_chain(others: &[CertificateDer<'_>]) -> Result<(), Error> {
     match others {
@@ -77,7 +96,7 @@ macro_rules! as_inner {
             cert: &CertificateDer<'_>,
             signature: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            self.0.verify_tls12_signature(message, cert, signature)
+            self.inner.verify_tls12_signature(message, cert, signature)
         }
 
         fn verify_tls13_signature(
@@ -86,11 +105,11 @@ macro_rules! as_inner {
             cert: &CertificateDer<'_>,
             signature: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            self.0.verify_tls13_signature(message, cert, signature)
+            self.inner.verify_tls13_signature(message, cert, signature)
         }
 
         fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            self.0.supported_verify_schemes()
+            self.inner.supported_verify_schemes()
         }
     };
 }
@@ -105,7 +124,8 @@ impl ServerCertVerifier for Direct<WebPkiServerVerifier> {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         refuse_chain(others)?;
-        self.0.verify_server_cert(own, others, name, ocsp, now)
+        let verified = self.inner.verify_server_cert(own, others, name, ocsp, now)?;
+        self.refuse_revoked(own).map(|()| verified)
     }
 
     as_inner!();
@@ -113,7 +133,7 @@ impl ServerCertVerifier for Direct<WebPkiServerVerifier> {
 
 impl ClientCertVerifier for Direct<dyn ClientCertVerifier> {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.0.root_hint_subjects()
+        self.inner.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -123,7 +143,8 @@ impl ClientCertVerifier for Direct<dyn ClientCertVerifier> {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         refuse_chain(others)?;
-        self.0.verify_client_cert(own, others, now)
+        let verified = self.inner.verify_client_cert(own, others, now)?;
+        self.refuse_revoked(own).map(|()| verified)
     }
 
     as_inner!();
@@ -138,7 +159,7 @@ pub fn client(
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(keys)?
         .dangerous()
-        .with_custom_certificate_verifier(server_verifier(identity)?)
+        .with_custom_certificate_verifier(server_verifier(&identity.trust)?)
         .with_client_auth_cert(vec![identity.cert.clone()], identity.key.clone_key())
         .map_err(keys)?;
     tls.resumption = Resumption::disabled();
@@ -154,7 +175,7 @@ pub fn server(
     let mut tls = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(keys)?
-        .with_client_cert_verifier(client_verifier(identity)?)
+        .with_client_cert_verifier(client_verifier(&identity.trust)?)
         .with_single_cert(vec![identity.cert.clone()], identity.key.clone_key())
         .map_err(keys)?;
     tls.send_tls13_tickets = 0;
@@ -176,11 +197,6 @@ pub fn version(conn: &Connection) -> Version {
 pub fn peer_certificate(conn: &Connection) -> Option<CertificateDer<'static>> {
     let chain = conn.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer>>().ok()?;
     chain.into_iter().next()
-}
-
-/// SHA-256 of it.
-pub fn peer_fingerprint(conn: &Connection) -> Option<Fingerprint> {
-    peer_certificate(conn).as_ref().map(fingerprint)
 }
 
 /// SHA-256 of a certificate.
@@ -223,6 +239,8 @@ pub enum Verdict {
     WrongCa,
     /// Of the wrong role, or none at all.
     WrongRole,
+    /// On a list of who was revoked.
+    Revoked,
     /// No common version of the application protocol.
     Version,
     /// Something else.
@@ -240,6 +258,7 @@ impl Verdict {
             A::UnsupportedCertificate | A::BadCertificate | A::CertificateRequired => {
                 Verdict::WrongRole
             }
+            A::CertificateRevoked => Verdict::Revoked,
             A::NoApplicationProtocol => Verdict::Version,
             _ => Verdict::Other,
         }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::{Conditions, Fate, Sim};
 use crate::message::{Control, PAYLOAD_MAX};
 use crate::{
-    AbortReason, CloseCode, CloseReason, Event, ExchangeId, Fingerprint, LinkId, PathStats,
+    AbortReason, CloseCode, CloseReason, Event, ExchangeId, Fingerprint, LinkId, PathStats, PeerId,
     PeerIdentity, TransportError,
 };
 
@@ -43,7 +43,7 @@ impl Net {
         })))
     }
 
-    /// A node at `addr`, which has none, or one that is down. Its certificate's fingerprint is made of `identity`.
+    /// A node at `addr`, which has none, or one that is down. Its id and its certificate's fingerprint are made of `identity`.
     ///
     /// # Errors
     /// If there is no descriptor for it.
@@ -52,7 +52,7 @@ impl Net {
         let links = state.nodes.get(&addr).map_or(0, |node| node.links_made);
         let node = Node {
             up: true,
-            fingerprint: Fingerprint([identity; 32]),
+            identity,
             links_made: links,
             links: BTreeMap::new(),
             events: VecDeque::new(),
@@ -104,7 +104,7 @@ impl Net {
 
 struct Node {
     up: bool,
-    fingerprint: Fingerprint,
+    identity: u8,
     links_made: u32,
     links: BTreeMap<LinkId, Link>,
     /// Each with the time at which it came.
@@ -404,8 +404,9 @@ impl State {
         let Some(link) = self.link(addr, id) else { return };
         link.up = true;
         let peer = link.peer;
-        let fingerprint = self.nodes.get(&peer).map_or(Fingerprint([0; 32]), |p| p.fingerprint);
-        let peer = PeerIdentity { fingerprint, addr: peer };
+        let identity = self.nodes.get(&peer).map_or(0, |node| node.identity);
+        let fingerprint = Fingerprint([identity; 32]);
+        let peer = PeerIdentity { id: PeerId::Issued([identity; 16]), fingerprint, addr: peer };
         self.tell(at, addr, Event::Connected { link: id, peer });
     }
 

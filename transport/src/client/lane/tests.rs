@@ -8,7 +8,7 @@ use gms_policy::placement::AgentView;
 use super::{Lane, LaneEvent, RETRY};
 use crate::client::script::Script;
 use crate::message::{Control, Feedback, Op, Status, WorkloadId};
-use crate::{AbortReason, CloseReason, Event, ExchangeId};
+use crate::{AbortReason, CloseReason, Event, ExchangeId, Fingerprint, PeerId, PeerIdentity};
 
 const A: AgentId = AgentId(0);
 const B: AgentId = AgentId(1);
@@ -80,6 +80,21 @@ impl Play {
         self.lane.send(self.now, agent, make, &[], 1).expect("it is up")
     }
 
+    /// The link comes up, and this node is at its other end.
+    fn meet(&mut self, agent: AgentId, id: PeerId) -> Vec<LaneEvent> {
+        let addr = self.lane.peers[usize::from(agent.0)].address.socket;
+        let peer = PeerIdentity { id, fingerprint: Fingerprint([9; 32]), addr };
+        let link = self.lane.link(agent);
+        self.event(Event::Connected { link, peer })
+    }
+
+    /// The link to the agent was lost, and is asked for again.
+    fn again(&mut self, agent: AgentId) {
+        self.close(agent);
+        self.wait(RETRY);
+        self.drive();
+    }
+
     fn close(&mut self, agent: AgentId) -> Vec<LaneEvent> {
         let addr = self.lane.peers[usize::from(agent.0)].address.socket;
         let link = self.lane.link(agent);
@@ -131,6 +146,59 @@ fn another_session_says_that_the_pages_are_lost() {
             "{session}: {events:?}"
         );
     }
+}
+
+#[test]
+fn another_node_at_an_agents_address_is_not_the_agent() {
+    let mut play = Play::up(1);
+    let before = play.lane.transport.sent.len();
+    let certificate = PeerId::Certificate(Fingerprint([9; 32]));
+    for other in [PeerId::Issued([9; 16]), certificate] {
+        play.again(A);
+        let events = play.meet(A, other);
+        assert!(matches!(events[..], [LaneEvent::Down { agent: A, .. }]), "{events:?}");
+        assert_eq!(play.lane.transport.sent.len(), before, "it is not even greeted");
+        let reason = play.lane.reason(A);
+        let (known, address) = (PeerId::Issued([A.0; 16]), "127.0.0.1:7400 is another node now");
+        assert!(
+            reason.contains(address) && reason.contains(&format!("({other}, it was {known})")),
+            "{reason}"
+        );
+        play.wait(RETRY);
+        play.drive();
+    }
+    // The agent itself is as welcome as before.
+    let events = play.connect(A, 1);
+    assert!(matches!(events[..], [LaneEvent::Up { agent: A, lost: false, .. }]), "{events:?}");
+}
+
+#[test]
+fn lanes_to_one_agent_know_the_same_node() {
+    let mut play = Play::up(1);
+    let address = play.lane.peers[0].address.clone();
+    play.lane = Lane::new(play.now, Script::new(), WorkloadId([7; 16]), &[address]);
+    play.drive();
+    assert!(matches!(play.meet(A, PeerId::Issued([9; 16]))[..], [LaneEvent::Down { .. }]));
+    play.wait(RETRY);
+    play.drive();
+    assert!(matches!(play.connect(A, 1)[..], [LaneEvent::Up { .. }]));
+}
+
+#[test]
+fn an_agent_without_an_id_may_get_one() {
+    let mut play = Play::new(1);
+    play.drive();
+    for certificate in [[1; 32], [2; 32]] {
+        play.meet(A, PeerId::Certificate(Fingerprint(certificate)));
+        assert_eq!(play.lane.transport.closed, [], "{}", play.lane.reason(A));
+        play.again(A);
+    }
+    play.meet(A, PeerId::Issued([3; 16]));
+    assert_eq!(play.lane.transport.closed, []);
+    play.again(A);
+    // From then on it is bound to that.
+    play.meet(A, PeerId::Certificate(Fingerprint([2; 32])));
+    assert_eq!(play.lane.transport.closed.len(), 1);
 }
 
 #[test]

@@ -1,0 +1,220 @@
+//! Keys of real agents and pagers: who is whom, who is renewed, and who is revoked.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gms_tests::*;
+use nix::sys::signal::Signal;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// `gms keys COMMAND keys ARG...` in the directory of a stage.
+fn keys<const N: usize>(stage: &Stage, command: &str, args: [&str; N]) -> Outcome {
+    let line = Gms::line(["keys", command]).arg(stage.path("keys"));
+    args.iter().fold(line, |line, arg| line.arg(arg)).finish()
+}
+
+/// A cluster in `keys` with these nodes and clients.
+fn cluster<const N: usize>(stage: &Stage, issued: [(&str, &str); N]) {
+    keys(stage, "init", []).expect_code(0);
+    for (role, name) in issued {
+        keys(stage, "issue", [role, name]).expect_code(0);
+    }
+}
+
+fn dir(stage: &Stage, name: &str) -> PathBuf {
+    stage.path("keys").join(name)
+}
+
+/// The id which `gms keys list` shows for a name and a role.
+fn id(stage: &Stage, name: &str, role: &str) -> String {
+    let text = keys(stage, "list", []).expect_code(0).text();
+    let line = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let found = line.into_iter().find(|words| words[..2] == [name, role]);
+    found.unwrap_or_else(|| panic!("no {role} {name}: {text}"))[4].to_owned()
+}
+
+fn paged(stage: &Stage, program: &Program, agent: &AgentProc, client: &str) -> Gms {
+    let gms = Gms::run(stage, program).local(Mib(32)).arg("--agent").arg(agent.addr());
+    gms.arg("--keys").arg(dir(stage, client))
+}
+
+fn forever() -> Program {
+    let program = Program::new([c_program("verify")]).args(["96", "forever"]).stdin_open();
+    program.limit(Duration::from_secs(90))
+}
+
+/// Has the agent read its keys again, and waits until its log has as many lines with `told`.
+fn reload(agent: &AgentProc, told: &str, times: usize) {
+    agent.signal(Signal::SIGHUP);
+    poll_until(told, LIMIT, || (agent.log().matches(told).count() >= times).then_some(()));
+}
+
+fn assert_nothing_wrong_was_read(outcome: &Outcome) {
+    let wrong = ["ZERO PAGE", "MISMATCH"].iter().any(|word| outcome.stderr.contains(word));
+    assert!(!wrong, "{}", outcome.stderr);
+}
+
+#[test]
+fn a_revoked_client_is_cut_off_and_its_workload_ends_with_the_reason() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
+    let agent = AgentSetup::new(Mib(512)).keys(dir(&stage, "n1")).start();
+    let [lost, stays] = ["desk1", "desk2"].map(|client| paged(&stage, &forever(), &agent, client));
+    let (lost_proc, mut stays_proc) = (lost.spawn(), stays.spawn());
+    lost_proc.wait_output(0, "round 0\n");
+    stays_proc.wait_output(0, "round 0\n");
+    let desk1 = id(&stage, "desk1", "client");
+    let told = keys(&stage, "revoke", ["desk1"]).expect_code(0).stderr;
+    assert!(told.contains(&format!("revoked {desk1} in")) && told.contains("SIGHUP"), "{told}");
+    let list = stage.path("keys/revoked.txt");
+    fs::copy(&list, dir(&stage, "n1").join("revoked.txt")).expect("the list");
+    reload(&agent, "keys renewed", 1);
+    let outcome = lost.finish_proc(lost_proc);
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
+    assert_nothing_wrong_was_read(&outcome);
+    let said = outcome.stderr.lines().find(|line| line.starts_with("gms: workload killed: "));
+    let reason = format!("{} refuses our certificate, which was revoked", agent.addr());
+    assert!(said.is_some_and(|line| line.contains(&reason)), "{}", outcome.stderr);
+    let log = agent.log();
+    let closed = |line: &str| line.contains("disconnected") && line.contains("was revoked");
+    let closed: Vec<&str> = log.lines().filter(|line| closed(line)).collect();
+    assert!(closed.len() == 2 && closed.iter().all(|line| line.contains(&desk1)), "{log}");
+    let refused = paged(&stage, &forever(), &agent, "desk1").finish().expect_code(125);
+    assert!(refused.stderr.contains(&reason), "{}", refused.stderr);
+    // A list that is damaged lets nobody in again.
+    fs::write(dir(&stage, "n1").join("revoked.txt"), "desk1\n").expect("the list");
+    reload(&agent, "the keys stay as they are", 1);
+    paged(&stage, &forever(), &agent, "desk1").finish().expect_code(125);
+    // The other has not noticed anything.
+    stays_proc.wait_output(stays_proc.output_len(), "round");
+    stays_proc.close_stdin();
+    let outcome = stays.finish_proc(stays_proc).expect_code(0);
+    assert_nothing_wrong_was_read(&outcome);
+    agent.terminate().expect_code(0);
+}
+
+#[test]
+fn a_revoked_agent_is_refused_and_another_one_used() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("node", "n2"), ("client", "desk1")]);
+    let agents = ["n1", "n2"].map(|n| AgentSetup::new(Mib(256)).keys(dir(&stage, n)).start());
+    keys(&stage, "revoke", [&id(&stage, "n1", "node")]).expect_code(0);
+    let list = dir(&stage, "desk1").join("revoked.txt");
+    fs::copy(stage.path("keys/revoked.txt"), &list).expect("the list");
+    let program = Program::new([c_program("verify")]).args(["96", "1"]);
+    let alone = paged(&stage, &program, &agents[0], "desk1").finish().expect_code(125);
+    assert!(alone.stderr.contains("has a certificate that was revoked"), "{}", alone.stderr);
+    let gms = paged(&stage, &program, &agents[0], "desk1").arg("--agent").arg(agents[1].addr());
+    let outcome = gms.finish().expect_code(0);
+    assert_paged(&outcome, Mib(96), Mib(32));
+    assert!(outcome.stderr.contains("has a certificate that was revoked"), "{}", outcome.stderr);
+    assert_eq!(outcome.stats().agent(&agents[0].addr()).pages, 0);
+    fs::write(&list, "\n\nn1\n").expect("the list");
+    let damaged = paged(&stage, &program, &agents[1], "desk1").finish().expect_code(125);
+    assert!(damaged.stderr.contains("revoked.txt, line 3"), "{}", damaged.stderr);
+}
+
+#[test]
+fn renewed_keys_are_of_the_same_client_and_node_beside_those_before() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("client", "desk1")]);
+    let agent = AgentSetup::new(Mib(512)).keys(dir(&stage, "n1")).start();
+    let before = paged(&stage, &forever(), &agent, "desk1");
+    let mut proc = before.spawn();
+    proc.wait_output(0, "round 0\n");
+    let ids = [("desk1", "client"), ("n1", "node")].map(|(name, role)| id(&stage, name, role));
+    for (name, id) in [("desk1", &ids[0]), ("n1", &ids[1])] {
+        let old = fs::read(dir(&stage, name).join("ca.pem")).expect("an authority");
+        let told = keys(&stage, "renew", [name]).expect_code(0).stderr;
+        assert!(told.contains(&format!("with the id {id}, as it was")), "{told}");
+        assert_eq!(fs::read(dir(&stage, name).join("ca.pem")).expect("an authority"), old);
+    }
+    reload(&agent, "keys renewed", 1);
+    let program = Program::new([c_program("verify")]).args(["96", "1"]);
+    let outcome = paged(&stage, &program, &agent, "desk1").finish().expect_code(0);
+    assert_paged(&outcome, Mib(96), Mib(32));
+    proc.close_stdin();
+    assert_nothing_wrong_was_read(&before.finish_proc(proc).expect_code(0));
+    let log = agent.log();
+    let word = |line: &str, key: &str| {
+        line.split_whitespace().find_map(|word| word.strip_prefix(key)).unwrap_or("").to_owned()
+    };
+    let connected = || log.lines().filter(|line| line.contains(": connected "));
+    let clients: Vec<String> = connected().map(|line| word(line, "client=")).collect();
+    let mut certificates: Vec<String> =
+        connected().map(|line| word(line, "certificate=")).collect();
+    certificates.dedup();
+    assert!(clients.len() >= 4 && clients.iter().all(|client| *client == ids[0]), "{log}");
+    assert_eq!(certificates.len(), 2, "one after the other: {log}");
+    let renewed = log.lines().find(|line| line.contains("keys renewed")).unwrap_or_default();
+    assert_eq!(word(renewed, "node="), ids[1], "{log}");
+    agent.terminate().expect_code(0);
+}
+
+/// Runs a workload at an agent with the keys `n1`, which is replaced by one with `keys` at the same address.
+fn replaced(stage: &Stage, keys: &Path) -> (SocketAddr, Outcome) {
+    let agent = AgentSetup::new(Mib(512)).keys(dir(stage, "n1")).start();
+    let addr: SocketAddr = agent.addr().parse().expect("an address");
+    let gms = paged(stage, &forever(), &agent, "desk1");
+    let proc = gms.spawn();
+    proc.wait_output(0, "round 0\n");
+    agent.kill();
+    let other = AgentSetup::new(Mib(512)).keys(keys).listen(addr).start();
+    let outcome = gms.finish_proc(proc);
+    drop(other);
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
+    assert_nothing_wrong_was_read(&outcome);
+    (addr, outcome)
+}
+
+#[test]
+fn another_node_at_an_agents_address_is_not_taken_for_it() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("node", "n2"), ("client", "desk1")]);
+    let (addr, outcome) = replaced(&stage, &dir(&stage, "n2"));
+    let [n1, n2] = ["n1", "n2"].map(|name| id(&stage, name, "node"));
+    let reason = format!("{addr} is another node now ({n2}, it was {n1})");
+    assert!(outcome.stderr.contains(&reason), "{}", outcome.stderr);
+    // The same node is the agent, and says that it has been started anew.
+    let (_, outcome) = replaced(&stage, &dir(&stage, "n1"));
+    assert!(outcome.stderr.contains("was restarted and has lost"), "{}", outcome.stderr);
+}
+
+#[test]
+fn the_commands_for_keys_tell_what_they_did_and_what_is_wrong() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("client", "desk1")]);
+    let fails = |command: &str, args: [&str; 1], says: &str| {
+        let told = keys(&stage, command, args).expect_code(125).stderr;
+        assert!(told.lines().count() == 1 && told.contains(says), "{command} {args:?}: {told}");
+    };
+    let text = keys(&stage, "list", []).expect_code(0).text();
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["NAME", "ROLE", "EXPIRES", "STATE", "ID"]);
+    let seen: Vec<[&str; 3]> = rows[1..].iter().map(|row| [row[0], row[1], row[3]]).collect();
+    let init = [["-", "node", "good"], ["-", "client", "good"], ["desk1", "client", "good"]];
+    assert_eq!(seen, init, "{text}");
+    fails("renew", ["desk2"], "desk2/client.pem does not exist");
+    fails("revoke", ["desk2"], "`desk2` is no id, and");
+    fails("revoke", ["a b"], "`a b` cannot be a key's name");
+    let told = keys(&stage, "renew", []).expect_code(0).stderr;
+    assert_eq!(told.matches("gms: renewed the ").count(), 2, "{told}");
+    let told = keys(&stage, "renew", ["desk1"]).expect_code(0).stderr;
+    let before = told.split("the certificate before, ").nth(1).and_then(|text| text.get(..64));
+    // Only the key before is lost.
+    keys(&stage, "revoke", [before.expect("a fingerprint")]).expect_code(0);
+    assert!(keys(&stage, "list", []).expect_code(0).text().lines().all(|l| !l.contains("revoked")));
+    keys(&stage, "revoke", ["desk1"]).expect_code(0);
+    let told = keys(&stage, "revoke", ["desk1"]).expect_code(0).stderr;
+    assert!(told.contains("names desk1 already"), "{told}");
+    let text = keys(&stage, "list", []).expect_code(0).text();
+    assert!(text.lines().last().is_some_and(|line| line.contains("revoked")), "{text}");
+    fails("renew", ["desk1"], "client.pem was revoked");
+    let told = keys(&stage, "issue", ["client", "desk2"]).expect_code(0).stderr;
+    assert!(told.contains("revoked.txt with it"), "{told}");
+    fs::write(stage.path("keys/revoked.txt"), "x\n").expect("the list");
+    fails("revoke", ["desk2"], "revoked.txt, line 1");
+}

@@ -1,0 +1,151 @@
+//! What is wrong with keys, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::revoked::LIST_MAX;
+use super::{CA, NAME_MAX, Role};
+
+/// Why keys cannot be made or used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// A file is not there.
+    #[error("{} does not exist: make keys by `gms keys init DIR`, or copy a directory made by `gms keys issue`", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}: {error}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// A private key which others than its owner may read.
+    #[error(
+        "{} can be read by others (mode {mode:04o}): chmod 600 it, or give it to root and chmod 640",
+        path.display()
+    )]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A file cannot be written.
+    #[error("cannot write {}: {error}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// A file is there already.
+    #[error("{} exists already and is not overwritten: choose another directory or name", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file holds something else.
+    #[error("{} holds no valid PEM {what}: {detail}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What it should hold.
+        what: &'static str,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The private key belongs to another certificate.
+    #[error("{} and {} do not belong together: copy both from the same directory", cert.display(), key.display())]
+    Mismatch {
+        /// The certificate.
+        cert: PathBuf,
+        /// The key.
+        key: PathBuf,
+    },
+    /// The certificate has expired or is not valid yet.
+    #[error("{} has expired or is not valid yet: check the clock, or issue a new one by `gms keys issue`", path.display())]
+    Expired {
+        /// The certificate.
+        path: PathBuf,
+    },
+    /// The certificate is of another authority.
+    #[error("{} was not issued by the {CA} beside it: copy both from the same directory", path.display())]
+    WrongCa {
+        /// The certificate.
+        path: PathBuf,
+    },
+    /// The certificate is of the other role.
+    #[error("{} is no {} certificate", path.display(), role.name())]
+    WrongRole {
+        /// The certificate.
+        path: PathBuf,
+        /// The role it should have.
+        role: Role,
+    },
+    /// The certificate, or the id in it, was revoked.
+    #[error("{} was revoked: issue another one by `gms keys issue`, under another name", path.display())]
+    Revoked {
+        /// The certificate.
+        path: PathBuf,
+    },
+    /// A line of a list of who was revoked is something else.
+    #[error(
+        "{}, line {line}: an id (32 hexadecimal digits), a fingerprint (64), or nothing may stand before a `#`",
+        path.display()
+    )]
+    BadLine {
+        /// The list.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
+    /// A list of who was revoked is too long to be read.
+    #[error("{} is longer than {LIST_MAX} bytes: take out who expired long ago", path.display())]
+    LongList {
+        /// The list.
+        path: PathBuf,
+    },
+    /// A list of who was revoked was there before.
+    #[error("{} is gone: bring it back, or leave it empty to revoke nobody", path.display())]
+    ListGone {
+        /// The list.
+        path: PathBuf,
+    },
+    /// Nobody is known by that name.
+    #[error(
+        "`{name}` is no id, and {} holds no certificate: give a name, id or fingerprint that `gms keys list` shows",
+        path.display()
+    )]
+    Unknown {
+        /// What was given.
+        name: String,
+        /// Where its certificate would be.
+        path: PathBuf,
+    },
+    /// Another command changes the directory.
+    #[error("another `gms keys` changes {}: try again when it has ended", path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// More directories than are looked at.
+    #[error("{} has more than {max} entries: no directory of keys is so large", path.display())]
+    Crowded {
+        /// The directory.
+        path: PathBuf,
+        /// The bound.
+        max: usize,
+    },
+    /// The name cannot be a directory's.
+    #[error(
+        "`{0}` cannot be a key's name: use 1 to {NAME_MAX} letters, digits, `-`, `_` or `.`, not first a `.`, and nothing that reads as an id"
+    )]
+    Name(String),
+    /// The library which makes keys failed.
+    #[error("cannot make a key: {0}")]
+    Generate(#[from] rcgen::Error),
+}

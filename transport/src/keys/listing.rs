@@ -1,0 +1,95 @@
+//! Who was issued what, as far as the directory of the authority still tells.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::time::SystemTime;
+
+use x509_parser::time::ASN1Time;
+
+use super::revoked::Revoked;
+use super::{CA, KeysError, Role, files, load_bearer};
+use crate::{Fingerprint, PeerId};
+
+/// Most entries of a directory that are looked at.
+const ENTRIES_MAX: usize = 65_536;
+
+/// A certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Under which it was issued; `None` for those that `gms keys init` made.
+    pub name: Option<String>,
+    /// What it is good for.
+    pub role: Role,
+    /// Whose it is.
+    pub id: PeerId,
+    /// Of the certificate.
+    pub fingerprint: Fingerprint,
+    /// Day on which it expires, in UTC: 2028-11-22.
+    pub expires: String,
+    /// Whether it is good.
+    pub state: State,
+}
+
+/// Whether a certificate is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is.
+    Good,
+    /// It has expired: `gms keys renew` makes another.
+    Expired,
+    /// The directory's list names it, or its holder.
+    Revoked,
+}
+
+/// The certificates in `dir` and in its directories, by their names.
+pub fn list(dir: &Path) -> Result<Vec<Listed>, KeysError> {
+    files::read(&dir.join(CA))?;
+    let revoked = Revoked::read(dir)?.unwrap_or_default();
+    let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+    let mut found = Vec::new();
+    for name in std::iter::once(None).chain(directories(dir)?.into_iter().map(Some)) {
+        let target = name.as_ref().map_or(dir.to_owned(), |name| dir.join(name));
+        for role in Role::BOTH {
+            let Some(bearer) = load_bearer(&target, role)? else { continue };
+            found.push(Listed {
+                name: name.as_ref().map(|name| name.to_string_lossy().into_owned()),
+                role,
+                id: bearer.id,
+                fingerprint: bearer.fingerprint,
+                expires: day(bearer.until),
+                state: match revoked.names(&bearer) {
+                    true => State::Revoked,
+                    false if bearer.until < now => State::Expired,
+                    false => State::Good,
+                },
+            });
+        }
+    }
+    Ok(found)
+}
+
+fn day(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|time| ASN1Time::from_timestamp(time).ok());
+    time.map_or("?".into(), |time| time.to_datetime().date().to_string())
+}
+
+fn directories(dir: &Path) -> Result<Vec<OsString>, KeysError> {
+    let read = || -> std::io::Result<Option<Vec<OsString>>> {
+        let mut names = Vec::new();
+        for (count, entry) in fs::read_dir(dir)?.enumerate() {
+            if count == ENTRIES_MAX {
+                return Ok(None);
+            }
+            let entry = entry?;
+            if entry.path().is_dir() {
+                names.push(entry.file_name());
+            }
+        }
+        names.sort();
+        Ok(Some(names))
+    };
+    let path = || dir.to_owned();
+    let names = read().map_err(|error| KeysError::Unreadable { path: path(), error })?;
+    names.ok_or_else(|| KeysError::Crowded { path: path(), max: ENTRIES_MAX })
+}
