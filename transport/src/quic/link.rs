@@ -4,16 +4,19 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 use std::slice;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use quinn_proto::{
-    Connection, Dir, Event as QuicEvent, ReadError, Side, StreamEvent, StreamId, VarInt, WriteError,
+    Connection, ConnectionEvent, Dir, Event as QuicEvent, ReadError, Side, StreamEvent, StreamId,
+    VarInt, WriteError,
 };
 use zerocopy::IntoBytes;
 
 use super::admission::Source;
-use super::limits::{CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, QUEUE_MAX, SEND_WINDOW};
+use super::limits::{
+    CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX, SEND_WINDOW,
+};
 use super::{close, tls};
 use crate::message::{DecodeError, PAYLOAD_MAX, Priority, Version, v1};
 use crate::reader::{MessageReader, Piece};
@@ -52,12 +55,15 @@ pub struct Link {
     promised: usize,
     /// Bound of `queued` and `promised` beyond which no further request is read.
     backlog_max: usize,
+    /// Bytes that may be sent and not acknowledged. What nobody waits for has half of it.
+    send_window: u64,
     /// The least share of the receive windows that it has had.
     receive: u64,
     /// Streams of requests which are not read before replies have gone.
     held: VecDeque<StreamId>,
     /// When requests without a whole control message are looked for next.
     heads_at: Option<Instant>,
+    probe: Probe,
     /// When its timers want to be looked at.
     pub timeout: Option<Instant>,
     /// Whether the endpoint has noted that there may be something to transmit.
@@ -74,12 +80,29 @@ pub struct Link {
     pub failure: Option<CloseReason>,
 }
 
+/// Finds that the last packets of a message were lost, sooner than QUIC does: that waits for the longest time that an
+/// acknowledgement may be held back, and some round trips. A packet that comes after lost ones is acknowledged at once, so
+/// a client that waits for a reply sends one, and an agent answers it by another.
+#[derive(Default)]
+struct Probe {
+    /// Of a client that waits for replies: when it pings.
+    due: Option<Instant>,
+    /// How long it has waited in vain.
+    waited: Duration,
+    /// Of an agent: pings that have come.
+    seen: u64,
+    /// Of an agent: when it has replied last.
+    replied: Option<Instant>,
+}
+
 /// One exchange, from its first byte until both messages have gone over to QUIC.
 struct Exchange {
     /// `None` once the peer's message is complete, or no longer wanted.
     reader: Option<MessageReader>,
     /// What is left of our message; `None` as long as there is no reply to send.
     unsent: Option<Bytes>,
+    /// Of our message.
+    priority: Priority,
     /// Bytes of a reply that the request may ask for, until there is one.
     promised: usize,
     /// Until when the control message must have come; `None` when it has, or while it is held back.
@@ -88,7 +111,8 @@ struct Exchange {
 
 impl Exchange {
     fn new(reader: MessageReader, unsent: Option<Bytes>, head_until: Option<Instant>) -> Self {
-        Self { reader: Some(reader), unsent, promised: 0, head_until }
+        let priority = Priority::default();
+        Self { reader: Some(reader), unsent, priority, promised: 0, head_until }
     }
 }
 
@@ -107,9 +131,11 @@ impl Link {
             queued: 0,
             promised: 0,
             backlog_max: SEND_WINDOW as usize / 2,
+            send_window: SEND_WINDOW,
             receive,
             held: VecDeque::new(),
             heads_at: None,
+            probe: Probe::default(),
             timeout: Some(now),
             marked: false,
             counted_open: false,
@@ -143,7 +169,8 @@ impl Link {
     /// shrinks does so by what is read, but one that grows does so at once. With a peer whose streams are not read, each
     /// turn of the two would add their difference.
     pub fn set_windows(&mut self, send: u64, receive: u64) {
-        self.conn.set_send_window(send);
+        self.send_window = send;
+        self.conn.set_send_window(send / 2);
         if receive < self.receive {
             self.receive = receive;
             self.conn.set_receive_window(VarInt::from_u64(receive).unwrap_or(VarInt::MAX));
@@ -185,6 +212,39 @@ impl Link {
         if self.heads_at.is_some_and(|at| at <= now) {
             self.expire_heads(now);
         }
+        if self.probe_at().is_some_and(|due| due <= now) {
+            self.conn.ping();
+            self.probe.waited *= 2;
+            self.probe.due = (self.probe.waited <= PROBE_MAX).then_some(now + self.probe.waited);
+        }
+    }
+
+    /// Takes what the endpoint has received for this link.
+    pub fn handle_event(&mut self, now: Instant, event: ConnectionEvent) {
+        self.conn.handle_event(event);
+        if self.conn.side() == Side::Client {
+            self.probe.due = None;
+            self.await_reply(now);
+            return;
+        }
+        let pings = self.conn.stats().frame_rx.ping;
+        let waits = std::mem::replace(&mut self.probe.seen, pings) != pings;
+        if waits && self.probe.replied.is_some_and(|at| now <= at + PROBE_MAX) {
+            self.conn.ping();
+        }
+    }
+
+    /// When it pings, if it still waits for a reply.
+    fn probe_at(&self) -> Option<Instant> {
+        self.probe.due.filter(|_| !self.exchanges.is_empty())
+    }
+
+    /// A client that waits for a reply will ping, unless something comes before.
+    fn await_reply(&mut self, now: Instant) {
+        if self.probe.due.is_none() && !self.exchanges.is_empty() {
+            self.probe.waited = PROBE.max(self.conn.rtt() * PROBE_RTTS);
+            self.probe.due = Some(now + self.probe.waited);
+        }
     }
 
     /// It has ended: it will be forgotten.
@@ -221,13 +281,17 @@ impl Link {
             State::Open => None,
             State::Closed => self.gone_at,
         };
-        let next = [own, self.heads_at, self.conn.poll_timeout()].into_iter().flatten().min();
+        let next = [own, self.heads_at, self.probe_at(), self.conn.poll_timeout()]
+            .into_iter()
+            .flatten()
+            .min();
         (std::mem::replace(&mut self.timeout, next), next)
     }
 
     /// Opens an exchange by a request.
     pub fn request(
         &mut self,
+        now: Instant,
         control: &Control,
         payload: &[&[u8]],
     ) -> Result<ExchangeId, TransportError> {
@@ -243,14 +307,18 @@ impl Link {
         let reader = MessageReader::reply_to(self.version, control);
         self.set_priority(stream, control.priority());
         self.queued += message.len();
-        self.exchanges.insert(number, Exchange::new(reader, Some(message), None));
+        let mut ours = Exchange::new(reader, Some(message), None);
+        ours.priority = control.priority();
+        self.exchanges.insert(number, ours);
         self.send(stream);
+        self.await_reply(now);
         Ok(ExchangeId::new(self.id, number))
     }
 
     /// Ends an exchange by a reply.
     pub fn reply(
         &mut self,
+        now: Instant,
         exchange: ExchangeId,
         control: &Control,
         payload: &[&[u8]],
@@ -270,7 +338,8 @@ impl Link {
             let _ = self.conn.recv_stream(stream).stop(ABANDONED);
         }
         self.queued += message.len();
-        ours.unsent = Some(message);
+        (ours.unsent, ours.priority) = (Some(message), control.priority());
+        self.probe.replied = Some(now);
         self.set_priority(stream, control.priority());
         self.send(stream);
         Ok(())
@@ -464,9 +533,19 @@ impl Link {
         self.close(now, code, why, events);
     }
 
-    /// Hands as much of our message to QUIC as it takes.
+    /// Hands as much of our message to QUIC as it takes. QUIC sends the most urgent first of what it has been handed, but it
+    /// takes no more than the window holds: so what nobody waits for leaves half of that to the rest.
     fn send(&mut self, stream: StreamId) {
         let number = VarInt::from(stream).into_inner();
+        let Some(ours) = self.exchanges.get(&number) else { return };
+        if ours.priority == Priority::Demand {
+            self.conn.set_send_window(self.send_window);
+        }
+        self.hand_over(stream, number);
+        self.conn.set_send_window(self.send_window / 2);
+    }
+
+    fn hand_over(&mut self, stream: StreamId, number: u64) {
         let Some(ours) = self.exchanges.get_mut(&number) else { return };
         let Some(unsent) = ours.unsent.as_mut() else { return };
         let mut out = self.conn.send_stream(stream);
@@ -512,7 +591,7 @@ impl Link {
             let exchange = ExchangeId::new(link, number);
             events.push_back(Event::Aborted { exchange, reason: AbortReason::LinkClosed });
         }
-        (self.queued, self.promised, self.heads_at) = (0, 0, None);
+        (self.queued, self.promised, self.heads_at, self.probe.due) = (0, 0, None, None);
         self.held.clear();
         match (was, self.conn.side()) {
             (State::Closed, _) => {}
