@@ -118,10 +118,12 @@ fn a_client_that_waits_for_long_asks_few_times_and_an_idle_one_never() {
     let now = now + 1000 * STEP;
     pair.server.reply(now, exchange, &request.reply(Status::NotFound), &[]).unwrap();
     assert!(replied_after(&mut pair, now, STEP).is_some());
-    (0..100).for_each(|step| pair.step(now + step * STEP));
     let before = sent(&pair);
-    (100..1000).for_each(|step| pair.step(now + step * STEP));
-    assert_eq!(sent(&pair), before, "it waits for nothing");
+    (1..1000).for_each(|step| pair.step(now + step * STEP));
+    assert!(
+        sent(&pair) <= before + 1,
+        "more than the acknowledgement, though it waits for nothing"
+    );
 }
 
 /// Passes datagrams on between a client and a server; of those to the client some are overtaken by others.

@@ -55,8 +55,6 @@ pub struct Link {
     promised: usize,
     /// Bound of `queued` and `promised` beyond which no further request is read.
     backlog_max: usize,
-    /// Bytes that may be sent and not acknowledged. What nobody waits for has half of it.
-    send_window: u64,
     /// The least share of the receive windows that it has had.
     receive: u64,
     /// Streams of requests which are not read before replies have gone.
@@ -101,8 +99,6 @@ struct Exchange {
     reader: Option<MessageReader>,
     /// What is left of our message; `None` as long as there is no reply to send.
     unsent: Option<Bytes>,
-    /// Of our message.
-    priority: Priority,
     /// Bytes of a reply that the request may ask for, until there is one.
     promised: usize,
     /// Until when the control message must have come; `None` when it has, or while it is held back.
@@ -111,8 +107,7 @@ struct Exchange {
 
 impl Exchange {
     fn new(reader: MessageReader, unsent: Option<Bytes>, head_until: Option<Instant>) -> Self {
-        let priority = Priority::default();
-        Self { reader: Some(reader), unsent, priority, promised: 0, head_until }
+        Self { reader: Some(reader), unsent, promised: 0, head_until }
     }
 }
 
@@ -131,7 +126,6 @@ impl Link {
             queued: 0,
             promised: 0,
             backlog_max: SEND_WINDOW as usize / 2,
-            send_window: SEND_WINDOW,
             receive,
             held: VecDeque::new(),
             heads_at: None,
@@ -169,8 +163,7 @@ impl Link {
     /// shrinks does so by what is read, but one that grows does so at once. With a peer whose streams are not read, each
     /// turn of the two would add their difference.
     pub fn set_windows(&mut self, send: u64, receive: u64) {
-        self.send_window = send;
-        self.conn.set_send_window(send / 2);
+        self.conn.set_send_window(send);
         if receive < self.receive {
             self.receive = receive;
             self.conn.set_receive_window(VarInt::from_u64(receive).unwrap_or(VarInt::MAX));
@@ -307,9 +300,7 @@ impl Link {
         let reader = MessageReader::reply_to(self.version, control);
         self.set_priority(stream, control.priority());
         self.queued += message.len();
-        let mut ours = Exchange::new(reader, Some(message), None);
-        ours.priority = control.priority();
-        self.exchanges.insert(number, ours);
+        self.exchanges.insert(number, Exchange::new(reader, Some(message), None));
         self.send(stream);
         self.await_reply(now);
         Ok(ExchangeId::new(self.id, number))
@@ -338,7 +329,7 @@ impl Link {
             let _ = self.conn.recv_stream(stream).stop(ABANDONED);
         }
         self.queued += message.len();
-        (ours.unsent, ours.priority) = (Some(message), control.priority());
+        ours.unsent = Some(message);
         self.probe.replied = Some(now);
         self.set_priority(stream, control.priority());
         self.send(stream);
@@ -533,19 +524,9 @@ impl Link {
         self.close(now, code, why, events);
     }
 
-    /// Hands as much of our message to QUIC as it takes. QUIC sends the most urgent first of what it has been handed, but it
-    /// takes no more than the window holds: so what nobody waits for leaves half of that to the rest.
+    /// Hands as much of our message to QUIC as it takes.
     fn send(&mut self, stream: StreamId) {
         let number = VarInt::from(stream).into_inner();
-        let Some(ours) = self.exchanges.get(&number) else { return };
-        if ours.priority == Priority::Demand {
-            self.conn.set_send_window(self.send_window);
-        }
-        self.hand_over(stream, number);
-        self.conn.set_send_window(self.send_window / 2);
-    }
-
-    fn hand_over(&mut self, stream: StreamId, number: u64) {
         let Some(ours) = self.exchanges.get_mut(&number) else { return };
         let Some(unsent) = ours.unsent.as_mut() else { return };
         let mut out = self.conn.send_stream(stream);
