@@ -124,6 +124,11 @@ fn a_client_that_waits_for_long_asks_few_times_and_an_idle_one_never() {
         sent(&pair) <= before + 1,
         "more than the acknowledgement, though it waits for nothing"
     );
+    // The next request is a packet and no more, however long ago the last one was.
+    let (before, now) = (sent(&pair), now + 1000 * STEP);
+    ask_and_answer(&mut pair, link, now);
+    assert!(replied_after(&mut pair, now, STEP).is_some());
+    assert_eq!(sent(&pair), before + 1);
 }
 
 /// Passes datagrams on between a client and a server; of those to the client some are overtaken by others.

@@ -215,11 +215,12 @@ impl Link {
     /// Takes what the endpoint has received for this link.
     pub fn handle_event(&mut self, now: Instant, event: ConnectionEvent) {
         self.conn.handle_event(event);
-        if self.conn.side() == Side::Client {
-            self.probe.due = None;
-            self.await_reply(now);
-            return;
-        }
+        self.probe.due = None;
+        self.await_reply(now);
+    }
+
+    /// An agent answers a client that waits, which may have lost what it has been sent last.
+    fn answer_ping(&mut self, now: Instant) {
         let pings = self.conn.stats().frame_rx.ping;
         let waits = std::mem::replace(&mut self.probe.seen, pings) != pings;
         if waits && self.probe.replied.is_some_and(|at| now <= at + PROBE_MAX) {
@@ -234,7 +235,7 @@ impl Link {
 
     /// A client that waits for a reply will ping, unless something comes before.
     fn await_reply(&mut self, now: Instant) {
-        if self.probe.due.is_none() && !self.exchanges.is_empty() {
+        if self.probe_at().is_none() && self.conn.side() == Side::Client {
             self.probe.waited = PROBE.max(self.conn.rtt() * PROBE_RTTS);
             self.probe.due = Some(now + self.probe.waited);
         }
@@ -300,9 +301,10 @@ impl Link {
         let reader = MessageReader::reply_to(self.version, control);
         self.set_priority(stream, control.priority());
         self.queued += message.len();
+        // Before it is one of them: an older time is of replies that have come.
+        self.await_reply(now);
         self.exchanges.insert(number, Exchange::new(reader, Some(message), None));
         self.send(stream);
-        self.await_reply(now);
         Ok(ExchangeId::new(self.id, number))
     }
 
@@ -377,6 +379,9 @@ impl Link {
     pub fn pump(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         // The packet which completes the handshake may carry requests too.
         self.confirm(now, events);
+        if self.probe.replied.is_some() {
+            self.answer_ping(now);
+        }
         while let Some(event) = self.conn.poll() {
             match event {
                 QuicEvent::ConnectionLost { reason } => {
