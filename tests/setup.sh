@@ -88,6 +88,7 @@ want_to_test() {
   /usr/bin/python3 -c 'import numpy' >/dev/null 2>&1 || { need+=(python3-numpy); why+=(numpy); }
   want ip iproute2
   want tc iproute2
+  want nft nftables
   want ps procps
   want setpriv util-linux
   want unshare util-linux

@@ -2,12 +2,14 @@
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::app::Program;
+use crate::network::Kind;
 use crate::placement::Wait;
 use crate::shape::Dimension;
 use crate::subject::Under;
@@ -181,6 +183,14 @@ impl Paging {
     }
 }
 
+/// Where the agents are.
+#[derive(Args, Clone, Debug)]
+pub struct Route {
+    /// What lies between gms and its agents: loopback, or veth:MTU or veth:MTU:LOSS%, which loses so many of the agents' packets
+    #[arg(long, value_name = "NETWORK", default_value = "loopback")]
+    pub network: Kind,
+}
+
 /// Memory that faults bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PageSize {
@@ -211,6 +221,9 @@ pub struct FaultOptions {
     /// What is paged.
     #[command(flatten)]
     pub paging: Paging,
+    /// Where the agents are.
+    #[command(flatten)]
+    pub route: Route,
     /// Memory that a fault brings
     #[arg(long, value_enum, default_value = "4k")]
     pub page_size: PageSize,
@@ -243,6 +256,9 @@ pub struct ScanOptions {
     /// What is paged.
     #[command(flatten)]
     pub paging: Paging,
+    /// Where the agents are.
+    #[command(flatten)]
+    pub route: Route,
     /// Pages from one read to the next
     #[arg(long, value_name = "PAGES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
     pub stride: u32,
@@ -257,6 +273,9 @@ pub struct EvictOptions {
     /// What is paged.
     #[command(flatten)]
     pub paging: Paging,
+    /// Where the agents are.
+    #[command(flatten)]
+    pub route: Route,
 }
 
 /// `gms-bench scale`.
@@ -279,6 +298,9 @@ pub struct CostOptions {
     /// What is paged.
     #[command(flatten)]
     pub paging: Paging,
+    /// Where the agents are.
+    #[command(flatten)]
+    pub route: Route,
 }
 
 /// `gms-bench shape`.
@@ -490,6 +512,12 @@ pub struct PeerOptions {
     pub protocol: Protocol,
     /// How to wait
     pub wait: Wait,
+    /// Address to listen at
+    #[arg(long, default_value_t = Ipv4Addr::LOCALHOST)]
+    pub bind: Ipv4Addr,
+    /// Largest IP packet of the network, if it is not loopback
+    #[arg(long)]
+    pub mtu: Option<u16>,
     /// CPU to run on
     #[arg(long)]
     pub cpu: Option<usize>,

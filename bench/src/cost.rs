@@ -15,6 +15,7 @@ use crate::floor::uffd::{Answer, Handler, faults};
 use crate::floor::{self, quic, quinn, udp};
 use crate::gate::{Gate, Gates};
 use crate::memory;
+use crate::network::Network;
 use crate::placement::{Placement, placements};
 use crate::procfs::cpu_us;
 use crate::region::pages;
@@ -87,23 +88,29 @@ impl Sub for Cpu {
 }
 
 /// Measures.
-pub fn run(options: &CostOptions, report: &mut Report) -> Result<(), BenchError> {
+pub fn run(
+    options: &CostOptions,
+    network: &Network,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let jobs = [Job::Fault, Job::Scan, Job::WriteBack];
     let subjects = || jobs.into_iter().flat_map(|job| THREADS.map(|threads| (job, threads)));
     for run in 0..options.effort.runs() {
         floor::zero_fill(&options.effort, report)?;
-        report.run("the floors", |report| floors(&options.effort, report))?;
+        report.run("the floors", |report| floors(network, &options.effort, report))?;
         for (job, threads) in rotated(subjects(), run) {
             let name = format!("{}, threads: {threads}", job.name());
             let seed = u64::from(run) + 1;
-            report.run(&name, |report| measure(options, (job, threads), seed, &name, report))?;
+            report.run(&name, |report| {
+                measure(options, network, (job, threads), seed, &name, report)
+            })?;
         }
     }
     Ok(())
 }
 
 /// The least that the parts cost: on one CPU, where nobody spins.
-fn floors(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
+fn floors(network: &Network, effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
     let keys = Scratch::new()?;
     quic::make_keys(keys.as_ref())?;
     let (blocking, count) = (&placements()?[0], effort.count(FLOORS.0, FLOORS.1));
@@ -112,28 +119,33 @@ fn floors(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
     };
     let faults = faults(blocking, Handler::Thread, Answer::Copy, count)?.cpu_us;
     figure("uffd fault + COPY", faults);
-    figure("UDP 128/4224 B", udp::exchanges(blocking, Protocol::Udp, count)?.cpu_us);
-    figure("QUIC 128/4224 B", quic::exchanges(blocking, keys.as_ref(), count)?.cpu_us);
-    let quinn = quinn::exchanges(blocking, keys.as_ref(), count)?.cpu_us;
+    figure("UDP 128/4224 B", udp::exchanges(network, blocking, Protocol::Udp, count)?.cpu_us);
+    figure("QUIC 128/4224 B", quic::exchanges(network, blocking, keys.as_ref(), count)?.cpu_us);
+    let quinn = quinn::exchanges(network, blocking, keys.as_ref(), count)?.cpu_us;
     figure("QUIC by the quinn crate, 128/4224 B", quinn);
     for bulk in [Bulk::Get, Bulk::Put] {
-        figure(&format!("{}, a page", bulk.name()), bulk_us(effort, blocking, &keys, bulk)?);
+        figure(
+            &format!("{}, a page", bulk.name()),
+            bulk_us(network, effort, blocking, &keys, bulk)?,
+        );
     }
     Ok(())
 }
 
 fn bulk_us(
+    network: &Network,
     effort: &Effort,
     placement: &Placement,
     keys: &Scratch,
     bulk: Bulk,
 ) -> Result<f64, BenchError> {
     let count = effort.count(BULK.0, BULK.1);
-    Ok(bulk::throughput(placement, keys.as_ref(), bulk, count)?.cpu_us)
+    Ok(bulk::throughput(network, placement, keys.as_ref(), bulk, count)?.cpu_us)
 }
 
 fn measure(
     options: &CostOptions,
+    network: &Network,
     (job, threads): (Job, usize),
     seed: u64,
     name: &str,
@@ -142,7 +154,9 @@ fn measure(
     let (local, all) = options.paging.mib(&options.effort, 64);
     let mib = if job == Job::WriteBack { DIRTY_TIMES * all } else { all };
     memory::touch(2 * local + mib)?;
-    let stack = Stack::start(options.paging.programs.dir(), 1, local + mib)?;
+    let _losing = network.losing()?;
+    let programs = options.paging.programs.dir();
+    let stack = Stack::start_over(network, None, programs, 1, local + mib)?;
     let (before, after) = (stack.path("before"), stack.path("after"));
     let closed = (Gate::new(&before)?, Gate::new(&after)?);
     let gates = Gates { before: Some(before), after: Some(after) };

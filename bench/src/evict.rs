@@ -6,6 +6,7 @@ use crate::fault::WARM_UP_TIMES;
 use crate::floor::{self, bulk::Bulk};
 use crate::gate::Gates;
 use crate::memory;
+use crate::network::Network;
 use crate::region::{PAGE, pages};
 use crate::report::{Report, Target};
 use crate::samples::Samples;
@@ -28,15 +29,21 @@ const EVICTED_MIN: f64 = 0.5;
 const WRITTEN_MIN: f64 = 0.5;
 
 /// Measures.
-pub fn run(options: &EvictOptions, report: &mut Report) -> Result<(), BenchError> {
+pub fn run(
+    options: &EvictOptions,
+    network: &Network,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let effort = &options.effort;
     let (local, mib) = options.paging.mib(effort, 64);
     for run in 0..effort.runs() {
         report.run("a run", |report| {
-            let bulk = floor::bulk(effort, Bulk::Put, report)?;
+            let bulk = floor::bulk(network, effort, Bulk::Put, report)?;
             let room = DIRTY_TIMES * mib + local;
             memory::touch(room + local)?;
-            let stack = Stack::start(options.paging.programs.dir(), 1, room)?;
+            let _losing = network.losing()?;
+            let programs = options.paging.programs.dir();
+            let stack = Stack::start_over(network, None, programs, 1, room)?;
             for is_duel in rotated([false, true], run) {
                 if is_duel {
                     let orders = workload::DuelOrders {

@@ -8,6 +8,7 @@ use crate::error::BenchError;
 use crate::floor::udp;
 use crate::floor::uffd::{Answer, Handler, faults};
 use crate::gate::Gates;
+use crate::network::Network;
 use crate::placement::{Wait, placements, two_cpus};
 use crate::region::pages;
 use crate::report::{Report, Target};
@@ -43,17 +44,21 @@ struct Floors {
 }
 
 /// Measures.
-pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError> {
+pub fn run(
+    options: &FaultOptions,
+    network: &Network,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let sizes = match options.page_size {
         PageSize::Small => vec![PageSize::Small],
         PageSize::Large => vec![PageSize::Small, PageSize::Large],
     };
     for run in 0..options.effort.runs() {
         report.run("a run", |report| {
-            let floors = floors(&options.effort, report)?;
+            let floors = floors(network, &options.effort, report)?;
             let (mut small, mut large) = (None, None);
             for size in rotated(sizes.iter().copied(), run) {
-                let p50 = measure(options, size, u64::from(run) + 1, &floors, report)?;
+                let p50 = measure(options, network, size, u64::from(run) + 1, &floors, report)?;
                 *(if size == PageSize::Small { &mut small } else { &mut large }) = Some(p50);
             }
             if let (Some(small), Some(large)) = (small, large) {
@@ -66,7 +71,7 @@ pub fn run(options: &FaultOptions, report: &mut Report) -> Result<(), BenchError
     Ok(())
 }
 
-fn floors(effort: &Effort, report: &mut Report) -> Result<Floors, BenchError> {
+fn floors(network: &Network, effort: &Effort, report: &mut Report) -> Result<Floors, BenchError> {
     let same = placements()?[0];
     let count = effort.count(FLOORS, 300);
     let uffd = faults(&same, Handler::Thread, Answer::Copy, count)?.latency();
@@ -74,7 +79,7 @@ fn floors(effort: &Effort, report: &mut Report) -> Result<Floors, BenchError> {
     report.latency(&row, uffd);
     report.noise(&row);
     let mut exchanges = |placement| {
-        let udp = udp::exchanges(placement, Protocol::Udp, count)?.latency();
+        let udp = udp::exchanges(network, placement, Protocol::Udp, count)?.latency();
         let row = format!("floor: UDP 128/4224 B, {}", placement.name);
         report.latency(&row, udp);
         report.noise(&row);
@@ -88,6 +93,7 @@ fn floors(effort: &Effort, report: &mut Report) -> Result<Floors, BenchError> {
 /// Measures faults of one size: their p50.
 fn measure(
     options: &FaultOptions,
+    network: &Network,
     size: PageSize,
     seed: u64,
     floors: &Floors,
@@ -101,7 +107,9 @@ fn measure(
     let (cpu, agents_cpu) = if pinned { two_cpus()?.unzip() } else { (None, None) };
     memory::touch(local + local + all)?;
     let programs = options.paging.programs.dir();
-    let stack = Stack::start_on(agents_cpu, programs, options.agents as usize, local + all)?;
+    let _losing = network.losing()?;
+    let agents = options.agents as usize;
+    let stack = Stack::start_over(network, agents_cpu, programs, agents, local + all)?;
     let per_thread = effort.count(TOUCHES.0, TOUCHES.1).div_ceil(threads);
     let orders = workload::Orders {
         mib: all as usize,

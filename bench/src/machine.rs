@@ -41,6 +41,8 @@ pub struct Machine {
     pub disk: String,
     /// Compression of the zram devices that the benchmark made; empty if it made none.
     pub zram: String,
+    /// What lies between pager and agents; empty where a command has no choice: loopback.
+    pub network: String,
     /// CPU time that the host gave to others during the benchmark, in percent of all.
     pub steal_percent: Option<f64>,
     /// Why the figures may be worth less.
@@ -80,6 +82,7 @@ impl Machine {
             reclaim: reclaim(),
             disk: String::new(),
             zram: String::new(),
+            network: String::new(),
             steal_percent: None,
             warnings: if load > LOAD_MAX { vec![warning] } else { Vec::new() },
             began: CpuTimes::of(&text("/proc/stat")),
@@ -121,6 +124,9 @@ impl Machine {
         }
         if !self.zram.is_empty() {
             out += &format!(", zram {}", self.zram);
+        }
+        if !self.network.is_empty() {
+            out += &format!(", network {}", self.network);
         }
         if let Some(steal) = self.steal_percent {
             out += &format!(", steal {steal:.1} %");

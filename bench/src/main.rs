@@ -17,6 +17,7 @@ mod idle_cpu;
 mod machine;
 mod memcg;
 mod memory;
+mod network;
 mod page;
 mod peer;
 mod peers;
@@ -47,6 +48,7 @@ use clap::Parser;
 
 use cli::{Cli, Command};
 use error::BenchError;
+use network::{Kind, Network};
 use report::Report;
 
 fn main() -> ExitCode {
@@ -97,11 +99,19 @@ fn measure(cli: &Cli, command: &Command) -> Result<(), BenchError> {
 fn subjects(command: &Command, report: &mut Report) -> Result<(), BenchError> {
     match command {
         Command::Floor(options) => floor::run(options, report),
-        Command::Fault(options) => fault::run(options, report),
-        Command::Scan(options) => scan::run(options, report),
-        Command::Evict(options) => evict::run(options, report),
+        Command::Fault(options) => over(options.route.network, report, |network, report| {
+            fault::run(options, network, report)
+        }),
+        Command::Scan(options) => over(options.route.network, report, |network, report| {
+            scan::run(options, network, report)
+        }),
+        Command::Evict(options) => over(options.route.network, report, |network, report| {
+            evict::run(options, network, report)
+        }),
         Command::Scale(options) => scale::run(options, report),
-        Command::Cost(options) => cost::run(options, report),
+        Command::Cost(options) => over(options.route.network, report, |network, report| {
+            cost::run(options, network, report)
+        }),
         Command::Shape(options) => shape::run(options, report),
         Command::App(options) => app::run(options, report),
         Command::Peers(options) => peers::run(options, report),
@@ -115,4 +125,21 @@ fn subjects(command: &Command, report: &mut Report) -> Result<(), BenchError> {
         | Command::GuestInit
         | Command::Undo => Err(BenchError::Invalid("this makes no report".into())),
     }
+}
+
+/// Measures over a network of this kind.
+fn over(
+    kind: Kind,
+    report: &mut Report,
+    measure: impl FnOnce(&Network, &mut Report) -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let network = Network::set_up(kind)?;
+    report.machine.network = kind.to_string();
+    measure(&network, report)?;
+    network.report(report)?;
+    if kind != Kind::Loopback {
+        // Targets were set for loopback.
+        report.figures.iter_mut().for_each(|figure| figure.target = None);
+    }
+    Ok(())
 }

@@ -12,6 +12,7 @@ use nix::sys::signal::Signal;
 use crate::cli::{PeerOptions, Protocol};
 use crate::error::{BenchError, Trying};
 use crate::floor::{quic, quinn};
+use crate::network::Network;
 use crate::placement::{Pinned, Placement, Wait};
 
 /// Bytes of a request.
@@ -73,8 +74,9 @@ impl Peer {
         self.process.0.id()
     }
 
-    /// Starts the peer of `placement` and waits until it listens. `keys`: of QUIC.
+    /// Starts the peer of `placement` at the far end of `network` and waits until it listens. `keys`: of QUIC.
     pub fn start(
+        network: &Network,
         protocol: Protocol,
         placement: &Placement,
         keys: Option<&Path>,
@@ -87,6 +89,11 @@ impl Peer {
         if let Some(keys) = keys {
             command.arg("--keys").arg(keys);
         }
+        command.args(["--bind", &network.far().to_string()]);
+        if let Some(mtu) = network.mtu() {
+            command.args(["--mtu", &mtu.to_string()]);
+        }
+        network.place(&mut command)?;
         let mut process = Process::start(&mut command)?;
         let mut line = String::new();
         if let Some(stdout) = process.0.stdout.take() {
@@ -103,19 +110,18 @@ impl Peer {
 pub fn serve(options: &PeerOptions) -> Result<(), BenchError> {
     let _pinned = Pinned::to(options.cpu)?;
     match (options.protocol, &options.keys) {
-        (Protocol::Udp | Protocol::Udp8k, _) => {
-            serve_udp(options.wait, options.protocol.reply_len())
-        }
-        (Protocol::Quic, Some(keys)) => quic::serve(options.wait, keys),
-        (Protocol::Quinn, Some(keys)) => quinn::serve(keys),
+        (Protocol::Udp | Protocol::Udp8k, _) => serve_udp(options, options.protocol.reply_len()),
+        (Protocol::Quic, Some(keys)) => quic::serve(options.bind, options.wait, keys),
+        (Protocol::Quinn, Some(keys)) => quinn::serve(options.bind, options.mtu, keys),
         (Protocol::Quic | Protocol::Quinn, None) => {
             Err(BenchError::Invalid("this protocol needs --keys".into()))
         }
     }
 }
 
-fn serve_udp(wait: Wait, reply_len: usize) -> Result<(), BenchError> {
-    let socket = UdpSocket::bind("127.0.0.1:0").trying("cannot bind a UDP socket")?;
+fn serve_udp(options: &PeerOptions, reply_len: usize) -> Result<(), BenchError> {
+    let wait = options.wait;
+    let socket = UdpSocket::bind((options.bind, 0)).trying("cannot bind a UDP socket")?;
     println!("{}", socket.local_addr().trying("no local address")?);
     let (mut request, reply) = ([0; REQUEST_LEN], vec![7; reply_len]);
     let (_, requester) = socket.recv_from(&mut request).trying("cannot receive")?;

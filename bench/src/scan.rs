@@ -8,6 +8,7 @@ use crate::error::BenchError;
 use crate::floor::{self, bulk::Bulk};
 use crate::gate::Gates;
 use crate::memory;
+use crate::network::Network;
 use crate::region::PAGE;
 use crate::report::{Report, Target};
 use crate::stack::Stack;
@@ -23,10 +24,14 @@ const OF_SHUFFLED_MIN: f64 = 5.0;
 const ABSENT_PERCENT_MIN: f64 = 50.0;
 
 /// Measures.
-pub fn run(options: &ScanOptions, report: &mut Report) -> Result<(), BenchError> {
+pub fn run(
+    options: &ScanOptions,
+    network: &Network,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let (local, mib) = options.paging.mib(&options.effort, 64);
     for run in 0..options.effort.runs() {
-        report.run("a run", |report| once(options, (local, mib), run, report))?;
+        report.run("a run", |report| once(options, network, (local, mib), run, report))?;
     }
     Ok(())
 }
@@ -34,13 +39,16 @@ pub fn run(options: &ScanOptions, report: &mut Report) -> Result<(), BenchError>
 /// Both scans once.
 fn once(
     options: &ScanOptions,
+    network: &Network,
     (local, mib): (u32, u32),
     run: u32,
     report: &mut Report,
 ) -> Result<(), BenchError> {
-    let bulk = floor::bulk(&options.effort, Bulk::Get, report)?;
+    let bulk = floor::bulk(network, &options.effort, Bulk::Get, report)?;
     memory::touch(local + local + mib)?;
-    let stack = Stack::start(options.paging.programs.dir(), 1, local + mib)?;
+    let _losing = network.losing()?;
+    let programs = options.paging.programs.dir();
+    let stack = Stack::start_over(network, None, programs, 1, local + mib)?;
     let stride = options.stride as usize;
     let (mut in_order, mut random) = (0.0, 0.0);
     for shuffled in rotated([false, true], run) {

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::cli::PageSize;
 use crate::error::{BenchError, Trying};
 use crate::floor::quic::make_keys;
+use crate::network::Network;
 use crate::peer::Process;
 use crate::placement::Pinned;
 use crate::procfs;
@@ -77,6 +78,7 @@ pub fn check_remote(stats: &Stats, counted: u64, local_max: f64) -> Result<(), B
 impl Agent {
     /// `cpu`: where it stays; `None`: where the scheduler likes.
     fn start(
+        network: &Network,
         program: &Path,
         keys: &Path,
         export_mib: u32,
@@ -84,13 +86,11 @@ impl Agent {
     ) -> Result<Agent, BenchError> {
         // What is started inherits it.
         let _pinned = Pinned::to(cpu)?;
-        let mut process = Process::start(
-            Command::new(program)
-                .args(["--listen", "127.0.0.1:0", "--export", &format!("{export_mib}M"), "--keys"])
-                .arg(keys)
-                .env("NO_COLOR", "1")
-                .stderr(Stdio::piped()),
-        )?;
+        let (listen, export) = (format!("{}:0", network.far()), format!("{export_mib}M"));
+        let mut command = Command::new(program);
+        command.args(["--listen", &listen, "--export", &export, "--keys"]).arg(keys);
+        network.place(command.env("NO_COLOR", "1").stderr(Stdio::piped()))?;
+        let mut process = Process::start(&mut command)?;
         let mut log = process.0.stderr.take().map(BufReader::new);
         let addr = log.as_mut().and_then(|log| {
             let lines = log.lines().take(LOG_LINES_MAX).map_while(Result::ok);
@@ -109,11 +109,12 @@ impl Stack {
         agents: usize,
         export_mib: u32,
     ) -> Result<Stack, BenchError> {
-        Stack::start_on(None, programs, agents, export_mib)
+        Stack::start_over(&Network::LOOPBACK, None, programs, agents, export_mib)
     }
 
-    /// As [`Stack::start`], with the agents on `cpu` if one is named.
-    pub fn start_on(
+    /// As [`Stack::start`], with the agents at the far end of `network`, and on `cpu` if one is named.
+    pub fn start_over(
+        network: &Network,
         cpu: Option<usize>,
         programs: Option<&Path>,
         agents: usize,
@@ -124,7 +125,7 @@ impl Stack {
         make_keys(&keys)?;
         let agent = program(programs, "gms-agent")?;
         let agents = (0..agents)
-            .map(|_| Agent::start(&agent, &keys, export_mib, cpu))
+            .map(|_| Agent::start(network, &agent, &keys, export_mib, cpu))
             .collect::<Result<_, _>>()?;
         let gms = program(programs, "gms")?;
         Ok(Stack { gms, scratch, agents, sessions: Cell::new(0) })

@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Trying};
+use crate::network;
 
 /// How long a step is tried again while the kernel says that something is busy: processes end, udev closes a device.
 const BUSY: Duration = Duration::from_secs(10);
@@ -30,6 +31,8 @@ pub enum Step {
     RemoveDir(PathBuf),
     /// The file gets this content.
     Write(PathBuf, String),
+    /// What the benchmark of this process set up for `--network` goes.
+    RemoveNetwork(u32),
 }
 
 impl Step {
@@ -39,6 +42,7 @@ impl Step {
             Step::RemoveFile(path) => fs::remove_file(path),
             Step::RemoveDir(path) => fs::remove_dir(path),
             Step::Write(path, text) => fs::write(path, text),
+            Step::RemoveNetwork(process) => network::remove(*process),
         }
     }
 }

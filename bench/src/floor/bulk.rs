@@ -8,6 +8,7 @@ use gms_transport::{Control, Event, Transport};
 
 use super::quic::{Requester, failed, unexpected};
 use crate::error::{BenchError, Trying};
+use crate::network::Network;
 use crate::placement::{Pinned, Placement};
 use crate::procfs::Meter;
 
@@ -69,12 +70,13 @@ pub struct Throughput {
 
 /// Of `count` exchanges, after a tenth as many to warm up.
 pub fn throughput(
+    network: &Network,
     placement: &Placement,
     keys: &Path,
     bulk: Bulk,
     count: usize,
 ) -> Result<Throughput, BenchError> {
-    let (mut end, peer) = Requester::start(placement, keys)?;
+    let (mut end, peer) = Requester::start(network, placement, keys)?;
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
     let pages = Pages::new();
     let warm_up = count / 10;

@@ -11,6 +11,7 @@ mod wake;
 
 use crate::cli::{Effort, Protocol};
 use crate::error::BenchError;
+use crate::network::Network;
 use crate::placement::{Placement, Wait, placements};
 use crate::report::Report;
 use crate::scratch::Scratch;
@@ -32,7 +33,7 @@ const BULK_TRIES: usize = 3;
 
 /// Measures everything.
 pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
-    let count = effort.count(COUNT, COUNT_QUICK);
+    let (count, here) = (effort.count(COUNT, COUNT_QUICK), &Network::LOOPBACK);
     let keys = Scratch::new()?;
     quic::make_keys(keys.as_ref())?;
     for run in 0..effort.runs() {
@@ -43,23 +44,27 @@ pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
             for (protocol, lengths) in [(Protocol::Udp, "128/4224"), (Protocol::Udp8k, "128/8320")]
             {
                 let name = format!("UDP {lengths} B, {}", placement.name);
-                report.latency(&name, udp::exchanges(&placement, protocol, count)?.latency());
+                report.latency(&name, udp::exchanges(here, &placement, protocol, count)?.latency());
             }
         }
         for placement in rotated(placements()?, run) {
             let name = format!("QUIC 128/4224 B, {}", placement.name);
-            report.latency(&name, quic::exchanges(&placement, keys.as_ref(), count)?.latency());
+            report
+                .latency(&name, quic::exchanges(here, &placement, keys.as_ref(), count)?.latency());
         }
         // Its runtime always blocks.
         let blocking = placements()?.into_iter().filter(|placement| placement.wait == Wait::Block);
         for placement in rotated(blocking, run) {
             let name = format!("QUIC by the quinn crate, 128/4224 B, {}", placement.name);
-            report.latency(&name, quinn::exchanges(&placement, keys.as_ref(), count)?.latency());
+            report.latency(
+                &name,
+                quinn::exchanges(here, &placement, keys.as_ref(), count)?.latency(),
+            );
         }
         for placement in rotated(placements()?, run) {
             for bulk in [Bulk::Get, Bulk::Put] {
                 let count = effort.count(BULK.0, BULK.1);
-                let rate = bulk::throughput(&placement, keys.as_ref(), bulk, count)?.rate;
+                let rate = bulk::throughput(here, &placement, keys.as_ref(), bulk, count)?.rate;
                 report.figure(&format!("{}, {}", bulk.name(), placement.name), "MB/s", rate);
             }
         }
@@ -106,15 +111,20 @@ fn cpu(count: usize, report: &mut Report) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// What the transport moves at best where the scheduler likes, as it may with gms: the denominator of the throughputs. Of a few
+/// What the transport moves over `network` at best where the scheduler likes, as it may with gms: the denominator of the throughputs. Of a few
 /// tries the best, since each is short. Adds the row and returns it.
-pub fn bulk(effort: &Effort, bulk: Bulk, report: &mut Report) -> Result<f64, BenchError> {
+pub fn bulk(
+    network: &Network,
+    effort: &Effort,
+    bulk: Bulk,
+    report: &mut Report,
+) -> Result<f64, BenchError> {
     let keys = Scratch::new()?;
     quic::make_keys(keys.as_ref())?;
     let count = effort.count(BULK.0, BULK.1);
     let mut rate = 0f64;
     for _ in 0..BULK_TRIES {
-        let tried = bulk::throughput(&Placement::ANYWHERE, keys.as_ref(), bulk, count)?;
+        let tried = bulk::throughput(network, &Placement::ANYWHERE, keys.as_ref(), bulk, count)?;
         rate = rate.max(tried.rate);
     }
     report.figure(&format!("floor: {}", bulk.name()), "MB/s", rate);

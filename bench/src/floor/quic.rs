@@ -1,7 +1,7 @@
 //! The same exchange over gms-transport: encrypted, a stream for each exchange, and nothing behind it.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use nix::sys::time::TimeSpec;
 use super::bulk::Pages;
 use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
+use crate::network::Network;
 use crate::peer::Peer;
 use crate::placement::{Pinned, Placement, Wait};
 use crate::procfs::Meter;
@@ -29,8 +30,13 @@ pub fn make_keys(dir: &Path) -> Result<(), BenchError> {
 }
 
 /// `count` exchanges, and a tenth as many before them to warm up.
-pub fn exchanges(placement: &Placement, keys: &Path, count: usize) -> Result<Samples, BenchError> {
-    let (mut end, peer) = Requester::start(placement, keys)?;
+pub fn exchanges(
+    network: &Network,
+    placement: &Placement,
+    keys: &Path,
+    count: usize,
+) -> Result<Samples, BenchError> {
+    let (mut end, peer) = Requester::start(network, placement, keys)?;
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
     let mut samples = Samples::new();
     let warm_up = count / 10;
@@ -66,10 +72,14 @@ pub struct Requester {
 
 impl Requester {
     /// Starts a peer and connects to it.
-    pub fn start(placement: &Placement, keys: &Path) -> Result<(Requester, Peer), BenchError> {
-        let peer = Peer::start(Protocol::Quic, placement, Some(keys))?;
+    pub fn start(
+        network: &Network,
+        placement: &Placement,
+        keys: &Path,
+    ) -> Result<(Requester, Peer), BenchError> {
+        let peer = Peer::start(network, Protocol::Quic, placement, Some(keys))?;
         let identity = keys::load(keys, Role::Client).map_err(bad_keys)?;
-        let mut quic = Quic::client(any_port(), &identity).map_err(failed)?;
+        let mut quic = Quic::client((network.near(), 0).into(), &identity).map_err(failed)?;
         let start = Instant::now();
         let link = quic.connect(start, peer.addr).map_err(failed)?;
         let mut end = Requester { quic, link, wait: placement.wait, page: [0; PAGE_LEN] };
@@ -120,9 +130,9 @@ impl Requester {
 }
 
 /// Replies to every request with the pages it asks for, until it is killed.
-pub fn serve(wait: Wait, keys: &Path) -> Result<(), BenchError> {
+pub fn serve(bind: Ipv4Addr, wait: Wait, keys: &Path) -> Result<(), BenchError> {
     let identity = keys::load(keys, Role::Node).map_err(bad_keys)?;
-    let mut quic = Quic::server(any_port(), &identity).map_err(failed)?;
+    let mut quic = Quic::server((bind, 0).into(), &identity).map_err(failed)?;
     println!("{}", quic.local_addr());
     let (descriptors, pages) = ([0; PAGES_MAX * PageDescriptor::LEN], Pages::new());
     let mut asked: HashMap<ExchangeId, Control> = HashMap::new();
@@ -166,10 +176,6 @@ fn pause(quic: &Quic, wait: Wait, now: Instant) -> Result<(), BenchError> {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(error) => Err(error).trying("cannot wait"),
     }
-}
-
-fn any_port() -> SocketAddr {
-    ([127, 0, 0, 1], 0).into()
 }
 
 /// An error of the transport.

@@ -1,7 +1,7 @@
 //! The same exchange by the `quinn` crate on its asynchronous runtime, which blocks when there is nothing to do: what gms would have
 //! if it did not drive quinn-proto in loops of its own. Keys, cipher and packet sizes are those of gms-transport.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,10 @@ use gms_transport::keys::NODE_NAME;
 use gms_transport::quic::limits::{INITIAL_WINDOW, MTU_LOOPBACK, MTU_MAX};
 use quinn::congestion::CubicConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig};
+use quinn::{
+    ClientConfig, Endpoint, EndpointConfig, MtuDiscoveryConfig, ServerConfig, TokioRuntime,
+    TransportConfig,
+};
 use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
@@ -22,6 +25,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
+use crate::network::Network;
 use crate::peer::{Peer, REQUEST_LEN};
 use crate::placement::{Pinned, Placement};
 use crate::procfs::Meter;
@@ -29,17 +33,29 @@ use crate::samples::Samples;
 
 /// Of the application protocol.
 const NAME: &[u8] = b"gms-bench";
+/// Bytes of the headers of IPv4 and UDP.
+const IP_AND_UDP: u16 = 28;
 
 /// `count` exchanges, and a tenth as many before them to warm up.
-pub fn exchanges(placement: &Placement, keys: &Path, count: usize) -> Result<Samples, BenchError> {
-    let peer = Peer::start(Protocol::Quinn, placement, Some(keys))?;
+pub fn exchanges(
+    network: &Network,
+    placement: &Placement,
+    keys: &Path,
+    count: usize,
+) -> Result<Samples, BenchError> {
+    let peer = Peer::start(network, Protocol::Quinn, placement, Some(keys))?;
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
-    runtime()?.block_on(request(&peer, keys, count))
+    runtime()?.block_on(request(network, &peer, keys, count))
 }
 
-async fn request(peer: &Peer, keys: &Path, count: usize) -> Result<Samples, BenchError> {
-    let endpoint = endpoint(None)?;
-    let connecting = endpoint.connect_with(client(keys)?, peer.addr, NODE_NAME);
+async fn request(
+    network: &Network,
+    peer: &Peer,
+    keys: &Path,
+    count: usize,
+) -> Result<Samples, BenchError> {
+    let endpoint = endpoint(network.near(), None)?;
+    let connecting = endpoint.connect_with(client(network.mtu(), keys)?, peer.addr, NODE_NAME);
     let connection = connecting.map_err(failed)?.await.map_err(failed)?;
     let (request, mut reply) = ([3; REQUEST_LEN], vec![0; Protocol::Quinn.reply_len()]);
     let mut samples = Samples::new();
@@ -69,9 +85,9 @@ async fn request(peer: &Peer, keys: &Path, count: usize) -> Result<Samples, Benc
 }
 
 /// Replies to every request, until it is killed.
-pub fn serve(keys: &Path) -> Result<(), BenchError> {
+pub fn serve(bind: Ipv4Addr, mtu: Option<u16>, keys: &Path) -> Result<(), BenchError> {
     runtime()?.block_on(async {
-        let endpoint = endpoint(Some(server(keys)?))?;
+        let endpoint = endpoint(bind, Some(server(mtu, keys)?))?;
         println!("{}", endpoint.local_addr().trying("no local address")?);
         let incoming = endpoint.accept().await.ok_or_else(|| failed("no requester"))?;
         let connection = incoming.await.map_err(failed)?;
@@ -90,23 +106,29 @@ fn runtime() -> Result<Runtime, BenchError> {
     Builder::new_current_thread().enable_all().build().trying("no runtime")
 }
 
-fn endpoint(server: Option<ServerConfig>) -> Result<Endpoint, BenchError> {
-    let socket = std::net::UdpSocket::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+fn endpoint(bind: Ipv4Addr, server: Option<ServerConfig>) -> Result<Endpoint, BenchError> {
+    let socket = std::net::UdpSocket::bind((bind, 0));
     let mut config = EndpointConfig::default();
     config.max_udp_payload_size(MTU_MAX).map_err(failed)?;
     let socket = socket.trying("cannot bind a UDP socket")?;
     Endpoint::new(config, server, socket, Arc::new(TokioRuntime)).trying("no endpoint")
 }
 
-fn transport() -> Arc<TransportConfig> {
+/// `mtu`: of the path, if it is not loopback.
+fn transport(mtu: Option<u16>) -> Arc<TransportConfig> {
     // Its usual window is smaller than one such packet: nothing would ever be sent.
     let mut cubic = CubicConfig::default();
     cubic.initial_window(INITIAL_WINDOW);
     let mut config = TransportConfig::default();
-    config
-        .initial_mtu(MTU_LOOPBACK)
-        .mtu_discovery_config(None)
-        .congestion_controller_factory(Arc::new(cubic));
+    config.congestion_controller_factory(Arc::new(cubic));
+    match mtu {
+        None => config.initial_mtu(MTU_LOOPBACK).mtu_discovery_config(None),
+        Some(mtu) => {
+            let mut discovery = MtuDiscoveryConfig::default();
+            discovery.upper_bound(mtu - IP_AND_UDP);
+            config.mtu_discovery_config(Some(discovery))
+        }
+    };
     Arc::new(config)
 }
 
@@ -132,7 +154,7 @@ fn load(keys: &Path, role: &str) -> Result<Proof, BenchError> {
     Ok((Arc::new(roots), vec![own], key))
 }
 
-fn client(keys: &Path) -> Result<ClientConfig, BenchError> {
+fn client(mtu: Option<u16>, keys: &Path) -> Result<ClientConfig, BenchError> {
     let (roots, certificate, key) = load(keys, "client")?;
     let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
     let mut tls = rustls::ClientConfig::builder_with_provider(provider())
@@ -144,11 +166,11 @@ fn client(keys: &Path) -> Result<ClientConfig, BenchError> {
     tls.alpn_protocols = vec![NAME.to_vec()];
     let tls: QuicClientConfig = tls.try_into().map_err(failed)?;
     let mut config = ClientConfig::new(Arc::new(tls));
-    config.transport_config(transport());
+    config.transport_config(transport(mtu));
     Ok(config)
 }
 
-fn server(keys: &Path) -> Result<ServerConfig, BenchError> {
+fn server(mtu: Option<u16>, keys: &Path) -> Result<ServerConfig, BenchError> {
     let (roots, certificate, key) = load(keys, "node")?;
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
@@ -160,7 +182,7 @@ fn server(keys: &Path) -> Result<ServerConfig, BenchError> {
     tls.alpn_protocols = vec![NAME.to_vec()];
     let tls: QuicServerConfig = tls.try_into().map_err(failed)?;
     let mut config = ServerConfig::with_crypto(Arc::new(tls));
-    config.transport_config(transport());
+    config.transport_config(transport(mtu));
     Ok(config)
 }
 
@@ -183,11 +205,11 @@ mod tests {
         let run = |client_of: &Scratch| {
             let runtime = runtime().expect("a runtime");
             runtime.block_on(async {
-                let server = server(keys.as_ref()).expect("a configuration");
-                let server = endpoint(Some(server)).expect("an endpoint");
-                let client = client(client_of.as_ref()).expect("a configuration");
+                let server = server(None, keys.as_ref()).expect("a configuration");
+                let server = endpoint(Ipv4Addr::LOCALHOST, Some(server)).expect("an endpoint");
+                let client = client(None, client_of.as_ref()).expect("a configuration");
                 let addr = server.local_addr().expect("an address");
-                let endpoint = endpoint(None).expect("an endpoint");
+                let endpoint = endpoint(Ipv4Addr::LOCALHOST, None).expect("an endpoint");
                 let connecting = endpoint.connect_with(client, addr, NODE_NAME).expect("one");
                 let accepted = async { server.accept().await.expect("one").await.is_ok() };
                 let (connected, accepted) = tokio::join!(connecting, accepted);

@@ -1,4 +1,4 @@
-//! Bare datagrams between two processes on loopback: a request of 128 bytes, a reply of 128 bytes and a page of 4 or 8
+//! Bare datagrams between two processes: a request of 128 bytes, a reply of 128 bytes and a page of 4 or 8
 //! KiB.
 
 use std::net::UdpSocket;
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
+use crate::network::Network;
 use crate::peer::{Peer, REQUEST_LEN, receive};
 use crate::placement::{Pinned, Placement, Wait};
 use crate::procfs::Meter;
@@ -16,13 +17,14 @@ const LOST: Duration = Duration::from_secs(5);
 
 /// `count` exchanges, and a tenth as many before them to warm up.
 pub fn exchanges(
+    network: &Network,
     placement: &Placement,
     protocol: Protocol,
     count: usize,
 ) -> Result<Samples, BenchError> {
-    let peer = Peer::start(protocol, placement, None)?;
+    let peer = Peer::start(network, protocol, placement, None)?;
     let _pinned = Pinned::to(placement.cpus.map(|cpus| cpus.0))?;
-    let socket = UdpSocket::bind("127.0.0.1:0").trying("cannot bind a UDP socket")?;
+    let socket = UdpSocket::bind((network.near(), 0)).trying("cannot bind a UDP socket")?;
     socket.connect(peer.addr).trying("cannot connect")?;
     socket.set_read_timeout(Some(LOST)).trying("cannot set a deadline")?;
     socket.set_nonblocking(placement.wait != Wait::Block).trying("cannot set the mode")?;

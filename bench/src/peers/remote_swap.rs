@@ -11,6 +11,7 @@ use crate::cli::{Protocol, RemoteSwapOptions};
 use crate::error::{BenchError, Trying};
 use crate::floor::uffd::{self, Answer, Handler};
 use crate::floor::{cpu, quic, udp};
+use crate::network::Network;
 use crate::page::GUEST;
 use crate::peer::Process;
 use crate::placement::placements;
@@ -59,8 +60,8 @@ fn floors(count: usize, report: &mut Report) -> Result<(), BenchError> {
         report.latency(&format!("{GUEST}floor: {name}, {}", same.name), samples.latency());
     };
     row("uffd fault + COPY", uffd::faults(&same, Handler::Thread, Answer::Copy, count)?);
-    row("UDP 128/4224 B", udp::exchanges(&same, Protocol::Udp, count)?);
-    row("QUIC 128/4224 B", quic::exchanges(&same, keys.as_ref(), count)?);
+    row("UDP 128/4224 B", udp::exchanges(&Network::LOOPBACK, &same, Protocol::Udp, count)?);
+    row("QUIC 128/4224 B", quic::exchanges(&Network::LOOPBACK, &same, keys.as_ref(), count)?);
     let (seals, _) = cpu::aead(count)?;
     report.latency(&format!("{GUEST}AES-128-GCM, seal 4 KiB"), seals.latency());
     Ok(())

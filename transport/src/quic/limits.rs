@@ -37,6 +37,8 @@ pub const RECEIVED_AHEAD_MAX: u64 = 714 << 20;
 pub const STREAM_WINDOW: u32 = (CONTROL_LEN + PAYLOAD_MAX) as u32;
 /// What a link may send before the first acknowledgement, in bytes: a LAN's path is short.
 pub const INITIAL_WINDOW: u64 = 512 << 10;
+/// What a link may have under way whatever was lost, in bytes: what 10 Gb/s carry in 50 us.
+pub const WINDOW_MIN: u64 = 64 << 10;
 /// Socket buffers asked for, in bytes (granted in full to root only).
 pub const SOCKET_BUFFER: usize = 8 << 20;
 
@@ -62,6 +64,17 @@ pub const INITIAL_RTT: Duration = Duration::from_millis(20);
 pub const ACK_DELAY: Duration = Duration::from_millis(5);
 /// Packets that may come before an acknowledgement is due at once: in an exchange the next message carries it.
 pub const ACK_THRESHOLD: u32 = 10;
+/// A packet that comes this many after the one that was expected is acknowledged at once, so that the sender learns of the gap.
+pub const ACK_GAP: u32 = 1;
+/// A packet is lost if it was not acknowledged, but one sent this many packets later. Networks that spread packets over
+/// several paths or queues let some overtake others; what was sent 1 ms before an acknowledged one is lost in any case.
+pub const REORDERED_MAX: u32 = 16;
+/// A client to which nothing has come for this long, though it waits for a reply, pings the agent, which shows what was lost.
+pub const PROBE: Duration = Duration::from_micros(500);
+/// The same in round trips, where they are long.
+pub const PROBE_RTTS: u32 = 2;
+/// Each further ping of one reply takes twice as long; after this QUIC's own probes do as well.
+pub const PROBE_MAX: Duration = Duration::from_millis(8);
 /// After a path proved to carry less than thought, larger packets are tried again so soon.
 pub const MTU_RETRY: Duration = Duration::from_secs(2);
 /// A socket which took no more bytes is tried again after this.
@@ -97,6 +110,8 @@ const _: () = {
 };
 const _: () =
     assert!(KEEP_ALIVE.as_millis() * 3 <= IDLE.as_millis(), "two lost pings are no lost link");
+const _: () = assert!(WINDOW_MIN < INITIAL_WINDOW && INITIAL_WINDOW < SEND_WINDOW_MIN);
+const _: () = assert!(REORDERED_MAX > 3 && PROBE.as_micros() < ACK_DELAY.as_micros());
 const _: () = assert!(QUEUE_MAX >= 2 * (CONTROL_LEN + PAYLOAD_MAX));
 const _: () = assert!(RETRY_MARK < HANDSHAKES_MAX / 2 && SEND_WINDOW_MIN < SEND_WINDOW);
 const _: () = assert!(SEND_WINDOW_MIN as usize / 2 >= PAYLOAD_MAX / 2);

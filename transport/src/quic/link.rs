@@ -4,16 +4,19 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 use std::slice;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use quinn_proto::{
-    Connection, Dir, Event as QuicEvent, ReadError, Side, StreamEvent, StreamId, VarInt, WriteError,
+    Connection, ConnectionEvent, Dir, Event as QuicEvent, ReadError, Side, StreamEvent, StreamId,
+    VarInt, WriteError,
 };
 use zerocopy::IntoBytes;
 
 use super::admission::Source;
-use super::limits::{CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, QUEUE_MAX, SEND_WINDOW};
+use super::limits::{
+    CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX, SEND_WINDOW,
+};
 use super::{close, tls};
 use crate::keys::bearer::Bearer;
 use crate::message::{DecodeError, PAYLOAD_MAX, Priority, Version, v1};
@@ -59,6 +62,7 @@ pub struct Link {
     held: VecDeque<StreamId>,
     /// When requests without a whole control message are looked for next.
     heads_at: Option<Instant>,
+    probe: Probe,
     /// When its timers want to be looked at.
     pub timeout: Option<Instant>,
     /// Whether the endpoint has noted that there may be something to transmit.
@@ -75,6 +79,21 @@ pub struct Link {
     pub ids_given: u32,
     /// Why an accepted link was never up: of that the owner is not told.
     pub failure: Option<CloseReason>,
+}
+
+/// Finds that the last packets of a message were lost, sooner than QUIC does: that waits for the longest time that an
+/// acknowledgement may be held back, and some round trips. A packet that comes after lost ones is acknowledged at once, so
+/// a client that waits for a reply sends one, and an agent answers it by another.
+#[derive(Default)]
+struct Probe {
+    /// Of a client that waits for replies: when it pings.
+    due: Option<Instant>,
+    /// How long it has waited in vain.
+    waited: Duration,
+    /// Of an agent: pings that have come.
+    seen: u64,
+    /// Of an agent: when it has replied last.
+    replied: Option<Instant>,
 }
 
 /// One exchange, from its first byte until both messages have gone over to QUIC.
@@ -113,6 +132,7 @@ impl Link {
             receive,
             held: VecDeque::new(),
             heads_at: None,
+            probe: Probe::default(),
             timeout: Some(now),
             marked: false,
             precedes_keys: false,
@@ -189,6 +209,40 @@ impl Link {
         if self.heads_at.is_some_and(|at| at <= now) {
             self.expire_heads(now);
         }
+        if self.probe_at().is_some_and(|due| due <= now) {
+            self.conn.ping();
+            self.probe.waited *= 2;
+            self.probe.due = (self.probe.waited <= PROBE_MAX).then_some(now + self.probe.waited);
+        }
+    }
+
+    /// Takes what the endpoint has received for this link.
+    pub fn handle_event(&mut self, now: Instant, event: ConnectionEvent) {
+        self.conn.handle_event(event);
+        self.probe.due = None;
+        self.await_reply(now);
+    }
+
+    /// An agent answers a client that waits, which may have lost what it has been sent last.
+    fn answer_ping(&mut self, now: Instant) {
+        let pings = self.conn.stats().frame_rx.ping;
+        let waits = std::mem::replace(&mut self.probe.seen, pings) != pings;
+        if waits && self.probe.replied.is_some_and(|at| now <= at + PROBE_MAX) {
+            self.conn.ping();
+        }
+    }
+
+    /// When it pings, if it still waits for a reply.
+    fn probe_at(&self) -> Option<Instant> {
+        self.probe.due.filter(|_| !self.exchanges.is_empty())
+    }
+
+    /// A client that waits for a reply will ping, unless something comes before.
+    fn await_reply(&mut self, now: Instant) {
+        if self.probe_at().is_none() && self.conn.side() == Side::Client {
+            self.probe.waited = PROBE.max(self.conn.rtt() * PROBE_RTTS);
+            self.probe.due = Some(now + self.probe.waited);
+        }
     }
 
     /// It has ended: it will be forgotten.
@@ -225,13 +279,17 @@ impl Link {
             State::Open => None,
             State::Closed => self.gone_at,
         };
-        let next = [own, self.heads_at, self.conn.poll_timeout()].into_iter().flatten().min();
+        let next = [own, self.heads_at, self.probe_at(), self.conn.poll_timeout()]
+            .into_iter()
+            .flatten()
+            .min();
         (std::mem::replace(&mut self.timeout, next), next)
     }
 
     /// Opens an exchange by a request.
     pub fn request(
         &mut self,
+        now: Instant,
         control: &Control,
         payload: &[&[u8]],
     ) -> Result<ExchangeId, TransportError> {
@@ -247,6 +305,8 @@ impl Link {
         let reader = MessageReader::reply_to(self.version, control);
         self.set_priority(stream, control.priority());
         self.queued += message.len();
+        // Before it is one of them: an older time is of replies that have come.
+        self.await_reply(now);
         self.exchanges.insert(number, Exchange::new(reader, Some(message), None));
         self.send(stream);
         Ok(ExchangeId::new(self.id, number))
@@ -255,6 +315,7 @@ impl Link {
     /// Ends an exchange by a reply.
     pub fn reply(
         &mut self,
+        now: Instant,
         exchange: ExchangeId,
         control: &Control,
         payload: &[&[u8]],
@@ -275,6 +336,7 @@ impl Link {
         }
         self.queued += message.len();
         ours.unsent = Some(message);
+        self.probe.replied = Some(now);
         self.set_priority(stream, control.priority());
         self.send(stream);
         Ok(())
@@ -324,6 +386,9 @@ impl Link {
     pub fn pump(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         // The packet which completes the handshake may carry requests too.
         self.confirm(now, events);
+        if self.probe.replied.is_some() {
+            self.answer_ping(now);
+        }
         while let Some(event) = self.conn.poll() {
             match event {
                 QuicEvent::ConnectionLost { reason } => {
@@ -520,7 +585,7 @@ impl Link {
             let exchange = ExchangeId::new(link, number);
             events.push_back(Event::Aborted { exchange, reason: AbortReason::LinkClosed });
         }
-        (self.queued, self.promised, self.heads_at) = (0, 0, None);
+        (self.queued, self.promised, self.heads_at, self.probe.due) = (0, 0, None, None);
         self.held.clear();
         match (was, self.conn.side()) {
             (State::Closed, _) => {}

@@ -6,10 +6,13 @@
 
 mod admission;
 mod close;
+mod congestion;
 mod crowd;
 mod failures;
 #[cfg(test)]
 mod hostile_tests;
+#[cfg(test)]
+mod lan_tests;
 pub mod limits;
 mod link;
 mod socket;
@@ -25,7 +28,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use quinn_proto::congestion::CubicConfig;
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint,
     EndpointConfig, EndpointEvent, HashedConnectionIdGenerator, Incoming, MtuDiscoveryConfig,
@@ -237,9 +239,8 @@ impl Quic {
         discovery.upper_bound(mtu).black_hole_cooldown(limits::MTU_RETRY);
         let mut acks = AckFrequencyConfig::default();
         acks.ack_eliciting_threshold(limits::ACK_THRESHOLD.into())
-            .max_ack_delay(Some(limits::ACK_DELAY));
-        let mut cubic = CubicConfig::default();
-        cubic.initial_window(limits::INITIAL_WINDOW);
+            .max_ack_delay(Some(limits::ACK_DELAY))
+            .reordering_threshold(limits::ACK_GAP.into());
         let mut config = TransportConfig::default();
         config
             .max_concurrent_bidi_streams(exchanges.into())
@@ -250,12 +251,13 @@ impl Quic {
             .receive_window(VarInt::from_u64(receive).unwrap_or(VarInt::MAX))
             .send_window(limits::SEND_WINDOW)
             .send_fairness(false)
+            .packet_threshold(limits::REORDERED_MAX)
             .initial_rtt(limits::INITIAL_RTT)
             .initial_mtu(sure)
             .min_mtu(least)
             .mtu_discovery_config(Some(discovery))
             .ack_frequency_config(Some(acks))
-            .congestion_controller_factory(Arc::new(cubic));
+            .congestion_controller_factory(Arc::new(congestion::Config));
         if exchanges == 0 {
             config.keep_alive_interval(Some(limits::KEEP_ALIVE));
         }
@@ -368,7 +370,7 @@ impl Quic {
             match self.endpoint.handle(now, from, to, None, datagram, &mut self.answer) {
                 Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                     if let Some(link) = self.links.get_mut(handle.0).and_then(Option::as_mut) {
-                        link.conn.handle_event(event);
+                        link.handle_event(now, event);
                         link.mark(&mut self.dirty);
                     }
                 }
@@ -586,12 +588,12 @@ impl Transport for Quic {
 
     fn request(
         &mut self,
-        _now: Instant,
+        now: Instant,
         link: LinkId,
         control: &Control,
         payload: &[&[u8]],
     ) -> Result<ExchangeId, TransportError> {
-        self.busy_link(link)?.request(control, payload)
+        self.busy_link(link)?.request(now, control, payload)
     }
 
     fn reply(
@@ -601,7 +603,7 @@ impl Transport for Quic {
         control: &Control,
         payload: &[&[u8]],
     ) -> Result<(), TransportError> {
-        let sent = self.busy_link(exchange.link)?.reply(exchange, control, payload);
+        let sent = self.busy_link(exchange.link)?.reply(now, exchange, control, payload);
         if let Err(TransportError::Busy) = sent {
             // More than the request could ask for, which `Link::receive` has bounded.
             let addr = self.busy_link(exchange.link)?.addr;
