@@ -1,6 +1,6 @@
 //! What the threads of an agent share: the pages, the accounts of their owners, and what is told of both.
 //!
-//! Accounts have one lock, held for tens of nanoseconds twice a request, and never over work on pages: whoever does that
+//! Accounts have one lock, held for tens of nanoseconds two or three times a request, and never over work on pages: whoever does that
 //! [holds](Tenants::hold) the tenant meanwhile. Lock order: accounts, or any lock of the [`Store`]; never both.
 
 use crate::limits::TRIM_IDLE;
