@@ -5,7 +5,7 @@
 //! wait with all whose pages have come.
 //!
 //! Nothing on this path waits: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the
-//! thread is woken then and faults again. [`FaultCore`] decides, and knows neither clock nor descriptor; [`FaultThread`] has it turn.
+//! thread is woken then and faults again. [`FaultCore`] decides, and has neither clock nor descriptor of its own; [`FaultThread`] has it turn.
 
 mod driver;
 mod events;
@@ -140,8 +140,8 @@ pub struct FaultCore<T> {
     // For the driver.
     listen: Vec<Listen>,
     asked: Asked,
-    /// When the pages were asked for that threads have got.
-    served: Vec<Instant>,
+    /// How long threads have waited for the pages that they have got.
+    served: Vec<Duration>,
     trace: Option<Trace>,
 }
 
@@ -194,8 +194,8 @@ impl<T: Transport> FaultCore<T> {
         std::mem::take(&mut self.asked)
     }
 
-    /// When the pages were asked for that threads have got since this was called last.
-    pub fn drain_served(&mut self) -> std::vec::Drain<'_, Instant> {
+    /// How long threads have waited for the pages that they have got since this was called last.
+    pub fn drain_served(&mut self) -> std::vec::Drain<'_, Duration> {
         self.served.drain(..)
     }
 
@@ -249,41 +249,46 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Something of the space can be read.
-    pub fn handle_readable(&mut self, now: Instant, id: SpaceId) {
-        self.read_space(now, id, true);
+    pub fn handle_readable(&mut self, clock: &impl Fn() -> Instant, id: SpaceId) {
+        self.read_space(clock, id, true);
         // Where several threads wait, their requests go out together.
         let mut more = READ_TOGETHER;
         while more > 0
             && (2..READ_TOGETHER).contains(&self.pending.len())
-            && self.read_space(now, id, false)
+            && self.read_space(clock, id, false)
         {
             more -= 1;
         }
     }
 
     /// What is most likely to come next is looked for without asking whether it is there; false if nothing came.
-    pub fn glance(&mut self, now: Instant) -> bool {
+    pub fn glance(&mut self, clock: &impl Fn() -> Instant) -> bool {
         if self.agents.lane().awaits() {
-            return self.network(now);
+            return self.network(clock);
         }
         let mut ids = self.spaces.keys();
         match (ids.next(), ids.next()) {
-            (Some(&only), None) => self.read_space(now, only, false),
+            // What cannot be applied yet is for `settle`, which gives those time who are to tell of more.
+            (Some(only), None) if !self.behind.contains(only) => {
+                let only = *only;
+                self.read_space(clock, only, false)
+            }
             _ => false,
         }
     }
 
     /// What is due, or could not be done before; requests go out.
-    pub fn turn(&mut self, now: Instant) {
-        self.unread_again(now);
-        self.settle(now);
+    pub fn turn(&mut self, clock: &impl Fn() -> Instant) {
+        self.unread_again(clock);
+        self.settle(clock);
+        let now = clock();
         for fault in std::mem::take(&mut self.again) {
             self.fault(now, fault);
         }
         self.relieve(now);
         self.calm(now);
         self.excuse(now);
-        self.repeat(now);
+        self.repeat(now, clock);
         if let Err(error) = self.agents.flush(now) {
             self.shared.fail(format!("sending to the agents failed: {error}"));
         }

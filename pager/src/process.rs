@@ -88,6 +88,7 @@ pub struct Process {
     outbox_used: usize,
     /// Pages which have just been unshared.
     unshared: Vec<PageAddr>,
+    attached_at: Instant,
     seen_changes: u64,
     seen_size: u64,
     seen_resident: u64,
@@ -157,6 +158,7 @@ impl Process {
             outbox,
             outbox_used: 0,
             unshared: Vec::new(),
+            attached_at: Instant::now(),
             seen_changes: u64::MAX,
             seen_size: 0,
             seen_resident: 0,
@@ -564,8 +566,8 @@ impl Evicted for Process {
     }
 
     fn look_again(&mut self) {
-        let now = Instant::now();
-        (self.next_scan, self.next_calm) = (now, now);
+        // Before any time at which a look may have begun.
+        (self.next_scan, self.next_calm) = (self.attached_at, self.attached_at);
     }
 }
 

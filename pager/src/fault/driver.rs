@@ -84,18 +84,18 @@ impl<T: Transport> FaultThread<T> {
             let mut now = Instant::now();
             let spin = now < self.spin_until;
             turn = turn.wrapping_add(1);
-            let mut busy = spin && self.core.glance(now);
+            let mut busy = spin && self.core.glance(&Instant::now);
             if !busy || turn.is_multiple_of(TURNS) {
                 busy |= self.wait(now, spin);
                 now = Instant::now();
             }
             for id in std::mem::take(&mut self.readable) {
-                self.core.handle_readable(now, id);
+                self.core.handle_readable(&Instant::now, id);
             }
-            self.core.turn(now);
+            self.core.turn(&Instant::now);
             self.follow_up();
             let awaits = self.core.agents().lane().awaits();
-            if (busy || self.core.hurries(now)) && now >= self.no_spin_until {
+            if busy && now >= self.no_spin_until {
                 self.spin_until = now + if awaits { SPIN_AWAITED } else { SPIN };
             }
             // Also after a page was installed: perhaps the thread that waited for it shares our CPU.
@@ -138,7 +138,7 @@ impl<T: Transport> FaultThread<T> {
             }
         }
         if packets {
-            self.core.network(now);
+            self.core.network(&Instant::now);
         }
         ready > 0
     }
@@ -167,10 +167,8 @@ impl<T: Transport> FaultThread<T> {
     fn record_latency(&mut self) {
         let served = self.core.drain_served();
         if served.len() > 0 {
-            let (now, mut latency) = (Instant::now(), lock(&self.shared.latency));
-            for asked in served {
-                latency.saturating_record((now - asked).as_nanos() as u64);
-            }
+            let mut latency = lock(&self.shared.latency);
+            served.for_each(|waited| latency.saturating_record(waited.as_nanos() as u64));
         }
     }
 

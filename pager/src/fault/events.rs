@@ -14,9 +14,7 @@ use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
 use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
 
-/// Changes that have begun to be told are looked for so often in one turn, and in turns without pause for so long: threads that change one address space
-/// without end must not keep others from being served.
-const CHANGE_LOOKS: u32 = 16;
+/// For changes that have begun to be told. Threads that change one address space without end must not keep others from being served.
 const CHANGE_PATIENCE: Duration = Duration::from_millis(5);
 /// For changes that wait for others to be told; and so many wait at most.
 const BACKLOG_DEADLINE: Duration = Duration::from_secs(15);
@@ -74,14 +72,16 @@ impl<T: Transport> FaultCore<T> {
     /// moves cannot know which comes first. The gate is closed. Appends faults that were met.
     pub(super) fn read_changes(
         &mut self,
-        now: Instant,
+        clock: &impl Fn() -> Instant,
         space: &Space,
         faults: &mut Vec<PageFault>,
     ) -> bool {
+        let begun = clock();
         let Some(state) = self.spaces.get_mut(&space.id) else { return true };
-        let mut looks = if state.late.is_some() { 0 } else { CHANGE_LOOKS };
-        state.late.get_or_insert(now);
+        let patience = if state.late.is_some() { Duration::ZERO } else { CHANGE_PATIENCE };
+        state.late.get_or_insert(begun);
         loop {
+            let now = clock();
             let Some(state) = self.spaces.get_mut(&space.id) else { return true };
             let only_removals =
                 state.backlog.iter().all(|told| matches!(told.event, Event::Remove(_)));
@@ -93,10 +93,9 @@ impl<T: Transport> FaultCore<T> {
                 self.shared.fail(format!("{name} changes its address space without any pause"));
                 return false;
             }
-            if looks == 0 {
+            if now.saturating_duration_since(begun) >= patience {
                 return false;
             }
-            looks -= 1;
             let mut messages = Messages::default();
             self.read(now, space, true, &mut messages);
             faults.append(&mut messages.faults);
@@ -115,13 +114,6 @@ impl<T: Transport> FaultCore<T> {
             self.excuse(now);
         }
         late(self)
-    }
-
-    /// Whether changes that have begun are about to be told: the core is to turn without pause.
-    pub fn hurries(&self, now: Instant) -> bool {
-        let late = |id| self.spaces.get(id).and_then(|state: &SpaceFaults| state.late);
-        let fresh = |late: Instant| now.saturating_duration_since(late) < CHANGE_PATIENCE;
-        self.behind.iter().filter_map(late).any(fresh)
     }
 
     /// Applies what has been told of changes: all that had begun. The gate is closed.
@@ -171,13 +163,13 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// What could not be applied yet is, as soon as no change is under way.
-    pub(super) fn settle(&mut self, now: Instant) {
+    pub(super) fn settle(&mut self, clock: &impl Fn() -> Instant) {
         // Who has been let through must have gone on before anything is read.
         for id in self.behind.clone() {
             let relieved = self.stuck.get(&id).is_some_and(|stuck| stuck.relief.is_some());
             let changing = |state: &SpaceFaults| state.space.faults.has_event();
             if !relieved || !self.spaces.get(&id).is_some_and(changing) {
-                self.read_space(now, id, true);
+                self.read_space(clock, id, true);
             }
         }
     }

@@ -171,12 +171,12 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Sends what could not be sent, or was not answered.
-    pub(super) fn repeat(&mut self, now: Instant) {
+    pub(super) fn repeat(&mut self, now: Instant, clock: &impl Fn() -> Instant) {
         self.agents.expire(now);
-        self.handle_events(now);
+        self.handle_events(clock);
         self.cancel_discarded(now);
         self.agents.send_unsent(now);
-        self.handle_events(now);
+        self.handle_events(clock);
     }
 
     /// Pages that have been discarded, or whose process has ended, while their agent was away: nobody is to wait for them.
@@ -244,22 +244,25 @@ impl<T: Transport> FaultCore<T> {
     // ---- and back
 
     /// True if anything came or was due.
-    pub fn network(&mut self, now: Instant) -> bool {
+    pub fn network(&mut self, clock: &impl Fn() -> Instant) -> bool {
         self.trace(Trace::receiving);
-        let busy = self.agents.drive(now).unwrap_or_else(|error| {
+        let busy = self.agents.drive(clock()).unwrap_or_else(|error| {
             self.shared.fail(format!("receiving from the agents failed: {error}"));
             false
         });
-        self.handle_events(now);
+        self.handle_events(clock);
         busy
     }
 
-    fn handle_events(&mut self, now: Instant) {
+    fn handle_events(&mut self, clock: &impl Fn() -> Instant) {
+        let now = clock();
         while let Some(event) = self.agents.poll(now) {
             torture::at(Point::BeforeReply);
             match event {
                 ClientEvent::Answered { get, control } => self.answered(get, &control),
-                ClientEvent::Arrived { get, pages, bytes } => self.arrived(now, get, pages, &bytes),
+                ClientEvent::Arrived { get, pages, bytes } => {
+                    self.arrived(clock, get, pages, &bytes);
+                }
                 ClientEvent::Wrong { get, .. } => self.mismatch(get),
                 ClientEvent::Failed { get, pages, failure } => {
                     self.forsake(get, pages, Some(failure));
@@ -274,7 +277,7 @@ impl<T: Transport> FaultCore<T> {
         }
         for (space, range, began) in std::mem::take(&mut self.installed) {
             space.faults.wake(range);
-            self.served.push(began);
+            self.served.push(clock().saturating_duration_since(began));
         }
     }
 
@@ -288,7 +291,13 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Pages have come. Those that are adjacent are installed in one call.
-    fn arrived(&mut self, now: Instant, get: GetId, pages: Range<usize>, bytes: &Bytes) {
+    fn arrived(
+        &mut self,
+        clock: &impl Fn() -> Instant,
+        get: GetId,
+        pages: Range<usize>,
+        bytes: &Bytes,
+    ) {
         let Some(mut fetch) = self.fetches.remove(&get) else { return };
         let mut from = pages.start;
         while from < pages.end {
@@ -298,7 +307,7 @@ impl<T: Transport> FaultCore<T> {
             let run = fetch.pages[from..pages.end].iter().enumerate().take_while(follows).count();
             let offset = (from - pages.start) * PAGE as usize;
             self.install_run(
-                now,
+                clock,
                 &fetch,
                 from..from + run,
                 &bytes[offset..offset + run * PAGE as usize],
@@ -331,13 +340,20 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Installs adjacent pages of a fetch.
-    fn install_run(&mut self, now: Instant, fetch: &Fetch, pages: Range<usize>, bytes: &[u8]) {
+    fn install_run(
+        &mut self,
+        clock: &impl Fn() -> Instant,
+        fetch: &Fetch,
+        pages: Range<usize>,
+        bytes: &[u8],
+    ) {
         let (run, awaited) = (&fetch.pages[pages.clone()], fetch.is_awaited(pages.start));
         let (id, start) = (run[0].place.0, run[0].place.1.get());
         self.trace(|trace| trace.opened(run[0].place));
         let shared = self.shared.clone();
         // The lock is held from the look to the copy: in between nobody may install, change and evict a page, or forget that it is being removed.
         let mut tables = lock(&shared.tables);
+        let now = clock();
         let proved = self.prove_run(now, &mut tables, fetch, run, awaited);
         let space = self.spaces.get(&id).map(|state| state.space.clone());
         // Where several threads wait, those that are woken would take the CPU from the pages of the others: they are woken together.
@@ -370,7 +386,9 @@ impl<T: Transport> FaultCore<T> {
                         let page = wanted.place.1.get()..wanted.place.1.get() + PAGE;
                         self.installed.push((space.clone(), page, fetch.began));
                     }
-                    (Installed::Done, _) if awaited => self.served.push(fetch.began),
+                    (Installed::Done, _) if awaited => {
+                        self.served.push(clock().saturating_duration_since(fetch.began));
+                    }
                     (Installed::Done, _) => {}
                     _ if waited => wake.push(wanted.place),
                     _ => {}
@@ -534,8 +552,8 @@ mod tests {
             payload.extend(demanded.iter().flat_map(|_| right.clone()));
             payload.resize(count * (size_of::<PageDescriptor>() + PAGE as usize), 6);
             play.fault.agents.answer(&sent[0], payload);
-            play.fault.network(now);
-            play.fault.repeat(now);
+            play.fault.network(&|| now);
+            play.fault.repeat(now, &|| now);
             assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1, "the one that was right");
             let said = SAID.take();
             assert_eq!(said.contains("wrong checksum"), round == 1, "{round}: {said}");
@@ -569,7 +587,7 @@ mod tests {
         for second in turns {
             let now = start + Duration::from_secs(second);
             play.fault.excuse(now);
-            play.fault.repeat(now);
+            play.fault.repeat(now, &|| now);
         }
         play.shared.has_failed()
     }
@@ -591,7 +609,8 @@ mod tests {
         play.fault.agents.take_sent();
         let place = (ID, PageAddr::containing(play.page));
         assert!(lock(&play.shared.tables).discarded(place));
-        play.fault.repeat(start + RETRY + Duration::from_millis(100));
+        let later = start + RETRY + Duration::from_millis(100);
+        play.fault.repeat(later, &|| later);
         assert!(play.fault.agents.take_sent().is_empty(), "it was asked for again");
         assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
         assert!(!play.shared.has_failed());
@@ -638,7 +657,8 @@ mod tests {
         play.fault.prove_demanded(asked + Duration::from_millis(2));
         assert!(play.fault.unproved.is_empty());
         assert!(pages.iter().all(|&page| lock(&play.shared.tables).is_empty((ID, page))));
-        play.fault.repeat(asked + RETRY + Duration::from_millis(100));
+        let later = asked + RETRY + Duration::from_millis(100);
+        play.fault.repeat(later, &|| later);
         assert!(play.fault.pending.is_empty() && !play.shared.has_failed());
     }
 }

@@ -100,7 +100,7 @@ impl<T: Transport> FaultCore<T> {
             if Instant::now() > deadline {
                 return true;
             }
-            let faults = self.read_faults(Instant::now(), child.id, true);
+            let faults = self.read_faults(&Instant::now, child.id, true);
             self.again.extend(faults.into_iter().flatten());
             std::thread::yield_now();
         }
@@ -190,7 +190,7 @@ impl<T: Transport> FaultCore<T> {
                 return None;
             }
             // The evict thread does not know it yet, nor its tables what its parent has done: its faults and changes are for later.
-            let faults = self.read_faults(Instant::now(), child.id, true);
+            let faults = self.read_faults(&Instant::now, child.id, true);
             self.again.extend(faults.into_iter().flatten());
         }
     }

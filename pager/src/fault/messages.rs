@@ -15,9 +15,15 @@ use crate::trace::Trace;
 
 impl<T: Transport> FaultCore<T> {
     /// Reads the messages of a space, and serves its faults. False if there were none. `polled` says that something was readable.
-    pub(super) fn read_space(&mut self, now: Instant, id: SpaceId, polled: bool) -> bool {
-        let faults = self.read_faults(now, id, polled);
+    pub(super) fn read_space(
+        &mut self,
+        clock: &impl Fn() -> Instant,
+        id: SpaceId,
+        polled: bool,
+    ) -> bool {
+        let faults = self.read_faults(clock, id, polled);
         let found = faults.is_some();
+        let now = clock();
         faults.into_iter().flatten().for_each(|fault| self.fault(now, fault));
         found
     }
@@ -25,14 +31,14 @@ impl<T: Transport> FaultCore<T> {
     /// The same, but for the faults, which are returned.
     pub(super) fn read_faults(
         &mut self,
-        now: Instant,
+        clock: &impl Fn() -> Instant,
         id: SpaceId,
         polled: bool,
     ) -> Option<Vec<Fault>> {
         let space = self.spaces.get(&id)?.space.clone();
         let mut messages = Messages::default();
         torture::at(Point::BeforeRead);
-        let gate = self.read_messages(now, &space, polled, &mut messages);
+        let gate = self.read_messages(clock(), &space, polled, &mut messages);
         let state = self.spaces.get(&id)?;
         if messages.is_empty() && (state.backlog.is_empty() || gate.is_none()) {
             return None;
@@ -42,7 +48,7 @@ impl<T: Transport> FaultCore<T> {
         self.note_told(id, messages.events);
         let state = self.spaces.get(&id)?;
         if gate.is_some() && !state.backlog.is_empty() {
-            let told = !state.unborn && self.read_changes(now, &space, &mut faults);
+            let told = !state.unborn && self.read_changes(clock, &space, &mut faults);
             torture::at(Point::AfterRead);
             match told.then(|| self.prove_order(&space)).flatten() {
                 Some(proof) => self.apply(&space, &proof),

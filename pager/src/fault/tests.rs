@@ -215,7 +215,7 @@ fn a_fault_read_before_the_end_of_its_process_stops_nobody() {
     let (page, thread) = (play.page, play.with_fault());
     // The process is killed, and seen to have ended, while the fault thread goes on to read.
     play.evict.drop_space(ID);
-    assert!(play.fault.read_space(Instant::now(), ID, true));
+    assert!(play.fault.read_space(&Instant::now, ID, true));
     assert!(!play.shared.has_failed(), "{:?}", play.shared.outcome());
     play.obey();
     let tables = lock(&play.shared.tables);
@@ -364,7 +364,7 @@ fn nobody_is_served_while_what_was_told_is_not_applied() {
     assert_eq!(content, FaultAction::Buffered(slot));
     assert!(!play.evict.await_forks(Instant::now()), "one of them may be a fork");
     // As soon as no change is under way.
-    play.fault.settle(Instant::now());
+    play.fault.settle(&Instant::now);
     assert!(play.evict.await_forks(Instant::now()) && space.ungated.is_intact());
     assert_eq!(play.action(&space, away), FaultAction::Buffered(slot));
     assert_eq!(play.action(&space, page), FaultAction::Zero);
@@ -453,7 +453,7 @@ impl Play {
 
     fn born(&mut self, child: &Space) {
         self.fault.spaces.get_mut(&child.id).expect("a child").unborn = false;
-        self.fault.settle(Instant::now());
+        self.fault.settle(&Instant::now);
         assert!(!self.shared.has_failed());
     }
 }
@@ -597,10 +597,10 @@ fn changes_do_not_wait_for_ever_for_others() {
     let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).expect("an uptime");
     for (late, stopped) in [(Instant::now(), false), (long_ago, true)] {
         play.fault.spaces.get_mut(&ID).expect("the space").late = Some(late);
-        assert!(!play.fault.read_changes(Instant::now(), &space, &mut Vec::new()));
+        assert!(!play.fault.read_changes(&Instant::now, &space, &mut Vec::new()));
         assert_eq!(play.shared.has_failed(), stopped);
     }
-    assert!(play.fault.read_space(Instant::now(), ID, true));
+    assert!(play.fault.read_space(&Instant::now, ID, true));
     thread.join().expect("no panic");
 }
 
@@ -614,6 +614,6 @@ fn pages_that_were_moved_to_where_a_thread_was_let_through_are_missed() {
     let remap = Play::remap(play.page, free);
     play.tell(&space, vec![remap]);
     assert!(play.shared.has_failed(), "it has no marker, and would be zeros");
-    assert!(play.fault.read_space(Instant::now(), ID, true));
+    assert!(play.fault.read_space(&Instant::now, ID, true));
     thread.join().expect("no panic");
 }

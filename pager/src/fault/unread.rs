@@ -50,10 +50,14 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Those that are to be tried again.
-    pub(super) fn unread_again(&mut self, now: Instant) {
+    pub(super) fn unread_again(&mut self, clock: &impl Fn() -> Instant) {
+        if self.unread.is_empty() {
+            return;
+        }
+        let now = clock();
         let due = self.unread.iter().filter(|(_, unread)| now >= unread.next);
         let due: Vec<SpaceId> = due.map(|(&id, _)| id).collect();
-        due.into_iter().for_each(|id| self.handle_readable(now, id));
+        due.into_iter().for_each(|id| self.handle_readable(clock, id));
     }
 
     /// The space has ended.

@@ -148,7 +148,7 @@ impl World {
         self.agents.iter_mut().for_each(|agent| agent.turn(self.now));
         // Each of the pager's threads is late now and then.
         if self.dice.below(8) > 0 {
-            self.owner.serve(self.now);
+            self.now = self.owner.serve(self.now);
         }
         if self.dice.below(4) > 0 {
             self.owner.evict(self.now, &mut self.dice);

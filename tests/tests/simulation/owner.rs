@@ -1,10 +1,11 @@
 //! The pager: what its two threads have turn, on the model kernel and the network in memory. What the threads do besides, to measure, to wait and to find
 //! what has been mapped, is written here as in pager/src/evict and pager/src/process.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gms_pager::evict::reconcile;
 use gms_pager::evict::write_back::WriteBack;
@@ -32,6 +33,8 @@ const SIZES: Sizes = Sizes { slots: 24, room_kept: 2, put_pages: 8 };
 const BATCH: u64 = 8;
 /// Pages that may be resident beyond the budget.
 const SLACK: u64 = 6;
+/// Time goes by while the fault thread works: so much for each look at the clock.
+const LOOK: Duration = Duration::from_micros(1);
 const WORKLOAD: WorkloadId = WorkloadId([7; 16]);
 
 /// See the module's documentation.
@@ -114,15 +117,18 @@ impl Owner {
 
     // ---- the fault thread
 
-    /// A turn of it.
-    pub fn serve(&mut self, now: Instant) {
+    /// A turn of it, which takes as long as it looks at the clock; returns when it ends.
+    pub fn serve(&mut self, now: Instant) -> Instant {
+        let time = Cell::new(now);
+        let clock = || time.replace(time.get() + LOOK);
         while self.fault.poll_listen().is_some() {}
         if self.handle.lock().kernel.is_readable() {
-            self.fault.handle_readable(now, self.space());
+            self.fault.handle_readable(&clock, self.space());
         }
-        self.fault.network(now);
-        self.fault.turn(now);
+        self.fault.network(&clock);
+        self.fault.turn(&clock);
         self.fault.drain_served();
+        time.get()
     }
 
     // ---- the evict thread
