@@ -125,6 +125,8 @@ pub struct Core {
     tick_at: Option<Instant>,
     /// When few dead pages are looked for next.
     sweep_at: Instant,
+    /// The same where they are many.
+    sweeps_again_at: Instant,
     trimming: bool,
     /// Requests which have not come whole in time, to be answered.
     stalled: Vec<ExchangeId>,
@@ -153,6 +155,7 @@ impl Core {
             stats,
             tick_at: None,
             sweep_at: now,
+            sweeps_again_at: now,
             trimming: false,
             stalled: Vec::new(),
         };
@@ -332,9 +335,11 @@ impl Core {
         let store = &self.shared.store;
         if self.sweeps_now(now) {
             self.sweep_at = now + SWEEP_PAUSE;
-            let mut dead = self.shared.accounts().hold_dead();
-            store.sweep(&mut dead);
-            self.shared.accounts().let_go_dead(&dead);
+            match store.sweep(|| self.shared.accounts().hold_dead()) {
+                Some(freed) => self.shared.accounts().let_go_dead(&freed),
+                // Another thread is at it.
+                None => self.sweeps_again_at = self.sweep_at,
+            }
         } else if self.shared.dead_pages() == 0 && (ticked || self.trimming) && store.can_trim() {
             if let Err(error) = store.trim() {
                 tracing::warn!(%error, "cannot give free memory back");
@@ -347,7 +352,7 @@ impl Core {
     fn sweeps_now(&self, now: Instant) -> bool {
         let dead = self.shared.dead_pages();
         let many = dead >= u64::from(self.shared.store.frames_swept()) / SWEEP_SHARE;
-        dead > 0 && (many || now >= self.sweep_at)
+        dead > 0 && (many && now >= self.sweeps_again_at || now >= self.sweep_at)
     }
 
     /// Ends leases and finds the requests which take too long.
@@ -382,17 +387,18 @@ impl Core {
 
     /// When [`Core::handle_timeout`] is to be called at the latest.
     pub fn deadline(&mut self, now: Instant) -> Option<Instant> {
-        let dead = self.shared.dead_pages() > 0;
-        if self.sweeps_now(now) || self.trimming && !dead {
-            return Some(now);
-        }
-        let waits =
-            !self.exchanges.is_empty() || self.shared.leased() > 0 || self.shared.store.can_trim();
+        let (dead, can_trim) = (self.shared.dead_pages() > 0, self.shared.store.can_trim());
+        // Another thread may have given the last frame back.
+        self.trimming &= can_trim;
+        let waits = !self.exchanges.is_empty() || self.shared.leased() > 0 || can_trim;
         // Gauges are right a tick after the last request too.
         let free = self.shared.store.frames_free();
         let publish = self.shared.gauges.frames_free.value() != u64::from(free);
         if self.tick_at.is_none() && (waits || publish) {
             self.tick_at = Some(now + TICK);
+        }
+        if self.sweeps_now(now) || self.trimming && !dead {
+            return Some(now);
         }
         [self.tick_at, dead.then_some(self.sweep_at)].into_iter().flatten().min()
     }
@@ -634,5 +640,37 @@ impl Core {
         gauges.oldest_age_s.set(u64::from(store.oldest_age(self.shared.seconds(now))));
         gauges.tenants.set(self.shared.accounts().len() as u64);
         self.stats.links.set(self.links.len() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gms_policy::Bytes;
+
+    use super::*;
+    use crate::slab::Slab;
+    use crate::store::{Reserved, Store};
+
+    #[test]
+    fn a_thread_rests_when_another_has_given_the_last_frame_back() {
+        const FRAMES: u64 = 4096;
+        let now = Instant::now();
+        let slab = Slab::new(Bytes(FRAMES * 4096), false).expect("memory");
+        let shared = Arc::new(Shared::new(now, Store::new(slab, 2).expect("a clock")));
+        let store = &shared.store;
+        let frames: Vec<Reserved> =
+            (0..FRAMES).map(|_| store.reserve(0).expect("a frame")).collect();
+        frames.into_iter().for_each(|frame| store.release(frame));
+        let mut cores = [0, 1].map(|home| Core::new(now, shared.clone(), home, Arc::default()));
+        // Long after the last put.
+        let begun = now + std::time::Duration::from_secs(60);
+        assert!(cores.iter_mut().all(|core| core.deadline(begun) == Some(begun + TICK)));
+        let tick = begun + TICK;
+        cores.iter_mut().for_each(|core| core.handle_timeout(tick));
+        assert_eq!(cores[1].deadline(tick), Some(tick), "more is to be given back");
+        while store.can_trim() {
+            cores[0].handle_timeout(tick);
+        }
+        assert!(cores[1].deadline(tick).is_none_or(|due| due > tick));
     }
 }

@@ -345,10 +345,11 @@ impl Store {
     }
 
     /// One bounded step of a round over all frames, freeing the pages of the tenants that have ended. `dead` says by their
-    /// number which have, and counts what is freed of each; their numbers must not be given to others meanwhile. Does
-    /// nothing while another thread is at it.
-    pub fn sweep(&self, dead: &mut [Option<u64>]) {
-        let Some(mut hands) = self.try_chores() else { return };
+    /// number which have; their numbers must not be given to others meanwhile. Returns how many pages of each were freed, or
+    /// `None` if another thread is at it.
+    pub fn sweep(&self, dead: impl FnOnce() -> Vec<Option<u64>>) -> Option<Vec<Option<u64>>> {
+        let mut hands = self.try_chores()?;
+        let mut dead = dead();
         let ends: Vec<u32> = self.pools.iter().map(|pool| lock(&pool.free).fresh).collect();
         let used = self.pools.iter().zip(&ends).map(|(pool, end)| end - pool.frames.start);
         for _ in 0..SWEEP_STEP.min(used.sum()) {
@@ -366,6 +367,7 @@ impl Store {
                 *freed += 1;
             }
         }
+        Some(dead)
     }
 
     /// Whether there are free frames to give back to the kernel.
@@ -512,14 +514,8 @@ mod tests {
 
     /// Sweeps for `tenant` until nothing more is freed.
     fn kill(store: &Store, tenant: u16) {
-        let mut dead = vec![None; usize::from(tenant) + 1];
-        loop {
-            dead[usize::from(tenant)] = Some(0);
-            store.sweep(&mut dead);
-            if dead[usize::from(tenant)] == Some(0) {
-                return;
-            }
-        }
+        let dead = || (0..=tenant).map(|id| (id == tenant).then_some(0)).collect();
+        while store.sweep(dead).expect("nobody else sweeps")[usize::from(tenant)] != Some(0) {}
     }
 
     fn put(store: &Store, home: usize, tenant: u16, page: u64, fill: u8) -> Option<bool> {
@@ -601,7 +597,7 @@ mod tests {
         (0..frames).for_each(|page| assert_eq!(put(&store, 0, 1, page, 1), Some(false)));
         let mut steps = 0;
         while store.frames_free() < store.frames() {
-            store.sweep(&mut [None, Some(0)]);
+            store.sweep(|| vec![None, Some(0)]).expect("nobody else sweeps");
             steps += 1;
         }
         assert_eq!(steps, 3);
@@ -647,7 +643,7 @@ mod tests {
                     }
                     6 => drop(store.discard(named.0, named.1)),
                     _ if random >> 52 & 15 > 0 => store.trim().expect("advice"),
-                    _ => store.sweep(&mut [None, None, Some(0)]),
+                    _ => drop(store.sweep(|| vec![None, None, Some(0)])),
                 }
             }
         };
