@@ -48,9 +48,10 @@ impl Renewal {
     /// Has the loop take `offer`; one which it has not taken yet is replaced.
     pub fn offer(&self, offer: Arc<Offer>) {
         *self.offer.lock().unwrap_or_else(PoisonError::into_inner) = Some(offer);
-        self.pending.store(true, Ordering::Release);
-        // Fails only when its count is full, and then it is readable, which is all that is wanted.
+        // Fails only when its count is full, and then it is readable, which is all that is wanted. Whoever sees `pending` is to find it written: what is
+        // written later nobody would read.
         let _ = self.wake.write(1);
+        self.pending.store(true, Ordering::Release);
     }
 
     /// What was offered since.
@@ -75,6 +76,7 @@ impl AsFd for Renewal {
 mod tests {
     use super::*;
     use gms_transport::keys::ephemeral;
+    use nix::errno::Errno;
 
     #[test]
     fn keys_are_renewed_when_the_last_loop_has_taken_them() {
@@ -84,5 +86,31 @@ mod tests {
         loops.iter().for_each(|renewal| renewal.offer(offer.clone()));
         let last = loops.map(|renewal| renewal.take().expect("an offer").note_taken());
         assert_eq!(last, [false, false, true]);
+    }
+
+    /// A loop that waits would be woken for ever.
+    #[test]
+    fn nothing_is_readable_when_all_was_taken() {
+        const OFFERS: usize = 20_000;
+        let (node, _) = ephemeral().expect("keys");
+        let (renewal, offer) = (Renewal::new().expect("a descriptor"), Offer::new(node, 1));
+        let taken = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while taken.load(Ordering::SeqCst) < OFFERS {
+                    if renewal.take().is_some() {
+                        taken.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+            for round in 1..=OFFERS {
+                renewal.offer(offer.clone());
+                while taken.load(Ordering::SeqCst) < round {
+                    std::thread::yield_now();
+                }
+                assert!(renewal.take().is_none());
+                assert_eq!(renewal.wake.read().err(), Some(Errno::EAGAIN), "round {round}");
+            }
+        });
     }
 }

@@ -46,7 +46,7 @@ impl ExchangeId {
     }
 }
 
-/// SHA-256 of an end-entity certificate (DER).
+/// SHA-256 of an end-entity certificate (DER) without its signature.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(pub [u8; 32]);
 

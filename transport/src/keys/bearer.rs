@@ -53,7 +53,8 @@ impl Bearer {
         if issued.next().is_some() {
             return Err(Unreadable);
         }
-        let fingerprint = tls::fingerprint(cert);
+        // Without the signature: whoever has it can write it in another way (ECDSA: n - s for s), which is as good.
+        let fingerprint = tls::fingerprint(parsed.tbs_certificate.as_ref());
         let until = parsed.validity().not_after.timestamp().try_into().unwrap_or(0);
         let (role, id) = first.unzip();
         Ok(Bearer { id: id.unwrap_or(PeerId::Certificate(fingerprint)), fingerprint, role, until })
@@ -91,6 +92,15 @@ mod tests {
         for bad in [&whole[1..], &longer, &fingerprint, ".node.gms", "x.node.gms", "*.client.gms"] {
             assert_eq!(id_in(bad), Some(Err(Unreadable)), "{bad}");
         }
+    }
+
+    /// Who was revoked by a fingerprint must not get another by writing the signature anew.
+    #[test]
+    fn a_fingerprint_is_of_what_was_signed() {
+        let (_, client) = crate::keys::ephemeral().expect("keys");
+        let mut other = client.cert.to_vec();
+        *other.last_mut().expect("a signature") ^= 1;
+        assert_eq!(Bearer::of(&other.into()), Ok(client.bearer));
     }
 
     #[test]

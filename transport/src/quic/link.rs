@@ -219,8 +219,10 @@ impl Link {
     /// Takes what the endpoint has received for this link.
     pub fn handle_event(&mut self, now: Instant, event: ConnectionEvent) {
         self.conn.handle_event(event);
-        self.probe.due = None;
-        self.await_reply(now);
+        // A part of a reply begins its wait anew, see `receive`; an acknowledgement puts the next ping off.
+        if let Some(due) = &mut self.probe.due {
+            *due = now + self.probe.waited;
+        }
     }
 
     /// An agent answers a client that waits, which may have lost what it has been sent last.
@@ -462,6 +464,8 @@ impl Link {
 
     /// Reads what came on a stream.
     fn receive(&mut self, now: Instant, stream: StreamId, events: &mut VecDeque<Event>) {
+        self.probe.due = None;
+        self.await_reply(now);
         let number = VarInt::from(stream).into_inner();
         let exchange = ExchangeId::new(self.id, number);
         let has_room = self.has_room();

@@ -199,9 +199,9 @@ pub fn peer_certificate(conn: &Connection) -> Option<CertificateDer<'static>> {
     chain.into_iter().next()
 }
 
-/// SHA-256 of a certificate.
-pub fn fingerprint(cert: &CertificateDer) -> Fingerprint {
-    let digest = digest::digest(&digest::SHA256, cert);
+/// SHA-256 of what an authority has signed.
+pub fn fingerprint(signed: &[u8]) -> Fingerprint {
+    let digest = digest::digest(&digest::SHA256, signed);
     Fingerprint(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }
 
