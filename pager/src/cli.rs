@@ -93,6 +93,11 @@ pub struct PagingArgs {
     #[arg(long, value_name = "SIZE", value_enum)]
     #[serde(deserialize_with = "config::page_size")]
     pub page_size: Option<PageSize>,
+    /// Threads that serve page faults, each those of some processes [default: a quarter of the CPUs, 1 to 4]
+    ///
+    /// At most 16. Each of them has a link to every agent.
+    #[arg(long, value_name = "N")]
+    pub fault_threads: Option<u32>,
     /// An agent which holds pages; give it once for each. Without any, gms starts one inside itself
     ///
     /// One that does not answer at the start is told, and used once it does, as long as another answers.

@@ -19,6 +19,10 @@ pub const LOCAL_BYTES_MIN: u64 = 4 << 20;
 pub const EXPORT_BYTES_MIN: u64 = 1 << 20;
 /// Most agents of one session.
 pub const AGENTS_MAX: usize = 64;
+/// Most threads that serve faults; without `--fault-threads` there is one for so many CPUs, and no more than four.
+const FAULT_THREADS_MAX: usize = 16;
+const CPUS_PER_FAULT_THREAD: usize = 4;
+const FAULT_THREADS_DEFAULT_MAX: usize = 4;
 /// Largest configuration file read.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Default `--local`, in percent of the memory available.
@@ -85,6 +89,7 @@ fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {
     PagingArgs {
         local: line.local.or(file.local),
         page_size: line.page_size.or(file.page_size),
+        fault_threads: line.fault_threads.or(file.fault_threads),
         agents: if line.agents.is_empty() { file.agents } else { line.agents },
         keys: line.keys.or(file.keys),
         export: line.export.or(file.export),
@@ -136,6 +141,7 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
     let session = SessionConfig {
         budget_bytes,
         page_shift,
+        fault_threads: fault_threads(args.fault_threads)?,
         agents: args.agents,
         keys,
         export_bytes,
@@ -145,6 +151,18 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         quiet,
     };
     Ok(Options { session, stats: args.stats, best_effort: args.best_effort, quiet })
+}
+
+/// As many threads as were asked for; otherwise a share of the CPUs, within bounds.
+fn fault_threads(asked: Option<u32>) -> Result<usize, ConfigError> {
+    let cpus = || std::thread::available_parallelism().map_or(1, |n| n.get());
+    match asked.map(|threads| threads as usize) {
+        None => Ok((cpus() / CPUS_PER_FAULT_THREAD).clamp(1, FAULT_THREADS_DEFAULT_MAX)),
+        Some(threads) if (1..=FAULT_THREADS_MAX).contains(&threads) => Ok(threads),
+        Some(_) => Err(ConfigError::Options(format!(
+            "--fault-threads must be between 1 and {FAULT_THREADS_MAX}"
+        ))),
+    }
 }
 
 fn load(path: &Path) -> Result<PagingArgs, ConfigError> {
@@ -366,6 +384,8 @@ mod tests {
                 "etc/gms.toml:1: quiet: invalid type: string \"yes\", expected a boolean",
             ),
             ("page-size = '16k'", "etc/gms.toml:1: page-size: '16k' is not 4k or 8k"),
+            ("fault-threads = 0", "--fault-threads must be between 1 and 16"),
+            ("fault-threads = 17", "--fault-threads must be between 1 and 16"),
             ("keys = 3", "etc/gms.toml:1: keys: invalid type: integer `3`, expected path string"),
             ("quiet = true\nverbose = true", "etc/gms.toml:2: verbose: quiet and verbose exclude"),
             ("local = '1G'\nlocal = '2G'", "etc/gms.toml:2: local: duplicate key"),

@@ -207,6 +207,7 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
     let config = SessionConfig {
         budget_bytes: crate::config::LOCAL_BYTES_MIN,
         page_shift: 12,
+        fault_threads: 1,
         agents: vec![addr.to_string()],
         keys: Some(keys.clone()),
         export_bytes: 0,

@@ -34,10 +34,13 @@ use self::events::{Proof, Stuck};
 use self::fetch::Fetch;
 pub(crate) use self::local::look;
 use self::unread::Unread;
+use crate::homes::{FaultCommand, ThreadIndex};
 use crate::kernel::Event;
 use crate::page_map::Content;
 use crate::pulse::Pulse;
-use crate::shared::{FaultCommand, Shared, Space, lock};
+use crate::shared::Shared;
+use crate::space::Space;
+use crate::sync::lock;
 use crate::tables::{FaultAction, Place};
 use crate::torture::{self, Point};
 use crate::trace::Trace;
@@ -110,6 +113,8 @@ pub enum Asked {
 /// See the module's documentation.
 pub struct FaultCore<T> {
     shared: Arc<Shared>,
+    /// Which of the session's fault threads has it turn.
+    thread: ThreadIndex,
     agents: Client<T>,
     spaces: BTreeMap<SpaceId, SpaceFaults>,
     fetches: BTreeMap<GetId, Fetch>,
@@ -146,16 +151,18 @@ pub struct FaultCore<T> {
 }
 
 impl<T: Transport> FaultCore<T> {
-    /// Of a session that begins. `threads` tells how many threads a process has, as far as that is known.
+    /// Of a session that begins, for one of its fault threads. `threads` tells how many threads a process has, as far as that is known.
     pub fn new(
         now: Instant,
         shared: Arc<Shared>,
+        thread: ThreadIndex,
         agents: Client<T>,
         threads: fn(i32) -> Option<i64>,
         trace: Option<Trace>,
     ) -> FaultCore<T> {
         FaultCore {
             shared,
+            thread,
             agents,
             spaces: BTreeMap::new(),
             fetches: BTreeMap::new(),
@@ -214,6 +221,9 @@ impl<T: Transport> FaultCore<T> {
         match command {
             FaultCommand::Add(space) => self.add(space),
             FaultCommand::Drop(id) => {
+                if self.shared.homes.has_left(id, self.thread) {
+                    return;
+                }
                 // It may have forked.
                 if let Some(space) = self.spaces.get(&id).map(|state| state.space.clone()) {
                     let _gate = lock(&space.gate);

@@ -26,7 +26,9 @@ use crate::kernel::uffd::{UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
 use crate::kernel::{Occupant, PageTables};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
-use crate::shared::{Shared, Space, lock};
+use crate::shared::Shared;
+use crate::space::Space;
+use crate::sync::lock;
 use crate::torture;
 use crate::victims::{BATCH, Evicted, MovedPages, Sweep, runs};
 

@@ -1,7 +1,7 @@
 //! A session: one workload (a process tree) paged under one budget by this process.
 //!
-//! Two threads do it: `fault` serves, `evict` measures and makes room. They share the tables behind one short-held lock (`shared`),
-//! and each has its own client of the agents.
+//! Threads do it: `fault` threads serve, `evict` measures and makes room. They share the tables behind one short-held lock (`shared`), and each
+//! has its own client of the agents. Each address space is served by one fault thread (`homes`).
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -28,9 +28,10 @@ use crate::fault::FaultThread;
 use crate::kernel::proc;
 use crate::page_map::PAGE;
 use crate::pulse::Pulse;
-use crate::shared::{Commands, Gauges, Shared, lock};
+use crate::shared::{Commands, Gauges, Shared};
 use crate::stats::{FaultLatency, Stats};
 use crate::stopped;
+use crate::sync::lock;
 use crate::trace::Trace;
 use crate::tree::Root;
 
@@ -54,6 +55,8 @@ pub struct SessionConfig {
     pub budget_bytes: u64,
     /// log2 of the unit which is fetched: 12 or 13.
     pub page_shift: u8,
+    /// Threads that serve faults, at least 1.
+    pub fault_threads: usize,
     /// `HOST:PORT` as given; empty = start an embedded agent.
     pub agents: Vec<String>,
     /// Keys of the cluster; needed when `agents` is not empty.
@@ -114,7 +117,8 @@ pub enum Outcome {
 struct Parts {
     commands: Commands,
     trace: Option<Trace>,
-    demand: Client<Quic>,
+    /// Of each fault thread.
+    demand: Vec<Client<Quic>>,
     bulk: Client<Quic>,
 }
 
@@ -142,12 +146,14 @@ impl Session {
         workload.0.copy_from_slice(&random[..16]);
         let seed = random[16..].iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte));
         let client = || client(&identity, workload, &agents, Checksum::new(seed));
-        let mut clients = [client()?, client()?];
+        let mut clients =
+            (0..=config.fault_threads).map(|_| client()).collect::<Result<Vec<_>, _>>()?;
         if embedded.is_none() {
             let missing = connect(&mut clients)?;
             warn_of(&missing, agents.len(), config.quiet);
         }
-        let [demand, bulk] = clients;
+        let bulk = clients.remove(0);
+        let demand = clients;
         let (shared, commands) = Shared::new(config, seed)
             .map_err(|e| SessionError::Fatal(format!("cannot set up the page map: {e}")))?;
         let parts = Mutex::new(Some(Parts { commands, trace, demand, bulk }));
@@ -164,10 +170,15 @@ impl Session {
         *lock(&self.shared.gauges) = gauges.clone();
         let tree = if attached { Root::Process(root) } else { Root::OwnChildren(root) };
         let Parts { commands, trace, demand, bulk } = parts;
-        let fault = FaultThread::new(self.shared.clone(), commands.fault, demand, trace)
-            .map_err(|e| SessionError::Fatal(format!("cannot wait for faults: {e}")))?;
         let evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, tree, gauges);
-        self.spawn("fault", move || fault.run())?;
+        // The first fault thread keeps the trace.
+        let mut trace = trace;
+        for (n, (commands, client)) in commands.fault.into_iter().zip(demand).enumerate() {
+            let fault = FaultThread::new(self.shared.clone(), n, commands, client, trace.take())
+                .map_err(|e| SessionError::Fatal(format!("cannot wait for faults: {e}")))?;
+            let name = if n == 0 { "fault".into() } else { format!("fault-{n}") };
+            self.spawn(&name, move || fault.run())?;
+        }
         self.spawn("evict", move || evict.run())
     }
 
@@ -210,7 +221,7 @@ impl Session {
     pub fn finish(self) -> Stats {
         self.shared.stop.store(true, Ordering::Relaxed);
         evictor::hurry();
-        self.shared.kick_fault();
+        self.shared.homes.kick_all();
         self.shared.kick_evict();
         join(lock(&self.threads).drain(..), END_DEADLINE);
         // A command that ended before it was adopted had no fault thread, which writes the trace otherwise.

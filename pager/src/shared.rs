@@ -3,24 +3,25 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::budget::Budget;
-use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
+use gms_policy::ids::{AgentId, Bytes, SpaceId};
 use gms_policy::limits::SLACK_MIN;
 use gms_transport::client::Checksum;
 use gms_transport::message::PAGES_MAX;
 use hdrhistogram::Histogram;
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::eventfd::EventFd;
 
 use crate::frames::Frames;
-use crate::kernel::{Faults, PageTables};
+use crate::homes::{FaultCommand, Homes};
 use crate::page_map::PAGE;
-use crate::range_set::RangeSet;
 use crate::session::{Outcome, SessionConfig};
+use crate::space::Space;
 use crate::stats::AgentStats;
+use crate::sync::{event_fd, lock};
 use crate::tables::{Place, Tables};
 
 /// Pages of the write-back buffer: 16 MiB.
@@ -30,139 +31,6 @@ const ROOM_KEPT: u64 = 128;
 const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
 /// Longest fault latency that is told apart from longer ones.
 const LATENCY_MAX: Duration = Duration::from_secs(60);
-
-/// One address space of the workload.
-pub struct Space {
-    /// Its name.
-    pub id: SpaceId,
-    /// Its userfaultfd.
-    pub faults: Box<dyn Faults>,
-    /// Excludes reading events from moving pages and leaving their markers: `UFFDIO_MOVE` would take pages of a mapping that came into place
-    /// of the one whose pages were meant. Taken before the tables' lock.
-    pub gate: Mutex<()>,
-    /// Reads without the gate, which expect a fault.
-    pub ungated: Ungated,
-    /// Process whose memory it is, for messages to people; 0 while unknown (a child just forked).
-    pub pid: AtomicI32,
-    /// Thread id of its evictor as its faults tell it, in the PID namespace of the workload.
-    pub evictor: AtomicI32,
-    /// Whether thread ids in its faults mean to us what they mean there; only ever a hint.
-    pub same_ids: AtomicBool,
-    /// Its page tables; unknown until its process has been attached.
-    pub page_tables: OnceLock<Box<dyn PageTables>>,
-    /// Events that changed the mappings, so that they must be looked at again.
-    pub changes: AtomicU64,
-    /// Where memory was taken out of the userfaultfd, until all changes begun by then have been told.
-    pub relieved: Mutex<RangeSet>,
-    /// What was registered while a change was under way, and is perhaps not recorded, until all changes begun by then have been told.
-    pub unrecorded: Mutex<RangeSet>,
-    /// Threads change it without a moment in between in which somebody could be served: they are to be stopped for one.
-    pub restless: AtomicBool,
-}
-
-impl Space {
-    /// A space that nobody has met yet.
-    pub fn new(id: SpaceId, faults: Box<dyn Faults>) -> Space {
-        Space {
-            id,
-            faults,
-            gate: Mutex::default(),
-            ungated: Ungated::default(),
-            pid: AtomicI32::new(0),
-            evictor: AtomicI32::new(0),
-            same_ids: AtomicBool::new(false),
-            page_tables: OnceLock::new(),
-            changes: AtomicU64::new(0),
-            relieved: Mutex::default(),
-            unrecorded: Mutex::default(),
-            restless: AtomicBool::new(false),
-        }
-    }
-
-    /// Closes the gate when all events that have been read are applied.
-    pub fn settled_gate(&self) -> MutexGuard<'_, ()> {
-        loop {
-            let gate = lock(&self.gate);
-            if self.ungated.is_intact() {
-                return gate;
-            }
-            // Read without the gate, for which the reader waits now.
-            drop(gate);
-            std::thread::yield_now();
-        }
-    }
-
-    /// For messages.
-    pub fn name(&self) -> String {
-        match self.pid.load(Ordering::Relaxed) {
-            0 => "a forked child".into(),
-            pid => format!("process {pid}"),
-        }
-    }
-
-    /// Whether private anonymous memory is at a page's address, as far as is known.
-    pub fn is_anonymous(&self, page: PageAddr) -> bool {
-        self.page_tables.get().is_some_and(|tables| tables.is_anonymous(page.get()))
-    }
-
-    /// Whether a page's address is known to have a marker.
-    pub fn has_marker(&self, page: PageAddr) -> bool {
-        let range = page.get()..page.get() + PAGE;
-        let marked = self.page_tables.get().and_then(|tables| tables.marked(range).ok());
-        marked.is_some_and(|marked| !marked.is_empty())
-    }
-}
-
-/// While pages are being moved faults are read without the gate, so that they need not wait for it: if something was readable and then no
-/// event waits, it is a fault. But it may go (its thread got a signal) and an event come in between. Who moved pages meanwhile finds that
-/// out here.
-#[derive(Default)]
-pub struct Ungated {
-    /// Odd while such a read is under way.
-    reads: AtomicU64,
-    /// An event was read so and has not been applied yet.
-    torn: AtomicBool,
-}
-
-impl Ungated {
-    /// Reads, and notes if `is_event` says that it was no fault.
-    pub fn read<R>(&self, read: impl FnOnce() -> R, is_event: impl FnOnce(&R) -> bool) -> R {
-        self.reads.fetch_add(1, Ordering::SeqCst);
-        let result = read();
-        if is_event(&result) {
-            self.torn.store(true, Ordering::SeqCst);
-        }
-        self.reads.fetch_add(1, Ordering::SeqCst);
-        result
-    }
-
-    /// What was read, by the gate's holder, is not applied for the time being.
-    pub fn hold(&self) {
-        self.torn.store(true, Ordering::SeqCst);
-    }
-
-    /// What was read has been applied, by the gate's holder.
-    pub fn applied(&self) {
-        self.torn.store(false, Ordering::SeqCst);
-    }
-
-    /// For the gate's holder: whether no event had been read without the gate when this was called.
-    pub fn is_intact(&self) -> bool {
-        let seen = self.reads.load(Ordering::SeqCst);
-        while seen % 2 == 1 && self.reads.load(Ordering::SeqCst) == seen {
-            std::thread::yield_now();
-        }
-        !self.torn.load(Ordering::SeqCst)
-    }
-}
-
-/// For the fault thread.
-pub enum FaultCommand {
-    /// Serve this space too.
-    Add(Arc<Space>),
-    /// The space has ended.
-    Drop(SpaceId),
-}
 
 /// For the evict thread.
 pub enum EvictCommand {
@@ -217,9 +85,9 @@ pub struct Shared {
     /// What the evict thread reads of the workload may fault too, and must not wait for the room that it makes.
     pub evict_thread: AtomicI32,
     next_space: AtomicU64,
-    to_fault: Sender<FaultCommand>,
+    /// The fault threads, and which spaces each of them serves.
+    pub homes: Homes,
     to_evict: Sender<EvictCommand>,
-    kick_fault: EventFd,
     kick_evict: EventFd,
     done: EventFd,
     outcome: Mutex<Option<Outcome>>,
@@ -277,8 +145,8 @@ pub struct Gauges {
 
 /// The other ends of the command channels.
 pub struct Commands {
-    /// For the fault thread.
-    pub fault: Receiver<FaultCommand>,
+    /// For each of the fault threads.
+    pub fault: Vec<Receiver<FaultCommand>>,
     /// For the evict thread.
     pub evict: Receiver<EvictCommand>,
 }
@@ -296,10 +164,8 @@ impl Shared {
         sizes: Sizes,
     ) -> std::io::Result<(Arc<Shared>, Commands)> {
         // Their commands concern address spaces, each of which needs a descriptor: that is their bound.
-        let (to_fault, fault) = unbounded();
+        let (homes, fault) = Homes::new(config.fault_threads)?;
         let (to_evict, evict) = unbounded();
-        let event_fd =
-            || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let budget = Budget::new(Bytes(config.budget_bytes));
         let latency = Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, 3)
             .map_err(|e| std::io::Error::other(e.to_string()))?;
@@ -315,9 +181,8 @@ impl Shared {
             evictors: Mutex::default(),
             evict_thread: AtomicI32::new(0),
             next_space: AtomicU64::new(1),
-            to_fault,
+            homes,
             to_evict,
-            kick_fault: event_fd()?,
             kick_evict: event_fd()?,
             done: event_fd()?,
             outcome: Mutex::new(None),
@@ -381,13 +246,6 @@ impl Shared {
         self.resident.load(Ordering::Relaxed) > self.high
     }
 
-    /// Asks the fault thread for something.
-    pub fn tell_fault(&self, command: FaultCommand) {
-        // The receiver lives as long as the thread: nobody needs to be told any more.
-        let _ = self.to_fault.send(command);
-        self.kick_fault();
-    }
-
     /// Tells the evict thread of a new child.
     pub fn tell_forked(&self, child: Arc<Space>) {
         let _ = self.to_evict.send(EvictCommand::Forked(child));
@@ -435,20 +293,9 @@ impl Shared {
             || tid == self.evict_thread.load(Ordering::Relaxed)
     }
 
-    /// Wakes the fault thread.
-    pub fn kick_fault(&self) {
-        // The counter can only be full if the thread is awake anyway.
-        let _ = self.kick_fault.write(1);
-    }
-
     /// Wakes the evict thread.
     pub fn kick_evict(&self) {
         let _ = self.kick_evict.write(1);
-    }
-
-    /// What the fault thread's kicks arrive on.
-    pub fn fault_kicks(&self) -> &EventFd {
-        &self.kick_fault
     }
 
     /// What the evict thread's kicks arrive on.
@@ -495,16 +342,4 @@ impl Shared {
             }
         }
     }
-}
-
-/// Locks; a panic of another thread ends the process anyway (see `session`).
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Empties an event counter.
-pub fn drain(event: &EventFd) {
-    let mut count = [0u8; 8];
-    // Fails with EAGAIN when it is empty already.
-    let _ = nix::unistd::read(event.as_fd(), &mut count);
 }

@@ -16,7 +16,7 @@ use self::alarm::Alarm;
 use crate::arch;
 use crate::inject::InjectError;
 use crate::kernel::proc;
-use crate::shared::lock;
+use crate::sync::lock;
 
 /// Longest that a thread may take to stop.
 const STOP_DEADLINE: Duration = Duration::from_millis(30);

@@ -12,7 +12,9 @@ use nix::errno::Errno;
 use crate::kernel::{Occupant, Occupied, Registration};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
-use crate::shared::{Shared, Space, lock};
+use crate::shared::Shared;
+use crate::space::Space;
+use crate::sync::lock;
 use crate::tables::{EvictOutcome, Place};
 use crate::torture::{self, Point};
 

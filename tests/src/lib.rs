@@ -30,7 +30,8 @@ pub use gms::{Gms, gms_binary, status_of};
 pub use netns::Namespace;
 pub use pages::{ATTEMPTS, Mib, assert_paged, overshoot, pages_like_native, within_bound};
 pub use procfs::{
-    descendants, evictor_of, exists, has_uffd, is_of_gms, rss_anon, spoil_page_map, write_memory,
+    descendants, evictor_of, exists, fault_readers, has_uffd, is_of_gms, rss_anon, spoil_page_map,
+    write_memory,
 };
 pub use program::{Outcome, Proc, Program, patience, poll_until, tool};
 pub use pty::Terminal;

@@ -124,6 +124,23 @@ pub fn has_uffd(pid: i32) -> bool {
         .any(|flags| flags.split_whitespace().any(|flag| flag == "um" || flag == "uw"))
 }
 
+/// How many epoll instances of the process wait for userfaultfds: its threads that serve faults.
+pub fn fault_readers(pid: i32) -> usize {
+    let is = |fd: &str, what: &str| {
+        let link = fs::read_link(format!("/proc/{pid}/fd/{fd}"));
+        link.is_ok_and(|link| link.as_os_str() == format!("anon_inode:[{what}]").as_str())
+    };
+    let reads = |fd: &str| {
+        let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+        let targets = info.lines().filter_map(|line| line.strip_prefix("tfd:"));
+        let mut targets = targets.filter_map(|line| line.split_whitespace().next());
+        targets.any(|target| is(target, "userfaultfd"))
+    };
+    let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let names = fds.filter_map(|fd| fd.file_name().into_string().ok());
+    names.filter(|fd| is(fd, "eventpoll") && reads(fd)).count()
+}
+
 /// Changes pages of a range of addresses, of those that are in memory; returns how often `change` says that it did.
 fn change_pages(
     pid: i32,

@@ -129,8 +129,10 @@ impl<'a> Torture<'a> {
             Some(agent) => format!("--agent {} --keys {}", agent.addr(), keys().display()),
             None => format!("--export {EXPORT_MIB}M"),
         };
-        let line =
-            format!("run --torture {number} --local {budget}M --page-size {page_size} {place}");
+        let threads = 1 << (number >> 20 & 3).min(2);
+        let line = format!(
+            "run --torture {number} --local {budget}M --page-size {page_size} --fault-threads {threads} {place}"
+        );
         let mut argv = vec![tortured_binary().into_os_string()];
         argv.extend(line.split_whitespace().map(OsString::from));
         argv.extend(["--stats".into(), stats.clone().into(), "--".into()]);

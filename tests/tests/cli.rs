@@ -53,6 +53,7 @@ fn wrong_command_lines_are_usage_errors() {
             bad("gms run --local 0% -- touch $MARK", 2, "0%"),
             bad("gms run --local 64M", 2, "COMMAND"),
             bad("gms run --page-size 16k -- touch $MARK", 2, "16k"),
+            bad("gms run --fault-threads 17 -- touch $MARK", 2, "between 1 and 16"),
             bad("gms run --export x -- touch $MARK", 2, "'x'"),
             bad("gms run --agent nowhere --keys . -- touch $MARK", 2, "nowhere"),
             bad("gms run --local 64M --agent 127.0.0.1:1 -- touch $MARK", 2, "--keys"),

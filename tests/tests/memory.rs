@@ -1,6 +1,10 @@
 //! C programs that know what every page must hold, in address spaces that change under the pager.
 
+use std::time::Duration;
+
 use gms_tests::*;
+
+const SOON: Duration = Duration::from_secs(30);
 
 fn run_c(name: &str, args: &[&str], working_set: Option<Mib>, percent: u64) {
     let Some(stage) = Stage::set() else { return };
@@ -107,6 +111,29 @@ fn unchanged_pages_are_dropped_instead_of_sent() {
     assert!(agent.rtt_us > 0.1 && agent.up, "{stats:?}");
 }
 
+/// Parent, child and grandchild, each with some pages of its own and some that are another's too.
+#[test]
+fn processes_of_a_tree_are_served_by_several_threads() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(1024));
+    let program = Program::new([c_program("forkcow")]).args(["64", "held"]);
+    let native = program.clone().stdin("\n").finish().expect_code(0);
+    let program = program.stdin_open();
+    for (threads, readers) in [("1", 1..=1), ("3", 2..=3)] {
+        let gms = Gms::run(&stage, &program).local(Mib(24)).agents(&[&agent]);
+        let gms = gms.arg("--fault-threads").arg(threads);
+        let mut proc = gms.spawn();
+        proc.wait_output(0, "held\n");
+        poll_until("threads that read faults", SOON, || {
+            let pager = status_of(proc.pid())?.supervisor_pid;
+            readers.contains(&fault_readers(pager)).then_some(())
+        });
+        proc.write_stdin(b"\n");
+        let outcome = gms.finish_proc(proc).expect_code(0);
+        assert_eq!(outcome.stdout, native.stdout);
+    }
+}
+
 #[test]
 fn the_embedded_agent_serves_without_keys() {
     let Some(stage) = Stage::set() else { return };
@@ -158,7 +185,7 @@ fn a_wrong_page_is_found() {
             Program::new([c_program("verify")]).args(["32", "forever"]).stdin_open().spawn();
         proc.wait_output(0, "round 1\n");
         // It may be rewritten before it is read: spoil it until it is noticed.
-        poll_until("the program to notice", std::time::Duration::from_secs(30), || {
+        poll_until("the program to notice", SOON, || {
             let _ = write_memory(proc.pid(), &bytes);
             proc.poll()
         });

@@ -51,7 +51,7 @@ const PRIVILEGES: Entries = &[
 
 const CONFIGURATION: (&str, &str) = (
     "the file of --config",
-    "TOML. Keys are the long options without the dashes: local, page-size, agent (a string or a list), keys, export, \
+    "TOML. Keys are the long options without the dashes: local, page-size, fault-threads, agent (a string or a list), keys, export, \
      when-full, stats, trace, best-effort, quiet, verbose. A size is a string or a number of bytes. Relative paths start at the file's directory.",
 );
 const SOCKET: (&str, &str) = (

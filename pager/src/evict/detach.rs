@@ -20,7 +20,8 @@ use crate::fault::look;
 use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
 use crate::session::Outcome;
-use crate::shared::{Space, lock};
+use crate::space::Space;
+use crate::sync::lock;
 use crate::tables::{Place, Tables};
 
 /// Exchanges under way with one agent: 2 MiB, less than its bound of unread replies.

@@ -18,7 +18,7 @@ use gms_transport::Transport;
 use super::EvictThread;
 use crate::evictor::has_ended;
 use crate::inject::Frozen;
-use crate::shared::lock;
+use crate::sync::lock;
 use crate::victims::Evicted;
 
 /// Longest that a tree is stopped for evictions when nothing is left to be registered.

@@ -15,8 +15,9 @@ use crate::inject::{Frozen, InjectError};
 use crate::kernel::proc;
 use crate::process::Process;
 use crate::session::Outcome;
-use crate::shared::{FaultCommand, Space, lock};
+use crate::space::Space;
 use crate::stats::AgentStats;
+use crate::sync::lock;
 use crate::torture::{self, Point};
 use crate::tree::are_in_quarters;
 use crate::victims::Evicted;
@@ -226,7 +227,7 @@ impl<T: Transport> EvictThread<T> {
     /// The fault thread lets the tables forget it, after all that it has read.
     pub(crate) fn drop_space(&mut self, id: SpaceId) {
         self.leaving.extend(self.spaces.remove_entry(&id));
-        self.shared.tell_fault(FaultCommand::Drop(id));
+        self.shared.homes.end(id);
     }
 
     pub(super) fn evictors(&self) -> Vec<i32> {
@@ -342,7 +343,7 @@ impl<T: Transport> EvictThread<T> {
         let space = process.space.clone();
         if self.spaces.insert(space.id, space.clone()).is_none() {
             lock(&self.shared.tables).add_space(space.id);
-            self.shared.tell_fault(FaultCommand::Add(space));
+            self.shared.homes.add(space);
         }
         torture::at(Point::AfterAttach);
         let process = self.processes.entry(pid).or_insert(process);

@@ -5,7 +5,9 @@ use std::ops::Range;
 use gms_transport::Transport;
 
 use super::EvictThread;
-use crate::shared::{Shared, Space, lock};
+use crate::shared::Shared;
+use crate::space::Space;
+use crate::sync::lock;
 
 /// Memory looked at under the gate.
 const STEP: u64 = 64 << 20;

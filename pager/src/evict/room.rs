@@ -8,7 +8,7 @@ use gms_transport::Transport;
 
 use super::look::LOOK_CROWDED;
 use super::{EvictThread, STUCK};
-use crate::shared::lock;
+use crate::sync::lock;
 use crate::tables::Place;
 use crate::victims::BATCH;
 

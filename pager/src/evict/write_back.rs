@@ -12,7 +12,8 @@ use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent, PutId};
 use gms_transport::message::Op;
 
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
+use crate::sync::lock;
 use crate::torture::{self, Point};
 
 /// Puts under way to one agent.

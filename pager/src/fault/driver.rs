@@ -13,8 +13,10 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::follow::Follow;
 use super::{Asked, FaultCore, Listen};
 use crate::commands::say;
+use crate::homes::{FaultCommand, ThreadIndex};
 use crate::kernel::proc;
-use crate::shared::{FaultCommand, Shared, drain, lock};
+use crate::shared::Shared;
+use crate::sync::{drain, lock};
 use crate::trace::Trace;
 
 /// Events of epoll taken at once.
@@ -37,6 +39,7 @@ const SPACES: u64 = 2;
 pub struct FaultThread<T> {
     core: FaultCore<T>,
     shared: Arc<Shared>,
+    thread: ThreadIndex,
     commands: Receiver<FaultCommand>,
     /// Kicks, the lane and the spaces.
     epoll: Epoll,
@@ -56,17 +59,19 @@ impl<T: Transport> FaultThread<T> {
     /// A thread's state; [`FaultThread::run`] runs it.
     pub fn new(
         shared: Arc<Shared>,
+        thread: ThreadIndex,
         commands: Receiver<FaultCommand>,
         agents: Client<T>,
         trace: Option<Trace>,
     ) -> nix::Result<FaultThread<T>> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        epoll.add(shared.fault_kicks(), EpollEvent::new(EpollFlags::EPOLLIN, KICKS))?;
+        epoll.add(shared.homes.kicks(thread), EpollEvent::new(EpollFlags::EPOLLIN, KICKS))?;
         epoll.add(agents.fd(), EpollEvent::new(EpollFlags::EPOLLIN, PACKETS))?;
         let now = Instant::now();
         Ok(FaultThread {
-            core: FaultCore::new(now, shared.clone(), agents, threads, trace),
+            core: FaultCore::new(now, shared.clone(), thread, agents, threads, trace),
             shared,
+            thread,
             commands,
             epoll,
             readable: Vec::new(),
@@ -144,7 +149,7 @@ impl<T: Transport> FaultThread<T> {
     }
 
     fn obey(&mut self) {
-        drain(self.shared.fault_kicks());
+        drain(self.shared.homes.kicks(self.thread));
         while let Ok(command) = self.commands.try_recv() {
             self.core.handle_command(command);
         }
@@ -158,8 +163,9 @@ impl<T: Transport> FaultThread<T> {
         self.record_latency();
         match self.core.take_asked() {
             Asked::Nobody => {}
-            Asked::One(tid) => self.follow.fault(tid),
-            Asked::Others => self.follow.release(&self.shared.fault_cpu),
+            // Of several fault threads none is followed: they would meet on one CPU.
+            Asked::One(tid) if self.shared.homes.threads() == 1 => self.follow.fault(tid),
+            Asked::One(_) | Asked::Others => self.follow.release(&self.shared.fault_cpu),
         }
         self.follow.look(&self.shared.fault_cpu);
     }

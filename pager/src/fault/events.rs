@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use super::{Fault, FaultCore, SpaceFaults, Told};
 use crate::kernel::{Event, Messages, PageFault};
 use crate::range_set::RangeSet;
-use crate::shared::{Space, lock};
+use crate::space::Space;
+use crate::sync::lock;
 use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
 use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
@@ -148,7 +149,9 @@ impl<T: Transport> FaultCore<T> {
             if let Some(state) = self.spaces.get_mut(&child.id) {
                 state.unborn = false;
             }
-            self.shared.tell_forked(child);
+            // Before another thread can tell of the child's own.
+            self.shared.tell_forked(child.clone());
+            self.send_away(&child);
         }
         if lock(&self.shared.tables).exhausted {
             self.shared.fail("the page map is full");

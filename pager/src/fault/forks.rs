@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use gms_policy::ids::SpaceId;
 use gms_transport::Transport;
 
-use super::{FaultCore, Told};
+use super::{Fault, FaultCore, Listen, Told};
 use crate::kernel::{Event, Faults, Probe, Registration};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
-use crate::shared::{Space, lock};
+use crate::space::Space;
+use crate::sync::lock;
 use crate::tables::{Ask, Change, Doubt};
 use crate::torture::{self, Point};
 
@@ -27,12 +28,32 @@ impl<T: Transport> FaultCore<T> {
     pub(super) fn fork(&mut self, parent: &Arc<Space>, faults: Box<dyn Faults>) -> Arc<Space> {
         torture::at(Point::BeforeFork);
         let child = Arc::new(Space::new(self.shared.new_space(), faults));
+        self.shared.homes.bear(child.id, self.thread);
         lock(&self.shared.tables).fork(parent.id, child.id);
         self.add(child.clone());
         if let Some(state) = self.spaces.get_mut(&child.id) {
             state.unborn = true;
         }
         child
+    }
+
+    /// A child that its parent's thread has told all of may be served by another one from now on.
+    pub(super) fn send_away(&mut self, child: &Arc<Space>) {
+        let id = child.id;
+        let idle = self.spaces.get(&id).is_some_and(|state| state.backlog.is_empty());
+        let unfinished = self.stuck.contains_key(&id) || self.unread.contains_key(&id);
+        if !idle || unfinished || !self.shared.homes.leaves(child, self.thread) {
+            return;
+        }
+        self.listen.extend(self.spaces.remove(&id).map(|state| Listen::End(state.space)));
+        self.waiting.remove(&id);
+        // What has been read of its faults is told again to whom they are for now.
+        let (away, again) = self.again.drain(..).partition(|fault| fault.place.0 == id);
+        self.again = again;
+        let away: Vec<Fault> = away;
+        for fault in away {
+            child.faults.wake(fault.place.1.get()..fault.place.1.get() + PAGE);
+        }
     }
 
     /// What of its parent's changes, read together with the fork, was made before it. The child begins with the tables from before all of them. One

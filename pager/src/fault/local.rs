@@ -11,7 +11,8 @@ use nix::errno::Errno;
 use super::{Fault, FaultCore, SpaceFaults};
 use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
-use crate::shared::{Space, lock};
+use crate::space::Space;
+use crate::sync::lock;
 use crate::tables::{FaultAction, Place, Tables};
 
 /// Most pages filled with zeros for one fault.

@@ -9,7 +9,8 @@ use gms_transport::Transport;
 
 use super::{Fault, FaultCore, Told};
 use crate::kernel::{Event, Messages, PageFault, ReadError};
-use crate::shared::{Space, lock};
+use crate::space::Space;
+use crate::sync::lock;
 use crate::torture::{self, Point};
 use crate::trace::Trace;
 

@@ -45,7 +45,7 @@ fn enabled(fd: libc::c_long) -> Uffd {
     unsafe { Uffd::from_raw_fd(fd) }
 }
 
-fn own_userfaultfd() -> Uffd {
+pub(crate) fn own_userfaultfd() -> Uffd {
     // SAFETY: no pointer is passed.
     enabled(unsafe { libc::syscall(libc::SYS_userfaultfd, NEW) })
 }
@@ -80,7 +80,7 @@ fn map(bytes: u64) -> u64 {
 pub(super) struct Play {
     pub(super) shared: Arc<Shared>,
     pub(super) fault: FaultCore<Script>,
-    commands: Receiver<FaultCommand>,
+    commands: Vec<Receiver<FaultCommand>>,
     evict: EvictThread<Script>,
     space: Arc<Space>,
     pub(super) page: u64,
@@ -88,9 +88,15 @@ pub(super) struct Play {
 
 /// What the threads of a session share, at its beginning.
 pub(crate) fn shared() -> (Arc<Shared>, Commands) {
+    shared_by(1)
+}
+
+/// The same with so many fault threads.
+fn shared_by(fault_threads: usize) -> (Arc<Shared>, Commands) {
     let config = SessionConfig {
         budget_bytes: 64 << 20,
         page_shift: 12,
+        fault_threads,
         agents: Vec::new(),
         keys: None,
         export_bytes: 0,
@@ -109,9 +115,17 @@ impl Play {
 
     /// The same with agents, and with several pages that have markers.
     pub(super) fn with(space_of: Option<Uffd>, agents: u16, pages: u64) -> Play {
-        let (shared, commands) = shared();
+        Play::by(shared(), space_of, agents, pages)
+    }
+
+    fn by(
+        (shared, commands): (Arc<Shared>, Commands),
+        space_of: Option<Uffd>,
+        agents: u16,
+        pages: u64,
+    ) -> Play {
         let client = || Client::scripted(agents, Checksum::new(7));
-        let mut fault = FaultCore::new(Instant::now(), shared.clone(), client(), |_| None, None);
+        let mut fault = FaultCore::new(Instant::now(), shared.clone(), 0, client(), |_| None, None);
         // No process has this id.
         let root = Root::Process(i32::MAX);
         let evict =
@@ -139,12 +153,13 @@ impl Play {
         tables.add_space(ID);
         tables.register(ID, range(), &RangeSet::default());
         drop(tables);
+        shared.homes.bear(ID, 0);
         fault.add(space.clone());
         Play { shared, fault, commands: commands.fault, evict, space, page }
     }
 
     fn obey(&mut self) {
-        while let Ok(command) = self.commands.try_recv() {
+        while let Ok(command) = self.commands[0].try_recv() {
             self.fault.handle_command(command);
         }
     }
@@ -496,12 +511,48 @@ fn a_child_that_ends_leaves_its_pages_to_its_own() {
     play.tell(&parent, vec![Play::fork()]);
     let child = play.child();
     play.fault.note_told(child.id, vec![Play::fork()]);
-    play.shared.tell_fault(FaultCommand::Drop(child.id));
+    play.shared.homes.end(child.id);
     play.obey();
     let grandchild = play.child();
     assert!(grandchild.id != child.id && !play.fault.spaces.contains_key(&child.id));
     assert!(matches!(play.action(&grandchild, play.page), FaultAction::Buffered(_)));
     assert!(!lock(&play.shared.tables).knows(child.id, 0..u64::MAX));
+}
+
+/// Its pages and its end are the other thread's, also if its end was told to the first before it moved.
+#[test]
+fn a_child_is_served_by_the_thread_that_has_fewer_spaces() {
+    for told_before in [false, true] {
+        let mut play = Play::by(shared_by(2), None, 0, 1).evicted();
+        let parent = play.space.clone();
+        let client = Client::scripted(0, Checksum::new(7));
+        let mut other =
+            FaultCore::new(Instant::now(), play.shared.clone(), 1, client, |_| None, None);
+        let child = play.fault.fork(&parent, Box::new(Userfaultfd::of_child(own_userfaultfd())));
+        if told_before {
+            play.shared.homes.end(child.id);
+        }
+        play.fault.send_away(&child);
+        assert!(!play.fault.spaces.contains_key(&child.id));
+        let listens = std::iter::from_fn(|| play.fault.poll_listen());
+        assert!(matches!(listens.last(), Some(Listen::End(space)) if space.id == child.id));
+        if !told_before {
+            play.commands[1].try_iter().for_each(|command| other.handle_command(command));
+            assert!(other.spaces.contains_key(&child.id));
+            play.shared.homes.end(child.id);
+        }
+        play.obey();
+        assert!(lock(&play.shared.tables).knows(child.id, 0..u64::MAX), "it is the other's to end");
+        play.commands[1].try_iter().for_each(|command| other.handle_command(command));
+        assert!(!lock(&play.shared.tables).knows(child.id, 0..u64::MAX));
+        assert!(lock(&play.shared.tables).knows(parent.id, 0..u64::MAX));
+        // The next child stays where there is room again, or goes there.
+        let next = play.fault.fork(&parent, Box::new(Userfaultfd::of_child(own_userfaultfd())));
+        play.fault.send_away(&next);
+        assert!(
+            matches!(play.commands[1].try_recv(), Ok(FaultCommand::Add(space)) if space.id == next.id)
+        );
+    }
 }
 
 /// A probe would leave zeros where there is nothing yet.

@@ -8,7 +8,7 @@ use gms_transport::Transport;
 
 use super::{AGAIN, FaultCore, Listen};
 use crate::kernel::Event;
-use crate::shared::Space;
+use crate::space::Space;
 
 /// For a descriptor to be given back.
 const UNREAD_MAX: Duration = Duration::from_secs(5);

@@ -7,7 +7,8 @@ use crate::kernel::Registration;
 use crate::kernel::proc::{self, Mapping};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
+use crate::sync::lock;
 
 /// Attempts to register what is mapped before that changes.
 const REGISTER_TRIES: usize = 3;

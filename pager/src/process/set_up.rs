@@ -13,7 +13,8 @@ use crate::keeper;
 use crate::kernel::Faults;
 use crate::kernel::proc;
 use crate::kernel::uffd::{USERFAULTFD_IOC_NEW, Userfaultfd, is_userfaultfd};
-use crate::shared::{Shared, Space};
+use crate::shared::Shared;
+use crate::space::Space;
 
 /// The evictor's descriptors and memory while it is being set up.
 pub(super) struct SetUp {

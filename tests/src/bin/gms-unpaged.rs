@@ -107,6 +107,7 @@ impl Late {
         let config = SessionConfig {
             budget_bytes: 32 << 20,
             page_shift: 12,
+            fault_threads: 1,
             agents: Vec::new(),
             keys: None,
             export_bytes: 512 << 20,

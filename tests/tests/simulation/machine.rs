@@ -9,7 +9,7 @@ use gms_pager::kernel::{
 };
 use gms_pager::page_map::PAGE;
 use gms_pager::range_set::RangeSet;
-use gms_pager::shared::Space;
+use gms_pager::space::Space;
 use gms_pager::victims::{Evicted, MovedPages, Sweep};
 use gms_policy::ids::PageAddr;
 use gms_tests::Dice;

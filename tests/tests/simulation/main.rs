@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use gms_pager::shared::lock;
+use gms_pager::sync::lock;
 use gms_tests::Dice;
 use gms_transport::client::AgentAddress;
 use gms_transport::sim::{Conditions, Net};

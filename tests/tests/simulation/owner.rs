@@ -13,7 +13,9 @@ use gms_pager::fault::FaultCore;
 use gms_pager::kernel::{Faults, PageTables, Registration};
 use gms_pager::page_map::PAGE;
 use gms_pager::session::{Outcome, SessionConfig};
-use gms_pager::shared::{Commands, FaultCommand, Shared, Sizes, Space, lock};
+use gms_pager::shared::{Commands, Shared, Sizes};
+use gms_pager::space::Space;
+use gms_pager::sync::lock;
 use gms_pager::tables::EvictOutcome;
 use gms_pager::victims::{choose_victims, finish, finish_marked, move_out, next_batch, read_moved};
 use gms_policy::full::WhenFull;
@@ -67,6 +69,7 @@ impl Owner {
         let config = SessionConfig {
             budget_bytes: budget * PAGE,
             page_shift: 12 + dice.below(2) as u8,
+            fault_threads: 1,
             agents: agents.iter().map(|agent| agent.name.clone()).collect(),
             keys: None,
             export_bytes: 0,
@@ -87,8 +90,9 @@ impl Owner {
         space.pid.store(1, Ordering::Relaxed);
         assert!(space.page_tables.set(Box::new(handle.clone())).is_ok());
         lock(&shared.tables).add_space(space.id);
-        let mut fault = FaultCore::new(now, shared.clone(), client(1), |_| None, None);
-        fault.handle_command(FaultCommand::Add(space.clone()));
+        let mut fault = FaultCore::new(now, shared.clone(), 0, client(1), |_| None, None);
+        shared.homes.add(space.clone());
+        commands.fault[0].try_iter().for_each(|command| fault.handle_command(command));
         Owner {
             fault,
             write_back: WriteBack::new(now, shared.clone(), client(2)),

@@ -1,0 +1,188 @@
+//! Which fault thread serves which address space. One does: it alone reads the space's userfaultfd and applies what that tells.
+//!
+//! A new space goes to the thread with the fewest. A child is born on its parent's thread, and moves when nothing of it is under way.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use gms_policy::ids::SpaceId;
+use nix::sys::eventfd::EventFd;
+
+use crate::space::Space;
+use crate::sync::{event_fd, lock};
+
+/// For a fault thread.
+pub enum FaultCommand {
+    /// Serve this space too.
+    Add(Arc<Space>),
+    /// The space has ended.
+    Drop(SpaceId),
+}
+
+/// A fault thread's index, from 0.
+pub type ThreadIndex = usize;
+
+/// See the module's documentation.
+pub struct Homes {
+    inboxes: Vec<Inbox>,
+    table: Mutex<Table>,
+}
+
+struct Inbox {
+    commands: Sender<FaultCommand>,
+    kick: EventFd,
+}
+
+#[derive(Default)]
+struct Table {
+    homes: BTreeMap<SpaceId, ThreadIndex>,
+    /// Spaces of each thread.
+    counts: Vec<u64>,
+}
+
+impl Table {
+    fn fewest(&self) -> ThreadIndex {
+        (0..self.counts.len()).min_by_key(|&thread| self.counts[thread]).unwrap_or(0)
+    }
+
+    fn settle(&mut self, id: SpaceId, thread: ThreadIndex) {
+        self.counts[thread] += 1;
+        if let Some(before) = self.homes.insert(id, thread) {
+            self.counts[before] -= 1;
+        }
+    }
+}
+
+impl Homes {
+    /// Of so many threads, and what each of them receives.
+    ///
+    /// # Errors
+    /// If no descriptor is left.
+    pub fn new(threads: usize) -> io::Result<(Homes, Vec<Receiver<FaultCommand>>)> {
+        let (mut inboxes, mut receivers) = (Vec::new(), Vec::new());
+        for _ in 0..threads {
+            // Commands concern address spaces, each of which needs a descriptor: that is their bound.
+            let (commands, receiver) = unbounded();
+            inboxes.push(Inbox { commands, kick: event_fd()? });
+            receivers.push(receiver);
+        }
+        let table = Table { homes: BTreeMap::new(), counts: vec![0; threads] };
+        Ok((Homes { inboxes, table: Mutex::new(table) }, receivers))
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    /// A space begins: the thread with the fewest is told.
+    pub fn add(&self, space: Arc<Space>) {
+        let mut table = self.table();
+        let thread = table.fewest();
+        table.settle(space.id, thread);
+        self.send(thread, FaultCommand::Add(space));
+    }
+
+    /// A child was born on this thread.
+    pub fn bear(&self, child: SpaceId, thread: ThreadIndex) {
+        self.table().settle(child, thread);
+    }
+
+    /// Whether another thread than `from`, which serves the space, is to; it is told, and `from` must serve it no more.
+    pub fn leaves(&self, space: &Arc<Space>, from: ThreadIndex) -> bool {
+        let mut table = self.table();
+        let to = table.fewest();
+        if table.counts[to] + 1 >= table.counts[from] {
+            return false;
+        }
+        table.settle(space.id, to);
+        self.send(to, FaultCommand::Add(space.clone()));
+        true
+    }
+
+    /// A space has ended: its thread is told.
+    pub fn end(&self, id: SpaceId) {
+        let table = self.table();
+        if let Some(&thread) = table.homes.get(&id) {
+            self.send(thread, FaultCommand::Drop(id));
+        }
+    }
+
+    /// Whether a space of whose end `thread` was told lives with another by now, which is told instead. Else its home is forgotten.
+    pub fn has_left(&self, id: SpaceId, thread: ThreadIndex) -> bool {
+        let mut table = self.table();
+        match table.homes.get(&id) {
+            Some(&home) if home != thread => {
+                self.send(home, FaultCommand::Drop(id));
+                true
+            }
+            _ => {
+                if table.homes.remove(&id).is_some() {
+                    table.counts[thread] -= 1;
+                }
+                false
+            }
+        }
+    }
+
+    /// Wakes all threads.
+    pub fn kick_all(&self) {
+        self.inboxes.iter().for_each(Inbox::kick);
+    }
+
+    /// What a thread's kicks arrive on.
+    pub fn kicks(&self, thread: ThreadIndex) -> &EventFd {
+        &self.inboxes[thread].kick
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        lock(&self.table)
+    }
+
+    /// With the table locked, so that a thread is told in the order in which homes change.
+    fn send(&self, thread: ThreadIndex, command: FaultCommand) {
+        // The receiver lives as long as the thread: nobody needs to be told any more.
+        let _ = self.inboxes[thread].commands.send(command);
+        self.inboxes[thread].kick();
+    }
+}
+
+impl Inbox {
+    fn kick(&self) {
+        // The counter can only be full if the thread is awake anyway.
+        let _ = self.kick.write(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::tests::own_userfaultfd;
+    use crate::kernel::uffd::Userfaultfd;
+
+    fn counts(homes: &Homes) -> Vec<u64> {
+        homes.table().counts.clone()
+    }
+
+    fn space(id: SpaceId) -> Arc<Space> {
+        Arc::new(Space::new(id, Box::new(Userfaultfd::of_child(own_userfaultfd()))))
+    }
+
+    #[test]
+    fn the_thread_with_the_fewest_spaces_gets_the_next() {
+        let (homes, told) = Homes::new(3).expect("descriptors");
+        (1..=7).for_each(|n| homes.bear(SpaceId(n), 0));
+        let spaces: Vec<Arc<Space>> = (1..=7).map(|n| space(SpaceId(n))).collect();
+        let left: Vec<bool> = spaces.iter().map(|space| homes.leaves(space, 0)).collect();
+        assert_eq!(left, [true, true, true, true, false, false, false]);
+        assert_eq!(counts(&homes), [3, 2, 2]);
+        assert_eq!(told.iter().map(Receiver::len).collect::<Vec<_>>(), [0, 2, 2]);
+        homes.end(SpaceId(7));
+        assert!(matches!(told[0].try_recv(), Ok(FaultCommand::Drop(SpaceId(7)))));
+        assert!(!homes.has_left(SpaceId(7), 0) && !homes.has_left(SpaceId(7), 0));
+        assert!(homes.has_left(SpaceId(1), 0), "it has left");
+        assert_eq!(counts(&homes), [2, 2, 2]);
+    }
+}

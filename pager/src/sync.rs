@@ -1,0 +1,23 @@
+//! Locks and event counters.
+
+use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+/// An event counter at 0, which does not block.
+pub fn event_fd() -> nix::Result<EventFd> {
+    EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+}
+
+/// Locks; a panic of another thread ends the process anyway (see `session`).
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Empties an event counter.
+pub fn drain(event: &EventFd) {
+    let mut count = [0u8; 8];
+    // Fails with EAGAIN when it is empty already.
+    let _ = nix::unistd::read(event.as_fd(), &mut count);
+}
