@@ -275,10 +275,14 @@ fn load_bearer(dir: &Path, role: Role) -> Result<Option<Bearer>, KeysError> {
     Ok(bearers_in(&dir.join(&role.files()[0]))?.into_iter().next())
 }
 
-/// The same with those of [`Role::file_before`].
+/// The same with those of [`Role::file_before`], each once: a renewal that was killed has left the same in both files.
 fn load_bearers(dir: &Path, role: Role) -> Result<Vec<Bearer>, KeysError> {
     let mut bearers = Vec::from_iter(load_bearer(dir, role)?);
-    bearers.extend(bearers_in(&dir.join(role.file_before()))?);
+    for bearer in bearers_in(&dir.join(role.file_before()))? {
+        if !bearers.contains(&bearer) {
+            bearers.push(bearer);
+        }
+    }
     Ok(bearers)
 }
 

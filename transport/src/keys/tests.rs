@@ -430,6 +430,9 @@ fn revoking_a_name_revokes_the_certificates_from_before_ids_too() {
     for file in ["ca.pem", "node.pem", "node-key.pem", "client.pem", "client-key.pem"] {
         fs::copy(target.join(file), copy.join(file)).unwrap();
     }
+    // A renewal was killed before it was over.
+    fs::copy(target.join("node.pem"), target.join("node-before.pem")).unwrap();
+    assert_eq!(list(&dir.0).unwrap().certificates.len(), 2 + 2 + 2);
     for _ in 0..2 {
         renew(&dir.0, Some("before")).unwrap();
     }

@@ -15,7 +15,7 @@ use crate::message::{
 };
 use crate::{AbortReason, PeerId, PeerIdentity};
 
-mod revocation;
+mod revocation_tests;
 
 pub const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
 /// Real time that a test may take to see what it waits for.
