@@ -105,11 +105,12 @@ impl<T: Transport> Driver<T> {
     /// As [`Driver::run`].
     pub fn turn(&mut self, clock: impl Fn() -> Instant) -> io::Result<bool> {
         let received = clock();
-        let mut busy = self.transport.drive(received)?;
+        // First: what waits of those who are expelled is not received.
         if received >= self.expel_at {
             self.transport.expel(received, SystemTime::now());
             self.expel_at = received + EXPEL_EVERY;
         }
+        let mut busy = self.transport.drive(received)?;
         let mut handled = 0;
         while let Some(event) = self.transport.poll(received) {
             busy = true;
@@ -265,4 +266,64 @@ fn tell_end(gone: Option<Departure>, reason: &CloseReason) {
     let pages = workload.map(|(_, pages)| pages);
     let workload = workload.map(|(workload, _)| tracing::field::display(workload));
     tracing::info!(client, workload, pages, %reason, "disconnected");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::renewal::Offer;
+    use crate::slab::Slab;
+    use crate::store::Store;
+    use gms_policy::Bytes;
+    use gms_transport::Quic;
+    use gms_transport::keys::{self, Role};
+    use gms_transport::message::{Control, WorkloadId};
+    use std::path::PathBuf;
+
+    /// A directory of the test's own, removed with all that is in it.
+    struct Dir(PathBuf);
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_request_that_waits_when_its_client_is_revoked_is_not_executed() {
+        let now = Instant::now();
+        let dir = Dir(std::env::temp_dir().join(format!("gms-driver-{}", std::process::id())));
+        keys::init(&dir.0).expect("keys");
+        let load = |role| keys::load(&dir.0, role).expect("keys");
+        let (node, client) = (load(Role::Node), load(Role::Client));
+        let any = "127.0.0.1:0".parse().expect("an address");
+        let server = Quic::server(any, &node).expect("a socket");
+        let mut pager = Quic::client(any, &client).expect("a socket");
+        let link = pager.connect(now, server.local_addr()).expect("a link");
+        let store = Store::new(Slab::new(Bytes(16 << 12), false).expect("memory"), 1);
+        let shared = Arc::new(Shared::new(now, store.expect("memory")));
+        let (stats, renewal) = (Arc::new(Stats::default()), Arc::new(Renewal::new().expect("one")));
+        let (core, stop) =
+            (Core::new(now, shared, 0, stats.clone()), Arc::new(Stop::new().expect("one")));
+        let mut driver = Driver::new(server, core, stop, renewal.clone(), Duration::ZERO);
+        let turn = |driver: &mut Driver<Quic>, pager: &mut Quic| {
+            pager.drive(Instant::now()).expect("a socket");
+            driver.turn(Instant::now).expect("a socket");
+            assert!(now.elapsed() < Duration::from_secs(20), "no event");
+            pager.poll(Instant::now())
+        };
+        // Without a session it is denied.
+        let get = Control::get(1, WorkloadId([3; 16]), 1);
+        while !matches!(turn(&mut driver, &mut pager), Some(Event::Connected { .. })) {}
+        pager.request(Instant::now(), link, &get, &[]).expect("room");
+        while !matches!(turn(&mut driver, &mut pager), Some(Event::Complete { .. })) {}
+        assert_eq!(stats.denied.value(), 1);
+        keys::revoke(&dir.0, &client.id().to_string()).expect("a list");
+        renewal.offer(Offer::new(node.reload(&dir.0).expect("keys"), 1));
+        pager.request(Instant::now(), link, &get, &[]).expect("room");
+        pager.flush(Instant::now()).expect("a socket");
+        driver.renew();
+        while !matches!(turn(&mut driver, &mut pager), Some(Event::Closed { .. })) {}
+        assert_eq!(stats.denied.value(), 1);
+    }
 }

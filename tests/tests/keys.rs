@@ -84,10 +84,14 @@ fn a_revoked_client_is_cut_off_and_its_workload_ends_with_the_reason() {
     assert!(closed.len() == 2 && closed.iter().all(|line| line.contains(&desk1)), "{log}");
     let refused = paged(&stage, &forever(), &agent, "desk1").finish().expect_code(125);
     assert!(refused.stderr.contains(&reason), "{}", refused.stderr);
-    // A list that is damaged lets nobody in again.
-    fs::write(dir(&stage, "n1").join("revoked.txt"), "desk1\n").expect("the list");
-    reload(&agent, "the keys stay as they are", 1);
-    paged(&stage, &forever(), &agent, "desk1").finish().expect_code(125);
+    // A list that is damaged, or was cut behind its first line, lets nobody in again.
+    let whole = fs::read_to_string(&list).expect("the list");
+    let cut = whole.split_inclusive('\n').next().expect("a line");
+    for (times, damaged) in [(1, "desk1\n"), (2, cut)] {
+        fs::write(dir(&stage, "n1").join("revoked.txt"), damaged).expect("the list");
+        reload(&agent, "the keys stay as they are", times);
+        paged(&stage, &forever(), &agent, "desk1").finish().expect_code(125);
+    }
     // The other has not noticed anything.
     stays_proc.wait_output(stays_proc.output_len(), "round");
     stays_proc.close_stdin();

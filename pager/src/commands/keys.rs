@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use gms_transport::PeerId;
-use gms_transport::keys::{self, KeysError, Listed, Renewed, Revocation, Role, State};
+use gms_transport::keys::{self, KeysError, Listed, Listing, Renewed, Revocation, Role, State};
 
 use super::{EXIT_GMS, Failure, print, printable, say};
 use crate::cli::{KeyRole, KeysAction};
@@ -44,7 +44,10 @@ pub fn keys(action: &KeysAction) -> Result<u8, Failure> {
             tell_revoked(who, &keys::revoke(dir, who).map_err(failed)?);
         }
         KeysAction::List { dir } => {
-            print(table(&keys::list(dir).map_err(failed)?).as_bytes())?;
+            let Listing { certificates, faults } = keys::list(dir).map_err(failed)?;
+            print(table(&certificates).as_bytes())?;
+            faults.iter().for_each(say);
+            return Ok(if faults.is_empty() { 0 } else { EXIT_GMS });
         }
     }
     Ok(0)

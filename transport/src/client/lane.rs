@@ -30,7 +30,7 @@ pub struct AgentAddress {
     pub name: String,
     /// Resolved.
     pub socket: SocketAddr,
-    /// The first whose link came up, in any lane: the only one that is taken for the agent from then on.
+    /// The first that has taken the workload, in any lane: the only one that is taken for the agent from then on.
     node: Arc<OnceLock<PeerId>>,
 }
 
@@ -40,14 +40,18 @@ impl AgentAddress {
         AgentAddress { name, socket, node: Arc::default() }
     }
 
-    /// Why a node that answers at the address is not the agent. A certificate without an id binds the address to no node, but does not fit
-    /// where one is known.
+    /// The node has taken the workload: it is the agent from now on. A certificate without an id binds the address to no node. Returns why it is not,
+    /// if another was the first.
+    fn bind(&self, node: PeerId) -> Option<String> {
+        if matches!(node, PeerId::Issued(_)) {
+            self.node.get_or_init(|| node);
+        }
+        self.refusal(node)
+    }
+
+    /// Why a node that answers at the address is not the agent. A certificate without an id does not fit where a node is known.
     fn refusal(&self, node: PeerId) -> Option<String> {
-        let known = match node {
-            PeerId::Issued(_) => Some(self.node.get_or_init(|| node)),
-            PeerId::Certificate(_) => self.node.get(),
-        };
-        let known = known.filter(|known| **known != node)?;
+        let known = self.node.get().filter(|known| **known != node)?;
         Some(format!(
             "{} is another node now ({node}, it was {known}), which never had the workload's pages: start the former one there again",
             self.socket
@@ -108,7 +112,7 @@ pub(super) enum Phase {
     /// Left by `greet` or `closed`, which the transport promises within a bounded time.
     Connecting,
     /// Left by `greeted`, by `closed`, or at the deadline.
-    Greeting { link: LinkId, hello: ExchangeId, deadline: Instant },
+    Greeting { link: LinkId, node: PeerId, hello: ExchangeId, deadline: Instant },
     /// Left by `closed`.
     Up(LinkId),
 }
@@ -362,7 +366,8 @@ impl<T: Transport> Lane<T> {
         match self.transport.request(now, link, &hello, &[]) {
             Ok(hello) => {
                 let deadline = now + HELLO_DEADLINE;
-                self.peers[usize::from(agent.0)].phase = Phase::Greeting { link, hello, deadline };
+                self.peers[usize::from(agent.0)].phase =
+                    Phase::Greeting { link, node, hello, deadline };
             }
             Err(error) => {
                 self.peers[usize::from(agent.0)].reason = error.to_string();
@@ -371,12 +376,22 @@ impl<T: Transport> Lane<T> {
         }
     }
 
-    fn greeted(&mut self, now: Instant, agent: AgentId, link: LinkId, control: &Control) {
+    /// `node`, at the other end of the link, has answered the hello.
+    fn greeted(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        (link, node): (LinkId, PeerId),
+        control: &Control,
+    ) {
         let peer = &mut self.peers[usize::from(agent.0)];
-        if control.status() != Status::Ok {
-            peer.reason = format!("it refused the workload ({:?})", control.status());
-            self.transport.close(now, link, CloseCode::Goodbye);
-            return;
+        let refusal = match control.status() {
+            Status::Ok => peer.address.bind(node),
+            status => Some(format!("it refused the workload ({status:?})")),
+        };
+        if let Some(reason) = refusal {
+            peer.reason = reason;
+            return self.transport.close(now, link, CloseCode::Goodbye);
         }
         let session = control.session;
         let lost = peer.session.is_some_and(|last| last != session);
@@ -404,10 +419,10 @@ impl<T: Transport> Lane<T> {
     fn replied(&mut self, now: Instant, exchange: ExchangeId, control: Control) {
         let Some(&agent) = self.links.get(&exchange.link) else { return };
         let peer = &mut self.peers[usize::from(agent.0)];
-        if let Phase::Greeting { link, hello, .. } = peer.phase
+        if let Phase::Greeting { link, node, hello, .. } = peer.phase
             && hello == exchange
         {
-            return self.greeted(now, agent, link, &control);
+            return self.greeted(now, agent, (link, node), &control);
         }
         let Some(open) = self.open.get_mut(&exchange) else { return };
         open.answered = true;

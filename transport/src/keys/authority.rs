@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
 use super::bearer::{self, Bearer};
-use super::files::{self, Lock};
+use super::files::{self, File, Lock};
 use super::revoked::Revoked;
 use super::{
     CA, CA_KEY, CA_LIFETIME, Identity, KeysError, LIFETIME, NODE_NAME, Role, Trust, check,
@@ -26,8 +26,8 @@ pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 pub fn init(dir: &Path) -> Result<(), KeysError> {
     let authority = Authority::generate()?;
     let mut files = vec![
-        (dir.join(CA), authority.pem.clone(), false),
-        (dir.join(CA_KEY), authority.issuer.key().serialize_pem(), true),
+        File::public(dir.join(CA), authority.pem.as_str()),
+        File::private(dir.join(CA_KEY), authority.issuer.key().serialize_pem()),
     ];
     for role in Role::BOTH {
         files.extend(authority.issue(role, new_id()?, valid_for(LIFETIME))?.files(dir, role));
@@ -39,6 +39,9 @@ pub fn init(dir: &Path) -> Result<(), KeysError> {
 /// Called for both roles with one name, it completes the directory.
 pub fn issue(dir: &Path, role: Role, name: &str) -> Result<PathBuf, KeysError> {
     check_name(name)?;
+    if name.parse::<PeerId>().is_ok() {
+        return Err(KeysError::Name(name.to_owned()));
+    }
     let authority = Authority::load(dir)?;
     let target = dir.join(name);
     let issued = authority.issue(role, new_id()?, valid_for(LIFETIME))?;
@@ -46,7 +49,7 @@ pub fn issue(dir: &Path, role: Role, name: &str) -> Result<PathBuf, KeysError> {
     match files::read(&target.join(CA)) {
         Ok(pem) if pem == authority.pem.as_bytes() => {}
         Ok(_) => return Err(KeysError::Exists { path: target.join(CA) }),
-        Err(_) => files.push((target.join(CA), authority.pem, false)),
+        Err(_) => files.push(File::public(target.join(CA), authority.pem)),
     }
     files::write_new(&target, &files)?;
     Ok(target)
@@ -93,7 +96,11 @@ pub fn renew(dir: &Path, name: Option<&str>) -> Result<Vec<Renewed>, KeysError> 
     if held.is_empty() {
         return Err(KeysError::Missing { path: target.join(&Role::Client.files()[0]) });
     }
-    held.into_iter().map(|(role, bearer)| authority.replace(&target, role, bearer)).collect()
+    let mut files = Vec::new();
+    let succeed = |(role, bearer)| authority.succeed(&target, role, bearer, &mut files);
+    let renewed = held.into_iter().map(succeed).collect::<Result<_, _>>()?;
+    files::replace(&files)?;
+    Ok(renewed)
 }
 
 /// Makes a throw-away authority in memory with one node and one client key, for an agent embedded in a pager.
@@ -110,10 +117,10 @@ pub(super) struct Issued {
 }
 
 impl Issued {
-    /// Path, content, and whether it is private; the key first.
-    pub(super) fn files(&self, dir: &Path, role: Role) -> [(PathBuf, String, bool); 2] {
+    /// The key first.
+    pub(super) fn files(&self, dir: &Path, role: Role) -> [File; 2] {
         let [cert, key] = role.files().map(|file| dir.join(file));
-        [(key, self.key.serialize_pem(), true), (cert, self.cert.pem(), false)]
+        [File::private(key, self.key.serialize_pem()), File::public(cert, self.cert.pem())]
     }
 }
 
@@ -196,18 +203,34 @@ impl Authority {
         self.adopt(role, self.issue_before_ids(role)).unwrap()
     }
 
-    /// Replaces the key pair of `role` in `dir`, which is `bearer`'s.
-    fn replace(&self, dir: &Path, role: Role, bearer: Bearer) -> Result<Renewed, KeysError> {
+    /// Adds to `files` what takes the place of the key pair of `role` in `dir`, which is `bearer`'s.
+    fn succeed(
+        &self,
+        dir: &Path,
+        role: Role,
+        bearer: Bearer,
+        files: &mut Vec<File>,
+    ) -> Result<Renewed, KeysError> {
         let (id, kept_id) = match bearer.id {
             PeerId::Issued(id) => (id, true),
             PeerId::Certificate(_) => (new_id()?, false),
         };
-        let files = self.issue(role, id, valid_for(LIFETIME))?.files(dir, role);
-        files::replace(
-            &files
-                .each_ref()
-                .map(|(path, text, private)| (path.clone(), text.as_bytes(), *private)),
-        )?;
+        if !kept_id {
+            // Nothing else will tell by what to revoke it.
+            let (path, cert) = (dir.join(role.file_before()), dir.join(&role.files()[0]));
+            let mut certs = match files::read(&path) {
+                Err(KeysError::Missing { .. }) => Vec::new(),
+                read => read?,
+            };
+            certs.extend(files::read(&cert)?);
+            certs.push(b'\n');
+            if certs.len() as u64 > files::FILE_MAX {
+                return Err(KeysError::TooLong { path, max: files::FILE_MAX });
+            }
+            // Whatever else is in the file stays as private as it may have been.
+            files.push(File::private(path, certs));
+        }
+        files.extend(self.issue(role, id, valid_for(LIFETIME))?.files(dir, role));
         let (id, before) = (PeerId::Issued(id), bearer.fingerprint);
         Ok(Renewed { dir: dir.to_owned(), role, id, kept_id, before })
     }

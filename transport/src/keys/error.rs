@@ -3,7 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::revoked::LIST_MAX;
 use super::{CA, NAME_MAX, Role};
 
 /// Why keys cannot be made or used.
@@ -23,6 +22,17 @@ pub enum KeysError {
         /// What the system says.
         error: io::Error,
     },
+    /// A file is longer than any that is read.
+    #[error(
+        "{} is longer than {max} bytes: if it is a list of who was revoked, take out who expired long ago",
+        path.display()
+    )]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The bound.
+        max: u64,
+    },
     /// A private key which others than its owner may read.
     #[error(
         "{} can be read by others (mode {mode:04o}): chmod 600 it, or give it to root and chmod 640",
@@ -41,6 +51,12 @@ pub enum KeysError {
         path: PathBuf,
         /// What the system says.
         error: io::Error,
+    },
+    /// A file that would take the place of a link to another, which stays as it is.
+    #[error("{} is a symbolic link: give the directory that holds the file itself", path.display())]
+    Link {
+        /// The link.
+        path: PathBuf,
     },
     /// A file is there already.
     #[error("{} exists already and is not overwritten: choose another directory or name", path.display())]
@@ -103,14 +119,17 @@ pub enum KeysError {
         /// The line, from 1.
         line: usize,
     },
-    /// A list of who was revoked is too long to be read.
-    #[error("{} is longer than {LIST_MAX} bytes: take out who expired long ago", path.display())]
-    LongList {
+    /// A list of who was revoked is not as `gms keys revoke` has written it.
+    #[error(
+        "{} is not whole: copy it again, or, if it was changed by hand and is right, take out its first line",
+        path.display()
+    )]
+    PartOfList {
         /// The list.
         path: PathBuf,
     },
     /// A list of who was revoked was there before.
-    #[error("{} is gone: bring it back, or leave it empty to revoke nobody", path.display())]
+    #[error("{} is gone or empty: bring it back, or leave a comment in it to revoke nobody", path.display())]
     ListGone {
         /// The list.
         path: PathBuf,

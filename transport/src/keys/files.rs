@@ -6,12 +6,16 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use super::KeysError;
 
 /// Most bytes of a key file.
-const FILE_MAX: u64 = 64 * 1024;
+pub(super) const FILE_MAX: u64 = 64 * 1024;
+/// Is locked while a directory is changed.
+const LOCK: &str = ".lock";
+/// A pipe or a terminal is opened at once, and does not become ours.
+const NO_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOCTTY);
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, KeysError> {
     read_up_to(path, FILE_MAX)
@@ -36,47 +40,103 @@ pub(super) fn read_private(path: &Path) -> Result<Vec<u8>, KeysError> {
 
 fn contents(path: &Path, max: u64) -> Result<(Vec<u8>, fs::Metadata), KeysError> {
     let read = || {
-        let (file, mut bytes) = (fs::File::open(path)?, Vec::new());
-        let metadata = file.metadata()?;
-        io::Read::read_to_end(&mut io::Read::take(file, max), &mut bytes)?;
+        // Nobody may ever write into a pipe.
+        let file = fs::OpenOptions::new().read(true).custom_flags(NO_WAIT.bits()).open(path)?;
+        let (metadata, mut bytes) = (file.metadata()?, Vec::new());
+        if !metadata.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
+        io::Read::read_to_end(&mut io::Read::take(file, max + 1), &mut bytes)?;
         Ok((bytes, metadata))
     };
-    read().map_err(|error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => KeysError::Missing { path: path.to_owned() },
-        _ => KeysError::Unreadable { path: path.to_owned(), error },
-    })
+    match read() {
+        Ok((bytes, _)) if bytes.len() as u64 > max => {
+            Err(KeysError::TooLong { path: path.to_owned(), max })
+        }
+        Ok(read) => Ok(read),
+        Err(error) => Err(match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                KeysError::Missing { path: path.to_owned() }
+            }
+            _ => KeysError::Unreadable { path: path.to_owned(), error },
+        }),
+    }
 }
 
 fn unwritable(path: &Path, error: impl Into<io::Error>) -> KeysError {
     KeysError::Unwritable { path: path.to_owned(), error: error.into() }
 }
 
-/// Writes all files, none of which may exist; private ones are for their owner only.
-pub(super) fn write_new(dir: &Path, files: &[(PathBuf, String, bool)]) -> Result<(), KeysError> {
-    if let Some((path, ..)) = files.iter().find(|(path, ..)| path.symlink_metadata().is_ok()) {
-        return Err(KeysError::Exists { path: path.clone() });
+/// A file to be written.
+pub(super) struct File {
+    path: PathBuf,
+    content: Vec<u8>,
+    mode: u32,
+}
+
+impl File {
+    /// For everybody to read.
+    pub(super) fn public(path: PathBuf, content: impl Into<Vec<u8>>) -> File {
+        File { path, content: content.into(), mode: 0o644 }
+    }
+
+    /// For its owner only.
+    pub(super) fn private(path: PathBuf, content: impl Into<Vec<u8>>) -> File {
+        File { path, content: content.into(), mode: 0o600 }
+    }
+
+    /// Where it is written before it takes the place of another. No name of keys begins with a `.`.
+    fn draft(&self) -> PathBuf {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        self.path.with_file_name(format!(".{name}.new"))
+    }
+
+    /// Writes it to `path`, where nothing may be.
+    fn create(&self, path: &Path) -> Result<(), KeysError> {
+        let write = || {
+            let mut options = fs::OpenOptions::new();
+            let mut file = options.write(true).create_new(true).mode(self.mode).open(path)?;
+            file.write_all(&self.content)?;
+            file.sync_all()
+        };
+        write().map_err(|error| unwritable(path, error))
+    }
+
+    /// Refuses a path where a rename fails, or does what is not meant.
+    fn check_replaceable(&self) -> Result<(), KeysError> {
+        match self.path.symlink_metadata() {
+            Ok(found) if found.is_symlink() => Err(KeysError::Link { path: self.path.clone() }),
+            Ok(found) if found.is_dir() => Err(unwritable(&self.path, Errno::EISDIR)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Writes all files, none of which may exist.
+pub(super) fn write_new(dir: &Path, files: &[File]) -> Result<(), KeysError> {
+    if let Some(file) = files.iter().find(|file| file.path.symlink_metadata().is_ok()) {
+        return Err(KeysError::Exists { path: file.path.clone() });
     }
     fs::create_dir_all(dir).map_err(|error| unwritable(dir, error))?;
-    for (path, content, private) in files {
-        create(path, content.as_bytes(), *private).map_err(|error| unwritable(path, error))?;
-    }
-    Ok(())
+    files.iter().try_for_each(|file| file.create(&file.path))
 }
 
 /// Writes all files in the place of those which are there. Each is replaced in one step, once all have been written.
-pub(super) fn replace(files: &[(PathBuf, &[u8], bool)]) -> Result<(), KeysError> {
-    for (path, content, private) in files {
-        let draft = draft(path);
+pub(super) fn replace(files: &[File]) -> Result<(), KeysError> {
+    files.iter().try_for_each(File::check_replaceable)?;
+    for file in files {
+        let draft = file.draft();
         // What a writer that was killed has left.
         match fs::remove_file(&draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(unwritable(&draft, error));
             }
-            _ => create(&draft, content, *private).map_err(|error| unwritable(&draft, error))?,
+            _ => file.create(&draft)?,
         }
     }
-    for (path, ..) in files {
-        let renamed = fs::rename(draft(path), path);
+    for file in files {
+        let path = &file.path;
+        let renamed = fs::rename(file.draft(), path);
         // The name too must outlive a crash.
         let dir = path.parent().unwrap_or(Path::new("."));
         renamed
@@ -86,27 +146,20 @@ pub(super) fn replace(files: &[(PathBuf, &[u8], bool)]) -> Result<(), KeysError>
     Ok(())
 }
 
-fn draft(path: &Path) -> PathBuf {
-    path.with_extension("new")
-}
-
-fn create(path: &Path, content: &[u8], private: bool) -> io::Result<()> {
-    let mode = if private { 0o600 } else { 0o644 };
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
-    file.write_all(content)?;
-    file.sync_all()
-}
-
-/// Keeps other commands from changing a key directory.
+/// Keeps other commands from changing a key directory, by a file that only its owner can open: whoever may read a file or a directory can lock it.
 pub(super) struct Lock(#[expect(dead_code, reason = "held")] Flock<fs::File>);
 
 impl Lock {
     pub(super) fn of(dir: &Path) -> Result<Lock, KeysError> {
-        let file = fs::File::open(dir).map_err(|error| unwritable(dir, error))?;
+        let path = dir.join(LOCK);
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options.custom_flags((NO_WAIT | OFlag::O_NOFOLLOW).bits()).open(&path);
+        let file = file.map_err(|error| unwritable(&path, error))?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Lock(lock)),
             Err((_, Errno::EWOULDBLOCK)) => Err(KeysError::InUse { path: dir.to_owned() }),
-            Err((_, error)) => Err(unwritable(dir, error)),
+            Err((_, error)) => Err(unwritable(&path, error)),
         }
     }
 }

@@ -7,8 +7,9 @@ use std::time::SystemTime;
 
 use x509_parser::time::ASN1Time;
 
+use super::bearer::Bearer;
 use super::revoked::Revoked;
-use super::{CA, KeysError, Role, files, load_bearer};
+use super::{CA, KeysError, Role, files, load_bearers};
 use crate::{Fingerprint, PeerId};
 
 /// Most entries of a directory that are looked at.
@@ -42,17 +43,25 @@ pub enum State {
     Revoked,
 }
 
-/// The certificates in `dir` and in its directories, by their names.
-pub fn list(dir: &Path) -> Result<Vec<Listed>, KeysError> {
+/// What [`list`] has found.
+#[derive(Debug)]
+pub struct Listing {
+    /// By their names.
+    pub certificates: Vec<Listed>,
+    /// Why others could not be read.
+    pub faults: Vec<KeysError>,
+}
+
+/// The certificates in `dir` and in its directories.
+pub fn list(dir: &Path) -> Result<Listing, KeysError> {
     files::read(&dir.join(CA))?;
     let revoked = Revoked::read(dir)?.unwrap_or_default();
     let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-    let mut found = Vec::new();
+    let (mut certificates, mut faults) = (Vec::new(), Vec::new());
     for name in std::iter::once(None).chain(directories(dir)?.into_iter().map(Some)) {
         let target = name.as_ref().map_or(dir.to_owned(), |name| dir.join(name));
         for role in Role::BOTH {
-            let Some(bearer) = load_bearer(&target, role)? else { continue };
-            found.push(Listed {
+            let listed = |bearer: Bearer| Listed {
                 name: name.as_ref().map(|name| name.to_string_lossy().into_owned()),
                 role,
                 id: bearer.id,
@@ -63,10 +72,14 @@ pub fn list(dir: &Path) -> Result<Vec<Listed>, KeysError> {
                     false if bearer.until < now => State::Expired,
                     false => State::Good,
                 },
-            });
+            };
+            match load_bearers(&target, role) {
+                Ok(bearers) => certificates.extend(bearers.into_iter().map(listed)),
+                Err(fault) => faults.push(fault),
+            }
         }
     }
-    Ok(found)
+    Ok(Listing { certificates, faults })
 }
 
 fn day(seconds: u64) -> String {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::quic::tls::{self, Verdict};
@@ -34,7 +34,7 @@ pub(crate) use authority::Authority;
 pub use authority::{Renewed, ephemeral, init, issue, renew};
 use bearer::Bearer;
 pub use error::KeysError;
-pub use listing::{Listed, State, list};
+pub use listing::{Listed, Listing, State, list};
 use revoked::Revoked;
 pub use revoked::{Revocation, revoke};
 
@@ -74,6 +74,11 @@ impl Role {
 
     fn files(self) -> [String; 2] {
         [format!("{}.pem", self.name()), format!("{}-key.pem", self.name())]
+    }
+
+    /// Certificates without an id which were renewed: those after have one, but do not tell whose these are.
+    fn file_before(self) -> String {
+        format!("{}-before.pem", self.name())
     }
 }
 
@@ -238,16 +243,16 @@ fn check(
     if bearer.role.is_some_and(|own| own != role) { Err(Fault::WrongRole) } else { Ok(bearer) }
 }
 
-/// A name of keys that can be a directory's, and is taken for nothing else.
+/// A name of keys that can be a directory's.
 fn check_name(name: &str) -> Result<(), KeysError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let is_file = [CA, CA_KEY, REVOKED].contains(&name);
-    let is_id = name.parse::<PeerId>().is_ok();
+    let of_role = |role: Role| role.files().contains(&name.into()) || role.file_before() == name;
+    let is_file = [CA, CA_KEY, REVOKED].contains(&name) || Role::BOTH.into_iter().any(of_role);
     let is_good = !name.is_empty()
         && name.len() <= NAME_MAX
         && !name.starts_with('.')
         && name.chars().all(plain);
-    if is_good && !is_file && !is_id { Ok(()) } else { Err(KeysError::Name(name.to_owned())) }
+    if is_good && !is_file { Ok(()) } else { Err(KeysError::Name(name.to_owned())) }
 }
 
 fn invalid(path: PathBuf, what: &'static str, detail: impl ToString) -> KeysError {
@@ -267,12 +272,33 @@ fn load_cert(path: &Path) -> Result<CertificateDer<'static>, KeysError> {
 
 /// The bearer of the certificate of `role` in `dir`, if there is one. It is not checked.
 fn load_bearer(dir: &Path, role: Role) -> Result<Option<Bearer>, KeysError> {
-    let path = dir.join(&role.files()[0]);
-    match load_cert(&path) {
-        Ok(cert) => Bearer::of(&cert).map(Some).map_err(|e| invalid(path, "certificate", e)),
-        Err(KeysError::Missing { .. }) => Ok(None),
-        Err(error) => Err(error),
+    Ok(bearers_in(&dir.join(&role.files()[0]))?.into_iter().next())
+}
+
+/// The same with those of [`Role::file_before`], each once: a renewal that was killed has left the same in both files.
+fn load_bearers(dir: &Path, role: Role) -> Result<Vec<Bearer>, KeysError> {
+    let mut bearers = Vec::from_iter(load_bearer(dir, role)?);
+    for bearer in bearers_in(&dir.join(role.file_before()))? {
+        if !bearers.contains(&bearer) {
+            bearers.push(bearer);
+        }
     }
+    Ok(bearers)
+}
+
+/// The bearers of all certificates in a file; none without it.
+fn bearers_in(path: &Path) -> Result<Vec<Bearer>, KeysError> {
+    let pem = match files::read(path) {
+        Err(KeysError::Missing { .. }) => return Ok(Vec::new()),
+        read => read?,
+    };
+    let bad = |detail: String| invalid(path.to_owned(), "certificate", detail);
+    let bearer = |cert: Result<CertificateDer<'_>, pem::Error>| {
+        Bearer::of(&cert.map_err(|e| bad(e.to_string()))?).map_err(|e| bad(e.to_string()))
+    };
+    let bearers: Vec<Bearer> =
+        CertificateDer::pem_slice_iter(&pem).map(bearer).collect::<Result<_, _>>()?;
+    if bearers.is_empty() { Err(bad("it holds none".into())) } else { Ok(bearers) }
 }
 
 fn load_key(path: &Path) -> Result<PrivateKeyDer<'static>, KeysError> {

@@ -1,18 +1,22 @@
 //! Who was revoked: a list in the key directory, of ids and of fingerprints of certificates, one a line.
 //!
 //! An id revokes every certificate that has it, also those yet to come; a fingerprint that one certificate. Whoever
-//! holds a list refuses those whom it names, and nobody else knows of it: it goes to each key directory by hand.
+//! holds a list refuses those whom it names, and nobody else knows of it: it goes to each key directory by hand. On its
+//! way it may be cut, so the first line of a list that [`revoke`] has written holds the digest of all others.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::bearer::Bearer;
-use super::files::{self, Lock};
-use super::{CA, KeysError, REVOKED, Role, check_name, load_bearer};
+use super::files::{self, File, Lock};
+use super::{CA, KeysError, REVOKED, Role, check_name, load_bearers};
 use crate::PeerId;
+use crate::quic::tls;
 
 /// Most bytes of a list: some ten thousand lines with a comment each.
 pub(super) const LIST_MAX: u64 = 1 << 20;
+/// Begins a list that [`revoke`] has written. The SHA-256 of all lines below follows, in hexadecimal digits.
+const SEAL: &[u8] = b"# SHA-256 of all lines below: ";
 
 /// A list of who was revoked.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -26,7 +30,7 @@ impl FromIterator<PeerId> for Revoked {
 }
 
 impl Revoked {
-    /// The list of the key directory `dir`; `None` if it has none.
+    /// The list of the key directory `dir`; `None` if it has none, or an empty one.
     pub(super) fn read(dir: &Path) -> Result<Option<Revoked>, KeysError> {
         text(dir)?.map(|text| parse(dir, &text)).transpose()
     }
@@ -50,15 +54,27 @@ impl Revoked {
 /// The bytes of the list, none of which may be left out.
 fn text(dir: &Path) -> Result<Option<Vec<u8>>, KeysError> {
     let path = dir.join(REVOKED);
-    match files::read_up_to(&path, LIST_MAX + 1) {
-        Ok(text) if text.len() as u64 > LIST_MAX => Err(KeysError::LongList { path }),
-        Ok(text) => Ok(Some(text)),
+    match files::read_up_to(&path, LIST_MAX) {
+        Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
         Err(KeysError::Missing { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
+/// The lines of a list without the first, if that is a seal, which must fit.
+fn unseal<'a>(dir: &Path, text: &'a [u8]) -> Result<&'a [u8], KeysError> {
+    let damaged = || KeysError::PartOfList { path: dir.join(REVOKED) };
+    let Some(sealed) = text.strip_prefix(SEAL) else {
+        let is_cut = !text.is_empty() && SEAL.starts_with(text);
+        return if is_cut { Err(damaged()) } else { Ok(text) };
+    };
+    let end = sealed.iter().position(|&byte| byte == b'\n').ok_or_else(damaged)?;
+    let (seal, lines) = (&sealed[..end], &sealed[end + 1..]);
+    if seal == tls::fingerprint(lines).to_string().as_bytes() { Ok(lines) } else { Err(damaged()) }
+}
+
 fn parse(dir: &Path, text: &[u8]) -> Result<Revoked, KeysError> {
+    unseal(dir, text)?;
     let mut ids = BTreeSet::new();
     for (index, line) in text.split(|&byte| byte == b'\n').enumerate() {
         let line = line.split(|&byte| byte == b'#').next().unwrap_or_default().trim_ascii();
@@ -88,40 +104,41 @@ pub fn revoke(dir: &Path, who: &str) -> Result<Revocation, KeysError> {
     files::read(&dir.join(CA))?;
     let _lock = Lock::of(dir)?;
     let named = named(dir, who)?;
-    let mut text = text(dir)?.unwrap_or_default();
+    let text = text(dir)?.unwrap_or_default();
     let known = parse(dir, &text)?;
+    let mut lines = unseal(dir, &text)?.to_vec();
     let new = |(id, _): &(PeerId, String)| !known.0.contains(id);
     let named: Vec<(PeerId, String)> = named.into_iter().filter(new).collect();
     for (id, comment) in &named {
-        if !text.is_empty() && !text.ends_with(b"\n") {
-            text.push(b'\n');
+        if !lines.is_empty() && !lines.ends_with(b"\n") {
+            lines.push(b'\n');
         }
-        text.extend_from_slice(format!("{id}{comment}\n").as_bytes());
+        lines.extend_from_slice(format!("{id}{comment}\n").as_bytes());
     }
     let list = dir.join(REVOKED);
+    let seal = tls::fingerprint(&lines).to_string();
+    let text = [SEAL, seal.as_bytes(), b"\n", &lines].concat();
     if text.len() as u64 > LIST_MAX {
-        return Err(KeysError::LongList { path: list });
+        return Err(KeysError::TooLong { path: list, max: LIST_MAX });
     }
     if !named.is_empty() {
-        files::replace(&[(list.clone(), &text, false)])?;
+        files::replace(&[File::public(list.clone(), text)])?;
     }
     Ok(Revocation { list, added: named.into_iter().map(|(id, _)| id).collect() })
 }
 
-/// Whom `who` means, and what the list is to say of them.
+/// Whom `who` means, and what the list is to say of them. A name may read as an id: keys were issued before there were ids.
 fn named(dir: &Path, who: &str) -> Result<Vec<(PeerId, String)>, KeysError> {
-    if let Ok(id) = who.parse() {
-        return Ok(vec![(id, String::new())]);
-    }
     check_name(who)?;
     let mut found = Vec::new();
     for role in Role::BOTH {
-        if let Some(bearer) = load_bearer(&dir.join(who), role)? {
-            found.push((bearer.id, format!(" # {} {who}", role.name())));
-        }
+        let comment = format!(" # {} {who}", role.name());
+        let bearers = load_bearers(&dir.join(who), role)?;
+        found.extend(bearers.into_iter().map(|bearer| (bearer.id, comment.clone())));
     }
-    match found.is_empty() {
-        true => Err(KeysError::Unknown { name: who.to_owned(), path: dir.join(who) }),
-        false => Ok(found),
+    match who.parse() {
+        _ if !found.is_empty() => Ok(found),
+        Ok(id) => Ok(vec![(id, String::new())]),
+        Err(_) => Err(KeysError::Unknown { name: who.to_owned(), path: dir.join(who) }),
     }
 }

@@ -37,7 +37,7 @@ impl Drop for Dir {
 /// Writes what was issued into a directory of its own.
 fn write(authority: &Authority, dir: &Path, role: Role, issued: &authority::Issued) {
     let mut files = Vec::from(issued.files(dir, role));
-    files.push((dir.join(CA), authority.pem.clone(), false));
+    files.push(files::File::public(dir.join(CA), authority.pem.as_str()));
     files::write_new(dir, &files).unwrap();
 }
 
@@ -162,7 +162,7 @@ fn an_expired_certificate_is_refused_at_once() {
     write(&authority, &target, Role::Node, &issued);
     assert!(matches!(load(&target, Role::Node), Err(KeysError::Expired { .. })));
     // It can be renewed.
-    assert_eq!(list(&dir.0).unwrap()[2].state, State::Expired);
+    assert_eq!(list(&dir.0).unwrap().certificates[2].state, State::Expired);
     assert!(renew(&dir.0, Some("old")).unwrap()[0].kept_id);
     assert_eq!(load(&target, Role::Node).unwrap().id(), PeerId::Issued([7; 16]));
 }
@@ -293,7 +293,7 @@ fn a_list_is_read_line_by_line_and_nothing_in_it_is_left_out() {
     set_list(&dir.0, &long);
     load(&dir.0, Role::Client).unwrap();
     set_list(&dir.0, format!("{long}{id}"));
-    assert!(matches!(load(&dir.0, Role::Client), Err(KeysError::LongList { .. })));
+    assert!(matches!(load(&dir.0, Role::Client), Err(KeysError::TooLong { .. })));
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_list_that_was_there_and_is_gone_or_damaged_does_not_take_effect() {
     let node = node.reload(&dir.0).unwrap();
     fs::remove_file(dir.0.join(REVOKED)).unwrap();
     let text = node.reload(&dir.0).unwrap_err().to_string();
-    assert!(text.contains("revoked.txt is gone: bring it back"), "{text}");
+    assert!(text.contains("revoked.txt is gone or empty: bring it back"), "{text}");
     set_list(&dir.0, "x");
     assert!(matches!(node.reload(&dir.0), Err(KeysError::BadLine { .. })));
     // What else the list says is to count, though we are on it.
@@ -353,13 +353,19 @@ fn revoking_adds_to_the_list_by_name_id_or_fingerprint() {
     let [node, client] = ids;
     let expected =
         format!("# by hand, without a line's end\n{node} # node desk1\n{client} # client desk1\n");
-    assert_eq!(text, expected);
+    let (seal, lines) = text.split_once('\n').unwrap();
+    assert_eq!(lines, expected);
+    assert_eq!(
+        seal,
+        format!("# SHA-256 of all lines below: {}", tls::fingerprint(lines.as_bytes()))
+    );
     assert_eq!(revoke(&dir.0, "desk1").unwrap().added, []);
     let own = load(&dir.0, Role::Client).unwrap();
     let fingerprint = PeerId::Certificate(own.fingerprint());
     assert_eq!(revoke(&dir.0, &fingerprint.to_string()).unwrap().added, [fingerprint]);
     assert_eq!(revoke(&dir.0, &own.id().to_string().to_uppercase()).unwrap().added, [own.id()]);
-    assert!(fs::read_to_string(dir.0.join(REVOKED)).unwrap().starts_with(&expected));
+    let text = fs::read_to_string(dir.0.join(REVOKED)).unwrap();
+    assert!(text.split_once('\n').unwrap().1.starts_with(&expected));
     assert!(matches!(revoke(&dir.0, "desk2"), Err(KeysError::Unknown { .. })));
     assert!(matches!(revoke(&dir.0, "../desk1"), Err(KeysError::Name(_))));
     assert!(matches!(revoke(&dir.0.join("none"), "desk1"), Err(KeysError::Missing { .. })));
@@ -387,7 +393,11 @@ fn the_listing_tells_who_holds_what() {
     issue(&dir.0, Role::Node, "a").unwrap();
     fs::create_dir(dir.0.join("other")).unwrap();
     revoke(&dir.0, "b").unwrap();
-    let listed = list(&dir.0).unwrap();
+    fs::create_dir(dir.0.join("bad")).unwrap();
+    fs::write(dir.0.join("bad/node.pem"), "no certificate").unwrap();
+    let Listing { certificates: listed, faults } = list(&dir.0).unwrap();
+    assert_eq!(faults.len(), 1, "{faults:?}");
+    assert!(faults[0].to_string().contains("bad/node.pem holds no valid PEM"), "{faults:?}");
     let told: Vec<_> =
         listed.iter().map(|listed| (listed.name.as_deref(), listed.role, listed.state)).collect();
     use {Role::*, State::*};
@@ -407,4 +417,146 @@ fn the_listing_tells_who_holds_what() {
     assert!(listed[1].expires.len() == 10, "{}", listed[1].expires);
     let told: u64 = listed[1].expires[..4].parse().unwrap();
     assert!(told.abs_diff(year) <= 1, "{told} {year}");
+}
+
+#[test]
+fn revoking_a_name_revokes_the_certificates_from_before_ids_too() {
+    let dir = Dir::with_keys();
+    let target = issue_before_ids(&dir.0);
+    let before = Role::BOTH.map(|role| load(&target, role).unwrap());
+    // Whoever copied the keys before they were renewed still has them.
+    let copy = dir.0.join("copy");
+    fs::create_dir(&copy).unwrap();
+    for file in ["ca.pem", "node.pem", "node-key.pem", "client.pem", "client-key.pem"] {
+        fs::copy(target.join(file), copy.join(file)).unwrap();
+    }
+    // A renewal was killed before it was over.
+    fs::copy(target.join("node.pem"), target.join("node-before.pem")).unwrap();
+    assert_eq!(list(&dir.0).unwrap().certificates.len(), 2 + 2 + 2);
+    for _ in 0..2 {
+        renew(&dir.0, Some("before")).unwrap();
+    }
+    let after = Role::BOTH.map(|role| load(&target, role).unwrap().id());
+    let added = revoke(&dir.0, "before").unwrap().added;
+    assert_eq!(added, [after[0], before[0].id(), after[1], before[1].id()]);
+    for (dir, role) in [(&copy, Role::Node), (&copy, Role::Client), (&target, Role::Client)] {
+        let list = dir.join(REVOKED);
+        fs::copy(dir.parent().unwrap().join(REVOKED), list).unwrap();
+        assert!(matches!(load(dir, role), Err(KeysError::Revoked { .. })), "{dir:?} {role:?}");
+    }
+}
+
+#[test]
+fn a_part_of_a_list_is_not_taken_for_the_list() {
+    let dir = Dir::with_keys();
+    issue(&dir.0, Role::Client, "desk1").unwrap();
+    set_list(&dir.0, "# by hand\n");
+    revoke(&dir.0, "desk1").unwrap();
+    revoke(&dir.0, &"ab".repeat(32)).unwrap();
+    let node = load(&dir.0, Role::Node).unwrap();
+    assert_eq!(node.revoked(), 2);
+    let whole = fs::read(dir.0.join(REVOKED)).unwrap();
+    for len in 0..whole.len() {
+        set_list(&dir.0, &whole[..len]);
+        let text = node.reload(&dir.0).unwrap_err().to_string();
+        let expected =
+            if len == 0 { "revoked.txt is gone or empty" } else { "revoked.txt is not whole" };
+        assert!(text.contains(expected), "{len}: {text}");
+        assert!(len == 0 || revoke(&dir.0, &"cd".repeat(16)).is_err(), "{len}");
+    }
+    set_list(&dir.0, [&whole[..], b"# more"].concat());
+    assert!(node.reload(&dir.0).is_err());
+    set_list(&dir.0, &whole);
+    assert_eq!(node.reload(&dir.0).unwrap().revoked(), 2);
+    // Without its first line it is one by hand.
+    let first = whole.iter().position(|byte| *byte == b'\n').unwrap();
+    set_list(&dir.0, &whole[first + 1..]);
+    assert_eq!(node.reload(&dir.0).unwrap().revoked(), 2);
+}
+
+#[test]
+fn a_name_that_reads_as_an_id_is_revoked_where_there_is_one() {
+    let dir = Dir::with_keys();
+    for name in ["AB".repeat(16), "ab".repeat(32)] {
+        assert!(matches!(issue(&dir.0, Role::Client, &name), Err(KeysError::Name(_))), "{name}");
+        // As it could be issued before there were ids.
+        let target = issue(&dir.0, Role::Client, "x").unwrap();
+        fs::rename(target, dir.0.join(&name)).unwrap();
+        let own = load(&dir.0.join(&name), Role::Client).unwrap();
+        assert_eq!(renew(&dir.0, Some(&name)).unwrap()[0].id, own.id());
+        assert_eq!(revoke(&dir.0, &name).unwrap().added, [own.id()]);
+    }
+    let other = "cd".repeat(16);
+    assert_eq!(revoke(&dir.0, &other).unwrap().added, [other.parse().unwrap()]);
+}
+
+#[test]
+fn the_files_of_an_authority_cannot_be_the_names_of_keys() {
+    let dir = Dir::with_keys();
+    issue(&dir.0, Role::Client, "x").unwrap();
+    for name in ["node.pem", "client-key.pem", "client-before.pem"] {
+        fs::remove_file(dir.0.join(name)).ok();
+        assert!(matches!(issue(&dir.0, Role::Node, name), Err(KeysError::Name(_))), "{name}");
+    }
+    // Neither are those which commands make for a moment.
+    for name in ["revoked.new", "node.new", "revoked.txt.new"] {
+        issue(&dir.0, Role::Node, name).unwrap();
+    }
+    revoke(&dir.0, "x").unwrap();
+}
+
+#[test]
+fn nobody_who_may_only_read_a_directory_keeps_others_from_changing_it() {
+    let dir = Dir::with_keys();
+    let file = fs::File::open(&dir.0).unwrap();
+    let _lock = nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusive).unwrap();
+    renew(&dir.0, None).unwrap();
+    let own = files::Lock::of(&dir.0).unwrap();
+    assert!(matches!(renew(&dir.0, None), Err(KeysError::InUse { .. })));
+    drop(own);
+    let mode = fs::metadata(dir.0.join(".lock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a_link_is_not_replaced_by_a_file() {
+    let (dir, shared) = (Dir::with_keys(), Dir::with_keys());
+    let list = shared.0.join("list");
+    fs::write(&list, "# nobody\n").unwrap();
+    std::os::unix::fs::symlink(&list, dir.0.join(REVOKED)).unwrap();
+    let error = revoke(&dir.0, &"ab".repeat(16)).unwrap_err();
+    assert!(error.to_string().contains("revoked.txt is a symbolic link"), "{error}");
+    assert!(dir.0.join(REVOKED).is_symlink());
+    assert_eq!(fs::read_to_string(&list).unwrap(), "# nobody\n");
+}
+
+#[test]
+fn keys_of_both_roles_are_renewed_or_none() {
+    let dir = Dir::with_keys();
+    let key = dir.0.join("client-key.pem");
+    fs::remove_file(&key).unwrap();
+    fs::create_dir(&key).unwrap();
+    let before = load(&dir.0, Role::Node).unwrap();
+    renew(&dir.0, None).unwrap_err();
+    assert_eq!(load(&dir.0, Role::Node).unwrap().fingerprint(), before.fingerprint());
+}
+
+#[test]
+fn what_is_no_file_is_refused_and_not_waited_for() {
+    let dir = Dir::with_keys();
+    let node = load(&dir.0, Role::Node).unwrap();
+    for file in ["node-key.pem", "node.pem", "ca.pem", REVOKED] {
+        let path = dir.0.join(file);
+        let before = fs::read(&path).ok();
+        fs::remove_file(&path).ok();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let (node, of) = (node.clone(), dir.0.clone());
+        std::thread::spawn(move || tell.send(node.reload(&of)).ok());
+        let error = told.recv_timeout(Duration::from_secs(20)).expect("no wait").unwrap_err();
+        assert!(error.to_string().contains(&format!("{file}: it is no regular file")), "{error}");
+        fs::remove_file(&path).unwrap();
+        before.into_iter().for_each(|bytes| fs::write(&path, bytes).unwrap());
+        fs::set_permissions(dir.0.join("node-key.pem"), fs::Permissions::from_mode(0o600)).unwrap();
+    }
 }

@@ -67,7 +67,7 @@ pub struct Link {
     pub timeout: Option<Instant>,
     /// Whether the endpoint has noted that there may be something to transmit.
     pub marked: bool,
-    /// Whether it began before the keys were renewed that are used now: not asked for once it is up.
+    /// Whether it began before the keys were renewed that are used now: asked for until it is up.
     pub precedes_keys: bool,
     /// Whether the endpoint counts it as established.
     pub counted_open: bool,
@@ -433,9 +433,14 @@ impl Link {
         }
     }
 
+    /// Whether its handshake is over and the owner has not heard of it: [`Link::pump`] tells.
+    pub fn is_opening(&self) -> bool {
+        matches!(self.state, State::Handshake { .. }) && self.is_confirmed()
+    }
+
     /// Tells the owner of the link, once it is up.
     fn confirm(&mut self, now: Instant, events: &mut VecDeque<Event>) {
-        if !matches!(self.state, State::Handshake { .. }) || !self.is_confirmed() {
+        if !self.is_opening() {
             return;
         }
         let addr = self.addr;

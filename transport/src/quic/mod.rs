@@ -405,16 +405,17 @@ impl Quic {
         true
     }
 
-    /// Why a link whose peer has connected is not to be, by the keys that are used now.
+    /// Why a link whose peer was let in is not to be, by the keys that are used now.
     fn objection(&self, link: &Link, today: UnixTime) -> Option<CloseReason> {
         let cert = tls::peer_certificate(&link.conn)?;
-        let error = self.verifier.as_ref()?.verify_client_cert(&cert, &[], today).err()?;
+        let error = tls::verify_again(self.verifier.as_deref()?, &cert, today).err()?;
         Some(close::expelled(link.addr, &error))
     }
 
-    /// Ends link `index` if its handshake, which was over just now, began under other keys that are no longer good.
+    /// Ends link `index` if its handshake, which is over now, began under other keys that are no longer good. It is not open yet: its requests are not read.
     fn recheck(&mut self, now: Instant, index: usize) {
-        let link = self.links[index].as_ref().filter(|link| link.is_open() && link.precedes_keys);
+        let link = self.links.get(index).and_then(Option::as_ref);
+        let link = link.filter(|link| link.precedes_keys && link.is_opening());
         let found = link.and_then(|link| Some((link.id, self.objection(link, UnixTime::now())?)));
         if let Some((id, why)) = found {
             self.end(now, id, CloseCode::Goodbye, why);
@@ -434,6 +435,7 @@ impl Quic {
     fn pump(&mut self, now: Instant) {
         for turn in 0..self.dirty.len() {
             let index = self.dirty[turn];
+            self.recheck(now, index);
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
             link.pump(now, &mut self.events);
             let mut drained = false;
@@ -490,7 +492,6 @@ impl Quic {
         }
         self.tell_crowd();
         self.share_windows();
-        self.recheck(now, index);
     }
 
     fn tell_crowd(&mut self) {

@@ -150,6 +150,21 @@ impl ClientCertVerifier for Direct<dyn ClientCertVerifier> {
     as_inner!();
 }
 
+/// Verifies again the certificate of a client that was let in. If the clock has gone back since, to before it was issued, all else must be good.
+pub fn verify_again(
+    verifier: &dyn ClientCertVerifier,
+    cert: &CertificateDer<'_>,
+    today: UnixTime,
+) -> Result<(), Error> {
+    let verify = |at| verifier.verify_client_cert(cert, &[], at).map(drop);
+    match verify(today) {
+        Err(Error::InvalidCertificate(CertificateError::NotValidYetContext {
+            not_before, ..
+        })) => verify(not_before),
+        verified => verified,
+    }
+}
+
 /// Configuration of the connecting side. Sessions are not resumed: each link proves both identities.
 pub fn client(
     identity: &Identity,

@@ -88,6 +88,14 @@ impl Play {
         self.event(Event::Connected { link, peer })
     }
 
+    /// The node answers the last hello.
+    fn accept(&mut self, agent: AgentId) -> Vec<LaneEvent> {
+        let link = self.lane.link(agent);
+        let mut sent = self.lane.transport.sent.iter().rev();
+        let hello = sent.find(|(id, _)| id.link == link).expect("a hello").0;
+        self.reply(hello, Status::Ok, |control| control.session = 1)
+    }
+
     /// The link to the agent was lost, and is asked for again.
     fn again(&mut self, agent: AgentId) {
         self.close(agent);
@@ -184,6 +192,41 @@ fn lanes_to_one_agent_know_the_same_node() {
     assert!(matches!(play.connect(A, 1)[..], [LaneEvent::Up { .. }]));
 }
 
+/// One that leaves, say: whoever takes its place at the address is the agent.
+#[test]
+fn a_node_that_refuses_the_workload_is_not_yet_the_agent() {
+    let mut play = Play::new(1);
+    play.drive();
+    play.meet(A, PeerId::Issued([8; 16]));
+    let (hello, _) = *play.lane.transport.sent.last().expect("a hello");
+    play.reply(hello, Status::Draining, |_| ());
+    play.again(A);
+    play.meet(A, PeerId::Issued([9; 16]));
+    assert!(
+        matches!(play.accept(A)[..], [LaneEvent::Up { agent: A, .. }]),
+        "{}",
+        play.lane.reason(A)
+    );
+    play.again(A);
+    assert!(matches!(play.meet(A, PeerId::Issued([8; 16]))[..], [LaneEvent::Down { .. }]));
+}
+
+/// Two lanes reach different nodes behind one address at once.
+#[test]
+fn the_first_node_that_takes_the_workload_is_the_agent() {
+    let (mut play, mut other) = (Play::new(1), Play::new(1));
+    other.lane.peers[0].address = play.lane.peers[0].address.clone();
+    for (play, id) in [(&mut play, [8; 16]), (&mut other, [9; 16])] {
+        play.drive();
+        play.meet(A, PeerId::Issued(id));
+    }
+    assert!(matches!(play.accept(A)[..], [LaneEvent::Up { agent: A, .. }]));
+    let events = other.accept(A);
+    assert!(matches!(events[..], [LaneEvent::Down { agent: A, .. }]), "{events:?}");
+    assert!(other.lane.reason(A).contains("is another node now"), "{}", other.lane.reason(A));
+    assert!(!other.lane.has_been_up(A));
+}
+
 #[test]
 fn an_agent_without_an_id_may_get_one() {
     let mut play = Play::new(1);
@@ -191,10 +234,12 @@ fn an_agent_without_an_id_may_get_one() {
     for certificate in [[1; 32], [2; 32]] {
         play.meet(A, PeerId::Certificate(Fingerprint(certificate)));
         assert_eq!(play.lane.transport.closed, [], "{}", play.lane.reason(A));
+        play.accept(A);
         play.again(A);
     }
     play.meet(A, PeerId::Issued([3; 16]));
     assert_eq!(play.lane.transport.closed, []);
+    play.accept(A);
     play.again(A);
     // From then on it is bound to that.
     play.meet(A, PeerId::Certificate(Fingerprint([2; 32])));
