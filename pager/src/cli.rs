@@ -93,7 +93,7 @@ pub struct PagingArgs {
     #[arg(long, value_name = "SIZE", value_enum)]
     #[serde(deserialize_with = "config::page_size")]
     pub page_size: Option<PageSize>,
-    /// Threads that serve page faults, each those of some processes [default: a quarter of the CPUs, 1 to 4]
+    /// Threads that serve page faults, each those of some processes [default: 1]
     ///
     /// At most 16. Each of them has a link to every agent.
     #[arg(long, value_name = "N")]

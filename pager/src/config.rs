@@ -19,10 +19,8 @@ pub const LOCAL_BYTES_MIN: u64 = 4 << 20;
 pub const EXPORT_BYTES_MIN: u64 = 1 << 20;
 /// Most agents of one session.
 pub const AGENTS_MAX: usize = 64;
-/// Most threads that serve faults; without `--fault-threads` there is one for so many CPUs, and no more than four.
+/// Most threads that serve faults: each has a link to every agent.
 const FAULT_THREADS_MAX: usize = 16;
-const CPUS_PER_FAULT_THREAD: usize = 4;
-const FAULT_THREADS_DEFAULT_MAX: usize = 4;
 /// Largest configuration file read.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Default `--local`, in percent of the memory available.
@@ -153,13 +151,11 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
     Ok(Options { session, stats: args.stats, best_effort: args.best_effort, quiet })
 }
 
-/// As many threads as were asked for; otherwise a share of the CPUs, within bounds.
+/// As many threads as were asked for, within bounds; one otherwise.
 fn fault_threads(asked: Option<u32>) -> Result<usize, ConfigError> {
-    let cpus = || std::thread::available_parallelism().map_or(1, |n| n.get());
-    match asked.map(|threads| threads as usize) {
-        None => Ok((cpus() / CPUS_PER_FAULT_THREAD).clamp(1, FAULT_THREADS_DEFAULT_MAX)),
-        Some(threads) if (1..=FAULT_THREADS_MAX).contains(&threads) => Ok(threads),
-        Some(_) => Err(ConfigError::Options(format!(
+    match asked.map_or(1, |threads| threads as usize) {
+        threads @ 1..=FAULT_THREADS_MAX => Ok(threads),
+        _ => Err(ConfigError::Options(format!(
             "--fault-threads must be between 1 and {FAULT_THREADS_MAX}"
         ))),
     }

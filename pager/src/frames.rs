@@ -7,7 +7,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::page_map::PAGE;
 
-/// Page frames which the evict thread fills and both threads read.
+/// Page frames which the evict thread fills and all threads read.
 ///
 /// Who may touch a frame follows from the phase of its slot in `Tables`: between `begin_evict` and `finish_evict` only the evict thread,
 /// which writes it; afterwards, until the slot is free again, everybody, reading. A free slot becomes a leaving one only through

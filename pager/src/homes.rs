@@ -72,9 +72,10 @@ impl Homes {
         Ok((Homes { inboxes, table: Mutex::new(table) }, receivers))
     }
 
-    /// Number of threads.
-    pub fn threads(&self) -> usize {
-        self.inboxes.len()
+    /// Whether no other thread than this one has a space.
+    pub fn serves_alone(&self, thread: ThreadIndex) -> bool {
+        let others = |(other, &count): (usize, &u64)| other == thread || count == 0;
+        self.inboxes.len() == 1 || self.table().counts.iter().enumerate().all(others)
     }
 
     /// A space begins: the thread with the fewest is told.
@@ -174,10 +175,12 @@ mod tests {
     fn the_thread_with_the_fewest_spaces_gets_the_next() {
         let (homes, told) = Homes::new(3).expect("descriptors");
         (1..=7).for_each(|n| homes.bear(SpaceId(n), 0));
+        assert!(homes.serves_alone(0) && !homes.serves_alone(1));
         let spaces: Vec<Arc<Space>> = (1..=7).map(|n| space(SpaceId(n))).collect();
         let left: Vec<bool> = spaces.iter().map(|space| homes.leaves(space, 0)).collect();
         assert_eq!(left, [true, true, true, true, false, false, false]);
         assert_eq!(counts(&homes), [3, 2, 2]);
+        assert!(!homes.serves_alone(0));
         assert_eq!(told.iter().map(Receiver::len).collect::<Vec<_>>(), [0, 2, 2]);
         homes.end(SpaceId(7));
         assert!(matches!(told[0].try_recv(), Ok(FaultCommand::Drop(SpaceId(7)))));

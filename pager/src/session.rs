@@ -173,9 +173,13 @@ impl Session {
         let evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, tree, gauges);
         // The first fault thread keeps the trace.
         let mut trace = trace;
+        let mut faults = Vec::new();
         for (n, (commands, client)) in commands.fault.into_iter().zip(demand).enumerate() {
             let fault = FaultThread::new(self.shared.clone(), n, commands, client, trace.take())
                 .map_err(|e| SessionError::Fatal(format!("cannot wait for faults: {e}")))?;
+            faults.push(fault);
+        }
+        for (n, fault) in faults.into_iter().enumerate() {
             let name = if n == 0 { "fault".into() } else { format!("fault-{n}") };
             self.spawn(&name, move || fault.run())?;
         }

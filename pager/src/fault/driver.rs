@@ -163,8 +163,10 @@ impl<T: Transport> FaultThread<T> {
         self.record_latency();
         match self.core.take_asked() {
             Asked::Nobody => {}
-            // Of several fault threads none is followed: they would meet on one CPU.
-            Asked::One(tid) if self.shared.homes.threads() == 1 => self.follow.fault(tid),
+            // Where other threads serve too, they would meet on one CPU.
+            Asked::One(tid) if self.shared.homes.serves_alone(self.thread) => {
+                self.follow.fault(tid);
+            }
             Asked::One(_) | Asked::Others => self.follow.release(&self.shared.fault_cpu),
         }
         self.follow.look(&self.shared.fault_cpu);

@@ -144,7 +144,12 @@ impl<T: Transport> FaultCore<T> {
         for range in proof.concerned.iter() {
             tables.forget_unmarked(space.id, range, &proof.marked);
         }
+        let full = tables.exhausted;
         drop(tables);
+        // Before anybody is served by what could not be noted whole.
+        if full {
+            self.shared.fail("the page map is full");
+        }
         for (_, child) in born {
             if let Some(state) = self.spaces.get_mut(&child.id) {
                 state.unborn = false;
@@ -152,9 +157,6 @@ impl<T: Transport> FaultCore<T> {
             // Before another thread can tell of the child's own.
             self.shared.tell_forked(child.clone());
             self.send_away(&child);
-        }
-        if lock(&self.shared.tables).exhausted {
-            self.shared.fail("the page map is full");
         }
         // Removals are applied although others are under way.
         if !space.faults.has_event() {

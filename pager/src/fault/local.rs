@@ -60,8 +60,9 @@ impl<T: Transport> FaultCore<T> {
         };
         range.end = range.start + installed * PAGE;
         tables.zeroed(place.0, range.clone());
-        drop(tables);
+        // Before another fault thread looks for room.
         self.shared.count_zeros(installed, write);
+        drop(tables);
         let filled = range.contains(&one.start);
         state.note_filled(if installed > 0 { range } else { one });
         if !filled {
@@ -117,11 +118,10 @@ impl<T: Transport> FaultCore<T> {
         let outcome = state.space.faults.copy(place.1.get(), self.shared.frames.read(slot));
         if outcome == Installed::Done {
             tables.second_chance(place);
+            self.shared.count_resident(1);
         }
         drop(tables);
-        if outcome == Installed::Done {
-            self.shared.count_resident(1);
-        } else {
+        if outcome != Installed::Done {
             self.not_installed(fault, outcome);
         }
     }
