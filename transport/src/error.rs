@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use crate::message::{DecodeError, VERSION_MAX, VERSION_MIN};
 
-/// What one side tells the other when it closes a link (QUIC application error code).
+/// What one side tells the other when it closes a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum CloseCode {
@@ -149,12 +149,12 @@ pub enum CloseReason {
     /// We closed it.
     #[error("closed")]
     Local,
-    /// Anything else that QUIC or TLS found.
+    /// Anything else that the transport found.
     #[error("the link to {addr} failed: {detail}")]
     Failed {
         /// The peer.
         addr: SocketAddr,
-        /// What QUIC says, at most [`CloseReason::DETAIL_MAX`] printable characters.
+        /// What it says, at most [`CloseReason::DETAIL_MAX`] printable characters.
         detail: String,
     },
 }

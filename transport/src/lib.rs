@@ -3,10 +3,13 @@
 //! A [`Transport`] is a non-blocking endpoint which its owner drives: no threads, no async tasks, no clock of its
 //! own. The owner's loop is `drive`, then `poll` until empty (answering by `request` and `reply`), then `flush`;
 //! when nothing happened it spins or waits for `fd` to become readable, no longer than until `deadline`.
-//! QUIC is the first backend; the trait says nothing about sockets beyond a pollable descriptor, so that RDMA
-//! fits behind it.
+//! [`Quic`] is one backend, `sim` (a network in memory) the other; `conformance` tries both. The trait says nothing of
+//! either: a `SocketAddr` is the name of a node, as it is for connections over RDMA too, and [`PathStats`] has what is
+//! known of packets, if anything is. Payloads to send are borrowed for the call alone.
 
 pub mod client;
+#[cfg(test)]
+mod conformance;
 mod error;
 pub mod keys;
 mod link;
@@ -24,7 +27,9 @@ use std::time::{Instant, SystemTime};
 use bytes::Bytes;
 
 pub use error::{AbortReason, CloseCode, CloseReason, TransportError};
-pub use link::{ExchangeId, Fingerprint, LinkId, NoPeerId, PathStats, PeerId, PeerIdentity};
+pub use link::{
+    ExchangeId, Fingerprint, LinkId, NoPeerId, PacketStats, PathStats, PeerId, PeerIdentity,
+};
 pub use message::Control;
 pub use quic::Quic;
 
@@ -95,10 +100,11 @@ impl Event {
 ///
 /// Only the side which connected sends requests. All calls return at once.
 pub trait Transport {
-    /// Begins to connect to the agent at `addr`; ends in `Connected` or `Closed` within a bounded time.
+    /// Begins to connect to the agent that is called `addr`; ends in `Connected` or `Closed` within a bounded time.
     fn connect(&mut self, now: Instant, addr: SocketAddr) -> Result<LinkId, TransportError>;
 
     /// Queues a request. `payload` is the concatenation of its slices; its length is set in the message sent.
+    /// When the call returns, the slices are the caller's again: it may change them.
     ///
     /// [`TransportError::Busy`] when the link's bound of exchanges or queued bytes is met: retry after a `Complete`.
     fn request(
@@ -109,7 +115,8 @@ pub trait Transport {
         payload: &[&[u8]],
     ) -> Result<ExchangeId, TransportError>;
 
-    /// Queues the reply to a request. The exchange ends for the responder.
+    /// Queues the reply to a request; the slices are as in [`Transport::request`]. The exchange ends for the responder:
+    /// another reply is [`TransportError::ExchangeEnded`].
     fn reply(
         &mut self,
         now: Instant,

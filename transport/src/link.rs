@@ -129,12 +129,19 @@ pub struct PeerIdentity {
 pub struct PathStats {
     /// Smoothed round-trip time.
     pub rtt: Duration,
+    /// What became of the packets; `None` where the transport does not see them (in hardware, or without any).
+    pub packets: Option<PacketStats>,
+}
+
+/// Packets of a link's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketStats {
     /// Packets sent.
-    pub sent_packets: u64,
+    pub sent: u64,
     /// Packets lost of those.
-    pub lost_packets: u64,
-    /// UDP payload bytes that a packet may have now.
-    pub mtu: u16,
+    pub lost: u64,
+    /// Bytes that a packet may have now.
+    pub len_max: u32,
 }
 
 #[cfg(test)]

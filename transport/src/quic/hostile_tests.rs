@@ -120,7 +120,7 @@ fn links_send_in_turn() {
         (came == 6).then_some(())
     });
     let sent = |pair: &Pair| -> Vec<u64> {
-        let sent = |link: &Link| link.path().sent_packets;
+        let sent = |link: &Link| link.path().packets.unwrap().sent;
         pair.server.links.iter().flatten().map(sent).collect()
     };
     // Each has more to send than the socket takes now.

@@ -84,7 +84,7 @@ fn a_lost_reply_comes_again_within_a_millisecond_and_a_half() {
     lose(&mut pair, now);
     let most = Duration::from_micros(1500);
     assert!(replied_after(&mut pair, now, most).is_some());
-    assert!(server_path(&pair).lost_packets > 0);
+    assert!(server_path(&pair).packets.unwrap().lost > 0);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_lost_request_comes_again_within_a_millisecond_and_a_half() {
 #[test]
 fn a_client_that_waits_for_long_asks_few_times_and_an_idle_one_never() {
     let (mut pair, link, now) = settled();
-    let sent = |pair: &Pair| pair.client.path(link).unwrap().sent_packets;
+    let sent = |pair: &Pair| pair.client.path(link).unwrap().packets.unwrap().sent;
     // The agent takes its time: no packet is lost.
     let before = sent(&pair);
     pair.client.request(now, link, &Control::get(1, WORKLOAD, 7), &[]).unwrap();
@@ -227,7 +227,7 @@ fn packets_that_others_overtake_are_not_lost() {
     }
     assert!(relay.overtaken >= 40, "{}", relay.overtaken);
     let path = server_path(&pair);
-    assert_eq!(path.lost_packets, 0, "{} were overtaken: {path:?}", relay.overtaken);
+    assert_eq!(path.packets.unwrap().lost, 0, "{} were overtaken: {path:?}", relay.overtaken);
 }
 
 /// What has gone before an urgent message is sent, and what is received with it in one turn.

@@ -22,8 +22,8 @@ use crate::keys::bearer::Bearer;
 use crate::message::{DecodeError, PAYLOAD_MAX, Priority, Version, v1};
 use crate::reader::{MessageReader, Piece};
 use crate::{
-    AbortReason, CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats,
-    PeerIdentity, TransportError,
+    AbortReason, CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PacketStats,
+    PathStats, PeerIdentity, TransportError,
 };
 
 /// Stream error code of an exchange which was given up.
@@ -193,9 +193,11 @@ impl Link {
         let path = self.conn.stats().path;
         PathStats {
             rtt: path.rtt,
-            sent_packets: path.sent_packets,
-            lost_packets: path.lost_packets,
-            mtu: path.current_mtu,
+            packets: Some(PacketStats {
+                sent: path.sent_packets,
+                lost: path.lost_packets,
+                len_max: path.current_mtu.into(),
+            }),
         }
     }
 

@@ -185,7 +185,10 @@ fn a_get_and_a_put_carry_their_pages() {
     assert_eq!(&came[1024..], pages);
     pair.server.reply(now, asked, &request.reply(Status::Full), &[]).unwrap();
     assert_eq!(pair.client_sees(control).1.status(), Status::Full);
-    assert!(pair.client.path(link).unwrap().mtu > 60_000, "jumbo packets on loopback");
+    assert!(
+        pair.client.path(link).unwrap().packets.unwrap().len_max > 60_000,
+        "jumbo packets on loopback"
+    );
 }
 
 #[test]
@@ -253,7 +256,7 @@ fn lost_packets_delay_pages_but_damage_none() {
         assert_eq!((&came[..48], &came[48..]), (names.as_bytes(), &pages[..]));
         pair.seen.clear();
     }
-    assert!(pair.client.path(link).unwrap().lost_packets > 0);
+    assert!(pair.client.path(link).unwrap().packets.unwrap().lost > 0);
 }
 
 #[test]
@@ -529,7 +532,7 @@ fn a_restarted_agent_resets_its_former_links() {
     let link = pair.connect();
     pair.until(|pair| {
         // Until the client has got the reset token of the id which it uses, which comes with the handshake.
-        Some(()).filter(|()| pair.client.path(link).unwrap().sent_packets > 3)
+        Some(()).filter(|()| pair.client.path(link).unwrap().packets.unwrap().sent > 3)
     });
     let addr = pair.server.local_addr();
     pair.server = Quic::client(any(), &client).unwrap();

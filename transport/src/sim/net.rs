@@ -316,7 +316,7 @@ impl State {
     pub(super) fn path(&mut self, addr: SocketAddr, link: LinkId) -> Option<PathStats> {
         let rtt = 2 * self.delay();
         self.link(addr, link)?;
-        Some(PathStats { rtt, sent_packets: 0, lost_packets: 0, mtu: u16::MAX })
+        Some(PathStats { rtt, packets: None })
     }
 
     pub(super) fn poll(&mut self, addr: SocketAddr) -> Option<Event> {
