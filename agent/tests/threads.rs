@@ -191,12 +191,17 @@ fn after_a_restart_every_link_is_reset_at_once() {
     let dir = Keys::new("threads-restart");
     let (agent, _, addrs) = serve(&dir, "127.0.0.1:0");
     let mut clients = connect(addrs[0], &keys::load(&dir.0, Role::Client).expect("a key"));
-    agent.signal(Signal::SIGKILL);
-    agent.wait();
-    let (_again, _, _) = serve(&dir, &addrs[0].to_string());
-    for client in &mut clients {
-        // It pings now and then.
-        client.until("close", |client| client.closed.is_some());
+    // Each on its own: one that nobody drives for 5 s would take its link for lost.
+    let wait = |client: &mut Client| client.until("close", |client| client.closed.is_some());
+    std::thread::scope(|scope| {
+        let pinging: Vec<_> =
+            clients.iter_mut().map(|client| scope.spawn(|| wait(client))).collect();
+        agent.signal(Signal::SIGKILL);
+        agent.wait();
+        let (_again, _, _) = serve(&dir, &addrs[0].to_string());
+        pinging.into_iter().for_each(|client| client.join().expect("a reset"));
+    });
+    for client in &clients {
         assert!(matches!(client.closed, Some(CloseReason::Reset { .. })), "{:?}", client.closed);
     }
 }

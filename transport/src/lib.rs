@@ -3,13 +3,13 @@
 //! A [`Transport`] is a non-blocking endpoint which its owner drives: no threads, no async tasks, no clock of its
 //! own. The owner's loop is `drive`, then `poll` until empty (answering by `request` and `reply`), then `flush`;
 //! when nothing happened it spins or waits for `fd` to become readable, no longer than until `deadline`.
-//! [`Quic`] is one backend, `sim` (a network in memory) the other; `conformance` tries both. The trait says nothing of
+//! [`Quic`] is one backend, `sim` (a network in memory) the other; `conformance_tests` tries both. The trait says nothing of
 //! either: a `SocketAddr` is the name of a node, as it is for connections over RDMA too, and [`PathStats`] has what is
 //! known of packets, if anything is. Payloads to send are borrowed for the call alone.
 
 pub mod client;
 #[cfg(test)]
-mod conformance;
+mod conformance_tests;
 mod error;
 pub mod keys;
 mod link;

@@ -58,6 +58,8 @@ pub const HEAD: Duration = Duration::from_secs(10);
 pub const IDLE: Duration = Duration::from_secs(5);
 /// A quiet client pings the agent this often.
 pub const KEEP_ALIVE: Duration = Duration::from_millis(1500);
+/// An agent sends one stateless reset in this time: all links of its former life have theirs well before [`IDLE`].
+pub const RESET_INTERVAL: Duration = Duration::from_millis(1);
 /// Round-trip time assumed before the first sample.
 pub const INITIAL_RTT: Duration = Duration::from_millis(20);
 /// The longest that an acknowledgement may be held back.

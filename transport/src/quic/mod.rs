@@ -166,7 +166,7 @@ impl Quic {
         if server.is_some() {
             // An agent which restarts knows by its keys the links of its former life, and resets them at once.
             let (reset_key, id_key) = tls::endpoint_keys(identity, socket.local(), crowd.index);
-            config.reset_key(Arc::new(reset_key));
+            config.reset_key(Arc::new(reset_key)).min_reset_interval(limits::RESET_INTERVAL);
             config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)));
         }
         config.max_udp_payload_size(limits::MTU_MAX).expect("a valid UDP payload size");
