@@ -8,11 +8,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::app::Program;
 use crate::network::Kind;
 use crate::placement::Wait;
-use crate::shape::Dimension;
-use crate::subject::Under;
 
 /// Measures gms, and what this machine can do at best.
 #[derive(Debug, Parser)]
@@ -479,6 +476,53 @@ impl AppOptions {
     pub fn mib(&self) -> u32 {
         self.memory.unwrap_or(if self.effort.is_quick() { 32 } else { 200 })
     }
+}
+
+/// What there is more and more of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dimension {
+    /// 10, 100 and 1000 threads.
+    Threads,
+    /// 100, 1000 and 10000 mappings.
+    Mappings,
+    /// 10, 100 and 1000 processes.
+    Processes,
+    /// As many chunks of the page map as 1, 10 and 100 GiB have.
+    Gib,
+}
+
+/// What pages programs on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Under {
+    /// gms, with an agent of its own.
+    Gms,
+    /// Swap to compressed memory, without readahead.
+    Zram,
+    /// The same with the kernel's default readahead.
+    ZramReadahead,
+    /// As zram, with its pool within the limit.
+    ZramCharged,
+    /// Swap to a file on a disk, without readahead.
+    Disk,
+    /// The same with the kernel's default readahead.
+    DiskReadahead,
+}
+
+/// A program with a fixed job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Program {
+    /// redis-server, asked by zipfian GETs and SETs.
+    Redis,
+    /// GNU sort, of text.
+    Sort,
+    /// Python with numpy: its own objects, then arrays.
+    Numpy,
+    /// sqlite3, with a database in memory.
+    Sqlite,
+    /// gcc, of generated C.
+    Gcc,
+    /// Breadth-first searches in a Kronecker graph.
+    Bfs,
 }
 
 /// `gms-bench report`.

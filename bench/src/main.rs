@@ -17,6 +17,7 @@ mod idle_cpu;
 mod machine;
 mod memcg;
 mod memory;
+mod netns;
 mod network;
 mod page;
 mod peer;
@@ -66,7 +67,7 @@ fn run(cli: Cli) -> Result<(), BenchError> {
     nix::unistd::alarm::set(cli.limit_s());
     match &cli.command {
         Command::Report(options) => page::run(options),
-        Command::Peer(options) => peer::serve(options),
+        Command::Peer(options) => floor::serve::serve(options),
         Command::Workload { orders, found } => workload::run(orders, found),
         Command::IdleWorkload { mib } => idle_cost::workload(*mib),
         Command::GuestInit => peers::init::run(),

@@ -9,11 +9,10 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
-use crate::cli::{PeerOptions, Protocol};
+use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
-use crate::floor::{quic, quinn};
 use crate::network::Network;
-use crate::placement::{Pinned, Placement, Wait};
+use crate::placement::{Placement, Wait};
 
 /// Bytes of a request.
 pub const REQUEST_LEN: usize = 128;
@@ -103,33 +102,6 @@ impl Peer {
         let addr = line.trim().parse();
         let addr = addr.map_err(|_| BenchError::Program { program: "peer".into(), problem })?;
         Ok(Peer { addr, process })
-    }
-}
-
-/// `gms-bench peer`: serves one requester until it is killed.
-pub fn serve(options: &PeerOptions) -> Result<(), BenchError> {
-    let _pinned = Pinned::to(options.cpu)?;
-    match (options.protocol, &options.keys) {
-        (Protocol::Udp | Protocol::Udp8k, _) => serve_udp(options, options.protocol.reply_len()),
-        (Protocol::Quic, Some(keys)) => quic::serve(options.bind, options.wait, keys),
-        (Protocol::Quinn, Some(keys)) => quinn::serve(options.bind, options.mtu, keys),
-        (Protocol::Quic | Protocol::Quinn, None) => {
-            Err(BenchError::Invalid("this protocol needs --keys".into()))
-        }
-    }
-}
-
-fn serve_udp(options: &PeerOptions, reply_len: usize) -> Result<(), BenchError> {
-    let wait = options.wait;
-    let socket = UdpSocket::bind((options.bind, 0)).trying("cannot bind a UDP socket")?;
-    println!("{}", socket.local_addr().trying("no local address")?);
-    let (mut request, reply) = ([0; REQUEST_LEN], vec![7; reply_len]);
-    let (_, requester) = socket.recv_from(&mut request).trying("cannot receive")?;
-    socket.connect(requester).trying("cannot connect")?;
-    socket.set_nonblocking(wait != Wait::Block).trying("cannot set the socket's mode")?;
-    loop {
-        socket.send(&reply).trying("cannot send")?;
-        receive(&socket, wait, &mut request)?;
     }
 }
 

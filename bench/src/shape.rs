@@ -7,12 +7,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Deserialize;
 
-use crate::cli::ShapeOptions;
+use crate::cli::{Dimension, ShapeOptions};
 use crate::error::{BenchError, Trying};
 use crate::peer::Process;
 use crate::procfs::cpu_us;
@@ -47,19 +46,6 @@ const SETTLE: [Duration; 2] = [Duration::from_millis(1500), Duration::from_milli
 
 /// How often it is looked whether a workload lives that has not come.
 const LOOK_MS: u16 = 200;
-
-/// What there is more and more of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Dimension {
-    /// 10, 100 and 1000 threads.
-    Threads,
-    /// 100, 1000 and 10000 mappings.
-    Mappings,
-    /// 10, 100 and 1000 processes.
-    Processes,
-    /// As many chunks of the page map as 1, 10 and 100 GiB have.
-    Gib,
-}
 
 impl Dimension {
     fn name(self) -> &'static str {

@@ -8,9 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
-
-use crate::cli::Effort;
+use crate::cli::{Effort, Under};
 use crate::error::BenchError;
 use crate::machine::{Machine, disk};
 use crate::room::Room;
@@ -33,23 +31,6 @@ const SETTING_MIN: f64 = 0.2;
 const LOCAL_MIN_MIB: u32 = 4;
 /// Least growth of the peak with the setting that is reckoned with.
 const SLOPE_MIN: f64 = 0.3;
-
-/// What pages programs on this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-pub enum Under {
-    /// gms, with an agent of its own.
-    Gms,
-    /// Swap to compressed memory, without readahead.
-    Zram,
-    /// The same with the kernel's default readahead.
-    ZramReadahead,
-    /// As zram, with its pool within the limit.
-    ZramCharged,
-    /// Swap to a file on a disk, without readahead.
-    Disk,
-    /// The same with the kernel's default readahead.
-    DiskReadahead,
-}
 
 impl Under {
     /// For the report.

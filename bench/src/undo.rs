@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Trying};
-use crate::network;
+use crate::netns;
 
 /// How long a step is tried again while the kernel says that something is busy: processes end, udev closes a device.
 const BUSY: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ impl Step {
             Step::RemoveFile(path) => fs::remove_file(path),
             Step::RemoveDir(path) => fs::remove_dir(path),
             Step::Write(path, text) => fs::write(path, text),
-            Step::RemoveNetwork(process) => network::remove(*process),
+            Step::RemoveNetwork(process) => netns::remove(*process),
         }
     }
 }

@@ -2,17 +2,18 @@
 
 mod man;
 mod pids;
+pub mod values;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
 use clap_complete::env::Shells;
-use gms_policy::{Size, WhenFull};
+use gms_policy::Size;
 use serde::Deserialize;
 
-use crate::config;
+use self::values::{KeyRole, OnFull, PageSize, parse_agent};
 
 pub use man::man_pages;
 
@@ -87,11 +88,11 @@ pub struct PagingArgs {
     /// A share is of the machine's whole memory, or of the cgroup's limit if that is less. For `gms run` the default is
     /// 80 % of the memory available now. At least 4 MiB.
     #[arg(long, value_name = "SIZE|N%")]
-    #[serde(deserialize_with = "config::size")]
+    #[serde(deserialize_with = "values::size")]
     pub local: Option<Size>,
     /// Memory fetched for one fault [default: 4k]
     #[arg(long, value_name = "SIZE", value_enum)]
-    #[serde(deserialize_with = "config::page_size")]
+    #[serde(deserialize_with = "values::page_size")]
     pub page_size: Option<PageSize>,
     /// Threads that serve page faults, each those of some processes [default: 1]
     ///
@@ -102,7 +103,7 @@ pub struct PagingArgs {
     ///
     /// One that does not answer at the start is told, and used once it does, as long as another answers.
     #[arg(long = "agent", value_name = "HOST:PORT", value_parser = parse_agent)]
-    #[serde(rename = "agent", deserialize_with = "config::agents")]
+    #[serde(rename = "agent", deserialize_with = "values::agents")]
     pub agents: Vec<String>,
     /// Directory with the keys of the cluster (see `gms keys init`); needed with --agent
     #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
@@ -111,11 +112,11 @@ pub struct PagingArgs {
     ///
     /// A share (40%) is of the same as that of --local.
     #[arg(long, value_name = "SIZE|N%")]
-    #[serde(deserialize_with = "config::size")]
+    #[serde(deserialize_with = "values::size")]
     pub export: Option<Size>,
     /// What happens while no agent takes pages that must go (all are full, or away) [default: grow]
     #[arg(long, value_name = "WHAT", value_enum)]
-    #[serde(deserialize_with = "config::when_full")]
+    #[serde(deserialize_with = "values::when_full")]
     pub when_full: Option<OnFull>,
     /// Write the figures of the session to FILE as JSON when it ends
     #[arg(long, value_name = "FILE")]
@@ -226,72 +227,6 @@ pub enum KeysAction {
     },
 }
 
-/// Who holds a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KeyRole {
-    /// An agent
-    Node,
-    /// A pager
-    Client,
-}
-
-/// `--page-size`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PageSize {
-    /// 4 KiB
-    #[value(name = "4k", alias = "4K", alias = "4096")]
-    Small,
-    /// 8 KiB
-    #[value(name = "8k", alias = "8K", alias = "8192")]
-    Large,
-}
-
-impl PageSize {
-    /// log2 of the size in bytes.
-    pub fn shift(self) -> u8 {
-        match self {
-            PageSize::Small => 12,
-            PageSize::Large => 13,
-        }
-    }
-}
-
-/// `--when-full`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OnFull {
-    /// The program waits until an agent takes pages again
-    Wait,
-    /// The program goes on and exceeds --local
-    Grow,
-    /// The program is killed after a second
-    Kill,
-}
-
-impl From<OnFull> for WhenFull {
-    fn from(choice: OnFull) -> WhenFull {
-        match choice {
-            OnFull::Wait => WhenFull::Wait,
-            OnFull::Grow => WhenFull::Grow,
-            OnFull::Kill => WhenFull::Kill,
-        }
-    }
-}
-
-/// Checks that `text` has the form `HOST:PORT` (an IPv6 host in brackets); names are resolved later.
-pub fn parse_agent(text: &str) -> Result<String, String> {
-    let wrong = || format!("'{text}' is not HOST:PORT (node7:7400, 10.0.0.7:7400, [fd00::7]:7400)");
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let host_is_good = match bracketed {
-        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && !host.contains([':', '[', ']', ' ', '/']),
-    };
-    match port.parse::<u16>() {
-        Ok(1..) if host_is_good => Ok(text.to_string()),
-        _ => Err(wrong()),
-    }
-}
-
 /// clap's report of a wrong command line in one line.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
@@ -370,18 +305,6 @@ mod tests {
             let text = one_line(&parse(line).expect_err(line));
             assert!(text.contains(part) && !text.contains('\n'), "{line}: {text}");
             assert!(!text.starts_with("error"), "{text}");
-        }
-    }
-
-    #[test]
-    fn agents_are_host_and_port() {
-        for good in ["node7:7400", "10.0.0.7:1", "[fd00::7]:65535", "a-b.c_d:80"] {
-            assert_eq!(parse_agent(good), Ok(good.to_string()));
-        }
-        for bad in
-            ["", "host", "host:", ":80", "host:0", "host:65536", "fd00::7:80", "[x]:80", "a b:80"]
-        {
-            assert!(parse_agent(bad).is_err(), "{bad}");
         }
     }
 

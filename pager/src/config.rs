@@ -1,16 +1,14 @@
 //! The configuration file, and the options of a session put together from it and the command line.
 
-use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use gms_policy::{Bytes, Size};
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use gms_policy::{Bytes, Size, WhenFull};
 
-use crate::cli::{OnFull, PageSize, PagingArgs, parse_agent};
+use crate::cli::PagingArgs;
+use crate::cli::values::PageSize;
 use crate::memory::Memory;
-use crate::session::SessionConfig;
 use crate::size::Human;
 
 /// Least workable `--local`: below it a fault's own batch would not fit.
@@ -54,6 +52,31 @@ pub enum ConfigError {
     /// The options do not make sense together.
     #[error("{0}")]
     Options(String),
+}
+
+/// What the user asked for, parsed and validated.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// Budget for resident anonymous memory of the whole tree, in bytes.
+    pub budget_bytes: u64,
+    /// log2 of the unit which is fetched: 12 or 13.
+    pub page_shift: u8,
+    /// Threads that serve faults, at least 1.
+    pub fault_threads: usize,
+    /// `HOST:PORT` as given; empty = start an embedded agent.
+    pub agents: Vec<String>,
+    /// Keys of the cluster; needed when `agents` is not empty.
+    pub keys: Option<PathBuf>,
+    /// Size of the embedded agent in bytes.
+    pub export_bytes: u64,
+    /// What happens when no agent has room for pages that must go.
+    pub when_full: WhenFull,
+    /// File for the time stamps of sampled faults.
+    pub trace: Option<PathBuf>,
+    /// Say what happens on stderr.
+    pub verbose: bool,
+    /// Give no notices on stderr either.
+    pub quiet: bool,
 }
 
 /// What a session does beside paging, and how it pages.
@@ -206,88 +229,6 @@ fn key_at(text: &str, line: usize) -> Option<&str> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         (!key.is_empty() && key.chars().all(plain)).then_some(key)
     })
-}
-
-/// Reads a size: a text as on the command line, or a whole number of bytes.
-pub(crate) fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Size>, D::Error> {
-    from.deserialize_any(Scalar { expects: "a size ('512M', '40%' or bytes)", read: size_of })
-        .map(Some)
-}
-
-fn size_of(text: &str) -> Result<Size, String> {
-    text.parse().map_err(|error| format!("'{text}' is {error}"))
-}
-
-/// Reads `page-size`.
-pub(crate) fn page_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PageSize>, D::Error> {
-    from.deserialize_any(Scalar { expects: "4k or 8k", read: page_size_of }).map(Some)
-}
-
-fn page_size_of(text: &str) -> Result<PageSize, String> {
-    clap::ValueEnum::from_str(text, true).map_err(|_| format!("'{text}' is not 4k or 8k"))
-}
-
-/// Reads `when-full`.
-pub(crate) fn when_full<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OnFull>, D::Error> {
-    from.deserialize_any(Scalar { expects: "wait, grow or kill", read: when_full_of }).map(Some)
-}
-
-fn when_full_of(text: &str) -> Result<OnFull, String> {
-    clap::ValueEnum::from_str(text, false)
-        .map_err(|_| format!("'{text}' is not wait, grow or kill"))
-}
-
-/// What is written as a string or a whole number, and means the same.
-struct Scalar<T> {
-    expects: &'static str,
-    read: fn(&str) -> Result<T, String>,
-}
-
-impl<T> Visitor<'_> for Scalar<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.expects)
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        (self.read)(text).map_err(E::custom)
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
-        self.visit_str(&number.to_string())
-    }
-
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
-        self.visit_str(&number.to_string())
-    }
-}
-
-/// Reads `agent`: one, or a list.
-pub(crate) fn agents<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    from.deserialize_any(Agents)
-}
-
-struct Agents;
-
-impl<'de> Visitor<'de> for Agents {
-    type Value = Vec<String>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HOST:PORT or a list of them")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<String>, E> {
-        parse_agent(text).map(|agent| vec![agent]).map_err(E::custom)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
-        let mut agents = Vec::new();
-        while let Some(text) = list.next_element::<String>()? {
-            agents.push(parse_agent(&text).map_err(de::Error::custom)?);
-        }
-        Ok(agents)
-    }
 }
 
 #[cfg(test)]

@@ -18,9 +18,9 @@ use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-use crate::commands::printable;
+use crate::kernel::proc::{descends, self_pid};
 use crate::stats::Stats;
-use crate::target::{descends, self_pid};
+use crate::text::printable;
 pub use above::pager_above;
 use doors::Door;
 

@@ -33,15 +33,15 @@ use self::look::{Refusal, Sharing};
 pub use self::reconcile::reconcile;
 use self::room::Fullness;
 use self::write_back::WriteBack;
-use crate::commands::{begin_to_speak, note};
 use crate::evictor::Ending;
 use crate::inject::{Frozen, is_outside_madvise};
 use crate::page_map::PAGE;
 use crate::process::Process;
 use crate::pulse::Pulse;
-use crate::session::Outcome;
+use crate::shared::Outcome;
 use crate::shared::{EvictCommand, Gauges, Shared};
 use crate::space::Space;
+use crate::speech::{self, note};
 use crate::stopped::{release_all, release_late};
 use crate::sync::{drain, lock};
 use crate::tables::{EvictOutcome, Place};
@@ -201,7 +201,7 @@ impl<T: Transport> EvictThread<T> {
     /// Works until the session stops.
     pub fn run(mut self) {
         self.shared.evict_thread.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
-        begin_to_speak();
+        speech::begin();
         gms_agent::spin::prefer_latency(EVICT_SLICE);
         let mut packets = true;
         while !self.shared.stop.load(Ordering::Relaxed) {

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,10 +20,11 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::arch;
-use crate::inject::{InjectError, Injected};
 use crate::kernel::cgroup;
+use crate::kernel::pidfd::{END_DEADLINE, await_end, end, has_ended, kill, pidfd_getfd};
 use crate::kernel::proc;
 use crate::pulse::Pulse;
+use crate::stopped::InjectError;
 
 /// Longest that a call list may take. Moving pages takes microseconds; only a fault inside a call waits longer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
@@ -35,8 +36,6 @@ const _: () = assert!(STARVED_DEADLINE.as_secs() + CALL_DEADLINE.as_secs() < LEA
 const CALL_LOOK_MS: u16 = 500;
 /// Not even one that is frozen is waited for any longer.
 static HURRY: AtomicBool = AtomicBool::new(false);
-/// For an evictor that was told to end, and again for one that was killed.
-const END_DEADLINE: Duration = Duration::from_secs(1);
 const CALL_LEN: usize = 64;
 /// Most calls of one list.
 pub const CALLS_MAX: usize = 256;
@@ -69,6 +68,23 @@ impl Call {
             Ok(self.result as u64)
         }
     }
+}
+
+/// An evictor that has just been started, proved to be one of this process.
+#[derive(Debug)]
+pub struct Injected {
+    /// Base of the blob's mapping in the process.
+    pub base: u64,
+    /// Process id of the evictor.
+    pub evictor: Pid,
+    /// Its process.
+    pub process: OwnedFd,
+    /// Its process id in the namespace of the workload.
+    pub own_id: i32,
+    /// The memory that it runs in, which is that of the process.
+    pub memory: File,
+    /// Where the kernel notes the end of the thread that was stopped; for musl's programs the lock of the list of threads.
+    pub tid_address: Option<u64>,
 }
 
 /// Connection to one evictor.
@@ -272,18 +288,6 @@ impl Ending {
     }
 }
 
-/// Kills an evictor, which then executes no will, and waits until its memory is in use no more.
-pub fn end(process: &OwnedFd) {
-    kill(process);
-    await_end(process);
-}
-
-fn await_end(process: &OwnedFd) -> bool {
-    let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
-    let timeout = PollTimeout::try_from(END_DEADLINE).unwrap_or(PollTimeout::MAX);
-    matches!(poll(&mut ended, timeout), Ok(1..))
-}
-
 fn encode(buffer: &mut Vec<u8>, calls: &[Call], aux: &[u8]) {
     buffer.clear();
     buffer.extend_from_slice(&(calls.len() as u64).to_le_bytes());
@@ -311,48 +315,6 @@ pub fn hurry() {
     HURRY.store(true, Ordering::Relaxed);
 }
 
-/// A descriptor of the process.
-pub fn pidfd_open(pid: i32) -> nix::Result<OwnedFd> {
-    // SAFETY: no pointer is passed.
-    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    // SAFETY: the kernel has just given us this descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
-}
-
-/// Kills a process.
-pub fn kill(process: &OwnedFd) {
-    // SAFETY: pidfd_send_signal reads no memory when the info is null. Fails only if the process has ended.
-    unsafe {
-        libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), libc::SIGKILL, 0usize, 0);
-    }
-}
-
-/// A duplicate of descriptor `number` of another process.
-pub fn pidfd_getfd(process: BorrowedFd<'_>, number: RawFd) -> nix::Result<OwnedFd> {
-    // SAFETY: no pointer is passed.
-    let fd = Errno::result(unsafe {
-        libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0)
-    })?;
-    // SAFETY: the kernel has just given us this descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
-}
-
-/// Whether the process behind a pidfd has ended (all its threads).
-pub fn has_ended(process: BorrowedFd<'_>) -> bool {
-    let mut ready = [PollFd::new(process, PollFlags::POLLIN)];
-    matches!(poll(&mut ready, PollTimeout::ZERO), Ok(n) if n > 0)
-}
-
-/// Whether two processes share one address space (kcmp(2)).
-pub fn same_memory(a: Pid, b: Pid) -> nix::Result<bool> {
-    const KCMP_VM: libc::c_int = 1;
-    // SAFETY: no pointer is passed.
-    let order = Errno::result(unsafe {
-        libc::syscall(libc::SYS_kcmp, a.as_raw(), b.as_raw(), KCMP_VM, 0, 0)
-    })?;
-    Ok(order == 0)
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
@@ -365,7 +327,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().expect("a socket");
         let evictor = Evictor {
             socket: ours.into(),
-            process: pidfd_open(pid).expect("its process"),
+            process: crate::kernel::pidfd::pidfd_open(pid).expect("its process"),
             pid: Pid::from_raw(pid),
             base: 0,
             buffer: Vec::new(),

@@ -15,10 +15,12 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::arch;
-use crate::evictor::{self, Evictor, has_ended, pidfd_open, same_memory};
+use crate::evictor::{Evictor, Injected};
+use crate::kernel::pidfd::{self, has_ended, pidfd_open, same_memory};
+use crate::kernel::proc::descends;
 use crate::kernel::{cgroup, proc};
 use crate::page_map::PAGE;
-use crate::stopped::{Stopped, refused};
+use crate::stopped::{InjectError, Stopped, refused};
 
 /// Name of the evictor's process: not one by which people end gms.
 pub const EVICTOR_NAME: &str = "far-evictor";
@@ -35,84 +37,7 @@ const FREEZE_ROUNDS: usize = 4;
 /// Most threads that are stopped: each costs some 10 us.
 const FROZEN_MAX: usize = 256;
 
-/// Why a process could not be attached.
-#[derive(Debug, thiserror::Error)]
-pub enum InjectError {
-    /// No such process, or it ended meanwhile.
-    #[error("it has ended")]
-    Gone,
-    /// ptrace was refused.
-    #[error("ptrace is not permitted ({0}): run as root or with CAP_SYS_PTRACE, see `gms doctor`")]
-    NotPermitted(Errno),
-    /// Somebody else traces it.
-    #[error("it is being traced by process {0} (a debugger?)")]
-    Traced(i64),
-    /// Its system calls are filtered.
-    #[error("it has a seccomp filter, under which the evictor cannot work")]
-    Seccomp,
-    /// Its system calls are dispatched to itself.
-    #[error(
-        "its system calls come back to it (syscall user dispatch; Wine?), as those of an injection would"
-    )]
-    Dispatch,
-    /// Its next child is to be the first process of a PID namespace, which an evictor must not become.
-    #[error("it is about to start a PID namespace")]
-    Namespace,
-    /// 32-bit code.
-    #[error("it runs 32-bit code: only 64-bit processes can be paged")]
-    NotNative,
-    /// No thread could be stopped in time (vfork wait, uninterruptible sleep, job control stop).
-    #[error("no thread of it could be stopped in time")]
-    Unstoppable,
-    /// A fork that has been told of is not applied yet: perhaps it is this process's.
-    #[error("it may have been forked just now")]
-    Forking,
-    /// What is left is for forks of processes that are paged, which cannot go on without one.
-    #[error("too few descriptors are left to page it: raise the limit (ulimit -Hn)")]
-    Descriptors,
-    /// An injected system call failed.
-    #[error("injected {call} failed: {errno}")]
-    Syscall {
-        /// Its name.
-        call: &'static str,
-        /// Its error.
-        errno: Errno,
-    },
-    /// A ptrace request or /proc access failed.
-    #[error("{what} failed: {errno}")]
-    Os {
-        /// What was tried.
-        what: &'static str,
-        /// The error.
-        errno: Errno,
-    },
-}
-
-impl InjectError {
-    /// Whether it will not go otherwise as long as the process runs this program: it has no right to make a userfaultfd.
-    pub fn lasts(&self) -> bool {
-        matches!(self, InjectError::Os { what: "making a userfaultfd", errno: Errno::EPERM })
-    }
-}
-
 type Result<T> = std::result::Result<T, InjectError>;
-
-/// An evictor that has just been started, proved to be one of this process.
-#[derive(Debug)]
-pub struct Injected {
-    /// Base of the blob's mapping in the process.
-    pub base: u64,
-    /// Process id of the evictor.
-    pub evictor: Pid,
-    /// Its process.
-    pub process: OwnedFd,
-    /// Its process id in the namespace of the workload.
-    pub own_id: i32,
-    /// The memory that it runs in, which is that of the process.
-    pub memory: File,
-    /// Where the kernel notes the end of the thread that was stopped; for musl's programs the lock of the list of threads.
-    pub tid_address: Option<u64>,
-}
 
 /// Whose child an evictor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -385,7 +310,7 @@ impl Stopped {
         let restored = self.restore();
         if let (Err(_), Ok(injected)) = (&restored, &injected) {
             // The process is being killed. Its evictor would outlive it.
-            evictor::end(&injected.process);
+            pidfd::end(&injected.process);
         }
         restored?;
         injected
@@ -397,7 +322,7 @@ impl Stopped {
         // Somebody gets its end from wait: it is a good one.
         match Evictor::connect(&injected) {
             Ok(evictor) => evictor.dismiss().wait(),
-            Err(_) => evictor::end(&injected.process),
+            Err(_) => pidfd::end(&injected.process),
         }
         // It has ended or will; what is left otherwise is 44 KiB of address space.
         let _ = self.syscall(instruction, "munmap", libc::SYS_munmap, args);
@@ -564,7 +489,7 @@ fn end_abandoned(memory: &File, base: u64) {
                 proc::all().into_iter().filter(|&pid| proc::own_id(pid) == Some(own_id));
             let processes = processes.filter_map(|pid| Some((pid, pidfd_open(pid).ok()?)));
             let evictor = processes.into_iter().find(|(pid, _)| has_memory(*pid));
-            return evictor.iter().for_each(|(_, process)| evictor::end(process));
+            return evictor.iter().for_each(|(_, process)| pidfd::end(process));
         }
         std::thread::yield_now();
     }
@@ -576,11 +501,7 @@ fn is_seen_in_workload(injected: &Injected, pid: i32) -> bool {
     let parent = parent as i32;
     let us = std::process::id() as i32;
     // Above the workload's first process, or above us: an init, a service manager. They know how to deal with orphans.
-    parent != us
-        && parent != 0
-        && !crate::target::descends(us, parent)
-        && crate::target::descends(pid, parent)
-        || parent == pid
+    parent != us && parent != 0 && !descends(us, parent) && descends(pid, parent) || parent == pid
 }
 
 thread_local! {

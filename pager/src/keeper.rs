@@ -17,15 +17,15 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, pipe2};
 use userfaultfd::Uffd;
 
-use crate::commands::{begin_to_speak, end_speech, note};
-use crate::evictor::{has_ended, kill, pidfd_open};
 use crate::kernel::pagemap::Pagemap;
+use crate::kernel::pidfd::{has_ended, kill, pidfd_open};
 use crate::kernel::proc;
+use crate::kernel::proc::self_pid;
 use crate::kernel::uffd::{Userfaultfd, is_userfaultfd};
 use crate::kernel::{Event, Faults, Messages, PageFault, PageTables};
 use crate::page_map::PAGE;
-use crate::session::Outcome;
-use crate::target::self_pid;
+use crate::shared::Outcome;
+use crate::speech::{self, note};
 
 /// Its name: not one by which people end gms, because it must outlive the pager.
 const NAME: &str = "far-keeper";
@@ -81,7 +81,7 @@ impl Keeper {
         flags.set(CloneFlags::CLONE_PARENT, sibling);
         let keep = Box::new(|| {
             keep(&pager, &board.over, &words);
-            end_speech();
+            speech::end();
             // SAFETY: it does not return. To return would end this thread only, and the process wait for the one that writes.
             unsafe { libc::_exit(0) }
         });
@@ -138,7 +138,7 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     }
     let mut left = inherit(words.as_raw_fd());
     // Nobody who reads what is said is waited for.
-    begin_to_speak();
+    speech::begin();
     // The pager may have read of faults which it did not get to serve: they are made anew.
     left.iter().for_each(|faults| faults.wake(USER_SPACE));
     loop {

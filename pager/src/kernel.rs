@@ -2,6 +2,7 @@
 
 pub mod cgroup;
 pub mod pagemap;
+pub mod pidfd;
 pub mod proc;
 pub mod uffd;
 

@@ -20,14 +20,16 @@ use child::{End, State};
 pub use front::{Front, Link, Side, split};
 pub use signals::{Arrival, Signals, note_inheritance};
 
-use crate::commands::{EXIT_GMS, say};
 use crate::control::{self, Workload};
-use crate::evictor::has_ended;
+use crate::exit::EXIT_GMS;
+use crate::kernel::pidfd::has_ended;
 use crate::kernel::proc;
-use crate::session::{Outcome, Session, SessionError};
+use crate::kernel::proc::self_pid;
+use crate::session::{Session, SessionError};
+use crate::shared::Outcome;
+use crate::speech::say;
 use crate::stats::Stats;
 use crate::stopped;
-use crate::target::self_pid;
 
 /// Looks at everything at least this often, in case a notice is lost, and for the deadlines of control clients.
 const LOOK_MS: u16 = 1000;

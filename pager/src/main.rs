@@ -5,8 +5,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 use gms_pager::cli::{self, Cli, one_line};
-use gms_pager::commands::{EXIT_USAGE, dispatch, end_speech, say};
+use gms_pager::commands::dispatch;
+use gms_pager::exit::EXIT_USAGE;
 use gms_pager::launch::note_inheritance;
+use gms_pager::speech::{self, say};
 
 /// Runs before Rust's own start-up, which changes what the command would inherit.
 #[used]
@@ -37,6 +39,6 @@ fn main() -> ExitCode {
         say(&failure);
         failure.status
     });
-    end_speech();
+    speech::end();
     ExitCode::from(status)
 }

@@ -185,7 +185,7 @@ impl Write for Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::self_pid;
+    use crate::kernel::proc::self_pid;
     use std::fs;
     use std::io::Read;
     use std::os::unix::fs::{PermissionsExt, lchown, symlink};

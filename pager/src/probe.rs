@@ -16,8 +16,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{ForkResult, Pid, fork, geteuid, getuid, pipe2, read};
 
-use crate::evictor::{pidfd_getfd, pidfd_open, same_memory};
 use crate::kernel::pagemap;
+use crate::kernel::pidfd::{pidfd_getfd, pidfd_open, same_memory};
 use crate::kernel::proc;
 use crate::kernel::uffd::{self, USERFAULTFD_IOC_NEW, Userfaultfd};
 use crate::privilege;

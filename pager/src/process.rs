@@ -18,9 +18,10 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use self::set_up::SetUp;
-use crate::evictor::{self, Call, Ending, Evictor, has_ended, same_memory};
-use crate::inject::{Frozen, InjectError, Injected, remove_blob, stop_beside};
+use crate::evictor::{Call, Ending, Evictor, Injected};
+use crate::inject::{Frozen, remove_blob, stop_beside};
 use crate::kernel::pagemap::Pagemap;
+use crate::kernel::pidfd::{self, has_ended, same_memory};
 use crate::kernel::proc::{self, Mapping, Measure, Statm};
 use crate::kernel::uffd::{UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
 use crate::kernel::{Occupant, PageTables};
@@ -28,6 +29,7 @@ use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::shared::Shared;
 use crate::space::Space;
+use crate::stopped::InjectError;
 use crate::sync::lock;
 use crate::torture;
 use crate::victims::{BATCH, Evicted, MovedPages, Sweep, runs};
@@ -129,7 +131,7 @@ impl Process {
         let parts = Process::set_up(shared, pid, &injected, &mut mapped, orphans);
         if parts.is_err() {
             // Nothing of ours stays. The evictor ends first: it runs in what is unmapped then, and would execute its will if its socket closed.
-            evictor::end(&injected.process);
+            pidfd::end(&injected.process);
             frozen.unmap(&mapped);
             lock(&shared.evictors).retain(|&pid| pid != evictor_pid);
         }

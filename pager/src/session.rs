@@ -6,14 +6,13 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gms_agent::Agent;
-use gms_policy::full::WhenFull;
 use gms_policy::ids::{AgentId, Bytes};
 use gms_transport::client::{AgentAddress, Checksum, Client, ClientEvent, Lane};
 use gms_transport::keys::{self, Identity, Role};
@@ -21,14 +20,15 @@ use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::commands::{begin_to_speak, end_speech, note, say};
+use crate::config::SessionConfig;
 use crate::evict::EvictThread;
 use crate::evictor;
 use crate::fault::FaultThread;
 use crate::kernel::proc;
 use crate::page_map::PAGE;
 use crate::pulse::Pulse;
-use crate::shared::{Commands, Gauges, Shared};
+use crate::shared::{Commands, Gauges, Outcome, Shared};
+use crate::speech::{self, note, say};
 use crate::stats::{FaultLatency, Stats};
 use crate::stopped;
 use crate::sync::lock;
@@ -47,31 +47,6 @@ const JOIN_LOOK: Duration = Duration::from_micros(500);
 const END_DEADLINE: Duration = Duration::from_secs(20);
 /// For the report of a panic to be read: the workload waits for its pages meanwhile.
 const REPORT_DEADLINE: Duration = Duration::from_secs(1);
-
-/// What the user asked for, parsed and validated.
-#[derive(Clone, Debug)]
-pub struct SessionConfig {
-    /// Budget for resident anonymous memory of the whole tree, in bytes.
-    pub budget_bytes: u64,
-    /// log2 of the unit which is fetched: 12 or 13.
-    pub page_shift: u8,
-    /// Threads that serve faults, at least 1.
-    pub fault_threads: usize,
-    /// `HOST:PORT` as given; empty = start an embedded agent.
-    pub agents: Vec<String>,
-    /// Keys of the cluster; needed when `agents` is not empty.
-    pub keys: Option<PathBuf>,
-    /// Size of the embedded agent in bytes.
-    pub export_bytes: u64,
-    /// What happens when no agent has room for pages that must go.
-    pub when_full: WhenFull,
-    /// File for the time stamps of sampled faults.
-    pub trace: Option<PathBuf>,
-    /// Say what happens on stderr.
-    pub verbose: bool,
-    /// Give no notices on stderr either.
-    pub quiet: bool,
-}
 
 /// Why a session cannot start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -95,22 +70,6 @@ pub enum SessionError {
     /// Anything else that ends the session.
     #[error("{0}")]
     Fatal(String),
-}
-
-/// How a session ended by itself.
-#[derive(Clone, Debug)]
-pub enum Outcome {
-    /// No process of the tree is left.
-    TreeGone,
-    /// All pages that agents still had are home, nothing is registered any more: the workload runs on by itself.
-    Detached {
-        /// What to tell of pages that nobody has any more; they are poisoned.
-        lost: Option<String>,
-    },
-    /// The process cannot be paged, and is as it was. The text says why.
-    Refused(String),
-    /// Data could not be had or kept; the workload was killed. The text says why.
-    Killed(String),
 }
 
 /// What the threads start with.
@@ -264,9 +223,9 @@ fn join(threads: impl Iterator<Item = JoinHandle<()>>, limit: Duration) {
 /// Ends the process at once, but for the time in which what it says can be read.
 fn give_up(reason: &str) -> ! {
     refuse_core_dumps();
-    begin_to_speak();
+    speech::begin();
     note(reason);
-    end_speech();
+    speech::end();
     std::process::abort()
 }
 

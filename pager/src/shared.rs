@@ -15,10 +15,10 @@ use gms_transport::message::PAGES_MAX;
 use hdrhistogram::Histogram;
 use nix::sys::eventfd::EventFd;
 
+use crate::config::SessionConfig;
 use crate::frames::Frames;
 use crate::homes::{FaultCommand, Homes};
 use crate::page_map::PAGE;
-use crate::session::{Outcome, SessionConfig};
 use crate::space::Space;
 use crate::stats::AgentStats;
 use crate::sync::{event_fd, lock};
@@ -58,6 +58,22 @@ impl Default for Sizes {
     fn default() -> Sizes {
         Sizes { slots: SLOTS, room_kept: ROOM_KEPT, put_pages: PAGES_MAX }
     }
+}
+
+/// How a session ended by itself.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// No process of the tree is left.
+    TreeGone,
+    /// All pages that agents still had are home, nothing is registered any more: the workload runs on by itself.
+    Detached {
+        /// What to tell of pages that nobody has any more; they are poisoned.
+        lost: Option<String>,
+    },
+    /// The process cannot be paged, and is as it was. The text says why.
+    Refused(String),
+    /// Data could not be had or kept; the workload was killed. The text says why.
+    Killed(String),
 }
 
 /// See the module's documentation.

@@ -14,7 +14,6 @@ use nix::unistd::Pid;
 
 use self::alarm::Alarm;
 use crate::arch;
-use crate::inject::InjectError;
 use crate::kernel::proc;
 use crate::sync::lock;
 
@@ -38,6 +37,66 @@ const LATE_SHARE: u32 = 8;
 const OPTIONS: libc::c_int = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
 
 type Result<T> = std::result::Result<T, InjectError>;
+
+/// Why a process could not be attached.
+#[derive(Debug, thiserror::Error)]
+pub enum InjectError {
+    /// No such process, or it ended meanwhile.
+    #[error("it has ended")]
+    Gone,
+    /// ptrace was refused.
+    #[error("ptrace is not permitted ({0}): run as root or with CAP_SYS_PTRACE, see `gms doctor`")]
+    NotPermitted(Errno),
+    /// Somebody else traces it.
+    #[error("it is being traced by process {0} (a debugger?)")]
+    Traced(i64),
+    /// Its system calls are filtered.
+    #[error("it has a seccomp filter, under which the evictor cannot work")]
+    Seccomp,
+    /// Its system calls are dispatched to itself.
+    #[error(
+        "its system calls come back to it (syscall user dispatch; Wine?), as those of an injection would"
+    )]
+    Dispatch,
+    /// Its next child is to be the first process of a PID namespace, which an evictor must not become.
+    #[error("it is about to start a PID namespace")]
+    Namespace,
+    /// 32-bit code.
+    #[error("it runs 32-bit code: only 64-bit processes can be paged")]
+    NotNative,
+    /// No thread could be stopped in time (vfork wait, uninterruptible sleep, job control stop).
+    #[error("no thread of it could be stopped in time")]
+    Unstoppable,
+    /// A fork that has been told of is not applied yet: perhaps it is this process's.
+    #[error("it may have been forked just now")]
+    Forking,
+    /// What is left is for forks of processes that are paged, which cannot go on without one.
+    #[error("too few descriptors are left to page it: raise the limit (ulimit -Hn)")]
+    Descriptors,
+    /// An injected system call failed.
+    #[error("injected {call} failed: {errno}")]
+    Syscall {
+        /// Its name.
+        call: &'static str,
+        /// Its error.
+        errno: Errno,
+    },
+    /// A ptrace request or /proc access failed.
+    #[error("{what} failed: {errno}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// The error.
+        errno: Errno,
+    },
+}
+
+impl InjectError {
+    /// Whether it will not go otherwise as long as the process runs this program: it has no right to make a userfaultfd.
+    pub fn lasts(&self) -> bool {
+        matches!(self, InjectError::Os { what: "making a userfaultfd", errno: Errno::EPERM })
+    }
+}
 
 /// What a refused request means.
 pub fn refused(errno: Errno) -> InjectError {

@@ -1,4 +1,4 @@
-//! Which processes can be attached to, and who runs below whom.
+//! Which processes can be attached to.
 
 use std::fs;
 use std::io::Read;
@@ -6,34 +6,13 @@ use std::io::Read;
 use nix::unistd::{getegid, geteuid};
 
 use crate::control;
-use crate::kernel::proc;
+use crate::kernel::proc::{self, descends, self_pid};
 use crate::privilege::capabilities;
 
-/// Longest chain of parents followed.
-const ANCESTORS_MAX: usize = 1 << 16;
 /// Flag of kernel threads in field 9 of `/proc/PID/stat` (PF_KTHREAD).
 const KERNEL_THREAD: u64 = 0x0020_0000;
 /// Byte 4 of an ELF file: 64-bit.
 const ELF_CLASS_64: u8 = 2;
-
-/// This process.
-pub fn self_pid() -> i32 {
-    nix::unistd::getpid().as_raw()
-}
-
-/// A process and those above it, the nearest first.
-pub fn ancestors(pid: i32) -> Vec<i32> {
-    let parent = |&pid: &i32| match proc::status_field(pid, "PPid:") {
-        Some(parent @ 1..) => Some(parent as i32),
-        _ => None,
-    };
-    std::iter::successors(Some(pid), parent).take(ANCESTORS_MAX).collect()
-}
-
-/// Whether `pid` is `ancestor` or runs below it now.
-pub fn descends(pid: i32, ancestor: i32) -> bool {
-    ancestors(pid).contains(&ancestor)
-}
 
 /// Checks that a process can be attached to; the error says what it is and what to do.
 pub fn check(pid: i32) -> Result<(), String> {

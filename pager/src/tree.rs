@@ -14,7 +14,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 
-use crate::evictor::{has_ended, kill, pidfd_open};
+use crate::kernel::pidfd::{has_ended, kill, pidfd_open};
 use crate::kernel::proc;
 
 /// Where the tree begins.

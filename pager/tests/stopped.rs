@@ -12,9 +12,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gms_pager::inject::{Frozen, InjectError, stop_beside};
+use gms_pager::inject::{Frozen, stop_beside};
 use gms_pager::kernel::proc;
-use gms_pager::stopped::{Stopped, reap_ended, release_late};
+use gms_pager::stopped::{InjectError, Stopped, reap_ended, release_late};
 use memmap2::MmapMut;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};

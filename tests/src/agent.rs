@@ -7,9 +7,9 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::census::Watch;
-use crate::gms::keys;
+use crate::keys::keys;
+use crate::mib::Mib;
 use crate::netns::Namespace;
-use crate::pages::Mib;
 use crate::procfs;
 use crate::program::{Outcome, Proc, Program};
 use crate::stage::binary;

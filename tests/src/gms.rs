@@ -1,15 +1,15 @@
 //! `gms` command lines.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::time::{Duration, SystemTime};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::agent::AgentProc;
 use crate::census::Watch;
-use crate::pages::Mib;
+use crate::keys::keys;
+use crate::mib::Mib;
 use crate::program::{Outcome, Proc, Program};
-use crate::stage::{Stage, binary, cache_dir};
+use crate::stage::{Stage, binary};
 use crate::stats::{Stats, Status};
 
 /// How long the short commands (`keys`, `status`, `detach`) may take.
@@ -18,22 +18,6 @@ const SHORT_LIMIT: Duration = Duration::from_secs(20);
 /// The `gms` binary.
 pub fn gms_binary() -> PathBuf {
     binary("gms")
-}
-
-/// Keys of the cluster that all tests share, made once for each build of gms.
-pub(crate) fn keys() -> &'static Path {
-    static KEYS: OnceLock<PathBuf> = OnceLock::new();
-    KEYS.get_or_init(|| {
-        let built = gms_binary().metadata().and_then(|file| file.modified()).expect("age of gms");
-        let built = built.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let dir = cache_dir().join(format!("keys-{built}"));
-        if !dir.exists() {
-            let draft = dir.with_extension(std::process::id().to_string());
-            Gms::line(["keys", "init"]).arg(&draft).finish().expect_code(0);
-            std::fs::rename(&draft, &dir).expect("keys of the tests");
-        }
-        dir
-    })
 }
 
 /// A command line of gms.

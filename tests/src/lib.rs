@@ -8,6 +8,8 @@ mod agent;
 mod census;
 mod dice;
 mod gms;
+mod keys;
+mod mib;
 mod netns;
 mod pages;
 mod procfs;
@@ -27,8 +29,9 @@ pub use agent::{AgentProc, AgentSetup};
 pub use census::Peak;
 pub use dice::{Dice, mix};
 pub use gms::{Gms, gms_binary, status_of};
+pub use mib::Mib;
 pub use netns::Namespace;
-pub use pages::{ATTEMPTS, Mib, assert_paged, overshoot, pages_like_native, within_bound};
+pub use pages::{ATTEMPTS, assert_paged, overshoot, pages_like_native, within_bound};
 pub use procfs::{
     descendants, evictor_of, exists, fault_readers, has_uffd, is_of_gms, rss_anon, spoil_page_map,
     write_memory,
@@ -38,13 +41,13 @@ pub use pty::Terminal;
 pub use redis::Redis;
 pub use relay::{Relay, Weather};
 pub use resp::{Connection, Reply};
-pub use stage::{Stage, has_guards, has_huge_pages, skipped};
+pub use stage::{Stage, has_huge_pages, skipped};
 pub use stats::{AgentStats, Stats, Status};
 pub use torture::{Torture, torture_seeds};
 pub use traces::{Before, assert_let_go};
 pub use workload::{
-    c_program, go_program, go_source, go_test_binary, java_classes, musl_program, source,
-    thirty_two_bit_program,
+    c_program, go_program, go_source, go_test_binary, has_guards, java_classes, musl_program,
+    source, thirty_two_bit_program,
 };
 
 /// Makes two tests of one function of the percentage of the working set that may stay resident.

@@ -2,27 +2,9 @@
 
 use crate::agent::AgentProc;
 use crate::gms::Gms;
+use crate::mib::Mib;
 use crate::program::{Outcome, Program};
 use crate::stage::{Stage, told};
-
-/// Mebibytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mib(
-    /// How many.
-    pub u64,
-);
-
-impl Mib {
-    /// In bytes.
-    pub fn bytes(self) -> u64 {
-        self.0 << 20
-    }
-
-    /// So many percent of it, whole.
-    pub fn percent(self, percent: u64) -> Mib {
-        Mib(self.0 * percent / 100)
-    }
-}
 
 /// How far resident memory may exceed the budget: the larger of 10 % and 32 MiB.
 pub fn overshoot(budget: Mib) -> u64 {

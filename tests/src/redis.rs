@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::dice::Dice;
-use crate::pages::Mib;
+use crate::mib::Mib;
 use crate::program::{Proc, Program, poll_until, tool};
 use crate::resp::{Connection, Reply};
 use crate::stage::Stage;

@@ -9,8 +9,7 @@ use std::time::Duration;
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::geteuid;
 
-use crate::program::{Program, poll_until};
-use crate::workload::c_program;
+use crate::program::poll_until;
 
 /// How long a test waits for its turn: longer than the whole suite takes.
 const TURN_LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -80,16 +79,6 @@ pub fn has_huge_pages() -> bool {
     let has = setting.is_ok_and(|text| !text.contains("[never]"));
     if !has {
         skipped("transparent huge pages are off");
-    }
-    has
-}
-
-/// Whether programs can put guards over pages; says so where they cannot.
-pub fn has_guards() -> bool {
-    let probe = Program::new([c_program("promises")]).args(["has-guards", "1"]);
-    let has = probe.finish().expect_code(0).text() == "guards\n";
-    if !has {
-        skipped("guards need Linux 6.13");
     }
     has
 }

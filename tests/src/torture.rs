@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::agent::AgentSetup;
-use crate::gms::{gms_binary, keys};
-use crate::pages::Mib;
+use crate::gms::gms_binary;
+use crate::keys::keys;
+use crate::mib::Mib;
 use crate::program::{Outcome, Program, patience, tool};
 use crate::stage::Stage;
 use crate::stats::Stats;

@@ -1,6 +1,6 @@
 //! What gms leaves in a process that it has let go: nothing.
 
-use crate::pages::Mib;
+use crate::mib::Mib;
 use crate::procfs::{evictors_of, exists, has_uffd, mappings, rss_anon};
 
 /// Fails the test unless nobody pages the process any more, and at least so much of its memory is resident.

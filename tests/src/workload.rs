@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::program::{Program, tool};
-use crate::stage::cache_dir;
+use crate::stage::{cache_dir, skipped};
 
 /// A compiler may be slow on a busy machine.
 const COMPILE_LIMIT: Duration = Duration::from_secs(180);
@@ -57,6 +57,16 @@ pub fn c_program(name: &str) -> PathBuf {
     let options =
         ["-O2", "-std=gnu17", "-Wall", "-Wextra", "-Werror", "-pthread", "-static", "-o", "OUT"];
     build(name, &[&file, "check.h", "area.h"], argv("gcc", &options, &[&file]))
+}
+
+/// Whether programs can put guards over pages; says so where they cannot.
+pub fn has_guards() -> bool {
+    let probe = Program::new([c_program("promises")]).args(["has-guards", "1"]);
+    let has = probe.finish().expect_code(0).text() == "guards\n";
+    if !has {
+        skipped("guards need Linux 6.13");
+    }
+    has
 }
 
 /// The same with musl, whose threads share one lock that the kernel opens when they end.

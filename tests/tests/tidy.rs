@@ -1,6 +1,6 @@
 //! The house rules, as a test: what reviewers would otherwise have to look for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::process::Command;
 /// Longest file in lines: one noun a file.
 const FILE_LINES_MAX: usize = 700;
 /// Longest function in lines outside tests.
-const FUNCTION_LINES_MAX: usize = 70;
+const FUNCTION_LINES_MAX: usize = 60;
 /// `unwrap()` outside tests, a crate: each was argued for. Lower it when one goes; never raise it.
 const UNWRAPS_MAX: [(&str, usize); 4] =
     [("policy", 0), ("transport", 0), ("agent", 0), ("pager", 0)];
@@ -121,7 +121,7 @@ fn long_functions(source: &Source) -> Vec<String> {
 fn functions_are_short() {
     let rust = sources().into_iter().filter(|source| source.path.ends_with(".rs"));
     report(
-        "functions stay under 70 lines",
+        "functions stay under 60 lines",
         rust.flat_map(|source| long_functions(&source)).collect(),
     );
 }
@@ -254,6 +254,141 @@ fn crates_depend_in_one_direction() {
         findings.push("policy does not forbid unsafe code".into());
     }
     report("policy <- transport <- {agent, pager} <- {tests, bench}", findings);
+}
+
+/// A module of a crate by the names from the crate's root.
+type Module = Vec<String>;
+
+/// Which module of its crate a source file is, or a part of.
+fn module_of(path: &str) -> Module {
+    let inside = path.split_once("/src/").map_or("", |(_, inside)| inside);
+    let mut names: Module = inside.trim_end_matches(".rs").split('/').map(str::to_string).collect();
+    names.pop_if(|last| ["lib", "main", "mod"].contains(&last.as_str()));
+    names
+}
+
+/// The paths of a tree of `use`: of `a::{b, c::{d, e}}` a::b, a::c::d and a::c::e.
+fn paths_of(tree: &str) -> Vec<String> {
+    let Some((start, list)) = tree.split_once('{') else { return vec![tree.trim().to_string()] };
+    let list = list.trim_end().strip_suffix('}').expect("a list ends");
+    let (mut parts, mut depth) = (vec![String::new()], 0);
+    for c in list.chars() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        match parts.last_mut() {
+            Some(last) if c != ',' || depth > 0 => last.push(c),
+            _ => parts.push(String::new()),
+        }
+    }
+    let parts = parts.iter().filter(|part| !part.trim().is_empty()).flat_map(|part| paths_of(part));
+    parts.map(|path| format!("{}{path}", start.trim())).collect()
+}
+
+/// All paths in a source that begin at its crate's root or at a module above.
+fn inner_paths(source: &Source) -> Vec<String> {
+    let code: Vec<&str> = source
+        .shipped()
+        .map(|(_, line)| line.split("//").next().unwrap_or_default().trim())
+        .collect();
+    let code = code.join(" ");
+    let starts =
+        ["crate::", "super::", "self::"].into_iter().flat_map(|start| code.match_indices(start));
+    let free =
+        |at: usize| !code[..at].ends_with(|c: char| c.is_alphanumeric() || "_:$".contains(c));
+    let mut paths = Vec::new();
+    for (at, _) in starts.filter(|(at, _)| free(*at)) {
+        let in_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        let path = code[at..].split(|c| !in_path(c)).next().unwrap_or_default();
+        let is_tree = code[at + path.len()..].starts_with('{') && path.ends_with("::");
+        let end = if is_tree { code[at..].find(';').unwrap_or(path.len()) } else { path.len() };
+        paths.extend(paths_of(&code[at..at + end]));
+    }
+    paths
+}
+
+/// The module, out of `known`, in which what `path` names in the module `here` is.
+fn resolve(path: &str, here: &Module, known: &BTreeMap<Module, BTreeSet<Module>>) -> Module {
+    let mut names = path.split("::").map(str::trim).peekable();
+    let mut at = if names.next_if_eq(&"crate").is_some() { Module::new() } else { here.clone() };
+    while let Some(step) = names.next_if(|name| ["super", "self"].contains(name)) {
+        if step == "super" {
+            at.pop();
+        }
+    }
+    for name in names {
+        at.push(name.to_string());
+        if !known.contains_key(&at) {
+            at.pop();
+            break;
+        }
+    }
+    at
+}
+
+/// Whom each module of a crate uses, without those above and below itself.
+fn uses_of(sources: &[&Source]) -> BTreeMap<Module, BTreeSet<Module>> {
+    let mut uses: BTreeMap<Module, BTreeSet<Module>> =
+        sources.iter().map(|source| (module_of(&source.path), BTreeSet::new())).collect();
+    for source in sources {
+        let here = module_of(&source.path);
+        let used: Vec<Module> =
+            inner_paths(source).iter().map(|path| resolve(path, &here, &uses)).collect();
+        let beside =
+            used.into_iter().filter(|used| !used.starts_with(&here) && !here.starts_with(used));
+        uses.entry(here.clone()).or_default().extend(beside);
+    }
+    uses
+}
+
+/// The modules that use each other in a circle: those left when whoever uses nobody, or is used by nobody, has gone.
+fn circle(mut uses: BTreeMap<Module, BTreeSet<Module>>) -> BTreeMap<Module, BTreeSet<Module>> {
+    loop {
+        let before = uses.len();
+        let used: BTreeSet<Module> = uses.values().flatten().cloned().collect();
+        uses.retain(|module, uses| !uses.is_empty() && used.contains(module));
+        let left: BTreeSet<Module> = uses.keys().cloned().collect();
+        uses.values_mut().for_each(|uses| uses.retain(|module| left.contains(module)));
+        if uses.len() == before {
+            return uses;
+        }
+    }
+}
+
+#[test]
+fn modules_use_each_other_in_one_direction() {
+    let sources = sources();
+    let mut findings = Vec::new();
+    for krate in ["policy", "transport", "agent", "pager", "tests", "bench"] {
+        let is_shipped = |source: &&Source| {
+            let is_test = source.path.ends_with("tests.rs") || source.path.contains("/tests/");
+            source.is_rust_of(krate) && !is_test && !source.path.contains("/src/bin/")
+        };
+        let uses = uses_of(&sources.iter().filter(is_shipped).collect::<Vec<_>>());
+        assert!(!uses.is_empty(), "{krate} has modules");
+        for (module, used) in circle(uses) {
+            let used: Vec<String> = used.iter().map(|used| used.join("::")).collect();
+            findings.push(format!("{krate}: {} uses {}", module.join("::"), used.join(", ")));
+        }
+    }
+    report("no circle of modules but of a parent with its own", findings);
+}
+
+#[test]
+fn circles_of_modules_are_found() {
+    let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
+    let sources = [
+        source("x/src/lib.rs", "mod a;\nmod b;\nmod c;\n"),
+        source("x/src/a.rs", "use crate::{\n    b::{B, c as d},\n    c,\n};\n"),
+        source("x/src/b/mod.rs", "fn f() -> super::c::C {}\n#[cfg(test)]\nuse crate::a;\n"),
+        source("x/src/b/e.rs", "use super::super::a::A; // crate::c\n"),
+        source("x/src/c.rs", "fn f() { crate::b::e::f() }\n"),
+    ];
+    let sources: Vec<&Source> = sources.iter().collect();
+    let found = circle(uses_of(&sources));
+    let names: Vec<String> = found.keys().map(|module| module.join("::")).collect();
+    assert_eq!(names, ["a", "b", "b::e", "c"]);
+    assert_eq!(found[&module_of("x/src/b/e.rs")], [module_of("x/src/a.rs")].into());
+    let without_last = circle(uses_of(&sources[..4]));
+    assert!(without_last.is_empty(), "{without_last:?}");
 }
 
 /// Whether an SPDX expression can be met with the licences above.

@@ -6,17 +6,16 @@ mod redis;
 
 use std::collections::HashMap;
 
-use crate::cli::AppOptions;
+use crate::cli::{AppOptions, Under};
 use crate::error::BenchError;
 use crate::memory;
 use crate::report::{Report, Target};
 use crate::room::Room;
 use crate::slow_down::{Memory, Run};
-use crate::subject::{Pager, Settled, Under, lowered, settle};
+use crate::subject::{Pager, Settled, lowered, settle};
 use crate::turn::rotated;
 use job::{Ended, Job, Outcome};
 use program::Inputs;
-pub use program::Program;
 
 /// What takes longer in one run is not measured again in the next ones.
 const LONG_S: f64 = 20.0;

@@ -7,11 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use clap::ValueEnum;
 use gms_tests::Dice;
 
 use super::job::Job;
 use super::redis::{self, VALUE};
+use crate::cli::Program;
 use crate::error::{BenchError, Trying};
 use crate::graph::Graph;
 use crate::scratch::Scratch;
@@ -36,23 +36,6 @@ const SEARCHES: u32 = 20;
 const NEIGHBOURS: usize = (1 << 20) / size_of::<u32>();
 /// Bounds of the number of neighbours that a node has on average.
 const DEGREE: usize = 64;
-
-/// A program with a fixed job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Program {
-    /// redis-server, asked by zipfian GETs and SETs.
-    Redis,
-    /// GNU sort, of text.
-    Sort,
-    /// Python with numpy: its own objects, then arrays.
-    Numpy,
-    /// sqlite3, with a database in memory.
-    Sqlite,
-    /// gcc, of generated C.
-    Gcc,
-    /// Breadth-first searches in a Kronecker graph.
-    Bfs,
-}
 
 /// Files which jobs read. Go when this is dropped, and when gms-bench is killed.
 pub struct Inputs {

@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::time::Instant;
 
-use gms_transport::message::{PAGE_LEN, PAGES_MAX, PageDescriptor, Status, WorkloadId};
+use gms_transport::message::{PAGES_MAX, PageDescriptor, Status, WorkloadId};
 use gms_transport::{Control, Event, Transport};
 
+use super::pages::{PAGE_BYTE, PAGES_LEN, Pages};
 use super::quic::{Requester, failed, unexpected};
 use crate::error::{BenchError, Trying};
 use crate::network::Network;
@@ -14,32 +15,8 @@ use crate::procfs::Meter;
 
 /// Exchanges under way at once.
 const IN_FLIGHT: usize = 4;
-/// Bytes of the pages of one exchange.
-const PAGES_LEN: usize = PAGES_MAX * PAGE_LEN;
-
-/// More memory than caches hold, as gms's pages come from memory too: a multiple of the pages of an exchange.
-const SOURCE_LEN: usize = 64 << 20;
-
 /// What the pages of an exchange are called.
 const DESCRIPTORS: [u8; PAGES_MAX * PageDescriptor::LEN] = [0; PAGES_MAX * PageDescriptor::LEN];
-/// Every byte of the pages which are sent.
-const PAGE_BYTE: u8 = 7;
-
-/// Pages to send.
-pub struct Pages(Vec<u8>);
-
-impl Pages {
-    /// Fills them.
-    pub fn new() -> Pages {
-        Pages(vec![PAGE_BYTE; SOURCE_LEN])
-    }
-
-    /// `count` pages for exchange `number`: each time other ones.
-    pub fn of(&self, number: u64, count: usize) -> &[u8] {
-        let at = number as usize % (SOURCE_LEN / PAGES_LEN) * PAGES_LEN;
-        &self.0[at..at + count * PAGE_LEN]
-    }
-}
 
 /// Which way the pages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

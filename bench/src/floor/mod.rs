@@ -3,8 +3,10 @@
 pub mod bulk;
 pub mod cpu;
 pub mod kernel;
+mod pages;
 pub mod quic;
 pub mod quinn;
+pub mod serve;
 pub mod udp;
 pub mod uffd;
 mod wake;

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
-use super::bulk::Pages;
+use super::pages::Pages;
 use crate::cli::Protocol;
 use crate::error::{BenchError, Trying};
 use crate::network::Network;

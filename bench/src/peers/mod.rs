@@ -8,10 +8,9 @@ mod kernel;
 mod race;
 pub mod remote_swap;
 
-use crate::cli::{Part, PeersOptions};
+use crate::cli::{Part, PeersOptions, Under};
 use crate::error::BenchError;
 use crate::report::Report;
-use crate::subject::Under;
 use foreign::Foreign;
 use kernel::Needs;
 use race::Race;

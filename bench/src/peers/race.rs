@@ -5,7 +5,7 @@ use std::cell::Cell;
 use gms_tests::Stats;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Effort, Programs};
+use crate::cli::{Effort, Programs, Under};
 use crate::error::BenchError;
 use crate::fault::{LOCAL_PERCENT_MAX, WARM_UP_TIMES};
 use crate::gate::Gates;
@@ -15,7 +15,7 @@ use crate::room::{Room, SECONDS_MAX, Used};
 use crate::samples::Latency;
 use crate::scratch::Scratch;
 use crate::stack::{check_remote, read};
-use crate::subject::{Pager, Settled, Subject, Under, lowered, settle};
+use crate::subject::{Pager, Settled, Subject, lowered, settle};
 use crate::turn::rotated;
 use crate::workload::{Orders, fault, sort};
 use crate::{floor, memory};

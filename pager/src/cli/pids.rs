@@ -5,10 +5,10 @@ use std::ffi::OsStr;
 use clap_complete::engine::CompletionCandidate;
 use nix::unistd::geteuid;
 
-use crate::commands::printable;
 use crate::control;
 use crate::kernel::proc;
-use crate::target::self_pid;
+use crate::kernel::proc::self_pid;
+use crate::text::printable;
 
 /// Most processes offered.
 const CANDIDATES_MAX: usize = 512;

@@ -7,15 +7,18 @@ use nix::poll::{PollFd, PollFlags};
 
 use super::progress::{self, Progress};
 use super::summary::StatsFile;
-use super::{EXIT_GMS, Failure, say, summary};
+use super::{Failure, summary};
 use crate::cli::AttachArgs;
+use crate::exit::EXIT_GMS;
 use crate::keeper::Keeper;
 use crate::kernel::proc;
+use crate::kernel::proc::self_pid;
 use crate::launch::{self, Paged, Paging, Signals};
 use crate::memory::Memory;
-use crate::session::{Outcome, Session};
+use crate::session::Session;
+use crate::shared::Outcome;
+use crate::speech::say;
 use crate::stats::Stats;
-use crate::target::self_pid;
 use crate::{config, probe, stopped, target};
 
 /// Pages the process until it ends, or until gms is told to leave it.

@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use super::Failure;
 use super::progress::Progress;
-use super::{EXIT_GMS, EXIT_NO, Failure, say};
 use crate::control::{self, DetachEnd};
+use crate::exit::{EXIT_GMS, EXIT_NO};
+use crate::speech::say;
 
 /// Brings all pages of a workload home and waits for that.
 pub fn detach(pid: i32) -> Result<u8, Failure> {

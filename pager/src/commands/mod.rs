@@ -2,35 +2,21 @@
 
 mod attach;
 mod detach;
+mod doctor;
 mod keys;
 mod pages;
 mod progress;
 mod run;
-mod speech;
 mod status;
 mod summary;
-
-#[cfg(test)]
-pub use speech::SAID;
-pub use speech::{begin as begin_to_speak, end as end_speech, note, say};
-pub use status::{plain, printable};
+mod top;
 
 use crate::cli::{Action, Cli};
 use crate::config::ConfigError;
 use crate::control::ControlError;
+use crate::exit::{EXIT_GMS, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE};
 use crate::launch::LaunchError;
 use crate::session::SessionError;
-
-/// Exit status when gms itself fails.
-pub const EXIT_GMS: u8 = 125;
-/// When the command cannot be executed.
-const EXIT_NOT_EXECUTABLE: u8 = 126;
-/// When the command is not found.
-const EXIT_NOT_FOUND: u8 = 127;
-/// When the command line or the configuration is wrong.
-pub const EXIT_USAGE: u8 = 2;
-/// When the answer is no: nothing found, a check failed.
-pub const EXIT_NO: u8 = 1;
 
 /// Why a command failed: what to print after `gms: `, and the exit status.
 #[derive(Debug, thiserror::Error)]
@@ -91,8 +77,8 @@ pub fn dispatch(cli: Cli) -> Result<u8, Failure> {
         Action::Attach(args) => attach::attach(args),
         Action::Detach { pid } => detach::detach(pid),
         Action::Status { pid, json } => status::status(pid, json),
-        Action::Top => crate::top::top(),
-        Action::Doctor(args) => crate::doctor::doctor(&args),
+        Action::Top => top::top(),
+        Action::Doctor(args) => doctor::doctor(&args),
         Action::Keys(action) => keys::keys(&action),
         Action::Completion { shell } => pages::completion(shell),
         Action::Man { dir } => pages::man(&dir),

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::{EXIT_GMS, Failure, print};
+use super::{Failure, print};
 use crate::cli;
+use crate::exit::EXIT_GMS;
 
 /// Writes the man pages into `dir`.
 pub fn man(dir: &Path) -> Result<u8, Failure> {

@@ -1,12 +1,15 @@
 //! `gms run`.
 
 use super::summary::StatsFile;
-use super::{EXIT_GMS, Failure, say, summary};
+use super::{Failure, summary};
 use crate::cli::RunArgs;
+use crate::exit::EXIT_GMS;
+use crate::kernel::proc::self_pid;
 use crate::launch::{self, Side};
 use crate::memory::Memory;
-use crate::session::{Outcome, Session};
-use crate::target::self_pid;
+use crate::session::Session;
+use crate::shared::Outcome;
+use crate::speech::say;
 use crate::{config, control, probe, torture};
 
 /// Status of a command that SIGBUS ended.

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use gms_policy::{Budget, Bytes};
 
-use super::say;
 use crate::output::Output;
 use crate::size::Human;
+use crate::speech::say;
 use crate::stats::{AgentStats, Stats};
 
 /// The figures of a session for people.
@@ -92,7 +92,7 @@ impl StatsFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::self_pid;
+    use crate::kernel::proc::self_pid;
     use std::fs;
 
     #[test]

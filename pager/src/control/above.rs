@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::kernel::proc;
-use crate::target::ancestors;
+use crate::kernel::proc::ancestors;
 
 /// The pager of the workload to which a process of any user's belongs, without asking anybody: one of the process's ancestors is the
 /// pager, or a process that the pager was told to attach to.
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use crate::control::Server;
     use crate::control::tests::scratch;
-    use crate::target::self_pid;
+    use crate::kernel::proc::self_pid;
     use nix::unistd::geteuid;
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;

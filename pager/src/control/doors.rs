@@ -22,7 +22,7 @@ use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
 use super::REQUEST_DEADLINE;
 use crate::kernel::proc;
-use crate::target::descends;
+use crate::kernel::proc::descends;
 
 /// Sockets looked at in one directory.
 pub const SOCKETS_MAX: usize = 256;

@@ -19,7 +19,7 @@ use super::EvictThread;
 use crate::fault::look;
 use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
-use crate::session::Outcome;
+use crate::shared::Outcome;
 use crate::space::Space;
 use crate::sync::lock;
 use crate::tables::{Place, Tables};

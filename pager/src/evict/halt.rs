@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use gms_transport::Transport;
 
 use super::EvictThread;
-use crate::evictor::has_ended;
 use crate::inject::Frozen;
+use crate::kernel::pidfd::has_ended;
 use crate::sync::lock;
 use crate::victims::Evicted;
 

@@ -10,13 +10,14 @@ use gms_policy::ids::{Bytes, SpaceId};
 use gms_transport::Transport;
 
 use super::EvictThread;
-use crate::evictor::has_ended;
-use crate::inject::{Frozen, InjectError};
+use crate::inject::Frozen;
+use crate::kernel::pidfd::has_ended;
 use crate::kernel::proc;
 use crate::process::Process;
-use crate::session::Outcome;
+use crate::shared::Outcome;
 use crate::space::Space;
 use crate::stats::AgentStats;
+use crate::stopped::InjectError;
 use crate::sync::lock;
 use crate::torture::{self, Point};
 use crate::tree::are_in_quarters;

@@ -12,10 +12,10 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use super::follow::Follow;
 use super::{Asked, FaultCore, Listen};
-use crate::commands::say;
 use crate::homes::{FaultCommand, ThreadIndex};
 use crate::kernel::proc;
 use crate::shared::Shared;
+use crate::speech::say;
 use crate::sync::{drain, lock};
 use crate::trace::Trace;
 

@@ -15,12 +15,12 @@ use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
 
 use super::{FaultCore, SpaceFaults, look};
-use crate::commands::note;
 use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
 use crate::shared::Shared;
 use crate::space::Space;
+use crate::speech::note;
 use crate::sync::lock;
 use crate::tables::{Place, Tables};
 use crate::torture::{self, Point};
@@ -513,9 +513,9 @@ mod tests {
     use gms_transport::message::PageDescriptor;
 
     use super::*;
-    use crate::commands::SAID;
     use crate::fault::tests::{ID, Play};
-    use crate::session::Outcome;
+    use crate::shared::Outcome;
+    use crate::speech::SAID;
     use crate::tables::{EvictOutcome, FaultAction};
 
     /// Of 64 pages that are at the agent a thread waits for the first, which comes right, and never for the others, which do not.

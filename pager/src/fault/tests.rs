@@ -15,6 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use userfaultfd::Uffd;
 
 use super::*;
+use crate::config::SessionConfig;
 use crate::evict::EvictThread;
 use crate::kernel::pagemap::Pagemap;
 use crate::kernel::proc;
@@ -22,7 +23,7 @@ use crate::kernel::uffd::{Userfaultfd, uffdio_api};
 use crate::kernel::{Faults, Installed, PageTables};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
-use crate::session::{Outcome, SessionConfig};
+use crate::shared::Outcome;
 use crate::shared::{Commands, Gauges};
 use crate::tables::{Change, EvictOutcome, Remap};
 use crate::tree::Root;

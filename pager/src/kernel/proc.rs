@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+/// Longest chain of parents followed.
+const ANCESTORS_MAX: usize = 1 << 16;
 /// Fields of /proc/PID/stat, counted from behind the command's name: how many threads there are, and where the stack starts; from behind
 /// the state, its flags.
 const THREADS: usize = 17;
@@ -275,6 +277,25 @@ pub fn status_line(pid: i32, name: &str) -> Option<String> {
 pub fn command_line(pid: i32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).trim_end_matches('\0').replace('\0', " ")
+}
+
+/// This process.
+pub fn self_pid() -> i32 {
+    nix::unistd::getpid().as_raw()
+}
+
+/// A process and those above it, the nearest first.
+pub fn ancestors(pid: i32) -> Vec<i32> {
+    let parent = |&pid: &i32| match status_field(pid, "PPid:") {
+        Some(parent @ 1..) => Some(parent as i32),
+        _ => None,
+    };
+    std::iter::successors(Some(pid), parent).take(ANCESTORS_MAX).collect()
+}
+
+/// Whether `pid` is `ancestor` or runs below it now.
+pub fn descends(pid: i32, ancestor: i32) -> bool {
+    ancestors(pid).contains(&ancestor)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use nix::unistd::{ForkResult, fork, pipe2, read, write};
 use super::signals::{Inherited, Signals, restore_pipe};
 use crate::inject::EVICTOR_NAME;
 use crate::kernel::proc;
-use crate::target::self_pid;
+use crate::kernel::proc::self_pid;
 
 /// For killed processes to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);

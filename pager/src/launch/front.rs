@@ -13,12 +13,13 @@ use nix::unistd::{ForkResult, fork};
 
 use super::child::{self, End, State};
 use super::signals::Signals;
-use crate::commands::{EXIT_GMS, begin_to_speak, end_speech, say};
-use crate::evictor::pidfd_open;
+use crate::exit::EXIT_GMS;
 use crate::keeper::Keeper;
+use crate::kernel::pidfd::pidfd_open;
 use crate::kernel::proc;
-use crate::session::Outcome;
-use crate::target::self_pid;
+use crate::kernel::proc::self_pid;
+use crate::shared::Outcome;
+use crate::speech::{self, say};
 
 /// For evictors to execute their wills. They are known by their name only, which anybody can have.
 const WILL_DEADLINE: Duration = Duration::from_secs(1);
@@ -119,11 +120,11 @@ impl Front {
         let spared = [&self.foreign[..], &[self.keeper.pid()]].concat();
         child::kill_all(&self.signals, &spared, WILL_DEADLINE);
         // The shell waits for this process, and must not for somebody who reads.
-        begin_to_speak();
+        speech::begin();
         say(format!(
             "the pager was ended by signal {signal}, so the command was killed: start it again"
         ));
-        end_speech();
+        speech::end();
         EXIT_GMS
     }
 }

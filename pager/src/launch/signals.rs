@@ -8,7 +8,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use crate::target::descends;
+use crate::kernel::proc::descends;
 
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::OUTBOX_LEN;
-use crate::evictor::{Call, Evictor, pidfd_getfd};
-use crate::inject::{Injected, random_address};
+use crate::evictor::{Call, Evictor, Injected};
+use crate::inject::random_address;
 use crate::keeper;
 use crate::kernel::Faults;
+use crate::kernel::pidfd::pidfd_getfd;
 use crate::kernel::proc;
 use crate::kernel::uffd::{USERFAULTFD_IOC_NEW, Userfaultfd, is_userfaultfd};
 use crate::shared::Shared;

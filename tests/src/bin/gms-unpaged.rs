@@ -6,9 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::{Mutex, Once};
 
-use gms_pager::commands::{Failure, end_speech, say};
+use gms_pager::commands::Failure;
+use gms_pager::config::SessionConfig;
 use gms_pager::launch::{self, Finished, LaunchError, Paging, Side, note_inheritance};
-use gms_pager::session::{Outcome, Session, SessionConfig, SessionError};
+use gms_pager::session::{Session, SessionError};
+use gms_pager::shared::Outcome;
+use gms_pager::speech::{self, say};
 use gms_pager::stats::Stats;
 use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
@@ -176,6 +179,6 @@ fn run(command: &[OsString]) -> u8 {
 fn main() -> ExitCode {
     let command: Vec<OsString> = std::env::args_os().skip(1).collect();
     let status = run(&command);
-    end_speech();
+    speech::end();
     ExitCode::from(status)
 }

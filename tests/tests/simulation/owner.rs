@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use gms_pager::config::SessionConfig;
 use gms_pager::evict::reconcile;
 use gms_pager::evict::write_back::WriteBack;
 use gms_pager::fault::FaultCore;
 use gms_pager::kernel::{Faults, PageTables, Registration};
 use gms_pager::page_map::PAGE;
-use gms_pager::session::{Outcome, SessionConfig};
-use gms_pager::shared::{Commands, Shared, Sizes};
+use gms_pager::shared::{Commands, Outcome, Shared, Sizes};
 use gms_pager::space::Space;
 use gms_pager::sync::lock;
 use gms_pager::tables::EvictOutcome;

@@ -3,13 +3,13 @@
 //! The id stands among the certificate's names as `ID.node.gms` or `ID.client.gms`, ID in 32 hexadecimal digits. Only
 //! the authority puts names into certificates, so an id in one that it has signed is authentic.
 
+use aws_lc_rs::digest;
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 
 use super::Role;
-use crate::quic::tls;
 use crate::{Fingerprint, PeerId};
 
 /// What a certificate says. Nothing of it is checked here: verifiers do that.
@@ -54,11 +54,17 @@ impl Bearer {
             return Err(Unreadable);
         }
         // Without the signature: whoever has it can write it in another way (ECDSA: n - s for s), which is as good.
-        let fingerprint = tls::fingerprint(parsed.tbs_certificate.as_ref());
+        let fingerprint = fingerprint(parsed.tbs_certificate.as_ref());
         let until = parsed.validity().not_after.timestamp().try_into().unwrap_or(0);
         let (role, id) = first.unzip();
         Ok(Bearer { id: id.unwrap_or(PeerId::Certificate(fingerprint)), fingerprint, role, until })
     }
+}
+
+/// SHA-256 of what an authority has signed.
+pub fn fingerprint(signed: &[u8]) -> Fingerprint {
+    let digest = digest::digest(&digest::SHA256, signed);
+    Fingerprint(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }
 
 /// The role and id in a name, if it is one that holds them.

@@ -17,6 +17,7 @@ mod listing;
 pub(crate) mod revoked;
 #[cfg(test)]
 mod tests;
+pub(crate) mod verify;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,6 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
-use crate::quic::tls::{self, Verdict};
 use crate::{Fingerprint, PeerId};
 #[cfg(test)]
 pub(crate) use authority::Authority;
@@ -37,6 +37,7 @@ pub use error::KeysError;
 pub use listing::{Listed, Listing, State, list};
 use revoked::Revoked;
 pub use revoked::{Revocation, revoke};
+use verify::Verdict;
 
 /// Name in every node certificate: the node that answers is an agent, whichever it is.
 pub const NODE_NAME: &str = "agent.gms";
@@ -207,7 +208,7 @@ impl Fault {
 
 /// Checks that a private key is that of a certificate.
 fn owns(cert: &CertificateDer<'static>, key: &PrivateKeyDer<'static>) -> Result<(), Fault> {
-    let signing = tls::provider().key_provider.load_private_key(key.clone_key());
+    let signing = verify::provider().key_provider.load_private_key(key.clone_key());
     let signing = signing.map_err(Fault::other)?;
     let pair = rustls::sign::CertifiedKey::new(vec![cert.clone()], signing);
     pair.keys_match().map_err(|_| Fault::Mismatch)
@@ -224,11 +225,11 @@ fn check(
     let verified = match role {
         Role::Node => {
             let name = ServerName::try_from(NODE_NAME).map_err(Fault::other)?;
-            let verifier = tls::server_verifier(&trust).map_err(Fault::other)?;
+            let verifier = verify::server_verifier(&trust).map_err(Fault::other)?;
             verifier.verify_server_cert(cert, &[], &name, &[], at).map(drop)
         }
         Role::Client => {
-            let verifier = tls::client_verifier(&trust).map_err(Fault::other)?;
+            let verifier = verify::client_verifier(&trust).map_err(Fault::other)?;
             verifier.verify_client_cert(cert, &[], at).map(drop)
         }
     };

@@ -7,11 +7,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::bearer::Bearer;
+use super::bearer::{Bearer, fingerprint};
 use super::files::{self, File, Lock};
 use super::{CA, KeysError, REVOKED, Role, check_name, load_bearers};
 use crate::PeerId;
-use crate::quic::tls;
 
 /// Most bytes of a list: some ten thousand lines with a comment each.
 pub(super) const LIST_MAX: u64 = 1 << 20;
@@ -70,7 +69,7 @@ fn unseal<'a>(dir: &Path, text: &'a [u8]) -> Result<&'a [u8], KeysError> {
     };
     let end = sealed.iter().position(|&byte| byte == b'\n').ok_or_else(damaged)?;
     let (seal, lines) = (&sealed[..end], &sealed[end + 1..]);
-    if seal == tls::fingerprint(lines).to_string().as_bytes() { Ok(lines) } else { Err(damaged()) }
+    if seal == fingerprint(lines).to_string().as_bytes() { Ok(lines) } else { Err(damaged()) }
 }
 
 fn parse(dir: &Path, text: &[u8]) -> Result<Revoked, KeysError> {
@@ -116,7 +115,7 @@ pub fn revoke(dir: &Path, who: &str) -> Result<Revocation, KeysError> {
         lines.extend_from_slice(format!("{id}{comment}\n").as_bytes());
     }
     let list = dir.join(REVOKED);
-    let seal = tls::fingerprint(&lines).to_string();
+    let seal = fingerprint(&lines).to_string();
     let text = [SEAL, seal.as_bytes(), b"\n", &lines].concat();
     if text.len() as u64 > LIST_MAX {
         return Err(KeysError::TooLong { path: list, max: LIST_MAX });

@@ -357,7 +357,7 @@ fn revoking_adds_to_the_list_by_name_id_or_fingerprint() {
     assert_eq!(lines, expected);
     assert_eq!(
         seal,
-        format!("# SHA-256 of all lines below: {}", tls::fingerprint(lines.as_bytes()))
+        format!("# SHA-256 of all lines below: {}", bearer::fingerprint(lines.as_bytes()))
     );
     assert_eq!(revoke(&dir.0, "desk1").unwrap().added, []);
     let own = load(&dir.0, Role::Client).unwrap();

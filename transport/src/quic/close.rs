@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use quinn_proto::{ConnectionError, TransportErrorCode};
 use rustls::AlertDescription;
 
-use super::tls::Verdict;
+use crate::keys::verify::Verdict;
 use crate::{CloseCode, CloseReason};
 
 /// First of the 256 QUIC error codes which carry a TLS alert (RFC 9001, section 4.8).

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use super::tests::*;
 use super::*;
-use crate::keys;
+use crate::keys::{self, verify};
 use crate::message::{PAGE_LEN, PageDescriptor, Status};
 
 /// Has the server answer a request whose reply its full socket does not take.
@@ -571,10 +571,10 @@ fn a_handshake_that_fails_is_logged_as_what_it_is() {
 fn a_certificate_that_the_authority_has_not_issued_itself_is_not_looked_at() {
     let (node, client) = keys::ephemeral().unwrap();
     let (now, chain) = (UnixTime::now(), [node.cert.clone()]);
-    let clients = tls::client_verifier(&node.trust).unwrap();
+    let clients = verify::client_verifier(&node.trust).unwrap();
     clients.verify_client_cert(&client.cert, &[], now).unwrap();
     assert!(clients.verify_client_cert(&client.cert, &chain, now).is_err());
-    let agents = tls::server_verifier(&client.trust).unwrap();
+    let agents = verify::server_verifier(&client.trust).unwrap();
     let name = ServerName::try_from(keys::NODE_NAME).unwrap();
     agents.verify_server_cert(&node.cert, &[], &name, &[], now).unwrap();
     assert!(agents.verify_server_cert(&node.cert, &chain, &name, &[], now).is_err());

@@ -36,7 +36,7 @@ use quinn_proto::{
 use rustls::pki_types::UnixTime;
 use rustls::server::danger::ClientCertVerifier;
 
-use crate::keys::{Identity, NODE_NAME, Role};
+use crate::keys::{Identity, NODE_NAME, Role, verify};
 use crate::message::Version;
 use crate::{
     CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats, Transport,
@@ -145,7 +145,7 @@ impl Quic {
         alpn: &'static [&'static [u8]],
     ) -> Result<Self, TransportError> {
         let server = Self::server_config(identity, alpn)?;
-        let verifier = Some(tls::client_verifier(&identity.trust)?);
+        let verifier = Some(verify::client_verifier(&identity.trust)?);
         let endpoint = Self::open(socket, crowd, identity, Some(server.clone()));
         Ok(Self { server: Some(server), verifier, alpn, ..endpoint })
     }
@@ -408,7 +408,7 @@ impl Quic {
     /// Why a link whose peer was let in is not to be, by the keys that are used now.
     fn objection(&self, link: &Link, today: UnixTime) -> Option<CloseReason> {
         let cert = tls::peer_certificate(&link.conn)?;
-        let error = tls::verify_again(self.verifier.as_deref()?, &cert, today).err()?;
+        let error = verify::verify_again(self.verifier.as_deref()?, &cert, today).err()?;
         Some(close::expelled(link.addr, &error))
     }
 
@@ -675,7 +675,7 @@ impl Transport for Quic {
             return Err(TransportError::Keys("only agents renew theirs, by a node key".into()));
         }
         let server = Self::server_config(identity, self.alpn)?;
-        self.verifier = Some(tls::client_verifier(&identity.trust)?);
+        self.verifier = Some(verify::client_verifier(&identity.trust)?);
         self.links.iter_mut().flatten().for_each(|link| link.precedes_keys = true);
         self.endpoint.set_server_config(Some(Arc::new(server.clone())));
         self.server = Some(server);

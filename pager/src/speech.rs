@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::plain;
+use crate::text::plain;
 
 /// What may wait to be written.
 const WAITING_MAX: usize = 64;

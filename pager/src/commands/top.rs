@@ -24,11 +24,13 @@ use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 
 use self::keys::Key;
 use self::view::{COLUMNS, View};
-use crate::commands::{EXIT_USAGE, Failure, printable};
+use super::Failure;
 use crate::control::{self, Workload};
+use crate::exit::EXIT_USAGE;
 use crate::launch::Signals;
 use crate::size::Human;
 use crate::stats::AgentStats;
+use crate::text::printable;
 
 /// Between two looks at the workloads.
 const REFRESH: Duration = Duration::from_secs(1);

@@ -8,10 +8,10 @@ use ratatui::layout::Constraint;
 use ratatui::widgets::TableState;
 
 use super::keys::Key;
-use crate::commands::printable;
 use crate::control::Workload;
 use crate::size::Human;
 use crate::stats::Stats;
+use crate::text::printable;
 
 /// Longest command line shown in the list.
 const COMMAND_CHARS_MAX: usize = 120;

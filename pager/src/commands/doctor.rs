@@ -9,11 +9,13 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::geteuid;
 use serde::Serialize;
 
+use super::{Failure, print};
 use crate::cli::DoctorArgs;
-use crate::commands::{EXIT_NO, Failure, print};
+use crate::config::{LOCAL_BYTES_MIN, SessionConfig};
+use crate::exit::EXIT_NO;
 use crate::memory::Memory;
 use crate::probe;
-use crate::session::{Session, SessionConfig, SessionError};
+use crate::session::{Session, SessionError};
 use crate::size::Human;
 
 /// First kernel with UFFDIO_MOVE.
@@ -158,7 +160,7 @@ fn memory() -> io::Result<Check> {
     let of = if cgroup_limit_bytes.is_some() { "in this cgroup" } else { "in this machine" };
     let finding = format!("{} {of}, {} available", Human(total_bytes), Human(available_bytes));
     let cure = "too little for the least --local: raise the cgroup's limit";
-    Ok(needed("memory", total_bytes >= crate::config::LOCAL_BYTES_MIN, finding, cure))
+    Ok(needed("memory", total_bytes >= LOCAL_BYTES_MIN, finding, cure))
 }
 
 fn memlock() -> Check {
@@ -205,7 +207,7 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
         return needed(&name, false, "cannot be asked without keys", "give --keys DIR");
     };
     let config = SessionConfig {
-        budget_bytes: crate::config::LOCAL_BYTES_MIN,
+        budget_bytes: LOCAL_BYTES_MIN,
         page_shift: 12,
         fault_threads: 1,
         agents: vec![addr.to_string()],
