@@ -28,7 +28,7 @@ END
 need_kernel() {
   local least
   # The same number as of `gms doctor`.
-  least=$(sed -n 's/^const KERNEL_MIN.* = (\([0-9]*\), \([0-9]*\));/\1.\2/p' pager/src/doctor.rs)
+  least=$(sed -n 's/^const KERNEL_MIN.* = (\([0-9]*\), \([0-9]*\));/\1.\2/p' pager/src/commands/doctor.rs)
   at_least "$(uname -r)" "$least" && return
   cat >&2 <<END
 setup.sh: gms needs Linux $least or later on x86-64 (UFFDIO_MOVE); here runs $(uname -r).
