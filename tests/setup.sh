@@ -29,6 +29,7 @@ need_kernel() {
   local least
   # The same number as of `gms doctor`.
   least=$(sed -n 's/^const KERNEL_MIN.* = (\([0-9]*\), \([0-9]*\));/\1.\2/p' pager/src/commands/doctor.rs)
+  [ -n "$least" ] || { echo "setup.sh: pager/src/commands/doctor.rs does not say which kernel is needed" >&2; return 1; }
   at_least "$(uname -r)" "$least" && return
   cat >&2 <<END
 setup.sh: gms needs Linux $least or later on x86-64 (UFFDIO_MOVE); here runs $(uname -r).

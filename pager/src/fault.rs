@@ -160,6 +160,9 @@ impl<T: Transport> FaultCore<T> {
         threads: fn(i32) -> Option<i64>,
         trace: Option<Trace>,
     ) -> FaultCore<T> {
+        for agent in agents.lane().agents() {
+            shared.homes.tell_link(thread, agent, agents.lane().is_up(agent));
+        }
         FaultCore {
             shared,
             thread,

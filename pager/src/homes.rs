@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use gms_policy::ids::SpaceId;
+use gms_policy::ids::{AgentId, SpaceId};
 use nix::sys::eventfd::EventFd;
 
+use crate::config::AGENTS_MAX;
 use crate::space::Space;
 use crate::sync::{event_fd, lock};
 
@@ -33,7 +35,11 @@ pub struct Homes {
 struct Inbox {
     commands: Sender<FaultCommand>,
     kick: EventFd,
+    /// The agents that the thread has a link to, a bit each.
+    links: AtomicU64,
 }
+
+const _: () = assert!(AGENTS_MAX <= u64::BITS as usize);
 
 #[derive(Default)]
 struct Table {
@@ -65,11 +71,25 @@ impl Homes {
         for _ in 0..threads {
             // Commands concern address spaces, each of which needs a descriptor: that is their bound.
             let (commands, receiver) = unbounded();
-            inboxes.push(Inbox { commands, kick: event_fd()? });
+            inboxes.push(Inbox { commands, kick: event_fd()?, links: AtomicU64::new(u64::MAX) });
             receivers.push(receiver);
         }
         let table = Table { homes: BTreeMap::new(), counts: vec![0; threads] };
         Ok((Homes { inboxes, table: Mutex::new(table) }, receivers))
+    }
+
+    /// A thread has a link to an agent, or none.
+    pub fn tell_link(&self, thread: ThreadIndex, agent: AgentId, up: bool) {
+        let (links, bit) = (&self.inboxes[thread].links, 1 << agent.0);
+        match up {
+            true => links.fetch_or(bit, Ordering::Relaxed),
+            false => links.fetch_and(!bit, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether every thread has a link to the agent: what is put there can be fetched by each.
+    pub fn all_reach(&self, agent: AgentId) -> bool {
+        self.inboxes.iter().all(|inbox| inbox.links.load(Ordering::Relaxed) >> agent.0 & 1 == 1)
     }
 
     /// Whether no other thread than this one has a space.

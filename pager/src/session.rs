@@ -105,16 +105,20 @@ impl Session {
         workload.0.copy_from_slice(&random[..16]);
         let seed = random[16..].iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte));
         let client = || client(&identity, workload, &agents, Checksum::new(seed));
+        let mut greetings = Vec::new();
         let mut clients =
             (0..=config.fault_threads).map(|_| client()).collect::<Result<Vec<_>, _>>()?;
         if embedded.is_none() {
-            let missing = connect(&mut clients)?;
+            let missing = connect(&mut clients, &mut greetings)?;
             warn_of(&missing, agents.len(), config.quiet);
         }
         let bulk = clients.remove(0);
         let demand = clients;
         let (shared, commands) = Shared::new(config, seed)
             .map_err(|e| SessionError::Fatal(format!("cannot set up the page map: {e}")))?;
+        for (agent, session) in greetings {
+            shared.agent_up(agent, bulk.lane().name(agent), session);
+        }
         let parts = Mutex::new(Some(Parts { commands, trace, demand, bulk }));
         Ok(Session { shared, parts, threads: Mutex::default(), embedded })
     }
@@ -328,16 +332,24 @@ struct Missing {
 }
 
 /// Waits until every client has a link to every agent, or for the time that agents have to answer. One agent of each client is enough;
-/// the others are returned.
-fn connect(clients: &mut [Client<Quic>]) -> Result<Vec<Missing>, SessionError> {
+/// the others are returned. `greetings` gets the sessions that agents give meanwhile.
+fn connect(
+    clients: &mut [Client<Quic>],
+    greetings: &mut Vec<(AgentId, u64)>,
+) -> Result<Vec<Missing>, SessionError> {
     let mut deadline = Instant::now() + CONNECT_DEADLINE;
     let mut failed: BTreeMap<AgentId, String> = BTreeMap::new();
     let mut usable = false;
     loop {
         let now = Instant::now();
         for client in clients.iter_mut() {
-            let down = drive(client, now).map_err(|e| SessionError::Fatal(format!("UDP: {e}")))?;
-            failed.extend(down);
+            for event in drive(client, now).map_err(|e| SessionError::Fatal(format!("UDP: {e}")))? {
+                match event {
+                    ClientEvent::Up { agent, session } => greetings.push((agent, session)),
+                    ClientEvent::Down { agent, reason } => drop(failed.insert(agent, reason)),
+                    _ => {}
+                }
+            }
         }
         let is_up = |agent| clients.iter().all(|client| client.lane().is_up(agent));
         let (up, away): (Vec<AgentId>, Vec<AgentId>) =
@@ -363,17 +375,12 @@ fn connect(clients: &mut [Client<Quic>]) -> Result<Vec<Missing>, SessionError> {
     }
 }
 
-/// Lets a client receive and send; returns the agents that could not be connected to.
-fn drive(client: &mut Client<Quic>, now: Instant) -> std::io::Result<Vec<(AgentId, String)>> {
-    let mut down = Vec::new();
+/// Lets a client receive and send; returns what it tells.
+fn drive(client: &mut Client<Quic>, now: Instant) -> std::io::Result<Vec<ClientEvent>> {
     client.drive(now)?;
-    while let Some(event) = client.poll(now) {
-        if let ClientEvent::Down { agent, reason } = event {
-            down.push((agent, reason));
-        }
-    }
+    let events = std::iter::from_fn(|| client.poll(now)).collect();
     client.flush(now)?;
-    Ok(down)
+    Ok(events)
 }
 
 fn none_answers(missing: Vec<Missing>) -> SessionError {

@@ -274,11 +274,11 @@ impl Shared {
         let _ = self.to_evict.send(EvictCommand::Dropped(id));
     }
 
-    /// An agent can be used. If it was restarted (`lost`: the lane had an older session with it), the first lane to see it has its copies forgotten; if any
-    /// page is only there, the workload is stopped.
-    pub fn agent_up(&self, agent: AgentId, name: &str, session: u64, lost: bool) {
+    /// An agent can be used. If its session is another than before it has lost what it was given: the first lane that sees it has its copies forgotten, and
+    /// if any page is only there, the workload is stopped.
+    pub fn agent_up(&self, agent: AgentId, name: &str, session: u64) {
         let mut tables = lock(&self.tables);
-        if !tables.begin_session(agent, session, lost) {
+        if !tables.begin_session(agent, session) {
             return;
         }
         // Who detaches asks for each page, and poisons those that have gone.

@@ -33,6 +33,9 @@ use self::space::SpaceState;
 use crate::page_map::{CHUNKS_MAX, Content, Grave, PAGE, PageMap, State};
 use crate::range_set::RangeSet;
 
+/// Sessions remembered of one agent: more restarts than a lane could be behind.
+const SESSIONS_MAX: usize = 16;
+
 /// A page of a space.
 pub type Place = (SpaceId, PageAddr);
 
@@ -134,8 +137,8 @@ pub struct Tables {
     doomed: HashSet<Place>,
     /// Agents that are not trusted with the only copy of a page.
     untrusted: BTreeSet<AgentId>,
-    /// Those in which agents were given what they have.
-    sessions: BTreeMap<AgentId, u64>,
+    /// Those of each agent, the latest last: a lane may tell of an earlier one after another has told of a restart.
+    sessions: BTreeMap<AgentId, VecDeque<u64>>,
     /// Contents that agents may forget.
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
@@ -443,14 +446,17 @@ impl Tables {
         self.untrusted = agents;
     }
 
-    /// An agent greets a lane, which had another session with it before if it has `lost` the pages of that. True if that is news.
-    pub fn begin_session(&mut self, agent: AgentId, session: u64, lost: bool) -> bool {
-        // Both lanes are up before anybody is told, as at the start.
-        let known = self.sessions.get(&agent).copied();
-        if lost || known.is_none() {
-            self.sessions.insert(agent, session);
+    /// An agent greets a lane. True if it is news that it has lost what it was given: it had other sessions with the workload, and this was not one.
+    pub fn begin_session(&mut self, agent: AgentId, session: u64) -> bool {
+        let sessions = self.sessions.entry(agent).or_default();
+        if sessions.contains(&session) {
+            return false;
         }
-        lost && known != Some(session)
+        if sessions.len() == SESSIONS_MAX {
+            sessions.pop_front();
+        }
+        sessions.push_back(session);
+        sessions.len() > 1
     }
 
     /// Whether any page is only at this agent.

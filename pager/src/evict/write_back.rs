@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
-use gms_policy::placement::{Placement, TwoChoices};
+use gms_policy::placement::{AgentView, Placement, TwoChoices};
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent, PutId};
 use gms_transport::message::Op;
@@ -68,7 +68,7 @@ impl<T: Transport> WriteBack<T> {
         let mut busy = false;
         let mut passed_over: BTreeSet<AgentId> = BTreeSet::new();
         while puts && lock(&self.shared.tables).has_ready() {
-            let mut views = self.agents.lane().views();
+            let mut views = self.views();
             let under_way = |agent| self.agents.lane().under_way(agent, Op::Put);
             let pages = self.shared.sizes.put_pages as u64;
             views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= pages);
@@ -142,8 +142,8 @@ impl<T: Transport> WriteBack<T> {
                     self.settle(agent, &slots, pages);
                 }
             }
-            ClientEvent::Up { agent, session, lost } => {
-                self.shared.agent_up(agent, self.agents.lane().name(agent), session, lost);
+            ClientEvent::Up { agent, session } => {
+                self.shared.agent_up(agent, self.agents.lane().name(agent), session);
             }
             _ => {}
         }
@@ -164,7 +164,14 @@ impl<T: Transport> WriteBack<T> {
     /// Whether no agent takes pages.
     pub fn agents_are_full(&self) -> bool {
         let pages = self.shared.sizes.put_pages as u64;
-        self.agents.lane().views().iter().all(|v| !v.up || v.credits.0 < pages)
+        self.views().iter().all(|v| !v.up || v.credits.0 < pages)
+    }
+
+    /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it.
+    fn views(&self) -> Vec<AgentView> {
+        let mut views = self.agents.lane().views();
+        views.iter_mut().for_each(|v| v.up &= self.shared.homes.all_reach(v.id));
+        views
     }
 
     /// A number that does not repeat soon.
@@ -279,12 +286,32 @@ mod tests {
         assert!(views[0].refusals > 0 && views[1].refusals == 0, "{views:?}");
     }
 
+    /// An agent bounds its links: it may refuse one to a fault thread and not to us.
+    #[test]
+    fn nothing_is_put_where_a_fault_thread_could_not_fetch_it() {
+        let (mut thread, now) = (write_back(2), Instant::now());
+        let reach = |thread: &WriteBack<Script>, agent, up| {
+            thread.shared.homes.tell_link(0, AgentId(agent), up);
+        };
+        reach(&thread, 0, false);
+        evict(&thread, 0..4 * PAGES_MAX as u64);
+        assert!(thread.turn(now, true) && !thread.agents_are_full());
+        let puts = thread.agents.take_sent();
+        assert_eq!(puts.len(), 4);
+        assert!(puts.iter().all(|&(put, _)| thread.agents.agent_of(put) == AgentId(1)));
+        reach(&thread, 1, false);
+        evict(&thread, 256..257);
+        assert!(!thread.turn(now, true) && thread.agents_are_full());
+        reach(&thread, 0, true);
+        assert!(thread.turn(now, true) && !thread.agents_are_full());
+    }
+
     /// Each lane hears of it, the one some time after the other.
     #[test]
     fn a_restart_of_an_agent_is_for_the_lane_that_sees_it_first() {
         let (mut thread, now, agent) = (write_back(1), Instant::now(), AgentId(0));
         let other_lane = |thread: &WriteBack<Script>, session| {
-            thread.shared.agent_up(agent, "a", session, session > 1);
+            thread.shared.agent_up(agent, "a", session);
         };
         // A page comes back, and the agent has a copy.
         evict(&thread, 1..2);
@@ -305,8 +332,12 @@ mod tests {
         thread.turn(now, true);
         answer(&mut thread, now, &[]);
         assert!(!lock(&thread.shared.tables).has_ready());
-        other_lane(&thread, 2);
-        assert!(!thread.shared.has_failed(), "what it has it was given after the restart");
+        // Of the other lane an earlier greeting may be read later.
+        for session in [2, 1, 2] {
+            other_lane(&thread, session);
+            assert!(!thread.shared.has_failed(), "what it has it was given after the restart");
+        }
+        // One that never had a link before is the first to see it.
         other_lane(&thread, 3);
         assert!(thread.shared.has_failed());
     }

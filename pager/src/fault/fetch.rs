@@ -270,10 +270,16 @@ impl<T: Transport> FaultCore<T> {
                     self.forsake(get, pages, Some(failure));
                 }
                 ClientEvent::Ended { get } => drop(self.fetches.remove(&get)),
-                ClientEvent::Up { agent, session, lost } => {
-                    self.shared.agent_up(agent, self.agents.lane().name(agent), session, lost);
+                ClientEvent::Up { agent, session } => {
+                    self.shared.homes.tell_link(self.thread, agent, true);
+                    // Pages may wait for a place.
+                    self.shared.kick_evict();
+                    self.shared.agent_up(agent, self.agents.lane().name(agent), session);
                 }
-                ClientEvent::Down { .. } | ClientEvent::Stored { .. } => {}
+                ClientEvent::Down { agent, .. } => {
+                    self.shared.homes.tell_link(self.thread, agent, false);
+                }
+                ClientEvent::Stored { .. } => {}
             }
             torture::at(Point::AfterReply);
         }

@@ -62,14 +62,12 @@ impl AgentAddress {
 /// What a lane tells its owner.
 #[derive(Debug)]
 pub enum LaneEvent {
-    /// The agent can be used. `lost` says that it no longer has what it was given before.
+    /// The agent can be used.
     Up {
         /// The agent.
         agent: AgentId,
-        /// Its session: what it is given belongs to that.
+        /// Its session: what it is given belongs to that, and what it was given in another is lost.
         session: u64,
-        /// Whether it has lost the workload's pages.
-        lost: bool,
     },
     /// The agent cannot be used for now; exchanges with it were answered by `Failed`.
     Down {
@@ -121,7 +119,7 @@ pub(super) struct Peer {
     pub address: AgentAddress,
     phase: Phase,
     feedback: Feedback,
-    /// The session that the agent gave us last; another one means that the pages of the last are gone.
+    /// The session that the agent gave us last.
     session: Option<u64>,
     /// Entries of `Lane::open`.
     inflight: u32,
@@ -394,14 +392,13 @@ impl<T: Transport> Lane<T> {
             return self.transport.close(now, link, CloseCode::Goodbye);
         }
         let session = control.session;
-        let lost = peer.session.is_some_and(|last| last != session);
         peer.session = Some(session);
         peer.phase = Phase::Up(link);
         // An agent that drains takes no hello of a workload without pages, and says so in its next status otherwise.
         peer.draining = false;
         let elapsed = self.transport.path(link).map_or(Duration::ZERO, |path| path.rtt);
         peer.feedback.on_reply(reply_of(control, elapsed));
-        self.events.push_back(LaneEvent::Up { agent, session, lost });
+        self.events.push_back(LaneEvent::Up { agent, session });
     }
 
     fn closed(&mut self, now: Instant, link: LinkId, reason: &CloseReason) {

@@ -86,14 +86,12 @@ pub enum Failure {
 /// What a client reports. Sets of pages are masks: bit i is page i of the get or put.
 #[derive(Debug)]
 pub enum ClientEvent {
-    /// The agent can be used. `lost` says that it no longer has what it was given before.
+    /// The agent can be used.
     Up {
         /// The agent.
         agent: AgentId,
         /// Its session: what it is given belongs to that.
         session: u64,
-        /// Whether it has lost the workload's pages.
-        lost: bool,
     },
     /// The agent cannot be used for now.
     Down {
@@ -403,8 +401,8 @@ impl<T: Transport> Client<T> {
                 return Some(event);
             }
             match self.lane.poll(now)? {
-                LaneEvent::Up { agent, session, lost } => {
-                    return Some(ClientEvent::Up { agent, session, lost });
+                LaneEvent::Up { agent, session } => {
+                    return Some(ClientEvent::Up { agent, session });
                 }
                 LaneEvent::Down { agent, reason } => {
                     return Some(ClientEvent::Down { agent, reason });
