@@ -207,6 +207,9 @@ mod tests {
         let agents = Client::scripted(agents, Checksum::new(7));
         let mut write_back = WriteBack::new(Instant::now(), shared, agents);
         write_back.agents.take_sent();
+        for agent in write_back.agents.lane().agents() {
+            write_back.shared.agent_up(agent, "a", 1);
+        }
         write_back
     }
 
