@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 ///
 /// Seconds beyond [`AGE_SECONDS_MAX`] ago share one count; their pages are all as old as that bound.
 #[derive(Debug, Default)]
-pub struct Ages {
+pub(crate) struct Ages {
     /// The second of the first count.
     base: u32,
     counts: VecDeque<u32>,
@@ -17,7 +17,7 @@ pub struct Ages {
 
 impl Ages {
     /// A page was stored in second `now`. Seconds never go back.
-    pub fn add(&mut self, now: u32) {
+    pub(crate) fn add(&mut self, now: u32) {
         if self.counts.is_empty() && self.older == 0 {
             self.base = now;
         }
@@ -38,7 +38,7 @@ impl Ages {
     }
 
     /// A page which was stored in second `stored` is gone.
-    pub fn remove(&mut self, stored: u32) {
+    pub(crate) fn remove(&mut self, stored: u32) {
         match stored.checked_sub(self.base).and_then(|index| self.counts.get_mut(index as usize)) {
             Some(count) => *count -= 1,
             None => self.older = self.older.saturating_sub(1),
@@ -50,7 +50,7 @@ impl Ages {
     }
 
     /// What tells the age of the oldest page, for others than the owner.
-    pub fn oldest(&self) -> Oldest {
+    pub(crate) fn oldest(&self) -> Oldest {
         match (self.older, self.counts.is_empty()) {
             (0, true) => Oldest(u64::MAX),
             (0, false) => Oldest(self.base.into()),
@@ -61,13 +61,13 @@ impl Ages {
 
 /// The second in which the oldest page was stored, [`Oldest::OLDER`] if it was before that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Oldest(pub u64);
+pub(crate) struct Oldest(pub u64);
 
 impl Oldest {
     const OLDER: u64 = 1 << 32;
 
     /// Its age in second `now`, in seconds; zero without pages.
-    pub fn age(self, now: u32) -> u32 {
+    pub(crate) fn age(self, now: u32) -> u32 {
         let since = now.saturating_sub(self.0 as u32);
         match self.0 {
             u64::MAX => 0,

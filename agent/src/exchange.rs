@@ -10,11 +10,11 @@ use zerocopy::byteorder::little_endian::U64;
 
 /// The transport broke its word: payload with gaps, or beyond its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutOfOrder;
+pub(crate) struct OutOfOrder;
 
 /// A request and what has come of its payload.
 #[derive(Debug)]
-pub struct Exchange {
+pub(crate) struct Exchange {
     /// The request.
     pub control: Control,
     /// When it began.
@@ -31,7 +31,7 @@ pub struct Exchange {
 
 impl Exchange {
     /// A request whose payload is still to come.
-    pub fn new(now: Instant, client: ClientId, control: Control) -> Self {
+    pub(crate) fn new(now: Instant, client: ClientId, control: Control) -> Self {
         let payload_len = control.payload_len as usize;
         let head_len = match control.op() {
             Some(Op::Put) => usize::from(control.count()) * PageDescriptor::LEN,
@@ -49,19 +49,24 @@ impl Exchange {
     }
 
     /// Sets frames aside for the first `count` pages of a put, of thread `home`'s if they can be; returns how many.
-    pub fn set_aside(&mut self, store: &Store, home: usize, count: u64) -> u64 {
+    pub(crate) fn set_aside(&mut self, store: &Store, home: usize, count: u64) -> u64 {
         self.frames.reserve_exact(count as usize);
         self.frames.extend((0..count).map_while(|_| store.reserve(home)).map(Some));
         self.frames.len() as u64
     }
 
     /// Frames that are set aside.
-    pub fn frames(&self) -> u64 {
+    pub(crate) fn frames(&self) -> u64 {
         self.frames.iter().flatten().count() as u64
     }
 
     /// Takes in the payload's bytes from `offset` on.
-    pub fn deposit(&mut self, store: &Store, offset: u32, bytes: &[u8]) -> Result<(), OutOfOrder> {
+    pub(crate) fn deposit(
+        &mut self,
+        store: &Store,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), OutOfOrder> {
         let start = offset as usize;
         let end = start.checked_add(bytes.len()).ok_or(OutOfOrder)?;
         if start != self.received || end > self.control.payload_len as usize {
@@ -87,32 +92,32 @@ impl Exchange {
     }
 
     /// Bytes that its descriptors or ids take.
-    pub fn head_len(&self) -> usize {
+    pub(crate) fn head_len(&self) -> usize {
         self.head_len
     }
 
     /// Whether all of the payload has come.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.received == self.control.payload_len as usize
     }
 
     /// The pages named by descriptors; none if the request names none so.
-    pub fn descriptors(&self) -> &[PageDescriptor] {
+    pub(crate) fn descriptors(&self) -> &[PageDescriptor] {
         <[PageDescriptor]>::ref_from_bytes(&self.head).unwrap_or_default()
     }
 
     /// The page ids of a discard.
-    pub fn ids(&self) -> &[U64] {
+    pub(crate) fn ids(&self) -> &[U64] {
         <[U64]>::ref_from_bytes(&self.head).unwrap_or_default()
     }
 
     /// The frame of page `index`; it is the caller's then.
-    pub fn take_frame(&mut self, index: usize) -> Option<Reserved> {
+    pub(crate) fn take_frame(&mut self, index: usize) -> Option<Reserved> {
         self.frames.get_mut(index)?.take()
     }
 
     /// Gives back the frames which were not taken; returns how many.
-    pub fn release(&mut self, store: &Store) -> u64 {
+    pub(crate) fn release(&mut self, store: &Store) -> u64 {
         let left = self.frames.drain(..).flatten();
         left.map(|frame| store.release(frame)).count() as u64
     }

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 /// The lines of this second.
 #[derive(Debug, Default)]
-pub struct Quota {
+pub(crate) struct Quota {
     began: Option<Instant>,
     lines: u32,
 }
 
 impl Quota {
     /// Whether there may be another line now. Says how many were left out when there may again.
-    pub fn admits(&mut self, now: Instant) -> bool {
+    pub(crate) fn admits(&mut self, now: Instant) -> bool {
         if self.began.is_none_or(|began| now >= began + Duration::from_secs(1)) {
             if let Some(left_out @ 1..) = self.lines.checked_sub(CLIENT_LINES_MAX) {
                 tracing::info!(left_out, "more links and workloads came or went");

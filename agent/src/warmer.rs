@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 
 /// The thread. It ends when dropped, before the mapping may go.
 #[derive(Debug)]
-pub struct Warmer {
+pub(crate) struct Warmer {
     /// Frames from the first up to this one are wanted.
     wanted: Arc<AtomicU32>,
     wake: Option<SyncSender<()>>,
@@ -29,7 +29,11 @@ impl Warmer {
     ///
     /// # Safety
     /// The mapping must stay until the warmer is dropped.
-    pub unsafe fn spawn(base: NonNull<u8>, frames: u32, cpus: Option<CpuSet>) -> io::Result<Self> {
+    pub(crate) unsafe fn spawn(
+        base: NonNull<u8>,
+        frames: u32,
+        cpus: Option<CpuSet>,
+    ) -> io::Result<Self> {
         let wanted = Arc::new(AtomicU32::new(0));
         let (wake, woken) = sync_channel(1);
         let (base, goal) = (base.as_ptr() as usize, wanted.clone());
@@ -43,7 +47,7 @@ impl Warmer {
     }
 
     /// Frames are used up to `next`: has those which follow warmed. Called now and then, not for each frame.
-    pub fn used_to(&self, next: u32) {
+    pub(crate) fn used_to(&self, next: u32) {
         self.wanted.store(next.saturating_add(WARM_AHEAD), Relaxed);
         if let Some(wake) = &self.wake {
             // Full: it is awake already, and will see the new goal.

@@ -14,7 +14,7 @@ use crate::placement::Wait;
 /// Measures gms, and what this machine can do at best.
 #[derive(Debug, Parser)]
 #[command(name = "gms-bench", version)]
-pub struct Cli {
+pub(crate) struct Cli {
     /// Write the report as JSON to FILE (`-`: standard output, instead of the text)
     #[arg(long, global = true, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -28,7 +28,7 @@ pub struct Cli {
 
 impl Cli {
     /// When to end whatever happens.
-    pub fn limit_s(&self) -> u32 {
+    pub(crate) fn limit_s(&self) -> u32 {
         let is_long =
             matches!(self.command, Command::App(_) | Command::Peers(_) | Command::Shape(_));
         self.limit_s.unwrap_or(if is_long { 7200 } else { 900 })
@@ -37,7 +37,7 @@ impl Cli {
 
 /// What can be measured.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// The least that a fault and an exchange cost on this machine
     Floor(Effort),
     /// Random remote faults through the whole stack, beside the floors of the same run
@@ -92,7 +92,7 @@ pub enum Command {
 
 impl Command {
     /// Where the programs of gms are, if the command runs them.
-    pub fn programs(&self) -> Option<&Programs> {
+    pub(crate) fn programs(&self) -> Option<&Programs> {
         match self {
             Command::Fault(options) => Some(&options.paging.programs),
             Command::Scan(options) => Some(&options.paging.programs),
@@ -111,7 +111,7 @@ impl Command {
 
 /// How much to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Effort {
+pub(crate) struct Effort {
     /// Runs, of which the medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
@@ -123,29 +123,29 @@ pub struct Effort {
 impl Effort {
     /// Five runs.
     #[cfg(test)]
-    pub fn usual() -> Effort {
+    pub(crate) fn usual() -> Effort {
         Effort { runs: 5, quick: false }
     }
 
     /// Number of runs.
-    pub fn runs(&self) -> u32 {
+    pub(crate) fn runs(&self) -> u32 {
         if self.quick { 1 } else { self.runs }
     }
 
     /// Whether figures do not matter.
-    pub fn is_quick(&self) -> bool {
+    pub(crate) fn is_quick(&self) -> bool {
         self.quick
     }
 
     /// How often to repeat something within a run.
-    pub fn count(&self, usual: usize, quick: usize) -> usize {
+    pub(crate) fn count(&self, usual: usize, quick: usize) -> usize {
         if self.quick { quick } else { usual }
     }
 }
 
 /// Where the programs are.
 #[derive(Args, Clone, Debug)]
-pub struct Programs {
+pub(crate) struct Programs {
     /// Folder of `gms` and `gms-agent` [default: that of gms-bench]
     #[arg(long, value_name = "DIR")]
     pub programs: Option<PathBuf>,
@@ -153,14 +153,14 @@ pub struct Programs {
 
 impl Programs {
     /// The folder, if one was named.
-    pub fn dir(&self) -> Option<&Path> {
+    pub(crate) fn dir(&self) -> Option<&Path> {
         self.programs.as_deref()
     }
 }
 
 /// What is paged.
 #[derive(Args, Clone, Debug)]
-pub struct Paging {
+pub(crate) struct Paging {
     /// Where the programs are.
     #[command(flatten)]
     pub programs: Programs,
@@ -174,7 +174,7 @@ pub struct Paging {
 
 impl Paging {
     /// Budget and memory of a workload in MiB; `usual` is the budget unless the user or `--quick` say otherwise.
-    pub fn mib(&self, effort: &Effort, usual: u32) -> (u32, u32) {
+    pub(crate) fn mib(&self, effort: &Effort, usual: u32) -> (u32, u32) {
         let local = self.local.unwrap_or(if effort.is_quick() { 8 } else { usual });
         (local, local * self.times)
     }
@@ -182,7 +182,7 @@ impl Paging {
 
 /// Where the agents are.
 #[derive(Args, Clone, Debug)]
-pub struct Route {
+pub(crate) struct Route {
     /// What lies between gms and its agents: loopback, or veth:MTU or veth:MTU:LOSS%, which loses so many of the agents' packets
     #[arg(long, value_name = "NETWORK", default_value = "loopback")]
     pub network: Kind,
@@ -190,7 +190,7 @@ pub struct Route {
 
 /// Memory that faults bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PageSize {
+pub(crate) enum PageSize {
     /// 4 KiB
     #[value(name = "4k")]
     Small,
@@ -201,7 +201,7 @@ pub enum PageSize {
 
 impl PageSize {
     /// As `gms` takes it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             PageSize::Small => "4k",
             PageSize::Large => "8k",
@@ -211,7 +211,7 @@ impl PageSize {
 
 /// `gms-bench fault`.
 #[derive(Args, Debug)]
-pub struct FaultOptions {
+pub(crate) struct FaultOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -246,7 +246,7 @@ pub struct FaultOptions {
 
 /// `gms-bench scan`.
 #[derive(Args, Debug)]
-pub struct ScanOptions {
+pub(crate) struct ScanOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -263,7 +263,7 @@ pub struct ScanOptions {
 
 /// `gms-bench evict`.
 #[derive(Args, Debug)]
-pub struct EvictOptions {
+pub(crate) struct EvictOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -277,7 +277,7 @@ pub struct EvictOptions {
 
 /// `gms-bench scale`.
 #[derive(Args, Debug)]
-pub struct ScaleOptions {
+pub(crate) struct ScaleOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -288,7 +288,7 @@ pub struct ScaleOptions {
 
 /// `gms-bench cost`.
 #[derive(Args, Debug)]
-pub struct CostOptions {
+pub(crate) struct CostOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -303,7 +303,7 @@ pub struct CostOptions {
 /// `gms-bench shape`.
 #[derive(Args, Debug)]
 #[command(mut_arg("runs", |runs| runs.default_value("3")))]
-pub struct ShapeOptions {
+pub(crate) struct ShapeOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -317,14 +317,14 @@ pub struct ShapeOptions {
 
 impl ShapeOptions {
     /// Those to measure.
-    pub fn dimensions(&self) -> Vec<Dimension> {
+    pub(crate) fn dimensions(&self) -> Vec<Dimension> {
         if self.only.is_empty() { Dimension::value_variants().to_vec() } else { self.only.clone() }
     }
 }
 
 /// `gms-bench idle-cost`.
 #[derive(Args, Debug)]
-pub struct IdleOptions {
+pub(crate) struct IdleOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -341,7 +341,7 @@ pub struct IdleOptions {
 
 /// `gms-bench idle-cpu`.
 #[derive(Args, Debug)]
-pub struct IdleCpuOptions {
+pub(crate) struct IdleCpuOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -361,7 +361,7 @@ pub struct IdleCpuOptions {
 
 impl IdleCpuOptions {
     /// Budgets in MiB.
-    pub fn budgets(&self) -> Vec<u32> {
+    pub(crate) fn budgets(&self) -> Vec<u32> {
         match (&self.local[..], self.effort.is_quick()) {
             ([], false) => vec![64, 128, 512],
             ([], true) => vec![8],
@@ -370,7 +370,7 @@ impl IdleCpuOptions {
     }
 
     /// How long the program is looked at.
-    pub fn looked_at(&self) -> Duration {
+    pub(crate) fn looked_at(&self) -> Duration {
         let usual = if self.effort.is_quick() { 1 } else { 20 };
         Duration::from_secs(u64::from(self.seconds.unwrap_or(usual)))
     }
@@ -378,7 +378,7 @@ impl IdleCpuOptions {
 
 /// Where gms is compared with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Part {
+pub(crate) enum Part {
     /// On this machine: swap on a disk and on zram.
     Host,
     /// In a virtual machine under emulation: swap on NBD and on NVMe/TCP.
@@ -387,7 +387,7 @@ pub enum Part {
 
 /// `gms-bench peers`.
 #[derive(Args, Debug)]
-pub struct PeersOptions {
+pub(crate) struct PeersOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -413,7 +413,7 @@ pub struct PeersOptions {
 
 /// `gms-bench remote-swap`.
 #[derive(Args, Debug)]
-pub struct RemoteSwapOptions {
+pub(crate) struct RemoteSwapOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -425,7 +425,7 @@ pub struct RemoteSwapOptions {
 /// `gms-bench app`.
 #[derive(Args, Debug)]
 #[command(mut_arg("runs", |runs| runs.default_value("3")))]
-pub struct AppOptions {
+pub(crate) struct AppOptions {
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,
@@ -451,17 +451,17 @@ pub struct AppOptions {
 
 impl AppOptions {
     /// Those to measure.
-    pub fn programs(&self) -> Vec<Program> {
+    pub(crate) fn programs(&self) -> Vec<Program> {
         if self.only.is_empty() { Program::value_variants().to_vec() } else { self.only.clone() }
     }
 
     /// What is to page them.
-    pub fn under(&self) -> Vec<Under> {
+    pub(crate) fn under(&self) -> Vec<Under> {
         if self.under.is_empty() { Under::value_variants().to_vec() } else { self.under.clone() }
     }
 
     /// In percent, the greatest first.
-    pub fn shares(&self) -> Vec<u32> {
+    pub(crate) fn shares(&self) -> Vec<u32> {
         let mut shares = match (&self.shares[..], self.effort.is_quick()) {
             ([], false) => vec![100, 75, 50, 25],
             ([], true) => vec![50],
@@ -473,14 +473,14 @@ impl AppOptions {
     }
 
     /// About what each program uses, in MiB.
-    pub fn mib(&self) -> u32 {
+    pub(crate) fn mib(&self) -> u32 {
         self.memory.unwrap_or(if self.effort.is_quick() { 32 } else { 200 })
     }
 }
 
 /// What there is more and more of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Dimension {
+pub(crate) enum Dimension {
     /// 10, 100 and 1000 threads.
     Threads,
     /// 100, 1000 and 10000 mappings.
@@ -493,7 +493,7 @@ pub enum Dimension {
 
 /// What pages programs on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-pub enum Under {
+pub(crate) enum Under {
     /// gms, with an agent of its own.
     Gms,
     /// Swap to compressed memory, without readahead.
@@ -510,7 +510,7 @@ pub enum Under {
 
 /// A program with a fixed job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Program {
+pub(crate) enum Program {
     /// redis-server, asked by zipfian GETs and SETs.
     Redis,
     /// GNU sort, of text.
@@ -527,7 +527,7 @@ pub enum Program {
 
 /// `gms-bench report`.
 #[derive(Args, Debug)]
-pub struct PageOptions {
+pub(crate) struct PageOptions {
     /// Files which other commands wrote by --json
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
@@ -538,7 +538,7 @@ pub struct PageOptions {
 
 /// What a peer speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Protocol {
+pub(crate) enum Protocol {
     /// Bare datagrams: a page comes back.
     Udp,
     /// The same with a page of 8 KiB.
@@ -551,7 +551,7 @@ pub enum Protocol {
 
 /// `gms-bench peer`.
 #[derive(Args, Debug)]
-pub struct PeerOptions {
+pub(crate) struct PeerOptions {
     /// What to speak
     pub protocol: Protocol,
     /// How to wait

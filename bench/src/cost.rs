@@ -88,7 +88,7 @@ impl Sub for Cpu {
 }
 
 /// Measures.
-pub fn run(
+pub(crate) fn run(
     options: &CostOptions,
     network: &Network,
     report: &mut Report,

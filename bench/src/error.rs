@@ -4,7 +4,7 @@ use std::io;
 
 /// See the module's documentation.
 #[derive(Debug, thiserror::Error)]
-pub enum BenchError {
+pub(crate) enum BenchError {
     /// The system refused something.
     #[error("{what}: {error}")]
     System {
@@ -47,7 +47,7 @@ pub enum BenchError {
 }
 
 /// Says what was tried when the system refused it.
-pub trait Trying<T> {
+pub(crate) trait Trying<T> {
     /// `what` was tried.
     fn trying(self, what: &str) -> Result<T, BenchError>;
 }

@@ -29,7 +29,7 @@ const EVICTED_MIN: f64 = 0.5;
 const WRITTEN_MIN: f64 = 0.5;
 
 /// Measures.
-pub fn run(
+pub(crate) fn run(
     options: &EvictOptions,
     network: &Network,
     report: &mut Report,

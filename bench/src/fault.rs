@@ -24,10 +24,10 @@ const FLOORS: usize = 20_000;
 /// Touches measured in each run, all threads together, usual and `--quick`.
 const TOUCHES: (usize, usize) = (20_000, 2_000);
 /// Touches before them, as a multiple of the budget: then clean pages have taken the place of all that the filling has left dirty.
-pub const WARM_UP_TIMES: usize = 2;
+pub(crate) const WARM_UP_TIMES: usize = 2;
 /// Most faults, in percent, that the write-back buffer may have met, so that they were not remote: usual, and for `--quick`, where
 /// what was written last is a large part of all.
-pub const LOCAL_PERCENT_MAX: [f64; 2] = [2.0, 50.0];
+pub(crate) const LOCAL_PERCENT_MAX: [f64; 2] = [2.0, 50.0];
 /// p50 of a fault as a multiple of the floors' p50.
 const P50_MAX: f64 = 1.35;
 /// p99 of a fault as a multiple of the same.
@@ -44,7 +44,7 @@ struct Floors {
 }
 
 /// Measures.
-pub fn run(
+pub(crate) fn run(
     options: &FaultOptions,
     network: &Network,
     report: &mut Report,

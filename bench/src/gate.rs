@@ -16,20 +16,20 @@ use crate::error::{BenchError, Trying};
 const LOOK_MS: u16 = 200;
 
 /// Where workloads wait.
-pub struct Gate(UnixListener);
+pub(crate) struct Gate(UnixListener);
 
 /// Workloads which wait at a gate.
-pub struct Waiting(Vec<UnixStream>);
+pub(crate) struct Waiting(Vec<UnixStream>);
 
 impl Gate {
     /// A closed one at `path`.
-    pub fn new(path: &Path) -> Result<Gate, BenchError> {
+    pub(crate) fn new(path: &Path) -> Result<Gate, BenchError> {
         Ok(Gate(UnixListener::bind(path).trying("no gate")?))
     }
 
     /// Returns when `count` workloads are there. Now and then `check` says whether they still can
     /// come.
-    pub fn gather(
+    pub(crate) fn gather(
         self,
         count: usize,
         mut check: impl FnMut() -> Result<(), BenchError>,
@@ -50,14 +50,14 @@ impl Gate {
 
 impl Waiting {
     /// They go on.
-    pub fn open(mut self) -> Result<(), BenchError> {
+    pub(crate) fn open(mut self) -> Result<(), BenchError> {
         self.0.iter_mut().try_for_each(|one| one.write_all(&[1])).trying("cannot open the gate")
     }
 }
 
 /// Gates at which a workload waits.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Gates {
+pub(crate) struct Gates {
     /// Before it is measured.
     pub before: Option<PathBuf>,
     /// When it has been measured: its processes are looked at.
@@ -65,7 +65,7 @@ pub struct Gates {
 }
 
 /// The threads of a workload meet, and one of them passes the gate at `path`, if there is one, for all.
-pub fn pass_together(threads: &Barrier, path: Option<&PathBuf>) -> Result<(), BenchError> {
+pub(crate) fn pass_together(threads: &Barrier, path: Option<&PathBuf>) -> Result<(), BenchError> {
     let passed = match (threads.wait().is_leader(), path) {
         (true, Some(path)) => pass(path),
         _ => Ok(()),
@@ -75,7 +75,7 @@ pub fn pass_together(threads: &Barrier, path: Option<&PathBuf>) -> Result<(), Be
 }
 
 /// Waits, as a workload, at the gate at `path`.
-pub fn pass(path: &Path) -> Result<(), BenchError> {
+pub(crate) fn pass(path: &Path) -> Result<(), BenchError> {
     let mut gate = UnixStream::connect(path).trying("cannot reach the gate")?;
     gate.read_exact(&mut [0]).trying("the gate did not open")
 }

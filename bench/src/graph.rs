@@ -9,7 +9,7 @@ use gms_tests::{Dice, mix};
 use crate::error::{BenchError, Trying};
 
 /// Of a node without a parent.
-pub const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 /// Quadrants of a Kronecker graph, cumulated, of 2^16: those of Graph 500 (0.57, 0.19, 0.19).
 const QUADRANTS: [u64; 3] = [37_356, 49_807, 62_259];
 /// When to search from the unvisited, and when from the visited again (Beamer, Asanovic, Patterson 2012; values of GAPBS).
@@ -21,7 +21,7 @@ const CHUNK: usize = 1 << 16;
 const SCALE_MAX: u32 = 26;
 
 /// An undirected graph as compressed sparse rows.
-pub struct Graph {
+pub(crate) struct Graph {
     /// Where the neighbours of each node begin; one more entry at the end.
     offsets: Vec<u32>,
     neighbours: Vec<u32>,
@@ -29,7 +29,7 @@ pub struct Graph {
 
 impl Graph {
     /// A Kronecker graph of 2^`scale` nodes and `edges` edges, its nodes shuffled; always the same.
-    pub fn kronecker(scale: u32, edges: usize) -> Graph {
+    pub(crate) fn kronecker(scale: u32, edges: usize) -> Graph {
         let ends = || {
             (0..edges).flat_map(|number| {
                 let (from, to) = edge(scale, number);
@@ -49,7 +49,7 @@ impl Graph {
     }
 
     /// Number of nodes.
-    pub fn nodes(&self) -> usize {
+    pub(crate) fn nodes(&self) -> usize {
         self.offsets.len() - 1
     }
 
@@ -63,7 +63,7 @@ impl Graph {
     }
 
     /// A random node that has neighbours.
-    pub fn source(&self, dice: &mut Dice) -> usize {
+    pub(crate) fn source(&self, dice: &mut Dice) -> usize {
         loop {
             let node = dice.place(self.nodes());
             if self.degree(node) > 0 {
@@ -73,7 +73,7 @@ impl Graph {
     }
 
     /// Writes it to a file.
-    pub fn write(&self, path: &Path) -> Result<(), BenchError> {
+    pub(crate) fn write(&self, path: &Path) -> Result<(), BenchError> {
         let what = path.display().to_string();
         let mut file = BufWriter::new(File::create(path).trying(&what)?);
         let head = [self.offsets.len() as u32, self.neighbours.len() as u32];
@@ -85,7 +85,7 @@ impl Graph {
     }
 
     /// Reads what [`Graph::write`] wrote.
-    pub fn read(path: &Path) -> Result<Graph, BenchError> {
+    pub(crate) fn read(path: &Path) -> Result<Graph, BenchError> {
         let what = path.display().to_string();
         let mut file = BufReader::with_capacity(CHUNK, File::open(path).trying(&what)?);
         let head = numbers(&mut file, 2).trying(&what)?;
@@ -105,7 +105,7 @@ impl Graph {
     }
 
     /// A parent of each node in a search from `source`, which is its own; [`NONE`] of those which it does not reach.
-    pub fn search(&self, source: usize) -> Vec<u32> {
+    pub(crate) fn search(&self, source: usize) -> Vec<u32> {
         let mut parents = vec![NONE; self.nodes()];
         parents[source] = source as u32;
         let mut front = vec![source as u32];

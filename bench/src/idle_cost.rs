@@ -25,7 +25,7 @@ const UNDER: &str = "command under gms run";
 const START: &str = "start and end of gms run (an empty command)";
 
 /// Measures.
-pub fn run(options: &IdleOptions, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn run(options: &IdleOptions, report: &mut Report) -> Result<(), BenchError> {
     let own = std::env::current_exe().trying("cannot find gms-bench")?;
     let mut command = options.command.clone();
     if command.is_empty() {
@@ -79,7 +79,7 @@ fn seconds(command: &[OsString]) -> Result<f64, BenchError> {
 }
 
 /// `gms-bench idle-workload`: fills memory, sorts part of it, and walks it at random; about 2 s for 256 MiB.
-pub fn workload(mib: usize) -> Result<(), BenchError> {
+pub(crate) fn workload(mib: usize) -> Result<(), BenchError> {
     if mib == 0 {
         return Ok(());
     }

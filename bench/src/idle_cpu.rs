@@ -24,7 +24,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 const ABSENT_PERCENT_MIN: f64 = 50.0;
 
 /// Measures.
-pub fn run(options: &IdleCpuOptions, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn run(options: &IdleCpuOptions, report: &mut Report) -> Result<(), BenchError> {
     for run in 0..options.effort.runs() {
         floor::zero_fill(&options.effort, report)?;
         for local in rotated(options.budgets(), run) {

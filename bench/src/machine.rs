@@ -17,7 +17,7 @@ const STEAL_PERCENT_MAX: f64 = 1.0;
 /// The header of a report.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// UTC.
     pub date: String,
     /// Commit that `gms-bench` was built from, `+` if its sources had been changed since; empty
@@ -60,7 +60,7 @@ struct CpuTimes {
 
 impl Machine {
     /// This one, now.
-    pub fn now() -> Machine {
+    pub(crate) fn now() -> Machine {
         let load = text("/proc/loadavg").split(' ').next().and_then(|one| one.parse().ok());
         let load: f64 = load.unwrap_or(0.0);
         let cpu = text("/proc/cpuinfo")
@@ -90,7 +90,7 @@ impl Machine {
     }
 
     /// To be called when all is measured.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         let steal = CpuTimes::of(&text("/proc/stat")).stolen_percent_since(self.began);
         self.steal_percent = Some(steal);
         if steal > STEAL_PERCENT_MAX {
@@ -99,7 +99,7 @@ impl Machine {
     }
 
     /// Warns if the program at `path` is older than the sources of [`Machine::commit`].
-    pub fn look_at_program(&mut self, path: &Path) {
+    pub(crate) fn look_at_program(&mut self, path: &Path) {
         let newest = env!("GMS_NEWEST_SOURCE_S").parse().map_or(UNIX_EPOCH, |seconds| {
             // A file's time has fractions of a second.
             UNIX_EPOCH + Duration::from_secs(seconds)
@@ -115,7 +115,7 @@ impl Machine {
     }
 
     /// As the first lines of a report.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let Machine { date, commit, cpu, cpus, kernel, load, thp, swap, reclaim, .. } = self;
         let mut out = format!("{date}, commit {commit}, {cpu}, {cpus} CPUs, Linux {kernel}\n");
         out += &format!("load before {load:.2}, THP {thp}, swap before: {swap}, {reclaim}");
@@ -144,7 +144,7 @@ fn reclaim() -> String {
 }
 
 /// The filesystem and the device of a directory, as [`Machine::disk`].
-pub fn disk(dir: &Path) -> String {
+pub(crate) fn disk(dir: &Path) -> String {
     let Ok(device) = dir.metadata().map(|data| data.dev()) else { return String::new() };
     let id = format!("{}:{}", major(device), minor(device));
     let mounts = text("/proc/self/mountinfo");
@@ -183,7 +183,7 @@ impl CpuTimes {
 }
 
 /// Of a file like `always [madvise] never` what is in brackets.
-pub fn chosen(choices: &str) -> String {
+pub(crate) fn chosen(choices: &str) -> String {
     let bracketed = choices.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     bracketed.map_or_else(|| "unknown".to_owned(), |(one, _)| one.to_owned())
 }

@@ -18,7 +18,7 @@ use crate::undo::{Step, Undo};
 const PROCS: &str = "cgroup.procs";
 
 /// The cgroup. Goes when it is dropped, and when this process is killed; its processes must have ended.
-pub struct Memcg {
+pub(crate) struct Memcg {
     path: PathBuf,
     tree: Tree,
     procs: Arc<File>,
@@ -47,7 +47,7 @@ const TWO: Names = ["memory.max", "memory.peak", "anon", "memory.events"];
 
 impl Memcg {
     /// With a limit of `mib` MiB; what is above goes to swap.
-    pub fn new(mib: u32) -> Result<Memcg, BenchError> {
+    pub(crate) fn new(mib: u32) -> Result<Memcg, BenchError> {
         let memcg = Memcg::unlimited()?;
         let path = memcg.path.join(memcg.tree.limit);
         let what = path.display().to_string();
@@ -56,7 +56,7 @@ impl Memcg {
     }
 
     /// Without a limit: to see what is used.
-    pub fn unlimited() -> Result<Memcg, BenchError> {
+    pub(crate) fn unlimited() -> Result<Memcg, BenchError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let mounts = fs::read_to_string("/proc/self/mountinfo").trying("/proc/self/mountinfo")?;
@@ -76,12 +76,12 @@ impl Memcg {
     }
 
     /// Resident anonymous memory of its processes in bytes.
-    pub fn anon(&self) -> Result<u64, BenchError> {
+    pub(crate) fn anon(&self) -> Result<u64, BenchError> {
         self.value("memory.stat", self.tree.anon)
     }
 
     /// Processes which the kernel killed because it found no page to evict.
-    pub fn kills(&self) -> Result<u64, BenchError> {
+    pub(crate) fn kills(&self) -> Result<u64, BenchError> {
         self.value(self.tree.kills, "oom_kill")
     }
 
@@ -94,18 +94,18 @@ impl Memcg {
     }
 
     /// The most that was charged so far in bytes: anonymous memory, the kernel's for it, and files that it read first.
-    pub fn peak(&self) -> Result<u64, BenchError> {
+    pub(crate) fn peak(&self) -> Result<u64, BenchError> {
         let text = self.read(self.tree.peak)?;
         text.trim().parse().map_err(|_| BenchError::Invalid(format!("{}: {text}", self.tree.peak)))
     }
 
     /// Its processes.
-    pub fn pids(&self) -> Result<Vec<u32>, BenchError> {
+    pub(crate) fn pids(&self) -> Result<Vec<u32>, BenchError> {
         Ok(self.read(PROCS)?.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
     /// Kills its processes.
-    pub fn kill(&self) -> Result<(), BenchError> {
+    pub(crate) fn kill(&self) -> Result<(), BenchError> {
         for pid in self.pids()? {
             // It may have ended meanwhile.
             let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
@@ -119,7 +119,7 @@ impl Memcg {
     }
 
     /// `command` will run in it.
-    pub fn enter(&self, command: &mut Command) {
+    pub(crate) fn enter(&self, command: &mut Command) {
         let procs = Arc::clone(&self.procs);
         let join = move || nix::unistd::write(procs.as_fd(), b"0").map(drop).map_err(Into::into);
         // SAFETY: between fork and exec the child only makes a system call.

@@ -10,7 +10,7 @@ const SLACK_MIB: u64 = 64;
 
 /// Touches `mib` MiB and frees them, but at most half of what is available. A virtual machine may have given free pages back to its
 /// host (free page reporting); then the first touch of each costs a fault there (11 us), which would be counted as gms's.
-pub fn touch(mib: u32) -> Result<(), BenchError> {
+pub(crate) fn touch(mib: u32) -> Result<(), BenchError> {
     let file = "/proc/meminfo";
     let info = fs::read_to_string(file).trying(file)?;
     let available = available_kib(&info)

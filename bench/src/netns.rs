@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use crate::error::{BenchError, Trying};
 
 /// Where `ip` keeps namespaces.
-pub const SPACES: &str = "/run/netns";
+pub(crate) const SPACES: &str = "/run/netns";
 
 /// What is set up is named after the benchmark's process.
-pub struct Names {
+pub(crate) struct Names {
     /// Of the namespace, and of the table of nftables.
     pub space: String,
     /// Of this end of the pair.
@@ -21,14 +21,14 @@ pub struct Names {
 
 impl Names {
     /// Those of a process.
-    pub fn of(process: u32) -> Names {
+    pub(crate) fn of(process: u32) -> Names {
         let name = |end| format!("gb{process}{end}");
         Names { space: format!("gms-bench-{process}"), near: name("n"), far: name("f") }
     }
 }
 
 /// Undoes what the benchmark of this process set up, as far as it did.
-pub fn remove(process: u32) -> std::io::Result<()> {
+pub(crate) fn remove(process: u32) -> std::io::Result<()> {
     let names = Names::of(process);
     let failed = |error: BenchError| std::io::Error::other(error.to_string());
     if tool("nft", "nftables").is_ok() {
@@ -46,7 +46,7 @@ pub fn remove(process: u32) -> std::io::Result<()> {
 }
 
 /// Path of an installed program of Debian's `package`.
-pub fn tool(name: &str, package: &str) -> Result<PathBuf, BenchError> {
+pub(crate) fn tool(name: &str, package: &str) -> Result<PathBuf, BenchError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/sbin", "/sbin", "/usr/bin"].map(PathBuf::from);
     let found = std::env::split_paths(&path).chain(usual).map(|dir| dir.join(name));
@@ -55,14 +55,14 @@ pub fn tool(name: &str, package: &str) -> Result<PathBuf, BenchError> {
 }
 
 /// Runs `ip`; returns what it prints.
-pub fn ip(line: &str) -> Result<String, BenchError> {
+pub(crate) fn ip(line: &str) -> Result<String, BenchError> {
     let mut command = Command::new(tool("ip", "iproute2")?);
     command.args(line.split_whitespace());
     output(command, "", &format!("ip {line}"))
 }
 
 /// Runs a script of nftables.
-pub fn nft(script: &str) -> Result<String, BenchError> {
+pub(crate) fn nft(script: &str) -> Result<String, BenchError> {
     let mut command = Command::new(tool("nft", "nftables")?);
     command.args(["-f", "-"]);
     output(command, script, &format!("nft: {}", script.trim_end()))

@@ -24,7 +24,7 @@ const NETWORKS: (Ipv4Addr, u32) = (Ipv4Addr::new(198, 18, 0, 0), 1 << 15);
 
 /// What `--network` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// The loopback interface of this machine.
     Loopback,
     /// A pair of virtual Ethernet devices, with the agents in a network namespace at its far end.
@@ -73,7 +73,7 @@ impl fmt::Display for Kind {
 }
 
 /// The network that a command measures over. What was set up for it goes when this is dropped, or when the benchmark is killed.
-pub struct Network {
+pub(crate) struct Network {
     veth: Option<Veth>,
 }
 
@@ -89,14 +89,14 @@ struct Veth {
 }
 
 /// As long as this lives the network loses packets.
-pub struct Losing<'a>(&'a Network);
+pub(crate) struct Losing<'a>(&'a Network);
 
 impl Network {
     /// This machine's own.
-    pub const LOOPBACK: Network = Network { veth: None };
+    pub(crate) const LOOPBACK: Network = Network { veth: None };
 
     /// Sets it up.
-    pub fn set_up(kind: Kind) -> Result<Network, BenchError> {
+    pub(crate) fn set_up(kind: Kind) -> Result<Network, BenchError> {
         let Kind::Veth { mtu, loss_permille } = kind else { return Ok(Network::LOOPBACK) };
         if !nix::unistd::geteuid().is_root() {
             return Err(BenchError::Needs("--network veth takes root: run it as root".into()));
@@ -139,22 +139,22 @@ impl Network {
     }
 
     /// Address of whoever asks.
-    pub fn near(&self) -> Ipv4Addr {
+    pub(crate) fn near(&self) -> Ipv4Addr {
         self.veth.as_ref().map_or(Ipv4Addr::LOCALHOST, |veth| veth.near)
     }
 
     /// Address at which agents, and the peers of floors, listen.
-    pub fn far(&self) -> Ipv4Addr {
+    pub(crate) fn far(&self) -> Ipv4Addr {
         self.veth.as_ref().map_or(Ipv4Addr::LOCALHOST, |veth| veth.far)
     }
 
     /// Largest IP packet in bytes; `None` on loopback.
-    pub fn mtu(&self) -> Option<u16> {
+    pub(crate) fn mtu(&self) -> Option<u16> {
         self.veth.as_ref().map(|veth| veth.mtu)
     }
 
     /// Has `command` start at the far end.
-    pub fn place(&self, command: &mut Command) -> Result<(), BenchError> {
+    pub(crate) fn place(&self, command: &mut Command) -> Result<(), BenchError> {
         let Some(veth) = &self.veth else { return Ok(()) };
         let space = veth.space.try_clone().trying("no descriptor for the network namespace")?;
         // SAFETY: between fork and exec the child only makes a system call.
@@ -163,7 +163,7 @@ impl Network {
     }
 
     /// Loses packets from now on, if the network is one that does. Floors are measured before: bare datagrams are not sent again.
-    pub fn losing(&self) -> Result<Losing<'_>, BenchError> {
+    pub(crate) fn losing(&self) -> Result<Losing<'_>, BenchError> {
         if let Some(Veth { names, loss_permille: loss_permille @ 1.., .. }) = &self.veth {
             let Names { space, near, .. } = names;
             let dice = format!("numgen random mod 1000 < {loss_permille}");
@@ -175,7 +175,7 @@ impl Network {
     }
 
     /// Adds what has crossed it. Loopback has nothing to say.
-    pub fn report(&self, report: &mut Report) -> Result<(), BenchError> {
+    pub(crate) fn report(&self, report: &mut Report) -> Result<(), BenchError> {
         let Some(veth) = &self.veth else { return Ok(()) };
         let count = |what: &str| {
             let path = format!("/sys/class/net/{}/statistics/{what}", veth.names.near);

@@ -25,7 +25,7 @@ const PLOTS: [(&str, &[&str]); 2] = [
     ("In an emulated guest: only ratios mean something", &["guest: fault, ", "guest: floor:"]),
 ];
 /// Begins the names of the rows of an emulated guest.
-pub const GUEST: &str = "guest: ";
+pub(crate) const GUEST: &str = "guest: ";
 /// Begins the names of the figures of which scaling is drawn: `faults/s, WHAT: COUNT`.
 const SCALED: &str = "faults/s, ";
 
@@ -48,7 +48,7 @@ pre{overflow-x:auto;font-size:12px}
 ";
 
 /// Reads the files and writes the page.
-pub fn run(options: &PageOptions) -> Result<(), BenchError> {
+pub(crate) fn run(options: &PageOptions) -> Result<(), BenchError> {
     let reports: Result<Vec<Report>, BenchError> =
         options.files.iter().map(|path| read(path)).collect();
     fs::write(&options.output, page(&reports?)).trying(&options.output.display().to_string())

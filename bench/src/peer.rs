@@ -15,7 +15,7 @@ use crate::network::Network;
 use crate::placement::{Placement, Wait};
 
 /// Bytes of a request.
-pub const REQUEST_LEN: usize = 128;
+pub(crate) const REQUEST_LEN: usize = 128;
 
 impl Protocol {
     /// As the command line has it.
@@ -29,7 +29,7 @@ impl Protocol {
     }
 
     /// Bytes of a reply: a control message and a page.
-    pub fn reply_len(self) -> usize {
+    pub(crate) fn reply_len(self) -> usize {
         match self {
             Protocol::Udp | Protocol::Quic | Protocol::Quinn => 128 + 4096,
             Protocol::Udp8k => 128 + 8192,
@@ -38,11 +38,11 @@ impl Protocol {
 }
 
 /// A process that ends with this object, and with this process.
-pub struct Process(pub Child);
+pub(crate) struct Process(pub Child);
 
 impl Process {
     /// Starts it.
-    pub fn start(command: &mut Command) -> Result<Process, BenchError> {
+    pub(crate) fn start(command: &mut Command) -> Result<Process, BenchError> {
         let what = format!("cannot start {}", command.get_program().display());
         // SAFETY: between fork and exec the child only makes a system call.
         let command = unsafe {
@@ -61,7 +61,7 @@ impl Drop for Process {
 }
 
 /// A running peer.
-pub struct Peer {
+pub(crate) struct Peer {
     /// Where it listens.
     pub addr: SocketAddr,
     process: Process,
@@ -69,12 +69,12 @@ pub struct Peer {
 
 impl Peer {
     /// Its process id.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.0.id()
     }
 
     /// Starts the peer of `placement` at the far end of `network` and waits until it listens. `keys`: of QUIC.
-    pub fn start(
+    pub(crate) fn start(
         network: &Network,
         protocol: Protocol,
         placement: &Placement,
@@ -106,7 +106,11 @@ impl Peer {
 }
 
 /// Waits for a datagram; returns its length.
-pub fn receive(socket: &UdpSocket, wait: Wait, into: &mut [u8]) -> Result<usize, BenchError> {
+pub(crate) fn receive(
+    socket: &UdpSocket,
+    wait: Wait,
+    into: &mut [u8],
+) -> Result<usize, BenchError> {
     loop {
         match socket.recv(into) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => wait.pause(),

@@ -8,7 +8,7 @@ use crate::error::{BenchError, Trying};
 
 /// How an end waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Wait {
+pub(crate) enum Wait {
     /// In the kernel, until it is woken.
     Block,
     /// Asking again and again, giving the CPU to others in between.
@@ -19,7 +19,7 @@ pub enum Wait {
 
 impl Wait {
     /// As the command line has it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Wait::Block => "block",
             Wait::Yield => "yield",
@@ -28,7 +28,7 @@ impl Wait {
     }
 
     /// One fruitless look is over.
-    pub fn pause(self) {
+    pub(crate) fn pause(self) {
         match self {
             Wait::Block => {}
             Wait::Yield => std::thread::yield_now(),
@@ -39,7 +39,7 @@ impl Wait {
 
 /// Two ends on CPUs.
 #[derive(Clone, Copy, Debug)]
-pub struct Placement {
+pub(crate) struct Placement {
     /// For the report.
     pub name: &'static str,
     /// How both wait.
@@ -50,13 +50,13 @@ pub struct Placement {
 
 impl Placement {
     /// Where the scheduler likes.
-    pub const ANYWHERE: Placement =
+    pub(crate) const ANYWHERE: Placement =
         Placement { name: "anywhere, yielding", wait: Wait::Yield, cpus: None };
 }
 
 /// The placements to compare on this machine, the one of the ratios first. Those which need a second CPU are left out where there
 /// is none.
-pub fn placements() -> Result<Vec<Placement>, BenchError> {
+pub(crate) fn placements() -> Result<Vec<Placement>, BenchError> {
     let one = cpus()?[0];
     let mut all = vec![
         Placement { name: "same CPU, blocking", wait: Wait::Block, cpus: Some((one, one)) },
@@ -72,7 +72,7 @@ pub fn placements() -> Result<Vec<Placement>, BenchError> {
 }
 
 /// Two CPUs, if there are so many.
-pub fn two_cpus() -> Result<Option<(usize, usize)>, BenchError> {
+pub(crate) fn two_cpus() -> Result<Option<(usize, usize)>, BenchError> {
     let cpus = cpus()?;
     Ok(cpus.get(1).map(|&two| (cpus[0], two)))
 }
@@ -84,11 +84,11 @@ fn cpus() -> Result<Vec<usize>, BenchError> {
 }
 
 /// The calling thread's CPUs; restored when dropped.
-pub struct Pinned(CpuSet);
+pub(crate) struct Pinned(CpuSet);
 
 impl Pinned {
     /// Keeps the calling thread on `cpu`, if one is named.
-    pub fn to(cpu: Option<usize>) -> Result<Pinned, BenchError> {
+    pub(crate) fn to(cpu: Option<usize>) -> Result<Pinned, BenchError> {
         let me = Pid::from_raw(0);
         let before = sched_getaffinity(me).trying("cannot ask for the CPUs")?;
         if let Some(cpu) = cpu {

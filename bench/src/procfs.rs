@@ -8,7 +8,7 @@ use nix::sys::time::TimeValLike;
 use crate::error::{BenchError, Trying};
 
 /// CPU time of all threads of a process so far, in us; of one that has ended 0.
-pub fn cpu_us(pid: u32) -> f64 {
+pub(crate) fn cpu_us(pid: u32) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let of = |task: fs::DirEntry| {
         // A thread may have ended.
@@ -19,7 +19,7 @@ pub fn cpu_us(pid: u32) -> f64 {
 }
 
 /// A process and all that it has started, as far as they have not ended.
-pub fn tree(root: u32) -> Vec<u32> {
+pub(crate) fn tree(root: u32) -> Vec<u32> {
     let mut found = vec![root];
     let mut looked_at = 0;
     while let Some(&pid) = found.get(looked_at) {
@@ -34,19 +34,19 @@ pub fn tree(root: u32) -> Vec<u32> {
 }
 
 /// Measures the CPU time of this process and of another one, its peer.
-pub struct Meter {
+pub(crate) struct Meter {
     peer: Option<u32>,
     before_us: f64,
 }
 
 impl Meter {
     /// From now on.
-    pub fn start(peer: Option<u32>) -> Result<Meter, BenchError> {
+    pub(crate) fn start(peer: Option<u32>) -> Result<Meter, BenchError> {
         Ok(Meter { peer, before_us: Meter::now_us(peer)? })
     }
 
     /// Since the start, in us.
-    pub fn us(&self) -> Result<f64, BenchError> {
+    pub(crate) fn us(&self) -> Result<f64, BenchError> {
         Ok(Meter::now_us(self.peer)? - self.before_us)
     }
 

@@ -7,7 +7,7 @@ const RUNS_MIN: usize = 3;
 
 /// Rows to be put in order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Ranking {
+pub(crate) struct Ranking {
     /// What they are compared by.
     pub what: String,
     /// Of the rows.
@@ -15,7 +15,7 @@ pub struct Ranking {
 }
 
 /// One of those that are put in order.
-pub struct Ranked<'a> {
+pub(crate) struct Ranked<'a> {
     /// For the report.
     pub name: &'a str,
     /// Over the runs.
@@ -28,7 +28,7 @@ pub struct Ranked<'a> {
 
 /// From the least median to the greatest. ` < ` stands where the range of each on its left ends, by more than the factor `noise`,
 /// before that of each on its right begins, ` ~ ` where that is not so, and ` ? ` where one of them has too few runs to have a range.
-pub fn order(mut rows: Vec<Ranked<'_>>, noise: f64) -> String {
+pub(crate) fn order(mut rows: Vec<Ranked<'_>>, noise: f64) -> String {
     rows.sort_by(|a, b| a.median.total_cmp(&b.median));
     let mut out = String::new();
     for (at, row) in rows.iter().enumerate() {
@@ -53,7 +53,7 @@ fn has_few(side: &[Ranked<'_>], greatest: f64, least: f64) -> bool {
 }
 
 /// Marks what has few runs.
-pub fn few(runs: usize) -> String {
+pub(crate) fn few(runs: usize) -> String {
     if runs < RUNS_MIN { format!(" [{runs}]") } else { String::new() }
 }
 

@@ -9,17 +9,17 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, m
 use crate::error::{BenchError, Trying};
 
 /// Bytes of a page.
-pub const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 /// Words of a page.
-pub const WORDS: usize = PAGE / size_of::<u64>();
+pub(crate) const WORDS: usize = PAGE / size_of::<u64>();
 
 /// Pages of `mib` MiB.
-pub fn pages(mib: usize) -> usize {
+pub(crate) fn pages(mib: usize) -> usize {
     mib * ((1 << 20) / PAGE)
 }
 
 /// Anonymous memory without huge pages.
-pub struct Region {
+pub(crate) struct Region {
     start: NonNull<c_void>,
     pages: usize,
 }
@@ -29,15 +29,15 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Of `pages` pages, none present.
-    pub fn new(pages: usize) -> Result<Region, BenchError> {
+    pub(crate) fn new(pages: usize) -> Result<Region, BenchError> {
         Region::map(pages, MapFlags::MAP_PRIVATE)
     }
 
     /// Pages that are covered by one page table, and by one chunk of gms's page map.
-    pub const CHUNK_PAGES: usize = 512;
+    pub(crate) const CHUNK_PAGES: usize = 512;
 
     /// Address space of `chunks` times [`Region::CHUNK_PAGES`] pages, which is not reserved. At least one.
-    pub fn sparse(chunks: usize) -> Result<Region, BenchError> {
+    pub(crate) fn sparse(chunks: usize) -> Result<Region, BenchError> {
         Region::map(
             chunks.max(1) * Region::CHUNK_PAGES,
             MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
@@ -45,7 +45,7 @@ impl Region {
     }
 
     /// Parts of `pages` pages each, of which this region has a whole number.
-    pub fn split(self, pages: usize) -> Vec<Region> {
+    pub(crate) fn split(self, pages: usize) -> Vec<Region> {
         let whole = std::mem::ManuallyDrop::new(self);
         assert!(pages > 0 && whole.pages.is_multiple_of(pages));
         let part = |first: usize| {
@@ -57,7 +57,7 @@ impl Region {
     }
 
     /// Of `pages` pages, each beginning with `word`, which are in the kernel's page cache; mapped, but with no page present.
-    pub fn cached(pages: usize, word: u64) -> Result<Region, BenchError> {
+    pub(crate) fn cached(pages: usize, word: u64) -> Result<Region, BenchError> {
         let region = Region::map(pages, MapFlags::MAP_SHARED)?;
         (0..pages).for_each(|page| region.store(page, 0, word));
         region.discard()?;
@@ -76,7 +76,7 @@ impl Region {
     }
 
     /// Of `pages` pages, none present, but with the page tables that they need: what is measured is a fault, not these.
-    pub fn with_tables(pages: usize) -> Result<Region, BenchError> {
+    pub(crate) fn with_tables(pages: usize) -> Result<Region, BenchError> {
         let region = Region::new(pages)?;
         (0..pages).for_each(|page| region.store(page, 0, 1));
         region.discard()?;
@@ -84,19 +84,19 @@ impl Region {
     }
 
     /// Drops all pages; those which no page cache has are zeros when they are touched again.
-    pub fn discard(&self) -> Result<(), BenchError> {
+    pub(crate) fn discard(&self) -> Result<(), BenchError> {
         self.advise(MmapAdvise::MADV_DONTNEED)
     }
 
     /// Drops one page.
-    pub fn discard_page(&self, page: usize) -> Result<(), BenchError> {
+    pub(crate) fn discard_page(&self, page: usize) -> Result<(), BenchError> {
         let start = NonNull::new(self.word(page, 0).cast()).expect("a mapping is not at 0");
         // SAFETY: the page is in this region's mapping; any bytes are valid words.
         unsafe { madvise(start, PAGE, MmapAdvise::MADV_DONTNEED) }.trying("madvise")
     }
 
     /// Unmaps the last page, which is not the only one.
-    pub fn unmap_last(&mut self) -> Result<(), BenchError> {
+    pub(crate) fn unmap_last(&mut self) -> Result<(), BenchError> {
         assert!(self.pages > 1);
         let last = NonNull::new(self.word(self.pages - 1, 0).cast()).expect("not at 0");
         self.pages -= 1;
@@ -110,34 +110,34 @@ impl Region {
     }
 
     /// Its beginning.
-    pub fn start(&self) -> *mut c_void {
+    pub(crate) fn start(&self) -> *mut c_void {
         self.start.as_ptr()
     }
 
     /// Bytes.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.pages * PAGE
     }
 
     /// Pages.
-    pub fn pages(&self) -> usize {
+    pub(crate) fn pages(&self) -> usize {
         self.pages
     }
 
     /// Address of a word; of a page that of its first.
-    pub fn word(&self, page: usize, word: usize) -> *mut u64 {
+    pub(crate) fn word(&self, page: usize, word: usize) -> *mut u64 {
         assert!(page < self.pages && word < WORDS);
         self.start.as_ptr().cast::<u64>().wrapping_add(page * WORDS + word)
     }
 
     /// Reads a word: the access that is measured.
-    pub fn load(&self, page: usize, word: usize) -> u64 {
+    pub(crate) fn load(&self, page: usize, word: usize) -> u64 {
         // SAFETY: `word` gives an aligned address within the live mapping; volatile, so that it happens here and once.
         unsafe { self.word(page, word).read_volatile() }
     }
 
     /// Writes a word. Callers do so only while no other thread uses it.
-    pub fn store(&self, page: usize, word: usize, value: u64) {
+    pub(crate) fn store(&self, page: usize, word: usize, value: u64) {
         // SAFETY: as in `load`; nobody else uses the word meanwhile.
         unsafe { self.word(page, word).write_volatile(value) }
     }

@@ -20,7 +20,7 @@ const TRIES_MAX: u32 = 3;
 
 /// A report in the making.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// Where and when it was made.
     pub machine: Machine,
     /// The command line.
@@ -51,7 +51,7 @@ pub struct Report {
 
 /// Latencies of one subject, in us.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LatencyRow {
+pub(crate) struct LatencyRow {
     /// The subject.
     pub name: String,
     /// Of each quantile its median over the runs.
@@ -66,7 +66,7 @@ pub struct LatencyRow {
 
 /// Any other figure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figure {
+pub(crate) struct Figure {
     /// What it is.
     pub name: String,
     /// Of all values.
@@ -83,7 +83,7 @@ pub struct Figure {
 /// Where a figure should lie.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub(crate) enum Target {
     /// Here or below.
     AtMost(f64),
     /// Here or above.
@@ -92,7 +92,7 @@ pub enum Target {
 
 impl Target {
     /// Whether `value` lies there.
-    pub fn is_met(self, value: f64) -> bool {
+    pub(crate) fn is_met(self, value: f64) -> bool {
         match self {
             Target::AtMost(most) => value <= most,
             Target::AtLeast(least) => value >= least,
@@ -111,7 +111,7 @@ impl fmt::Display for Target {
 
 impl Report {
     /// Empty, with this machine in its header.
-    pub fn new() -> Report {
+    pub(crate) fn new() -> Report {
         let command = std::env::args().skip(1).collect();
         Report {
             machine: Machine::now(),
@@ -129,7 +129,7 @@ impl Report {
 
     /// One run of `what`. If it is refused its rows go, the reason stays, and it is tried again;
     /// `None` if it was refused each time.
-    pub fn run<T>(
+    pub(crate) fn run<T>(
         &mut self,
         what: &str,
         mut measure: impl FnMut(&mut Report) -> Result<T, BenchError>,
@@ -152,20 +152,20 @@ impl Report {
     }
 
     /// The row `name` has nothing of gms in it: its range is the noise of the machine.
-    pub fn noise(&mut self, name: &str) {
+    pub(crate) fn noise(&mut self, name: &str) {
         if !self.noise.iter().any(|known| known == name) {
             self.noise.push(name.to_owned());
         }
     }
 
     /// The rows `names`, by their p50 or median, are to be put in order.
-    pub fn rank(&mut self, what: &str, names: &[String]) {
+    pub(crate) fn rank(&mut self, what: &str, names: &[String]) {
         self.rankings.retain(|ranking| ranking.what != what);
         self.rankings.push(Ranking { what: what.to_owned(), names: names.to_vec() });
     }
 
     /// Adds the latencies of one run of the subject `name`.
-    pub fn latency(&mut self, name: &str, latency: Latency) {
+    pub(crate) fn latency(&mut self, name: &str, latency: Latency) {
         let at = self.latencies.iter().position(|row| row.name == name).unwrap_or_else(|| {
             self.latencies.push(LatencyRow {
                 name: name.to_owned(),
@@ -193,17 +193,17 @@ impl Report {
     }
 
     /// Adds one run of a program, under what pages it, with a share of its memory.
-    pub fn slow_down(&mut self, of: (&str, &str, u32), run: Run) {
+    pub(crate) fn slow_down(&mut self, of: (&str, &str, u32), run: Run) {
         slow_down::add(&mut self.slow_downs, of, run);
     }
 
     /// Adds one run's value of the figure `name`.
-    pub fn figure(&mut self, name: &str, unit: &str, value: f64) {
+    pub(crate) fn figure(&mut self, name: &str, unit: &str, value: f64) {
         self.judged(name, unit, value, None);
     }
 
     /// Adds one run's value of a figure whose median has a `target`.
-    pub fn judged(&mut self, name: &str, unit: &str, value: f64, target: Option<Target>) {
+    pub(crate) fn judged(&mut self, name: &str, unit: &str, value: f64, target: Option<Target>) {
         let at = self.figures.iter().position(|row| row.name == name).unwrap_or_else(|| {
             let (name, unit, spread) = (name.to_owned(), unit.to_owned(), (value, value));
             self.figures.push(Figure { name, unit, median: value, spread, target, runs: vec![] });
@@ -215,7 +215,7 @@ impl Report {
     }
 
     /// Adds the rows of another machine; `note` tells what is to be known of them.
-    pub fn absorb(&mut self, other: Report, note: &str) {
+    pub(crate) fn absorb(&mut self, other: Report, note: &str) {
         self.notes.push(format!("{note}\n{}", other.machine.text().trim_end()));
         self.failures.extend(other.failures);
         self.refused.extend(other.refused);
@@ -226,17 +226,17 @@ impl Report {
     }
 
     /// What the runs so far have had of the figure `name`.
-    pub fn values(&self, name: &str) -> Vec<f64> {
+    pub(crate) fn values(&self, name: &str) -> Vec<f64> {
         self.figures.iter().find(|row| row.name == name).map_or(vec![], |row| row.runs.clone())
     }
 
     /// Whether nothing was measured.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.latencies.is_empty() && self.figures.is_empty() && self.slow_downs.is_empty()
     }
 
     /// Prints it, and writes it as JSON if asked to. An error if it is not all that was to be measured.
-    pub fn publish(mut self, json: Option<&Path>) -> Result<(), BenchError> {
+    pub(crate) fn publish(mut self, json: Option<&Path>) -> Result<(), BenchError> {
         self.machine.finish();
         let text = serde_json::to_string_pretty(&self)
             .map_err(|error| BenchError::Invalid(error.to_string()))?;
@@ -256,7 +256,7 @@ impl Report {
     }
 
     /// As a table.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut out = format!("gms-bench {}\n{}", self.command.join(" "), self.machine.text());
         self.notes.iter().for_each(|note| out += &format!("{note}\n"));
         self.failures.iter().for_each(|what| out += &format!("FAILED: {what}\n"));
@@ -369,13 +369,13 @@ fn over(runs: &[Latency], field: fn(&Latency) -> f64) -> (f64, (f64, f64)) {
 
 impl Figure {
     /// Says so if some runs meet the target and some do not.
-    pub fn divided(&self) -> &'static str {
+    pub(crate) fn divided(&self) -> &'static str {
         let met = |value: f64| self.target.is_none_or(|target| target.is_met(value));
         if met(self.spread.0) != met(self.spread.1) { ", but not in all runs" } else { "" }
     }
 
     /// Marks it if it has few runs.
-    pub fn few(&self) -> String {
+    pub(crate) fn few(&self) -> String {
         few(self.runs.len())
     }
 

@@ -18,14 +18,14 @@ use crate::stack::{Stack, read};
 /// Between two looks at how much memory is resident.
 const LOOK: Duration = Duration::from_millis(10);
 /// A program which takes longer is killed: some 200 times what the longest job takes without a limit.
-pub const SECONDS_MAX: u64 = 480;
+pub(crate) const SECONDS_MAX: u64 = 480;
 /// What makes results the same everywhere.
 const ENVIRONMENT: [(&str, &str); 3] =
     [("LC_ALL", "C"), ("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1")];
 
 /// The room. Each program is in a cgroup of its own, by which its memory is measured.
 #[derive(Clone, Copy)]
-pub enum Room<'a> {
+pub(crate) enum Room<'a> {
     /// All memory.
     Free,
     /// All memory, and it is looked how much of it is used. That takes time: it is not for what is timed.
@@ -37,7 +37,7 @@ pub enum Room<'a> {
 }
 
 /// A program in a room.
-pub struct Running {
+pub(crate) struct Running {
     /// It, or the `gms run` around it.
     pub process: Process,
     memcg: Arc<Memcg>,
@@ -52,7 +52,7 @@ struct Metered {
 }
 
 /// How a program ended, and what it used.
-pub struct Used {
+pub(crate) struct Used {
     /// How it ended.
     pub status: ExitStatus,
     /// Whether it was killed because it took too long.
@@ -69,7 +69,7 @@ pub struct Used {
 
 impl Room<'_> {
     /// Starts `line`, with the environment that all programs get.
-    pub fn start(&self, line: &mut Command) -> Result<Running, BenchError> {
+    pub(crate) fn start(&self, line: &mut Command) -> Result<Running, BenchError> {
         let memcg = Arc::new(match self {
             Room::Swap(mib) => Memcg::new(*mib)?,
             Room::Free | Room::Sized | Room::Gms(..) => Memcg::unlimited()?,
@@ -100,7 +100,7 @@ impl Room<'_> {
     }
 
     /// The command line `line` for this room; options may be added to it.
-    pub fn command(&self, line: &[impl AsRef<std::ffi::OsStr>]) -> Command {
+    pub(crate) fn command(&self, line: &[impl AsRef<std::ffi::OsStr>]) -> Command {
         match self {
             Room::Free | Room::Sized | Room::Swap(_) => {
                 let mut command = Command::new(&line[0]);
@@ -119,17 +119,17 @@ impl Room<'_> {
 
 impl Running {
     /// Its processes, under gms with gms's own.
-    pub fn pids(&self) -> Result<Vec<u32>, BenchError> {
+    pub(crate) fn pids(&self) -> Result<Vec<u32>, BenchError> {
         self.memcg.pids()
     }
 
     /// Ends it with all that it has started.
-    pub fn kill(&self) -> Result<(), BenchError> {
+    pub(crate) fn kill(&self) -> Result<(), BenchError> {
         self.memcg.kill()
     }
 
     /// Waits for its end.
-    pub fn finish(mut self) -> Result<Used, BenchError> {
+    pub(crate) fn finish(mut self) -> Result<Used, BenchError> {
         let status = self.process.0.wait().trying("cannot wait for the program")?;
         drop(self.stop);
         let metered = self.meter.join().map_err(|_| BenchError::Invalid("no meter".into()))??;

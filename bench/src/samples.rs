@@ -11,7 +11,7 @@ use crate::error::BenchError;
 const LATENCY_MAX: Duration = Duration::from_secs(60);
 
 /// Latencies in ns, told apart to three digits.
-pub struct Samples {
+pub(crate) struct Samples {
     latencies: Histogram<u64>,
     /// CPU time of both ends for each, in us; 0 where it was not measured.
     pub cpu_us: f64,
@@ -19,7 +19,7 @@ pub struct Samples {
 
 /// Quantiles of one run, in us.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
+pub(crate) struct Latency {
     /// Samples.
     pub count: u64,
     /// Mean.
@@ -39,24 +39,24 @@ pub struct Latency {
 
 impl Samples {
     /// None yet.
-    pub fn new() -> Samples {
+    pub(crate) fn new() -> Samples {
         let most = LATENCY_MAX.as_nanos() as u64;
         let latencies = Histogram::new_with_max(most, 3);
         Samples { latencies: latencies.expect("bounds of the histogram are valid"), cpu_us: 0.0 }
     }
 
     /// Adds one.
-    pub fn add(&mut self, latency: Duration) {
+    pub(crate) fn add(&mut self, latency: Duration) {
         self.latencies.saturating_record(latency.as_nanos() as u64);
     }
 
     /// Adds those of another thread.
-    pub fn merge(&mut self, other: &Samples) {
+    pub(crate) fn merge(&mut self, other: &Samples) {
         self.latencies.add(&other.latencies).expect("histograms have the same bounds");
     }
 
     /// Their quantiles.
-    pub fn latency(&self) -> Latency {
+    pub(crate) fn latency(&self) -> Latency {
         let at = |quantile| self.latencies.value_at_quantile(quantile) as f64 / 1e3;
         Latency {
             count: self.latencies.len(),
@@ -70,13 +70,13 @@ impl Samples {
     }
 
     /// Values in ns and how often each came: the form in which a workload hands them over.
-    pub fn counts(&self) -> Vec<(u64, u64)> {
+    pub(crate) fn counts(&self) -> Vec<(u64, u64)> {
         let recorded = self.latencies.iter_recorded();
         recorded.map(|v| (v.value_iterated_to(), v.count_at_value())).collect()
     }
 
     /// From the form of [`Samples::counts`].
-    pub fn from_counts(counts: &[(u64, u64)]) -> Result<Samples, BenchError> {
+    pub(crate) fn from_counts(counts: &[(u64, u64)]) -> Result<Samples, BenchError> {
         let mut samples = Samples::new();
         for &(value, count) in counts {
             let recorded = samples.latencies.record_n(value, count);
@@ -87,7 +87,7 @@ impl Samples {
 }
 
 /// Median (of an even number the mean of the two in the middle), least and greatest.
-pub fn median_and_spread(values: &[f64]) -> (f64, (f64, f64)) {
+pub(crate) fn median_and_spread(values: &[f64]) -> (f64, (f64, f64)) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let (last, middle) = (sorted.len() - 1, sorted.len() / 2);

@@ -63,7 +63,7 @@ impl Rates {
 }
 
 /// Measures.
-pub fn run(options: &ScaleOptions, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn run(options: &ScaleOptions, report: &mut Report) -> Result<(), BenchError> {
     let counts = COUNTS[usize::from(options.effort.is_quick())];
     for run in 0..options.effort.runs() {
         floor::zero_fill(&options.effort, report)?;

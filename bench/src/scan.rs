@@ -24,7 +24,7 @@ const OF_SHUFFLED_MIN: f64 = 5.0;
 const ABSENT_PERCENT_MIN: f64 = 50.0;
 
 /// Measures.
-pub fn run(
+pub(crate) fn run(
     options: &ScanOptions,
     network: &Network,
     report: &mut Report,

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::error::{BenchError, Trying};
 
 /// A directory which goes when it is dropped.
-pub struct Scratch(PathBuf);
+pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     /// A new one.
-    pub fn new() -> Result<Scratch, BenchError> {
+    pub(crate) fn new() -> Result<Scratch, BenchError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("gms-bench-{}-{count}", std::process::id()));
@@ -20,7 +20,7 @@ impl Scratch {
     }
 
     /// A path in it.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }

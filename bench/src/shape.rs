@@ -138,7 +138,7 @@ impl Cost {
 type Costs = Vec<(Cost, f64)>;
 
 /// Measures.
-pub fn run(options: &ShapeOptions, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn run(options: &ShapeOptions, report: &mut Report) -> Result<(), BenchError> {
     let scales = SCALES[usize::from(options.effort.is_quick())];
     for run in 0..options.effort.runs() {
         for of in rotated(options.dimensions(), run) {

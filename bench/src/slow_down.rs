@@ -11,7 +11,7 @@ use crate::svg::{Series, digits};
 
 /// A program with a share of its memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct SlowDown {
+pub(crate) struct SlowDown {
     /// The program.
     pub program: String,
     /// What pages the rest.
@@ -36,7 +36,7 @@ pub struct SlowDown {
 /// Memory in MiB, of the runs of one row the most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// What may be taken: the same for all that page a program.
     pub limit_mib: f64,
     /// What was set for that: gms's `--local`, or the limit of the cgroup.
@@ -61,7 +61,7 @@ impl Memory {
 
 /// One run of it.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub(crate) struct Run {
     /// Its time.
     pub seconds: f64,
     /// Its time without a limit.
@@ -73,7 +73,7 @@ pub struct Run {
 }
 
 /// Adds a run.
-pub fn add(all: &mut Vec<SlowDown>, (program, under, share): (&str, &str, u32), run: Run) {
+pub(crate) fn add(all: &mut Vec<SlowDown>, (program, under, share): (&str, &str, u32), run: Run) {
     let is =
         |one: &SlowDown| (&one.program[..], &one.under[..], one.share) == (program, under, share);
     let at = all.iter().position(is).unwrap_or_else(|| {
@@ -101,7 +101,7 @@ pub fn add(all: &mut Vec<SlowDown>, (program, under, share): (&str, &str, u32), 
 }
 
 /// The shares, the greatest first.
-pub fn shares(all: &[SlowDown]) -> Vec<u32> {
+pub(crate) fn shares(all: &[SlowDown]) -> Vec<u32> {
     let mut shares: Vec<u32> = all.iter().map(|one| one.share).collect();
     shares.sort_unstable_by(|a, b| b.cmp(a));
     shares.dedup();
@@ -109,12 +109,12 @@ pub fn shares(all: &[SlowDown]) -> Vec<u32> {
 }
 
 /// Programs, in the order in which they came.
-pub fn programs(all: &[SlowDown]) -> Vec<&str> {
+pub(crate) fn programs(all: &[SlowDown]) -> Vec<&str> {
     distinct(all.iter().map(|one| &one.program[..]))
 }
 
 /// A line of a plot for each that pages `program`, over [`shares`].
-pub fn series(all: &[SlowDown], program: &str) -> Vec<Series> {
+pub(crate) fn series(all: &[SlowDown], program: &str) -> Vec<Series> {
     let of: Vec<&SlowDown> = all.iter().filter(|one| one.program == program).collect();
     let line = |under: &str| {
         let at = |share: u32| of.iter().find(|one| one.under == under && one.share == share);
@@ -125,7 +125,7 @@ pub fn series(all: &[SlowDown], program: &str) -> Vec<Series> {
 }
 
 /// The tables: slow-downs, and what memory they were had with.
-pub fn text(all: &[SlowDown]) -> String {
+pub(crate) fn text(all: &[SlowDown]) -> String {
     let slow_down = |one: &SlowDown| {
         let (least, greatest) = (digits(one.spread.0), digits(one.spread.1));
         Some(format!("{} ({least}-{greatest}){}", digits(one.median), few(one.runs.len())))
@@ -143,7 +143,7 @@ pub fn text(all: &[SlowDown]) -> String {
 }
 
 /// Of each program and share, what pages it from the fastest to the slowest.
-pub fn rankings(all: &[SlowDown], noise: impl Fn(&str) -> f64) -> Vec<String> {
+pub(crate) fn rankings(all: &[SlowDown], noise: impl Fn(&str) -> f64) -> Vec<String> {
     let mut lines = Vec::new();
     let each = |program| shares(all).into_iter().map(move |share| (program, share));
     for (program, share) in programs(all).into_iter().flat_map(each) {

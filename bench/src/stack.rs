@@ -23,7 +23,7 @@ use crate::workload::Orders;
 const LOG_LINES_MAX: usize = 20;
 
 /// Agents which run, and how to run workloads on them.
-pub struct Stack {
+pub(crate) struct Stack {
     gms: PathBuf,
     scratch: Scratch,
     agents: Vec<Agent>,
@@ -39,20 +39,20 @@ struct Agent {
 }
 
 /// A workload under its own `gms run`.
-pub struct Session {
+pub(crate) struct Session {
     process: Process,
     found: PathBuf,
     stats: PathBuf,
 }
 
 /// Faults that were met by the write-back buffer, in percent of all that brought a page back.
-pub fn second_percent(stats: &Stats) -> f64 {
+pub(crate) fn second_percent(stats: &Stats) -> f64 {
     let all = stats.pages_in + stats.second_chances;
     100.0 * stats.second_chances as f64 / all.max(1) as f64
 }
 
 /// The least and the greatest share of the pages that an agent was given, as a multiple of the fair one.
-pub fn agent_shares(stats: &Stats) -> (f64, f64) {
+pub(crate) fn agent_shares(stats: &Stats) -> (f64, f64) {
     let all: u64 = stats.agents.iter().map(|agent| agent.pages).sum();
     let fair = all.max(1) as f64 / stats.agents.len().max(1) as f64;
     let shares = || stats.agents.iter().map(|agent| agent.pages as f64 / fair);
@@ -60,7 +60,7 @@ pub fn agent_shares(stats: &Stats) -> (f64, f64) {
 }
 
 /// Checks that `counted` faults were remote, but for `local_max` percent. Two threads may have met at a page.
-pub fn check_remote(stats: &Stats, counted: u64, local_max: f64) -> Result<(), BenchError> {
+pub(crate) fn check_remote(stats: &Stats, counted: u64, local_max: f64) -> Result<(), BenchError> {
     let (brought, percent) = (stats.pages_in + stats.second_chances, second_percent(stats));
     if brought < counted - counted / 100 {
         let text = format!("{counted} faults were counted, but gms brought {brought} pages");
@@ -104,7 +104,7 @@ impl Agent {
 
 impl Stack {
     /// Makes keys and starts `agents` agents, each with room for `export_mib`, where the scheduler likes.
-    pub fn start(
+    pub(crate) fn start(
         programs: Option<&Path>,
         agents: usize,
         export_mib: u32,
@@ -113,7 +113,7 @@ impl Stack {
     }
 
     /// As [`Stack::start`], with the agents at the far end of `network`, and on `cpu` if one is named.
-    pub fn start_over(
+    pub(crate) fn start_over(
         network: &Network,
         cpu: Option<usize>,
         programs: Option<&Path>,
@@ -132,17 +132,17 @@ impl Stack {
     }
 
     /// A path in the stack's own directory.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.scratch.path(name)
     }
 
     /// Process ids of the agents.
-    pub fn agent_pids(&self) -> Vec<u32> {
+    pub(crate) fn agent_pids(&self) -> Vec<u32> {
         self.agents.iter().map(|agent| agent.process.0.id()).collect()
     }
 
     /// Runs a workload on all agents: what it found, and gms's own figures.
-    pub fn run<F: DeserializeOwned>(
+    pub(crate) fn run<F: DeserializeOwned>(
         &self,
         size: PageSize,
         local_mib: u32,
@@ -152,7 +152,7 @@ impl Stack {
     }
 
     /// As [`Stack::run`], and gms writes the time stamps of some faults to `trace`.
-    pub fn run_traced<F: DeserializeOwned>(
+    pub(crate) fn run_traced<F: DeserializeOwned>(
         &self,
         size: PageSize,
         local_mib: u32,
@@ -163,7 +163,7 @@ impl Stack {
     }
 
     /// Starts a workload on all agents.
-    pub fn spawn(
+    pub(crate) fn spawn(
         &self,
         size: PageSize,
         local_mib: u32,
@@ -188,7 +188,7 @@ impl Stack {
     }
 
     /// `gms run` on all agents; what to run is to be added.
-    pub fn command(
+    pub(crate) fn command(
         &self,
         size: PageSize,
         local_mib: u32,
@@ -210,12 +210,12 @@ impl Stack {
 
 impl Session {
     /// Its processes.
-    pub fn pids(&self) -> Vec<u32> {
+    pub(crate) fn pids(&self) -> Vec<u32> {
         procfs::tree(self.process.0.id())
     }
 
     /// An error if it has ended already.
-    pub fn check_alive(&mut self) -> Result<(), BenchError> {
+    pub(crate) fn check_alive(&mut self) -> Result<(), BenchError> {
         match self.process.0.try_wait().trying("cannot ask for gms")? {
             None => Ok(()),
             Some(ended) => Err(failed(format!("ended too early with {ended}"))),
@@ -223,7 +223,7 @@ impl Session {
     }
 
     /// Waits for its end.
-    pub fn finish<F: DeserializeOwned>(mut self) -> Result<(F, Stats), BenchError> {
+    pub(crate) fn finish<F: DeserializeOwned>(mut self) -> Result<(F, Stats), BenchError> {
         let ended = self.process.0.wait().trying("cannot wait for gms")?;
         if !ended.success() {
             return Err(failed(format!("ended with {ended}")));
@@ -237,7 +237,7 @@ fn failed(problem: String) -> BenchError {
 }
 
 /// A program of gms, in `dir` or beside this one.
-pub fn program(dir: Option<&Path>, name: &str) -> Result<PathBuf, BenchError> {
+pub(crate) fn program(dir: Option<&Path>, name: &str) -> Result<PathBuf, BenchError> {
     let own = std::env::current_exe().trying("cannot find gms-bench")?;
     let dir = dir.or(own.parent()).unwrap_or(Path::new("."));
     let path = dir.join(name);
@@ -257,7 +257,7 @@ fn address_in(line: &str) -> Option<String> {
 }
 
 /// Reads JSON.
-pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, BenchError> {
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, BenchError> {
     let what = path.display().to_string();
     let text = fs::read_to_string(path).trying(&what)?;
     serde_json::from_str(&text).map_err(|error| BenchError::Invalid(format!("{what}: {error}")))

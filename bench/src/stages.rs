@@ -22,7 +22,7 @@ const STAGES: [&str; 9] = [
     "wake",
 ];
 /// Begin the names of the rows: `stage, WHAT: NAME` and, of the slowest hundredth of the faults, `slowest 1 %, WHAT: NAME`.
-pub const ROWS: [&str; 2] = ["stage, ", "slowest 1 %, "];
+pub(crate) const ROWS: [&str; 2] = ["stage, ", "slowest 1 %, "];
 /// First line of gms's file; units are ns but for the address.
 const HEADER: &str = "page,read,looked_up,sent,received,queue,service,opened,installed";
 /// Of so many measured faults gms must have followed one at least: it follows each fourth, but only one at a time.
@@ -32,7 +32,7 @@ const FOLLOWED_MIN: usize = 50;
 type Fault = [i64; STAGES.len()];
 
 /// Adds the stages of the faults of `what` to the report: gms's file `trace` joined with the workload's own `stamps`.
-pub fn report(
+pub(crate) fn report(
     what: &str,
     trace: &Path,
     stamps: &[Stamp],

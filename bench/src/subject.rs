@@ -34,7 +34,7 @@ const SLOPE_MIN: f64 = 0.3;
 
 impl Under {
     /// For the report.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Under::Gms => "gms",
             Under::Zram => "zram swap",
@@ -46,7 +46,7 @@ impl Under {
     }
 
     /// With swap files in the directory `disk`.
-    pub fn subject(self, disk: &Path) -> Subject {
+    pub(crate) fn subject(self, disk: &Path) -> Subject {
         let (backing, readahead) = match self {
             Under::Gms => return Subject::Gms,
             Under::Zram | Under::ZramCharged => (Backing::Zram, Readahead::None),
@@ -61,7 +61,7 @@ impl Under {
 
 /// What pages programs on any machine.
 #[derive(Clone, Debug)]
-pub enum Subject {
+pub(crate) enum Subject {
     /// gms, with an agent of its own.
     Gms,
     /// The kernel's swap.
@@ -79,7 +79,7 @@ pub enum Subject {
 
 impl Subject {
     /// Both ways to read from a block device.
-    pub fn device([plain, ahead]: [&'static str; 2], path: PathBuf) -> [Subject; 2] {
+    pub(crate) fn device([plain, ahead]: [&'static str; 2], path: PathBuf) -> [Subject; 2] {
         [(plain, Readahead::None), (ahead, Readahead::Default)].map(|(name, readahead)| {
             Subject::Swap {
                 name,
@@ -91,7 +91,7 @@ impl Subject {
     }
 
     /// For the report.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Subject::Gms => Under::Gms.name(),
             Subject::Swap { name, .. } => name,
@@ -99,13 +99,13 @@ impl Subject {
     }
 
     /// Whether pages come that no fault asked for.
-    pub fn reads_ahead(&self) -> bool {
+    pub(crate) fn reads_ahead(&self) -> bool {
         matches!(self, Subject::Swap { readahead: Readahead::Default, .. })
     }
 }
 
 /// A subject that is set up.
-pub enum Pager {
+pub(crate) enum Pager {
     /// gms on these agents.
     Gms(Stack),
     /// Swap; whether zram's pool counts.
@@ -114,7 +114,7 @@ pub enum Pager {
 
 impl Pager {
     /// Sets up `subject` for programs of `mib` MiB.
-    pub fn set_up(
+    pub(crate) fn set_up(
         subject: &Subject,
         programs: Option<&Path>,
         mib: f64,
@@ -134,7 +134,7 @@ impl Pager {
     }
 
     /// A room for a run, with gms's `--local` or the limit of the cgroup at `setting` MiB.
-    pub fn room(&self, setting: u32) -> Result<Room<'_>, BenchError> {
+    pub(crate) fn room(&self, setting: u32) -> Result<Room<'_>, BenchError> {
         match self {
             Pager::Gms(stack) => Ok(Room::Gms(stack, setting)),
             Pager::Swap(swap, _) => swap.forget_pool().map(|()| Room::Swap(setting)),
@@ -142,12 +142,12 @@ impl Pager {
     }
 
     /// Whether the setting must be looked for by which it keeps a limit.
-    pub fn settles(&self) -> bool {
+    pub(crate) fn settles(&self) -> bool {
         matches!(self, Pager::Gms(_) | Pager::Swap(_, true))
     }
 
     /// zram's pool in the last run, in MiB.
-    pub fn pool_mib(&self) -> Result<Option<f64>, BenchError> {
+    pub(crate) fn pool_mib(&self) -> Result<Option<f64>, BenchError> {
         match self {
             Pager::Gms(_) => Ok(None),
             Pager::Swap(swap, _) => swap.pool_mib(),
@@ -155,7 +155,7 @@ impl Pager {
     }
 
     /// What the last run took in MiB, if its cgroup was charged `charged_mib`.
-    pub fn peak_mib(&self, charged_mib: f64) -> Result<f64, BenchError> {
+    pub(crate) fn peak_mib(&self, charged_mib: f64) -> Result<f64, BenchError> {
         let pool = if let Pager::Swap(_, true) = self { self.pool_mib()? } else { None };
         Ok(charged_mib + pool.unwrap_or(0.0))
     }
@@ -163,14 +163,14 @@ impl Pager {
 
 /// What a setting must be lowered to after a run in which `peak_mib` were taken; `None` if that was
 /// within the limit. gms can overshoot in one run and not in another.
-pub fn lowered(setting: u32, peak_mib: f64, limit_mib: f64) -> Option<u32> {
+pub(crate) fn lowered(setting: u32, peak_mib: f64, limit_mib: f64) -> Option<u32> {
     let excess = (peak_mib - limit_mib).ceil() as u32;
     (peak_mib > REFUSED * limit_mib).then(|| setting.saturating_sub(excess).max(LOCAL_MIN_MIB))
 }
 
 /// What came of looking for a setting.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Settled {
+pub(crate) enum Settled {
     /// It is this, in MiB.
     At(u32),
     /// There is none, for this reason.
@@ -182,7 +182,7 @@ pub enum Settled {
 ///
 /// The first correction is by what was too much: gms's own memory hardly depends on `--local`. A
 /// pool grows by a part of what the limit shrinks by, so that further ones go by the secant.
-pub fn settle(
+pub(crate) fn settle(
     effort: &Effort,
     limit_mib: f64,
     first_mib: f64,

@@ -18,7 +18,7 @@ const COLOURS: [&str; 9] = [
 
 /// A line of a plot.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Series {
+pub(crate) struct Series {
     /// For the legend.
     pub name: String,
     /// The value at each tick of the x axis, where there is one.
@@ -27,7 +27,7 @@ pub struct Series {
 
 /// A bar of a plot.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Bar {
+pub(crate) struct Bar {
     /// Of its row.
     pub name: String,
     /// Its length.
@@ -38,7 +38,7 @@ pub struct Bar {
 
 /// The y axis of a plot of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scale {
+pub(crate) enum Scale {
     /// From zero.
     Linear,
     /// Powers of ten.
@@ -46,7 +46,7 @@ pub enum Scale {
 }
 
 /// Makes any text safe between tags and in attributes.
-pub fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -62,13 +62,13 @@ pub fn escape(text: &str) -> String {
 }
 
 /// Three digits or more.
-pub fn digits(value: f64) -> String {
+pub(crate) fn digits(value: f64) -> String {
     let decimals = if value.abs() < 10.0 { 2 } else { usize::from(value.abs() < 1000.0) };
     format!("{value:.decimals$}")
 }
 
 /// Lines over equidistant ticks, with a legend.
-pub fn lines(ticks: &[String], series: &[Series], scale: Scale, unit: &str) -> String {
+pub(crate) fn lines(ticks: &[String], series: &[Series], scale: Scale, unit: &str) -> String {
     let all = || series.iter().flat_map(|one| one.values.iter().flatten().copied());
     let (low, high, marks) = axis(scale, all);
     let position = |value: f64| match scale {
@@ -122,7 +122,7 @@ pub fn lines(ticks: &[String], series: &[Series], scale: Scale, unit: &str) -> S
 }
 
 /// Bars on one linear axis from zero, each with its name and value.
-pub fn bars(bars: &[Bar], unit: &str) -> String {
+pub(crate) fn bars(bars: &[Bar], unit: &str) -> String {
     let greatest = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
     let x = |value: f64| {
         LEFT.1 + (value / greatest).clamp(0.0, 1.0) * (WIDTH - LEFT.1 - RIGHT - MARGIN)
@@ -146,7 +146,7 @@ pub fn bars(bars: &[Bar], unit: &str) -> String {
 }
 
 /// Bars of parts one after the other, on one linear axis from zero, with a legend. All rows have the parts `names`, none below zero.
-pub fn stacked(names: &[String], rows: &[(String, Vec<f64>)], unit: &str) -> String {
+pub(crate) fn stacked(names: &[String], rows: &[(String, Vec<f64>)], unit: &str) -> String {
     let sum = |parts: &[f64]| parts.iter().sum::<f64>();
     let greatest = rows.iter().map(|row| sum(&row.1)).fold(f64::MIN_POSITIVE, f64::max);
     let scale = (WIDTH - LEFT.1 - RIGHT - MARGIN) / greatest;

@@ -22,7 +22,7 @@ const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 
 /// What lies behind the swap.
 #[derive(Clone, Debug)]
-pub enum Backing {
+pub(crate) enum Backing {
     /// A file in this directory, which must be on a disk.
     Disk(PathBuf),
     /// Memory of this machine, compressed.
@@ -33,7 +33,7 @@ pub enum Backing {
 
 /// What the kernel reads beside the page of a swap fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Readahead {
+pub(crate) enum Readahead {
     /// Nothing.
     None,
     /// What Linux does unless told otherwise: up to eight pages.
@@ -50,7 +50,7 @@ impl Readahead {
 }
 
 /// Swap which is on. Goes when it is dropped, and when this process is killed.
-pub struct Swap {
+pub(crate) struct Swap {
     /// Directory of the zram device in sysfs, if it is one.
     zram: Option<PathBuf>,
     _undo: Undo,
@@ -61,7 +61,11 @@ impl Swap {
     ///
     /// A swap which is more than half full forgets what it holds of pages that have come back, and must write them again: give it
     /// more than twice of what it will hold.
-    pub fn on(backing: &Backing, readahead: Readahead, mib: u32) -> Result<Swap, BenchError> {
+    pub(crate) fn on(
+        backing: &Backing,
+        readahead: Readahead,
+        mib: u32,
+    ) -> Result<Swap, BenchError> {
         let swaps = fs::read_to_string("/proc/swaps").trying("no /proc/swaps")?;
         if let Some(line) = swaps.lines().nth(1) {
             let path = line.split_whitespace().next().unwrap_or_default();
@@ -87,20 +91,20 @@ impl Swap {
     }
 
     /// How zram compresses; `None` if this is no zram.
-    pub fn algorithm(&self) -> Result<Option<String>, BenchError> {
+    pub(crate) fn algorithm(&self) -> Result<Option<String>, BenchError> {
         let Some(zram) = &self.zram else { return Ok(None) };
         let choices = fs::read_to_string(zram.join("comp_algorithm")).trying("comp_algorithm")?;
         Ok(Some(chosen(&choices)))
     }
 
     /// From now on [`Swap::pool_mib`] says what is the most; nothing if this is no zram.
-    pub fn forget_pool(&self) -> Result<(), BenchError> {
+    pub(crate) fn forget_pool(&self) -> Result<(), BenchError> {
         let Some(zram) = &self.zram else { return Ok(()) };
         fs::write(zram.join("mem_used_max"), "0").trying("mem_used_max")
     }
 
     /// The most memory that zram's pool took, in MiB; `None` if this is no zram.
-    pub fn pool_mib(&self) -> Result<Option<f64>, BenchError> {
+    pub(crate) fn pool_mib(&self) -> Result<Option<f64>, BenchError> {
         let Some(zram) = &self.zram else { return Ok(None) };
         let text = fs::read_to_string(zram.join("mm_stat")).trying("mm_stat")?;
         let bytes = pool_max_bytes(&text);

@@ -2,7 +2,7 @@
 
 /// `subjects` in the order of run number `run`. Each run begins with another one, and of more than two every second run goes backwards, so that what a
 /// machine does over time meets all of them, and what one subject leaves behind not always the same one.
-pub fn rotated<T>(subjects: impl IntoIterator<Item = T>, run: u32) -> Vec<T> {
+pub(crate) fn rotated<T>(subjects: impl IntoIterator<Item = T>, run: u32) -> Vec<T> {
     let mut subjects: Vec<T> = subjects.into_iter().collect();
     let first = run as usize % subjects.len().max(1);
     subjects.rotate_left(first);

@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Something to be undone.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Step {
+pub(crate) enum Step {
     /// Swap on this device or file ends.
     SwapOff(PathBuf),
     /// The file goes.
@@ -48,11 +48,11 @@ impl Step {
 }
 
 /// What is to be undone when this is dropped, the last first.
-pub struct Undo(Child);
+pub(crate) struct Undo(Child);
 
 impl Undo {
     /// Nothing yet.
-    pub fn new() -> Result<Undo, BenchError> {
+    pub(crate) fn new() -> Result<Undo, BenchError> {
         let own = std::env::current_exe().trying("cannot find gms-bench")?;
         // A group of its own: a Ctrl-C is for gms-bench only.
         let mut command = Command::new(own);
@@ -61,7 +61,7 @@ impl Undo {
     }
 
     /// To be called before that is done which `step` undoes: a step which fails in the end is one that was not needed.
-    pub fn add(&mut self, step: &Step) -> Result<(), BenchError> {
+    pub(crate) fn add(&mut self, step: &Step) -> Result<(), BenchError> {
         let mut line = serde_json::to_vec(step).map_err(|e| BenchError::Invalid(e.to_string()))?;
         line.push(b'\n');
         let stdin = self.0.stdin.as_mut();
@@ -77,7 +77,7 @@ impl Drop for Undo {
 }
 
 /// `gms-bench undo`: reads steps until its input ends, then takes them back.
-pub fn wait() {
+pub(crate) fn wait() {
     // It may last longer than any limit of a benchmark.
     nix::unistd::alarm::cancel();
     let lines = std::io::stdin().lock().lines().map_while(Result::ok);
@@ -105,7 +105,7 @@ pub fn wait() {
 }
 
 /// Swap on `path` begins.
-pub fn swap_on(path: &Path) -> std::io::Result<()> {
+pub(crate) fn swap_on(path: &Path) -> std::io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path ends with a NUL and lives on.
     Errno::result(unsafe { libc::swapon(path.as_ptr(), 0) }).map(drop).map_err(Into::into)

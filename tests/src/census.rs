@@ -53,7 +53,7 @@ pub struct Peak {
 
 impl Census {
     /// Watches the tree of `root`.
-    pub fn watch(root: i32, watch: Watch) -> Census {
+    pub(crate) fn watch(root: i32, watch: Watch) -> Census {
         let found = Arc::new(Found::default());
         let into = found.clone();
         let look = move || {
@@ -69,14 +69,14 @@ impl Census {
     }
 
     /// Ends the watch.
-    pub fn end(&self) -> Peak {
+    pub(crate) fn end(&self) -> Peak {
         self.found.over.store(true, Ordering::Relaxed);
         self.thread.iter().for_each(Thread::unpark);
         self.peak()
     }
 
     /// The highest so far.
-    pub fn peak(&self) -> Peak {
+    pub(crate) fn peak(&self) -> Peak {
         let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let Found { bytes, looks, whole, .. } = &*self.found;
         Peak { bytes: load(bytes), looks: load(looks), whole: load(whole) }

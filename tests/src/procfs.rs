@@ -16,7 +16,7 @@ pub fn exists(pid: i32) -> bool {
 }
 
 /// The file that a process executes; `None` once it is gone.
-pub fn executable(pid: i32) -> Option<PathBuf> {
+pub(crate) fn executable(pid: i32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
@@ -43,7 +43,7 @@ pub fn descendants(pid: i32) -> Vec<i32> {
 }
 
 /// What every thread of a tree is doing, for the report of a hang: name, state, where it waits in the kernel, its system call.
-pub fn tasks(root: i32) -> String {
+pub(crate) fn tasks(root: i32) -> String {
     let mut text = String::new();
     for pid in std::iter::once(root).chain(descendants(root)) {
         let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };

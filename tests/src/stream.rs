@@ -16,13 +16,13 @@ struct Captured {
 
 /// One captured stream.
 #[derive(Clone, Default)]
-pub struct Stream {
+pub(crate) struct Stream {
     shared: Arc<(Mutex<Captured>, Condvar)>,
 }
 
 impl Stream {
     /// Starts to read `from`.
-    pub fn capture(mut from: impl Read + Send + 'static) -> Stream {
+    pub(crate) fn capture(mut from: impl Read + Send + 'static) -> Stream {
         let stream = Stream::default();
         let writer = stream.clone();
         thread::spawn(move || {
@@ -47,17 +47,17 @@ impl Stream {
     }
 
     /// What came so far.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         self.lock().bytes.clone()
     }
 
     /// What came so far, for people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.lock().bytes).into_owned()
     }
 
     /// Waits for output beyond its first `from` bytes which `probe` accepts; `None` at the deadline or at the end.
-    pub fn wait_for<T>(
+    pub(crate) fn wait_for<T>(
         &self,
         from: usize,
         deadline: Instant,
@@ -78,7 +78,7 @@ impl Stream {
     }
 
     /// Waits until every writer has closed the stream. False if that takes longer than `limit`.
-    pub fn wait_end(&self, limit: Duration) -> bool {
+    pub(crate) fn wait_end(&self, limit: Duration) -> bool {
         self.wait_for(usize::MAX, Instant::now() + limit, |_| None::<()>);
         self.lock().ended
     }

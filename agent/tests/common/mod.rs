@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "not every test uses all of it")]
 
-pub mod program;
+pub(crate) mod program;
 
 use gms_transport::keys::Identity;
 use gms_transport::message::{Control, PageDescriptor, WorkloadId};
@@ -13,10 +13,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-pub const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
-pub struct Client {
+pub(crate) struct Client {
     pub quic: Quic,
     pub link: LinkId,
     pub closed: Option<CloseReason>,
@@ -26,7 +26,7 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn connect(addr: SocketAddr, identity: &Identity) -> Self {
+    pub(crate) fn connect(addr: SocketAddr, identity: &Identity) -> Self {
         // `localhost` is ::1 first where the machine has both.
         let own: IpAddr =
             if addr.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
@@ -39,7 +39,7 @@ impl Client {
     }
 
     /// Drives the endpoint until `done`.
-    pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+    pub(crate) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let end = Instant::now() + LIMIT;
         while !done(self) {
             let now = Instant::now();
@@ -76,29 +76,29 @@ impl Client {
         }
     }
 
-    pub fn send(&mut self, control: &Control, payload: &[&[u8]]) -> ExchangeId {
+    pub(crate) fn send(&mut self, control: &Control, payload: &[&[u8]]) -> ExchangeId {
         let id = self.quic.request(Instant::now(), self.link, control, payload).expect("request");
         self.quic.flush(Instant::now()).expect("flush");
         id
     }
 
-    pub fn reply(&mut self, exchange: ExchangeId) -> (Control, Vec<u8>) {
+    pub(crate) fn reply(&mut self, exchange: ExchangeId) -> (Control, Vec<u8>) {
         self.until("reply", |client| client.done.contains(&exchange) || client.closed.is_some());
         self.done.retain(|&done| done != exchange);
         self.controls.remove(&exchange).unwrap_or_else(|| panic!("closed: {:?}", self.closed))
     }
 
-    pub fn ask(&mut self, control: &Control, payload: &[&[u8]]) -> (Control, Vec<u8>) {
+    pub(crate) fn ask(&mut self, control: &Control, payload: &[&[u8]]) -> (Control, Vec<u8>) {
         let id = self.send(control, payload);
         self.reply(id)
     }
 
-    pub fn hello(&mut self) -> Control {
+    pub(crate) fn hello(&mut self) -> Control {
         self.ask(&Control::hello(1, WORKLOAD, 2000), &[]).0
     }
 
     /// Puts pages `first..first + count`, each filled by [`content`].
-    pub fn put(&mut self, first: u64, count: u16) -> Control {
+    pub(crate) fn put(&mut self, first: u64, count: u16) -> Control {
         let heads: Vec<PageDescriptor> = (first..first + u64::from(count))
             .map(|page| PageDescriptor::new(page, !page))
             .collect();
@@ -108,6 +108,6 @@ impl Client {
 }
 
 /// Content of a page, different in each.
-pub fn content(page: u64) -> [u8; 4096] {
+pub(crate) fn content(page: u64) -> [u8; 4096] {
     std::array::from_fn(|at| (page.wrapping_mul(0x9E37_79B9) >> (at % 4 * 8)) as u8 ^ at as u8)
 }

@@ -13,16 +13,16 @@ use std::thread;
 use std::time::Instant;
 
 /// A directory with keys, removed at the end.
-pub struct Keys(pub PathBuf);
+pub(crate) struct Keys(pub PathBuf);
 
 impl Keys {
-    pub fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("gms-agent-{name}-{}", std::process::id()));
         keys::init(&dir).expect("keys");
         Self(dir)
     }
 
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         self.0.to_str().expect("UTF-8")
     }
 }
@@ -35,10 +35,10 @@ impl Drop for Keys {
 }
 
 /// The program as it runs. Killed when dropped, so that a test that fails leaves none behind.
-pub struct Agent(Child);
+pub(crate) struct Agent(Child);
 
 impl Agent {
-    pub fn start(args: &[&str], stderr: impl Into<Stdio>) -> Self {
+    pub(crate) fn start(args: &[&str], stderr: impl Into<Stdio>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gms-agent"));
         command
             .args(args)
@@ -50,21 +50,21 @@ impl Agent {
     }
 
     /// The end of its standard error that was asked for as a pipe.
-    pub fn stderr(&mut self) -> ChildStderr {
+    pub(crate) fn stderr(&mut self) -> ChildStderr {
         self.0.stderr.take().expect("piped")
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.0.id() as i32), signal).expect("kill");
     }
 
     /// Its exit status, if it has ended.
-    pub fn poll(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn poll(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().expect("wait")
     }
 
     /// Its exit status, which is soon.
-    pub fn wait(mut self) -> ExitStatus {
+    pub(crate) fn wait(mut self) -> ExitStatus {
         let end = Instant::now() + LIMIT;
         loop {
             if let Some(status) = self.poll() {
@@ -85,20 +85,20 @@ impl Drop for Agent {
 }
 
 /// What the program logs. Read only when asked, by a thread, so that no wait is without end.
-pub struct Log<R>(Option<BufReader<R>>);
+pub(crate) struct Log<R>(Option<BufReader<R>>);
 
 impl<R: Read + Send + 'static> Log<R> {
-    pub fn new(from: R) -> Self {
+    pub(crate) fn new(from: R) -> Self {
         Self(Some(BufReader::new(from)))
     }
 
     /// What has not been read yet.
-    pub fn into_reader(self) -> BufReader<R> {
+    pub(crate) fn into_reader(self) -> BufReader<R> {
         self.0.expect("a log that was not waited for in vain")
     }
 
     /// The address after each key in the line which says that it listens.
-    pub fn address(&mut self, keys: &[&str]) -> Vec<SocketAddr> {
+    pub(crate) fn address(&mut self, keys: &[&str]) -> Vec<SocketAddr> {
         let line = self.line_with(&["listening"]);
         let word = |key: &str| {
             line.split_whitespace().find_map(|word| word.strip_prefix(key).map(str::to_owned))
@@ -107,7 +107,7 @@ impl<R: Read + Send + 'static> Log<R> {
     }
 
     /// Reads up to the first line which has all of `words`.
-    pub fn line_with(&mut self, words: &[&str]) -> String {
+    pub(crate) fn line_with(&mut self, words: &[&str]) -> String {
         let mut log = self.0.take().expect("a log that was not waited for in vain");
         let wanted: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
         let (found, line) = channel();

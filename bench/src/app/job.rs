@@ -19,7 +19,7 @@ use crate::workload::{Orders, bfs};
 const STARVED_MAX: u32 = 8;
 
 /// What is run.
-pub enum Job {
+pub(crate) enum Job {
     /// This command; its time is that from start to end, its result what it prints.
     Print(Vec<OsString>),
     /// gms-bench's own searches in a graph; their time and result are what they say.
@@ -29,7 +29,7 @@ pub enum Job {
 }
 
 /// What one run of a job gave.
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// How long it took.
     pub seconds: f64,
     /// Of its result.
@@ -45,7 +45,7 @@ pub struct Outcome {
 }
 
 /// How a run ended.
-pub enum Ended {
+pub(crate) enum Ended {
     /// Well.
     Done(Outcome),
     /// It was killed, for this reason.
@@ -54,7 +54,7 @@ pub enum Ended {
 
 impl Ended {
     /// What it gave; that it was killed is an error.
-    pub fn done(self) -> Result<Outcome, BenchError> {
+    pub(crate) fn done(self) -> Result<Outcome, BenchError> {
         match self {
             Ended::Done(outcome) => Ok(outcome),
             Ended::Killed(why) => Err(failed(why)),
@@ -64,7 +64,7 @@ impl Ended {
 
 impl Job {
     /// Runs it.
-    pub fn run(&self, room: Room) -> Result<Ended, BenchError> {
+    pub(crate) fn run(&self, room: Room) -> Result<Ended, BenchError> {
         for starved in 0..STARVED_MAX {
             let (result, used) = match self {
                 Job::Print(line) => print(line, room)?,

@@ -27,7 +27,7 @@ const TARGETS: [(Under, f64); 2] = [(Under::Zram, 1.3), (Under::Disk, 1.0)];
 const COST_MAX: f64 = 1.0;
 
 /// Measures.
-pub fn run(options: &AppOptions, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn run(options: &AppOptions, report: &mut Report) -> Result<(), BenchError> {
     let programs = options.programs();
     // First, as what is missing should be said at once.
     programs.iter().try_for_each(|program| program.find().map(drop))?;

@@ -38,14 +38,14 @@ const NEIGHBOURS: usize = (1 << 20) / size_of::<u32>();
 const DEGREE: usize = 64;
 
 /// Files which jobs read. Go when this is dropped, and when gms-bench is killed.
-pub struct Inputs {
+pub(crate) struct Inputs {
     scratch: Scratch,
     undo: Undo,
 }
 
 impl Inputs {
     /// None yet.
-    pub fn new() -> Result<Inputs, BenchError> {
+    pub(crate) fn new() -> Result<Inputs, BenchError> {
         let mut inputs = Inputs { scratch: Scratch::new()?, undo: Undo::new()? };
         inputs.undo.add(&Step::RemoveDir(inputs.scratch.as_ref().to_owned()))?;
         Ok(inputs)
@@ -66,7 +66,7 @@ impl Inputs {
 
 impl Program {
     /// As the command line and the report have it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Program::Redis => "redis",
             Program::Sort => "sort",
@@ -78,7 +78,7 @@ impl Program {
     }
 
     /// Where it is; an error that names the package if it is not installed.
-    pub fn find(self) -> Result<PathBuf, BenchError> {
+    pub(crate) fn find(self) -> Result<PathBuf, BenchError> {
         match self {
             Program::Redis => installed("redis-server", "redis-server", |_| true),
             Program::Sort => installed("sort", "coreutils", |_| true),
@@ -90,7 +90,7 @@ impl Program {
     }
 
     /// A job for which it needs about `mib` MiB.
-    pub fn prepare(self, mib: u32, inputs: &mut Inputs) -> Result<Job, BenchError> {
+    pub(crate) fn prepare(self, mib: u32, inputs: &mut Inputs) -> Result<Job, BenchError> {
         let (program, mib) = (self.find()?, mib as usize);
         let line = |options: &[&str], last: &Path| {
             let mut line: Vec<OsString> = vec![program.clone().into()];

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::{BenchError, Trying};
 
 /// Bytes of a value.
-pub const VALUE: usize = 1024;
+pub(super) const VALUE: usize = 1024;
 /// Bytes of text of which values are parts.
 const TEXT: usize = 1 << 16;
 /// Requests that are sent together.
@@ -31,7 +31,7 @@ const LINES_MAX: usize = 100;
 const REPLY_LIMIT: Duration = Duration::from_secs(600);
 
 /// A server's job.
-pub struct Job {
+pub(crate) struct Job {
     /// redis-server.
     pub program: PathBuf,
     /// Where it listens.
@@ -44,7 +44,7 @@ pub struct Job {
 
 impl Job {
     /// The server's command line.
-    pub fn server(&self) -> Vec<OsString> {
+    pub(crate) fn server(&self) -> Vec<OsString> {
         let options = ["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"];
         let mut line = vec![self.program.clone().into()];
         line.extend(options.map(OsString::from));
@@ -53,7 +53,7 @@ impl Job {
     }
 
     /// Loads a server which has just been started, asks it, and ends it: time and digest of the replies.
-    pub fn talk(&self, server: &mut Child) -> Result<(f64, u64), BenchError> {
+    pub(crate) fn talk(&self, server: &mut Child) -> Result<(f64, u64), BenchError> {
         let printed = server.stdout.take().map(BufReader::new);
         let mut printed = printed.ok_or_else(|| failed("has no output".into()))?;
         let ready = |line: &String| line.to_lowercase().contains("ready to accept");

@@ -20,7 +20,7 @@ const DESCRIPTORS: [u8; PAGES_MAX * PageDescriptor::LEN] = [0; PAGES_MAX * PageD
 
 /// Which way the pages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bulk {
+pub(crate) enum Bulk {
     /// To the requester, as in a scan.
     Get,
     /// From the requester, as in write-back.
@@ -29,7 +29,7 @@ pub enum Bulk {
 
 impl Bulk {
     /// For the report.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Bulk::Get => "QUIC bulk, gets of 64 pages",
             Bulk::Put => "QUIC bulk, puts of 64 pages",
@@ -38,7 +38,7 @@ impl Bulk {
 }
 
 /// What exchanges of many pages achieve.
-pub struct Throughput {
+pub(crate) struct Throughput {
     /// MB/s.
     pub rate: f64,
     /// CPU time of both ends for each page, in us.
@@ -46,7 +46,7 @@ pub struct Throughput {
 }
 
 /// Of `count` exchanges, after a tenth as many to warm up.
-pub fn throughput(
+pub(crate) fn throughput(
     network: &Network,
     placement: &Placement,
     keys: &Path,

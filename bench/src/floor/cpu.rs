@@ -15,7 +15,7 @@ use crate::samples::Samples;
 const HEADER: [u8; 12] = [5; 12];
 
 /// Latencies of `count` seals and of as many opens of a page, after a tenth as many to warm up.
-pub fn aead(count: usize) -> Result<(Samples, Samples), BenchError> {
+pub(crate) fn aead(count: usize) -> Result<(Samples, Samples), BenchError> {
     let key = UnboundKey::new(&AES_128_GCM, &[9; 16]).map_err(failed)?;
     let key = LessSafeKey::new(key);
     let (mut seals, mut opens) = (Samples::new(), Samples::new());
@@ -47,7 +47,7 @@ pub fn aead(count: usize) -> Result<(Samples, Samples), BenchError> {
 }
 
 /// Latencies of `count` checksums of a page, after a tenth as many to warm up.
-pub fn checksums(count: usize) -> Samples {
+pub(crate) fn checksums(count: usize) -> Samples {
     let page = [7; PAGE];
     let mut samples = Samples::new();
     let warm_up = count / 10;

@@ -7,7 +7,7 @@ use crate::region::Region;
 use crate::samples::Samples;
 
 /// First touches of `count` pages.
-pub fn zero_fill(count: usize) -> Result<Samples, BenchError> {
+pub(crate) fn zero_fill(count: usize) -> Result<Samples, BenchError> {
     let region = Region::with_tables(count)?;
     let mut samples = Samples::new();
     for page in 0..count {

@@ -1,14 +1,14 @@
 //! `gms-bench floor`: the least that the parts of a remote fault cost on this machine.
 
-pub mod bulk;
-pub mod cpu;
-pub mod kernel;
+pub(crate) mod bulk;
+pub(crate) mod cpu;
+pub(crate) mod kernel;
 mod pages;
-pub mod quic;
-pub mod quinn;
-pub mod serve;
-pub mod udp;
-pub mod uffd;
+pub(crate) mod quic;
+pub(crate) mod quinn;
+pub(crate) mod serve;
+pub(crate) mod udp;
+pub(crate) mod uffd;
 mod wake;
 
 use crate::cli::{Effort, Protocol};
@@ -34,7 +34,7 @@ const BULK: (usize, usize) = (4000, 100);
 const BULK_TRIES: usize = 3;
 
 /// Measures everything.
-pub fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn run(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
     let (count, here) = (effort.count(COUNT, COUNT_QUICK), &Network::LOOPBACK);
     let keys = Scratch::new()?;
     quic::make_keys(keys.as_ref())?;
@@ -94,7 +94,7 @@ fn memory(run: u32, count: usize, report: &mut Report) -> Result<(), BenchError>
 
 /// A fault that the kernel alone serves. As nothing but the kernel is in it, its range over the runs
 /// is noise.
-pub fn zero_fill(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn zero_fill(effort: &Effort, report: &mut Report) -> Result<(), BenchError> {
     let samples = kernel::zero_fill(effort.count(COUNT, COUNT_QUICK))?;
     report.latency(ZERO_FILL, samples.latency());
     report.noise(ZERO_FILL);
@@ -115,7 +115,7 @@ fn cpu(count: usize, report: &mut Report) -> Result<(), BenchError> {
 
 /// What the transport moves over `network` at best where the scheduler likes, as it may with gms: the denominator of the throughputs. Of a few
 /// tries the best, since each is short. Adds the row and returns it.
-pub fn bulk(
+pub(crate) fn bulk(
     network: &Network,
     effort: &Effort,
     bulk: Bulk,

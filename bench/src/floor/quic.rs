@@ -25,12 +25,12 @@ use crate::samples::Samples;
 const LOST: Duration = Duration::from_secs(5);
 
 /// Makes the keys of both ends.
-pub fn make_keys(dir: &Path) -> Result<(), BenchError> {
+pub(crate) fn make_keys(dir: &Path) -> Result<(), BenchError> {
     keys::init(dir).map_err(bad_keys)
 }
 
 /// `count` exchanges, and a tenth as many before them to warm up.
-pub fn exchanges(
+pub(crate) fn exchanges(
     network: &Network,
     placement: &Placement,
     keys: &Path,
@@ -61,7 +61,7 @@ pub fn exchanges(
 }
 
 /// This end of the link.
-pub struct Requester {
+pub(crate) struct Requester {
     /// The endpoint.
     pub quic: Quic,
     /// Its link.
@@ -72,7 +72,7 @@ pub struct Requester {
 
 impl Requester {
     /// Starts a peer and connects to it.
-    pub fn start(
+    pub(crate) fn start(
         network: &Network,
         placement: &Placement,
         keys: &Path,
@@ -108,7 +108,7 @@ impl Requester {
     }
 
     /// Waits for the next event; too long after `since` the link has failed.
-    pub fn event(&mut self, since: Instant) -> Result<Event, BenchError> {
+    pub(crate) fn event(&mut self, since: Instant) -> Result<Event, BenchError> {
         if let Some(event) = self.quic.poll(since) {
             return Ok(event);
         }
@@ -130,7 +130,7 @@ impl Requester {
 }
 
 /// Replies to every request with the pages it asks for, until it is killed.
-pub fn serve(bind: Ipv4Addr, wait: Wait, keys: &Path) -> Result<(), BenchError> {
+pub(crate) fn serve(bind: Ipv4Addr, wait: Wait, keys: &Path) -> Result<(), BenchError> {
     let identity = keys::load(keys, Role::Node).map_err(bad_keys)?;
     let mut quic = Quic::server((bind, 0).into(), &identity).map_err(failed)?;
     println!("{}", quic.local_addr());
@@ -179,7 +179,7 @@ fn pause(quic: &Quic, wait: Wait, now: Instant) -> Result<(), BenchError> {
 }
 
 /// An error of the transport.
-pub fn failed(error: TransportError) -> BenchError {
+pub(crate) fn failed(error: TransportError) -> BenchError {
     BenchError::Program { program: "the transport".into(), problem: format!("failed: {error}") }
 }
 
@@ -188,6 +188,6 @@ fn bad_keys(error: KeysError) -> BenchError {
 }
 
 /// An event for which nothing was done.
-pub fn unexpected(event: &Event) -> BenchError {
+pub(crate) fn unexpected(event: &Event) -> BenchError {
     BenchError::Program { program: "the peer".into(), problem: format!("caused {event:?}") }
 }

@@ -37,7 +37,7 @@ const NAME: &[u8] = b"gms-bench";
 const IP_AND_UDP: u16 = 28;
 
 /// `count` exchanges, and a tenth as many before them to warm up.
-pub fn exchanges(
+pub(crate) fn exchanges(
     network: &Network,
     placement: &Placement,
     keys: &Path,
@@ -85,7 +85,7 @@ async fn request(
 }
 
 /// Replies to every request, until it is killed.
-pub fn serve(bind: Ipv4Addr, mtu: Option<u16>, keys: &Path) -> Result<(), BenchError> {
+pub(crate) fn serve(bind: Ipv4Addr, mtu: Option<u16>, keys: &Path) -> Result<(), BenchError> {
     runtime()?.block_on(async {
         let endpoint = endpoint(bind, Some(server(mtu, keys)?))?;
         println!("{}", endpoint.local_addr().trying("no local address")?);

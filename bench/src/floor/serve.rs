@@ -9,7 +9,7 @@ use crate::peer::{REQUEST_LEN, receive};
 use crate::placement::{Pinned, Wait};
 
 /// `gms-bench peer`: serves one requester until it is killed.
-pub fn serve(options: &PeerOptions) -> Result<(), BenchError> {
+pub(crate) fn serve(options: &PeerOptions) -> Result<(), BenchError> {
     let _pinned = Pinned::to(options.cpu)?;
     match (options.protocol, &options.keys) {
         (Protocol::Udp | Protocol::Udp8k, _) => serve_udp(options, options.protocol.reply_len()),

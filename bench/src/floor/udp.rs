@@ -16,7 +16,7 @@ use crate::samples::Samples;
 const LOST: Duration = Duration::from_secs(5);
 
 /// `count` exchanges, and a tenth as many before them to warm up.
-pub fn exchanges(
+pub(crate) fn exchanges(
     network: &Network,
     placement: &Placement,
     protocol: Protocol,

@@ -20,7 +20,7 @@ const WORD: u64 = 0x0706_0504_0302_0107;
 
 /// Who serves the faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handler {
+pub(crate) enum Handler {
     /// A thread of the same process.
     Thread,
     /// Another process, as the pager is.
@@ -29,7 +29,7 @@ pub enum Handler {
 
 impl Handler {
     /// For the report.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Handler::Thread => "thread",
             Handler::Process => "process",
@@ -39,7 +39,7 @@ impl Handler {
 
 /// How faults are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// By a copy of a page.
     Copy,
     /// By the page which the page cache has.
@@ -50,7 +50,7 @@ pub enum Answer {
 
 impl Answer {
     /// For the report.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Answer::Copy => "COPY",
             Answer::Continue => "CONTINUE",
@@ -60,7 +60,7 @@ impl Answer {
 }
 
 /// `count` faults, and a tenth as many before them to warm up.
-pub fn faults(
+pub(crate) fn faults(
     placement: &Placement,
     by: Handler,
     answer: Answer,
@@ -219,7 +219,7 @@ fn move_page(uffd: &Uffd, from: u64, to: u64) -> Result<(), BenchError> {
 }
 
 /// `count` moves of a page which is in use, as in eviction, and a tenth as many before them to warm up.
-pub fn moves(count: usize) -> Result<Samples, BenchError> {
+pub(crate) fn moves(count: usize) -> Result<Samples, BenchError> {
     let warm_up = count / 10;
     let (from, to) = (filled(count + warm_up)?, Region::with_tables(count + warm_up)?);
     let uffd = open(Answer::Move, true)?;

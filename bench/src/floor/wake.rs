@@ -13,7 +13,7 @@ const IDLE: Duration = Duration::from_micros(200);
 
 /// `count` wakes, from just before the system call (a futex) to the first instruction of the one who slept, and a tenth as many before
 /// them to warm up. `None` where there is only one CPU.
-pub fn wakes(count: usize) -> Result<Option<Samples>, BenchError> {
+pub(super) fn wakes(count: usize) -> Result<Option<Samples>, BenchError> {
     let Some((one, two)) = two_cpus()? else { return Ok(None) };
     let _pinned = Pinned::to(Some(one))?;
     let warm_up = count / 10;

@@ -34,14 +34,14 @@ struct Umap {
 }
 
 /// Those which were named.
-pub struct Foreign {
+pub(super) struct Foreign {
     umap: Option<Umap>,
     fltrace: Option<PathBuf>,
 }
 
 impl Foreign {
     /// `umap` and `fltrace`: where they are installed or were built.
-    pub fn find(umap: Option<&Path>, fltrace: Option<&Path>) -> Result<Foreign, BenchError> {
+    pub(super) fn find(umap: Option<&Path>, fltrace: Option<&Path>) -> Result<Foreign, BenchError> {
         let umap = umap.map(|dir| {
             let text = format!(
                 "{} is not in {}, nor in its bin or tests/pfbenchmark: name by --umap the folder where umap is installed or was \
@@ -64,7 +64,12 @@ impl Foreign {
     }
 
     /// Measures them.
-    pub fn run(&self, race: &Race, seed: u64, report: &mut Report) -> Result<(), BenchError> {
+    pub(super) fn run(
+        &self,
+        race: &Race,
+        seed: u64,
+        report: &mut Report,
+    ) -> Result<(), BenchError> {
         if let Some(found) = &self.umap {
             let mean = umap(found, race.mib)?;
             report.figure("umap's pfbenchmark-read --shuffle, mean", "us", mean);

@@ -27,7 +27,11 @@ const KERNEL_LINE: &str =
 const REPORT: &str = "report.json";
 
 /// Measures in a guest, and adds what it found.
-pub fn run(needs: &Needs, options: &PeersOptions, report: &mut Report) -> Result<(), BenchError> {
+pub(super) fn run(
+    needs: &Needs,
+    options: &PeersOptions,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let scratch = Scratch::new()?;
     let out = scratch.path("out");
     fs::create_dir(&out).trying("no directory for the guest's results")?;

@@ -17,15 +17,15 @@ use nix::unistd::{Pid, chdir, chroot};
 use crate::error::{BenchError, Trying};
 
 /// Directory of the modules; their names sort in the order in which they are loaded.
-pub const MODULES: &str = "/modules";
+pub(crate) const MODULES: &str = "/modules";
 /// Its command, as JSON.
-pub const COMMAND: &str = "/command";
+pub(crate) const COMMAND: &str = "/command";
 /// Where it mounts what the host has shared for the results.
-pub const OUT: &str = "/run/gms-bench";
+pub(crate) const OUT: &str = "/run/gms-bench";
 /// 9p tags of the host's root and of [`OUT`].
-pub const TAGS: [&str; 2] = ["root", "out"];
+pub(crate) const TAGS: [&str; 2] = ["root", "out"];
 /// Directories which the archive must have: the host's root, what is written over it, both together.
-pub const DIRS: [&str; 3] = ["/host", "/own", "/both"];
+pub(crate) const DIRS: [&str; 3] = ["/host", "/own", "/both"];
 
 /// Parameters of modules. The RAM disk is what NVMe/TCP exports: as large as memory allows, as it takes only what is written to it.
 const PARAMETERS: [(&str, &str); 2] = [("brd", "rd_nr=1 rd_size=1048576"), ("nbd", "nbds_max=1")];
@@ -34,7 +34,7 @@ const PARAMETERS: [(&str, &str); 2] = [("brd", "rd_nr=1 rd_size=1048576"), ("nbd
 const COMPRESSED: libc::c_int = 4;
 
 /// Does it, and powers off.
-pub fn run() -> Result<(), BenchError> {
+pub(crate) fn run() -> Result<(), BenchError> {
     if Pid::this().as_raw() != 1 {
         return Err(BenchError::Invalid("this is for the first process of a guest".into()));
     }

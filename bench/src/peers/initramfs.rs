@@ -9,24 +9,24 @@ const FILE: u32 = 0o100_755;
 
 /// An archive in the making.
 #[derive(Default)]
-pub struct Initramfs {
+pub(super) struct Initramfs {
     bytes: Vec<u8>,
     entries: u32,
 }
 
 impl Initramfs {
     /// Adds a directory; its parent must be there.
-    pub fn dir(&mut self, path: &str) {
+    pub(super) fn dir(&mut self, path: &str) {
         self.entry(path, DIR, &[]);
     }
 
     /// Adds a file; its directory must be there.
-    pub fn file(&mut self, path: &str, content: &[u8]) {
+    pub(super) fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, FILE, content);
     }
 
     /// The archive.
-    pub fn finish(mut self) -> Vec<u8> {
+    pub(super) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
     }

@@ -38,7 +38,7 @@ const PROGRAMS: [(&str, &str); 3] = [
 
 /// A kernel that can be booted.
 #[derive(Debug)]
-pub struct Kernel {
+pub(super) struct Kernel {
     /// The image.
     pub image: PathBuf,
     /// Files of its modules, in the order in which they are loaded.
@@ -47,7 +47,7 @@ pub struct Kernel {
 
 /// What is there.
 #[derive(Debug)]
-pub struct Needs {
+pub(super) struct Needs {
     /// The kernel.
     pub kernel: Kernel,
     /// The emulator.
@@ -56,7 +56,7 @@ pub struct Needs {
 
 impl Needs {
     /// Looks for everything; `dir`: where a package of a kernel was unpacked, else where it is installed.
-    pub fn find(dir: Option<&Path>) -> Result<Needs, BenchError> {
+    pub(super) fn find(dir: Option<&Path>) -> Result<Needs, BenchError> {
         let missing: Vec<&str> = PROGRAMS
             .iter()
             .filter(|(name, _)| program(name).is_none())
@@ -88,7 +88,7 @@ fn problem(root: &Path, no_kernel: bool, missing: &[&str]) -> String {
 }
 
 /// The path of a program.
-pub fn program(name: &str) -> Option<PathBuf> {
+pub(super) fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     dirs.map(|dir| dir.join(name)).find(|path| path.is_file())

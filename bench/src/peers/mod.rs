@@ -2,11 +2,11 @@
 
 mod foreign;
 mod guest;
-pub mod init;
+pub(crate) mod init;
 mod initramfs;
 mod kernel;
 mod race;
-pub mod remote_swap;
+pub(crate) mod remote_swap;
 
 use crate::cli::{Part, PeersOptions, Under};
 use crate::error::BenchError;
@@ -23,7 +23,7 @@ const HOST: [Under; 5] =
     [Under::Gms, Under::Zram, Under::ZramReadahead, Under::Disk, Under::DiskReadahead];
 
 /// Measures.
-pub fn run(options: &PeersOptions, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn run(options: &PeersOptions, report: &mut Report) -> Result<(), BenchError> {
     let in_guest = options.only != Some(Part::Host);
     let foreign = Foreign::find(options.umap.as_deref(), options.fltrace.as_deref())?;
     // First, as what is missing should be said at once.

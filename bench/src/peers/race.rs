@@ -31,7 +31,7 @@ const OF_DISK_MAX: f64 = 0.25;
 const OF_ZRAM_MAX: f64 = 1.0;
 
 /// One part of the comparison.
-pub struct Race<'a> {
+pub(super) struct Race<'a> {
     /// Begins the names of all rows.
     prefix: &'static str,
     effort: &'a Effort,
@@ -50,7 +50,7 @@ struct Killed;
 
 impl Race<'_> {
     /// Of `subjects`, the first of which is gms.
-    pub fn new<'a>(
+    pub(super) fn new<'a>(
         prefix: &'static str,
         (effort, programs): (&'a Effort, &'a Programs),
         mib: (u32, u32),
@@ -61,7 +61,7 @@ impl Race<'_> {
     }
 
     /// Measures each subject once.
-    pub fn run(&self, run: u32, report: &mut Report) -> Result<(), BenchError> {
+    pub(super) fn run(&self, run: u32, report: &mut Report) -> Result<(), BenchError> {
         self.noise(report)?;
         let mut measured: Vec<(&'static str, Latency)> = Vec::new();
         for subject in rotated(&self.subjects, run) {
@@ -218,7 +218,7 @@ impl Race<'_> {
     }
 
     /// What is measured of each.
-    pub fn fault_orders(&self, seed: u64) -> Orders {
+    pub(super) fn fault_orders(&self, seed: u64) -> Orders {
         Orders::Fault(fault::Orders {
             mib: self.mib.1 as usize,
             threads: 1,

@@ -36,7 +36,7 @@ const READY: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Measures.
-pub fn run(options: &RemoteSwapOptions, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn run(options: &RemoteSwapOptions, report: &mut Report) -> Result<(), BenchError> {
     let effort = &options.effort;
     let quick = usize::from(effort.is_quick());
     let mut subjects = vec![Subject::Gms];

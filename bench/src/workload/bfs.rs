@@ -12,7 +12,7 @@ use crate::graph::Graph;
 
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// The graph's file.
     pub graph: PathBuf,
     /// Searches, each from a node chosen at random.
@@ -21,7 +21,7 @@ pub struct Orders {
 
 /// What was found.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Found {
+pub(crate) struct Found {
     /// For all searches.
     pub seconds: f64,
     /// Of the parents of all nodes in all searches.
@@ -29,7 +29,7 @@ pub struct Found {
 }
 
 /// Does it.
-pub fn run(orders: &Orders) -> Result<Found, BenchError> {
+pub(crate) fn run(orders: &Orders) -> Result<Found, BenchError> {
     let graph = Graph::read(&orders.graph)?;
     let (mut dice, mut digest) = (Dice::of_thread(1, 0), Xxh3::new());
     let start = Instant::now();

@@ -20,7 +20,7 @@ const CHECKED: usize = 256;
 
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// Memory.
     pub mib: usize,
     /// Of it, what is dirtied before the time counts: the budget, which needs no eviction.
@@ -33,7 +33,7 @@ pub struct Orders {
 
 /// What was found.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Found {
+pub(crate) struct Found {
     /// Time for all but the untimed part.
     pub seconds: f64,
     /// Pages dirtied in that time.
@@ -45,7 +45,7 @@ pub struct Found {
 }
 
 /// Does it.
-pub fn run(orders: &Orders) -> Result<Found, BenchError> {
+pub(crate) fn run(orders: &Orders) -> Result<Found, BenchError> {
     let memory = Memory::of(Region::new(pages(orders.mib))?)?;
     let untimed = pages(orders.untimed_mib).min(memory.pages());
     let absent_of = |pages: Range<usize>| -> Result<usize, BenchError> {
@@ -81,7 +81,7 @@ fn dirty(region: &Region, page: usize) {
 
 /// What to do when one thread faults and another one dirties.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct DuelOrders {
+pub(crate) struct DuelOrders {
     /// Memory in which random pages are touched; as much again is dirtied, discarded, and dirtied again.
     pub mib: usize,
     /// Faults before the first are measured: enough for clean pages to have taken the place of all dirty ones.
@@ -94,7 +94,7 @@ pub struct DuelOrders {
 
 /// What was found of both.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct DuelFound {
+pub(crate) struct DuelFound {
     /// Latencies without the other thread: see [`Samples::counts`].
     pub idle: Vec<(u64, u64)>,
     /// Latencies beside it.
@@ -106,7 +106,7 @@ pub struct DuelFound {
 }
 
 /// Does it.
-pub fn duel(orders: &DuelOrders) -> Result<DuelFound, BenchError> {
+pub(crate) fn duel(orders: &DuelOrders) -> Result<DuelFound, BenchError> {
     let memory = Memory::paged(orders.mib)?;
     let mut toucher = Toucher::random(&memory, Dice::of_thread(orders.seed, 0));
     toucher.warm_up(orders.warm_up)?;

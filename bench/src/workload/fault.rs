@@ -21,7 +21,7 @@ use crate::samples::Samples;
 
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// Memory.
     pub mib: usize,
     /// Threads which fault.
@@ -40,7 +40,7 @@ pub struct Orders {
 
 /// How pages are touched: unless told otherwise reads of random pages, where the scheduler likes.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Manner {
+pub(crate) struct Manner {
     /// Pages from one touch to the next.
     pub stride: Option<usize>,
     /// Share of the touches that write.
@@ -53,7 +53,7 @@ pub struct Manner {
 
 /// One measured fault. Times are CLOCK_MONOTONIC in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Stamp {
+pub(crate) struct Stamp {
     /// Address of the page.
     pub page: u64,
     /// Just before the touch.
@@ -64,7 +64,7 @@ pub struct Stamp {
 
 /// How long to go on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub enum Measured {
+pub(crate) enum Measured {
     /// For so many touches of pages that were absent when they were chosen.
     Faults(u64),
     /// For this time.
@@ -82,7 +82,7 @@ impl Measured {
 
 /// What the workload found. Latencies: see [`Samples::counts`].
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Found {
+pub(crate) struct Found {
     /// Of faults that read.
     reads: Vec<(u64, u64)>,
     /// Of faults that wrote.
@@ -102,47 +102,47 @@ pub struct Found {
 
 impl Found {
     /// Latencies of all faults.
-    pub fn samples(&self) -> Result<Samples, BenchError> {
+    pub(crate) fn samples(&self) -> Result<Samples, BenchError> {
         let mut samples = self.reads()?;
         samples.merge(&self.writes()?);
         Ok(samples)
     }
 
     /// Latencies of faults that read.
-    pub fn reads(&self) -> Result<Samples, BenchError> {
+    pub(crate) fn reads(&self) -> Result<Samples, BenchError> {
         Samples::from_counts(&self.reads)
     }
 
     /// Latencies of faults that wrote.
-    pub fn writes(&self) -> Result<Samples, BenchError> {
+    pub(crate) fn writes(&self) -> Result<Samples, BenchError> {
         Samples::from_counts(&self.writes)
     }
 
     /// Latencies of all touches, whether they were faults or the pages had been fetched ahead.
-    pub fn touches(&self) -> Result<Samples, BenchError> {
+    pub(crate) fn touches(&self) -> Result<Samples, BenchError> {
         let mut samples = self.samples()?;
         samples.merge(&Samples::from_counts(&self.early)?);
         Ok(samples)
     }
 
     /// Faults that were measured.
-    pub fn faults(&self) -> u64 {
+    pub(crate) fn faults(&self) -> u64 {
         total(&self.reads) + total(&self.writes)
     }
 
     /// Touches of pages that had been fetched ahead, in percent of all measured touches.
-    pub fn early_percent(&self) -> f64 {
+    pub(crate) fn early_percent(&self) -> f64 {
         let early = total(&self.early);
         100.0 * early as f64 / (early + self.faults()).max(1) as f64
     }
 
     /// Measured faults for which the kernel had to read from a device, in percent.
-    pub fn major_percent(&self) -> f64 {
+    pub(crate) fn major_percent(&self) -> f64 {
         100.0 * self.major as f64 / self.faults().max(1) as f64
     }
 
     /// Choices which fell on resident pages, in percent.
-    pub fn skipped_percent(&self) -> f64 {
+    pub(crate) fn skipped_percent(&self) -> f64 {
         let touched = self.faults() + total(&self.early);
         100.0 * self.skipped as f64 / (self.skipped + touched).max(1) as f64
     }
@@ -153,7 +153,7 @@ fn total(counts: &[(u64, u64)]) -> u64 {
 }
 
 /// Does it.
-pub fn run(orders: &Orders) -> Result<Found, BenchError> {
+pub(crate) fn run(orders: &Orders) -> Result<Found, BenchError> {
     let memory = Memory::paged(orders.mib)?;
     let barrier = Barrier::new(orders.threads);
     let all = in_threads(orders.threads, |thread| part(&memory, &barrier, orders, thread))?;

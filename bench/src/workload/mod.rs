@@ -1,14 +1,14 @@
 //! The programs which run under gms: this program again, as `gms-bench workload`. What to do is told as JSON, what was found is
 //! written as JSON.
 
-pub mod bfs;
-pub mod dirty;
-pub mod fault;
+pub(crate) mod bfs;
+pub(crate) mod dirty;
+pub(crate) mod fault;
 mod pen;
-pub mod scan;
-pub mod shape;
-pub mod sleep;
-pub mod sort;
+pub(crate) mod scan;
+pub(crate) mod shape;
+pub(crate) mod sleep;
+pub(crate) mod sort;
 mod touch;
 mod walk;
 
@@ -31,7 +31,7 @@ const PRESENT: u64 = 1 << 63;
 
 /// What a workload shall do.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Orders {
+pub(crate) enum Orders {
     /// Touch random absent pages.
     Fault(fault::Orders),
     /// Read all pages in order.
@@ -52,7 +52,7 @@ pub enum Orders {
 
 impl Orders {
     /// The command which follows them and writes what it finds to `found`.
-    pub fn command(&self, found: &Path) -> Result<Vec<OsString>, BenchError> {
+    pub(crate) fn command(&self, found: &Path) -> Result<Vec<OsString>, BenchError> {
         let own = std::env::current_exe().trying("cannot find gms-bench")?;
         let orders = serde_json::to_string(self).map_err(|e| BenchError::Invalid(e.to_string()))?;
         Ok(vec![own.into(), "workload".into(), orders.into(), found.into()])
@@ -60,7 +60,7 @@ impl Orders {
 }
 
 /// `gms-bench workload ORDERS FOUND`.
-pub fn run(orders: &str, found: &Path) -> Result<(), BenchError> {
+pub(crate) fn run(orders: &str, found: &Path) -> Result<(), BenchError> {
     let orders = serde_json::from_str(orders);
     match orders.map_err(|error| BenchError::Invalid(format!("orders: {error}")))? {
         Orders::Fault(orders) => write(&fault::run(&orders)?, found),
@@ -87,14 +87,14 @@ const PAGED_READS: usize = 64;
 const PAGED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Memory whose words are all different, and which tells what of it is absent.
-pub struct Memory {
+pub(crate) struct Memory {
     region: Region,
     pagemap: File,
 }
 
 impl Memory {
     /// Of `mib` MiB, every word written.
-    pub fn filled(mib: usize) -> Result<Memory, BenchError> {
+    pub(crate) fn filled(mib: usize) -> Result<Memory, BenchError> {
         let region = Region::new(pages(mib))?;
         for page in 0..region.pages() {
             (0..WORDS).for_each(|word| region.store(page, word, pattern(page, word)));
@@ -103,13 +103,13 @@ impl Memory {
     }
 
     /// As `region` is.
-    pub fn of(region: Region) -> Result<Memory, BenchError> {
+    pub(crate) fn of(region: Region) -> Result<Memory, BenchError> {
         let pagemap = File::open("/proc/self/pagemap").trying("cannot open the pagemap")?;
         Ok(Memory { region, pagemap })
     }
 
     /// The same, and read until some of it is absent: a small memory is filled before gms has looked at it once.
-    pub fn paged(mib: usize) -> Result<Memory, BenchError> {
+    pub(crate) fn paged(mib: usize) -> Result<Memory, BenchError> {
         let memory = Memory::filled(mib)?;
         let (began, mut dice) = (Instant::now(), Dice::of_thread(1, 0));
         loop {
@@ -126,32 +126,32 @@ impl Memory {
     }
 
     /// Pages.
-    pub fn pages(&self) -> usize {
+    pub(crate) fn pages(&self) -> usize {
         self.region.pages()
     }
 
     /// Reads a word: the access that is measured.
-    pub fn load(&self, page: usize, word: usize) -> u64 {
+    pub(crate) fn load(&self, page: usize, word: usize) -> u64 {
         self.region.load(page, word)
     }
 
     /// Address of a page.
-    pub fn address(&self, page: usize) -> u64 {
+    pub(crate) fn address(&self, page: usize) -> u64 {
         self.region.word(page, 0) as u64
     }
 
     /// Writes a word. No other thread uses it.
-    pub fn store(&self, page: usize, word: usize, value: u64) {
+    pub(crate) fn store(&self, page: usize, word: usize, value: u64) {
         self.region.store(page, word, value);
     }
 
     /// Whether a page is absent now.
-    pub fn is_absent(&self, page: usize) -> Result<bool, BenchError> {
+    pub(crate) fn is_absent(&self, page: usize) -> Result<bool, BenchError> {
         Ok(self.absent(page, 1)?[0])
     }
 
     /// Whether each page is absent now, of `count` pages from `page` on.
-    pub fn absent(&self, page: usize, count: usize) -> Result<Vec<bool>, BenchError> {
+    pub(crate) fn absent(&self, page: usize, count: usize) -> Result<Vec<bool>, BenchError> {
         let first = self.region.start() as usize / PAGE + page;
         let mut entries = vec![0; count * size_of::<u64>()];
         let read = self.pagemap.read_exact_at(&mut entries, (first * size_of::<u64>()) as u64);
@@ -161,7 +161,7 @@ impl Memory {
     }
 
     /// Reads and checks one word.
-    pub fn check_word(&self, page: usize, word: usize) -> Result<(), BenchError> {
+    pub(crate) fn check_word(&self, page: usize, word: usize) -> Result<(), BenchError> {
         match self.load(page, word) == pattern(page, word) {
             true => Ok(()),
             false => Err(BenchError::WrongBytes(format!("word {word} of page {page}"))),

@@ -7,7 +7,7 @@ use crate::error::BenchError;
 use crate::region::WORDS;
 
 /// One thread's.
-pub struct Pen {
+pub(super) struct Pen {
     thread: usize,
     /// Words at the beginning of each page that are written: one a thread, or none if nobody writes.
     written: usize,
@@ -18,12 +18,12 @@ pub struct Pen {
 
 impl Pen {
     /// That of a thread which only reads, as all do.
-    pub fn none() -> Pen {
+    pub(super) fn none() -> Pen {
         Pen { thread: 0, written: 0, percent: 0, times: Vec::new() }
     }
 
     /// That of thread `thread` of `threads`, all of which write at `percent` of their touches.
-    pub fn new(percent: usize, pages: usize, (thread, threads): (usize, usize)) -> Pen {
+    pub(super) fn new(percent: usize, pages: usize, (thread, threads): (usize, usize)) -> Pen {
         assert!(threads < WORDS, "the command line allows fewer threads");
         match percent {
             0 => Pen::none(),
@@ -32,30 +32,30 @@ impl Pen {
     }
 
     /// Whether the next touch writes.
-    pub fn writes(&self, dice: &mut Dice) -> bool {
+    pub(super) fn writes(&self, dice: &mut Dice) -> bool {
         self.percent > 0 && dice.place(100) < self.percent
     }
 
     /// A word that nobody writes.
-    pub fn word_to_read(&self, dice: &mut Dice) -> usize {
+    pub(super) fn word_to_read(&self, dice: &mut Dice) -> usize {
         self.written + dice.place(WORDS - self.written)
     }
 
     /// The word to write, and what to write: never what is there.
-    pub fn word_to_write(&mut self, page: usize) -> (usize, u64) {
+    pub(super) fn word_to_write(&mut self, page: usize) -> (usize, u64) {
         self.times[page] = self.times[page].wrapping_add(1);
         (self.thread, self.expected(page))
     }
 
     /// Checks all words but those of other threads.
-    pub fn check(&self, memory: &Memory, page: usize) -> Result<(), BenchError> {
+    pub(super) fn check(&self, memory: &Memory, page: usize) -> Result<(), BenchError> {
         (self.written..WORDS).try_for_each(|word| memory.check_word(page, word))?;
         self.check_written(memory, page)
     }
 
     /// Checks, of all pages to which this thread has written, what it wrote last; shuffled, so that gms's own figures stay those of
     /// random faults.
-    pub fn check_all(&self, memory: &Memory, dice: &mut Dice) -> Result<(), BenchError> {
+    pub(super) fn check_all(&self, memory: &Memory, dice: &mut Dice) -> Result<(), BenchError> {
         let written = self.times.iter().enumerate().filter(|(_, times)| **times > 0);
         let mut written: Vec<usize> = written.map(|(page, _)| page).collect();
         dice.shuffle(&mut written);

@@ -19,7 +19,7 @@ const CHECKED: usize = 8;
 
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// Memory.
     pub mib: usize,
     /// Threads which read, each its own part.
@@ -34,7 +34,7 @@ pub struct Orders {
 
 /// What was found in the second pass; the first one is to warm up.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Found {
+pub(crate) struct Found {
     /// Pages read.
     pub pages: usize,
     /// Of these, how many were absent at the beginning of their block.
@@ -44,7 +44,7 @@ pub struct Found {
 }
 
 /// Does it.
-pub fn run(orders: &Orders) -> Result<Found, BenchError> {
+pub(crate) fn run(orders: &Orders) -> Result<Found, BenchError> {
     let (memory, barrier) = (Memory::paged(orders.mib)?, Barrier::new(orders.threads));
     let part = |thread: usize| {
         let pages = share(0..memory.pages(), thread, orders.threads);

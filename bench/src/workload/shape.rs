@@ -29,7 +29,7 @@ const REGISTERED: Duration = Duration::from_secs(20);
 
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// The shape.
     pub shape: Shape,
     /// Memory that is filled, what the other processes have included, so that the budget is exceeded.
@@ -46,7 +46,7 @@ pub struct Orders {
 
 /// How much there is of what can be much.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// Threads, which sleep.
     pub threads: usize,
     /// Mappings of one page each, with gaps between them.
@@ -59,7 +59,7 @@ pub struct Shape {
 
 /// One order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ask {
+pub(crate) enum Ask {
     /// Discard and unmap pages.
     Change,
     /// Map, touch and unmap a page now and then, so that gms looks in between.
@@ -72,14 +72,14 @@ pub enum Ask {
 
 /// The first line sent: the shape has been taken.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Ready {
+pub(crate) struct Ready {
     /// Process id as this process knows it.
     pub pid: u32,
 }
 
 /// What was found. Latencies: see [`Samples::counts`].
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Found {
+pub(crate) struct Found {
     /// MADV_DONTNEED of a page.
     pub discard: Vec<(u64, u64)>,
     /// munmap of a page.
@@ -93,7 +93,7 @@ pub struct Found {
 }
 
 /// Does it.
-pub fn run(orders: &Orders) -> Result<Found, BenchError> {
+pub(crate) fn run(orders: &Orders) -> Result<Found, BenchError> {
     let Shape { threads, mappings, processes, chunks } = orders.shape;
     let (sleeping, _mapped) = (Sleepers::start(processes)?, scattered(mappings)?);
     start_threads(threads)?;

@@ -10,7 +10,7 @@ use crate::gate;
 
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// Memory.
     pub mib: usize,
     /// Where to sleep: see [`gate`].
@@ -19,13 +19,13 @@ pub struct Orders {
 
 /// What was found.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Found {
+pub(crate) struct Found {
     /// Pages that were absent when the sleep was over, in percent.
     pub absent_percent: f64,
 }
 
 /// Does it.
-pub fn run(orders: &Orders) -> Result<Found, BenchError> {
+pub(crate) fn run(orders: &Orders) -> Result<Found, BenchError> {
     let memory = Memory::paged(orders.mib)?;
     gate::pass(&orders.gate)?;
     let absent = memory.absent(0, memory.pages())?.iter().filter(|absent| **absent).count();

@@ -10,20 +10,20 @@ use crate::region::{WORDS, pages};
 
 /// What to do.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// Memory.
     pub mib: usize,
 }
 
 /// What was found.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Found {
+pub(crate) struct Found {
     /// For filling, sorting and checking.
     pub seconds: f64,
 }
 
 /// Does it.
-pub fn run(orders: Orders) -> Result<Found, BenchError> {
+pub(crate) fn run(orders: Orders) -> Result<Found, BenchError> {
     let count = pages(orders.mib) * WORDS;
     let start = Instant::now();
     let mut numbers: Vec<u64> = (0..count).map(|n| pattern(n / WORDS, n % WORDS)).collect();

@@ -8,7 +8,7 @@ use super::{Memory, now_ns};
 use crate::error::BenchError;
 
 /// A thread's way through memory.
-pub struct Toucher<'a> {
+pub(super) struct Toucher<'a> {
     memory: &'a Memory,
     dice: Dice,
     walk: Walk,
@@ -16,7 +16,7 @@ pub struct Toucher<'a> {
 }
 
 /// A touch. Times are CLOCK_MONOTONIC, in ns.
-pub struct Touch {
+pub(super) struct Touch {
     /// The page.
     pub step: Step,
     /// Whether it wrote.
@@ -29,17 +29,17 @@ pub struct Touch {
 
 impl<'a> Toucher<'a> {
     /// Touches as `walk` and `pen` say.
-    pub fn new(memory: &'a Memory, dice: Dice, walk: Walk, pen: Pen) -> Toucher<'a> {
+    pub(super) fn new(memory: &'a Memory, dice: Dice, walk: Walk, pen: Pen) -> Toucher<'a> {
         Toucher { memory, dice, walk, pen }
     }
 
     /// Reads random pages.
-    pub fn random(memory: &'a Memory, dice: Dice) -> Toucher<'a> {
+    pub(super) fn random(memory: &'a Memory, dice: Dice) -> Toucher<'a> {
         Toucher::new(memory, dice, Walk::Random, Pen::none())
     }
 
     /// The next touch.
-    pub fn touch(&mut self) -> Result<Touch, BenchError> {
+    pub(super) fn touch(&mut self) -> Result<Touch, BenchError> {
         let step = self.walk.next(self.memory, &mut self.dice)?;
         let (page, wrote) = (step.page, self.pen.writes(&mut self.dice));
         let (before, after);
@@ -59,12 +59,12 @@ impl<'a> Toucher<'a> {
     }
 
     /// So many touches which do not count.
-    pub fn warm_up(&mut self, touches: usize) -> Result<(), BenchError> {
+    pub(super) fn warm_up(&mut self, touches: usize) -> Result<(), BenchError> {
         (0..touches).try_for_each(|_| self.touch().map(drop))
     }
 
     /// Checks in the end what was written to any page.
-    pub fn check_all(&mut self) -> Result<(), BenchError> {
+    pub(super) fn check_all(&mut self) -> Result<(), BenchError> {
         self.pen.check_all(self.memory, &mut self.dice)
     }
 }

@@ -13,7 +13,7 @@ const RESIDENT_MAX: u64 = 10_000;
 const BLOCK: usize = 1024;
 
 /// An order of pages.
-pub enum Walk {
+pub(super) enum Walk {
     /// Each as likely as the other.
     Random,
     /// One after the other.
@@ -21,7 +21,7 @@ pub enum Walk {
 }
 
 /// See [`Walk::Strided`].
-pub struct Stride {
+pub(super) struct Stride {
     stride: usize,
     /// Where it goes on; at the end it begins again one page further than last time.
     at: usize,
@@ -30,7 +30,7 @@ pub struct Stride {
 }
 
 /// A page to be touched.
-pub struct Step {
+pub(super) struct Step {
     /// Its number.
     pub page: usize,
     /// Whether it is absent now; of a stride it was when its block was looked at.
@@ -41,7 +41,11 @@ pub struct Step {
 
 impl Walk {
     /// That of thread `thread` of `threads`; without a `stride` random.
-    pub fn new(stride: Option<usize>, pages: usize, (thread, threads): (usize, usize)) -> Walk {
+    pub(super) fn new(
+        stride: Option<usize>,
+        pages: usize,
+        (thread, threads): (usize, usize),
+    ) -> Walk {
         let at = pages / threads * thread;
         stride.map_or(Walk::Random, |stride| {
             Walk::Strided(Stride { stride, at, absent: VecDeque::new() })
@@ -49,7 +53,7 @@ impl Walk {
     }
 
     /// The next page.
-    pub fn next(&mut self, memory: &Memory, dice: &mut Dice) -> Result<Step, BenchError> {
+    pub(super) fn next(&mut self, memory: &Memory, dice: &mut Dice) -> Result<Step, BenchError> {
         match self {
             Walk::Random => {
                 for skipped in 0..RESIDENT_MAX {

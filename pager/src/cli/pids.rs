@@ -16,13 +16,13 @@ const CANDIDATES_MAX: usize = 512;
 const COMMAND_CHARS_MAX: usize = 60;
 
 /// Workloads that are paged now.
-pub fn of_workloads(typed: &OsStr) -> Vec<CompletionCandidate> {
+pub(super) fn of_workloads(typed: &OsStr) -> Vec<CompletionCandidate> {
     let workloads = control::workloads().into_iter();
     candidates(typed, workloads.map(|one| (one.stats.pid, one.stats.command)))
 }
 
 /// Processes of this user (of everybody, for root) that have memory of their own.
-pub fn to_attach(typed: &OsStr) -> Vec<CompletionCandidate> {
+pub(super) fn to_attach(typed: &OsStr) -> Vec<CompletionCandidate> {
     let user = geteuid();
     let ours = |pid: &i32| {
         user.is_root() || proc::status_field(*pid, "Uid:") == Some(i64::from(user.as_raw()))

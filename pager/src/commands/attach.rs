@@ -22,7 +22,7 @@ use crate::stats::Stats;
 use crate::{config, probe, stopped, target};
 
 /// Pages the process until it ends, or until gms is told to leave it.
-pub fn attach(args: AttachArgs) -> Result<u8, Failure> {
+pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
     let options = config::resolve(args.paging, &Memory::read()?, true)?;
     let cannot = |reason| Failure::new(EXIT_GMS, format!("process {}: {reason}", args.pid));
     if let Some(problem) = probe::problem()? {

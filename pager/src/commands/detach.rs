@@ -9,7 +9,7 @@ use crate::exit::{EXIT_GMS, EXIT_NO};
 use crate::speech::say;
 
 /// Brings all pages of a workload home and waits for that.
-pub fn detach(pid: i32) -> Result<u8, Failure> {
+pub(super) fn detach(pid: i32) -> Result<u8, Failure> {
     let Some(workload) = control::find(pid) else { return Err(no_workload(pid)) };
     let mut progress = Progress::new(false);
     let end = control::detach(&workload, |stats| progress.show(Instant::now(), stats.away_bytes));
@@ -23,7 +23,7 @@ pub fn detach(pid: i32) -> Result<u8, Failure> {
 }
 
 /// Nothing is paged under this process id.
-pub fn no_workload(pid: i32) -> Failure {
+pub(super) fn no_workload(pid: i32) -> Failure {
     let text = format!("no workload of gms has the process id {pid}: 'gms status' lists them");
     Failure::new(EXIT_NO, text)
 }

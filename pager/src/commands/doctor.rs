@@ -58,7 +58,7 @@ fn wished(name: &str, good: bool, finding: impl ToString, cure: &str) -> Check {
 }
 
 /// Prints every check; exit status 0 if nothing that is needed fails.
-pub fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
+pub(super) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let mut checks = vec![architecture(), kernel()];
     checks.extend(paging()?);
     checks.extend([device(), memory()?, swap()?, direct_reads()]);

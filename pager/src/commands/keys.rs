@@ -17,7 +17,7 @@ use crate::text::printable;
 const NAME_CHARS_MAX: usize = 64;
 
 /// Makes, revokes or shows keys, and says what to do next.
-pub fn keys(action: &KeysAction) -> Result<u8, Failure> {
+pub(super) fn keys(action: &KeysAction) -> Result<u8, Failure> {
     let failed = |error: KeysError| Failure::new(EXIT_GMS, error);
     match action {
         KeysAction::Init { dir } => {

@@ -8,7 +8,7 @@ use crate::cli;
 use crate::exit::EXIT_GMS;
 
 /// Writes the man pages into `dir`.
-pub fn man(dir: &Path) -> Result<u8, Failure> {
+pub(super) fn man(dir: &Path) -> Result<u8, Failure> {
     for (name, text) in cli::man_pages()? {
         let path = dir.join(name);
         let failed =
@@ -19,7 +19,7 @@ pub fn man(dir: &Path) -> Result<u8, Failure> {
 }
 
 /// Prints the completion script.
-pub fn completion(shell: clap_complete::Shell) -> Result<u8, Failure> {
+pub(super) fn completion(shell: clap_complete::Shell) -> Result<u8, Failure> {
     print(&cli::completion(shell))?;
     Ok(0)
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use crate::size::Human;
 
 /// How often it is shown.
-pub const EVERY: Duration = Duration::from_millis(200);
+pub(super) const EVERY: Duration = Duration::from_millis(200);
 
 /// A line that is written over; nothing where stderr is no terminal.
-pub struct Progress {
+pub(super) struct Progress {
     terminal: bool,
     total_bytes: u64,
     /// When it was shown last.
@@ -18,12 +18,12 @@ pub struct Progress {
 
 impl Progress {
     /// Nothing is shown yet.
-    pub fn new(quiet: bool) -> Progress {
+    pub(super) fn new(quiet: bool) -> Progress {
         Progress { terminal: stderr().is_terminal() && !quiet, total_bytes: 0, shown: None }
     }
 
     /// Shows that `away_bytes` are not home yet, unless it has shown something just before.
-    pub fn show(&mut self, now: Instant, away_bytes: u64) {
+    pub(super) fn show(&mut self, now: Instant, away_bytes: u64) {
         let early = self.shown.is_some_and(|last| now.duration_since(last) < EVERY);
         if self.terminal && !early {
             self.shown = Some(now);
@@ -39,7 +39,7 @@ impl Progress {
     }
 
     /// Ends the line.
-    pub fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         if self.shown.take().is_some() {
             let _ = write!(stderr(), "\r\x1b[K");
         }

@@ -16,7 +16,7 @@ use crate::{config, control, probe, torture};
 const BUS_ERROR: u8 = 128 + libc::SIGBUS as u8;
 
 /// Runs the command; both processes of gms return from here, see [`launch::split`].
-pub fn run(args: RunArgs) -> Result<u8, Failure> {
+pub(super) fn run(args: RunArgs) -> Result<u8, Failure> {
     let mut paging = args.paging;
     paging.best_effort = args.best_effort;
     let options = config::resolve(paging, &Memory::read()?, false)?;

@@ -14,7 +14,7 @@ use crate::text::printable;
 const COMMAND_CHARS_MAX: usize = 48;
 
 /// Prints the workloads of this machine, or one of them.
-pub fn status(pid: Option<i32>, json: bool) -> Result<u8, Failure> {
+pub(super) fn status(pid: Option<i32>, json: bool) -> Result<u8, Failure> {
     let workloads = match pid {
         Some(pid) => vec![control::find(pid).ok_or_else(|| no_workload(pid))?],
         None => control::workloads(),

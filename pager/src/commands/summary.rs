@@ -11,7 +11,7 @@ use crate::speech::say;
 use crate::stats::{AgentStats, Stats};
 
 /// The figures of a session for people.
-pub fn paragraph(stats: &Stats) -> String {
+pub(super) fn paragraph(stats: &Stats) -> String {
     let (peak, budget) = (Human(stats.resident_peak_bytes), Human(stats.budget_bytes));
     let unpaged = stats.pages_out == 0 && stats.clean_drops == 0 && stats.zero_drops == 0;
     let within = stats.resident_peak_bytes <= Budget::new(Bytes(stats.budget_bytes)).ceiling().0;
@@ -61,11 +61,11 @@ fn agent(agent: &AgentStats) -> String {
 }
 
 /// Where `--stats` goes. Whatever goes wrong with it is told, and has no influence on the workload or on the exit status.
-pub struct StatsFile(Option<Output>);
+pub(super) struct StatsFile(Option<Output>);
 
 impl StatsFile {
     /// Tests before the start that the file can be written at the end.
-    pub fn open(path: Option<&Path>) -> StatsFile {
+    pub(super) fn open(path: Option<&Path>) -> StatsFile {
         let open = |path: &Path| {
             let cannot = |error: &io::Error| {
                 say(format!("--stats: {} cannot be written: {error}", path.display()));
@@ -76,7 +76,7 @@ impl StatsFile {
     }
 
     /// Writes the figures as JSON.
-    pub fn write(self, stats: &Stats) {
+    pub(super) fn write(self, stats: &Stats) {
         let Some(output) = self.0 else { return };
         let written = output.write(|out| {
             let mut text = serde_json::to_vec_pretty(stats)?;

@@ -42,7 +42,7 @@ const SIZE_DEFAULT: Rect = Rect::new(0, 0, 80, 24);
 const TEXT_CHARS_MAX: usize = 256;
 
 /// Shows the workloads until `q`.
-pub fn top() -> Result<u8, Failure> {
+pub(super) fn top() -> Result<u8, Failure> {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() || dumb {
         return Err(Failure::new(

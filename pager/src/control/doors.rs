@@ -25,11 +25,11 @@ use crate::kernel::proc;
 use crate::kernel::proc::descends;
 
 /// Sockets looked at in one directory.
-pub const SOCKETS_MAX: usize = 256;
+pub(super) const SOCKETS_MAX: usize = 256;
 
 /// A control socket.
 #[derive(Debug)]
-pub struct Door {
+pub(super) struct Door {
     dir: Arc<File>,
     /// Whose directory it is.
     owner: u32,
@@ -38,7 +38,7 @@ pub struct Door {
 
 impl Door {
     /// The pager that its name says.
-    pub fn pid(&self) -> i32 {
+    pub(super) fn pid(&self) -> i32 {
         self.pid
     }
 
@@ -47,7 +47,7 @@ impl Door {
     }
 
     /// Connects, without waiting for a pager whose queue is full. A socket at which nobody listens any more is removed.
-    pub fn connect(&self) -> io::Result<UnixStream> {
+    pub(super) fn connect(&self) -> io::Result<UnixStream> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
         let path = format!("/proc/self/fd/{}/{}", self.dir.as_raw_fd(), self.name());
@@ -68,7 +68,7 @@ impl Door {
     }
 
     /// Whether the pager may say that it pages this process: one of its user's, or one below it that has gained rights.
-    pub fn may_page(&self, pid: i32) -> bool {
+    pub(super) fn may_page(&self, pid: i32) -> bool {
         let user = proc::status_field(pid, "Uid:");
         [0, geteuid().as_raw()].contains(&self.owner)
             || user.is_none_or(|user| user == i64::from(self.owner))
@@ -77,7 +77,7 @@ impl Door {
 }
 
 /// Where this user's sockets can be, best first.
-pub fn own_directories() -> Vec<PathBuf> {
+pub(super) fn own_directories() -> Vec<PathBuf> {
     let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
     let mut dirs: Vec<PathBuf> = runtime.map(|dir| dir.join("gms")).into_iter().collect();
     if geteuid().is_root() {
@@ -88,7 +88,7 @@ pub fn own_directories() -> Vec<PathBuf> {
 }
 
 /// Every socket which this user may ask: root sees all users'.
-pub fn all() -> Vec<Door> {
+pub(super) fn all() -> Vec<Door> {
     let own = geteuid().as_raw();
     let mut dirs: Vec<(PathBuf, u32)> =
         own_directories().into_iter().map(|dir| (dir, own)).collect();
@@ -104,7 +104,7 @@ pub fn all() -> Vec<Door> {
 }
 
 /// The sockets in a directory of one of these users.
-pub fn of(dir: &Path, owners: &[u32]) -> Vec<Door> {
+pub(super) fn of(dir: &Path, owners: &[u32]) -> Vec<Door> {
     let Ok((dir, owner)) = private(dir, owners) else { return Vec::new() };
     let dir = Arc::new(dir);
     let within = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
@@ -114,7 +114,7 @@ pub fn of(dir: &Path, owners: &[u32]) -> Vec<Door> {
 }
 
 /// Opens a directory that one of these users alone can enter, and which is no link. Returns whose it is.
-pub fn private(dir: &Path, owners: &[u32]) -> io::Result<(File, u32)> {
+pub(super) fn private(dir: &Path, owners: &[u32]) -> io::Result<(File, u32)> {
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(dir)?;
     let meta = file.metadata()?;
@@ -125,7 +125,7 @@ pub fn private(dir: &Path, owners: &[u32]) -> io::Result<(File, u32)> {
 }
 
 /// The files of a directory that have a number behind `prefix` in their names, and that number.
-pub fn numbered(dir: &Path, prefix: &str) -> impl Iterator<Item = (PathBuf, u32)> {
+pub(super) fn numbered(dir: &Path, prefix: &str) -> impl Iterator<Item = (PathBuf, u32)> {
     list(dir).filter_map(move |path| number(path.file_name()?, prefix).map(|n| (path, n)))
 }
 

@@ -19,7 +19,7 @@ const AGREE: u32 = 3;
 const PROCESSOR: usize = 36;
 
 /// See the module's documentation.
-pub struct Follow {
+pub(super) struct Follow {
     /// Where this thread may run at all.
     allowed: CpuSet,
     pinned: Option<usize>,
@@ -33,14 +33,14 @@ pub struct Follow {
 
 impl Follow {
     /// For the calling thread.
-    pub fn new() -> Follow {
+    pub(super) fn new() -> Follow {
         let me = Pid::from_raw(0);
         let allowed = sched_getaffinity(me).unwrap_or_default();
         Follow { allowed, pinned: None, seen: (0, 0), count: 0, next: None, stat: None }
     }
 
     /// A thread waits for a page from afar.
-    pub fn fault(&mut self, tid: i32) {
+    pub(super) fn fault(&mut self, tid: i32) {
         self.count += 1;
         if self.count >= EVERY {
             (self.count, self.next) = (0, Some(tid));
@@ -48,7 +48,7 @@ impl Follow {
     }
 
     /// Looks, if it is time to, and goes where the faults are; `fault_cpu` is told.
-    pub fn look(&mut self, fault_cpu: &AtomicI32) {
+    pub(super) fn look(&mut self, fault_cpu: &AtomicI32) {
         let Some(cpu) = self.next.take().and_then(|tid| self.cpu_of(tid)) else { return };
         self.seen = if self.seen.0 == cpu { (cpu, self.seen.1 + 1) } else { (cpu, 1) };
         if self.pinned.is_some_and(|pinned| pinned != cpu) {
@@ -65,7 +65,7 @@ impl Follow {
     }
 
     /// Runs wherever the scheduler likes.
-    pub fn release(&mut self, fault_cpu: &AtomicI32) {
+    pub(super) fn release(&mut self, fault_cpu: &AtomicI32) {
         if self.pinned.take().is_some() {
             // Fails only if those CPUs have gone, and then the kernel has moved the thread already.
             let _ = sched_setaffinity(Pid::from_raw(0), &self.allowed);

@@ -23,7 +23,7 @@ const KILL_LOOK_MS: u8 = 100;
 /// A child which will become the command, or end with this value.
 ///
 /// It was forked before gms opened or changed anything, so that the command inherits what gms was given and no more.
-pub struct Held {
+pub(super) struct Held {
     /// Its process.
     pub pid: i32,
     go: OwnedFd,
@@ -31,13 +31,13 @@ pub struct Held {
 }
 
 /// The child after it was told to execute the command.
-pub struct Launched {
+pub(super) struct Launched {
     report: OwnedFd,
 }
 
 /// What a wait would tell of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub(super) enum State {
     /// It runs, or its state is the business of a tracer.
     Running,
     /// Stopped by this signal.
@@ -50,7 +50,7 @@ pub enum State {
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub(super) enum End {
     /// By itself, with this status.
     Exited(u8),
     /// By this signal.
@@ -59,7 +59,7 @@ pub enum End {
 
 impl End {
     /// The exit status as a shell gives it.
-    pub fn status(self) -> u8 {
+    pub(super) fn status(self) -> u8 {
         match self {
             End::Exited(status) => status,
             End::Killed(signal) => 128_u8.wrapping_add(signal as u8),
@@ -68,7 +68,7 @@ impl End {
 }
 
 /// Turns this process, which has changed nothing yet, into the command. Returns only when that cannot be executed.
-pub fn execute(command: &[OsString]) -> io::Error {
+pub(super) fn execute(command: &[OsString]) -> io::Error {
     let error = |arguments: Vec<CString>| match nix::unistd::execvp(&arguments[0], &arguments) {
         Ok(never) => match never {},
         Err(error) => error.into(),
@@ -82,7 +82,7 @@ fn c_strings(command: &[OsString]) -> io::Result<Vec<CString>> {
 }
 
 /// Forks the child. This process must have one thread only.
-pub fn hold(command: &[OsString], inherited: &Inherited) -> io::Result<Held> {
+pub(super) fn hold(command: &[OsString], inherited: &Inherited) -> io::Result<Held> {
     let arguments = c_strings(command)?;
     let (wait, go) = pipe2(OFlag::O_CLOEXEC)?;
     let (report, tell) = pipe2(OFlag::O_CLOEXEC)?;
@@ -121,7 +121,7 @@ fn become_command(arguments: &[CString], wait: &OwnedFd, inherited: &Inherited) 
 
 impl Held {
     /// Lets the child execute the command.
-    pub fn launch(self) -> Launched {
+    pub(super) fn launch(self) -> Launched {
         // If it was killed meanwhile, its end will tell.
         let _ = write(&self.go, &[1]);
         Launched { report: self.report }
@@ -130,12 +130,12 @@ impl Held {
 
 impl Launched {
     /// Readable when [`Launched::executed`] will not block.
-    pub fn report(&self) -> BorrowedFd<'_> {
+    pub(super) fn report(&self) -> BorrowedFd<'_> {
         self.report.as_fd()
     }
 
     /// Whether the command was executed (or the child ended before), or why not.
-    pub fn executed(&self) -> io::Result<()> {
+    pub(super) fn executed(&self) -> io::Result<()> {
         let mut errno = [0; 4];
         match read(&self.report, &mut errno) {
             Ok(4) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
@@ -145,19 +145,19 @@ impl Launched {
 }
 
 /// Sends a signal to a child which was not reaped yet.
-pub fn send(child: i32, signal: i32) {
+pub(super) fn send(child: i32, signal: i32) {
     // SAFETY: kill touches no memory; it fails only if the child has changed its user, which nobody can help.
     unsafe { libc::kill(child, signal) };
 }
 
 /// Looks at a child without consuming anything: while a thread of this process traces it, an ordinary wait would
 /// take the tracer's stops away.
-pub fn state(pid: i32) -> State {
+pub(super) fn state(pid: i32) -> State {
     look(libc::P_PID, pid as u32, libc::WSTOPPED | libc::WNOWAIT).1
 }
 
 /// Reaps every ended child. Calls `ended` with the process and its end; false when no child is left.
-pub fn reap(mut ended: impl FnMut(i32, End)) -> bool {
+pub(super) fn reap(mut ended: impl FnMut(i32, End)) -> bool {
     let mut take = |pid: i32| {
         if let (_, State::Ended(end)) = look(libc::P_PID, pid as u32, 0) {
             ended(pid, end);
@@ -180,7 +180,7 @@ pub fn reap(mut ended: impl FnMut(i32, End)) -> bool {
 
 /// Kills and reaps every process of the workload: the children of those that end become ours. Not those that are `spared`, and what is
 /// named like evictors only after a while.
-pub fn kill_all(signals: &Signals, spared: &[i32], spared_for: Duration) {
+pub(super) fn kill_all(signals: &Signals, spared: &[i32], spared_for: Duration) {
     let start = Instant::now();
     let is_named_ours =
         |pid| proc::thread_name(pid).is_some_and(|name| name.trim_end() == EVICTOR_NAME);

@@ -128,7 +128,7 @@ impl Inherited {
 }
 
 /// Handles SIGPIPE as it was given to gms; nothing else has changed before [`Signals::block`].
-pub fn restore_pipe() -> io::Result<()> {
+pub(super) fn restore_pipe() -> io::Result<()> {
     set_handler(Signal::SIGPIPE, pick(PIPE_IGNORED.load(Ordering::Relaxed)))?;
     Ok(())
 }

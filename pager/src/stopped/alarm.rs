@@ -17,10 +17,10 @@ thread_local! {
 }
 
 /// While this lives the calling thread is in time for one PTRACE_SEIZE, which fails with EINTR afterwards. Best effort: without a timer it sleeps on.
-pub struct Alarm;
+pub(super) struct Alarm;
 
 impl Alarm {
-    pub fn set(limit: Duration) -> Alarm {
+    pub(super) fn set(limit: Duration) -> Alarm {
         mask(libc::SIG_UNBLOCK);
         TIMER.with(|timer| timer.set(limit));
         Alarm

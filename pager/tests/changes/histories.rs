@@ -12,7 +12,7 @@ const CHANGES_MAX: usize = 7;
 
 /// What was known before some changes, and what may have happened beside them.
 #[derive(Clone, Default)]
-pub struct Known {
+pub(crate) struct Known {
     before: Memory,
     /// Some memory has grown, and nobody was told.
     pub has_grown: bool,
@@ -22,12 +22,12 @@ pub struct Known {
 type Places = BTreeMap<u64, u64>;
 
 impl Known {
-    pub fn new(before: &Memory) -> Known {
+    pub(crate) fn new(before: &Memory) -> Known {
         Known { before: before.clone(), has_grown: false }
     }
 
     /// Whether several orders of the changes lead to the markers that there are now, with different pages.
-    pub fn order_is_in_doubt(&self, changes: &[Change], now: &Memory) -> bool {
+    pub(crate) fn order_is_in_doubt(&self, changes: &[Change], now: &Memory) -> bool {
         let mut found = BTreeSet::new();
         let all = self.histories(changes, now, |states| {
             let Some(last) = states.last() else { return };
@@ -38,7 +38,12 @@ impl Known {
     }
 
     /// Whether the pages of the child can lie in several ways.
-    pub fn birth_is_in_doubt(&self, changes: &[Change], now: &Memory, child: &Memory) -> bool {
+    pub(crate) fn birth_is_in_doubt(
+        &self,
+        changes: &[Change],
+        now: &Memory,
+        child: &Memory,
+    ) -> bool {
         let is_there =
             |address: u64| child.away.contains_key(&address) || child.present.contains(&address);
         let mut found = BTreeSet::new();

@@ -25,10 +25,10 @@ use crate::histories::Known;
 const SPACE: SpaceId = SpaceId(1);
 const CHILD: SpaceId = SpaceId(2);
 const AGENT: AgentId = AgentId(0);
-pub const PAGES: u64 = 32;
-pub const THREADS: usize = 3;
+pub(crate) const PAGES: u64 = 32;
+pub(crate) const THREADS: usize = 3;
 
-pub fn at(page: u64) -> u64 {
+pub(crate) fn at(page: u64) -> u64 {
     (1 << 30) + page * PAGE
 }
 
@@ -45,7 +45,7 @@ fn hash(tag: u64) -> u64 {
 }
 
 #[derive(Clone, Debug)]
-pub enum Op {
+pub(crate) enum Op {
     Map(usize, u64, u64),
     Evict(usize, u32),
     Unmap(usize),
@@ -70,7 +70,7 @@ struct Block {
 
 /// What lies where.
 #[derive(Clone, Default)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// Mapped, and told of.
     pub registered: RangeSet,
     /// What pages hold that are away, by address: their markers are there.
@@ -87,13 +87,13 @@ impl Memory {
         mapped.then_some(there)
     }
 
-    pub fn unmap(&mut self, range: &Range<u64>) {
+    pub(crate) fn unmap(&mut self, range: &Range<u64>) {
         self.registered.remove(range.clone());
         self.away.retain(|address, _| !range.contains(address));
         self.present.retain(|address| !range.contains(address));
     }
 
-    pub fn remap(&mut self, remap: &Remap) {
+    pub(crate) fn remap(&mut self, remap: &Remap) {
         let there = |address: u64| address - remap.from + remap.to;
         let source = remap.source();
         let registered: Vec<Range<u64>> = self.registered.overlaps(source.clone()).collect();
@@ -135,7 +135,7 @@ impl Event {
 
 /// Why the workload was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub(crate) enum End {
     /// Nobody could know what has moved where, or what a child has: several histories that the kernel allows show the same, with different pages.
     Doubt,
     /// Only one history shows this. Gms has not found it: it tries orders in which what was left makes way for what came there, and for a child but one of
@@ -151,7 +151,7 @@ impl End {
     }
 }
 
-pub struct Model {
+pub(crate) struct Model {
     tables: Tables,
     blocks: Vec<Block>,
     memory: Memory,
@@ -177,7 +177,7 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new() -> Model {
+    pub(crate) fn new() -> Model {
         let mut tables = Tables::new(PAGES as u32, 8).unwrap();
         tables.add_space(SPACE);
         Model {
@@ -451,13 +451,13 @@ impl Model {
         }
     }
 
-    pub fn tell_all(&mut self, first: usize) {
+    pub(crate) fn tell_all(&mut self, first: usize) {
         while !self.untold.is_empty() {
             self.tell(first);
         }
     }
 
-    pub fn step(&mut self, op: &Op) {
+    pub(crate) fn step(&mut self, op: &Op) {
         if self.end.is_some() {
             return;
         }
@@ -536,7 +536,7 @@ impl Model {
         }
     }
 
-    pub fn check(&mut self) {
+    pub(crate) fn check(&mut self) {
         self.tell_all(0);
         if self.end.is_some() {
             return;

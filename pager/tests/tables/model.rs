@@ -11,17 +11,17 @@ use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use crate::truth::{Call, Truth};
 
 const SLOTS: u32 = 6;
-pub const PAGES: u64 = 24;
-pub const AGENTS: u8 = 2;
-pub const SPACES_MAX: usize = 5;
+pub(crate) const PAGES: u64 = 24;
+pub(crate) const AGENTS: u8 = 2;
+pub(crate) const SPACES_MAX: usize = 5;
 /// The pages lie on both sides of a chunk's border.
 const BASE: u64 = (7 << 21) - PAGES / 2 * PAGE;
 
-pub fn at(page: u64) -> PageAddr {
+pub(crate) fn at(page: u64) -> PageAddr {
     PageAddr::containing(BASE + page * PAGE)
 }
 
-pub fn span(from: u64, pages: u64) -> Range<u64> {
+pub(crate) fn span(from: u64, pages: u64) -> Range<u64> {
     at(from).get()..at((from + pages).min(PAGES)).get()
 }
 
@@ -70,7 +70,7 @@ struct Moved {
 }
 
 #[derive(Clone, Debug)]
-pub enum Op {
+pub(crate) enum Op {
     Map(usize, u64, u64),
     Read(usize, u64),
     Write(usize, u64),
@@ -98,7 +98,7 @@ pub enum Op {
 /// Slots under way to an agent: slot, content, checksum.
 type Write = Vec<(u32, ContentId, u64)>;
 
-pub struct Model {
+pub(crate) struct Model {
     tables: Tables,
     processes: BTreeMap<SpaceId, Process>,
     frames: BTreeMap<u32, u64>,
@@ -119,7 +119,7 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new() -> Model {
+    pub(crate) fn new() -> Model {
         let mut model = Model {
             tables: Tables::new(SLOTS, 8).unwrap(),
             processes: BTreeMap::new(),
@@ -162,7 +162,7 @@ impl Model {
 
     // ---- the kernel and the processes
 
-    pub fn map(&mut self, space: SpaceId, range: Range<u64>) {
+    pub(crate) fn map(&mut self, space: SpaceId, range: Range<u64>) {
         for part in self.tables.unregistered_parts(space, range) {
             let marked = ranges(self.processes[&space].marks.iter());
             self.tables.register(space, part.clone(), &marked);
@@ -557,7 +557,7 @@ impl Model {
         self.removals.retain(|removal| removal.space != space);
     }
 
-    pub fn step(&mut self, op: &Op) {
+    pub(crate) fn step(&mut self, op: &Op) {
         let (Op::Map(i, ..)
         | Op::Read(i, _)
         | Op::Write(i, _)
@@ -661,7 +661,7 @@ impl Model {
         assert_eq!(self.tables.remote_pages(), held as u64, "pages at agents");
     }
 
-    pub fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.settle();
         let places: Vec<Place> = self
             .processes

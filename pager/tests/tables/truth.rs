@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 
 /// A removal of pages: a call of MADV_DONTNEED or MADV_FREE.
-pub type Call = u32;
+pub(crate) type Call = u32;
 
 /// What a page may hold: each state that the kernel's rules allow, with the calls that have not taken effect in it. A call takes effect at one moment
 /// between its event and its return (that of MADV_FREE at any moment from its event on, until the page is written after the return): whoever uses
 /// the page meanwhile cannot know when, but what has been seen stays so. A parent and its child are judged apart: that a fork finds the page in one
 /// state for both is not asked.
 #[derive(Clone, Debug)]
-pub struct Truth(BTreeSet<(u64, BTreeSet<Call>)>);
+pub(crate) struct Truth(BTreeSet<(u64, BTreeSet<Call>)>);
 
 impl Truth {
-    pub fn of(tag: u64, under_way: BTreeSet<Call>) -> Truth {
+    pub(crate) fn of(tag: u64, under_way: BTreeSet<Call>) -> Truth {
         Truth(BTreeSet::from([(tag, under_way)])).or_removed()
     }
 
@@ -40,7 +40,7 @@ impl Truth {
     /// a call on, and the call may still remove what is written there. Nothing shows whether the call has taken effect, so that the page cannot be
     /// given back. Only who uses memory that another thread is giving back within that millisecond, and takes zeros for a sign that it has,
     /// could tell (docs/design.md, weakness 18).
-    pub fn begin(&mut self, call: Call, leaving: bool) {
+    pub(crate) fn begin(&mut self, call: Call, leaving: bool) {
         *self = self.each(|tag, under_way| (tag, under_way | &BTreeSet::from([call])));
         if leaving {
             let zeros: Vec<_> =
@@ -50,7 +50,7 @@ impl Truth {
     }
 
     /// MADV_DONTNEED returns: it has taken effect by now.
-    pub fn end(&mut self, call: Call) {
+    pub(crate) fn end(&mut self, call: Call) {
         let one = BTreeSet::from([call]);
         *self = self.each(|tag, under_way| match under_way.contains(&call) {
             true => (0, under_way - &one),
@@ -59,18 +59,18 @@ impl Truth {
     }
 
     /// `returned` are the calls of MADV_FREE that have.
-    pub fn write(&mut self, tag: u64, returned: &BTreeSet<Call>) {
+    pub(crate) fn write(&mut self, tag: u64, returned: &BTreeSet<Call>) {
         *self = self.each(|_, under_way| (tag, under_way - returned));
     }
 
     /// False if the page may not be seen so.
-    pub fn read(&mut self, seen: u64) -> bool {
+    pub(crate) fn read(&mut self, seen: u64) -> bool {
         self.0.retain(|(tag, _)| *tag == seen);
         !self.0.is_empty()
     }
 
     /// The page is where calls under way do not reach; what MADV_FREE has marked stays so.
-    pub fn leave(&mut self, returned: &BTreeSet<Call>) {
+    pub(crate) fn leave(&mut self, returned: &BTreeSet<Call>) {
         *self = self.each(|tag, under_way| (tag, under_way & returned));
     }
 }

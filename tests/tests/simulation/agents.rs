@@ -26,7 +26,7 @@ use gms_transport::{
 use nix::sys::eventfd::EventFd;
 
 /// One agent, running or not.
-pub struct SimAgent {
+pub(crate) struct SimAgent {
     pub addr: SocketAddr,
     frames: u64,
     threads: usize,
@@ -40,7 +40,13 @@ pub struct SimAgent {
 
 impl SimAgent {
     /// An agent of `frames` frames.
-    pub fn new(net: &Net, now: Instant, number: u8, frames: u64, mut dice: Dice) -> SimAgent {
+    pub(crate) fn new(
+        net: &Net,
+        now: Instant,
+        number: u8,
+        frames: u64,
+        mut dice: Dice,
+    ) -> SimAgent {
         let addr = SocketAddr::from(([10, 0, 0, number], 7070));
         let mut agent = SimAgent {
             addr,
@@ -56,7 +62,7 @@ impl SimAgent {
     }
 
     /// Starts, with nothing in it.
-    pub fn start(&mut self, net: &Net, now: Instant) {
+    pub(crate) fn start(&mut self, net: &Net, now: Instant) {
         let slab = Slab::new(Bytes(self.frames * 4096), false).expect("memory");
         let store = Store::new(slab, self.threads).expect("memory");
         let shared = Arc::new(Shared::new(now, store));
@@ -81,22 +87,22 @@ impl SimAgent {
     }
 
     /// Ends without a word.
-    pub fn crash(&mut self, net: &Net, now: Instant) {
+    pub(crate) fn crash(&mut self, net: &Net, now: Instant) {
         net.crash(now, self.addr);
         self.drivers.clear();
     }
 
-    pub fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         !self.drivers.is_empty()
     }
 
     /// Frames that hold something.
-    pub fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.frames - self.gauges.frames_free.value()
     }
 
     /// A turn of its loops: of one always, of two in any order, and now and then one of them is late.
-    pub fn turn(&mut self, now: Instant) {
+    pub(crate) fn turn(&mut self, now: Instant) {
         if now < self.paused_until {
             return;
         }

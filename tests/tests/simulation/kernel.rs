@@ -14,23 +14,23 @@ use gms_tests::Dice;
 use nix::errno::Errno;
 
 /// Bytes of a page.
-pub type Page = Vec<u8>;
+pub(crate) type Page = Vec<u8>;
 
 /// A page of zeros.
-pub fn zeros() -> Page {
+pub(crate) fn zeros() -> Page {
     vec![0; PAGE as usize]
 }
 
 /// Pages of the program's main memory, which stays.
-pub const PAGES: u64 = 96;
+pub(crate) const PAGES: u64 = 96;
 const MAIN: Range<u64> = 0..PAGES * PAGE;
 /// Rooms, each of so many pages, the first behind so many others.
-pub const ROOMS: usize = 8;
-pub const ROOM_PAGES: u64 = 8;
-pub const FIRST_ROOM: u64 = 1 << 12;
+pub(crate) const ROOMS: usize = 8;
+pub(crate) const ROOM_PAGES: u64 = 8;
+pub(crate) const FIRST_ROOM: u64 = 1 << 12;
 
 /// The addresses of a room.
-pub fn room(number: usize) -> Range<u64> {
+pub(crate) fn room(number: usize) -> Range<u64> {
     let start = (FIRST_ROOM + number as u64 * ROOM_PAGES) * PAGE;
     start..start + ROOM_PAGES * PAGE
 }
@@ -56,7 +56,7 @@ enum Room {
 
 /// See the module's documentation. Threads are numbers.
 #[derive(Default)]
-pub struct Kernel {
+pub(crate) struct Kernel {
     memory: BTreeMap<PageAddr, Page>,
     markers: BTreeSet<PageAddr>,
     /// Faults that have not been read.
@@ -94,7 +94,12 @@ impl Kernel {
     // ---- of the program
 
     /// A thread touches a page: its bytes, or `None` if the thread sleeps now.
-    pub fn touch(&mut self, thread: usize, page: PageAddr, write: bool) -> Option<&mut Page> {
+    pub(crate) fn touch(
+        &mut self,
+        thread: usize,
+        page: PageAddr,
+        write: bool,
+    ) -> Option<&mut Page> {
         if !self.is_registered(page.get()) {
             // Nobody is asked.
             self.markers.remove(&page);
@@ -108,12 +113,12 @@ impl Kernel {
     }
 
     /// Whether a thread sleeps.
-    pub fn sleeps(&self, thread: usize) -> bool {
+    pub(crate) fn sleeps(&self, thread: usize) -> bool {
         self.sleepers.values().any(|threads| threads.contains(&thread))
     }
 
     /// A thread begins to remove a range (MADV_DONTNEED); false if another one's removal is under way.
-    pub fn remove(&mut self, thread: usize, range: Range<u64>) -> bool {
+    pub(crate) fn remove(&mut self, thread: usize, range: Range<u64>) -> bool {
         let free = self.removes().is_none();
         if free {
             self.change(thread, [Event::Remove(range.clone())], Some(range));
@@ -122,7 +127,7 @@ impl Kernel {
     }
 
     /// What is being removed.
-    pub fn removes(&self) -> Option<&Range<u64>> {
+    pub(crate) fn removes(&self) -> Option<&Range<u64>> {
         let begun = self.changers.iter().find_map(|changer| changer.removes.as_ref());
         begun.or(self.removing.as_ref())
     }
@@ -137,7 +142,7 @@ impl Kernel {
     }
 
     /// A thread goes on if what it changes has been read: true then.
-    pub fn resume(&mut self, thread: usize) -> bool {
+    pub(crate) fn resume(&mut self, thread: usize) -> bool {
         let Some(at) = self.changers.iter().position(|changer| changer.thread == thread) else {
             return true;
         };
@@ -149,22 +154,22 @@ impl Kernel {
     }
 
     /// Whether anybody sleeps in the room.
-    pub fn is_occupied(&self, number: usize) -> bool {
+    pub(crate) fn is_occupied(&self, number: usize) -> bool {
         self.sleepers.keys().any(|page| room(number).contains(&page.get()))
     }
 
     /// Whether the room is there, and whether it is registered.
-    pub fn is_mapped(&self, number: usize) -> (bool, bool) {
+    pub(crate) fn is_mapped(&self, number: usize) -> (bool, bool) {
         (self.rooms[number] != Room::Unmapped, self.rooms[number] == Room::Registered)
     }
 
     /// A thread maps the room, of which nothing is told.
-    pub fn map(&mut self, number: usize) {
+    pub(crate) fn map(&mut self, number: usize) {
         self.rooms[number] = Room::Mapped;
     }
 
     /// A thread unmaps the room.
-    pub fn unmap(&mut self, thread: usize, number: usize) {
+    pub(crate) fn unmap(&mut self, thread: usize, number: usize) {
         let range = room(number);
         self.memory.retain(|page, _| !range.contains(&page.get()));
         self.markers.retain(|page| !range.contains(&page.get()));
@@ -174,7 +179,7 @@ impl Kernel {
     }
 
     /// A thread moves a registered room to where none is. It is told, too, that nothing is mapped any more where it was.
-    pub fn remap(&mut self, thread: usize, from: usize, to: usize) {
+    pub(crate) fn remap(&mut self, thread: usize, from: usize, to: usize) {
         let remap = Remap { from: room(from).start, to: room(to).start, length: ROOM_PAGES * PAGE };
         let within = |page: &PageAddr| remap.source().contains(&page.get());
         let pages: Vec<PageAddr> = self.memory.keys().copied().filter(within).collect();
@@ -193,7 +198,7 @@ impl Kernel {
     }
 
     /// Some thread tells of its change.
-    pub fn tell(&mut self, dice: &mut Dice) {
+    pub(crate) fn tell(&mut self, dice: &mut Dice) {
         let untold = |&n: &usize| {
             let changer = &self.changers[n];
             !changer.told && !changer.events.is_empty()
@@ -210,7 +215,7 @@ impl Kernel {
     }
 
     /// A page of the removal that is under way goes: its address.
-    pub fn remove_next(&mut self) -> Option<u64> {
+    pub(crate) fn remove_next(&mut self) -> Option<u64> {
         let range = self.removing.as_mut()?;
         let page = PageAddr::containing(range.start);
         range.start += PAGE;
@@ -225,28 +230,28 @@ impl Kernel {
     // ---- of the pager
 
     /// Pages in memory.
-    pub fn resident(&self) -> u64 {
+    pub(crate) fn resident(&self) -> u64 {
         self.memory.len() as u64
     }
 
     /// What is mapped.
-    pub fn mappings(&self) -> Vec<Range<u64>> {
+    pub(crate) fn mappings(&self) -> Vec<Range<u64>> {
         let rooms = (0..ROOMS).filter(|&n| self.rooms[n] != Room::Unmapped).map(room);
         std::iter::once(MAIN).chain(rooms).collect()
     }
 
     /// Whether a change has begun that has not been read, or whose thread has not run since.
-    pub fn has_event(&self) -> bool {
+    pub(crate) fn has_event(&self) -> bool {
         !self.changers.is_empty()
     }
 
     /// Whether anything can be read.
-    pub fn is_readable(&self) -> bool {
+    pub(crate) fn is_readable(&self) -> bool {
         !self.faults.is_empty() || !self.told.is_empty()
     }
 
     /// Reads a message, or all that there are.
-    pub fn read(&mut self, several: bool, into: &mut Messages) {
+    pub(crate) fn read(&mut self, several: bool, into: &mut Messages) {
         let mut read = 0;
         while self.is_readable() && (several || read == 0) {
             read += 1;
@@ -270,7 +275,7 @@ impl Kernel {
     }
 
     /// Whether anything is mapped at the address.
-    pub fn is_there(&self, address: u64) -> bool {
+    pub(crate) fn is_there(&self, address: u64) -> bool {
         self.mapping(address).is_some()
     }
 
@@ -280,7 +285,7 @@ impl Kernel {
     }
 
     /// UFFDIO_REGISTER.
-    pub fn register(&mut self, range: &Range<u64>) {
+    pub(crate) fn register(&mut self, range: &Range<u64>) {
         self.unregistered.remove(range.clone());
         for n in 0..ROOMS {
             if self.rooms[n] == Room::Mapped
@@ -293,14 +298,14 @@ impl Kernel {
     }
 
     /// UFFDIO_UNREGISTER, which takes markers away.
-    pub fn unregister(&mut self, range: &Range<u64>) {
+    pub(crate) fn unregister(&mut self, range: &Range<u64>) {
         self.unregistered.insert(range.clone());
         self.markers.retain(|page| !range.contains(&page.get()));
         self.wake(range);
     }
 
     /// UFFDIO_COPY from an unreadable source.
-    pub fn registration(&self, range: &Range<u64>) -> Registration {
+    pub(crate) fn registration(&self, range: &Range<u64>) -> Registration {
         let whole = self.mapping(range.start).is_some_and(|mapping| range.end <= mapping.end)
             && range.clone().step_by(PAGE as usize).all(|page| self.is_registered(page));
         match (self.has_event(), whole) {
@@ -311,7 +316,7 @@ impl Kernel {
     }
 
     /// UFFDIO_WRITEPROTECT.
-    pub fn mark(&mut self, range: &Range<u64>, marked: bool) -> Result<(), Errno> {
+    pub(crate) fn mark(&mut self, range: &Range<u64>, marked: bool) -> Result<(), Errno> {
         match self.registration(range) {
             Registration::Changing => return Err(Errno::EAGAIN),
             Registration::Not => return Err(Errno::ENOENT),
@@ -329,7 +334,7 @@ impl Kernel {
     }
 
     /// UFFDIO_COPY of a page, which takes a marker's place.
-    pub fn copy(&mut self, page: PageAddr, bytes: &[u8]) -> Installed {
+    pub(crate) fn copy(&mut self, page: PageAddr, bytes: &[u8]) -> Installed {
         match self.registration(&(page.get()..page.get() + PAGE)) {
             Registration::Changing => return Installed::Changing,
             Registration::Not => return Installed::Gone,
@@ -342,7 +347,7 @@ impl Kernel {
     }
 
     /// UFFDIO_ZEROPAGE of a page, which takes no marker's place.
-    pub fn zero(&mut self, page: PageAddr) -> Installed {
+    pub(crate) fn zero(&mut self, page: PageAddr) -> Installed {
         let is_marked = self.markers.contains(&page);
         match self.registration(&(page.get()..page.get() + PAGE)) {
             Registration::Whole if is_marked => Installed::Exists,
@@ -351,7 +356,7 @@ impl Kernel {
     }
 
     /// What is there: zeros from now on if nothing is. Wakes nobody.
-    pub fn probe(&mut self, page: PageAddr) -> Probe {
+    pub(crate) fn probe(&mut self, page: PageAddr) -> Probe {
         match self.zero(page) {
             Installed::Done => Probe::Absent,
             Installed::Exists => Probe::Occupied,
@@ -361,7 +366,7 @@ impl Kernel {
     }
 
     /// UFFDIO_MOVE; `None` if the page stays.
-    pub fn take(&mut self, page: PageAddr) -> Option<Page> {
+    pub(crate) fn take(&mut self, page: PageAddr) -> Option<Page> {
         if self.has_event() {
             return None;
         }
@@ -369,18 +374,18 @@ impl Kernel {
     }
 
     /// Lets the threads that sleep at pages of a range try again.
-    pub fn wake(&mut self, range: &Range<u64>) {
+    pub(crate) fn wake(&mut self, range: &Range<u64>) {
         self.sleepers.retain(|page, _| !range.contains(&page.get()));
         self.faults.retain(|fault| !range.contains(&fault.page.get()));
     }
 
     /// What is in memory in the range.
-    pub fn present(&self, range: &Range<u64>) -> RangeSet {
+    pub(crate) fn present(&self, range: &Range<u64>) -> RangeSet {
         pages_of(self.memory.keys(), range)
     }
 
     /// The markers of a range.
-    pub fn marked(&self, range: &Range<u64>) -> RangeSet {
+    pub(crate) fn marked(&self, range: &Range<u64>) -> RangeSet {
         pages_of(self.markers.iter(), range)
     }
 }

@@ -23,7 +23,7 @@ use crate::program::Program;
 const INTERRUPTED: u64 = 6;
 
 /// See the module's documentation.
-pub struct Machine {
+pub(crate) struct Machine {
     pub kernel: Kernel,
     pub program: Program,
     /// Calls of the pager before which something happened.
@@ -32,12 +32,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn new(program: Program, dice: Dice) -> Machine {
+    pub(crate) fn new(program: Program, dice: Dice) -> Machine {
         Machine { kernel: Kernel::default(), program, interrupted: 0, dice }
     }
 
     /// A moment in which everybody may come on.
-    pub fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         if self.dice.below(4) == 0 {
             self.remove_next();
         }
@@ -48,7 +48,7 @@ impl Machine {
     }
 
     /// What everybody is at, for a failure.
-    pub fn stand(&self) -> String {
+    pub(crate) fn stand(&self) -> String {
         format!("{:?}, {:?}", self.program, self.kernel)
     }
 
@@ -73,20 +73,20 @@ impl Machine {
 
 /// The machine, as the pager asks for things.
 #[derive(Clone)]
-pub struct Handle {
+pub(crate) struct Handle {
     machine: Arc<Mutex<Machine>>,
     /// Never readable: whether there is anything to read is asked.
     event: Arc<EventFd>,
 }
 
 impl Handle {
-    pub fn new(machine: Machine) -> Handle {
+    pub(crate) fn new(machine: Machine) -> Handle {
         let event = Arc::new(EventFd::new().expect("a descriptor"));
         Handle { machine: Arc::new(Mutex::new(machine)), event }
     }
 
     /// The machine as it stands.
-    pub fn lock(&self) -> MutexGuard<'_, Machine> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -218,7 +218,7 @@ impl PageTables for Handle {
 }
 
 /// The program's process, as pages are moved out of it.
-pub struct Process {
+pub(crate) struct Process {
     pub space: Arc<Space>,
     pub sweep: Sweep,
     handle: Handle,
@@ -227,7 +227,7 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn new(space: Arc<Space>, handle: Handle, dice: Dice) -> Process {
+    pub(crate) fn new(space: Arc<Space>, handle: Handle, dice: Dice) -> Process {
         Process { space, sweep: Sweep::default(), handle, outbox: Vec::new(), dice }
     }
 }

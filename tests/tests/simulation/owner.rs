@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_micros(1);
 const WORKLOAD: WorkloadId = WorkloadId([7; 16]);
 
 /// See the module's documentation.
-pub struct Owner {
+pub(crate) struct Owner {
     pub shared: Arc<Shared>,
     commands: Commands,
     fault: FaultCore<Sim>,
@@ -58,7 +58,7 @@ pub struct Owner {
 
 impl Owner {
     /// A pager of a workload of which about `budget` pages are to be resident.
-    pub fn new(
+    pub(crate) fn new(
         net: &Net,
         now: Instant,
         agents: &[AgentAddress],
@@ -112,7 +112,7 @@ impl Owner {
     }
 
     /// Why the workload was ended, if it was.
-    pub fn killed(&self) -> Option<String> {
+    pub(crate) fn killed(&self) -> Option<String> {
         match self.shared.outcome()? {
             Outcome::Killed(reason) => Some(reason),
             other => panic!("{other:?}"),
@@ -122,7 +122,7 @@ impl Owner {
     // ---- the fault thread
 
     /// A turn of it, which takes as long as it looks at the clock; returns when it ends.
-    pub fn serve(&mut self, now: Instant) -> Instant {
+    pub(crate) fn serve(&mut self, now: Instant) -> Instant {
         let time = Cell::new(now);
         let clock = || time.replace(time.get() + LOOK);
         while self.fault.poll_listen().is_some() {}
@@ -138,7 +138,7 @@ impl Owner {
     // ---- the evict thread
 
     /// A turn of it.
-    pub fn evict(&mut self, now: Instant, dice: &mut Dice) {
+    pub(crate) fn evict(&mut self, now: Instant, dice: &mut Dice) {
         while self.commands.evict.try_recv().is_ok() {}
         self.write_back.agents.drive(now).expect("a network in memory does not fail");
         while self.write_back.poll(now).is_some() {}
@@ -257,13 +257,13 @@ impl Owner {
     // ---- the end
 
     /// When something of it is due.
-    pub fn deadline(&self, now: Instant) -> Instant {
+    pub(crate) fn deadline(&self, now: Instant) -> Instant {
         let fault = self.fault.deadline(now);
         self.write_back.agents.deadline().map_or(fault, |deadline| deadline.min(fault))
     }
 
     /// Frees all that agents hold.
-    pub fn goodbye(&mut self, now: Instant) {
+    pub(crate) fn goodbye(&mut self, now: Instant) {
         self.write_back.agents.goodbye(now);
         self.write_back.agents.flush(now).expect("a network in memory does not fail");
     }

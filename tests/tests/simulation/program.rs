@@ -11,7 +11,7 @@ use gms_tests::Dice;
 use crate::kernel::{FIRST_ROOM, Kernel, PAGES, Page, ROOM_PAGES, ROOMS, room, zeros};
 
 /// Threads of the program, and what each does.
-pub const THREADS: usize = 5;
+pub(crate) const THREADS: usize = 5;
 const STEPS: usize = 120;
 /// Steps that a failure tells.
 const TOLD: usize = 60;
@@ -36,7 +36,7 @@ struct Thread {
 }
 
 /// See the module's documentation.
-pub struct Program {
+pub(crate) struct Program {
     threads: Vec<Thread>,
     /// What every page must hold that is not zeros.
     truth: BTreeMap<u64, Page>,
@@ -53,7 +53,7 @@ impl fmt::Debug for Program {
 }
 
 impl Program {
-    pub fn new(start: Instant, dice: Dice) -> Program {
+    pub(crate) fn new(start: Instant, dice: Dice) -> Program {
         let thread = |_| Thread { act: Act::Ready, left: STEPS, moved: start };
         Program {
             threads: (0..THREADS).map(thread).collect(),
@@ -66,7 +66,7 @@ impl Program {
     }
 
     /// Notes a step, for the log of a failure.
-    pub fn tell(&mut self, text: String) {
+    pub(crate) fn tell(&mut self, text: String) {
         let at = self.now - self.start;
         self.log.push_back(format!("{:>12.6} {text}", at.as_secs_f64()));
         if self.log.len() > TOLD {
@@ -75,39 +75,39 @@ impl Program {
     }
 
     /// Whether all threads have ended.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.threads.iter().all(|thread| thread.left == 0)
     }
 
     /// Whether any thread can come on.
-    pub fn is_busy(&self, kernel: &Kernel) -> bool {
+    pub(crate) fn is_busy(&self, kernel: &Kernel) -> bool {
         (0..THREADS).any(|n| self.threads[n].left > 0 && !kernel.sleeps(n))
     }
 
     /// The thread that has not come on for longest, and since when.
-    pub fn laggard(&self) -> Option<(usize, Instant)> {
+    pub(crate) fn laggard(&self) -> Option<(usize, Instant)> {
         let running = self.threads.iter().enumerate().filter(|(_, thread)| thread.left > 0);
         running.map(|(n, thread)| (n, thread.moved)).min_by_key(|(_, moved)| *moved)
     }
 
     /// Nobody is blamed for what was before.
-    pub fn excuse(&mut self) {
+    pub(crate) fn excuse(&mut self) {
         self.threads.iter_mut().for_each(|thread| thread.moved = self.now);
     }
 
     /// Each thread comes on, if it can.
-    pub fn step(&mut self, kernel: &mut Kernel) {
+    pub(crate) fn step(&mut self, kernel: &mut Kernel) {
         (0..THREADS).for_each(|n| self.go(kernel, n));
     }
 
     /// One thread does.
-    pub fn step_of_one(&mut self, kernel: &mut Kernel) {
+    pub(crate) fn step_of_one(&mut self, kernel: &mut Kernel) {
         let n = self.dice.place(THREADS);
         self.go(kernel, n);
     }
 
     /// The removal of a page is done.
-    pub fn note_removed(&mut self, page: u64) {
+    pub(crate) fn note_removed(&mut self, page: u64) {
         self.truth.remove(&page);
     }
 

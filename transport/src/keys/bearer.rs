@@ -41,7 +41,7 @@ fn suffix(role: Role) -> &'static str {
 }
 
 impl Bearer {
-    pub fn of(cert: &CertificateDer) -> Result<Bearer, Unreadable> {
+    pub(crate) fn of(cert: &CertificateDer) -> Result<Bearer, Unreadable> {
         let (_, parsed) = X509Certificate::from_der(cert).map_err(|_| Unreadable)?;
         let names = parsed.subject_alternative_name().map_err(|_| Unreadable)?;
         let names = names.iter().flat_map(|names| &names.value.general_names);
@@ -62,7 +62,7 @@ impl Bearer {
 }
 
 /// SHA-256 of what an authority has signed.
-pub fn fingerprint(signed: &[u8]) -> Fingerprint {
+pub(crate) fn fingerprint(signed: &[u8]) -> Fingerprint {
     let digest = digest::digest(&digest::SHA256, signed);
     Fingerprint(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }

@@ -35,17 +35,17 @@ impl Revoked {
     }
 
     /// How many lines name somebody.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Whether it names who has this id.
-    pub fn names_id(&self, id: PeerId) -> bool {
+    pub(crate) fn names_id(&self, id: PeerId) -> bool {
         self.0.contains(&id)
     }
 
     /// Whether it names the bearer, or this certificate.
-    pub fn names(&self, bearer: &Bearer) -> bool {
+    pub(crate) fn names(&self, bearer: &Bearer) -> bool {
         self.names_id(bearer.id) || self.names_id(PeerId::Certificate(bearer.fingerprint))
     }
 }

@@ -20,7 +20,7 @@ use super::revoked::Revoked;
 use crate::TransportError;
 
 /// aws-lc-rs with the one suite which is fastest on CPUs with AES instructions, and which QUIC requires anyway.
-pub fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
         cipher_suites: vec![provided::cipher_suite::TLS13_AES_128_GCM_SHA256],
         ..provided::default_provider()
@@ -28,14 +28,18 @@ pub fn provider() -> Arc<CryptoProvider> {
 }
 
 /// Checks the certificates of agents that are connected to.
-pub fn server_verifier(trust: &Trust) -> Result<Arc<dyn ServerCertVerifier>, TransportError> {
+pub(crate) fn server_verifier(
+    trust: &Trust,
+) -> Result<Arc<dyn ServerCertVerifier>, TransportError> {
     let Trust { roots, revoked } = trust.clone();
     let inner = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
     Ok(Arc::new(Direct { inner: inner.map_err(keys)?, revoked }))
 }
 
 /// Checks the certificates of clients and agents that connect.
-pub fn client_verifier(trust: &Trust) -> Result<Arc<dyn ClientCertVerifier>, TransportError> {
+pub(crate) fn client_verifier(
+    trust: &Trust,
+) -> Result<Arc<dyn ClientCertVerifier>, TransportError> {
     let Trust { roots, revoked } = trust.clone();
     let inner = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
     Ok(Arc::new(Direct { inner: inner.map_err(keys)?, revoked }))
@@ -134,7 +138,7 @@ impl ClientCertVerifier for Direct<dyn ClientCertVerifier> {
 }
 
 /// Verifies again the certificate of a client that was let in. If the clock has gone back since, to before it was issued, all else must be good.
-pub fn verify_again(
+pub(crate) fn verify_again(
     verifier: &dyn ClientCertVerifier,
     cert: &CertificateDer<'_>,
     today: UnixTime,
@@ -154,7 +158,7 @@ fn keys(error: impl ToString) -> TransportError {
 
 /// What is wrong with a certificate or a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Expired or not valid yet.
     Expired,
     /// Not issued by our authority.
@@ -171,7 +175,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// What TLS alert `alert` means here (RFC 8446, section 6.2).
-    pub fn of_alert(alert: AlertDescription) -> Self {
+    pub(crate) fn of_alert(alert: AlertDescription) -> Self {
         use AlertDescription as A;
         match alert {
             A::CertificateExpired => Verdict::Expired,
@@ -187,7 +191,7 @@ impl Verdict {
     }
 
     /// What a verifier's error means here.
-    pub fn of(error: &rustls::Error) -> Self {
+    pub(crate) fn of(error: &rustls::Error) -> Self {
         match error {
             rustls::Error::InvalidCertificate(error) => Self::of_alert(error.clone().into()),
             _ => Verdict::Other,

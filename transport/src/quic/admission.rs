@@ -18,7 +18,7 @@ use super::limits::{HANDSHAKE, HANDSHAKE_SLOW};
 
 /// What to do about an Initial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub(super) enum Decision {
     /// Begin the handshake.
     Accept,
     /// Have the sender prove its address first. Keeps no state.
@@ -33,11 +33,11 @@ pub enum Decision {
 
 /// Where an Initial comes from: an IPv4 address, or the /64 of an IPv6 address, which one host can have whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Source(IpAddr);
+pub(super) struct Source(IpAddr);
 
 impl Source {
     /// The source of datagrams from `addr`.
-    pub fn of(addr: IpAddr) -> Self {
+    pub(super) fn of(addr: IpAddr) -> Self {
         match addr.to_canonical() {
             IpAddr::V6(ip) => {
                 Self(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into())
@@ -47,7 +47,7 @@ impl Source {
     }
 
     /// The /48 of an IPv6 source: one site, and often one host, can have so much.
-    pub fn site(self) -> Self {
+    pub(super) fn site(self) -> Self {
         match self.0 {
             IpAddr::V6(ip) => Self(Ipv6Addr::from_bits(ip.to_bits() >> 80 << 80).into()),
             v4 => Self(v4),
@@ -56,13 +56,13 @@ impl Source {
 }
 
 /// Whether a handshake that counts until `until` is older than honest ones are when they are over.
-pub fn is_slow(now: Instant, until: Instant) -> bool {
+pub(super) fn is_slow(now: Instant, until: Instant) -> bool {
     until + HANDSHAKE_SLOW <= now + HANDSHAKE
 }
 
 /// Counts of links that are in their handshake, or were never more, or are being closed.
 #[derive(Debug)]
-pub struct Admission {
+pub(super) struct Admission {
     /// Most of them.
     most: usize,
     /// With so many, addresses are proved before another begins.
@@ -76,7 +76,7 @@ pub struct Admission {
 
 impl Admission {
     /// None yet; see [`HANDSHAKES_MAX`](super::limits::HANDSHAKES_MAX) and [`RETRY_MARK`](super::limits::RETRY_MARK).
-    pub fn new(most: usize, retry_mark: usize) -> Self {
+    pub(super) fn new(most: usize, retry_mark: usize) -> Self {
         Self {
             most,
             retry_mark,
@@ -88,7 +88,7 @@ impl Admission {
     }
 
     /// Decides about an Initial of `source`; `proved`: its address is the sender's.
-    pub fn decide(&self, source: Source, proved: bool) -> Decision {
+    pub(super) fn decide(&self, source: Source, proved: bool) -> Decision {
         if !proved {
             return if self.total < self.retry_mark { Decision::Accept } else { Decision::Retry };
         }
@@ -106,44 +106,44 @@ impl Admission {
     }
 
     /// How many there are.
-    pub fn total(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.total
     }
 
     /// How many the site of `source` holds, and how many of those are its own. Who is to make room is the oldest of the
     /// source with the greatest share.
-    pub fn share(&self, source: Source) -> (usize, usize) {
+    pub(super) fn share(&self, source: Source) -> (usize, usize) {
         let held = |counts: &HashMap<Source, usize>, of| counts.get(&of).copied().unwrap_or(0);
         (held(&self.sites, source.site()), held(&self.sources, source))
     }
 
     /// A link of `source` begins its handshake, or its end.
-    pub fn enter(&mut self, source: Source) {
+    pub(super) fn enter(&mut self, source: Source) {
         self.total += 1;
         *self.sources.entry(source).or_default() += 1;
         *self.sites.entry(source.site()).or_default() += 1;
     }
 
     /// The first packet of a handshake of `source` failed: there is no link, and there was work.
-    pub fn fail(&mut self, now: Instant, source: Source) {
+    pub(super) fn fail(&mut self, now: Instant, source: Source) {
         self.enter(source);
         self.linger(now + HANDSHAKE, source);
     }
 
     /// A link of `source` is gone that was never established: it counts until `until`.
-    pub fn linger(&mut self, until: Instant, source: Source) {
+    pub(super) fn linger(&mut self, until: Instant, source: Source) {
         let at = self.failed.partition_point(|(other, _)| *other <= until);
         self.failed.insert(at, (until, source));
     }
 
     /// Forgets the oldest failure, of which nothing is left but its count; false if there is none.
-    pub fn forget_failure(&mut self) -> bool {
+    pub(super) fn forget_failure(&mut self) -> bool {
         let oldest = self.failed.pop_front();
         oldest.inspect(|(_, source)| self.leave(*source)).is_some()
     }
 
     /// Forgets the oldest failure of the site of `source`, if it [`is_slow`]; false if not.
-    pub fn forget_own(&mut self, now: Instant, source: Source) -> bool {
+    pub(super) fn forget_own(&mut self, now: Instant, source: Source) -> bool {
         let own =
             |(until, of): &(Instant, Source)| of.site() == source.site() && is_slow(now, *until);
         let oldest = self.failed.iter().position(own).and_then(|at| self.failed.remove(at));
@@ -151,14 +151,14 @@ impl Admission {
     }
 
     /// Forgets the failures that are over. To be called before [`Admission::decide`].
-    pub fn expire(&mut self, now: Instant) {
+    pub(super) fn expire(&mut self, now: Instant) {
         while self.failed.front().is_some_and(|(until, _)| *until <= now) {
             self.forget_failure();
         }
     }
 
     /// A link of `source` is established, or gone after it was.
-    pub fn leave(&mut self, source: Source) {
+    pub(super) fn leave(&mut self, source: Source) {
         if self.share(source).1 == 0 {
             return;
         }

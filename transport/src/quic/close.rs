@@ -12,7 +12,7 @@ use crate::{CloseCode, CloseReason};
 const CRYPTO_BASE: u64 = 0x100;
 
 /// Why the connection to `addr` ended. `up`: it had been established.
-pub fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> CloseReason {
+pub(super) fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> CloseReason {
     let failed = |detail: String| CloseReason::Failed { addr, detail: printable(&detail) };
     match error {
         ConnectionError::VersionMismatch => CloseReason::Version { addr },
@@ -53,7 +53,7 @@ pub fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> CloseReaso
 }
 
 /// Why a link ends whose peer's certificate was found to be good before, and is no longer.
-pub fn expelled(addr: SocketAddr, error: &rustls::Error) -> CloseReason {
+pub(super) fn expelled(addr: SocketAddr, error: &rustls::Error) -> CloseReason {
     match Verdict::of(error) {
         Verdict::Expired => CloseReason::Expired { addr },
         Verdict::Revoked => CloseReason::Revoked { addr },

@@ -13,7 +13,7 @@ use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics, 
 use super::limits::{INITIAL_WINDOW, WINDOW_MIN};
 
 /// Makes a controller for each link.
-pub struct Config;
+pub(super) struct Config;
 
 /// CUBIC with a floor.
 struct Floored(Box<dyn Controller>);

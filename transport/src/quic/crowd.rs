@@ -15,7 +15,7 @@ struct Totals {
 
 /// One endpoint among those of its listener.
 #[derive(Debug)]
-pub struct Crowd {
+pub(super) struct Crowd {
     totals: Arc<Totals>,
     /// What this endpoint has added to the totals.
     established: usize,
@@ -27,7 +27,7 @@ pub struct Crowd {
 
 impl Crowd {
     /// The `endpoints` of a new listener.
-    pub fn of(endpoints: usize) -> impl Iterator<Item = Self> {
+    pub(super) fn of(endpoints: usize) -> impl Iterator<Item = Self> {
         let totals = Arc::new(Totals::default());
         (0..endpoints).map(move |index| Self {
             totals: totals.clone(),
@@ -39,29 +39,29 @@ impl Crowd {
     }
 
     /// The only endpoint of its listener, or one that does not listen.
-    pub fn alone() -> Self {
+    pub(super) fn alone() -> Self {
         Self { totals: Arc::default(), established: 0, begun: 0, index: 0, endpoints: 1 }
     }
 
     /// This endpoint's part of [`HANDSHAKES_MAX`] and of [`RETRY_MARK`].
-    pub fn handshakes(&self) -> (usize, usize) {
+    pub(super) fn handshakes(&self) -> (usize, usize) {
         (HANDSHAKES_MAX.div_ceil(self.endpoints), RETRY_MARK.div_ceil(self.endpoints))
     }
 
     /// Established links of the other endpoints.
-    pub fn others(&self) -> usize {
+    pub(super) fn others(&self) -> usize {
         self.totals.established.load(Relaxed).wrapping_sub(self.established)
     }
 
     /// Counts a link that begins here; returns how many the other endpoints have, its rank among all being certain.
-    pub fn begin(&mut self) -> usize {
+    pub(super) fn begin(&mut self) -> usize {
         let others = self.totals.begun.fetch_add(1, Relaxed).wrapping_sub(self.begun);
         self.begun += 1;
         others
     }
 
     /// Tells the other endpoints how many links this one has: established, and begun in all.
-    pub fn tell(&mut self, established: usize, begun: usize) {
+    pub(super) fn tell(&mut self, established: usize, begun: usize) {
         for (total, told, now) in [
             (&self.totals.established, &mut self.established, established),
             (&self.totals.begun, &mut self.begun, begun),

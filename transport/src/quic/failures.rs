@@ -7,7 +7,7 @@ use crate::CloseReason;
 
 /// The lines of this second.
 #[derive(Debug, Default)]
-pub struct Failures {
+pub(super) struct Failures {
     began: Option<Instant>,
     lines: u32,
     /// Every failure, logged or not.
@@ -17,7 +17,7 @@ pub struct Failures {
 
 impl Failures {
     /// Logs why no link was made, unless enough was said in this second.
-    pub fn tell(&mut self, now: Instant, reason: CloseReason) {
+    pub(super) fn tell(&mut self, now: Instant, reason: CloseReason) {
         if self.began.is_none_or(|began| now >= began + Duration::from_secs(1)) {
             if let Some(left_out @ 1..) = self.lines.checked_sub(FAILURES_LOGGED_MAX) {
                 tracing::info!(left_out, "more handshakes failed");

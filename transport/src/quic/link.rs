@@ -41,7 +41,7 @@ enum State {
 }
 
 /// A link and its exchanges.
-pub struct Link {
+pub(super) struct Link {
     pub id: LinkId,
     pub conn: Connection,
     /// The peer's address, IPv4 as such.
@@ -116,7 +116,7 @@ impl Exchange {
 
 impl Link {
     /// A link that begins; `receive` bytes may be sent ahead of us.
-    pub fn new(now: Instant, id: LinkId, conn: Connection, receive: u64) -> Self {
+    pub(super) fn new(now: Instant, id: LinkId, conn: Connection, receive: u64) -> Self {
         let remote = conn.remote_address();
         let counts_until = conn.side().is_server().then_some(now + HANDSHAKE);
         Self {
@@ -145,19 +145,19 @@ impl Link {
     }
 
     /// Notes in `dirty` that there may be something to transmit.
-    pub fn mark(&mut self, dirty: &mut VecDeque<usize>) {
+    pub(super) fn mark(&mut self, dirty: &mut VecDeque<usize>) {
         if !std::mem::replace(&mut self.marked, true) {
             dirty.push_back(self.id.index());
         }
     }
 
     /// Where the peer is, for bounds.
-    pub fn source(&self) -> Source {
+    pub(super) fn source(&self) -> Source {
         Source::of(self.addr.ip())
     }
 
     /// Whether requests wait until replies have gone.
-    pub fn holds_back(&self) -> bool {
+    pub(super) fn holds_back(&self) -> bool {
         !self.held.is_empty()
     }
 
@@ -166,7 +166,7 @@ impl Link {
     /// What the peer may send ahead never grows again: QUIC cannot take back what it has allowed, so a window that
     /// shrinks does so by what is read, but one that grows does so at once. With a peer whose streams are not read, each
     /// turn of the two would add their difference.
-    pub fn set_windows(&mut self, send: u64, receive: u64) {
+    pub(super) fn set_windows(&mut self, send: u64, receive: u64) {
         self.conn.set_send_window(send);
         if receive < self.receive {
             self.receive = receive;
@@ -175,21 +175,21 @@ impl Link {
         self.backlog_max = send as usize / 2;
     }
 
-    pub fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.state == State::Open
     }
 
     #[cfg(test)]
-    pub fn open_exchanges(&self) -> usize {
+    pub(super) fn open_exchanges(&self) -> usize {
         self.exchanges.len()
     }
 
     #[cfg(test)]
-    pub fn queued(&self) -> usize {
+    pub(super) fn queued(&self) -> usize {
         self.queued
     }
 
-    pub fn path(&self) -> PathStats {
+    pub(super) fn path(&self) -> PathStats {
         let path = self.conn.stats().path;
         PathStats {
             rtt: path.rtt,
@@ -202,7 +202,7 @@ impl Link {
     }
 
     /// Runs the timers which are due.
-    pub fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+    pub(super) fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         self.conn.handle_timeout(now);
         if matches!(self.state, State::Handshake { deadline } if deadline <= now) {
             self.conn.close(now, VarInt::from_u32(CloseCode::Goodbye as u32), Bytes::new());
@@ -219,7 +219,7 @@ impl Link {
     }
 
     /// Takes what the endpoint has received for this link.
-    pub fn handle_event(&mut self, now: Instant, event: ConnectionEvent) {
+    pub(super) fn handle_event(&mut self, now: Instant, event: ConnectionEvent) {
         self.conn.handle_event(event);
         // A part of a reply begins its wait anew, see `receive`; an acknowledgement puts the next ping off.
         if let Some(due) = &mut self.probe.due {
@@ -250,7 +250,7 @@ impl Link {
     }
 
     /// It has ended: it will be forgotten.
-    pub fn note_end(&mut self, now: Instant) {
+    pub(super) fn note_end(&mut self, now: Instant) {
         if self.state == State::Closed {
             self.gone_at.get_or_insert(now + CLOSING);
         }
@@ -277,7 +277,7 @@ impl Link {
     }
 
     /// Looks up when the next timer is due. Returns when it was and when it is.
-    pub fn update_timeout(&mut self) -> (Option<Instant>, Option<Instant>) {
+    pub(super) fn update_timeout(&mut self) -> (Option<Instant>, Option<Instant>) {
         let own = match self.state {
             State::Handshake { deadline } => Some(deadline),
             State::Open => None,
@@ -291,7 +291,7 @@ impl Link {
     }
 
     /// Opens an exchange by a request.
-    pub fn request(
+    pub(super) fn request(
         &mut self,
         now: Instant,
         control: &Control,
@@ -317,7 +317,7 @@ impl Link {
     }
 
     /// Ends an exchange by a reply.
-    pub fn reply(
+    pub(super) fn reply(
         &mut self,
         now: Instant,
         exchange: ExchangeId,
@@ -355,7 +355,7 @@ impl Link {
     }
 
     /// Gives an exchange up.
-    pub fn abandon(&mut self, exchange: ExchangeId) {
+    pub(super) fn abandon(&mut self, exchange: ExchangeId) {
         if !self.forget(exchange.stream()) {
             return;
         }
@@ -365,7 +365,7 @@ impl Link {
     }
 
     /// Closes the link for the reason `why`, which the peer is told by `code`.
-    pub fn close(
+    pub(super) fn close(
         &mut self,
         now: Instant,
         code: CloseCode,
@@ -387,7 +387,7 @@ impl Link {
     }
 
     /// Turns QUIC's events into ours. Of a link nothing is told before it is up, nor after it is closed.
-    pub fn pump(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+    pub(super) fn pump(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         // The packet which completes the handshake may carry requests too.
         self.confirm(now, events);
         if self.probe.replied.is_some() {
@@ -412,7 +412,7 @@ impl Link {
     }
 
     /// Reads the requests which were held back, as long as there is room for replies.
-    pub fn resume(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+    pub(super) fn resume(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         while self.has_room()
             && let Some(stream) = self.held.pop_front()
         {
@@ -436,7 +436,7 @@ impl Link {
     }
 
     /// Whether its handshake is over and the owner has not heard of it: [`Link::pump`] tells.
-    pub fn is_opening(&self) -> bool {
+    pub(super) fn is_opening(&self) -> bool {
         matches!(self.state, State::Handshake { .. }) && self.is_confirmed()
     }
 

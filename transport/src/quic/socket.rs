@@ -20,7 +20,7 @@ use super::limits::{EARLY_MAX, MTU_MIN, SOCKET_BUFFER};
 const DATAGRAM_MAX: usize = 65535;
 
 /// A non-blocking UDP socket.
-pub struct Socket {
+pub(super) struct Socket {
     udp: UdpSocket,
     state: UdpSocketState,
     local: SocketAddr,
@@ -37,7 +37,7 @@ pub struct Socket {
 
 /// One or more datagrams of one sender, in the socket's buffer until the next are received.
 #[derive(Clone, Copy)]
-pub struct Received {
+pub(super) struct Received {
     pub from: SocketAddr,
     /// Our address that it was sent to.
     pub to: Option<IpAddr>,
@@ -49,13 +49,13 @@ pub struct Received {
 
 impl Socket {
     /// Binds to `addr`. `answers`: replies must come from the address that was asked.
-    pub fn bind(addr: SocketAddr, answers: bool) -> io::Result<Self> {
+    pub(super) fn bind(addr: SocketAddr, answers: bool) -> io::Result<Self> {
         Self::over(UdpSocket::bind(addr)?, answers)
     }
 
     /// Binds `count` sockets to `addr`, whose replies come from the address that was asked. The kernel divides the peers
     /// among them by a hash of both addresses and ports (SO_REUSEPORT), as long as all of them are there.
-    pub fn bind_group(addr: SocketAddr, count: usize) -> io::Result<Vec<Self>> {
+    pub(super) fn bind_group(addr: SocketAddr, count: usize) -> io::Result<Vec<Self>> {
         // As a socket that shares nothing: an address that another process has is refused, though it would share it.
         let first = Self::bind(addr, true)?;
         let addr = first.local;
@@ -115,32 +115,32 @@ impl Socket {
     }
 
     /// Where the socket is bound.
-    pub fn local(&self) -> SocketAddr {
+    pub(super) fn local(&self) -> SocketAddr {
         self.local
     }
 
     /// Descriptor to poll.
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.udp.as_fd()
     }
 
     /// True if oversized datagrams are refused rather than fragmented, so that path MTU can be probed.
-    pub fn probes_mtu(&self) -> bool {
+    pub(super) fn probes_mtu(&self) -> bool {
         !self.state.may_fragment()
     }
 
     /// Bytes of payload that the receive buffer holds; the system counts its own overhead as well, so half.
-    pub fn receive_buffer(&self) -> usize {
+    pub(super) fn receive_buffer(&self) -> usize {
         getsockopt(&self.udp, sockopt::RcvBuf).unwrap_or(0) / 2
     }
 
     /// Datagrams of `segment` bytes that one `send` may hold.
-    pub fn segments(&self, segment: u16) -> usize {
+    pub(super) fn segments(&self, segment: u16) -> usize {
         (DATAGRAM_MAX / usize::from(segment).max(1)).clamp(1, self.state.max_gso_segments())
     }
 
     /// Next datagrams, `None` if there are none; what cannot be answered has length zero.
-    pub fn receive(&mut self) -> io::Result<Option<Received>> {
+    pub(super) fn receive(&mut self) -> io::Result<Option<Received>> {
         let mut meta = [RecvMeta::default()];
         let mut buffers = [IoSliceMut::new(&mut self.buffer)];
         match self.state.recv(UdpSockRef::from(&self.udp), &mut buffers, &mut meta) {
@@ -163,13 +163,13 @@ impl Socket {
     }
 
     /// The datagrams received last, each in a buffer of its own: what is kept of one does not keep the others.
-    pub fn datagram(&self, received: &Received, index: usize) -> Option<BytesMut> {
+    pub(super) fn datagram(&self, received: &Received, index: usize) -> Option<BytesMut> {
         let bytes = self.buffer.get(..received.len)?;
         bytes.chunks(received.stride).nth(index).map(BytesMut::from)
     }
 
     /// Sends; false if the socket takes no more now. Datagrams that cannot go out are lost, as on any network.
-    pub fn send(&self, transmit: &quinn_proto::Transmit, bytes: &[u8]) -> bool {
+    pub(super) fn send(&self, transmit: &quinn_proto::Transmit, bytes: &[u8]) -> bool {
         #[cfg(test)]
         if let Some(room) = self.room.get() {
             if room == 0 {
@@ -260,7 +260,7 @@ fn ipv6_mtu(socket: &UdpSocket) -> io::Result<i32> {
 }
 
 /// UDP payload bytes that the first hop towards `peer` carries.
-pub fn route_mtu(mut peer: SocketAddr) -> io::Result<u16> {
+pub(super) fn route_mtu(mut peer: SocketAddr) -> io::Result<u16> {
     if let IpAddr::V4(ip) = peer.ip().to_canonical() {
         peer.set_ip(ip.into());
     }

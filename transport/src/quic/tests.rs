@@ -17,17 +17,17 @@ use crate::{AbortReason, PeerId, PeerIdentity};
 
 mod revocation_tests;
 
-pub const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
+pub(super) const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
 /// Real time that a test may take to see what it waits for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3600);
 
-pub fn any() -> SocketAddr {
+pub(super) fn any() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
 /// A server and a client; the events of each that no one has looked for yet.
-pub struct Pair {
+pub(super) struct Pair {
     pub server: Quic,
     pub client: Quic,
     pub served: VecDeque<Event>,
@@ -35,20 +35,20 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub fn of(node: &Identity, client: &Identity) -> Self {
+    pub(super) fn of(node: &Identity, client: &Identity) -> Self {
         Self::between(Quic::server(any(), node).unwrap(), Quic::client(any(), client).unwrap())
     }
 
-    pub fn between(server: Quic, client: Quic) -> Self {
+    pub(super) fn between(server: Quic, client: Quic) -> Self {
         Self { server, client, served: VecDeque::new(), seen: VecDeque::new() }
     }
 
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         let (node, client) = keys::ephemeral().unwrap();
         Self::of(&node, &client)
     }
 
-    pub fn step(&mut self, now: Instant) {
+    pub(super) fn step(&mut self, now: Instant) {
         for (end, events) in
             [(&mut self.client, &mut self.seen), (&mut self.server, &mut self.served)]
         {
@@ -61,16 +61,16 @@ impl Pair {
     }
 
     /// Steps until `found` takes an event of the client.
-    pub fn client_sees<T>(&mut self, found: impl Fn(&Event) -> Option<T>) -> T {
+    pub(super) fn client_sees<T>(&mut self, found: impl Fn(&Event) -> Option<T>) -> T {
         self.until(|pair| take(&mut pair.seen, &found))
     }
 
     /// Steps until `found` takes an event of the server.
-    pub fn server_sees<T>(&mut self, found: impl Fn(&Event) -> Option<T>) -> T {
+    pub(super) fn server_sees<T>(&mut self, found: impl Fn(&Event) -> Option<T>) -> T {
         self.until(|pair| take(&mut pair.served, &found))
     }
 
-    pub fn until<T>(&mut self, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
+    pub(super) fn until<T>(&mut self, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
             if let Some(found) = found(self) {
@@ -81,7 +81,7 @@ impl Pair {
         }
     }
 
-    pub fn connect(&mut self) -> LinkId {
+    pub(super) fn connect(&mut self) -> LinkId {
         let link = self.client.connect(Instant::now(), self.server.local_addr()).unwrap();
         self.client_sees(|event| connected(event).filter(|(l, _)| *l == link));
         self.server_sees(connected);
@@ -89,13 +89,13 @@ impl Pair {
     }
 
     /// Why the client's link to the server is not made.
-    pub fn refusal(&mut self) -> CloseReason {
+    pub(super) fn refusal(&mut self) -> CloseReason {
         self.client.connect(Instant::now(), self.server.local_addr()).unwrap();
         self.client_sees(closed)
     }
 
     /// Sends raw bytes on a stream of their own.
-    pub fn send_raw(&mut self, link: LinkId, bytes: &[u8], finish: bool) -> ExchangeId {
+    pub(super) fn send_raw(&mut self, link: LinkId, bytes: &[u8], finish: bool) -> ExchangeId {
         let conn = &mut self.client.busy_link(link).unwrap().conn;
         let stream = conn.streams().open(Dir::Bi).unwrap();
         conn.send_stream(stream).write(bytes).unwrap();
@@ -107,29 +107,32 @@ impl Pair {
 }
 
 /// Takes the first event that `found` accepts.
-pub fn take<T>(events: &mut VecDeque<Event>, found: impl Fn(&Event) -> Option<T>) -> Option<T> {
+pub(super) fn take<T>(
+    events: &mut VecDeque<Event>,
+    found: impl Fn(&Event) -> Option<T>,
+) -> Option<T> {
     let (at, found) = events.iter().enumerate().find_map(|(at, e)| Some((at, found(e)?)))?;
     events.remove(at);
     Some(found)
 }
 
-pub fn connected(event: &Event) -> Option<(LinkId, PeerIdentity)> {
+pub(super) fn connected(event: &Event) -> Option<(LinkId, PeerIdentity)> {
     if let Event::Connected { link, peer } = event { Some((*link, *peer)) } else { None }
 }
 
-pub fn closed(event: &Event) -> Option<CloseReason> {
+pub(super) fn closed(event: &Event) -> Option<CloseReason> {
     if let Event::Closed { reason, .. } = event { Some(reason.clone()) } else { None }
 }
 
-pub fn aborted(event: &Event) -> Option<AbortReason> {
+pub(super) fn aborted(event: &Event) -> Option<AbortReason> {
     if let Event::Aborted { reason, .. } = event { Some(*reason) } else { None }
 }
 
-pub fn complete(event: &Event) -> Option<ExchangeId> {
+pub(super) fn complete(event: &Event) -> Option<ExchangeId> {
     if let Event::Complete { exchange } = event { Some(*exchange) } else { None }
 }
 
-pub fn control(event: &Event) -> Option<(ExchangeId, Control)> {
+pub(super) fn control(event: &Event) -> Option<(ExchangeId, Control)> {
     match event {
         Event::Control { exchange, control } => Some((*exchange, *control)),
         _ => None,
@@ -137,7 +140,7 @@ pub fn control(event: &Event) -> Option<(ExchangeId, Control)> {
 }
 
 /// Takes the payload events of `exchange` and puts them together.
-pub fn payload(events: &mut VecDeque<Event>, exchange: ExchangeId) -> Vec<u8> {
+pub(super) fn payload(events: &mut VecDeque<Event>, exchange: ExchangeId) -> Vec<u8> {
     let mut all = Vec::new();
     while let Some((offset, bytes)) = take(events, |event| match event {
         Event::Payload { exchange: e, offset, bytes } if *e == exchange => {

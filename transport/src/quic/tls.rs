@@ -16,10 +16,10 @@ use crate::keys::{Identity, verify};
 use crate::message::Version;
 
 /// Application protocols: one a version, the later first, so that versions which cannot talk part in the handshake.
-pub static ALPN: [&[u8]; 2] = [b"gms/2", b"gms/1"];
+pub(crate) static ALPN: [&[u8]; 2] = [b"gms/2", b"gms/1"];
 
 /// Those of a node that speaks no later version than `version`.
-pub fn alpn(version: Version) -> &'static [&'static [u8]] {
+pub(crate) fn alpn(version: Version) -> &'static [&'static [u8]] {
     match version {
         Version::V1 => &ALPN[1..],
         Version::V2 => &ALPN,
@@ -27,7 +27,7 @@ pub fn alpn(version: Version) -> &'static [&'static [u8]] {
 }
 
 /// Configuration of the connecting side. Sessions are not resumed: each link proves both identities.
-pub fn client(
+pub(crate) fn client(
     identity: &Identity,
     alpn: &[&[u8]],
 ) -> Result<Arc<QuicClientConfig>, TransportError> {
@@ -44,7 +44,7 @@ pub fn client(
 }
 
 /// Configuration of the accepting side.
-pub fn server(
+pub(crate) fn server(
     identity: &Identity,
     alpn: &[&[u8]],
 ) -> Result<Arc<QuicServerConfig>, TransportError> {
@@ -60,7 +60,7 @@ pub fn server(
 }
 
 /// The version of the protocol that both ends have agreed on.
-pub fn version(conn: &Connection) -> Version {
+pub(crate) fn version(conn: &Connection) -> Version {
     let data = conn.crypto_session().handshake_data();
     let protocol = data.and_then(|data| data.downcast::<HandshakeData>().ok()?.protocol);
     match protocol.as_deref() {
@@ -70,7 +70,7 @@ pub fn version(conn: &Connection) -> Version {
 }
 
 /// The certificate that the peer has proved to own.
-pub fn peer_certificate(conn: &Connection) -> Option<CertificateDer<'static>> {
+pub(crate) fn peer_certificate(conn: &Connection) -> Option<CertificateDer<'static>> {
     let chain = conn.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer>>().ok()?;
     chain.into_iter().next()
 }
@@ -78,7 +78,11 @@ pub fn peer_certificate(conn: &Connection) -> Option<CertificateDer<'static>> {
 /// The key for stateless resets and that for connection ids of endpoint `index` of whoever listens at `addr`. Both are bound to the identity's
 /// private key, and to the endpoint: of endpoints that shared them one would tell a stranger by which token the other's links are
 /// reset (RFC 9000, section 21.11). What is mixed in for that stays the same when the agent is started again.
-pub fn endpoint_keys(identity: &Identity, addr: SocketAddr, index: usize) -> (hmac::Key, u64) {
+pub(crate) fn endpoint_keys(
+    identity: &Identity,
+    addr: SocketAddr,
+    index: usize,
+) -> (hmac::Key, u64) {
     let secret = hmac::Key::new(hmac::HMAC_SHA256, identity.key.secret_der());
     // Many listen on all addresses, at the same port; one of the files may be missing, or the same in all containers.
     let machine = ["/etc/machine-id", "/proc/sys/kernel/hostname"]

@@ -2,7 +2,7 @@
 
 /// A key that `gms top` knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
+pub(super) enum Key {
     /// To the workload above.
     Up,
     /// To the one below.
@@ -25,7 +25,7 @@ const ESCAPE: u8 = 0x1b;
 const CTRL_C: u8 = 3;
 
 /// Decodes what one read brought. Sequences that are not known, and a lone escape, which may be the first part of one, mean nothing.
-pub fn parse(mut bytes: &[u8]) -> Vec<Key> {
+pub(super) fn parse(mut bytes: &[u8]) -> Vec<Key> {
     let mut keys = Vec::new();
     while let Some((&first, rest)) = bytes.split_first() {
         bytes = rest;

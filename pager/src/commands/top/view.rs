@@ -18,7 +18,7 @@ const COMMAND_CHARS_MAX: usize = 120;
 
 /// A column of the list.
 #[derive(Clone, Copy)]
-pub struct Column {
+pub(super) struct Column {
     /// Its heading.
     pub title: &'static str,
     /// How wide it is.
@@ -33,7 +33,7 @@ type Cell = fn(&Stats, &Rates) -> String;
 type Order = fn((&Stats, &Rates), (&Stats, &Rates)) -> Ordering;
 
 /// The columns, from the left.
-pub const COLUMNS: [Column; 6] = [
+pub(super) const COLUMNS: [Column; 6] = [
     Column {
         title: "PID",
         width: Constraint::Length(8),
@@ -82,7 +82,7 @@ pub const COLUMNS: [Column; 6] = [
 
 /// Per second since the look before; 0 for a new workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rates {
+pub(super) struct Rates {
     /// Faults.
     pub faults: f64,
     /// Pages fetched.
@@ -93,7 +93,7 @@ pub struct Rates {
 
 /// See the module's documentation.
 #[derive(Default)]
-pub struct View {
+pub(super) struct View {
     /// Which row is selected and which is at the top.
     pub state: TableState,
     /// Rows that the screen has room for.
@@ -107,7 +107,7 @@ pub struct View {
 
 impl View {
     /// Takes new figures. What was selected stays so, wherever it is in the order now.
-    pub fn update(&mut self, now: Instant, workloads: Vec<Workload>) {
+    pub(super) fn update(&mut self, now: Instant, workloads: Vec<Workload>) {
         let seconds = self.looked.map_or(0.0, |then| (now - then).as_secs_f64());
         let before: HashMap<i32, &Stats> = self.by_pager().collect();
         let rates = workloads.iter().map(|Workload { stats, .. }| {
@@ -126,7 +126,7 @@ impl View {
     }
 
     /// Does what a key asks for; false to quit.
-    pub fn handle(&mut self, key: Key) -> bool {
+    pub(super) fn handle(&mut self, key: Key) -> bool {
         let last = self.workloads.len().saturating_sub(1);
         let at = self.state.selected().unwrap_or(0);
         let target = match key {
@@ -171,28 +171,28 @@ impl View {
     }
 
     /// Number of workloads.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.workloads.len()
     }
 
     /// What is selected; `None` if nothing is paged.
-    pub fn selected(&self) -> Option<&Workload> {
+    pub(super) fn selected(&self) -> Option<&Workload> {
         self.workloads.get(self.state.selected()?)
     }
 
     /// By what the list is sorted, for people.
-    pub fn sorted_by(&self) -> String {
+    pub(super) fn sorted_by(&self) -> String {
         let way = if self.reversed { ", the other way round" } else { "" };
         format!("{}{way}", COLUMNS[self.column].title)
     }
 
     /// How fast a workload's counters grow.
-    pub fn rates(&self, stats: &Stats) -> Rates {
+    pub(super) fn rates(&self, stats: &Stats) -> Rates {
         self.rates.get(&stats.supervisor_pid).copied().unwrap_or_default()
     }
 
     /// The list's cells.
-    pub fn rows(&self) -> Vec<[String; COLUMNS.len()]> {
+    pub(super) fn rows(&self) -> Vec<[String; COLUMNS.len()]> {
         let row = |Workload { stats, .. }: &Workload| {
             let rates = self.rates(stats);
             COLUMNS.map(|column| (column.cell)(stats, &rates))
