@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use gms_policy::limits::AGENTS_MAX;
 use gms_policy::{Bytes, Size, WhenFull};
 
 use crate::cli::PagingArgs;
@@ -15,8 +16,6 @@ use crate::size::Human;
 pub const LOCAL_BYTES_MIN: u64 = 4 << 20;
 /// Least workable `--export`.
 pub const EXPORT_BYTES_MIN: u64 = 1 << 20;
-/// Most agents of one session.
-pub const AGENTS_MAX: usize = 64;
 /// Most threads that serve faults: each has a link to every agent.
 const FAULT_THREADS_MAX: usize = 16;
 /// Largest configuration file read.

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::ids::{AgentId, SpaceId};
+use gms_policy::limits::AGENTS_MAX;
 use nix::sys::eventfd::EventFd;
 
-use crate::config::AGENTS_MAX;
 use crate::space::Space;
 use crate::sync::{event_fd, lock};
 

@@ -4,15 +4,16 @@
 //! *shelves* of 1 GiB of addresses, a shelf has chunks. A forked space begins with the shelves of its parent: shelf and chunk are copied
 //! when one of those who share them changes an entry ([`PageMap::put`]). So a fork, an exit and an unmap take time by the GiB, not by the page.
 //!
-//! An entry has room for what comes later: `placement` numbers a *set* of locations (today: one agent), and the content id is
-//! unique for the life of the workload, so that it can serve as the nonce of a per-workload AEAD key.
+//! An entry says by a number which agents hold the page ([`Placements`]). The content id is unique for the life of the workload, so that it can serve as
+//! the nonce of a per-workload AEAD key.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use gms_policy::eviction::Mark;
-use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
+use gms_policy::ids::{ContentId, PageAddr, SpaceId};
+use gms_policy::redundancy::{AgentSet, PlacementId, Placements};
 use memmap2::{MmapMut, UncheckedAdvice};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -52,8 +53,8 @@ pub enum State {
 pub struct Content {
     /// Name of the bytes.
     pub id: ContentId,
-    /// Who holds them.
-    pub agent: AgentId,
+    /// Who holds them: each of these.
+    pub holders: AgentSet,
     /// Checksum (XXH3-64 under the workload's secret seed).
     pub hash: u64,
 }
@@ -71,26 +72,27 @@ const TAGS: u64 = 7;
 const SLOT: u64 = 1;
 const REMOTE: u64 = 2;
 const KEPT: u64 = 3;
-const MARK_SHIFT: u32 = 13;
+const PLACEMENT_SHIFT: u32 = 3;
+const MARK_SHIFT: u32 = PLACEMENT_SHIFT + PlacementId::BITS;
 const ID_SHIFT: u32 = MARK_SHIFT + Mark::BITS;
 /// Largest content id that fits.
 pub const CONTENT_ID_MAX: u64 = (1 << (u64::BITS - ID_SHIFT)) - 1;
 
 impl Entry {
-    fn encode(state: State, mark: Mark) -> Entry {
-        let marked = |tag: u64| tag | mark.bits() << MARK_SHIFT;
-        let pack = |tag: u64, c: Content| Entry {
-            word: marked(tag) | u64::from(c.agent.0) << 3 | c.id.0 << ID_SHIFT,
-            hash: c.hash,
+    /// `None` if there is no number for those who hold the page.
+    fn encode(state: State, mark: Mark, placements: &mut Placements) -> Option<Entry> {
+        let (tag, low, id, hash) = match state {
+            State::Empty => return Some(Entry::default()),
+            State::Slot(slot) => (SLOT, 0, u64::from(slot), 0),
+            State::Remote(c) => (REMOTE, placements.id(c.holders)?.bits(), c.id.0, c.hash),
+            State::Kept(c) => (KEPT, placements.id(c.holders)?.bits(), c.id.0, c.hash),
         };
-        match state {
-            State::Empty => Entry::default(),
-            State::Slot(slot) => {
-                Entry { word: marked(SLOT) | u64::from(slot) << ID_SHIFT, hash: 0 }
-            }
-            State::Remote(content) => pack(REMOTE, content),
-            State::Kept(content) => pack(KEPT, content),
-        }
+        let marked = tag | low << PLACEMENT_SHIFT | mark.bits() << MARK_SHIFT;
+        Some(Entry { word: marked | id << ID_SHIFT, hash })
+    }
+
+    fn is_slot(self) -> bool {
+        self.word & TAGS == SLOT
     }
 
     fn is_away(self) -> bool {
@@ -111,10 +113,10 @@ impl Entry {
         hot
     }
 
-    fn decode(self) -> State {
+    fn decode(self, placements: &Placements) -> State {
         let content = || Content {
             id: ContentId(self.word >> ID_SHIFT),
-            agent: AgentId((self.word >> 3) as u8),
+            holders: placements.agents(PlacementId::from_bits(self.word >> PLACEMENT_SHIFT)),
             hash: self.hash,
         };
         match self.word & TAGS {
@@ -171,6 +173,8 @@ pub struct PageMap {
     /// Free chunks that still have theirs, at most [`WARM_MAX`]: pages that go out and come back use the same few again and again.
     warm: Vec<Chunk>,
     limit: u32,
+    /// Numbers of those who hold the pages.
+    placements: Placements,
     /// Entries that are `Slot` or `Remote`, in shared chunks counted once.
     away: u64,
 }
@@ -184,7 +188,8 @@ impl PageMap {
         let memory = unsafe { MmapMut::map_mut(&file)? };
         let (headers, free, warm) = (Vec::new(), Vec::new(), Vec::new());
         let (index, slotted) = (BTreeMap::new(), BTreeMap::new());
-        Ok(PageMap { memory, headers, index, slotted, free, warm, limit, away: 0 })
+        let placements = Placements::default();
+        Ok(PageMap { memory, headers, index, slotted, free, warm, limit, placements, away: 0 })
     }
 
     /// Whether there is no room left for pages that go out. What is left is for changes of the address space.
@@ -203,13 +208,13 @@ impl PageMap {
 
     /// What is known of a page.
     pub fn get(&self, space: SpaceId, page: PageAddr) -> State {
-        self.entry(space, page).decode()
+        self.entry(space, page).decode(&self.placements)
     }
 
     /// The same with the page's mark, which is zero if nothing is known.
     pub fn get_marked(&self, space: SpaceId, page: PageAddr) -> (State, Mark) {
         let entry = self.entry(space, page);
-        (entry.decode(), entry.mark())
+        (entry.decode(&self.placements), entry.mark())
     }
 
     /// Pages that are not in the workload's memory, in all spaces together.
@@ -231,6 +236,7 @@ impl PageMap {
         state: State,
         mark: Mark,
     ) -> Result<Option<Chunk>, Full> {
+        let entry = Entry::encode(state, mark, &mut self.placements).ok_or(Full)?;
         let base = page.get() & !(CHUNK_SPAN - 1);
         let shelf = self.index.get(&space).and_then(|shelves| shelves.get(&shelf_of(base)));
         let found = shelf.and_then(|shelf| shelf.get(&base)).copied();
@@ -241,7 +247,7 @@ impl PageMap {
         let alone = shelf.is_some_and(|shelf| Arc::strong_count(shelf) == 1);
         match found {
             Some(chunk) if alone && self.headers[chunk as usize].owners == 1 => {
-                self.set(space, page, chunk, state, mark);
+                self.set(space, page, chunk, entry);
                 Ok(None)
             }
             shared => {
@@ -250,7 +256,7 @@ impl PageMap {
                     self.copy(space, base, shared, own);
                 }
                 self.own_shelf(space, base).insert(base, own);
-                self.set(space, page, own, state, mark);
+                self.set(space, page, own, entry);
                 Ok(shared)
             }
         }
@@ -281,20 +287,17 @@ impl PageMap {
     }
 
     /// Sets an entry of a chunk that the space has for itself.
-    fn set(&mut self, space: SpaceId, page: PageAddr, chunk: Chunk, state: State, mark: Mark) {
-        let entry = &mut self.entries_mut(chunk)[slot_of(page.get())];
-        let (was, was_away) = (entry.decode(), entry.is_away());
-        *entry = Entry::encode(state, mark);
-        let is_away = entry.is_away();
-        self.away = self.away + u64::from(is_away) - u64::from(was_away);
+    fn set(&mut self, space: SpaceId, page: PageAddr, chunk: Chunk, entry: Entry) {
+        let place = &mut self.entries_mut(chunk)[slot_of(page.get())];
+        let was = std::mem::replace(place, entry);
+        self.away = self.away + u64::from(entry.is_away()) - u64::from(was.is_away());
         let header = &mut self.headers[chunk as usize];
         assert_eq!(header.owners, 1, "a shared chunk was changed");
         let count = |set: bool| u16::from(set);
-        header.used = header.used + count(state != State::Empty) - count(was != State::Empty);
-        header.away = header.away + count(is_away) - count(was_away);
-        let is_slot = |state| count(matches!(state, State::Slot(_)));
+        header.used = header.used + count(entry.word != 0) - count(was.word != 0);
+        header.away = header.away + count(entry.is_away()) - count(was.is_away());
         let slots = header.slots;
-        header.slots = header.slots + is_slot(state) - is_slot(was);
+        header.slots = header.slots + count(entry.is_slot()) - count(was.is_slot());
         let (now, empty) = (header.slots, header.used == 0);
         let base = page.get() & !(CHUNK_SPAN - 1);
         match (slots, now) {
@@ -405,7 +408,7 @@ impl PageMap {
                     if entry.word == 0 {
                         continue;
                     }
-                    if !each(PageAddr::containing(address), entry.decode()) {
+                    if !each(PageAddr::containing(address), entry.decode(&self.placements)) {
                         return;
                     }
                     left -= 1;
@@ -491,7 +494,7 @@ impl PageMap {
 
     /// The entries of a chunk.
     pub fn states(&self, chunk: Chunk) -> impl Iterator<Item = State> + '_ {
-        self.entries(chunk).iter().map(|entry| entry.decode())
+        self.entries(chunk).iter().map(|entry| entry.decode(&self.placements))
     }
 
     fn find(&self, space: SpaceId, address: u64) -> Option<Chunk> {

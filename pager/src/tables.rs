@@ -21,12 +21,13 @@ mod space;
 pub use birth::{Ask, Birth};
 pub use order::{Change, Doubt, Remap, contested, drop_echoes};
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 use gms_policy::eviction::{Clock, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
+use gms_policy::redundancy::AgentSet;
 
 use self::roomless::Roomless;
 use self::space::SpaceState;
@@ -85,8 +86,12 @@ enum Phase {
     Leaving,
     /// The bytes are in the buffer. Left by `start_write`, or when no owner is left.
     Ready,
-    /// Written to this agent, not yet acknowledged. Left by `written`.
-    Sent(AgentId),
+    /// Written to these agents. Left by `written`, when each has answered.
+    Sent {
+        to: AgentSet,
+        unanswered: AgentSet,
+        stored: AgentSet,
+    },
 }
 
 /// A page whose bytes are in a slot.
@@ -136,7 +141,7 @@ pub struct Tables {
     /// Pages that nobody has any more, and whose markers have been taken away: they are about to be poisoned.
     doomed: HashSet<Place>,
     /// Agents that are not trusted with the only copy of a page.
-    untrusted: BTreeSet<AgentId>,
+    untrusted: AgentSet,
     /// Those of each agent, the latest last: a lane may tell of an earlier one after another has told of a restart.
     sessions: BTreeMap<AgentId, VecDeque<u64>>,
     /// Contents that agents may forget.
@@ -179,7 +184,7 @@ impl Tables {
             roomless: Roomless::default(),
             prefetching: HashSet::new(),
             doomed: HashSet::new(),
-            untrusted: BTreeSet::new(),
+            untrusted: AgentSet::default(),
             sessions: BTreeMap::new(),
             discards: BTreeMap::new(),
             next_content: 1,
@@ -442,7 +447,7 @@ impl Tables {
     }
 
     /// Agents that are away, leaving or silent: pages of which they have a copy are kept until another agent has one too.
-    pub fn distrust(&mut self, agents: BTreeSet<AgentId>) {
+    pub fn distrust(&mut self, agents: AgentSet) {
         self.untrusted = agents;
     }
 
@@ -461,37 +466,59 @@ impl Tables {
 
     /// Whether any page is only at this agent.
     pub fn depends_on(&self, agent: AgentId) -> bool {
+        let only = AgentSet::of(agent);
         self.spaces.keys().any(|&space| {
             let mut found = false;
             self.map.visit(space, 0..u64::MAX, |_, state| {
-                found = matches!(state, State::Remote(content) if content.agent == agent);
+                found = matches!(state, State::Remote(content) if content.holders == only);
                 !found
             });
             found
         })
     }
 
-    /// The agent has lost everything: the copies of resident pages are no longer good.
+    /// The agent has lost everything: its copies are no longer good.
     pub fn forget_copies(&mut self, agent: AgentId) {
+        let lost = AgentSet::of(agent);
         let spaces: Vec<SpaceId> = self.spaces.keys().copied().collect();
         for space in spaces {
             for (page, state) in self.map.known(space, 0..u64::MAX) {
-                if let State::Kept(content) = state
-                    && content.agent == agent
-                {
-                    match self.put((space, page), State::Empty) {
-                        true => self.release(content),
-                        // It would be left to the agent again.
-                        false => self.exhausted = true,
+                let place = (space, page);
+                let held = content_of(state).filter(|content| content.holders.has(agent));
+                let Some(content) = held else { continue };
+                let left = Content { holders: content.holders.without(lost), ..content };
+                let (changed, releases) = match state {
+                    _ if !left.holders.is_empty() => {
+                        let (_, mark) = self.map.get_marked(space, page);
+                        let remote = matches!(state, State::Remote(_));
+                        let state = if remote { State::Remote(left) } else { State::Kept(left) };
+                        (self.put_marked(place, state, mark), false)
                     }
+                    State::Kept(_) => (self.put(place, State::Empty), true),
+                    // See `depends_on`.
+                    _ => continue,
+                };
+                match changed {
+                    true if releases => self.release(content),
+                    true => {}
+                    // It would be left to the agent again.
+                    false => self.exhausted = true,
                 }
             }
         }
         for index in 0..self.slots.len() {
-            if let Some(content) = self.slots[index].kept.take_if(|kept| kept.agent == agent) {
-                self.release(content);
+            if let Phase::Sent { stored, .. } = &mut self.slots[index].phase {
+                *stored = stored.without(lost);
+            }
+            let Some(kept) = &mut self.slots[index].kept else { continue };
+            let before = *kept;
+            kept.holders = kept.holders.without(lost);
+            if kept.holders.is_empty() {
+                self.slots[index].kept = None;
+                self.release(before);
             }
         }
+        self.held.remove(&agent);
         self.discards.remove(&agent);
     }
 
@@ -582,8 +609,8 @@ impl Tables {
     fn put_marked(&mut self, place: Place, state: State, mark: Mark) -> bool {
         let Ok(copied) = self.map.put(place.0, place.1, state, mark) else { return false };
         if let Some(chunk) = copied {
-            let contents: Vec<ContentId> = self.map.states(chunk).filter_map(content_of).collect();
-            contents.into_iter().for_each(|id| self.share(id, 1));
+            let contents: Vec<Content> = self.map.states(chunk).filter_map(content_of).collect();
+            contents.into_iter().for_each(|content| self.share(content.id, 1));
         }
         true
     }
@@ -599,26 +626,32 @@ impl Tables {
             Some(references) if *references > 2 => *references -= 1,
             Some(_) => drop(self.shared.remove(&content.id)),
             None => {
-                self.discards.entry(content.agent).or_default().push(content.id);
                 self.remote_pages = self.remote_pages.saturating_sub(1);
-                if let Some(held) = self.held.get_mut(&content.agent) {
-                    *held = held.saturating_sub(1);
+                for agent in content.holders.agents() {
+                    self.may_forget(agent, content.id);
+                    if let Some(held) = self.held.get_mut(&agent) {
+                        *held = held.saturating_sub(1);
+                    }
                 }
             }
         }
     }
 
-    fn count_remote(&mut self, agent: AgentId) {
-        *self.held.entry(agent).or_default() += 1;
+    fn may_forget(&mut self, agent: AgentId, id: ContentId) {
+        self.discards.entry(agent).or_default().push(id);
+    }
+
+    fn count_remote(&mut self, holders: AgentSet) {
+        holders.agents().for_each(|agent| *self.held.entry(agent).or_default() += 1);
         self.remote_pages += 1;
         self.remote_pages_peak = self.remote_pages_peak.max(self.remote_pages);
     }
 }
 
 /// The content that an entry refers to.
-fn content_of(state: State) -> Option<ContentId> {
+fn content_of(state: State) -> Option<Content> {
     match state {
-        State::Remote(content) | State::Kept(content) => Some(content.id),
+        State::Remote(content) | State::Kept(content) => Some(content),
         State::Slot(_) | State::Empty => None,
     }
 }

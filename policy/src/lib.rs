@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | which page goes out | [`eviction`] | generalized CLOCK (Smith 1978), refault distances as the reference signal |
 //! | to which agent | [`placement`] | power of two choices (Mitzenmacher 1996), GMS weights |
+//! | how is it noted who has it | [`redundancy`] | sets of agents, numbered |
 //! | which pages come in early | [`prefetch`] | Leap (Al Maruf and Chowdhury, ATC'20) |
 //! | when to act at all | [`budget`] | watermarks |
 //! | what if no agent takes pages | [`full`] | the user |
@@ -19,12 +20,14 @@ pub mod ids;
 pub mod limits;
 pub mod placement;
 pub mod prefetch;
+pub mod redundancy;
 pub mod size;
 
 pub use budget::{Budget, Decision};
 pub use eviction::{Clock, Mark};
 pub use full::{FullAction, WhenFull};
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
-pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices};
+pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices, nearest};
 pub use prefetch::{Prefetch, Streams, Window};
+pub use redundancy::{AgentSet, PlacementId, Placements};
 pub use size::{Size, SizeError};

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
+/// Most agents of one session.
+pub const AGENTS_MAX: usize = 64;
+
 /// Bytes of a page frame.
 pub const FRAME_BYTES: u64 = 4096;
 

@@ -41,10 +41,14 @@ impl AgentView {
         self.up && self.free_frames.0 > 0 && self.credits.0 > 0
     }
 
-    fn merit(&self) -> f64 {
+    fn cost(&self) -> f64 {
         let ns = (self.rtt + self.queue + self.service).as_nanos().max(u128::from(COST_NS_MIN));
         let doublings = self.refusals.min(REFUSAL_DOUBLINGS_MAX);
-        let cost = ns as f64 * (1.0 + f64::from(self.inflight)) * f64::from(1u32 << doublings);
+        ns as f64 * (1.0 + f64::from(self.inflight)) * f64::from(1u32 << doublings)
+    }
+
+    fn merit(&self) -> f64 {
+        let cost = self.cost();
         self.free_frames.0 as f64 / (cost * cost)
     }
 }
@@ -54,6 +58,14 @@ pub trait Placement {
     /// The agent which should get the next pages; `None` if none of `views` is up with room and credits.
     /// `random` must be uniform over all of `u64`.
     fn choose(&self, views: &[AgentView], random: u64) -> Option<AgentId>;
+}
+
+/// Whom of several agents that hold a page to ask for it: one that is up, the one of least cost.
+pub fn nearest(views: impl IntoIterator<Item = AgentView>) -> Option<AgentId> {
+    let order = |a: &AgentView, b: &AgentView| {
+        b.up.cmp(&a.up).then(a.cost().total_cmp(&b.cost())).then(a.id.cmp(&b.id))
+    };
+    views.into_iter().min_by(order).map(|view| view.id)
 }
 
 /// Two random candidates, compared by merit.
@@ -195,6 +207,18 @@ mod tests {
             inflight: 0,
             refusals: 0,
         }
+    }
+
+    #[test]
+    fn of_those_who_have_a_page_the_nearest_that_is_up_is_asked() {
+        let down = AgentView { up: false, ..view(0, 100, 10) };
+        // Room is of no matter.
+        let views = [down, view(1, 100, 80), view(2, 0, 40)];
+        assert_eq!(nearest(views), Some(AgentId(2)));
+        let busy = AgentView { inflight: 4, ..views[2] };
+        assert_eq!(nearest([down, views[1], busy]), Some(AgentId(1)));
+        assert_eq!(nearest([down]), Some(AgentId(0)), "nobody is up");
+        assert_eq!(nearest([]), None);
     }
 
     fn shares(views: &[AgentView]) -> Vec<f64> {

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
+use gms_policy::redundancy::AgentSet;
 use gms_transport::Transport;
 use gms_transport::client::{self, Failure, GET_DEADLINE, GetId, Urgency};
 use gms_transport::message::{PAGES_MAX, Status};
@@ -228,11 +229,16 @@ impl<T: Transport> EvictThread<T> {
         let mut doomed = Vec::new();
         let tables = lock(&self.shared.tables);
         let next = tables.visit_remote(id, from, ENTRIES_MAX, |page, content| {
-            home.silent_since.entry(content.agent).or_insert(now);
-            if home.is_silent(now, content.agent) || tables.is_doomed((id, page)) {
+            let answers = |&agent: &AgentId| !home.is_silent(now, agent);
+            let holders: AgentSet = content.holders.agents().filter(answers).collect();
+            if holders.is_empty() || tables.is_doomed((id, page)) {
                 doomed.push((page, content));
-            } else if lane.is_up(content.agent) {
-                home.queued.entry(content.agent).or_default().push_back((id, page));
+                return doomed.len() < GATED_MAX;
+            }
+            let agent = lane.nearest(holders);
+            home.silent_since.entry(agent).or_insert(now);
+            if lane.is_up(agent) {
+                home.queued.entry(agent).or_default().push_back((id, page));
             }
             doomed.len() < GATED_MAX
         });
@@ -458,7 +464,7 @@ impl<T: Transport> EvictThread<T> {
             }
             if outcome == Installed::Done {
                 poisoned += 1;
-                self.home.lost.agents.insert(content.agent);
+                self.home.lost.agents.extend(content.holders.agents());
             }
         }
         drop(tables);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
 use gms_policy::placement::{AgentView, Placement, TwoChoices};
+use gms_policy::redundancy::AgentSet;
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent, PutId};
 use gms_transport::message::Op;
@@ -39,7 +40,7 @@ pub struct WriteBack<T> {
     puts: BTreeMap<PutId, Put>,
     given: Vec<u64>,
     /// Agents of which the tables know that they may be down.
-    untrusted: BTreeSet<AgentId>,
+    untrusted: AgentSet,
     discard_at: Instant,
     random: u64,
 }
@@ -51,7 +52,7 @@ impl<T: Transport> WriteBack<T> {
             given: vec![0; agents.lane().agents().count()],
             agents,
             puts: BTreeMap::new(),
-            untrusted: BTreeSet::new(),
+            untrusted: AgentSet::default(),
             discard_at: now,
             random: shared.seed | 1,
             shared,
@@ -86,7 +87,8 @@ impl<T: Transport> WriteBack<T> {
     }
 
     fn put(&mut self, now: Instant, agent: AgentId) -> bool {
-        let batch = lock(&self.shared.tables).start_write(agent, self.shared.sizes.put_pages);
+        let batch =
+            lock(&self.shared.tables).start_write(AgentSet::of(agent), self.shared.sizes.put_pages);
         if batch.is_empty() {
             return false;
         }
@@ -104,7 +106,7 @@ impl<T: Transport> WriteBack<T> {
         torture::at(Point::BeforeWrittenIsNoted);
         let mut tables = lock(&self.shared.tables);
         for (i, &slot) in slots.iter().enumerate().rev() {
-            tables.written(slot, stored >> i & 1 == 1);
+            tables.written(slot, agent, stored >> i & 1 == 1);
         }
         drop(tables);
         self.given[usize::from(agent.0)] += u64::from(stored.count_ones());
@@ -154,9 +156,9 @@ impl<T: Transport> WriteBack<T> {
     /// Tells the tables which agents may be down: an unchanged page is not left to those.
     pub fn distrust_agents(&mut self, now: Instant) {
         let lane = self.agents.lane();
-        let untrusted: BTreeSet<AgentId> = lane.agents().filter(|&a| !lane.keeps(now, a)).collect();
+        let untrusted: AgentSet = lane.agents().filter(|&a| !lane.keeps(now, a)).collect();
         if untrusted != self.untrusted {
-            self.untrusted.clone_from(&untrusted);
+            self.untrusted = untrusted;
             lock(&self.shared.tables).distrust(untrusted);
         }
     }

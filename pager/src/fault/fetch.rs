@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::prefetch::Prefetch;
+use gms_policy::redundancy::AgentSet;
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
@@ -41,6 +42,10 @@ pub(super) struct Wanted {
 
 /// What is fetched by one get.
 pub(super) struct Fetch {
+    /// Who was asked.
+    agent: AgentId,
+    /// Who was asked before, and does not give the first page.
+    failed: AgentSet,
     pages: Vec<Wanted>,
     /// Pages that may still come: bit i is page i.
     open: u64,
@@ -77,34 +82,48 @@ impl<T: Transport> FaultCore<T> {
         self.unproved.push((place, content, now));
         let ahead = self.look_ahead(place);
         let demanded = Wanted { place, content };
-        if ahead.is_empty() {
-            return self.ask(now, content.agent, vec![demanded], true);
-        }
         self.fetch_all(now, Some(demanded), ahead);
     }
 
     fn fetch_all(&mut self, now: Instant, demanded: Option<Wanted>, ahead: Vec<Wanted>) {
+        let source = |wanted: Wanted| self.agents.lane().nearest(wanted.content.holders);
+        let first = demanded.map(source);
+        if let (Some(demanded), Some(agent), true) = (demanded, first, ahead.is_empty()) {
+            return self.ask(now, agent, vec![demanded], AgentSet::default(), true);
+        }
         let mut by_agent: BTreeMap<AgentId, Vec<Wanted>> = BTreeMap::new();
         for wanted in demanded.into_iter().chain(ahead) {
-            by_agent.entry(wanted.content.agent).or_default().push(wanted);
+            // Of those who have it too, the one that is asked already.
+            let same = first.filter(|&first| wanted.content.holders.has(first));
+            let agent = same.unwrap_or_else(|| source(wanted));
+            by_agent.entry(agent).or_default().push(wanted);
         }
-        let first = demanded.map(|demanded| demanded.content.agent);
         let pages = first.and_then(|agent| Some((agent, by_agent.remove(&agent)?)));
         let mut awaited = pages.is_some();
         for (agent, pages) in pages.into_iter().chain(by_agent) {
             for pages in pages.chunks(PAGES_MAX) {
-                self.ask(now, agent, pages.to_vec(), std::mem::take(&mut awaited));
+                let demanded = std::mem::take(&mut awaited);
+                self.ask(now, agent, pages.to_vec(), AgentSet::default(), demanded);
             }
         }
     }
 
-    /// Asks an agent for pages.
-    fn ask(&mut self, now: Instant, agent: AgentId, pages: Vec<Wanted>, demanded: bool) {
+    /// Asks an agent for pages. Those who `failed` were asked for the first before.
+    fn ask(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        pages: Vec<Wanted>,
+        failed: AgentSet,
+        demanded: bool,
+    ) {
         let wanted =
             |page: &Wanted| client::Wanted { id: page.content.id, check: page.content.hash };
         let urgency = if demanded { Urgency::Demand } else { Urgency::Ahead };
         let get = self.agents.get(now, agent, pages.iter().map(wanted).collect(), urgency);
         let fetch = Fetch {
+            agent,
+            failed,
             open: u64::MAX >> (64 - pages.len()),
             pages,
             demanded,
@@ -189,16 +208,17 @@ impl<T: Transport> FaultCore<T> {
             let Wanted { place, content } = fetch.pages[0];
             if fetch.demanded && !lock(&self.shared.tables).is_remote(place, content) {
                 self.agents.cancel(now, get);
-                self.forsake(get, u64::MAX, None);
+                self.forsake(now, get, u64::MAX, None);
                 self.fetches.remove(&get);
             }
         }
     }
 
     /// Pages do not come by this get. Whoever waits for a page ahead of need faults again, and so does whoever waits for one that is no
-    /// longer wanted (no `failure`); a page that is demanded is lost with its agent.
-    fn forsake(&mut self, get: GetId, pages: u64, failure: Option<Failure>) {
+    /// longer wanted (no `failure`); a page that is demanded is asked of another agent that holds it, and lost if there is none.
+    fn forsake(&mut self, now: Instant, get: GetId, pages: u64, failure: Option<Failure>) {
         let Some(fetch) = self.fetches.get_mut(&get) else { return };
+        let (agent, failed) = (fetch.agent, fetch.failed.union(AgentSet::of(fetch.agent)));
         let closed = fetch.close(pages);
         let awaited =
             closed.first().filter(|&&page| fetch.is_awaited(page)).map(|&page| fetch.pages[page]);
@@ -219,8 +239,13 @@ impl<T: Transport> FaultCore<T> {
         if self.shared.detaching.load(Ordering::Relaxed) {
             return;
         }
-        let (name, reason) =
-            (self.agents.lane().name(content.agent), self.agents.lane().reason(content.agent));
+        let others = content.holders.without(failed);
+        if !others.is_empty() {
+            self.pending.insert(place);
+            let next = self.agents.lane().nearest(others);
+            return self.ask(now, next, vec![Wanted { place, content }], failed, true);
+        }
+        let (name, reason) = (self.agents.lane().name(agent), self.agents.lane().reason(agent));
         self.shared.fail(match failure {
             Failure::NotHeld(status) => format!("agent {name} has lost a page ({status:?})"),
             _ => format!("agent {name} does not give a page back: {reason}"),
@@ -267,7 +292,7 @@ impl<T: Transport> FaultCore<T> {
                 }
                 ClientEvent::Wrong { get, .. } => self.mismatch(get),
                 ClientEvent::Failed { get, pages, failure } => {
-                    self.forsake(get, pages, Some(failure));
+                    self.forsake(now, get, pages, Some(failure));
                 }
                 ClientEvent::Ended { get } => drop(self.fetches.remove(&get)),
                 ClientEvent::Up { agent, session } => {
@@ -332,7 +357,7 @@ impl<T: Transport> FaultCore<T> {
         if std::mem::replace(&mut fetch.spoiled, true) {
             return;
         }
-        let agent = fetch.pages[0].content.agent;
+        let agent = fetch.agent;
         let count = self.mismatches.entry(agent).or_default();
         *count += 1;
         let name = self.agents.lane().name(agent);
@@ -515,158 +540,4 @@ fn proved_ahead(tables: &Tables, space: &Space, range: Range<u64>) -> RangeSet {
 }
 
 #[cfg(test)]
-mod tests {
-    use gms_transport::message::PageDescriptor;
-
-    use super::*;
-    use crate::fault::tests::{ID, Play};
-    use crate::shared::Outcome;
-    use crate::speech::SAID;
-    use crate::tables::{EvictOutcome, FaultAction};
-
-    /// Of 64 pages that are at the agent a thread waits for the first, which comes right, and never for the others, which do not.
-    #[test]
-    fn wrong_pages_that_nobody_waits_for_are_told_and_end_the_workload() {
-        let pages = PAGES_MAX as u64;
-        let (mut play, now) = (Play::with(None, 1, pages), Instant::now());
-        let right = vec![5; PAGE as usize];
-        let hash = play.shared.checksum(&right);
-        let all: Vec<PageAddr> =
-            (0..pages).map(|n| PageAddr::containing(play.page + n * PAGE)).collect();
-        let mut tables = lock(&play.shared.tables);
-        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
-        tables.begin_evict(ID, &all, &mut leaving);
-        for &(_, slot) in &leaving {
-            tables.finish_evict(slot, EvictOutcome::Moved(hash), &mut wake);
-        }
-        for (slot, ..) in tables.start_write(AgentId(0), PAGES_MAX) {
-            tables.written(slot, true);
-        }
-        drop(tables);
-        play.fault.agents.take_sent();
-        for round in 1..=3 {
-            let begun =
-                lock(&play.shared.tables).begin_prefetch(ID, all.iter().copied(), PAGES_MAX);
-            let mut ahead: Vec<Wanted> = begun
-                .into_iter()
-                .map(|(page, content)| Wanted { place: (ID, page), content })
-                .collect();
-            let demanded = (round == 1).then(|| ahead.remove(0));
-            play.fault.pending.extend(demanded.map(|wanted| wanted.place));
-            play.fault.fetch_all(now, demanded, ahead);
-            let sent = play.fault.agents.take_sent();
-            let count = usize::from(sent[0].1.count());
-            let mut payload = vec![0; count * size_of::<PageDescriptor>()];
-            payload.extend(demanded.iter().flat_map(|_| right.clone()));
-            payload.resize(count * (size_of::<PageDescriptor>() + PAGE as usize), 6);
-            play.fault.agents.answer(&sent[0], payload);
-            play.fault.network(&|| now);
-            play.fault.repeat(now, &|| now);
-            assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1, "the one that was right");
-            let said = SAID.take();
-            assert_eq!(said.contains("wrong checksum"), round == 1, "{round}: {said}");
-            assert_eq!(play.shared.has_failed(), round == 3, "{round}");
-        }
-        let Some(Outcome::Killed(reason)) = play.shared.outcome() else { panic!("it goes on") };
-        assert!(reason.contains("agent-0") && reason.contains("wrong checksum"), "{reason}");
-    }
-
-    /// A page is asked for; the agent has not answered.
-    fn asked(play: &mut Play, now: Instant) {
-        let place = (ID, PageAddr::containing(play.page));
-        let mut tables = lock(&play.shared.tables);
-        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
-        tables.begin_evict(ID, &[place.1], &mut leaving);
-        tables.finish_evict(leaving[0].1, EvictOutcome::Moved(7), &mut wake);
-        for (slot, ..) in tables.start_write(AgentId(0), 1) {
-            tables.written(slot, true);
-        }
-        let content = tables.begin_prefetch(ID, [place.1].into_iter(), 1)[0].1;
-        tables.end_prefetch(place);
-        drop(tables);
-        play.fault.pending.insert(place);
-        play.fault.fetch_all(now, Some(Wanted { place, content }), Vec::new());
-    }
-
-    /// Turns of the thread at these seconds after the page was asked for; whether the workload was stopped for want of it.
-    fn is_stopped_after(turns: impl IntoIterator<Item = u64>) -> bool {
-        let (mut play, start) = (Play::with(None, 1, 1), Instant::now());
-        asked(&mut play, start);
-        for second in turns {
-            let now = start + Duration::from_secs(second);
-            play.fault.excuse(now);
-            play.fault.repeat(now, &|| now);
-        }
-        play.shared.has_failed()
-    }
-
-    #[test]
-    fn an_agent_is_not_blamed_for_the_time_in_which_the_pager_was_stopped() {
-        assert!(!is_stopped_after([1, 18, 19]), "it was stopped for 17 s");
-        assert!(!is_stopped_after([17, 1000, 1001]), "and at once, and for long");
-        assert!(!is_stopped_after([1, 18, 19, 20, 22, 24, 26, 28, 30]), "it had its time before");
-        assert!(is_stopped_after(1..=18), "it ran all the time");
-        assert!(is_stopped_after([1, 18].into_iter().chain(19..=34)), "and afterwards");
-    }
-
-    /// The page is asked for, and discarded by the program before the agent answers, whose link is up.
-    #[test]
-    fn a_page_that_is_no_longer_wanted_is_not_asked_for_again() {
-        let (mut play, start) = (Play::with(None, 1, 1), Instant::now());
-        asked(&mut play, start);
-        play.fault.agents.take_sent();
-        let place = (ID, PageAddr::containing(play.page));
-        assert!(lock(&play.shared.tables).discarded(place));
-        let later = start + RETRY + Duration::from_millis(100);
-        play.fault.repeat(later, &|| later);
-        assert!(play.fault.agents.take_sent().is_empty(), "it was asked for again");
-        assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
-        assert!(!play.shared.has_failed());
-    }
-
-    /// Between the look at what is still wanted and the end of the wait the page may have gone out again.
-    #[test]
-    fn a_page_that_was_cancelled_ends_nothing_if_it_is_wanted_again() {
-        let (mut play, start) = (Play::with(None, 1, 1), Instant::now());
-        asked(&mut play, start);
-        let get = *play.fault.fetches.keys().next().expect("a get");
-        play.fault.forsake(get, u64::MAX, None);
-        assert!(!play.shared.has_failed() && play.fault.pending.is_empty());
-    }
-
-    /// Two threads wait for pages that the program has discarded, as their missing markers tell; the agent does not answer.
-    #[test]
-    fn threads_that_wait_together_for_discarded_pages_do_not_wait_for_the_agent() {
-        let (mut play, now) = (Play::with(None, 1, 2), Instant::now());
-        let pages = [play.page, play.page + PAGE].map(PageAddr::containing);
-        let mut tables = lock(&play.shared.tables);
-        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
-        tables.begin_evict(ID, &pages, &mut leaving);
-        for &(page, slot) in &leaving {
-            tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
-        }
-        for (slot, ..) in tables.start_write(AgentId(0), 2) {
-            tables.written(slot, true);
-        }
-        drop(tables);
-        let (start, bytes) = (play.page as *mut libc::c_void, 2 * PAGE as usize);
-        // SAFETY: the pages are the test's own, and nobody refers to them.
-        assert_eq!(unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) }, 0);
-        for page in pages {
-            let FaultAction::Fetch(content) = lock(&play.shared.tables).fault((ID, page)) else {
-                panic!("it is not at the agent");
-            };
-            play.fault.fetch(now, (ID, page), content);
-        }
-        assert_eq!((play.fault.pending.len(), play.fault.unproved.len()), (2, 2));
-        let asked = play.fault.unproved[0].2;
-        play.fault.prove_demanded(asked);
-        assert_eq!(play.fault.unproved.len(), 2, "they may come at once");
-        play.fault.prove_demanded(asked + Duration::from_millis(2));
-        assert!(play.fault.unproved.is_empty());
-        assert!(pages.iter().all(|&page| lock(&play.shared.tables).is_empty((ID, page))));
-        let later = asked + RETRY + Duration::from_millis(100);
-        play.fault.repeat(later, &|| later);
-        assert!(play.fault.pending.is_empty() && !play.shared.has_failed());
-    }
-}
+mod tests;

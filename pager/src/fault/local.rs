@@ -146,7 +146,7 @@ impl<T: Transport> FaultCore<T> {
         for at in (0..self.unproved.len()).rev() {
             let (place, content, asked) = self.unproved[at];
             let comes_soon = now.saturating_duration_since(asked) < SOON
-                && self.agents.lane().is_up(content.agent);
+                && self.agents.lane().is_any_up(content.holders);
             if self.pending.len() > 1 && comes_soon {
                 continue;
             }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use gms_policy::eviction::Mark;
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
+use gms_policy::redundancy::AgentSet;
 
 use super::{EvictOutcome, Owner, Phase, Place, SpaceState, Tables};
 use crate::page_map::{CONTENT_ID_MAX, Content, State};
@@ -151,7 +152,8 @@ impl Tables {
             (EvictOutcome::Stayed, Some(content)) if was_remote => State::Remote(content),
             (EvictOutcome::Stayed, Some(content)) => State::Kept(content),
             (EvictOutcome::Moved(hash), Some(content))
-                if hash == content.hash && !self.untrusted.contains(&content.agent) =>
+                if hash == content.hash
+                    && content.holders.without(self.untrusted) == content.holders =>
             {
                 self.counters.clean_drops += 1;
                 State::Remote(content)
@@ -172,12 +174,9 @@ impl Tables {
         if let Some(old) = kept {
             self.release(old);
         }
-        let id = ContentId(self.next_content);
-        assert!(id.0 <= CONTENT_ID_MAX, "2^44 evictions in one workload");
-        self.next_content += 1;
         let slot = &mut self.slots[index as usize];
         slot.owners.iter_mut().for_each(|owner| owner.marked = true);
-        (slot.phase, slot.id, slot.hash) = (Phase::Ready, id, hash);
+        (slot.phase, slot.hash) = (Phase::Ready, hash);
         self.ready.push_back(index);
     }
 
@@ -212,36 +211,52 @@ impl Tables {
         !self.ready.is_empty()
     }
 
-    /// Takes up to `max` slots to be written to `agent`: slot, content id, checksum.
-    pub fn start_write(&mut self, agent: AgentId, max: usize) -> Vec<(u32, ContentId, u64)> {
+    /// Takes up to `max` slots to be written to each of these agents: slot, content id, checksum. Each time a page is written its bytes get another id, so
+    /// that what came of an earlier try can be forgotten at any time.
+    pub fn start_write(&mut self, agents: AgentSet, max: usize) -> Vec<(u32, ContentId, u64)> {
+        let phase = Phase::Sent { to: agents, unanswered: agents, stored: AgentSet::default() };
         let mut started = Vec::new();
         while started.len() < max
             && let Some(index) = self.ready.pop_front()
         {
             let slot = &mut self.slots[index as usize];
             if slot.phase == Phase::Ready && !slot.owners.is_empty() {
-                slot.phase = Phase::Sent(agent);
-                started.push((index, slot.id, slot.hash));
+                let id = ContentId(self.next_content);
+                assert!(id.0 <= CONTENT_ID_MAX, "2^44 writes in one workload");
+                self.next_content += 1;
+                (slot.phase, slot.id) = (phase, id);
+                started.push((index, id, slot.hash));
             }
         }
         started
     }
 
-    /// The agent has stored the slot's page, or has not.
-    pub fn written(&mut self, index: u32, stored: bool) {
+    /// The agent has stored the slot's page, or has not. The page has gone out when all to whom it was written have it.
+    pub fn written(&mut self, index: u32, agent: AgentId, is_stored: bool) {
         let slot = &mut self.slots[index as usize];
-        let Phase::Sent(agent) = slot.phase else { return };
-        if !stored && !slot.owners.is_empty() {
-            slot.phase = Phase::Ready;
-            self.ready.push_front(index);
+        let Phase::Sent { to, unanswered, stored } = &mut slot.phase else { return };
+        *unanswered = unanswered.without(AgentSet::of(agent));
+        if is_stored {
+            *stored = stored.union(AgentSet::of(agent));
+        }
+        if !unanswered.is_empty() {
             return;
         }
-        let content = Content { id: slot.id, agent, hash: slot.hash };
-        if stored {
+        let (to, stored) = (*to, *stored);
+        if stored != to && !slot.owners.is_empty() {
+            slot.phase = Phase::Ready;
+            self.ready.push_front(index);
+            // One that has not answered may have stored it, too.
+            let id = slot.id;
+            to.agents().for_each(|agent| self.may_forget(agent, id));
+            return;
+        }
+        let content = Content { id: slot.id, holders: to, hash: slot.hash };
+        if stored == to {
             self.counters.pages_out += 1;
         }
         // A write without owners left was in vain; an unanswered one may still have been stored.
-        self.count_remote(agent);
+        self.count_remote(to);
         self.settle(index, State::Remote(content), Some(content));
     }
 }
@@ -260,8 +275,8 @@ mod tests {
     }
 
     fn write_all(tables: &mut Tables, agent: AgentId) -> Vec<ContentId> {
-        let started = tables.start_write(agent, 64);
-        started.iter().for_each(|&(slot, ..)| tables.written(slot, true));
+        let started = tables.start_write(AgentSet::of(agent), 64);
+        started.iter().for_each(|&(slot, ..)| tables.written(slot, agent, true));
         started.into_iter().map(|(_, id, _)| id).collect()
     }
 
@@ -275,17 +290,17 @@ mod tests {
         write_all(&mut tables, AgentId(0));
         let FaultAction::Fetch(first) = tables.fault((space, page)) else { panic!("not away") };
         assert!(tables.fetched((space, page), first, true));
-        tables.distrust([AgentId(0)].into());
+        tables.distrust(AgentSet::of(AgentId(0)));
         evict(&mut tables, page, 7);
         assert!(matches!(tables.fault((space, page)), FaultAction::Buffered(_)), "it was dropped");
         let second = write_all(&mut tables, AgentId(1));
         assert_eq!(second.len(), 1);
         let FaultAction::Fetch(now) = tables.fault((space, page)) else { panic!("not away") };
-        assert_eq!((now.agent, now.id), (AgentId(1), second[0]));
+        assert_eq!((now.holders, now.id), (AgentSet::of(AgentId(1)), second[0]));
         assert_eq!(tables.take_discards(AgentId(0), 9), [first.id]);
         // Trusted again, it is as good as any.
         assert!(tables.fetched((space, page), now, true));
-        tables.distrust([AgentId(0)].into());
+        tables.distrust(AgentSet::of(AgentId(0)));
         evict(&mut tables, page, 7);
         assert_eq!(tables.counters.clean_drops, 1);
     }
@@ -301,8 +316,8 @@ mod tests {
         for &(page, slot) in &leaving {
             tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
         }
-        for (slot, _, _) in tables.start_write(AgentId(0), 2) {
-            tables.written(slot, true);
+        for (slot, _, _) in tables.start_write(AgentSet::of(AgentId(0)), 2) {
+            tables.written(slot, AgentId(0), true);
         }
         for page in pages {
             let FaultAction::Fetch(content) = tables.fault((space, page)) else {

@@ -15,7 +15,7 @@ impl Tables {
 
     /// Pages in the write-back buffer whose bytes are there, each with its slot.
     pub fn buffered(&self) -> Vec<(Place, u32)> {
-        let there = |phase| matches!(phase, Phase::Ready | Phase::Sent(_));
+        let there = |phase| matches!(phase, Phase::Ready | Phase::Sent { .. });
         let slots = self.slots.iter().enumerate().filter(|(_, slot)| there(slot.phase));
         slots
             .flat_map(|(i, slot)| slot.owners.iter().map(move |owner| (owner.place, i as u32)))
@@ -82,6 +82,7 @@ mod tests {
     use crate::range_set::RangeSet;
     use crate::tables::{EvictOutcome, FaultAction, Remap};
     use gms_policy::ids::AgentId;
+    use gms_policy::redundancy::AgentSet;
 
     const SPACE: SpaceId = SpaceId(1);
 
@@ -97,8 +98,8 @@ mod tests {
             tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
         }
         assert_eq!((tables.buffered().len() as u64, tables.away_pages()), (pages, pages));
-        for (slot, ..) in tables.start_write(AgentId(0), pages as usize) {
-            tables.written(slot, true);
+        for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), pages as usize) {
+            tables.written(slot, AgentId(0), true);
         }
         assert_eq!((tables.buffered().len(), tables.away_pages()), (0, pages));
         tables

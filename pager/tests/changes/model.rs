@@ -19,6 +19,7 @@ use gms_pager::tables::{
     Ask, Change, EvictOutcome, FaultAction, Remap, Tables, contested, drop_echoes,
 };
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
+use gms_policy::redundancy::AgentSet;
 
 use crate::histories::Known;
 
@@ -275,10 +276,10 @@ impl Model {
             self.discarded.remove(&page.get());
             self.tables.marked(slot, (SPACE, page));
             self.tables.finish_evict(slot, EvictOutcome::Moved(hash(tag)), &mut Vec::new());
-            for (slot, id, check) in self.tables.start_write(AGENT, 1) {
+            for (slot, id, check) in self.tables.start_write(AgentSet::of(AGENT), 1) {
                 assert_eq!(check, hash(tag));
                 self.agent.insert(id, tag);
-                self.tables.written(slot, true);
+                self.tables.written(slot, AGENT, true);
             }
         }
     }

@@ -7,12 +7,13 @@ use gms_pager::page_map::{Content, PAGE};
 use gms_pager::range_set::RangeSet;
 use gms_pager::tables::{EvictOutcome, FaultAction, Place, Remap, Tables};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
+use gms_policy::redundancy::AgentSet;
 
 use crate::truth::{Call, Truth};
 
 const SLOTS: u32 = 6;
 pub(crate) const PAGES: u64 = 24;
-pub(crate) const AGENTS: u8 = 2;
+pub(crate) const AGENTS: u8 = 3;
 pub(crate) const SPACES_MAX: usize = 5;
 /// The pages lie on both sides of a chunk's border.
 const BASE: u64 = (7 << 21) - PAGES / 2 * PAGE;
@@ -76,7 +77,10 @@ pub(crate) enum Op {
     Write(usize, u64),
     Evict(usize, u64, u64, u32, bool),
     Finish,
+    /// To the agents whose bits are set.
     StartWrite(u8, usize),
+    /// An agent begins anew, empty, unless a page is only there.
+    Restart(u8),
     EndWrite(u32),
     Discard(u8, usize),
     StartFetch(usize, u64),
@@ -251,7 +255,10 @@ impl Model {
         if !there || !self.tables.is_remote(place, content) {
             return;
         }
-        let tag = *self.agents[&content.agent].get(&content.id).expect("referenced but discarded");
+        let held = |agent| self.agents[&agent].get(&content.id).expect("referenced but discarded");
+        let tags: BTreeSet<u64> = content.holders.agents().map(|agent| *held(agent)).collect();
+        let tag = *tags.first().expect("somebody holds it");
+        assert_eq!(tags.len(), 1, "its holders have different bytes");
         assert_eq!(hash(tag), content.hash, "an agent has other bytes under this name");
         assert!(self.process(place.0).truth.contains_key(&place.1), "a page that is not mapped");
         self.arrive(place, tag);
@@ -368,11 +375,25 @@ impl Model {
         }
     }
 
+    fn restart(&mut self, agent: AgentId) {
+        if self.tables.depends_on(agent) {
+            return;
+        }
+        // What was under way ends before the agent is heard of again.
+        while let Some(at) = self.writes.iter().position(|(to, _)| *to == agent) {
+            let (_, batch) = self.writes.remove(at);
+            batch.into_iter().for_each(|(slot, ..)| self.tables.written(slot, agent, false));
+        }
+        self.agents.get_mut(&agent).unwrap().clear();
+        self.tables.forget_copies(agent);
+    }
+
+    /// One of them: those of a batch end in any order.
     fn end_write(&mut self, stored: u32) {
         if self.writes.is_empty() {
             return;
         }
-        let (agent, batch) = self.writes.remove(0);
+        let (agent, batch) = self.writes.remove(stored as usize % self.writes.len());
         for (i, (slot, id, check)) in batch.into_iter().enumerate() {
             let stored = stored >> (i % 32) & 1 == 1;
             if stored {
@@ -381,7 +402,7 @@ impl Model {
                 let before = self.agents.get_mut(&agent).unwrap().insert(id, tag);
                 assert!(before.is_none_or(|b| b == tag), "a content id was used twice");
             }
-            self.tables.written(slot, stored);
+            self.tables.written(slot, agent, stored);
         }
     }
 
@@ -617,10 +638,13 @@ impl Model {
     fn step_elsewhere(&mut self, op: &Op) {
         match *op {
             Op::Finish => self.finish(),
-            Op::StartWrite(agent, max) => {
-                let batch = self.tables.start_write(AgentId(agent), max);
-                self.writes.push((AgentId(agent), batch));
+            Op::StartWrite(agents, max) => {
+                let to: AgentSet =
+                    (0..AGENTS).filter(|n| agents >> n & 1 == 1).map(AgentId).collect();
+                let batch = self.tables.start_write(to, max);
+                self.writes.extend(to.agents().map(|agent| (agent, batch.clone())));
             }
+            Op::Restart(agent) => self.restart(AgentId(agent)),
             Op::EndWrite(stored) => self.end_write(stored),
             Op::Discard(agent, max) => self.discard(AgentId(agent), max),
             Op::EndFetch if !self.fetches.is_empty() => {
@@ -657,8 +681,12 @@ impl Model {
     fn check_remote(&mut self) {
         while self.tables.bury(1) {}
         (0..AGENTS).for_each(|agent| self.discard(AgentId(agent), usize::MAX));
-        let held: usize = self.agents.values().map(BTreeMap::len).sum();
-        assert_eq!(self.tables.remote_pages(), held as u64, "pages at agents");
+        let held: BTreeSet<ContentId> =
+            self.agents.values().flat_map(BTreeMap::keys).copied().collect();
+        assert_eq!(self.tables.remote_pages(), held.len() as u64, "pages at agents");
+        for (&agent, pages) in &self.agents {
+            assert_eq!(self.tables.held_by(agent), pages.len() as u64, "pages at {agent:?}");
+        }
     }
 
     pub(crate) fn end(mut self) {

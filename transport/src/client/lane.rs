@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageCount};
-use gms_policy::placement::{AgentView, Feedback, Reply};
+use gms_policy::placement::{AgentView, Feedback, Reply, nearest};
+use gms_policy::redundancy::AgentSet;
 
 use crate::message::{Control, Op, PagesReply, Status, WorkloadId};
 use crate::{CloseCode, CloseReason, Event, ExchangeId, LinkId, PeerId, Transport, TransportError};
@@ -201,6 +202,11 @@ impl<T: Transport> Lane<T> {
         matches!(self.peers[usize::from(agent.0)].phase, Phase::Up(_))
     }
 
+    /// Whether requests can be sent to one of them.
+    pub fn is_any_up(&self, agents: AgentSet) -> bool {
+        agents.agents().any(|agent| self.is_up(agent))
+    }
+
     /// Whether requests could ever be sent to the agent.
     pub fn has_been_up(&self, agent: AgentId) -> bool {
         self.peers[usize::from(agent.0)].session.is_some()
@@ -209,6 +215,19 @@ impl<T: Transport> Lane<T> {
     /// What placement may know of every agent.
     pub fn views(&self) -> Vec<AgentView> {
         self.agents().zip(&self.peers).map(|(id, peer)| self.view(id, peer)).collect()
+    }
+
+    /// Whom of those that hold a page to ask for it.
+    ///
+    /// # Panics
+    /// If nobody does.
+    pub fn nearest(&self, holders: AgentSet) -> AgentId {
+        let mut agents = holders.agents();
+        let found = match (agents.next(), agents.next()) {
+            (only, None) => only,
+            _ => nearest(holders.agents().map(|id| self.view(id, &self.peers[usize::from(id.0)]))),
+        };
+        found.expect("somebody holds it")
     }
 
     fn view(&self, id: AgentId, peer: &Peer) -> AgentView {

@@ -1,0 +1,187 @@
+use gms_transport::message::{PageDescriptor, Status};
+
+use super::*;
+use crate::fault::tests::{ID, Play};
+use crate::shared::Outcome;
+use crate::speech::SAID;
+use crate::tables::{EvictOutcome, FaultAction};
+
+/// Of 64 pages that are at the agent a thread waits for the first, which comes right, and never for the others, which do not.
+#[test]
+fn wrong_pages_that_nobody_waits_for_are_told_and_end_the_workload() {
+    let pages = PAGES_MAX as u64;
+    let (mut play, now) = (Play::with(None, 1, pages), Instant::now());
+    let right = vec![5; PAGE as usize];
+    let hash = play.shared.checksum(&right);
+    let all: Vec<PageAddr> =
+        (0..pages).map(|n| PageAddr::containing(play.page + n * PAGE)).collect();
+    let mut tables = lock(&play.shared.tables);
+    let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+    tables.begin_evict(ID, &all, &mut leaving);
+    for &(_, slot) in &leaving {
+        tables.finish_evict(slot, EvictOutcome::Moved(hash), &mut wake);
+    }
+    for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), PAGES_MAX) {
+        tables.written(slot, AgentId(0), true);
+    }
+    drop(tables);
+    play.fault.agents.take_sent();
+    for round in 1..=3 {
+        let begun = lock(&play.shared.tables).begin_prefetch(ID, all.iter().copied(), PAGES_MAX);
+        let mut ahead: Vec<Wanted> = begun
+            .into_iter()
+            .map(|(page, content)| Wanted { place: (ID, page), content })
+            .collect();
+        let demanded = (round == 1).then(|| ahead.remove(0));
+        play.fault.pending.extend(demanded.map(|wanted| wanted.place));
+        play.fault.fetch_all(now, demanded, ahead);
+        let sent = play.fault.agents.take_sent();
+        let count = usize::from(sent[0].1.count());
+        let mut payload = vec![0; count * size_of::<PageDescriptor>()];
+        payload.extend(demanded.iter().flat_map(|_| right.clone()));
+        payload.resize(count * (size_of::<PageDescriptor>() + PAGE as usize), 6);
+        play.fault.agents.answer(&sent[0], payload);
+        play.fault.network(&|| now);
+        play.fault.repeat(now, &|| now);
+        assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1, "the one that was right");
+        let said = SAID.take();
+        assert_eq!(said.contains("wrong checksum"), round == 1, "{round}: {said}");
+        assert_eq!(play.shared.has_failed(), round == 3, "{round}");
+    }
+    let Some(Outcome::Killed(reason)) = play.shared.outcome() else { panic!("it goes on") };
+    assert!(reason.contains("agent-0") && reason.contains("wrong checksum"), "{reason}");
+}
+
+/// A page is asked for; the agent has not answered.
+fn asked(play: &mut Play, now: Instant) {
+    let place = (ID, PageAddr::containing(play.page));
+    let mut tables = lock(&play.shared.tables);
+    let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+    tables.begin_evict(ID, &[place.1], &mut leaving);
+    tables.finish_evict(leaving[0].1, EvictOutcome::Moved(7), &mut wake);
+    for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), 1) {
+        tables.written(slot, AgentId(0), true);
+    }
+    let content = tables.begin_prefetch(ID, [place.1].into_iter(), 1)[0].1;
+    tables.end_prefetch(place);
+    drop(tables);
+    play.fault.pending.insert(place);
+    play.fault.fetch_all(now, Some(Wanted { place, content }), Vec::new());
+}
+
+/// Turns of the thread at these seconds after the page was asked for; whether the workload was stopped for want of it.
+fn is_stopped_after(turns: impl IntoIterator<Item = u64>) -> bool {
+    let (mut play, start) = (Play::with(None, 1, 1), Instant::now());
+    asked(&mut play, start);
+    for second in turns {
+        let now = start + Duration::from_secs(second);
+        play.fault.excuse(now);
+        play.fault.repeat(now, &|| now);
+    }
+    play.shared.has_failed()
+}
+
+#[test]
+fn an_agent_is_not_blamed_for_the_time_in_which_the_pager_was_stopped() {
+    assert!(!is_stopped_after([1, 18, 19]), "it was stopped for 17 s");
+    assert!(!is_stopped_after([17, 1000, 1001]), "and at once, and for long");
+    assert!(!is_stopped_after([1, 18, 19, 20, 22, 24, 26, 28, 30]), "it had its time before");
+    assert!(is_stopped_after(1..=18), "it ran all the time");
+    assert!(is_stopped_after([1, 18].into_iter().chain(19..=34)), "and afterwards");
+}
+
+/// The page is asked for, and discarded by the program before the agent answers, whose link is up.
+#[test]
+fn a_page_that_is_no_longer_wanted_is_not_asked_for_again() {
+    let (mut play, start) = (Play::with(None, 1, 1), Instant::now());
+    asked(&mut play, start);
+    play.fault.agents.take_sent();
+    let place = (ID, PageAddr::containing(play.page));
+    assert!(lock(&play.shared.tables).discarded(place));
+    let later = start + RETRY + Duration::from_millis(100);
+    play.fault.repeat(later, &|| later);
+    assert!(play.fault.agents.take_sent().is_empty(), "it was asked for again");
+    assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
+    assert!(!play.shared.has_failed());
+}
+
+/// Between the look at what is still wanted and the end of the wait the page may have gone out again.
+#[test]
+fn a_page_that_was_cancelled_ends_nothing_if_it_is_wanted_again() {
+    let (mut play, start) = (Play::with(None, 1, 1), Instant::now());
+    asked(&mut play, start);
+    let get = *play.fault.fetches.keys().next().expect("a get");
+    play.fault.forsake(start, get, u64::MAX, None);
+    assert!(!play.shared.has_failed() && play.fault.pending.is_empty());
+}
+
+/// Two threads wait for pages that the program has discarded, as their missing markers tell; the agent does not answer.
+#[test]
+fn threads_that_wait_together_for_discarded_pages_do_not_wait_for_the_agent() {
+    let (mut play, now) = (Play::with(None, 1, 2), Instant::now());
+    let pages = [play.page, play.page + PAGE].map(PageAddr::containing);
+    let mut tables = lock(&play.shared.tables);
+    let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+    tables.begin_evict(ID, &pages, &mut leaving);
+    for &(page, slot) in &leaving {
+        tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
+    }
+    for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), 2) {
+        tables.written(slot, AgentId(0), true);
+    }
+    drop(tables);
+    let (start, bytes) = (play.page as *mut libc::c_void, 2 * PAGE as usize);
+    // SAFETY: the pages are the test's own, and nobody refers to them.
+    assert_eq!(unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) }, 0);
+    for page in pages {
+        let FaultAction::Fetch(content) = lock(&play.shared.tables).fault((ID, page)) else {
+            panic!("it is not at the agent");
+        };
+        play.fault.fetch(now, (ID, page), content);
+    }
+    assert_eq!((play.fault.pending.len(), play.fault.unproved.len()), (2, 2));
+    let asked = play.fault.unproved[0].2;
+    play.fault.prove_demanded(asked);
+    assert_eq!(play.fault.unproved.len(), 2, "they may come at once");
+    play.fault.prove_demanded(asked + Duration::from_millis(2));
+    assert!(play.fault.unproved.is_empty());
+    assert!(pages.iter().all(|&page| lock(&play.shared.tables).is_empty((ID, page))));
+    let later = asked + RETRY + Duration::from_millis(100);
+    play.fault.repeat(later, &|| later);
+    assert!(play.fault.pending.is_empty() && !play.shared.has_failed());
+}
+
+/// Two agents have a page. The one that is asked says that it has not; the other one gives it.
+#[test]
+fn a_page_that_one_agent_does_not_give_is_asked_of_the_other() {
+    let (mut play, now) = (Play::with(None, 2, 1), Instant::now());
+    let both: AgentSet = [AgentId(0), AgentId(1)].into_iter().collect();
+    let right = vec![5; PAGE as usize];
+    let place = (ID, PageAddr::containing(play.page));
+    let mut tables = lock(&play.shared.tables);
+    let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+    tables.begin_evict(ID, &[place.1], &mut leaving);
+    let moved = EvictOutcome::Moved(play.shared.checksum(&right));
+    tables.finish_evict(leaving[0].1, moved, &mut wake);
+    for (slot, ..) in tables.start_write(both, 1) {
+        both.agents().for_each(|agent| tables.written(slot, agent, true));
+    }
+    let FaultAction::Fetch(content) = tables.fault(place) else { panic!("not away") };
+    assert_eq!(content.holders, both);
+    drop(tables);
+    play.fault.agents.take_sent();
+    play.fault.fetch(now, place, content);
+    let asked = play.fault.agents.take_sent();
+    let first = play.fault.agents.agent_of(asked[0].0);
+    play.fault.agents.answer_with(&asked[0], Status::NotFound, 0, Vec::new());
+    play.fault.network(&|| now);
+    let asked = play.fault.agents.take_sent();
+    assert_eq!(asked.len(), 1, "the other one is not asked");
+    let second = play.fault.agents.agent_of(asked[0].0);
+    assert!(both.has(second) && second != first && !play.shared.has_failed());
+    play.fault.agents.answer(&asked[0], right);
+    play.fault.network(&|| now);
+    play.fault.repeat(now, &|| now);
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
+    assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
+}
