@@ -480,6 +480,8 @@ impl Tables {
     /// The agent has lost everything: its copies are no longer good.
     pub fn forget_copies(&mut self, agent: AgentId) {
         let lost = AgentSet::of(agent);
+        // What nobody needs any more is counted as held until then.
+        while self.bury(64) {}
         let spaces: Vec<SpaceId> = self.spaces.keys().copied().collect();
         for space in spaces {
             for (page, state) in self.map.known(space, 0..u64::MAX) {

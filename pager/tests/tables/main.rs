@@ -113,6 +113,25 @@ fn a_child_forked_while_a_page_leaves_keeps_it() {
 }
 
 #[test]
+fn what_an_agent_has_lost_is_not_counted_as_held_by_it() {
+    run(&[
+        Op::Fork(0, 0, 0, false),
+        Op::Write(1, 0),
+        Op::Evict(1, 0, 1, 0, false),
+        Op::Finish,
+        Op::StartWrite(0b10, 1),
+        Op::EndWrite(u32::MAX),
+        // Its chunk is not buried at once.
+        Op::Exit(1),
+        Op::Restart(1),
+        Op::Write(0, 4),
+        Op::Evict(0, 4, 1, 0, false),
+        Op::Finish,
+        Op::StartWrite(0b110, 1),
+    ]);
+}
+
+#[test]
 fn a_copy_is_kept_until_the_last_of_a_family_lets_it_go() {
     run(&[
         Op::Write(0, 3),
