@@ -94,7 +94,7 @@ pub struct PagingArgs {
     #[arg(long, value_name = "SIZE", value_enum)]
     #[serde(deserialize_with = "values::page_size")]
     pub page_size: Option<PageSize>,
-    /// Threads that serve page faults, each those of some processes [default: 1]
+    /// Threads that serve page faults, each those of some processes, and of others where too many wait [default: 1]
     ///
     /// At most 16. Each of them has a link to every agent.
     #[arg(long, value_name = "N")]

@@ -12,6 +12,7 @@ mod events;
 mod fetch;
 mod follow;
 mod forks;
+mod lend;
 mod local;
 mod messages;
 #[cfg(test)]
@@ -39,7 +40,7 @@ use crate::kernel::Event;
 use crate::page_map::Content;
 use crate::pulse::Pulse;
 use crate::shared::Shared;
-use crate::space::Space;
+use crate::space::{Lent, Space};
 use crate::sync::lock;
 use crate::tables::{FaultAction, Place};
 use crate::torture::{self, Point};
@@ -117,6 +118,10 @@ pub struct FaultCore<T> {
     thread: ThreadIndex,
     agents: Client<T>,
     spaces: BTreeMap<SpaceId, SpaceFaults>,
+    /// Spaces with another home, of which this thread fetches pages.
+    guests: BTreeMap<SpaceId, Lent>,
+    /// Threads that have been lent something since they were kicked last.
+    to_kick: BTreeSet<ThreadIndex>,
     fetches: BTreeMap<GetId, Fetch>,
     /// Replies in which wrong pages came, by agent.
     mismatches: BTreeMap<AgentId, u32>,
@@ -130,8 +135,6 @@ pub struct FaultCore<T> {
     waiting: BTreeSet<SpaceId>,
     /// Those in which a thread may be waiting for itself.
     stuck: BTreeMap<SpaceId, Stuck>,
-    /// Removals told of so far.
-    removals: u64,
     /// Pages that were installed without a word, and when they were asked for: their threads are woken together.
     installed: Vec<(Arc<Space>, Range<u64>, Instant)>,
     /// Demanded pages whose markers have not been looked for yet, and when they were asked for.
@@ -168,6 +171,8 @@ impl<T: Transport> FaultCore<T> {
             thread,
             agents,
             spaces: BTreeMap::new(),
+            guests: BTreeMap::new(),
+            to_kick: BTreeSet::new(),
             fetches: BTreeMap::new(),
             mismatches: BTreeMap::new(),
             pending: BTreeSet::new(),
@@ -175,7 +180,6 @@ impl<T: Transport> FaultCore<T> {
             behind: BTreeSet::new(),
             waiting: BTreeSet::new(),
             stuck: BTreeMap::new(),
-            removals: 0,
             installed: Vec::new(),
             unproved: Vec::new(),
             unread: BTreeMap::new(),
@@ -298,21 +302,30 @@ impl<T: Transport> FaultCore<T> {
         for fault in std::mem::take(&mut self.again) {
             self.fault(now, fault);
         }
+        self.take_loans(now);
         self.relieve(now);
         self.calm(now);
         self.excuse(now);
         self.repeat(now, clock);
+        self.kick_workers();
         if let Err(error) = self.agents.flush(now) {
             self.shared.fail(format!("sending to the agents failed: {error}"));
         }
         self.trace(Trace::sent);
         self.prove_demanded(now);
+        self.let_guests_go();
     }
 
     /// The session is over.
     pub fn end(mut self, now: Instant) -> Option<Trace> {
         self.agents.close_links(now);
         self.trace
+    }
+
+    /// A space that this thread serves, or fetches pages of.
+    fn space_of(&self, id: SpaceId) -> Option<&Arc<Space>> {
+        let own = self.spaces.get(&id).map(|state| &state.space);
+        own.or_else(|| self.guests.get(&id).map(Lent::space))
     }
 
     fn trace(&mut self, stamp: impl FnOnce(&mut Trace)) {

@@ -1,5 +1,7 @@
 //! Which fault thread serves which address space. One does: it alone reads the space's userfaultfd and applies what that tells.
 //!
+//! Where more faults wait than its home can serve, others fetch pages for it: its workers (`loans.rs`).
+//!
 //! A new space goes to the thread with the fewest. A child is born on its parent's thread, and moves when nothing of it is under way.
 
 use std::collections::BTreeMap;
@@ -10,8 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::ids::{AgentId, SpaceId};
 use gms_policy::limits::AGENTS_MAX;
+use gms_policy::redundancy::AgentSet;
 use nix::sys::eventfd::EventFd;
 
+use crate::loans::{Loan, Loans};
 use crate::space::Space;
 use crate::sync::{event_fd, lock};
 
@@ -37,6 +41,7 @@ struct Inbox {
     kick: EventFd,
     /// The agents that the thread has a link to, a bit each.
     links: AtomicU64,
+    loans: Loans,
 }
 
 const _: () = assert!(AGENTS_MAX <= u64::BITS as usize);
@@ -71,7 +76,8 @@ impl Homes {
         for _ in 0..threads {
             // Commands concern address spaces, each of which needs a descriptor: that is their bound.
             let (commands, receiver) = unbounded();
-            inboxes.push(Inbox { commands, kick: event_fd()?, links: AtomicU64::new(u64::MAX) });
+            let (kick, links) = (event_fd()?, AtomicU64::new(u64::MAX));
+            inboxes.push(Inbox { commands, kick, links, loans: Loans::new() });
             receivers.push(receiver);
         }
         let table = Table { homes: BTreeMap::new(), counts: vec![0; threads] };
@@ -89,7 +95,37 @@ impl Homes {
 
     /// Whether every thread has a link to the agent: what is put there can be fetched by each.
     pub fn all_reach(&self, agent: AgentId) -> bool {
-        self.inboxes.iter().all(|inbox| inbox.links.load(Ordering::Relaxed) >> agent.0 & 1 == 1)
+        self.inboxes.iter().all(|inbox| inbox.reaches(agent))
+    }
+
+    /// The thread that a page may be lent to which one of `holders` has: the one that fetches the fewest, if those are fewer than `fetched`.
+    pub fn worker(
+        &self,
+        home: ThreadIndex,
+        holders: AgentSet,
+        fetched: usize,
+    ) -> Option<ThreadIndex> {
+        let others = self.inboxes.iter().enumerate().filter(|&(thread, _)| thread != home);
+        let loads = others.map(|(thread, inbox)| (inbox.loans.load(), thread));
+        let reaches =
+            |thread: ThreadIndex| holders.agents().any(|agent| self.inboxes[thread].reaches(agent));
+        let free = loads.filter(|&(load, thread)| load < fetched && reaches(thread));
+        free.min().map(|(_, thread)| thread)
+    }
+
+    /// What the thread may be lent.
+    pub fn loans(&self, thread: ThreadIndex) -> &Loans {
+        &self.inboxes[thread].loans
+    }
+
+    /// Takes what the thread was lent next.
+    pub fn take_loan(&self, thread: ThreadIndex) -> Option<Loan> {
+        self.inboxes[thread].loans.take()
+    }
+
+    /// Wakes a thread.
+    pub fn kick(&self, thread: ThreadIndex) {
+        self.inboxes[thread].kick();
     }
 
     /// Whether no other thread than this one has a space.
@@ -171,6 +207,10 @@ impl Homes {
 }
 
 impl Inbox {
+    fn reaches(&self, agent: AgentId) -> bool {
+        self.links.load(Ordering::Relaxed) >> agent.0 & 1 == 1
+    }
+
     fn kick(&self) {
         // The counter can only be full if the thread is awake anyway.
         let _ = self.kick.write(1);

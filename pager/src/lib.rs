@@ -14,6 +14,7 @@ pub mod inject;
 pub mod keeper;
 pub mod kernel;
 pub mod launch;
+pub mod loans;
 pub mod memory;
 pub mod output;
 pub mod page_map;

@@ -428,6 +428,7 @@ fn stats(shared: &Shared) -> Stats {
         prefetched: load(&shared.prefetched),
         // Inferred for whole windows, of which some pages may have been resident already.
         prefetch_hits: load(&shared.prefetch_hits).min(load(&shared.prefetched)),
+        lent_faults: load(&shared.lent_faults),
         resident_bytes: shared.resident.load(Ordering::Relaxed).max(0) as u64,
         resident_peak_bytes: gauges.resident_peak,
         remote_bytes: remote * PAGE,

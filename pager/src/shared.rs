@@ -29,6 +29,8 @@ const SLOTS: u32 = 4096;
 /// See [`Sizes::room_kept`]. Less than the slack of any budget, so that eviction is under way by then.
 const ROOM_KEPT: u64 = 128;
 const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
+/// See [`Sizes::own_pages`]: an exchange takes 25 us, 8 of which are the fault thread's, so that about so many keep it busy.
+const OWN_PAGES: usize = 4;
 /// Longest fault latency that is told apart from longer ones.
 const LATENCY_MAX: Duration = Duration::from_secs(60);
 
@@ -52,11 +54,13 @@ pub struct Sizes {
     pub room_kept: u64,
     /// Most pages put at once.
     pub put_pages: usize,
+    /// Pages that a fault thread fetches for threads that wait before it lends any to another.
+    pub own_pages: usize,
 }
 
 impl Default for Sizes {
     fn default() -> Sizes {
-        Sizes { slots: SLOTS, room_kept: ROOM_KEPT, put_pages: PAGES_MAX }
+        Sizes { slots: SLOTS, room_kept: ROOM_KEPT, put_pages: PAGES_MAX, own_pages: OWN_PAGES }
     }
 }
 
@@ -122,6 +126,8 @@ pub struct Shared {
     pub prefetched: AtomicU64,
     /// Of those, used.
     pub prefetch_hits: AtomicU64,
+    /// Pages that workers installed for threads that waited.
+    pub lent_faults: AtomicU64,
     /// Latency of fetches in ns.
     pub latency: Mutex<Histogram<u64>>,
     /// Figures which only the evict thread can tell.
@@ -210,6 +216,7 @@ impl Shared {
             pages_in: AtomicU64::new(0),
             prefetched: AtomicU64::new(0),
             prefetch_hits: AtomicU64::new(0),
+            lent_faults: AtomicU64::new(0),
             latency: Mutex::new(latency),
             gauges: Mutex::default(),
             started: Instant::now(),

@@ -1,14 +1,14 @@
 //! One address space of the workload, as the threads of a supervisor share it.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use gms_policy::ids::{PageAddr, SpaceId};
 
-use crate::kernel::{Faults, PageTables};
+use crate::kernel::{Faults, Messages, PageTables, ReadError};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
-use crate::sync::lock;
+use crate::sync::{lock, lock_alone, lock_shared};
 
 /// One address space of the workload.
 pub struct Space {
@@ -37,6 +37,14 @@ pub struct Space {
     pub unrecorded: Mutex<RangeSet>,
     /// Threads change it without a moment in between in which somebody could be served: they are to be stopped for one.
     pub restless: AtomicBool,
+    /// Removals that have been applied.
+    pub removals: AtomicU64,
+    /// A worker could not install a page that somebody waits for: its home is to serve it alone until it has installed one.
+    pub only_home: AtomicBool,
+    /// Excludes reading messages from what a worker does between its last look and the installation. Taken after the gate, before the tables' lock.
+    installing: RwLock<()>,
+    /// Workers that may install pages of it, and loans on their way to them. Only its home adds to them.
+    lent: AtomicU64,
 }
 
 impl Space {
@@ -55,6 +63,60 @@ impl Space {
             relieved: Mutex::default(),
             unrecorded: Mutex::default(),
             restless: AtomicBool::new(false),
+            removals: AtomicU64::new(0),
+            only_home: AtomicBool::new(false),
+            installing: RwLock::default(),
+            lent: AtomicU64::new(0),
+        }
+    }
+
+    /// Reads messages, for the space's home, which holds the gate. No worker is between its last look and the installation of a page meanwhile, and
+    /// none installs anything from then on until the events that were read are applied.
+    ///
+    /// # Errors
+    /// As [`Faults::read`].
+    pub fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError> {
+        let _alone = self.without_workers();
+        self.read_alone(several, into)
+    }
+
+    /// The same without the gate, where a fault is expected: reads one message.
+    ///
+    /// # Errors
+    /// As [`Faults::read`].
+    pub fn read_ungated(&self, into: &mut Messages) -> Result<(), ReadError> {
+        // First, because whoever holds the tables' lock, for which a worker may wait, may wait for the end of such a read.
+        let _alone = self.without_workers();
+        let read = || {
+            let read = self.read_alone(false, into);
+            (read, !into.events.is_empty())
+        };
+        self.ungated.read(read, |(_, is_event)| *is_event).0
+    }
+
+    fn without_workers(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        (self.lent.load(Ordering::Acquire) > 0).then(|| lock_alone(&self.installing))
+    }
+
+    fn read_alone(&self, several: bool, into: &mut Messages) -> Result<(), ReadError> {
+        let before = into.events.len();
+        let read = self.faults.read(several, into);
+        if into.events.len() > before {
+            self.ungated.hold();
+        }
+        read
+    }
+
+    /// For a worker: nothing is read of the space until the guard is dropped. Events that were read are waited for until they are applied, as long as
+    /// `is_patient`; then nothing may be installed.
+    pub fn keep_unread(&self, is_patient: impl Fn() -> bool) -> RwLockReadGuard<'_, ()> {
+        loop {
+            let unread = lock_shared(&self.installing);
+            if self.ungated.is_applied() || !is_patient() {
+                return unread;
+            }
+            drop(unread);
+            std::thread::yield_now();
         }
     }
 
@@ -92,6 +154,31 @@ impl Space {
     }
 }
 
+/// A space of which a worker may install pages as long as this lives.
+pub struct Lent {
+    space: Arc<Space>,
+}
+
+impl Lent {
+    /// For the space's home.
+    pub fn new(space: Arc<Space>) -> Lent {
+        space.lent.fetch_add(1, Ordering::Relaxed);
+        Lent { space }
+    }
+
+    /// The space.
+    pub fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // What the worker has done is done before the home reads without the lock.
+        self.space.lent.fetch_sub(1, Ordering::Release);
+    }
+}
+
 /// While pages are being moved faults are read without the gate, so that they need not wait for it: if something was readable and then no
 /// event waits, it is a fault. But it may go (its thread got a signal) and an event come in between. Who moved pages meanwhile finds that
 /// out here.
@@ -115,7 +202,7 @@ impl Ungated {
         result
     }
 
-    /// What was read, by the gate's holder, is not applied for the time being.
+    /// Events have been read and are not applied for the time being.
     pub fn hold(&self) {
         self.torn.store(true, Ordering::SeqCst);
     }
@@ -125,6 +212,11 @@ impl Ungated {
         self.torn.store(false, Ordering::SeqCst);
     }
 
+    /// For the home, and for a worker that keeps the space unread: whether no event that was read is yet to be applied.
+    pub fn is_applied(&self) -> bool {
+        !self.torn.load(Ordering::SeqCst)
+    }
+
     /// For the gate's holder: whether no event had been read without the gate when this was called.
     pub fn is_intact(&self) -> bool {
         let seen = self.reads.load(Ordering::SeqCst);
@@ -132,5 +224,56 @@ impl Ungated {
             std::thread::yield_now();
         }
         !self.torn.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::tests::own_userfaultfd;
+    use crate::kernel::proc;
+    use crate::kernel::uffd::Userfaultfd;
+
+    fn space() -> Arc<Space> {
+        Arc::new(Space::new(SpaceId(1), Box::new(Userfaultfd::of_child(own_userfaultfd()))))
+    }
+
+    /// Whoever waits for the end of a read may hold the tables' lock, for which the worker may wait.
+    #[test]
+    fn a_read_has_not_begun_while_it_waits_for_a_worker() {
+        let (space, told) = (space(), AtomicI32::new(0));
+        let lent = Lent::new(space.clone());
+        std::thread::scope(|scope| {
+            let unread = space.keep_unread(|| false);
+            scope.spawn(|| {
+                told.store(nix::unistd::gettid().as_raw(), Ordering::SeqCst);
+                space.read_ungated(&mut Messages::default()).expect("nothing to read");
+            });
+            let waits = || proc::blocked_in(told.load(Ordering::SeqCst)) == Some(libc::SYS_futex);
+            while !waits() {
+                std::thread::yield_now();
+            }
+            let begun = space.ungated.reads.load(Ordering::SeqCst);
+            drop(unread);
+            assert_eq!(begun, 0);
+        });
+        drop(lent);
+        assert_eq!(space.lent.load(Ordering::SeqCst), 0);
+        let alone = lock_shared(&space.installing);
+        space.read(true, &mut Messages::default()).expect("nobody is waited for");
+        drop(alone);
+    }
+
+    #[test]
+    fn a_worker_waits_for_what_was_read_as_long_as_it_is_patient() {
+        let space = space();
+        let looks = AtomicU64::new(0);
+        let patience = || looks.fetch_add(1, Ordering::SeqCst) < 9;
+        space.ungated.hold();
+        drop(space.keep_unread(patience));
+        assert!(looks.load(Ordering::SeqCst) == 10 && !space.ungated.is_applied());
+        space.ungated.applied();
+        drop(space.keep_unread(patience));
+        assert_eq!(looks.load(Ordering::SeqCst), 10);
     }
 }

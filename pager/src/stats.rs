@@ -67,6 +67,9 @@ pub struct Stats {
     pub prefetched: u64,
     /// Pages fetched ahead which the workload then used (inferred from the stream's continuation).
     pub prefetch_hits: u64,
+    /// Faults whose pages another fault thread fetched than the home of their address space.
+    #[serde(default)]
+    pub lent_faults: u64,
     /// Resident anonymous memory of the tree now, in bytes.
     pub resident_bytes: u64,
     /// Highest resident anonymous memory of the tree seen, in bytes.

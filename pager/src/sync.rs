@@ -1,7 +1,7 @@
 //! Locks and event counters.
 
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -13,6 +13,16 @@ pub fn event_fd() -> nix::Result<EventFd> {
 /// Locks; a panic of another thread ends the process anyway (see `session`).
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks with others who do so; as [`lock`].
+pub fn lock_shared<T>(rwlock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    rwlock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks alone; as [`lock`].
+pub fn lock_alone<T>(rwlock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    rwlock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Empties an event counter.

@@ -14,6 +14,7 @@ mod birth;
 mod changes;
 mod eviction;
 mod home;
+mod lent;
 mod order;
 mod roomless;
 mod space;
@@ -138,6 +139,8 @@ pub struct Tables {
     roomless: Roomless,
     /// Pages which are being prefetched.
     prefetching: HashSet<Place>,
+    /// Pages that a worker fetches because a thread waits for them.
+    lent: HashSet<Place>,
     /// Pages that nobody has any more, and whose markers have been taken away: they are about to be poisoned.
     doomed: HashSet<Place>,
     /// Agents that are not trusted with the only copy of a page.
@@ -183,6 +186,7 @@ impl Tables {
             waiters: HashSet::new(),
             roomless: Roomless::default(),
             prefetching: HashSet::new(),
+            lent: HashSet::new(),
             doomed: HashSet::new(),
             untrusted: AgentSet::default(),
             sessions: BTreeMap::new(),
@@ -210,6 +214,7 @@ impl Tables {
         self.waiters.retain(|w| w.0 != space);
         self.roomless.forget(space);
         self.prefetching.retain(|w| w.0 != space);
+        self.lent.retain(|w| w.0 != space);
     }
 
     /// A range is registered, all of it is one mapping. Of what is known there the pages with a marker (`marked`) belong to it, the others
@@ -259,6 +264,10 @@ impl Tables {
         match self.map.get(place.0, place.1) {
             State::Empty => FaultAction::Zero,
             State::Kept(_) => FaultAction::Resident,
+            State::Remote(_) if self.is_lent(place) => {
+                self.waiters.insert(place);
+                FaultAction::Wait
+            }
             State::Remote(content) => FaultAction::Fetch(content),
             State::Slot(slot) if self.slots[slot as usize].phase == Phase::Leaving => {
                 self.waiters.insert(place);

@@ -45,6 +45,7 @@ pub struct Stats {
     pub second_chances: u64,
     pub prefetched: u64,
     pub prefetch_hits: u64,
+    pub lent_faults: u64,
     pub resident_peak_bytes: u64,
     pub remote_peak_bytes: u64,
     pub budget_bytes: u64,

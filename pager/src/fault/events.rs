@@ -98,7 +98,8 @@ impl<T: Transport> FaultCore<T> {
                 return false;
             }
             let mut messages = Messages::default();
-            self.read(now, space, true, &mut messages);
+            let read = space.read(true, &mut messages);
+            self.note_read(now, space, read, &messages);
             faults.append(&mut messages.faults);
             self.note_told(space.id, messages.events);
             std::thread::yield_now();
@@ -226,7 +227,7 @@ impl<T: Transport> FaultCore<T> {
         let wake = match event {
             Event::Remove(range) => {
                 lock(&self.shared.tables).remove(space.id, range.clone());
-                self.removals += 1;
+                space.removals.fetch_add(1, Ordering::Relaxed);
                 range.clone()
             }
             Event::Changed(Change::Unmap(range)) => {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,9 @@ use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
 
-use super::{FaultCore, SpaceFaults, look};
+use super::{FaultCore, look};
 use crate::kernel::{Installed, Probe};
+use crate::loans::Wanted;
 use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
 use crate::shared::Shared;
@@ -30,15 +32,11 @@ use crate::trace::Trace;
 /// A marker was there a moment ago. A guard may have come in its place since, which raises no event, and which a copy would overwrite.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
 
+/// For what has been read of a space to be applied, before a worker gives up installing a page.
+const APPLIED_SOON: Duration = Duration::from_micros(200);
+
 /// So many replies of one agent with wrong pages end the workload.
 const MISMATCHES_MAX: u32 = 3;
-
-/// One page of a fetch.
-#[derive(Clone, Copy)]
-pub(super) struct Wanted {
-    place: Place,
-    content: Content,
-}
 
 /// What is fetched by one get.
 pub(super) struct Fetch {
@@ -52,13 +50,25 @@ pub(super) struct Fetch {
     /// Whether a thread waits for the first page. All others are fetched ahead.
     demanded: bool,
     began: Instant,
-    /// Removals in all spaces when it began.
+    /// Removals in the space when it began.
     removals: u64,
     /// A wrong page has come in the reply under way.
     spoiled: bool,
 }
 
 impl Fetch {
+    /// Whose pages are fetched.
+    pub(super) fn space(&self) -> SpaceId {
+        self.pages[0].place.0
+    }
+
+    /// A thread has waited for the page since then, if this is its fetch.
+    pub(super) fn note_began(&mut self, place: Place, began: Instant) {
+        if self.demanded && self.pages[0].place == place {
+            self.began = began;
+        }
+    }
+
     /// Whether a thread waits for this page, which is open.
     fn is_awaited(&self, page: usize) -> bool {
         self.demanded && page == 0
@@ -75,13 +85,26 @@ impl Fetch {
 impl<T: Transport> FaultCore<T> {
     /// Fetches the page, and behind it in the same exchange what will be needed next: the faulting thread does not wait for that.
     pub(super) fn fetch(&mut self, now: Instant, place: Place, content: Content) {
-        if !self.pending.insert(place) {
+        if self.pending.contains(&place) {
             return;
         }
-        self.trace(|trace| trace.looked_up(place));
-        self.unproved.push((place, content, now));
-        let ahead = self.look_ahead(place);
         let demanded = Wanted { place, content };
+        let worker = self.worker_for(demanded);
+        let ahead = self.look_ahead(place);
+        match worker {
+            Some(worker) => self.lend(now, worker, demanded, ahead),
+            None => {
+                self.trace(|trace| trace.looked_up(place));
+                self.fetch_here(now, demanded, ahead);
+            }
+        }
+    }
+
+    /// This thread does.
+    pub(super) fn fetch_here(&mut self, now: Instant, demanded: Wanted, ahead: Vec<Wanted>) {
+        let Wanted { place, content } = demanded;
+        self.pending.insert(place);
+        self.unproved.push((place, content, now));
         self.fetch_all(now, Some(demanded), ahead);
     }
 
@@ -121,6 +144,8 @@ impl<T: Transport> FaultCore<T> {
             |page: &Wanted| client::Wanted { id: page.content.id, check: page.content.hash };
         let urgency = if demanded { Urgency::Demand } else { Urgency::Ahead };
         let get = self.agents.get(now, agent, pages.iter().map(wanted).collect(), urgency);
+        let removals = |space: &Arc<Space>| space.removals.load(Ordering::Relaxed);
+        let removals = self.space_of(pages[0].place.0).map_or(0, removals);
         let fetch = Fetch {
             agent,
             failed,
@@ -128,7 +153,7 @@ impl<T: Transport> FaultCore<T> {
             pages,
             demanded,
             began: now,
-            removals: self.removals,
+            removals,
             spoiled: false,
         };
         self.fetches.insert(get, fetch);
@@ -200,13 +225,17 @@ impl<T: Transport> FaultCore<T> {
         self.handle_events(clock);
     }
 
-    /// Pages that have been discarded, or whose process has ended, while their agent was away: nobody is to wait for them.
+    /// Pages that have been discarded, or whose process has ended, while their agent was away: nobody is to wait for them. What a worker cannot ask for
+    /// is left to the home.
     fn cancel_discarded(&mut self, now: Instant) {
         let unsent: Vec<GetId> = self.agents.unsent().collect();
         for get in unsent {
             let Some(fetch) = self.fetches.get(&get) else { continue };
             let Wanted { place, content } = fetch.pages[0];
-            if fetch.demanded && !lock(&self.shared.tables).is_remote(place, content) {
+            let guest = self.guests.get(&place.0);
+            let is_wanted = || lock(&self.shared.tables).is_remote(place, content);
+            if fetch.demanded && (guest.is_some() || !is_wanted()) {
+                guest.inspect(|guest| guest.space().only_home.store(true, Ordering::Relaxed));
                 self.agents.cancel(now, get);
                 self.forsake(now, get, u64::MAX, None);
                 self.fetches.remove(&get);
@@ -232,12 +261,13 @@ impl<T: Transport> FaultCore<T> {
         self.pending.remove(&place);
         let Some(failure) = failure.filter(|_| lock(&self.shared.tables).is_remote(place, content))
         else {
+            lock(&self.shared.tables).end_loan(place);
             return self.wake(place);
         };
         // While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps
         // until then.
         if self.shared.detaching.load(Ordering::Relaxed) {
-            return;
+            return lock(&self.shared.tables).end_loan(place);
         }
         let others = content.holders.without(failed);
         if !others.is_empty() {
@@ -263,8 +293,8 @@ impl<T: Transport> FaultCore<T> {
     }
 
     pub(super) fn wake(&self, place: Place) {
-        if let Some(state) = self.spaces.get(&place.0) {
-            state.space.faults.wake(place.1.get()..place.1.get() + PAGE);
+        if let Some(space) = self.space_of(place.0) {
+            space.faults.wake(place.1.get()..place.1.get() + PAGE);
         }
     }
 
@@ -384,11 +414,16 @@ impl<T: Transport> FaultCore<T> {
         let (id, start) = (run[0].place.0, run[0].place.1.get());
         self.trace(|trace| trace.opened(run[0].place));
         let shared = self.shared.clone();
+        let space = self.space_of(id).cloned();
+        let is_guest = self.guests.contains_key(&id);
+        let unread = space.as_ref().filter(|_| is_guest).map(|space| {
+            let until = clock() + APPLIED_SOON;
+            space.keep_unread(|| clock() < until)
+        });
         // The lock is held from the look to the copy: in between nobody may install, change and evict a page, or forget that it is being removed.
         let mut tables = lock(&shared.tables);
         let now = clock();
         let proved = self.prove_run(now, &mut tables, fetch, run, awaited);
-        let space = self.spaces.get(&id).map(|state| state.space.clone());
         // Where several threads wait, those that are woken would take the CPU from the pages of the others: they are woken together.
         let quiet = awaited && self.pending.len() > 1;
         let mut wake = Vec::new();
@@ -429,7 +464,7 @@ impl<T: Transport> FaultCore<T> {
             }
             at = end.max(at + 1);
         }
-        drop(tables);
+        drop((tables, unread));
         self.trace(|trace| trace.installed(run[0].place, wake.is_empty()));
         wake.into_iter().for_each(|place| self.wake(place));
     }
@@ -444,20 +479,18 @@ impl<T: Transport> FaultCore<T> {
         awaited: bool,
     ) -> RangeSet {
         let (id, start) = (run[0].place.0, run[0].place.1.get());
-        match self.spaces.get(&id) {
+        let at = self.unproved.iter().position(|(place, ..)| awaited && *place == run[0].place);
+        let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
+        match self.space_of(id) {
             Some(_) if self.shared.has_failed() => RangeSet::default(),
             // It may be another page's place by now.
-            Some(state) if !state.backlog.is_empty() => RangeSet::default(),
-            Some(state) if awaited => {
-                let at = self.unproved.iter().position(|(place, ..)| *place == run[0].place);
-                let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
-                let old = fetch.removals != self.removals
+            Some(space) if !space.ungated.is_applied() => RangeSet::default(),
+            Some(space) if awaited => {
+                let old = fetch.removals != space.removals.load(Ordering::Relaxed)
                     || now.saturating_duration_since(fetch.began) > PROOF_LASTS;
-                prove_awaited(&self.shared, tables, state, run[0], unproved || old)
+                prove_awaited(&self.shared, tables, space, run[0], unproved || old)
             }
-            Some(state) => {
-                proved_ahead(tables, &state.space, start..start + run.len() as u64 * PAGE)
-            }
+            Some(space) => proved_ahead(tables, space, start..start + run.len() as u64 * PAGE),
             None => RangeSet::default(),
         }
     }
@@ -465,10 +498,15 @@ impl<T: Transport> FaultCore<T> {
     /// Since when a page that somebody waits for cannot be installed, if it cannot.
     fn note_refusal(&mut self, now: Instant, tables: &Tables, wanted: Wanted, outcome: Installed) {
         let id = wanted.place.0;
-        let Some(state) = self.spaces.get_mut(&id) else { return };
+        let Some(space) = self.space_of(id) else { return };
         let good = matches!(outcome, Installed::Done | Installed::Exists);
         // Not one that has been discarded meanwhile, or is there: nobody is to be stopped for that.
         let refused = !good && tables.is_remote(wanted.place, wanted.content);
+        if space.only_home.load(Ordering::Relaxed) || refused {
+            let keep = refused || self.guests.contains_key(&id);
+            space.only_home.store(keep, Ordering::Relaxed);
+        }
+        let Some(state) = self.spaces.get_mut(&id) else { return };
         state.refused = refused.then_some(now);
         if refused {
             self.waiting.insert(id);
@@ -484,13 +522,18 @@ impl<T: Transport> FaultCore<T> {
         awaited: bool,
     ) -> bool {
         let waited = match awaited {
-            true => self.pending.remove(&wanted.place),
+            true => {
+                tables.end_loan(wanted.place);
+                self.pending.remove(&wanted.place)
+            }
             false => tables.end_prefetch(wanted.place),
         };
         if matches!(outcome, Installed::Done | Installed::Exists) {
             tables.fetched(wanted.place, wanted.content, waited);
         }
         if outcome == Installed::Done {
+            let is_lent = awaited && self.guests.contains_key(&wanted.place.0);
+            self.shared.lent_faults.fetch_add(u64::from(is_lent), Ordering::Relaxed);
             self.count_installed(awaited);
         }
         waited
@@ -510,7 +553,7 @@ impl<T: Transport> FaultCore<T> {
 fn prove_awaited(
     shared: &Shared,
     tables: &mut Tables,
-    state: &SpaceFaults,
+    space: &Space,
     wanted: Wanted,
     again: bool,
 ) -> RangeSet {
@@ -520,7 +563,7 @@ fn prove_awaited(
         return proved;
     }
     let probe = match again || tables.is_being_removed(place) {
-        true => look(tables, &state.space, place),
+        true => look(tables, space, place),
         false => Probe::Occupied,
     };
     match probe {

@@ -158,16 +158,19 @@ impl<T: Transport> FaultCore<T> {
 
     /// False if that cannot be known before an event is read.
     pub(super) fn prove(&mut self, place: Place, content: Content) -> bool {
-        let Some(state) = self.spaces.get(&place.0) else { return true };
-        if !state.backlog.is_empty() {
+        let Some(space) = self.space_of(place.0) else { return true };
+        let is_guest = self.guests.contains_key(&place.0);
+        let unread = is_guest.then(|| space.keep_unread(|| false));
+        if !space.ungated.is_applied() {
             return false;
         }
         let mut tables = lock(&self.shared.tables);
         if !tables.is_remote(place, content) {
             return true;
         }
-        let probe = look(&mut tables, &state.space, place);
+        let probe = look(&mut tables, space, place);
         drop(tables);
+        drop(unread);
         if probe == Probe::Absent {
             self.shared.count_zeros(1, false);
             self.wake(place);

@@ -88,21 +88,27 @@ impl<T: Transport> FaultCore<T> {
         torture::at(Point::BetweenLookAndRead);
         // Without the gate nothing but one fault may be read.
         let several = changing || (gate.is_some() && !self.pending.is_empty());
-        let mut read = || {
-            self.read(now, space, several, messages);
-            !messages.events.is_empty()
+        let read = match gate {
+            Some(_) => space.read(several, messages),
+            None => space.read_ungated(messages),
         };
-        if gate.is_some() {
-            read();
-        } else if space.ungated.read(read, |&event| event) {
+        self.note_read(now, space, read, messages);
+        if gate.is_none() && !messages.events.is_empty() {
             gate = Some(lock(&space.gate));
         }
         gate
     }
 
-    pub(super) fn read(&mut self, now: Instant, space: &Space, several: bool, into: &mut Messages) {
-        match space.faults.read(several, into) {
-            Ok(()) => self.end_unread(now, space, &into.events),
+    /// Something was read of the space, or could not be.
+    pub(super) fn note_read(
+        &mut self,
+        now: Instant,
+        space: &Space,
+        read: Result<(), ReadError>,
+        messages: &Messages,
+    ) {
+        match read {
+            Ok(()) => self.end_unread(now, space, &messages.events),
             Err(ReadError::NoDescriptor) => self.leave_unread(now, space),
             Err(error) => {
                 self.shared.fail(format!("reading faults of {} failed: {error}", space.name()));

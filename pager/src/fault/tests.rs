@@ -83,7 +83,7 @@ pub(super) struct Play {
     pub(super) fault: FaultCore<Script>,
     commands: Vec<Receiver<FaultCommand>>,
     evict: EvictThread<Script>,
-    space: Arc<Space>,
+    pub(super) space: Arc<Space>,
     pub(super) page: u64,
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn shared() -> (Arc<Shared>, Commands) {
 }
 
 /// The same with so many fault threads.
-fn shared_by(fault_threads: usize) -> (Arc<Shared>, Commands) {
+pub(super) fn shared_by(fault_threads: usize) -> (Arc<Shared>, Commands) {
     let config = SessionConfig {
         budget_bytes: 64 << 20,
         page_shift: 12,
@@ -119,7 +119,7 @@ impl Play {
         Play::by(shared(), space_of, agents, pages)
     }
 
-    fn by(
+    pub(super) fn by(
         (shared, commands): (Arc<Shared>, Commands),
         space_of: Option<Uffd>,
         agents: u16,

@@ -18,6 +18,7 @@ use nix::sys::eventfd::EventFd;
 
 use crate::kernel::{Kernel, Page};
 use crate::program::Program;
+use crate::workers::Watch;
 
 /// Of so many calls of the pager one finds that something has happened just before.
 const INTERRUPTED: u64 = 6;
@@ -77,12 +78,13 @@ pub(crate) struct Handle {
     machine: Arc<Mutex<Machine>>,
     /// Never readable: whether there is anything to read is asked.
     event: Arc<EventFd>,
+    pub watch: Arc<Watch>,
 }
 
 impl Handle {
     pub(crate) fn new(machine: Machine) -> Handle {
         let event = Arc::new(EventFd::new().expect("a descriptor"));
-        Handle { machine: Arc::new(Mutex::new(machine)), event }
+        Handle { machine: Arc::new(Mutex::new(machine)), event, watch: Arc::default() }
     }
 
     /// The machine as it stands.
@@ -124,7 +126,9 @@ impl AsFd for Handle {
 
 impl Faults for Handle {
     fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError> {
-        self.call().kernel.read(several, into);
+        if !self.watch.note_read() {
+            self.call().kernel.read(several, into);
+        }
         Ok(())
     }
 
@@ -167,6 +171,7 @@ impl Faults for Handle {
     }
 
     fn copy_run(&self, range: Range<u64>, bytes: &[u8], wake: bool) -> (u64, Installed) {
+        self.watch.note_install();
         let mut pages = bytes.chunks_exact(PAGE as usize);
         self.install(range, wake, |kernel, page| {
             kernel.copy(page, pages.next().expect("bytes for each page"))

@@ -9,10 +9,10 @@ mod kernel;
 mod machine;
 mod owner;
 mod program;
+mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -25,7 +25,7 @@ use gms_transport::sim::{Conditions, Net};
 use crate::agents::SimAgent;
 use crate::kernel::PAGES;
 use crate::machine::{Handle, Machine};
-use crate::owner::Owner;
+use crate::owner::{Owner, address};
 use crate::program::Program;
 
 /// Seeds tried unless the environment says otherwise.
@@ -34,14 +34,17 @@ const SEEDS: u64 = 1000;
 const PATIENCE: Duration = Duration::from_secs(40);
 /// Timers of the pager are looked at this often.
 const TICK: Duration = Duration::from_millis(10);
+/// Fault threads of the pager, and what draws them.
+const FAULT_THREADS_MAX: usize = 3;
+const FAULT_DICE: usize = 100;
 /// A run has some 10,000 steps.
 const STEPS_MAX: u64 = 2_000_000;
 
 /// What goes wrong, and when.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
-    Cut(u8, usize),
-    Mend(u8, usize),
+    Cut(usize, usize),
+    Mend(usize, usize),
     Pause(usize, Duration),
     Crash(usize),
     Restart(usize),
@@ -89,8 +92,9 @@ impl World {
         let program = Program::new(start, Dice::new(dice.bits()));
         let handle = Handle::new(Machine::new(program, Dice::new(dice.bits())));
         let budget = 16 + dice.below(48);
-        let owner = Owner::new(&net, start, &addresses, handle.clone(), budget, &mut dice);
-        let mut troubles = troubles(&mut dice, start, count);
+        let threads = 1 + Dice::of_thread(seed, FAULT_DICE).place(FAULT_THREADS_MAX);
+        let owner = Owner::new(&net, start, &addresses, handle.clone(), budget, threads, &mut dice);
+        let mut troubles = troubles(&mut dice, start, count, 1 + threads);
         troubles.sort_by_key(|trouble| trouble.0);
         World {
             dice,
@@ -147,8 +151,10 @@ impl World {
         }
         self.agents.iter_mut().for_each(|agent| agent.turn(self.now));
         // Each of the pager's threads is late now and then.
-        if self.dice.below(8) > 0 {
-            self.now = self.owner.serve(self.now);
+        for thread in 0..self.owner.fault_threads() {
+            if self.dice.below(8) > 0 {
+                self.now = self.owner.serve(thread, self.now);
+            }
         }
         if self.dice.below(4) > 0 {
             self.owner.evict(self.now, &mut self.dice);
@@ -157,10 +163,11 @@ impl World {
     }
 
     fn meet(&mut self, trouble: Trouble) {
-        let owner = |number: u8| SocketAddr::from(([10, 0, 1, number], 1));
         match trouble {
-            Trouble::Cut(end, agent) => self.net.cut(self.now, owner(end), self.agents[agent].addr),
-            Trouble::Mend(end, agent) => self.net.mend(owner(end), self.agents[agent].addr),
+            Trouble::Cut(end, agent) => {
+                self.net.cut(self.now, address(end), self.agents[agent].addr);
+            }
+            Trouble::Mend(end, agent) => self.net.mend(address(end), self.agents[agent].addr),
             Trouble::Pause(agent, span) => self.agents[agent].paused_until = self.now + span,
             Trouble::Crash(agent) => {
                 self.bereft.insert(self.agents[agent].addr.to_string());
@@ -210,14 +217,19 @@ fn end_of(reason: &str) -> End {
     }
 }
 
-/// What goes wrong in a run: little in most, an agent that loses all in some.
-fn troubles(dice: &mut Dice, start: Instant, agents: usize) -> Vec<(Instant, Trouble)> {
+/// What goes wrong in a run, also between one of the pager's `ends` and an agent: little in most, an agent that loses all in some.
+fn troubles(
+    dice: &mut Dice,
+    start: Instant,
+    agents: usize,
+    ends: usize,
+) -> Vec<(Instant, Trouble)> {
     let mut troubles = Vec::new();
     for _ in 0..dice.below(5) {
         let at = start + Duration::from_micros(dice.below(400_000));
         let longest = if dice.below(4) == 0 { 6_000_000 } else { 1_000_000 };
         let span = Duration::from_micros(dice.below(longest));
-        let (agent, end) = (dice.place(agents), 1 + dice.below(2) as u8);
+        let (agent, end) = (dice.place(agents), dice.place(ends));
         match dice.below(8) {
             0 => {
                 troubles.push((at, Trouble::Crash(agent)));
@@ -239,7 +251,7 @@ struct Ended {
     steps: u64,
     log: Vec<String>,
     /// What happened in it: these and how often.
-    happened: [(&'static str, u64); 10],
+    happened: [(&'static str, u64); 11],
 }
 
 /// How a seed ended, or why it failed.
@@ -262,6 +274,7 @@ fn outcome(seed: u64) -> Result<Ended, String> {
                 ("pages that came back from the buffer", counters.second_chances),
                 ("pages fetched for a thread", shared.pages_in.load(Ordering::Relaxed) - ahead),
                 ("pages fetched ahead", ahead),
+                ("pages fetched by workers", shared.lent_faults.load(Ordering::Relaxed)),
                 ("orders that could not be known", ended(End::InDoubt)),
                 ("changes told before others that were made before", overtaken),
                 ("calls of the pager in which something happened", interrupted),

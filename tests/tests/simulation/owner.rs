@@ -1,7 +1,8 @@
-//! The pager: what its two threads have turn, on the model kernel and the network in memory. What the threads do besides, to measure, to wait and to find
+//! The pager: what its threads have turn, on the model kernel and the network in memory. What the threads do besides, to measure, to wait and to find
 //! what has been mapped, is written here as in pager/src/evict and pager/src/process.
 
 use std::cell::Cell;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,7 +31,7 @@ use crate::machine::{Handle, Process};
 
 /// What is secret in a simulation.
 const SECRET: u64 = 7;
-const SIZES: Sizes = Sizes { slots: 24, room_kept: 2, put_pages: 8 };
+const SIZES: Sizes = Sizes { slots: 24, room_kept: 2, put_pages: 8, own_pages: 1 };
 /// Most pages moved at once.
 const BATCH: u64 = 8;
 /// Pages that may be resident beyond the budget.
@@ -39,11 +40,17 @@ const SLACK: u64 = 6;
 const LOOK: Duration = Duration::from_micros(1);
 const WORKLOAD: WorkloadId = WorkloadId([7; 16]);
 
+/// Of the home (0), the thread that writes back (1) and workers.
+pub(crate) fn address(number: usize) -> SocketAddr {
+    SocketAddr::from(([10, 0, 1, 1 + number as u8], 1))
+}
+
 /// See the module's documentation.
 pub(crate) struct Owner {
     pub shared: Arc<Shared>,
     commands: Commands,
-    fault: FaultCore<Sim>,
+    /// The first is the home of the space.
+    faults: Vec<FaultCore<Sim>>,
     write_back: WriteBack<Sim>,
     handle: Handle,
     process: Process,
@@ -64,12 +71,13 @@ impl Owner {
         agents: &[AgentAddress],
         handle: Handle,
         budget: u64,
+        fault_threads: usize,
         dice: &mut Dice,
     ) -> Owner {
         let config = SessionConfig {
             budget_bytes: budget * PAGE,
             page_shift: 12 + dice.below(2) as u8,
-            fault_threads: 1,
+            fault_threads,
             agents: agents.iter().map(|agent| agent.name.clone()).collect(),
             keys: None,
             export_bytes: 0,
@@ -81,8 +89,8 @@ impl Owner {
         let (shared, commands) = Shared::sized(config, SECRET, SIZES).expect("memory");
         let ceiling = (budget + SLACK) * PAGE;
         shared.ceiling.store(ceiling as i64, Ordering::Relaxed);
-        let client = |number| {
-            let node = net.node(([10, 0, 1, number], 1).into(), 99).expect("a descriptor");
+        let client = |number: usize| {
+            let node = net.node(address(number), 99).expect("a descriptor");
             Client::new(Lane::new(now, node, WORKLOAD, agents), Checksum::new(SECRET))
         };
         let space = Arc::new(Space::new(shared.new_space(), Box::new(handle.clone())));
@@ -90,12 +98,15 @@ impl Owner {
         space.pid.store(1, Ordering::Relaxed);
         assert!(space.page_tables.set(Box::new(handle.clone())).is_ok());
         lock(&shared.tables).add_space(space.id);
-        let mut fault = FaultCore::new(now, shared.clone(), 0, client(1), |_| None, None);
+        let core = |n, client| FaultCore::new(now, shared.clone(), n, client, |_| None, None);
+        let mut faults = vec![core(0, client(0))];
+        let write_back = WriteBack::new(now, shared.clone(), client(1));
+        faults.extend((1..fault_threads).map(|n| core(n, client(1 + n))));
         shared.homes.add(space.clone());
-        commands.fault[0].try_iter().for_each(|command| fault.handle_command(command));
+        commands.fault[0].try_iter().for_each(|command| faults[0].handle_command(command));
         Owner {
-            fault,
-            write_back: WriteBack::new(now, shared.clone(), client(2)),
+            faults,
+            write_back,
             process: Process::new(space, handle.clone(), Dice::new(dice.bits())),
             zero_hash: shared.checksum(&zeros()),
             shared,
@@ -107,8 +118,13 @@ impl Owner {
         }
     }
 
-    fn space(&self) -> SpaceId {
+    fn id(&self) -> SpaceId {
         self.process.space.id
+    }
+
+    /// The address space of the program.
+    pub(crate) fn space(&self) -> Arc<Space> {
+        self.process.space.clone()
     }
 
     /// Why the workload was ended, if it was.
@@ -119,19 +135,26 @@ impl Owner {
         }
     }
 
-    // ---- the fault thread
+    // ---- the fault threads
 
-    /// A turn of it, which takes as long as it looks at the clock; returns when it ends.
-    pub(crate) fn serve(&mut self, now: Instant) -> Instant {
+    /// How many there are.
+    pub(crate) fn fault_threads(&self) -> usize {
+        self.faults.len()
+    }
+
+    /// A turn of one of them, which takes as long as it looks at the clock; returns when it ends.
+    pub(crate) fn serve(&mut self, thread: usize, now: Instant) -> Instant {
+        self.handle.watch.note_turn(thread);
         let time = Cell::new(now);
         let clock = || time.replace(time.get() + LOOK);
-        while self.fault.poll_listen().is_some() {}
-        if self.handle.lock().kernel.is_readable() {
-            self.fault.handle_readable(&clock, self.space());
+        let (id, fault) = (self.id(), &mut self.faults[thread]);
+        while fault.poll_listen().is_some() {}
+        if thread == 0 && self.handle.lock().kernel.is_readable() {
+            fault.handle_readable(&clock, id);
         }
-        self.fault.network(&clock);
-        self.fault.turn(&clock);
-        self.fault.drain_served();
+        fault.network(&clock);
+        fault.turn(&clock);
+        fault.drain_served();
         time.get()
     }
 
@@ -166,7 +189,7 @@ impl Owner {
     fn make_room(&self) {
         let room = self.shared.room().saturating_sub(SIZES.room_kept);
         let places = lock(&self.shared.tables).take_roomless(room as usize);
-        let spaces = [(self.space(), self.process.space.clone())].into();
+        let spaces = [(self.id(), self.process.space.clone())].into();
         self.shared.wake(&spaces, &places);
     }
 
@@ -199,7 +222,7 @@ impl Owner {
         let marked = self.handle.marked(mapping.clone()).expect("a model does not fail");
         if self.handle.registration(mapping.clone()) == Registration::Whole {
             let mut tables = lock(&self.shared.tables);
-            parts.into_iter().for_each(|part| tables.register(self.space(), part, &marked));
+            parts.into_iter().for_each(|part| tables.register(self.id(), part, &marked));
         }
     }
 
@@ -223,13 +246,13 @@ impl Owner {
         self.leaving = slots.zip(outcomes.expect("the outbox can be read")).collect();
         let mut wake = Vec::new();
         finish_marked(&self.shared, &mut self.leaving, &mut wake);
-        let spaces = [(self.space(), self.process.space.clone())].into();
+        let spaces = [(self.id(), self.process.space.clone())].into();
         self.shared.wake(&spaces, &wake);
     }
 
     /// As `EvictThread::finish`.
     fn finish_leaving(&mut self) {
-        let spaces = [(self.space(), self.process.space.clone())].into();
+        let spaces = [(self.id(), self.process.space.clone())].into();
         let (mut wake, shared, zero_hash) = (Vec::new(), &self.shared, self.zero_hash);
         self.leaving.retain(|&(slot, outcome)| {
             finish(shared, &spaces, slot, outcome, zero_hash, &mut wake).is_none()
@@ -238,7 +261,7 @@ impl Owner {
     }
 
     fn reconcile(&mut self, dice: &mut Dice) {
-        let id = self.space();
+        let id = self.id();
         if !self.aging && dice.below(4) == 0 {
             self.aging = lock(&self.shared.tables).age_quarantine(id);
         }
@@ -258,8 +281,8 @@ impl Owner {
 
     /// When something of it is due.
     pub(crate) fn deadline(&self, now: Instant) -> Instant {
-        let fault = self.fault.deadline(now);
-        self.write_back.agents.deadline().map_or(fault, |deadline| deadline.min(fault))
+        let faults = self.faults.iter().map(|fault| fault.deadline(now));
+        faults.chain(self.write_back.agents.deadline()).min().expect("a fault thread")
     }
 
     /// Frees all that agents hold.
