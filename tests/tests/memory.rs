@@ -134,6 +134,23 @@ fn processes_of_a_tree_are_served_by_several_threads() {
     }
 }
 
+/// A process of many threads, which also change its memory, has more faults than its home fetches pages for.
+#[test]
+fn one_process_of_many_threads_is_served_by_several() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(256));
+    let program = Program::new([c_program("crowd")]).args(["48", "2000"]);
+    let native = program.finish().expect_code(0);
+    for (threads, is_lent) in [("1", false), ("4", true)] {
+        let gms = Gms::run(&stage, &program).local(Mib(16)).agents(&[&agent]);
+        let outcome = gms.arg("--fault-threads").arg(threads).finish().expect_code(0);
+        assert_eq!(outcome.stdout, native.stdout);
+        let stats = outcome.stats();
+        assert!(stats.pages_in > 1000, "hardly anything was away: {stats:?}");
+        assert_eq!(stats.lent_faults > 0, is_lent, "{stats:?}");
+    }
+}
+
 #[test]
 fn the_embedded_agent_serves_without_keys() {
     let Some(stage) = Stage::set() else { return };

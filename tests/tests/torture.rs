@@ -27,9 +27,10 @@ fn each_seed(body: impl Fn(&Stage, &Torture)) {
 fn programs_find_every_page_right() {
     each_seed(|_, torture| {
         let fuzz_seed = (torture.seed() % 1_000_000).to_string();
-        let c: [(&str, &[&str]); 14] = [
+        let c: [(&str, &[&str]); 15] = [
             ("verify", &["48", "2"]),
             ("threads", &["24"]),
+            ("crowd", &["32", "600"]),
             ("forkcow", &["32"]),
             ("places", &["32"]),
             ("vforks", &["4", "4"]),
