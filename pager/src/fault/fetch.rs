@@ -32,9 +32,6 @@ use crate::trace::Trace;
 /// A marker was there a moment ago. A guard may have come in its place since, which raises no event, and which a copy would overwrite.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
 
-/// For what has been read of a space to be applied, before a worker gives up installing a page.
-const APPLIED_SOON: Duration = Duration::from_micros(200);
-
 /// So many replies of one agent with wrong pages end the workload.
 const MISMATCHES_MAX: u32 = 3;
 
@@ -413,13 +410,8 @@ impl<T: Transport> FaultCore<T> {
         let (run, awaited) = (&fetch.pages[pages.clone()], fetch.is_awaited(pages.start));
         let (id, start) = (run[0].place.0, run[0].place.1.get());
         self.trace(|trace| trace.opened(run[0].place));
-        let shared = self.shared.clone();
-        let space = self.space_of(id).cloned();
-        let is_guest = self.guests.contains_key(&id);
-        let unread = space.as_ref().filter(|_| is_guest).map(|space| {
-            let until = clock() + APPLIED_SOON;
-            space.keep_unread(|| clock() < until)
-        });
+        let (shared, space) = (self.shared.clone(), self.space_of(id).cloned());
+        let unread = space.as_ref().and_then(|space| self.keep_unread(clock, space));
         // The lock is held from the look to the copy: in between nobody may install, change and evict a page, or forget that it is being removed.
         let mut tables = lock(&shared.tables);
         let now = clock();

@@ -7,17 +7,21 @@
 //! installation, and nothing is installed while what was read is not applied (`Space::read`, `Space::keep_unread`). What a worker cannot install or
 //! ask for it gives back: the thread is woken and faults again, and the home serves the space alone until it has installed a page.
 
+use std::sync::RwLockReadGuard;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gms_transport::Transport;
 
 use super::{Asked, FaultCore};
 use crate::homes::ThreadIndex;
 use crate::loans::{Loan, Wanted};
-use crate::space::Lent;
+use crate::space::{Lent, Space};
 use crate::sync::lock;
 use crate::torture;
+
+/// For what has been read of a space to be applied, before a worker gives up installing a page.
+const APPLIED_SOON: Duration = Duration::from_micros(200);
 
 impl<T: Transport> FaultCore<T> {
     /// Who is to fetch a page for which a thread waits, if not this thread: one that fetches fewer.
@@ -71,6 +75,17 @@ impl<T: Transport> FaultCore<T> {
             self.fetch_here(now, demanded, ahead);
             self.fetches.values_mut().for_each(|fetch| fetch.note_began(place, began));
         }
+    }
+
+    /// If this thread is a worker of the space: keeps it unread, when what was read of it is applied, or is not soon.
+    pub(super) fn keep_unread<'a>(
+        &self,
+        clock: &impl Fn() -> Instant,
+        space: &'a Space,
+    ) -> Option<RwLockReadGuard<'a, ()>> {
+        self.guests.get(&space.id)?;
+        let until = clock() + APPLIED_SOON;
+        Some(space.keep_unread(|| clock() < until))
     }
 
     /// Spaces of which nothing is fetched any more are their homes' alone. Says how busy this thread is.
