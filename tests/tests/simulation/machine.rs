@@ -18,7 +18,7 @@ use nix::sys::eventfd::EventFd;
 
 use crate::kernel::{Kernel, Page};
 use crate::program::Program;
-use crate::workers::Watch;
+use crate::workers::{self, Watch};
 
 /// Of so many calls of the pager one finds that something has happened just before.
 const INTERRUPTED: u64 = 6;
@@ -92,7 +92,15 @@ impl Handle {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Something may happen before the pager's call, and a worker have its turn.
     fn call(&self) -> MutexGuard<'_, Machine> {
+        let now = self.lock().program.now;
+        workers::come_between(now);
+        self.call_alone()
+    }
+
+    /// The same without workers.
+    fn call_alone(&self) -> MutexGuard<'_, Machine> {
         let mut machine = self.lock();
         machine.interrupt();
         machine
@@ -127,7 +135,7 @@ impl AsFd for Handle {
 impl Faults for Handle {
     fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError> {
         if !self.watch.note_read() {
-            self.call().kernel.read(several, into);
+            self.call_alone().kernel.read(several, into);
         }
         Ok(())
     }

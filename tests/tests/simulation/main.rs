@@ -34,9 +34,8 @@ const SEEDS: u64 = 1000;
 const PATIENCE: Duration = Duration::from_secs(40);
 /// Timers of the pager are looked at this often.
 const TICK: Duration = Duration::from_millis(10);
-/// Fault threads of the pager, and what draws them.
-const FAULT_THREADS_MAX: usize = 3;
-const FAULT_DICE: usize = 100;
+/// Names the dice that draw how many fault threads there are, and what workers do.
+const WORKERS_DICE: usize = 100;
 /// A run has some 10,000 steps.
 const STEPS_MAX: u64 = 2_000_000;
 
@@ -92,9 +91,11 @@ impl World {
         let program = Program::new(start, Dice::new(dice.bits()));
         let handle = Handle::new(Machine::new(program, Dice::new(dice.bits())));
         let budget = 16 + dice.below(48);
-        let threads = 1 + Dice::of_thread(seed, FAULT_DICE).place(FAULT_THREADS_MAX);
-        let owner = Owner::new(&net, start, &addresses, handle.clone(), budget, threads, &mut dice);
-        let mut troubles = troubles(&mut dice, start, count, 1 + threads);
+        // Its own dice, so that a pager of one fault thread leaves a seed what it was.
+        let mut workers = Dice::of_thread(seed, WORKERS_DICE);
+        let owner =
+            Owner::new(&net, start, &addresses, handle.clone(), budget, &mut dice, &mut workers);
+        let mut troubles = troubles(&mut dice, start, count, 1 + owner.fault_threads());
         troubles.sort_by_key(|trouble| trouble.0);
         World {
             dice,

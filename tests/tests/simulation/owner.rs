@@ -28,12 +28,15 @@ use gms_transport::sim::{Net, Sim};
 
 use crate::kernel::zeros;
 use crate::machine::{Handle, Process};
+use crate::workers::{self, Workers};
 
 /// What is secret in a simulation.
 const SECRET: u64 = 7;
 const SIZES: Sizes = Sizes { slots: 24, room_kept: 2, put_pages: 8, own_pages: 1 };
 /// Most pages moved at once.
 const BATCH: u64 = 8;
+/// Fault threads.
+const FAULT_THREADS_MAX: usize = 3;
 /// Pages that may be resident beyond the budget.
 const SLACK: u64 = 6;
 /// Time goes by while the fault thread works: so much for each look at the clock.
@@ -45,12 +48,29 @@ pub(crate) fn address(number: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, 1, 1 + number as u8], 1))
 }
 
+/// A turn of a fault thread, which takes as long as it looks at the clock; returns when it ends.
+pub(crate) fn turn(
+    fault: &mut FaultCore<Sim>,
+    now: Instant,
+    read: impl FnOnce(&mut FaultCore<Sim>, &dyn Fn() -> Instant),
+) -> Instant {
+    let time = Cell::new(now);
+    let clock = || time.replace(time.get() + LOOK);
+    while fault.poll_listen().is_some() {}
+    read(fault, &clock);
+    fault.network(&clock);
+    fault.turn(&clock);
+    fault.drain_served();
+    time.get()
+}
+
 /// See the module's documentation.
 pub(crate) struct Owner {
     pub shared: Arc<Shared>,
     commands: Commands,
-    /// The first is the home of the space.
-    faults: Vec<FaultCore<Sim>>,
+    fault_threads: usize,
+    /// The first of them, the home of the space. The others are its workers.
+    home: FaultCore<Sim>,
     write_back: WriteBack<Sim>,
     handle: Handle,
     process: Process,
@@ -71,9 +91,10 @@ impl Owner {
         agents: &[AgentAddress],
         handle: Handle,
         budget: u64,
-        fault_threads: usize,
         dice: &mut Dice,
+        workers_dice: &mut Dice,
     ) -> Owner {
+        let fault_threads = 1 + workers_dice.place(FAULT_THREADS_MAX);
         let config = SessionConfig {
             budget_bytes: budget * PAGE,
             page_shift: 12 + dice.below(2) as u8,
@@ -99,13 +120,16 @@ impl Owner {
         assert!(space.page_tables.set(Box::new(handle.clone())).is_ok());
         lock(&shared.tables).add_space(space.id);
         let core = |n, client| FaultCore::new(now, shared.clone(), n, client, |_| None, None);
-        let mut faults = vec![core(0, client(0))];
+        let mut home = core(0, client(0));
         let write_back = WriteBack::new(now, shared.clone(), client(1));
-        faults.extend((1..fault_threads).map(|n| core(n, client(1 + n))));
+        let workers = (1..fault_threads).map(|n| core(n, client(1 + n))).collect();
+        Workers::new(now, shared.clone(), workers, handle.watch.clone(), workers_dice.bits())
+            .begin();
         shared.homes.add(space.clone());
-        commands.fault[0].try_iter().for_each(|command| faults[0].handle_command(command));
+        commands.fault[0].try_iter().for_each(|command| home.handle_command(command));
         Owner {
-            faults,
+            fault_threads,
+            home,
             write_back,
             process: Process::new(space, handle.clone(), Dice::new(dice.bits())),
             zero_hash: shared.checksum(&zeros()),
@@ -139,23 +163,20 @@ impl Owner {
 
     /// How many there are.
     pub(crate) fn fault_threads(&self) -> usize {
-        self.faults.len()
+        self.fault_threads
     }
 
     /// A turn of one of them, which takes as long as it looks at the clock; returns when it ends.
     pub(crate) fn serve(&mut self, thread: usize, now: Instant) -> Instant {
-        self.handle.watch.note_turn(thread);
-        let time = Cell::new(now);
-        let clock = || time.replace(time.get() + LOOK);
-        let (id, fault) = (self.id(), &mut self.faults[thread]);
-        while fault.poll_listen().is_some() {}
-        if thread == 0 && self.handle.lock().kernel.is_readable() {
-            fault.handle_readable(&clock, id);
+        if let Some(worker) = thread.checked_sub(1) {
+            return workers::serve(worker, now);
         }
-        fault.network(&clock);
-        fault.turn(&clock);
-        fault.drain_served();
-        time.get()
+        let (id, handle) = (self.id(), &self.handle);
+        turn(&mut self.home, now, |home, clock| {
+            if handle.lock().kernel.is_readable() {
+                home.handle_readable(&clock, id);
+            }
+        })
     }
 
     // ---- the evict thread
@@ -281,13 +302,19 @@ impl Owner {
 
     /// When something of it is due.
     pub(crate) fn deadline(&self, now: Instant) -> Instant {
-        let faults = self.faults.iter().map(|fault| fault.deadline(now));
-        faults.chain(self.write_back.agents.deadline()).min().expect("a fault thread")
+        let others = [self.write_back.agents.deadline(), workers::deadline(now)];
+        others.into_iter().flatten().fold(self.home.deadline(now), Instant::min)
     }
 
     /// Frees all that agents hold.
     pub(crate) fn goodbye(&mut self, now: Instant) {
         self.write_back.agents.goodbye(now);
         self.write_back.agents.flush(now).expect("a network in memory does not fail");
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        workers::end();
     }
 }
