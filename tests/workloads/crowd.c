@@ -1,6 +1,6 @@
-/* crowd MIB STEPS: twelve threads of one address space fault all the time, so that several threads of the pager fetch for it, while the same threads change
+/* crowd MIB STEPS [held]: twelve threads of one address space fault all the time, so that several threads of the pager fetch for it, while the same threads change
  * it. Each page belongs to one thread, which verifies it, rewrites it, or discards it and finds zeros at once; the others look at it, and so wait for
- * it just then. Each thread also moves a block of its own to and fro, and forks children that find what it had. */
+ * it just then. Each thread also moves a block of its own to and fro, and forks children that find what it had. Held, they begin when a line is read. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/wait.h>
@@ -78,6 +78,7 @@ static void *run(void *arg) {
     if (block != place_of(me, 0)) die("mmap: %s", strerror(errno));
     for (uint64_t i = 0; i < BLOCK; i++) fill_page(block + i * PAGE, me * BLOCK + i + 1);
     for (uint64_t page = me; page < pages; page += THREADS) write_page(page);
+    pthread_barrier_wait(&barrier); /* all is written */
     pthread_barrier_wait(&barrier);
     for (uint64_t step = 0; step < steps; step++) {
         uint64_t what = next(&random) % 400, page = own_page(me, next(&random));
@@ -100,10 +101,17 @@ int main(int argc, char **argv) {
     memory = map_pages(pages);
     rounds = calloc(pages, sizeof *rounds);
     if (!rounds) die("calloc");
-    pthread_barrier_init(&barrier, NULL, THREADS);
+    pthread_barrier_init(&barrier, NULL, THREADS + 1);
     pthread_t threads[THREADS];
     for (uint64_t i = 0; i < THREADS; i++)
         if (pthread_create(&threads[i], NULL, run, (void *)(uintptr_t)i)) die("pthread_create");
+    pthread_barrier_wait(&barrier);
+    if (argc > 3) {
+        printf("held\n");
+        fflush(stdout);
+        getchar();
+    }
+    pthread_barrier_wait(&barrier);
     for (uint64_t i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     printf("crowd %lu pages of %lu threads\n", (unsigned long)pages, THREADS);
     return 0;
