@@ -45,6 +45,8 @@ pub struct Stats {
     pub second_chances: u64,
     pub prefetched: u64,
     pub prefetch_hits: u64,
+    /// Not told by builds of before.
+    #[serde(default)]
     pub lent_faults: u64,
     pub resident_peak_bytes: u64,
     pub remote_peak_bytes: u64,
