@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
 use clap_complete::env::Shells;
-use gms_policy::Size;
+use gms_policy::{Redundancy, Size};
 use serde::Deserialize;
 
 use self::values::{KeyRole, OnFull, PageSize, parse_agent};
@@ -118,6 +118,14 @@ pub struct PagingArgs {
     #[arg(long, value_name = "WHAT", value_enum)]
     #[serde(deserialize_with = "values::when_full")]
     pub when_full: Option<OnFull>,
+    /// Agents that get each page: auto, none (one) or replica:N (N of them, 2 to 4) [default: auto]
+    ///
+    /// With auto it is two where two or more agents are given, else one. With two a workload outlives the loss of either agent, and each can be stopped or
+    /// upgraded under it: pages of which there are too few copies are copied anew in the background. It takes twice the memory at the agents, and twice
+    /// the traffic for what is written to them.
+    #[arg(long, value_name = "WHAT")]
+    #[serde(deserialize_with = "values::redundancy")]
+    pub redundancy: Option<Redundancy>,
     /// Write the figures of the session to FILE as JSON when it ends
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use gms_policy::limits::AGENTS_MAX;
-use gms_policy::{Bytes, Size, WhenFull};
+use gms_policy::{Bytes, Redundancy, Size, WhenFull};
 
 use crate::cli::PagingArgs;
 use crate::cli::values::PageSize;
@@ -70,6 +70,8 @@ pub struct SessionConfig {
     pub export_bytes: u64,
     /// What happens when no agent has room for pages that must go.
     pub when_full: WhenFull,
+    /// How many agents are to have each page.
+    pub redundancy: Redundancy,
     /// File for the time stamps of sampled faults.
     pub trace: Option<PathBuf>,
     /// Say what happens on stderr.
@@ -114,6 +116,7 @@ fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {
         keys: line.keys.or(file.keys),
         export: line.export.or(file.export),
         when_full: line.when_full.or(file.when_full),
+        redundancy: line.redundancy.or(file.redundancy),
         stats: line.stats.or(file.stats),
         trace: line.trace.or(file.trace),
         config: None,
@@ -162,6 +165,7 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         budget_bytes,
         page_shift,
         fault_threads: fault_threads(args.fault_threads)?,
+        redundancy: redundancy(args.redundancy, args.agents.len())?,
         agents: args.agents,
         keys,
         export_bytes,
@@ -181,6 +185,19 @@ fn fault_threads(asked: Option<u32>) -> Result<usize, ConfigError> {
             "--fault-threads must be between 1 and {FAULT_THREADS_MAX}"
         ))),
     }
+}
+
+/// What was asked for, if there are agents for it.
+fn redundancy(asked: Option<Redundancy>, agents: usize) -> Result<Redundancy, ConfigError> {
+    let redundancy = asked.unwrap_or_default();
+    let copies = redundancy.copies(agents) as usize;
+    if copies > agents.max(1) {
+        let given = if agents == 1 { "1 is given" } else { &format!("{agents} are given") };
+        return Err(ConfigError::Options(format!(
+            "--redundancy {redundancy} needs at least {copies} agents, {given}: add --agent, or say --redundancy none"
+        )));
+    }
+    Ok(redundancy)
 }
 
 fn load(path: &Path) -> Result<PagingArgs, ConfigError> {
@@ -322,6 +339,12 @@ mod tests {
             ("page-size = '16k'", "etc/gms.toml:1: page-size: '16k' is not 4k or 8k"),
             ("fault-threads = 0", "--fault-threads must be between 1 and 16"),
             ("fault-threads = 17", "--fault-threads must be between 1 and 16"),
+            ("redundancy = 'raid'", "etc/gms.toml:1: redundancy: \"raid\" is none of auto, none"),
+            (
+                "agent = 'a:1'\nkeys = 'k'\nredundancy = 'replica:2'",
+                "--redundancy replica:2 needs at least 2 agents, 1 is given: add --agent",
+            ),
+            ("redundancy = 'replica:3'", "--redundancy replica:3 needs at least 3 agents, 0 are"),
             ("keys = 3", "etc/gms.toml:1: keys: invalid type: integer `3`, expected path string"),
             ("quiet = true\nverbose = true", "etc/gms.toml:2: verbose: quiet and verbose exclude"),
             ("local = '1G'\nlocal = '2G'", "etc/gms.toml:2: local: duplicate key"),

@@ -228,7 +228,6 @@ impl<T: Transport> EvictThread<T> {
                 busy |= self.bring_home(now);
             } else if self.goal > 0 {
                 self.make_way();
-                self.write_back.distrust_agents(now);
                 let evicted = self.evict(now);
                 if (!evicted && now >= self.next_proof) || torture::one_in(256) {
                     self.end_quarantines(now);
@@ -276,6 +275,7 @@ impl<T: Transport> EvictThread<T> {
         let now = Instant::now();
         let deadline =
             self.write_back.agents.deadline().unwrap_or(self.next_look).min(self.next_look);
+        let deadline = self.write_back.shortage_left().1.map_or(deadline, |due| due.min(deadline));
         let limit = deadline.saturating_duration_since(now).min(late.unwrap_or(Duration::MAX));
         let mut fds = [
             PollFd::new(self.shared.evict_kicks().as_fd(), PollFlags::POLLIN),
@@ -315,8 +315,8 @@ impl<T: Transport> EvictThread<T> {
         let lane = self.write_back.agents.lane();
         match event {
             ClientEvent::Arrived { get, pages, bytes } => self.arrived(get, pages, &bytes),
-            ClientEvent::Wrong { get, page } => self.wrong(get, page),
-            ClientEvent::Failed { get, pages, failure } => self.missed(get, pages, failure),
+            ClientEvent::Wrong { get, page } => self.wrong(now, get, page),
+            ClientEvent::Failed { get, pages, failure } => self.missed(now, get, pages, failure),
             ClientEvent::Ended { get } => self.ended(now, get),
             // Nobody waited for the embedded agent; of others one was up before the command was started.
             ClientEvent::Down { agent, reason }

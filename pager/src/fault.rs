@@ -7,6 +7,7 @@
 //! Nothing on this path waits: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the
 //! thread is woken then and faults again. [`FaultCore`] decides, and has neither clock nor descriptor of its own; [`FaultThread`] has it turn.
 
+mod demand;
 mod driver;
 mod events;
 mod fetch;
@@ -24,11 +25,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use gms_policy::hedge::Hedge;
 use gms_policy::ids::{AgentId, SpaceId};
 use gms_policy::prefetch::Streams;
 use gms_transport::Transport;
 use gms_transport::client::{Client, GetId, RETRY};
 
+use self::demand::Demand;
 pub use self::driver::FaultThread;
 use self::events::{Proof, Stuck};
 use self::fetch::Fetch;
@@ -120,8 +123,9 @@ pub struct FaultCore<T> {
     fetches: BTreeMap<GetId, Fetch>,
     /// Replies in which wrong pages came, by agent.
     mismatches: BTreeMap<AgentId, u32>,
-    /// Pages in `fetches` for which threads wait: those that fault on the same page share one fetch.
-    pending: BTreeSet<Place>,
+    /// Pages for which threads wait: those that fault on the same page share what was asked.
+    pending: BTreeMap<Place, Demand>,
+    hedge: Hedge,
     /// Faults to be tried again once the events have been read.
     again: Vec<Fault>,
     /// Spaces with a backlog.
@@ -170,7 +174,8 @@ impl<T: Transport> FaultCore<T> {
             spaces: BTreeMap::new(),
             fetches: BTreeMap::new(),
             mismatches: BTreeMap::new(),
-            pending: BTreeSet::new(),
+            pending: BTreeMap::new(),
+            hedge: Hedge::default(),
             again: Vec::new(),
             behind: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -216,6 +221,7 @@ impl<T: Transport> FaultCore<T> {
             || !self.unread.is_empty()
             || !self.unproved.is_empty();
         let own = now + if unfinished { AGAIN } else { RETRY };
+        let own = self.hedge_due().map_or(own, |due| due.clamp(now, own));
         self.agents.deadline().map_or(own, |deadline| deadline.min(own))
     }
 
@@ -302,6 +308,7 @@ impl<T: Transport> FaultCore<T> {
         self.calm(now);
         self.excuse(now);
         self.repeat(now, clock);
+        self.hedge(now);
         if let Err(error) = self.agents.flush(now) {
             self.shared.fail(format!("sending to the agents failed: {error}"));
         }

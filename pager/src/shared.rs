@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::budget::Budget;
 use gms_policy::ids::{AgentId, Bytes, SpaceId};
-use gms_policy::limits::SLACK_MIN;
+use gms_policy::limits::{AGENTS_MAX, SLACK_MIN};
+use gms_policy::redundancy::AgentSet;
 use gms_transport::client::Checksum;
 use gms_transport::message::PAGES_MAX;
 use hdrhistogram::Histogram;
@@ -92,6 +93,10 @@ pub struct Shared {
     pub ceiling: AtomicI64,
     /// How much of what there is.
     pub sizes: Sizes,
+    /// Agents that are to have each page.
+    pub copies: u32,
+    /// Agents that have given wrong pages, a bit each.
+    unsound: AtomicU64,
     /// Above this eviction begins.
     high: i64,
     /// The CPU on which all faults of late were, and where they are handled; none if negative.
@@ -192,6 +197,8 @@ impl Shared {
             resident: AtomicI64::new(0),
             ceiling: AtomicI64::new(budget.ceiling().0 as i64),
             sizes,
+            copies: config.redundancy.copies(config.agents.len()),
+            unsound: AtomicU64::new(0),
             high: budget.high().0 as i64,
             fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),
@@ -288,13 +295,19 @@ impl Shared {
             self.fail(format!("agent {name} was restarted and has lost the workload's pages"));
             return;
         }
-        tables.forget_copies(agent);
-        let full = tables.exhausted;
-        drop(tables);
-        // Who detaches evicts nothing any more.
-        if full && !detaching {
-            self.fail("the page map is full");
-        }
+        tables.lose(agent);
+    }
+
+    /// An agent gives wrong pages: others are used in its place.
+    pub fn distrust_agent(&self, agent: AgentId) {
+        self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
+        self.kick_evict();
+    }
+
+    /// Agents that have given wrong pages.
+    pub fn unsound_agents(&self) -> AgentSet {
+        let bits = self.unsound.load(Ordering::Relaxed);
+        (0..AGENTS_MAX as u8).filter(|n| bits >> n & 1 == 1).map(AgentId).collect()
     }
 
     /// Tells the evict thread of a space that is restless.

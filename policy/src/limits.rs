@@ -41,6 +41,14 @@ pub const EWMA_SHIFT: u32 = 3;
 /// Least share of the pages that an eligible agent gets when compared with any other: 1/64, so that a
 /// slow one is measured again and can recover.
 pub const EXPLORE_SHARE: f64 = 1.0 / 64.0;
+/// Soonest that a read is asked of a second agent: a busy CPU alone delays one by that much.
+pub const HEDGE_AFTER_MIN: Duration = Duration::from_millis(1);
+/// Latest that it is.
+pub const HEDGE_AFTER_MAX: Duration = Duration::from_millis(200);
+/// Reads that may be hedged one after another.
+pub const HEDGE_CREDIT_MAX: u32 = 16;
+/// Agents with which an agent holds pages together.
+pub const NEIGHBOURS: usize = 4;
 /// An agent's cost doubles with each refusal in a row, up to 2^16.
 pub const REFUSAL_DOUBLINGS_MAX: u32 = 16;
 /// Costs below this are the same: clocks and schedulers are no finer, in ns.
@@ -66,6 +74,8 @@ pub const LOOK_MAX: Duration = Duration::from_millis(50);
 pub const OVERSHOOT_MIN: u64 = 32 * MIB;
 
 const _: () = {
+    // A page is at an agent and some of its neighbours: with up to two of those so many sets have a number each, those that are left when agents are lost too.
+    assert!(AGENTS_MAX * (1 + NEIGHBOURS + NEIGHBOURS * (NEIGHBOURS - 1) / 2) <= 1 << 10);
     assert!(FRAME_BYTES.is_power_of_two());
     assert!(EXCHANGE_PAGES_MAX.is_power_of_two() && WINDOW_MAX < OUTCOME_WINDOW);
     assert!(TREND_MIN <= TREND_HISTORY && TREND_HISTORY.is_multiple_of(TREND_MIN));

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use gms_policy::{Size, WhenFull};
+use gms_policy::{Redundancy, Size, WhenFull};
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 
 /// Who holds a key.
@@ -99,6 +99,14 @@ pub(super) fn when_full<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OnF
 fn when_full_of(text: &str) -> Result<OnFull, String> {
     clap::ValueEnum::from_str(text, false)
         .map_err(|_| format!("'{text}' is not wait, grow or kill"))
+}
+
+/// Reads `redundancy`.
+pub(super) fn redundancy<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Redundancy>, D::Error> {
+    let read = |text: &str| text.parse::<Redundancy>().map_err(|error| error.to_string());
+    from.deserialize_any(Scalar { expects: "auto, none or replica:N", read }).map(Some)
 }
 
 /// What is written as a string or a whole number, and means the same.

@@ -214,6 +214,7 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
         keys: Some(keys.clone()),
         export_bytes: 0,
         when_full: Default::default(),
+        redundancy: Default::default(),
         trace: None,
         verbose: false,
         quiet: true,

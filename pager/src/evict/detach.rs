@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gms_policy::ids::{AgentId, PageAddr, SpaceId};
+use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::AgentSet;
 use gms_transport::Transport;
 use gms_transport::client::{self, Failure, GET_DEADLINE, GetId, Urgency};
@@ -77,6 +77,8 @@ pub(super) struct Homecoming {
     fetches: BTreeMap<GetId, Fetch>,
     /// Since when an agent has been wanted something of and given nothing back.
     silent_since: BTreeMap<AgentId, Instant>,
+    /// Agents that have not given a page though they should have it.
+    failed: BTreeMap<ContentId, AgentSet>,
     mismatches: BTreeMap<Place, u32>,
     lost: Lost,
     /// Pages away, and when that changed.
@@ -91,6 +93,7 @@ impl Homecoming {
             queued: BTreeMap::new(),
             fetches: BTreeMap::new(),
             silent_since: BTreeMap::new(),
+            failed: BTreeMap::new(),
             mismatches: BTreeMap::new(),
             lost: Lost::default(),
             progress: (u64::MAX, now),
@@ -134,6 +137,27 @@ impl Homecoming {
             true => drop(self.silent_since.insert(agent, now)),
             false => drop(self.silent_since.remove(&agent)),
         }
+    }
+
+    /// Whom to ask for a page: those who have it, have not failed to give it, and answer.
+    fn sources(&self, now: Instant, content: Content) -> AgentSet {
+        let failed = self.failed.get(&content.id).copied().unwrap_or_default();
+        let holders = content.holders.without(failed);
+        holders.agents().filter(|&agent| !self.is_silent(now, agent)).collect()
+    }
+
+    /// An agent does not give a page that it should have; whether others may.
+    fn fail(&mut self, now: Instant, content: Content, agent: AgentId) -> bool {
+        if self.failed.len() >= MISMATCHED_MAX && !self.failed.contains_key(&content.id) {
+            return false;
+        }
+        let failed = self.failed.entry(content.id).or_default();
+        *failed = failed.union(AgentSet::of(agent));
+        let others = !self.sources(now, content).is_empty();
+        if !others {
+            self.failed.remove(&content.id);
+        }
+        others
     }
 
     /// Another wrong checksum: whether the page is lost.
@@ -229,8 +253,7 @@ impl<T: Transport> EvictThread<T> {
         let mut doomed = Vec::new();
         let tables = lock(&self.shared.tables);
         let next = tables.visit_remote(id, from, ENTRIES_MAX, |page, content| {
-            let answers = |&agent: &AgentId| !home.is_silent(now, agent);
-            let holders: AgentSet = content.holders.agents().filter(answers).collect();
+            let holders = home.sources(now, content);
             if holders.is_empty() || tables.is_doomed((id, page)) {
                 doomed.push((page, content));
                 return doomed.len() < GATED_MAX;
@@ -292,8 +315,12 @@ impl<T: Transport> EvictThread<T> {
 
     /// Fetches those of the pages that still are only at the agent; false if that needs no exchange.
     fn fetch(&mut self, now: Instant, agent: AgentId, space: SpaceId, pages: &[PageAddr]) -> bool {
-        let begun =
+        let mut begun =
             lock(&self.shared.tables).begin_prefetch(space, pages.iter().copied(), pages.len());
+        // Since the scan another page may have come to this address, which another agent has.
+        let strays: Vec<(PageAddr, Content)> =
+            begun.extract_if(.., |(_, content)| !content.holders.has(agent)).collect();
+        self.give_up(space, &strays);
         if begun.is_empty() {
             return false;
         }
@@ -336,25 +363,30 @@ impl<T: Transport> EvictThread<T> {
     }
 
     /// A page has come with a wrong checksum.
-    pub(super) fn wrong(&mut self, get: GetId, page: usize) {
+    pub(super) fn wrong(&mut self, now: Instant, get: GetId, page: usize) {
         let home = &mut self.home;
         let Some(fetch) = home.fetches.get(&get) else { return };
-        let (id, lost) = (fetch.space, fetch.pages[page]);
+        let (id, agent, lost) = (fetch.space, fetch.agent, fetch.pages[page]);
         if home.mismatch((id, lost.0)) {
             home.fetches.entry(get).and_modify(|fetch| fetch.answered = true);
-            self.lose(id, &[lost]);
+            if !home.fail(now, lost.1, agent) {
+                self.lose(id, &[lost]);
+            }
         }
     }
 
     /// Pages do not come by this get.
-    pub(super) fn missed(&mut self, get: GetId, pages: u64, failure: Failure) {
+    pub(super) fn missed(&mut self, now: Instant, get: GetId, pages: u64, failure: Failure) {
         let Some(fetch) = self.home.fetches.get_mut(&get) else { return };
         let (id, is_lost) = (fetch.space, failure == Failure::NotHeld(Status::NotFound));
         fetch.answered |= is_lost;
         let missed = fetch.pages.iter().enumerate().filter(|(i, _)| pages >> i & 1 == 1);
-        let missed: Vec<(PageAddr, Content)> = missed.map(|(_, &page)| page).collect();
+        let mut missed: Vec<(PageAddr, Content)> = missed.map(|(_, &page)| page).collect();
+        let agent = fetch.agent;
         self.give_up(id, &missed);
         if is_lost {
+            // The next pass asks others for what they have.
+            missed.retain(|&(_, content)| !self.home.fail(now, content, agent));
             self.lose(id, &missed);
         }
     }
@@ -464,7 +496,7 @@ impl<T: Transport> EvictThread<T> {
             }
             if outcome == Installed::Done {
                 poisoned += 1;
-                self.home.lost.agents.extend(content.holders.agents());
+                self.home.lost.agents.extend(tables.losers().union(content.holders).agents());
             }
         }
         drop(tables);

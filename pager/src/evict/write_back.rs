@@ -1,20 +1,24 @@
-//! Write-back: pages in the buffer are put to agents, and agents are told what they may forget.
+//! Write-back: pages in the buffer are put to agents, each to as many as are to have it, and agents are told what they may forget.
 //!
 //! `turn` puts what is ready -> `poll` -> `settle`.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod repair;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
-use gms_policy::placement::{AgentView, Placement, TwoChoices};
+use gms_policy::placement::{AgentView, TwoChoices, choose_set};
 use gms_policy::redundancy::AgentSet;
 use gms_transport::Transport;
-use gms_transport::client::{Client, ClientEvent, PutId};
+use gms_transport::client::{Client, ClientEvent, LEASE, PutId};
 use gms_transport::message::Op;
 
+use self::repair::Repair;
 use crate::shared::Shared;
 use crate::sync::lock;
+use crate::tables::WriteOutcome;
 use crate::torture::{self, Point};
 
 /// Puts under way to one agent.
@@ -26,6 +30,9 @@ const DISCARDS_PAUSE: Duration = Duration::from_millis(50);
 const DISCARDS_MAX: usize = 4;
 /// If more wait than this, an agent that does not answer those is told of no more: it keeps the pages until the workload ends.
 const DISCARDS_KEPT: usize = 1 << 20;
+/// An agent that has been away for this long is not expected back: its pages get other copies. An agent keeps pages for longer ([`LEASE`]).
+const GONE_AFTER: Duration = Duration::from_secs(10);
+const _: () = assert!(GONE_AFTER.as_secs() < LEASE.as_secs());
 
 struct Put {
     agent: AgentId,
@@ -41,7 +48,12 @@ pub struct WriteBack<T> {
     given: Vec<u64>,
     /// Agents of which the tables know that they may be down.
     untrusted: AgentSet,
+    /// Agents that each page is given to, now: fewer than there are to be while fewer can be used.
+    copies: u32,
+    /// Since when agents cannot be used.
+    away_since: BTreeMap<AgentId, Instant>,
     discard_at: Instant,
+    repair: Repair,
     random: u64,
 }
 
@@ -53,7 +65,10 @@ impl<T: Transport> WriteBack<T> {
             agents,
             puts: BTreeMap::new(),
             untrusted: AgentSet::default(),
+            copies: 1,
+            away_since: BTreeMap::new(),
             discard_at: now,
+            repair: Repair::new(now),
             random: shared.seed | 1,
             shared,
         }
@@ -64,52 +79,86 @@ impl<T: Transport> WriteBack<T> {
         self.given[usize::from(agent.0)]
     }
 
+    /// Pages of which there are too few copies, and when another step is due to make more.
+    pub fn shortage_left(&self) -> (u64, Option<Instant>) {
+        (self.repair.left(), self.repair.due())
+    }
+
     /// Sends what is ready to be written (`puts`), and what agents may forget. True if it put anything.
     pub fn turn(&mut self, now: Instant, puts: bool) -> bool {
         let mut busy = false;
-        let mut passed_over: BTreeSet<AgentId> = BTreeSet::new();
+        let mut passed_over = AgentSet::default();
+        self.distrust_agents(now);
+        if puts {
+            busy |= self.repair(now);
+        }
         while puts && lock(&self.shared.tables).has_ready() {
-            let mut views = self.views();
-            let under_way = |agent| self.agents.lane().under_way(agent, Op::Put);
-            let pages = self.shared.sizes.put_pages as u64;
-            views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= pages);
-            views.retain(|v| !passed_over.contains(&v.id));
+            let views = self.takers(now, passed_over);
             let random = self.next_random();
-            let Some(agent) = TwoChoices.choose(&views, random) else { break };
-            match self.put(now, agent) {
-                true => busy = true,
+            let agents = choose_set(&TwoChoices, &views, self.copies, random);
+            if agents.is_empty() {
+                break;
+            }
+            match self.put(now, agents) {
+                Ok(()) => busy = true,
                 // Its link takes nothing now: the others' may.
-                false => drop(passed_over.insert(agent)),
+                Err(agent) => passed_over = passed_over.union(AgentSet::of(agent)),
             }
         }
         self.discard(now);
         busy
     }
 
-    fn put(&mut self, now: Instant, agent: AgentId) -> bool {
-        let batch =
-            lock(&self.shared.tables).start_write(AgentSet::of(agent), self.shared.sizes.put_pages);
-        if batch.is_empty() {
-            return false;
+    /// The agents that may be given pages now.
+    fn takers(&self, now: Instant, passed_over: AgentSet) -> Vec<AgentView> {
+        let mut views = self.views();
+        // One that is silent is given no more, if there is another.
+        let silent = |view: &AgentView| !self.agents.lane().keeps(now, view.id);
+        if !views.iter().all(|view| !view.up || silent(view)) {
+            views.retain(|view| !silent(view));
         }
-        let pages = batch.iter().map(|&(slot, id, _)| (id, self.shared.frames.read(slot)));
-        let put = self.agents.put(now, agent, pages);
-        let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
-        match put {
-            Ok(put) => drop(self.puts.insert(put, Put { agent, slots })),
-            Err(_) => self.settle(agent, &slots, 0),
-        }
-        put.is_ok()
+        let under_way = |agent| self.agents.lane().under_way(agent, Op::Put);
+        let pages = self.shared.sizes.put_pages as u64;
+        views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= pages);
+        views.retain(|v| !passed_over.has(v.id));
+        views
     }
 
-    fn settle(&mut self, agent: AgentId, slots: &[u32], stored: u64) {
+    /// Puts a batch to each of some agents; fails with the one whose link does not take it.
+    fn put(&mut self, now: Instant, mut agents: Vec<AgentId>) -> Result<(), AgentId> {
+        let mut batch = Vec::new();
+        // Where that many sets are in use, fewer agents must do, until one is free.
+        while batch.is_empty() && !agents.is_empty() {
+            let set = agents.iter().copied().collect();
+            batch = lock(&self.shared.tables).start_write(set, self.shared.sizes.put_pages);
+            if batch.is_empty() {
+                agents.pop();
+            }
+        }
+        let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
+        let mut refused = agents.is_empty().then_some(AgentId(0));
+        for &agent in &agents {
+            let pages = batch.iter().map(|&(slot, id, _)| (id, self.shared.frames.read(slot)));
+            let put = refused.is_none().then(|| self.agents.put(now, agent, pages));
+            match put {
+                Some(Ok(put)) => {
+                    self.puts.insert(put, Put { agent, slots: slots.clone() });
+                }
+                _ => {
+                    refused.get_or_insert(agent);
+                    self.settle(agent, &slots, |_| WriteOutcome::Unsent);
+                }
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    fn settle(&mut self, agent: AgentId, slots: &[u32], outcome: impl Fn(usize) -> WriteOutcome) {
         torture::at(Point::BeforeWrittenIsNoted);
         let mut tables = lock(&self.shared.tables);
         for (i, &slot) in slots.iter().enumerate().rev() {
-            tables.written(slot, agent, stored >> i & 1 == 1);
+            tables.written(slot, agent, outcome(i));
         }
-        drop(tables);
-        self.given[usize::from(agent.0)] += u64::from(stored.count_ones());
     }
 
     fn discard(&mut self, now: Instant) {
@@ -136,12 +185,21 @@ impl<T: Transport> WriteBack<T> {
 
     /// The next event of the agents. Of what was put, and of agents that came up, note has been taken.
     pub fn poll(&mut self, now: Instant) -> Option<ClientEvent> {
-        let event = self.agents.poll(now)?;
+        let event = loop {
+            let event = self.agents.poll(now)?;
+            if let Some(event) = self.repaired(event) {
+                break event;
+            }
+        };
         torture::at(Point::BeforeReply);
         match event {
             ClientEvent::Stored { put, pages } => {
                 if let Some(Put { agent, slots }) = self.puts.remove(&put) {
-                    self.settle(agent, &slots, pages);
+                    self.settle(agent, &slots, |page| match pages >> page & 1 == 1 {
+                        true => WriteOutcome::Stored,
+                        false => WriteOutcome::Failed,
+                    });
+                    self.given[usize::from(agent.0)] += u64::from(pages.count_ones());
                 }
             }
             ClientEvent::Up { agent, session } => {
@@ -155,24 +213,52 @@ impl<T: Transport> WriteBack<T> {
 
     /// Tells the tables which agents may be down: an unchanged page is not left to those.
     pub fn distrust_agents(&mut self, now: Instant) {
-        let lane = self.agents.lane();
-        let untrusted: AgentSet = lane.agents().filter(|&a| !lane.keeps(now, a)).collect();
-        if untrusted != self.untrusted {
-            self.untrusted = untrusted;
-            lock(&self.shared.tables).distrust(untrusted);
+        let (lane, shared) = (self.agents.lane(), &self.shared);
+        let unsound = shared.unsound_agents();
+        let trusted = |&agent: &AgentId| {
+            lane.keeps(now, agent) && shared.homes.all_reach(agent) && !unsound.has(agent)
+        };
+        let untrusted: AgentSet = lane.agents().filter(|agent| !trusted(agent)).collect();
+        let usable = lane.agents().count() as u32 - untrusted.len();
+        let copies = self.shared.copies.min(usable).max(1);
+        for agent in lane.agents() {
+            match lane.is_up(agent) {
+                true => drop(self.away_since.remove(&agent)),
+                false => drop(self.away_since.entry(agent).or_insert(now)),
+            }
+        }
+        if (untrusted, copies) != (self.untrusted, self.copies) {
+            (self.untrusted, self.copies) = (untrusted, copies);
+            lock(&self.shared.tables).distrust(untrusted, copies);
         }
     }
 
-    /// Whether no agent takes pages.
-    pub fn agents_are_full(&self) -> bool {
-        let pages = self.shared.sizes.put_pages as u64;
-        self.views().iter().all(|v| !v.up || v.credits.0 < pages)
+    /// Agents whose pages others are to have: they drain, have been away for long, or give wrong pages.
+    fn leaving(&self, now: Instant) -> AgentSet {
+        let lane = self.agents.lane();
+        let gone = |agent: AgentId| {
+            let since = self.away_since.get(&agent);
+            since.is_some_and(|&since| now.saturating_duration_since(since) > GONE_AFTER)
+        };
+        let leaves = |&agent: &AgentId| lane.is_draining(agent) || gone(agent);
+        let leaving: AgentSet = lane.agents().filter(leaves).collect();
+        leaving.union(self.shared.unsound_agents())
     }
 
-    /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it.
+    /// Whether too few agents take pages.
+    pub fn agents_are_full(&self) -> bool {
+        let pages = self.shared.sizes.put_pages as u64;
+        let takes = |view: &&AgentView| view.up && view.credits.0 >= pages;
+        (self.views().iter().filter(takes).count() as u32) < self.copies
+    }
+
+    /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it, or where wrong pages came from.
     fn views(&self) -> Vec<AgentView> {
         let mut views = self.agents.lane().views();
-        views.iter_mut().for_each(|v| v.up &= self.shared.homes.all_reach(v.id));
+        let unsound = self.shared.unsound_agents();
+        views.iter_mut().for_each(|v| {
+            v.up &= self.shared.homes.all_reach(v.id) && !unsound.has(v.id);
+        });
         views
     }
 

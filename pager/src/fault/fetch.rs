@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::prefetch::Prefetch;
-use gms_policy::redundancy::AgentSet;
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
@@ -36,17 +35,15 @@ const MISMATCHES_MAX: u32 = 3;
 /// One page of a fetch.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
-    place: Place,
-    content: Content,
+    pub place: Place,
+    pub content: Content,
 }
 
 /// What is fetched by one get.
 pub(super) struct Fetch {
     /// Who was asked.
-    agent: AgentId,
-    /// Who was asked before, and does not give the first page.
-    failed: AgentSet,
-    pages: Vec<Wanted>,
+    pub agent: AgentId,
+    pub pages: Vec<Wanted>,
     /// Pages that may still come: bit i is page i.
     open: u64,
     /// Whether a thread waits for the first page. All others are fetched ahead.
@@ -75,60 +72,78 @@ impl Fetch {
 impl<T: Transport> FaultCore<T> {
     /// Fetches the page, and behind it in the same exchange what will be needed next: the faulting thread does not wait for that.
     pub(super) fn fetch(&mut self, now: Instant, place: Place, content: Content) {
-        if !self.pending.insert(place) {
+        let demanded = Wanted { place, content };
+        if !self.demand(now, demanded) {
             return;
         }
         self.trace(|trace| trace.looked_up(place));
         self.unproved.push((place, content, now));
         let ahead = self.look_ahead(place);
-        let demanded = Wanted { place, content };
         self.fetch_all(now, Some(demanded), ahead);
     }
 
     fn fetch_all(&mut self, now: Instant, demanded: Option<Wanted>, ahead: Vec<Wanted>) {
-        let source = |wanted: Wanted| self.agents.lane().nearest(wanted.content.holders);
-        let first = demanded.map(source);
+        let source = |wanted: Wanted| self.source(wanted.content);
+        let first = demanded.and_then(source);
+        if let (Some(demanded), None) = (demanded, first) {
+            return self.lost(demanded.place);
+        }
         if let (Some(demanded), Some(agent), true) = (demanded, first, ahead.is_empty()) {
-            return self.ask(now, agent, vec![demanded], AgentSet::default(), true);
+            return self.ask(now, agent, vec![demanded], true);
         }
         let mut by_agent: BTreeMap<AgentId, Vec<Wanted>> = BTreeMap::new();
         for wanted in demanded.into_iter().chain(ahead) {
             // Of those who have it too, the one that is asked already.
             let same = first.filter(|&first| wanted.content.holders.has(first));
-            let agent = same.unwrap_or_else(|| source(wanted));
-            by_agent.entry(agent).or_default().push(wanted);
+            if let Some(agent) = same.or_else(|| source(wanted)) {
+                by_agent.entry(agent).or_default().push(wanted);
+            }
         }
         let pages = first.and_then(|agent| Some((agent, by_agent.remove(&agent)?)));
         let mut awaited = pages.is_some();
         for (agent, pages) in pages.into_iter().chain(by_agent) {
             for pages in pages.chunks(PAGES_MAX) {
                 let demanded = std::mem::take(&mut awaited);
-                self.ask(now, agent, pages.to_vec(), AgentSet::default(), demanded);
+                self.ask(now, agent, pages.to_vec(), demanded);
             }
         }
     }
 
-    /// Asks an agent for pages. Those who `failed` were asked for the first before.
-    fn ask(
-        &mut self,
-        now: Instant,
-        agent: AgentId,
-        pages: Vec<Wanted>,
-        failed: AgentSet,
-        demanded: bool,
-    ) {
+    /// Whom of those that have a page to ask for it, if anybody has. Who gives wrong pages is asked where nobody else can be.
+    fn source(&self, content: Content) -> Option<AgentId> {
+        let sound = content.holders.without(self.shared.unsound_agents());
+        let holders = if sound.is_empty() { content.holders } else { sound };
+        (!holders.is_empty()).then(|| self.agents.lane().nearest(holders))
+    }
+
+    /// The only agents that had a page have lost it.
+    fn lost(&mut self, place: Place) {
+        self.pending.remove(&place);
+        self.unproved.retain(|unproved| unproved.0 != place);
+        // While the workload is being let go, the evict thread poisons it, which wakes the thread.
+        if !self.shared.detaching.load(Ordering::Relaxed) {
+            self.shared.fail("a page is lost: every agent that had it was restarted");
+        }
+    }
+
+    /// Asks an agent for pages; a thread waits for the first of those that are `demanded`.
+    pub(super) fn ask(&mut self, now: Instant, agent: AgentId, pages: Vec<Wanted>, demanded: bool) {
         let wanted =
             |page: &Wanted| client::Wanted { id: page.content.id, check: page.content.hash };
         let urgency = if demanded { Urgency::Demand } else { Urgency::Ahead };
         let get = self.agents.get(now, agent, pages.iter().map(wanted).collect(), urgency);
+        let (mut began, mut removals) = (now, self.removals);
+        if let Some(demand) = self.pending.get(&pages[0].place).filter(|_| demanded) {
+            (began, removals) = (demand.began, demand.removals);
+            self.note_demanded(now, pages[0].place, get, agent);
+        }
         let fetch = Fetch {
             agent,
-            failed,
             open: u64::MAX >> (64 - pages.len()),
             pages,
             demanded,
-            began: now,
-            removals: self.removals,
+            began,
+            removals,
             spoiled: false,
         };
         self.fetches.insert(get, fetch);
@@ -215,10 +230,9 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Pages do not come by this get. Whoever waits for a page ahead of need faults again, and so does whoever waits for one that is no
-    /// longer wanted (no `failure`); a page that is demanded is asked of another agent that holds it, and lost if there is none.
+    /// longer wanted (no `failure`).
     fn forsake(&mut self, now: Instant, get: GetId, pages: u64, failure: Option<Failure>) {
         let Some(fetch) = self.fetches.get_mut(&get) else { return };
-        let (agent, failed) = (fetch.agent, fetch.failed.union(AgentSet::of(fetch.agent)));
         let closed = fetch.close(pages);
         let awaited =
             closed.first().filter(|&&page| fetch.is_awaited(page)).map(|&page| fetch.pages[page]);
@@ -228,28 +242,9 @@ impl<T: Transport> FaultCore<T> {
             .map(|&page| fetch.pages[page])
             .collect();
         self.give_up(&ahead);
-        let Some(Wanted { place, content }) = awaited else { return };
-        self.pending.remove(&place);
-        let Some(failure) = failure.filter(|_| lock(&self.shared.tables).is_remote(place, content))
-        else {
-            return self.wake(place);
-        };
-        // While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps
-        // until then.
-        if self.shared.detaching.load(Ordering::Relaxed) {
-            return;
+        if let Some(wanted) = awaited {
+            self.not_given(now, get, wanted, failure);
         }
-        let others = content.holders.without(failed);
-        if !others.is_empty() {
-            self.pending.insert(place);
-            let next = self.agents.lane().nearest(others);
-            return self.ask(now, next, vec![Wanted { place, content }], failed, true);
-        }
-        let (name, reason) = (self.agents.lane().name(agent), self.agents.lane().reason(agent));
-        self.shared.fail(match failure {
-            Failure::NotHeld(status) => format!("agent {name} has lost a page ({status:?})"),
-            _ => format!("agent {name} does not give a page back: {reason}"),
-        });
     }
 
     /// Pages fetched ahead do not come: threads that wait for them try by themselves.
@@ -290,7 +285,7 @@ impl<T: Transport> FaultCore<T> {
                 ClientEvent::Arrived { get, pages, bytes } => {
                     self.arrived(clock, get, pages, &bytes);
                 }
-                ClientEvent::Wrong { get, .. } => self.mismatch(get),
+                ClientEvent::Wrong { get, page } => self.mismatch(now, get, page),
                 ClientEvent::Failed { get, pages, failure } => {
                     self.forsake(now, get, pages, Some(failure));
                 }
@@ -332,6 +327,9 @@ impl<T: Transport> FaultCore<T> {
         bytes: &Bytes,
     ) {
         let Some(mut fetch) = self.fetches.remove(&get) else { return };
+        if fetch.is_awaited(pages.start) {
+            self.end_rivals(clock(), fetch.pages[0].place, get);
+        }
         let mut from = pages.start;
         while from < pages.end {
             let first = fetch.pages[from].place.1.get();
@@ -351,21 +349,33 @@ impl<T: Transport> FaultCore<T> {
         self.fetches.insert(get, fetch);
     }
 
-    /// Counted for each agent, also where nobody waits for the page: its first wrong page is told, and another few end the workload.
-    fn mismatch(&mut self, get: GetId) {
+    /// Counted for each agent, also where nobody waits for the page: its first wrong page is told. After another few it is used no more, where other agents
+    /// have pages too; else they end the workload.
+    fn mismatch(&mut self, now: Instant, get: GetId, page: usize) {
         let Some(fetch) = self.fetches.get_mut(&get) else { return };
-        if std::mem::replace(&mut fetch.spoiled, true) {
+        let agent = fetch.agent;
+        let was_spoiled = std::mem::replace(&mut fetch.spoiled, true);
+        if fetch.is_awaited(page) {
+            let place = fetch.pages[page].place;
+            self.doubt(now, place, agent);
+        }
+        if was_spoiled {
             return;
         }
-        let agent = fetch.agent;
         let count = self.mismatches.entry(agent).or_default();
         *count += 1;
         let name = self.agents.lane().name(agent);
         let text = format!("agent {name} gives back a page with a wrong checksum");
         match *count {
             1 => note(text),
+            MISMATCHES_MAX if self.shared.copies > 1 => {
+                note(format!("{text} again: others are used in its place"));
+                self.shared.distrust_agent(agent);
+            }
             // While the workload is being let go, it is asked for again until the deadline.
-            MISMATCHES_MAX.. if !self.shared.detaching.load(Ordering::Relaxed) => {
+            MISMATCHES_MAX..
+                if self.shared.copies == 1 && !self.shared.detaching.load(Ordering::Relaxed) =>
+            {
                 self.shared.fail(text);
             }
             _ => {}
@@ -484,7 +494,7 @@ impl<T: Transport> FaultCore<T> {
         awaited: bool,
     ) -> bool {
         let waited = match awaited {
-            true => self.pending.remove(&wanted.place),
+            true => self.pending.remove(&wanted.place).is_some(),
             false => tables.end_prefetch(wanted.place),
         };
         if matches!(outcome, Installed::Done | Installed::Exists) {

@@ -102,6 +102,7 @@ fn shared_by(fault_threads: usize) -> (Arc<Shared>, Commands) {
         keys: None,
         export_bytes: 0,
         when_full: WhenFull::Grow,
+        redundancy: Default::default(),
         trace: None,
         verbose: false,
         quiet: true,

@@ -115,6 +115,7 @@ impl Late {
             keys: None,
             export_bytes: 512 << 20,
             when_full: Default::default(),
+            redundancy: Default::default(),
             trace: None,
             verbose: false,
             quiet: false,

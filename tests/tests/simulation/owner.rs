@@ -74,6 +74,7 @@ impl Owner {
             keys: None,
             export_bytes: 0,
             when_full: WhenFull::Wait,
+            redundancy: Default::default(),
             trace: None,
             verbose: false,
             quiet: true,

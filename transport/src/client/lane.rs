@@ -202,6 +202,11 @@ impl<T: Transport> Lane<T> {
         matches!(self.peers[usize::from(agent.0)].phase, Phase::Up(_))
     }
 
+    /// Whether the agent has said that it is about to end.
+    pub fn is_draining(&self, agent: AgentId) -> bool {
+        self.peers[usize::from(agent.0)].draining
+    }
+
     /// Whether requests can be sent to one of them.
     pub fn is_any_up(&self, agents: AgentSet) -> bool {
         agents.agents().any(|agent| self.is_up(agent))

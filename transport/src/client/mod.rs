@@ -546,7 +546,7 @@ impl<T: Transport> Client<T> {
 
 impl ClientEvent {
     /// The get that it is about.
-    fn get(&self) -> Option<GetId> {
+    pub fn get(&self) -> Option<GetId> {
         match *self {
             ClientEvent::Answered { get, .. }
             | ClientEvent::Arrived { get, .. }

@@ -1,10 +1,11 @@
+use gms_policy::redundancy::AgentSet;
 use gms_transport::message::{PageDescriptor, Status};
 
 use super::*;
 use crate::fault::tests::{ID, Play};
 use crate::shared::Outcome;
 use crate::speech::SAID;
-use crate::tables::{EvictOutcome, FaultAction};
+use crate::tables::{EvictOutcome, FaultAction, WriteOutcome};
 
 /// Of 64 pages that are at the agent a thread waits for the first, which comes right, and never for the others, which do not.
 #[test]
@@ -22,7 +23,7 @@ fn wrong_pages_that_nobody_waits_for_are_told_and_end_the_workload() {
         tables.finish_evict(slot, EvictOutcome::Moved(hash), &mut wake);
     }
     for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), PAGES_MAX) {
-        tables.written(slot, AgentId(0), true);
+        tables.written(slot, AgentId(0), WriteOutcome::Stored);
     }
     drop(tables);
     play.fault.agents.take_sent();
@@ -33,7 +34,7 @@ fn wrong_pages_that_nobody_waits_for_are_told_and_end_the_workload() {
             .map(|(page, content)| Wanted { place: (ID, page), content })
             .collect();
         let demanded = (round == 1).then(|| ahead.remove(0));
-        play.fault.pending.extend(demanded.map(|wanted| wanted.place));
+        demanded.map(|wanted| play.fault.demand(now, wanted));
         play.fault.fetch_all(now, demanded, ahead);
         let sent = play.fault.agents.take_sent();
         let count = usize::from(sent[0].1.count());
@@ -60,12 +61,12 @@ fn asked(play: &mut Play, now: Instant) {
     tables.begin_evict(ID, &[place.1], &mut leaving);
     tables.finish_evict(leaving[0].1, EvictOutcome::Moved(7), &mut wake);
     for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), 1) {
-        tables.written(slot, AgentId(0), true);
+        tables.written(slot, AgentId(0), WriteOutcome::Stored);
     }
     let content = tables.begin_prefetch(ID, [place.1].into_iter(), 1)[0].1;
     tables.end_prefetch(place);
     drop(tables);
-    play.fault.pending.insert(place);
+    play.fault.demand(now, Wanted { place, content });
     play.fault.fetch_all(now, Some(Wanted { place, content }), Vec::new());
 }
 
@@ -127,7 +128,7 @@ fn threads_that_wait_together_for_discarded_pages_do_not_wait_for_the_agent() {
         tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
     }
     for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), 2) {
-        tables.written(slot, AgentId(0), true);
+        tables.written(slot, AgentId(0), WriteOutcome::Stored);
     }
     drop(tables);
     let (start, bytes) = (play.page as *mut libc::c_void, 2 * PAGE as usize);
@@ -164,7 +165,7 @@ fn a_page_that_one_agent_does_not_give_is_asked_of_the_other() {
     let moved = EvictOutcome::Moved(play.shared.checksum(&right));
     tables.finish_evict(leaving[0].1, moved, &mut wake);
     for (slot, ..) in tables.start_write(both, 1) {
-        both.agents().for_each(|agent| tables.written(slot, agent, true));
+        both.agents().for_each(|agent| tables.written(slot, agent, WriteOutcome::Stored));
     }
     let FaultAction::Fetch(content) = tables.fault(place) else { panic!("not away") };
     assert_eq!(content.holders, both);

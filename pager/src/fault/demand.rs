@@ -1,0 +1,192 @@
+//! Pages for which threads wait: whom they have been asked of, and who is asked next when an agent does not give a page, or takes long.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use gms_policy::ids::AgentId;
+use gms_policy::redundancy::AgentSet;
+use gms_transport::Transport;
+use gms_transport::client::{Failure, GetId};
+
+use super::FaultCore;
+use super::fetch::Wanted;
+use crate::page_map::Content;
+use crate::sync::lock;
+use crate::tables::Place;
+
+/// Pause before it is looked again whether another agent can be asked.
+const HEDGE_PAUSE: Duration = Duration::from_millis(10);
+
+/// A page for which threads wait. Left when it is installed, when nobody can give it, or when it is no longer wanted.
+#[derive(Debug)]
+pub(super) struct Demand {
+    content: Content,
+    /// The gets by which it is asked for, and the agents: one, and another when the first took long.
+    asked: [Option<(GetId, AgentId)>; 2],
+    /// Agents that have not given it when they were asked.
+    failed: AgentSet,
+    /// When it was asked for first, and the removals in all spaces by then: its marker was looked for after that, perhaps not since.
+    pub began: Instant,
+    pub removals: u64,
+    /// When another agent is to be asked too, if any has it.
+    hedge_at: Option<Instant>,
+}
+
+impl Demand {
+    fn new(now: Instant, content: Content, removals: u64) -> Demand {
+        let failed = AgentSet::EMPTY;
+        Demand { content, asked: [None; 2], failed, began: now, removals, hedge_at: None }
+    }
+
+    /// It is asked for by this get, too.
+    fn note(&mut self, get: GetId, agent: AgentId) {
+        let place = self.asked.iter_mut().find(|asked| asked.is_none());
+        *place.expect("two are asked at most") = Some((get, agent));
+    }
+
+    /// A get of it has ended without it; false if it was no get of it.
+    fn end(&mut self, get: GetId) -> bool {
+        let found = self.asked.iter_mut().find(|asked| asked.is_some_and(|(id, _)| id == get));
+        let agent = found.and_then(Option::take).map(|(_, agent)| AgentSet::of(agent));
+        self.failed = self.failed.union(agent.unwrap_or_default());
+        agent.is_some()
+    }
+
+    fn asked_of(&self) -> AgentSet {
+        self.asked.iter().flatten().map(|&(_, agent)| agent).collect()
+    }
+}
+
+impl<T: Transport> FaultCore<T> {
+    /// A thread waits for a page; false if others wait for it already.
+    pub(super) fn demand(&mut self, now: Instant, Wanted { place, content }: Wanted) -> bool {
+        let is_new = !self.pending.contains_key(&place);
+        if is_new {
+            self.pending.insert(place, Demand::new(now, content, self.removals));
+        }
+        is_new
+    }
+
+    /// A page for which a thread waits is asked of an agent.
+    pub(super) fn note_demanded(&mut self, now: Instant, place: Place, get: GetId, agent: AgentId) {
+        let after = self.hedge.after();
+        let is_up = self.agents.lane().is_up(agent);
+        if let Some(demand) = self.pending.get_mut(&place) {
+            demand.note(get, agent);
+            let others = demand.content.holders.len() > 1 && demand.asked.contains(&None);
+            demand.hedge_at = others.then(|| if is_up { now + after } else { now });
+        }
+    }
+
+    /// A page does not come by a get for which a thread waits; `failure` is none if it is no longer wanted. It is asked of another agent that has it. If
+    /// there is none, and none is being asked, it is lost.
+    pub(super) fn not_given(
+        &mut self,
+        now: Instant,
+        get: GetId,
+        wanted: Wanted,
+        failure: Option<Failure>,
+    ) {
+        let Wanted { place, content } = wanted;
+        let agent = self.fetches.get(&get).map(|fetch| fetch.agent);
+        let Some(demand) = self.pending.get_mut(&place).filter(|demand| demand.content == content)
+        else {
+            return;
+        };
+        if !demand.end(get) {
+            return;
+        }
+        let (failed, asked) = (demand.failed, demand.asked_of());
+        let tables = lock(&self.shared.tables);
+        let is_wanted = failure.is_some() && tables.is_remote(place, content);
+        let others = tables.holders(content).without(failed).without(asked);
+        drop(tables);
+        if !is_wanted {
+            self.pending.remove(&place);
+            return self.wake(place);
+        }
+        if !others.is_empty() {
+            return self.ask(now, self.agents.lane().nearest(others), vec![wanted], true);
+        }
+        if !asked.is_empty() {
+            return;
+        }
+        self.pending.remove(&place);
+        // While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps
+        // until then.
+        if self.shared.detaching.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(agent) = agent else { return };
+        let (name, reason) = (self.agents.lane().name(agent), self.agents.lane().reason(agent));
+        self.shared.fail(match failure {
+            Some(Failure::NotHeld(status)) => {
+                format!("agent {name} has lost a page ({status:?}), and no other agent has it")
+            }
+            _ => format!("agent {name} does not give a page back: {reason}"),
+        });
+    }
+
+    /// When a page is due to be asked of another agent.
+    pub(super) fn hedge_due(&self) -> Option<Instant> {
+        self.pending.values().filter_map(|demand| demand.hedge_at).min()
+    }
+
+    /// Asks another agent for what has not come for long.
+    pub(super) fn hedge(&mut self, now: Instant) {
+        if self.hedge_due().is_none_or(|due| due > now) {
+            return;
+        }
+        let is_due = |demand: &Demand| demand.hedge_at.is_some_and(|at| at <= now);
+        let due: Vec<Place> =
+            self.pending.iter().filter(|(_, demand)| is_due(demand)).map(|(&p, _)| p).collect();
+        for place in due {
+            self.hedge_one(now, place);
+        }
+    }
+
+    fn hedge_one(&mut self, now: Instant, place: Place) {
+        let Some(demand) = self.pending.get_mut(&place) else { return };
+        demand.hedge_at = Some(now + HEDGE_PAUSE);
+        let (content, failed, asked) = (demand.content, demand.failed, demand.asked_of());
+        let holders = lock(&self.shared.tables).holders(content);
+        let lane = self.agents.lane();
+        let others = holders.without(failed).without(asked);
+        let others: AgentSet = others.agents().filter(|&agent| lane.is_up(agent)).collect();
+        if others.is_empty() {
+            return;
+        }
+        // Nothing is to be hoped for from those that are asked now: that is no hedge.
+        let is_vain = !lane.is_any_up(asked.without(failed));
+        let waited = now.saturating_duration_since(demand.began);
+        if is_vain || self.hedge.take(waited) {
+            let agent = self.agents.lane().nearest(others);
+            self.ask(now, agent, vec![Wanted { place, content }], true);
+        }
+    }
+
+    /// An agent has given a wrong page: another one is asked at once, and whoever comes first with the right one is believed.
+    pub(super) fn doubt(&mut self, now: Instant, place: Place, agent: AgentId) {
+        if let Some(demand) = self.pending.get_mut(&place)
+            && demand.content.holders.len() > 1
+            && demand.asked.contains(&None)
+        {
+            demand.failed = demand.failed.union(AgentSet::of(agent));
+            demand.hedge_at = Some(now);
+        }
+    }
+
+    /// The page comes by one get: other gets that are for it alone are given up.
+    pub(super) fn end_rivals(&mut self, now: Instant, place: Place, get: GetId) {
+        let Some(demand) = self.pending.get(&place) else { return };
+        if demand.content.holders.len() > 1 {
+            self.hedge.on_read(now.saturating_duration_since(demand.began));
+        }
+        for (rival, _) in demand.asked.into_iter().flatten().filter(|&(id, _)| id != get) {
+            if self.fetches.get(&rival).is_some_and(|fetch| fetch.pages.len() == 1) {
+                self.agents.cancel(now, rival);
+                self.fetches.remove(&rival);
+            }
+        }
+    }
+}
