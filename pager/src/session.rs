@@ -436,6 +436,8 @@ fn stats(shared: &Shared) -> Stats {
         map_bytes,
         agents_full: gauges.full,
         agents_full_s: gauges.full_time.as_secs_f64(),
+        copies: shared.copies,
+        short_bytes: gauges.short * PAGE,
         detaching: shared.detaching.load(Ordering::Relaxed),
         budget_bytes: shared.config.budget_bytes,
         unpageable_bytes: gauges.unpageable,

@@ -150,6 +150,8 @@ pub struct Gauges {
     pub full: bool,
     /// For how long that was so.
     pub full_time: Duration,
+    /// Pages of which there are too few copies.
+    pub short: u64,
     /// Longest stop for an attach.
     pub attach: Duration,
     /// Looks at the tree's size.

@@ -87,6 +87,12 @@ pub struct Stats {
     /// For how many seconds that was so.
     #[serde(default)]
     pub agents_full_s: f64,
+    /// Agents that are to have each page.
+    #[serde(default)]
+    pub copies: u32,
+    /// Memory of which there are fewer copies than can be had, in bytes: more are being made.
+    #[serde(default)]
+    pub short_bytes: u64,
     /// All pages are being brought home.
     #[serde(default)]
     pub detaching: bool,

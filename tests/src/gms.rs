@@ -78,6 +78,11 @@ impl Gms {
         self.arg("--keys").arg(keys())
     }
 
+    /// `--redundancy`.
+    pub fn redundancy(self, what: &str) -> Gms {
+        self.arg("--redundancy").arg(what)
+    }
+
     /// Starts it.
     pub fn spawn(&self) -> Proc {
         let mut before = self.before.clone();

@@ -81,6 +81,7 @@ pub struct Status {
     pub budget_bytes: u64,
     pub remote_bytes: u64,
     pub away_bytes: u64,
+    pub short_bytes: u64,
     pub agents_full: bool,
     pub detaching: bool,
     pub faults: u64,

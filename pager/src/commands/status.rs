@@ -67,10 +67,12 @@ fn table(workloads: &[Workload]) -> String {
 
 /// What is to be known at once.
 fn state(stats: &Stats) -> &'static str {
-    match (stats.detaching, stats.agents_full) {
-        (true, _) => "detaching",
-        (false, true) => "agents full",
-        (false, false) => "ok",
+    match stats {
+        Stats { detaching: true, .. } => "detaching",
+        Stats { agents_full: true, .. } => "agents full",
+        // Pages of which there are too few copies.
+        Stats { short_bytes: 1.., .. } => "copying",
+        _ => "ok",
     }
 }
 
@@ -93,5 +95,6 @@ mod tests {
         let text = table(&[Workload { stats: stats.clone(), front_pid: 6 }]);
         assert!(text.contains("agents full"), "{text}");
         assert_eq!(state(&Stats { detaching: true, ..stats }), "detaching");
+        assert_eq!(state(&Stats { short_bytes: 4096, ..Stats::default() }), "copying");
     }
 }

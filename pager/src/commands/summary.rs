@@ -47,8 +47,22 @@ pub(super) fn paragraph(stats: &Stats) -> String {
     if stats.unpageable_bytes > 0 {
         lines.push(format!("{} could not be paged", Human(stats.unpageable_bytes)));
     }
+    lines.extend(redundancy(stats));
     lines.extend(stats.agents.iter().map(agent));
     lines.join("\n")
+}
+
+/// How many copies there are of each page, where there are several agents.
+fn redundancy(stats: &Stats) -> Option<String> {
+    let short = match stats.short_bytes {
+        0 => String::new(),
+        bytes => format!(", of {} fewer", Human(bytes)),
+    };
+    let copies = match stats.copies {
+        0 | 1 => "one copy of each page: it is lost with its agent".into(),
+        copies => format!("{copies} copies of each page{short}"),
+    };
+    (stats.agents.len() > 1).then_some(copies)
 }
 
 fn agent(agent: &AgentStats) -> String {
@@ -124,6 +138,19 @@ mod tests {
             text.contains("agent a:1") && text.contains("3 refused") && text.contains("4 faults"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn with_several_agents_the_copies_are_told() {
+        let agents = vec![AgentStats::default(), AgentStats::default()];
+        let mut stats = Stats { pages_out: 5, agents, copies: 2, ..Stats::default() };
+        assert!(paragraph(&stats).contains("\n2 copies of each page\n"));
+        stats.short_bytes = 3 << 20;
+        assert!(paragraph(&stats).contains("2 copies of each page, of 3 MiB fewer"));
+        stats.copies = 1;
+        assert!(paragraph(&stats).contains("one copy of each page"));
+        stats.agents.pop();
+        assert!(!paragraph(&stats).contains("each page"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
 use gms_policy::placement::{AgentView, TwoChoices, choose_set};
-use gms_policy::redundancy::AgentSet;
+use gms_policy::redundancy::{AgentSet, Redundancy};
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent, LEASE, PutId};
 use gms_transport::message::Op;
@@ -219,8 +219,13 @@ impl<T: Transport> WriteBack<T> {
             lane.keeps(now, agent) && shared.homes.all_reach(agent) && !unsound.has(agent)
         };
         let untrusted: AgentSet = lane.agents().filter(|agent| !trusted(agent)).collect();
-        let usable = lane.agents().count() as u32 - untrusted.len();
-        let copies = self.shared.copies.min(usable).max(1);
+        // Who has not asked for a number of copies gets as many as there is room for.
+        let takes_all = self.shared.config.redundancy != Redundancy::Auto;
+        let pages = self.shared.sizes.put_pages as u64;
+        let has_room = |view: &AgentView| takes_all || view.free_frames.0 >= pages;
+        let views = lane.views();
+        let usable = views.iter().filter(|view| !untrusted.has(view.id) && has_room(view)).count();
+        let copies = self.shared.copies.min(usable as u32).max(1);
         for agent in lane.agents() {
             match lane.is_up(agent) {
                 true => drop(self.away_since.remove(&agent)),
@@ -248,7 +253,9 @@ impl<T: Transport> WriteBack<T> {
     /// Whether too few agents take pages.
     pub fn agents_are_full(&self) -> bool {
         let pages = self.shared.sizes.put_pages as u64;
-        let takes = |view: &&AgentView| view.up && view.credits.0 >= pages;
+        // Of several, one that does not answer is soon done without.
+        let waits = |agent| self.copies > 1 && self.agents.lane().under_way(agent, Op::Put) > 0;
+        let takes = |view: &&AgentView| view.up && (view.credits.0 >= pages || waits(view.id));
         (self.views().iter().filter(takes).count() as u32) < self.copies
     }
 
@@ -277,19 +284,27 @@ mod tests {
     use gms_policy::ids::{PageAddr, SpaceId};
 
     use super::*;
-    use crate::fault::tests::shared;
+    use crate::fault::tests::{shared, shared_redundant};
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
     use crate::tables::{EvictOutcome, FaultAction};
     use gms_transport::ExchangeId;
     use gms_transport::client::script::Script;
     use gms_transport::client::{Checksum, PUT_DEADLINE};
-    use gms_transport::message::{Control, PAGES_MAX};
+    use gms_transport::message::{Control, PAGES_MAX, Status};
 
     const ID: SpaceId = SpaceId(1);
 
     fn write_back(agents: u16) -> WriteBack<Script> {
-        let (shared, _) = shared();
+        write_back_of(shared().0, agents)
+    }
+
+    /// Each page is to have two copies.
+    fn redundant(agents: u16) -> WriteBack<Script> {
+        write_back_of(shared_redundant(2).0, agents)
+    }
+
+    fn write_back_of(shared: Arc<Shared>, agents: u16) -> WriteBack<Script> {
         lock(&shared.tables).add_space(ID);
         lock(&shared.tables).register(ID, 0..PAGE << 20, &RangeSet::default());
         let agents = Client::scripted(agents, Checksum::new(7));
@@ -431,5 +446,151 @@ mod tests {
         // One that never had a link before is the first to see it.
         other_lane(&thread, 3);
         assert!(thread.shared.has_failed());
+    }
+
+    fn page(n: u64) -> PageAddr {
+        PageAddr::containing(n * PAGE)
+    }
+
+    fn holders(thread: &WriteBack<Script>, n: u64) -> Option<AgentSet> {
+        match lock(&thread.shared.tables).fault((ID, page(n))) {
+            FaultAction::Fetch(content) => Some(content.holders),
+            _ => None,
+        }
+    }
+
+    fn both() -> AgentSet {
+        [AgentId(0), AgentId(1)].into_iter().collect()
+    }
+
+    /// Answers one of the two puts of a page, and looks whether that was enough.
+    #[test]
+    fn a_page_has_gone_out_when_each_of_two_agents_has_it() {
+        let (mut thread, now) = (redundant(3), Instant::now());
+        evict(&thread, 1..2);
+        thread.turn(now, true);
+        let sent = thread.agents.take_sent();
+        assert_eq!(sent.len(), 2);
+        let to: AgentSet = sent.iter().map(|(put, _)| thread.agents.agent_of(*put)).collect();
+        assert_eq!(to.len(), 2);
+        thread.agents.answer(&sent[0], Vec::new());
+        network(&mut thread, now);
+        assert_eq!(holders(&thread, 1), None, "one has it");
+        thread.agents.answer(&sent[1], Vec::new());
+        network(&mut thread, now);
+        assert_eq!(holders(&thread, 1), Some(to));
+    }
+
+    #[test]
+    fn while_one_agent_is_away_the_other_gets_the_pages_alone_and_both_when_it_is_back() {
+        let (mut thread, now) = (redundant(2), Instant::now());
+        thread.agents.lose(AgentId(1));
+        network(&mut thread, now);
+        evict_zeros(&thread, 1);
+        thread.turn(now, true);
+        answer(&mut thread, now, &[]);
+        assert_eq!(holders(&thread, 1), Some(AgentSet::of(AgentId(0))));
+        // Back, with all that it had: nothing is missing there but what came since.
+        thread.agents.restart(AgentId(1), 1);
+        for step in 1..=20 {
+            let later = now + Duration::from_millis(200) * step;
+            network(&mut thread, later);
+            thread.turn(later, true);
+            answer_with_pages(&mut thread, later);
+        }
+        assert_eq!(holders(&thread, 1), Some(both()));
+        assert_eq!(thread.shortage_left().0, 0);
+    }
+
+    /// Answers gets with the bytes that [`evict`] has left in the buffer (zeros), everything else as it is.
+    fn answer_with_pages(thread: &mut WriteBack<Script>, now: Instant) {
+        let sent = thread.agents.take_sent();
+        for request in &sent {
+            let payload = match (request.1.op(), request.1.count()) {
+                (Some(Op::Get), 1) => vec![0; PAGE as usize],
+                (Some(Op::Get), count) => vec![0; usize::from(count) * (PAGE as usize + 16)],
+                _ => Vec::new(),
+            };
+            thread.agents.answer(request, payload);
+        }
+        network(thread, now);
+    }
+
+    fn evict_zeros(thread: &WriteBack<Script>, n: u64) {
+        let hash = thread.shared.checksum(&[0; PAGE as usize]);
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        let mut tables = lock(&thread.shared.tables);
+        tables.begin_evict(ID, &[page(n)], &mut leaving);
+        tables.finish_evict(leaving[0].1, EvictOutcome::Moved(hash), &mut wake);
+    }
+
+    /// Of three agents one is restarted, and one drains: each page ends with two copies at the agents that stay.
+    #[test]
+    fn pages_of_agents_that_were_lost_or_leave_are_copied_anew() {
+        let (mut thread, start) = (redundant(3), Instant::now());
+        (1..40).for_each(|n| evict_zeros(&thread, n));
+        thread.turn(start, true);
+        answer_with_pages(&mut thread, start);
+        let lost = holders(&thread, 1).and_then(|set| set.agents().next()).expect("a copy");
+        thread.agents.restart(lost, 2);
+        network(&mut thread, start);
+        assert!(!thread.shared.has_failed(), "another has each page");
+        assert_eq!(holders(&thread, 1).map(AgentSet::len), Some(1));
+        let mut now = start;
+        for _ in 0..20 {
+            now += Duration::from_millis(100);
+            thread.turn(now, true);
+            answer_with_pages(&mut thread, now);
+        }
+        assert_eq!(thread.shortage_left().0, 0);
+        let of_all = |thread: &WriteBack<Script>| -> Vec<AgentSet> {
+            (1..40).map(|n| holders(thread, n).expect("at agents")).collect()
+        };
+        assert!(of_all(&thread).iter().all(|set| set.len() == 2), "{:?}", of_all(&thread));
+
+        thread.agents.ask_status(now);
+        for request in thread.agents.take_sent() {
+            let leaves = thread.agents.agent_of(request.0) == AgentId(2);
+            let status = if leaves { Status::Draining } else { Status::Ok };
+            thread.agents.answer_with(&request, status, 0, Vec::new());
+        }
+        network(&mut thread, now);
+        for _ in 0..20 {
+            now += Duration::from_millis(100);
+            thread.turn(now, true);
+            answer_with_pages(&mut thread, now);
+        }
+        assert!(of_all(&thread).iter().all(|set| *set == both()), "{:?}", of_all(&thread));
+        assert_eq!(lock(&thread.shared.tables).held_by(AgentId(2)), 0);
+    }
+
+    /// The lane of the fault thread hears of the restart before this one hears the answer of the session before.
+    #[test]
+    fn what_was_stored_before_a_restart_is_not_believed_after_it() {
+        let (mut thread, now) = (write_back(1), Instant::now());
+        evict(&thread, 1..2);
+        thread.turn(now, true);
+        thread.shared.agent_up(AgentId(0), "a", 2);
+        answer(&mut thread, now, &[]);
+        assert!(lock(&thread.shared.tables).has_ready(), "the only bytes were let go");
+        assert_eq!(holders(&thread, 1), None);
+    }
+
+    #[test]
+    fn an_unchanged_page_is_not_left_where_a_fault_thread_could_not_fetch_it() {
+        let (mut thread, now) = (write_back(2), Instant::now());
+        evict(&thread, 1..2);
+        thread.turn(now, true);
+        answer(&mut thread, now, &[]);
+        let place = (ID, page(1));
+        let FaultAction::Fetch(content) = lock(&thread.shared.tables).fault(place) else {
+            panic!("not away")
+        };
+        assert!(lock(&thread.shared.tables).fetched(place, content, true));
+        let agent = content.holders.agents().next().expect("one");
+        thread.shared.homes.tell_link(0, agent, false);
+        thread.turn(now, true);
+        evict(&thread, 1..2);
+        assert!(lock(&thread.shared.tables).has_ready(), "it was left there");
     }
 }

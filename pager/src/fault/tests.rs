@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8};
 use crossbeam_channel::Receiver;
 use gms_policy::full::WhenFull;
 use gms_policy::ids::PageAddr;
+use gms_policy::redundancy::Redundancy;
 use gms_transport::client::Checksum;
 use gms_transport::client::script::Script;
 use linux_raw_sys::general as sys;
@@ -94,6 +95,15 @@ pub(crate) fn shared() -> (Arc<Shared>, Commands) {
 
 /// The same with so many fault threads.
 fn shared_by(fault_threads: usize) -> (Arc<Shared>, Commands) {
+    shared_of(fault_threads, Redundancy::None)
+}
+
+/// The same with so many copies of each page.
+pub(crate) fn shared_redundant(copies: u8) -> (Arc<Shared>, Commands) {
+    shared_of(1, Redundancy::Replica(copies))
+}
+
+fn shared_of(fault_threads: usize, redundancy: Redundancy) -> (Arc<Shared>, Commands) {
     let config = SessionConfig {
         budget_bytes: 64 << 20,
         page_shift: 12,
@@ -102,7 +112,7 @@ fn shared_by(fault_threads: usize) -> (Arc<Shared>, Commands) {
         keys: None,
         export_bytes: 0,
         when_full: WhenFull::Grow,
-        redundancy: Default::default(),
+        redundancy,
         trace: None,
         verbose: false,
         quiet: true,
@@ -118,6 +128,11 @@ impl Play {
     /// The same with agents, and with several pages that have markers.
     pub(super) fn with(space_of: Option<Uffd>, agents: u16, pages: u64) -> Play {
         Play::by(shared(), space_of, agents, pages)
+    }
+
+    /// With two copies of each page, and a page that has a marker.
+    pub(super) fn redundant(agents: u16) -> Play {
+        Play::by(shared_redundant(2), None, agents, 1)
     }
 
     fn by(

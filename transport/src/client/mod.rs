@@ -531,11 +531,14 @@ impl<T: Transport> Client<T> {
     /// Tells the agents that the workload has ended: its pages are freed. [`Lane::under_way`] tells who has not answered.
     pub fn goodbye(&mut self, now: Instant) {
         let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
+        agents.into_iter().for_each(|agent| self.goodbye_to(now, agent));
+    }
+
+    /// Tells one agent that the workload has no pages there any more.
+    pub fn goodbye_to(&mut self, now: Instant, agent: AgentId) {
         let make = |request, workload| Control::request(Op::Goodbye, request, workload);
-        for agent in agents {
-            // One that does not hear of it frees them when the lease ends.
-            let _ = self.send_other(now, agent, make, &[]);
-        }
+        // One that does not hear of it frees them when the lease ends.
+        let _ = self.send_other(now, agent, make, &[]);
     }
 
     /// Ends every link.

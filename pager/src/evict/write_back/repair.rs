@@ -103,6 +103,7 @@ impl<T: Transport> WriteBack<T> {
         if self.repair.left == 0 {
             (self.repair.from, self.repair.next) = (START, now + LOOK_EVERY);
             self.repair.found.clear();
+            self.take_leave(now);
             return false;
         }
         if lock(&self.shared.tables).free_slots() < self.shared.sizes.slots as usize / 2 {
@@ -117,6 +118,21 @@ impl<T: Transport> WriteBack<T> {
             fetched = true;
         }
         fetched
+    }
+
+    /// Agents that drain, and of whose pages there are enough copies elsewhere, need not wait any longer.
+    fn take_leave(&mut self, now: Instant) {
+        let lane = self.agents.lane();
+        let leaves = |&agent: &AgentId| lane.is_up(agent) && lane.is_draining(agent);
+        let leaving: Vec<AgentId> = lane.agents().filter(leaves).collect();
+        for agent in leaving {
+            let mut tables = lock(&self.shared.tables);
+            if tables.held_by(agent) > 0 && !tables.depends_on(agent) {
+                tables.lose(agent);
+                drop(tables);
+                self.agents.goodbye_to(now, agent);
+            }
+        }
     }
 
     fn search(&mut self, now: Instant, shortage: &Shortage) {

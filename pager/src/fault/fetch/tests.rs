@@ -186,3 +186,125 @@ fn a_page_that_one_agent_does_not_give_is_asked_of_the_other() {
     assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
     assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
 }
+
+/// A page that two agents have, and what is its right content.
+fn replicated(play: &mut Play) -> (Place, Content, Vec<u8>) {
+    let both: AgentSet = [AgentId(0), AgentId(1)].into_iter().collect();
+    let (right, place) = (vec![5; PAGE as usize], (ID, PageAddr::containing(play.page)));
+    let mut tables = lock(&play.shared.tables);
+    let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+    tables.begin_evict(ID, &[place.1], &mut leaving);
+    let moved = EvictOutcome::Moved(play.shared.checksum(&right));
+    tables.finish_evict(leaving[0].1, moved, &mut wake);
+    for (slot, ..) in tables.start_write(both, 1) {
+        both.agents().for_each(|agent| tables.written(slot, agent, WriteOutcome::Stored));
+    }
+    let FaultAction::Fetch(content) = tables.fault(place) else { panic!("not away") };
+    drop(tables);
+    play.fault.agents.take_sent();
+    (place, content, right)
+}
+
+fn assert_served(play: &Play) {
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
+    assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
+    assert!(!play.shared.has_failed());
+}
+
+#[test]
+fn a_page_that_takes_long_is_asked_of_another_agent_and_whoever_is_first_serves_it() {
+    for first_wins in [true, false] {
+        let (mut play, now) = (Play::redundant(2), Instant::now());
+        let (place, content, right) = replicated(&mut play);
+        play.fault.fetch(now, place, content);
+        let first = play.fault.agents.take_sent();
+        assert_eq!(first.len(), 1);
+        let due = play.fault.hedge_due().expect("another one has it");
+        play.fault.hedge(due - Duration::from_micros(1));
+        assert!(play.fault.agents.take_sent().is_empty(), "too early");
+        play.fault.hedge(due);
+        let second = play.fault.agents.take_sent();
+        assert_eq!(second.len(), 1);
+        let agents = [&first[0], &second[0]].map(|sent| play.fault.agents.agent_of(sent.0));
+        assert_ne!(agents[0], agents[1]);
+        play.fault.hedge(due + Duration::from_secs(1));
+        assert!(play.fault.agents.take_sent().is_empty(), "there is no third one");
+        play.fault.agents.answer(if first_wins { &first[0] } else { &second[0] }, right);
+        play.fault.network(&|| due);
+        assert_served(&play);
+    }
+}
+
+#[test]
+fn a_page_of_an_agent_that_goes_away_is_asked_of_another_at_once() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.fault.fetch(now, place, content);
+    let first = play.fault.agents.take_sent();
+    play.fault.agents.lose(play.fault.agents.agent_of(first[0].0));
+    play.fault.network(&|| now);
+    play.fault.repeat(now, &|| now);
+    play.fault.hedge(play.fault.hedge_due().expect("another one has it"));
+    let second = play.fault.agents.take_sent();
+    assert_eq!(second.len(), 1);
+    play.fault.agents.answer(&second[0], right);
+    play.fault.network(&|| now);
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
+    assert!(play.fault.pending.is_empty() && !play.shared.has_failed());
+}
+
+#[test]
+fn a_wrong_page_is_asked_of_another_agent_and_its_agent_is_used_no_more_after_some() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.fault.fetch(now, place, content);
+    let first = play.fault.agents.take_sent();
+    let liar = play.fault.agents.agent_of(first[0].0);
+    play.fault.agents.answer(&first[0], vec![6; PAGE as usize]);
+    play.fault.network(&|| now);
+    play.fault.hedge(now);
+    let asked = play.fault.agents.take_sent();
+    let other = asked.iter().find(|sent| play.fault.agents.agent_of(sent.0) != liar);
+    play.fault.agents.answer(other.expect("the other one is asked"), right.clone());
+    play.fault.network(&|| now);
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
+    // Two more times: then it is not asked first any more, and the workload goes on.
+    for _ in 0..2 {
+        play.fault.mismatches.entry(liar).and_modify(|count| *count += 1);
+    }
+    play.fault.mismatches.insert(liar, MISMATCHES_MAX - 1);
+    play.fault.ask(now, liar, vec![Wanted { place, content }], false);
+    let asked = play.fault.agents.take_sent();
+    play.fault.agents.answer(&asked[0], vec![6; PAGE as usize]);
+    play.fault.network(&|| now);
+    assert_eq!(play.shared.unsound_agents(), AgentSet::of(liar));
+    assert!(!play.shared.has_failed());
+    assert_ne!(play.fault.source(content), Some(liar));
+}
+
+/// The page is discarded by the program after its marker was looked for, and before the second agent is asked.
+#[test]
+fn a_page_that_is_asked_of_a_second_agent_has_its_marker_looked_for_again() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.fault.fetch(now, place, content);
+    play.fault.prove_demanded(now);
+    assert!(play.fault.unproved.is_empty());
+    let first = play.fault.agents.take_sent();
+    // SAFETY: the page is the test's own, and nobody refers to it.
+    let gone = unsafe {
+        libc::madvise(play.page as *mut libc::c_void, PAGE as usize, libc::MADV_DONTNEED)
+    };
+    assert_eq!(gone, 0);
+    let mut tables = lock(&play.shared.tables);
+    tables.remove(ID, play.page..play.page + PAGE);
+    tables.zeroed(ID, play.page..play.page + PAGE);
+    drop(tables);
+    play.fault.removals += 1;
+    play.fault.agents.answer_with(&first[0], Status::NotFound, 0, Vec::new());
+    play.fault.network(&|| now);
+    let second = play.fault.agents.take_sent();
+    play.fault.agents.answer(&second[0], right);
+    play.fault.network(&|| now);
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 0, "old bytes were installed");
+}
