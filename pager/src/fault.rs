@@ -35,7 +35,7 @@ use self::demand::Demand;
 pub use self::driver::FaultThread;
 use self::events::{Proof, Stuck};
 use self::fetch::Fetch;
-pub(crate) use self::local::look;
+pub(crate) use self::local::look_for_marker;
 use self::unread::Unread;
 use crate::homes::{FaultCommand, ThreadIndex};
 use crate::kernel::Event;

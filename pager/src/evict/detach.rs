@@ -17,7 +17,7 @@ use gms_transport::client::{self, Failure, GET_DEADLINE, GetId, Urgency};
 use gms_transport::message::{PAGES_MAX, Status};
 
 use super::EvictThread;
-use crate::fault::look;
+use crate::fault::look_for_marker;
 use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
 use crate::shared::Outcome;
@@ -555,8 +555,8 @@ fn is_there(tables: &mut Tables, space: &Space, place: Place) -> bool {
         // A guard must not be taken for a marker.
         Some(page_tables) if !tables.is_being_removed(place) => page_tables.marked(range.clone()),
         _ => {
-            let probe = look(tables, space, place);
-            if probe == Probe::Absent {
+            let probe = look_for_marker(tables, space, place);
+            if matches!(probe, Probe::Absent | Probe::Taken) {
                 space.faults.wake(range);
             }
             return probe == Probe::Occupied;

@@ -192,8 +192,14 @@ impl<T: Transport> FaultCore<T> {
         let changes: Vec<Change> =
             backlog.iter().filter_map(|told| told.event.change().cloned()).collect();
         let concerned = contested(&changes);
-        // Of a space that nobody has met yet markers cannot be seen, but a child has one thread to begin with.
-        let Some(page_tables) = space.page_tables.get().filter(|_| !concerned.is_empty()) else {
+        if concerned.is_empty() {
+            return Some(Proof::default());
+        }
+        let Some(page_tables) = space.page_tables.get() else {
+            // Of a space that nobody has met yet markers cannot be seen. A child has one thread to begin with, and perhaps more by now.
+            if !lock(&self.shared.tables).is_free(space.id, &changes) {
+                self.fail_in_doubt(space);
+            }
             return Some(Proof::default());
         };
         if self.is_alone(space) {
@@ -213,12 +219,16 @@ impl<T: Transport> FaultCore<T> {
         }
         match lock(&self.shared.tables).order(space.id, &changes, &proof.marked) {
             Ok(order) => proof.order = order,
-            Err(Doubt) => self.shared.fail(format!(
-                "{} moves memory about in several threads, and it is not known which pages are where",
-                space.name()
-            )),
+            Err(Doubt) => self.fail_in_doubt(space),
         }
         Some(proof)
+    }
+
+    fn fail_in_doubt(&self, space: &Space) {
+        self.shared.fail(format!(
+            "{} moves memory about in several threads, and it is not known which pages are where",
+            space.name()
+        ));
     }
 
     fn event(&mut self, space: &Arc<Space>, event: &Event) {
@@ -366,3 +376,6 @@ impl<T: Transport> FaultCore<T> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

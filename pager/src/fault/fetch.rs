@@ -14,7 +14,7 @@ use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
 
-use super::{FaultCore, SpaceFaults, look};
+use super::{FaultCore, SpaceFaults, look_for_marker};
 use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
@@ -530,13 +530,13 @@ fn prove_awaited(
         return proved;
     }
     let probe = match again || tables.is_being_removed(place) {
-        true => look(tables, &state.space, place),
+        true => look_for_marker(tables, &state.space, place),
         false => Probe::Occupied,
     };
     match probe {
         Probe::Occupied => proved.insert(place.1.get()..place.1.get() + PAGE),
         Probe::Absent => shared.count_zeros(1, false),
-        Probe::Changing | Probe::Gone => {}
+        Probe::Taken | Probe::Changing | Probe::Gone => {}
     }
     proved
 }

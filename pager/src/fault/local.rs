@@ -110,7 +110,7 @@ impl<T: Transport> FaultCore<T> {
             drop(tables);
             return self.again.push(fault);
         };
-        let probe = look(&mut tables, &state.space, place);
+        let probe = look_for_marker(&mut tables, &state.space, place);
         if probe != Probe::Occupied {
             drop(tables);
             return self.probed(fault, probe);
@@ -166,10 +166,12 @@ impl<T: Transport> FaultCore<T> {
         if !tables.is_remote(place, content) {
             return true;
         }
-        let probe = look(&mut tables, &state.space, place);
+        let probe = look_for_marker(&mut tables, &state.space, place);
         drop(tables);
         if probe == Probe::Absent {
             self.shared.count_zeros(1, false);
+        }
+        if matches!(probe, Probe::Absent | Probe::Taken) {
             self.wake(place);
         }
         probe != Probe::Changing
@@ -179,7 +181,7 @@ impl<T: Transport> FaultCore<T> {
         match probe {
             Probe::Changing => return self.again.push(fault),
             Probe::Absent => self.shared.count_zeros(1, false),
-            Probe::Occupied | Probe::Gone => {}
+            Probe::Occupied | Probe::Taken | Probe::Gone => {}
         }
         self.wake(fault.place);
     }
@@ -200,6 +202,24 @@ pub(crate) fn look(tables: &mut Tables, space: &Space, place: Place) -> Probe {
         tables.zeroed(place.0, range);
     }
     probe
+}
+
+/// Whether an evicted page's address still has its marker (`Occupied`). A guard (MADV_GUARD_INSTALL), which comes without an event, is no marker: a copy would
+/// overwrite it with bytes that the program has given up. Without page tables, of a child that nobody has met yet, it cannot be told from one.
+pub(crate) fn look_for_marker(tables: &mut Tables, space: &Space, place: Place) -> Probe {
+    let is_removed = tables.is_being_removed(place);
+    if !is_removed && space.has_marker(place.1) {
+        return Probe::Occupied;
+    }
+    // A marker that has just moved away with its memory shows as a change: that begins before the move, and ends when its event has been read.
+    match look(tables, space, place) {
+        // In quarantine the look has taken the marker away, if there was one.
+        Probe::Occupied if is_removed || space.page_tables.get().is_some() => {
+            tables.discarded(place);
+            Probe::Taken
+        }
+        probe => probe,
+    }
 }
 
 impl SpaceFaults {

@@ -189,7 +189,7 @@ fn a_page_that_one_agent_does_not_give_is_asked_of_the_other() {
 
 /// A page that two agents have, and what is its right content.
 fn replicated(play: &mut Play) -> (Place, Content, Vec<u8>) {
-    let both: AgentSet = [AgentId(0), AgentId(1)].into_iter().collect();
+    let both: AgentSet = play.fault.agents.lane().agents().collect();
     let (right, place) = (vec![5; PAGE as usize], (ID, PageAddr::containing(play.page)));
     let mut tables = lock(&play.shared.tables);
     let (mut leaving, mut wake) = (Vec::new(), Vec::new());
@@ -307,4 +307,33 @@ fn a_page_that_is_asked_of_a_second_agent_has_its_marker_looked_for_again() {
     play.fault.agents.answer(&second[0], right);
     play.fault.network(&|| now);
     assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 0, "old bytes were installed");
+}
+
+/// A guard comes in the place of the marker of a page that is being fetched: no event tells of it.
+#[test]
+fn a_page_is_not_installed_over_a_guard() {
+    const MADV_GUARD_INSTALL: libc::c_int = 102;
+    let guard = |page: u64| {
+        // SAFETY: the page is the test's own, and nobody refers to it.
+        unsafe { libc::madvise(page as *mut libc::c_void, PAGE as usize, MADV_GUARD_INSTALL) == 0 }
+    };
+    for removed in [false, true] {
+        let (mut play, now) = (Play::redundant(1), Instant::now());
+        let (place, content, right) = replicated(&mut play);
+        play.fault.fetch(now, place, content);
+        play.fault.prove_demanded(now);
+        let asked = play.fault.agents.take_sent();
+        if removed {
+            // Discarded before, which was told.
+            lock(&play.shared.tables).remove(ID, play.page..play.page + PAGE);
+        }
+        if !guard(play.page) {
+            return println!("SKIPPED, guards need Linux 6.13");
+        }
+        let later = now + Duration::from_millis(5);
+        play.fault.agents.answer(&asked[0], right);
+        play.fault.network(&|| later);
+        assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 0, "the guard is overwritten");
+        assert!(lock(&play.shared.tables).is_empty(place) && play.fault.pending.is_empty());
+    }
 }
