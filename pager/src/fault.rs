@@ -4,8 +4,9 @@
 //! `fetch` sends a request to the agent -> `arrived` installs the page as soon as its bytes are there, and wakes the thread: at once, or where several
 //! wait with all whose pages have come.
 //!
-//! Nothing on this path waits: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the
-//! thread is woken then and faults again. [`FaultCore`] decides, and has neither clock nor descriptor of its own; [`FaultThread`] has it turn.
+//! No fault waits here: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the thread is
+//! woken then and faults again. Changes of the address space are waited for: up to 5 ms with the gate closed (`read_changes`), and at a
+//! birth (forks.rs). [`FaultCore`] decides, and has neither clock nor descriptor of its own; [`FaultThread`] has it turn.
 
 mod driver;
 mod events;

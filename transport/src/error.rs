@@ -19,7 +19,7 @@ pub enum CloseCode {
     Overload = 3,
     /// The agent leaves.
     Draining = 4,
-    /// The lease ran out.
+    /// The lease ran out. Reserved: nobody sends it.
     Lease = 5,
 }
 
