@@ -247,7 +247,7 @@ impl<T: Transport> FaultCore<T> {
 
     fn add(&mut self, space: Arc<Space>) {
         let state = SpaceFaults {
-            prefetch: Streams::new(12),
+            prefetch: Streams::default(),
             prefetch_totals: (0, 0),
             zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
             backlog: Vec::new(),

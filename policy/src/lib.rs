@@ -28,6 +28,6 @@ pub use eviction::{Clock, Mark};
 pub use full::{FullAction, WhenFull};
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
 pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices, nearest};
-pub use prefetch::{Prefetch, Streams, Window};
+pub use prefetch::{Streams, Window};
 pub use redundancy::{AgentSet, PlacementId, Placements};
 pub use size::{Size, SizeError};

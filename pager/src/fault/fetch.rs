@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
-use gms_policy::prefetch::Prefetch;
 use gms_policy::redundancy::AgentSet;
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
