@@ -14,7 +14,6 @@ pub mod inject;
 pub mod keeper;
 pub mod kernel;
 pub mod launch;
-pub mod memory;
 pub mod output;
 pub mod page_map;
 pub mod privilege;
