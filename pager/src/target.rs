@@ -15,7 +15,7 @@ const KERNEL_THREAD: u64 = 0x0020_0000;
 const ELF_CLASS_64: u8 = 2;
 
 /// Checks that a process can be attached to; the error says what it is and what to do.
-pub fn check(pid: i32) -> Result<(), String> {
+pub(crate) fn check(pid: i32) -> Result<(), String> {
     let field = |name| proc::status_field(pid, name);
     let Some(group) = field("Tgid:") else {
         return Err("there is no such process: look it up by ps".into());
