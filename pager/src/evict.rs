@@ -533,7 +533,7 @@ impl<T: Transport> EvictThread<T> {
             self.obey(now);
         }
         if lock(&self.shared.tables).exhausted {
-            self.shared.fail("the page map is full");
+            self.shared.fail("the page map is full (2 TiB): raise --local, or run less at a time");
         }
         moved
     }

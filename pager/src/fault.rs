@@ -57,15 +57,16 @@ struct SpaceFaults {
     prefetch_totals: (u64, u64),
     /// What recent first touches filled: where they are sequential, upwards or downwards, the next fills twice as much.
     zero_streams: Vec<Range<u64>>,
-    /// What was told of changes and is not applied yet: of a later one it may have been told first. Nobody is served meanwhile, or evicted from.
+    /// Events read and not applied yet. The kernel may report concurrent changes in another order than they were made, so all wait until none is
+    /// under way; until then no fault here is served and nothing is evicted.
     backlog: Vec<Told>,
-    /// Since when that has taken long.
+    /// Since when the backlog could not be applied.
     late: Option<Instant>,
-    /// Since when its faults, or what it has told, have been waiting for that.
+    /// Since when faults or backlog have been stuck.
     waits: Option<Instant>,
-    /// When a page that somebody waits for came last and could not be installed.
+    /// When COPY last failed for an awaited page.
     refused: Option<Instant>,
-    /// A child in the middle of the application of its parent's changes.
+    /// Forked; its parent's events are being applied: its own must wait.
     unborn: bool,
     /// Several threads were seen.
     threaded: bool,

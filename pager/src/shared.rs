@@ -1,4 +1,4 @@
-//! What the threads of a supervisor share.
+//! What the threads of a pager share.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -285,7 +285,7 @@ impl Shared {
         let detaching = self.detaching.load(Ordering::Relaxed);
         if !detaching && tables.depends_on(agent) {
             drop(tables);
-            self.fail(format!("agent {name} was restarted and has lost the workload's pages"));
+            self.fail(format!("agent {name} was restarted and has lost the workload's pages; end workloads before their agents"));
             return;
         }
         tables.forget_copies(agent);
@@ -293,7 +293,7 @@ impl Shared {
         drop(tables);
         // Who detaches evicts nothing any more.
         if full && !detaching {
-            self.fail("the page map is full");
+            self.fail("the page map is full (2 TiB): raise --local, or run less at a time");
         }
     }
 

@@ -26,7 +26,8 @@ use crate::tables::{Place, Tables};
 use crate::torture::{self, Point};
 use crate::trace::Trace;
 
-/// A marker was there a moment ago. A guard may have come in its place since, which raises no event, and which a copy would overwrite.
+/// A page that comes later than this after it was asked for has its marker looked for again: MADV_GUARD_INSTALL replaces a marker without an
+/// event, and COPY would overwrite the guard.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
 
 /// So many replies of one agent with wrong pages end the workload.
@@ -360,7 +361,9 @@ impl<T: Transport> FaultCore<T> {
         let count = self.mismatches.entry(agent).or_default();
         *count += 1;
         let name = self.agents.lane().name(agent);
-        let text = format!("agent {name} gives back a page with a wrong checksum");
+        let text = format!(
+            "agent {name} gives back a page with a wrong checksum: test its machine's memory, or do without it"
+        );
         match *count {
             1 => note(text),
             // While the workload is being let go, it is asked for again until the deadline.
