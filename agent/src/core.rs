@@ -30,7 +30,7 @@ use zerocopy::byteorder::little_endian::U64;
 pub struct At {
     /// Now.
     pub now: Instant,
-    /// When the packets which brought it were received.
+    /// Start of the turn that received the packets which brought it.
     pub received: Instant,
 }
 

@@ -4,6 +4,7 @@ use gms_agent::agent::{Agent, AgentError};
 use gms_agent::cli::{Args, NameError, Options, Refusal};
 use gms_agent::log::Log;
 use gms_agent::memory::Memory;
+use gms_policy::Bytes;
 use gms_transport::keys::{self, Identity, KeysError, Role};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -59,7 +60,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     // Written to its end before a failure is told.
     let _log = Log::start(options.level)?;
     let mut identity = keys::load(&options.keys, Role::Node)?;
-    let agent = Agent::spawn(&options.agent(Memory::read()?.total)?, &identity)?;
+    let agent = Agent::spawn(&options.agent(Bytes(Memory::read()?.total_bytes))?, &identity)?;
     tracing::info!(
         addr = %agent.addr(),
         export_mib = agent.frames().bytes().0 >> 20,

@@ -83,9 +83,9 @@ pub enum Action {
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct PagingArgs {
-    /// Most resident anonymous memory of the whole process tree (512M, 4G, or a share of all memory: 40%)
+    /// Resident anonymous memory of the whole process tree, on average (512M, 4G, or a share of all memory: 40%)
     ///
-    /// A share is of the machine's whole memory, or of the cgroup's limit if that is less. For `gms run` the default is
+    /// While memory is allocated at full speed, up to a tenth or 32 MiB more is resident for a moment. A share is of the machine's whole memory, or of the cgroup's limit if that is less. For `gms run` the default is
     /// 80 % of the memory available now. At least 4 MiB.
     #[arg(long, value_name = "SIZE|N%")]
     #[serde(deserialize_with = "values::size")]
@@ -139,10 +139,10 @@ pub struct PagingArgs {
     /// For `gms run`, which has the option; here for the configuration file.
     #[arg(skip)]
     pub best_effort: bool,
-    /// Print no summary
+    /// Print no summary and no notices, only errors
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Say what happens
+    /// Also say which processes are paged
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -156,7 +156,7 @@ pub struct RunArgs {
     /// Where gms may not page (rights, kernel, inside another gms), run the command without it, and say so
     #[arg(long)]
     pub best_effort: bool,
-    /// For testers: make races likely, by choices that come from the number SEED (see docs/cli.md, "Torture")
+    /// For testers: make races likely, by choices that come from the number SEED (see docs/cli.md, "--torture SEED")
     #[arg(long, value_name = "SEED")]
     pub torture: Option<u64>,
     /// The command and its arguments, after `--`
@@ -238,16 +238,13 @@ pub enum KeysAction {
 /// clap's report of a wrong command line in one line.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    let (report, usage) = text.split_once("Usage:").unwrap_or((&text, ""));
-    let report = report.split("For more information").next().unwrap_or(report);
-    let words: Vec<&str> = report.split_whitespace().filter(|word| *word != "error:").collect();
+    let usage = text.split_once("Usage:").map_or("", |(_, usage)| usage);
     let unknown = error.kind() == clap::error::ErrorKind::UnknownArgument;
     let hint = match unknown && usage.trim_start().starts_with("gms run") {
         true => "the command goes after '--': gms run [OPTIONS] -- COMMAND",
         false => "see 'gms --help'",
     };
-    let report = words.join(" ").replace(" tip: ", "; ");
-    format!("{report} ({hint})")
+    gms_agent::cli::one_line(error, hint)
 }
 
 /// The completion script of a shell. It asks gms itself for what fits, so that process ids can be completed too.

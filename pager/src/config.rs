@@ -4,12 +4,12 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use gms_agent::memory::Memory;
 use gms_policy::limits::AGENTS_MAX;
 use gms_policy::{Bytes, Redundancy, Size, WhenFull};
 
 use crate::cli::PagingArgs;
 use crate::cli::values::PageSize;
-use crate::memory::Memory;
 use crate::size::Human;
 
 /// Least workable `--local`: below it a fault's own batch would not fit.

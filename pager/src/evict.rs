@@ -1,5 +1,5 @@
 //! The evict thread: measures the tree, attaches its processes, registers their memory and moves pages out ahead of need, so that a
-//! fault finds room. It also writes pages to the agents and fetches pages ahead, over the bulk lane.
+//! fault finds room. It also writes pages to the agents, and fetches them back when the workload is let go, over the bulk lane.
 //!
 //! `look` (look.rs) measures and decides -> `evict_batch` marks, moves, reads and hashes pages -> [`WriteBack`] sends them.
 
@@ -533,7 +533,7 @@ impl<T: Transport> EvictThread<T> {
             self.obey(now);
         }
         if lock(&self.shared.tables).exhausted {
-            self.shared.fail("the page map is full");
+            self.shared.fail("the page map is full (2 TiB): raise --local, or run less at a time");
         }
         moved
     }

@@ -4,8 +4,9 @@
 //! `fetch` sends a request to the agent -> `arrived` installs the page as soon as its bytes are there, and wakes the thread: at once, or where several
 //! wait with all whose pages have come.
 //!
-//! Nothing on this path waits: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the
-//! thread is woken then and faults again. [`FaultCore`] decides, and has neither clock nor descriptor of its own; [`FaultThread`] has it turn.
+//! No fault waits here: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the thread is
+//! woken then and faults again. Changes of the address space are waited for: up to 5 ms with the gate closed (`read_changes`), and at a
+//! birth (forks.rs). [`FaultCore`] decides, and has neither clock nor descriptor of its own; [`FaultThread`] has it turn.
 
 mod demand;
 mod driver;
@@ -59,15 +60,16 @@ struct SpaceFaults {
     prefetch_totals: (u64, u64),
     /// What recent first touches filled: where they are sequential, upwards or downwards, the next fills twice as much.
     zero_streams: Vec<Range<u64>>,
-    /// What was told of changes and is not applied yet: of a later one it may have been told first. Nobody is served meanwhile, or evicted from.
+    /// Events read and not applied yet. The kernel may report concurrent changes in another order than they were made, so all wait until none is
+    /// under way; until then no fault here is served and nothing is evicted.
     backlog: Vec<Told>,
-    /// Since when that has taken long.
+    /// Since when the backlog could not be applied.
     late: Option<Instant>,
-    /// Since when its faults, or what it has told, have been waiting for that.
+    /// Since when faults or backlog have been stuck.
     waits: Option<Instant>,
-    /// When a page that somebody waits for came last and could not be installed.
+    /// When COPY last failed for an awaited page.
     refused: Option<Instant>,
-    /// A child in the middle of the application of its parent's changes.
+    /// Forked; its parent's events are being applied: its own must wait.
     unborn: bool,
     /// Several threads were seen.
     threaded: bool,
@@ -252,7 +254,7 @@ impl<T: Transport> FaultCore<T> {
 
     fn add(&mut self, space: Arc<Space>) {
         let state = SpaceFaults {
-            prefetch: Streams::new(12),
+            prefetch: Streams::default(),
             prefetch_totals: (0, 0),
             zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
             backlog: Vec::new(),

@@ -1,4 +1,4 @@
-//! The bytes of the write-back slots: one page a slot, in a memfd, so that they survive a supervisor that dies.
+//! The bytes of the write-back slots: one page a slot, in a memfd, so that they survive a pager that dies.
 
 use std::os::fd::OwnedFd;
 

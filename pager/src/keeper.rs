@@ -31,7 +31,6 @@ use crate::speech::{self, note};
 const NAME: &str = "far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
-/// Messages read at once.
 /// Where programs can have memory.
 const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
@@ -44,7 +43,7 @@ static OUTLET: OnceLock<OwnedFd> = OnceLock::new();
 
 /// The pager's hold on its keeper.
 #[derive(Clone, Copy, Debug)]
-pub struct Keeper {
+pub(crate) struct Keeper {
     board: &'static Board,
 }
 
@@ -59,17 +58,17 @@ struct Board {
 
 impl Keeper {
     /// A keeper to be: also processes that are forked now will know it.
-    pub fn new() -> nix::Result<Keeper> {
+    pub(crate) fn new() -> nix::Result<Keeper> {
         Ok(Keeper { board: shared_board()? })
     }
 
     /// Its process id, once it has been started.
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.board.keeper.load(Ordering::Acquire)
     }
 
     /// Starts the keeper, as a sibling of this process or as its child. This process must have one thread only.
-    pub fn spawn(&self, sibling: bool) -> nix::Result<()> {
+    pub(crate) fn spawn(&self, sibling: bool) -> nix::Result<()> {
         raise_descriptor_limit();
         let board = self.board;
         let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
@@ -94,14 +93,14 @@ impl Keeper {
     }
 
     /// The session has ended. Unless the workload had to be killed, no process depends on a page any more.
-    pub fn dismiss(&self, outcome: &Outcome) {
+    pub(crate) fn dismiss(&self, outcome: &Outcome) {
         self.board.over.store(!matches!(outcome, Outcome::Killed(_)), Ordering::Release);
     }
 }
 
 /// Where an evictor writes what it has done after the end of the pager. Not our standard error: whoever controls the workload's memory controls
 /// the evictor too, and may be another user than the one to whom that terminal belongs.
-pub fn outlet() -> Option<BorrowedFd<'static>> {
+pub(crate) fn outlet() -> Option<BorrowedFd<'static>> {
     OUTLET.get().map(AsFd::as_fd)
 }
 

@@ -1,4 +1,4 @@
-//! The page map: 16 bytes for each page that the supervisor holds something about, in a memfd.
+//! The page map: 16 bytes for each page that the pager holds something about, in a memfd.
 //!
 //! Chunks of [`CHUNK_PAGES`] entries lie one behind the other; an index says which chunk covers which addresses of which space: a space has
 //! *shelves* of 1 GiB of addresses, a shelf has chunks. A forked space begins with the shelves of its parent: shelf and chunk are copied
@@ -35,7 +35,7 @@ const WARM_MAX: usize = 64;
 const CHUNKS_JUDGED: u64 = 64;
 const CHUNK_LEN: usize = CHUNK_PAGES as usize * size_of::<Entry>();
 
-/// Where a page is, as far as the supervisor knows. (A page without an entry is the kernel's: resident, or never touched.)
+/// Where a page is, as far as the pager knows. (A page without an entry is the kernel's: resident, or never touched.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing is known: resident and dirty, or never touched. A fault gives zeros.

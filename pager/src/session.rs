@@ -240,7 +240,7 @@ fn refuse_core_dumps() {
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
 }
 
-/// A supervisor thread that panics must not leave the workload waiting for ever, or half served: the process ends, and the evictors
+/// A pager thread that panics must not leave the workload waiting for ever, or half served: the process ends, and the evictors
 /// stop the workload.
 fn abort_on_panic() {
     let report = std::panic::take_hook();

@@ -1,4 +1,4 @@
-//! What the threads of a supervisor share.
+//! What the threads of a pager share.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -294,7 +294,7 @@ impl Shared {
         let detaching = self.detaching.load(Ordering::Relaxed);
         if !detaching && tables.depends_on(agent) {
             drop(tables);
-            self.fail(format!("agent {name} was restarted and has lost the workload's pages"));
+            self.fail(format!("agent {name} was restarted and has lost the workload's pages; end workloads before their agents"));
             return;
         }
         tables.lose(agent);

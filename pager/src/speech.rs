@@ -54,7 +54,7 @@ fn write_all(items: &Receiver<Item>) {
     }
 }
 
-/// `eprintln` would panic where this fails, which in a supervisor ends the workload; and it would hold a lock that a panic needs.
+/// `eprintln` would panic where this fails, which in a pager ends the workload; and it would hold a lock that a panic needs.
 fn write(text: &str) {
     let mut left = text.as_bytes();
     while !left.is_empty() {

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Distribution of fault latencies in microseconds, from the read of the message to the wake of the thread.
+/// Distribution of the latencies of faults that needed a page from an agent, in us: from the request of the page until it is installed and its
+/// thread woken.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FaultLatency {
     /// Median.
@@ -34,6 +35,9 @@ pub struct AgentStats {
     pub refusals: u64,
     /// Whether the connection is up.
     pub up: bool,
+    /// The agent is about to end: it serves pages and takes none.
+    #[serde(default)]
+    pub draining: bool,
 }
 
 /// Counters and gauges of a session.
@@ -49,7 +53,7 @@ pub struct Stats {
     pub elapsed_s: f64,
     /// Page faults handled.
     pub faults: u64,
-    /// Latency of the faults that needed a page from an agent.
+    /// Latency of those that needed a page from an agent.
     pub fault_us: FaultLatency,
     /// First touches filled with zeros (pages, including those around the fault).
     pub zero_fills: u64,

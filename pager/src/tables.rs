@@ -1,4 +1,4 @@
-//! What the supervisor knows of the workload's pages, as a state machine without I/O: the page map, the write-back slots, who shares which
+//! What the pager knows of the workload's pages, as a state machine without I/O: the page map, the write-back slots, who shares which
 //! content, which ranges are registered, which are quarantined.
 //!
 //! Life of a page: resident -> `Slot` (marked before the MOVE, so that a fault at any moment finds it) -> `Remote` -> fault ->
@@ -12,8 +12,8 @@
 
 mod birth;
 mod changes;
+mod detach;
 mod eviction;
-mod home;
 mod order;
 mod repair;
 mod roomless;

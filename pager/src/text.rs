@@ -1,7 +1,7 @@
 //! Texts from elsewhere (names of programs, words of agents), fit to be shown.
 
 /// A character from elsewhere, fit for a terminal: none that controls it (C0, C1), or changes the order or the lines of what it shows.
-pub fn plain(c: char) -> char {
+pub(crate) fn plain(c: char) -> char {
     match c {
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
             '?'
@@ -12,7 +12,7 @@ pub fn plain(c: char) -> char {
 }
 
 /// A text from elsewhere, fit for a terminal: cut, and of [`plain`] characters.
-pub fn printable(text: &str, chars_max: usize) -> String {
+pub(crate) fn printable(text: &str, chars_max: usize) -> String {
     match text.char_indices().nth(chars_max) {
         Some(_) => {
             text.chars().take(chars_max.saturating_sub(3)).map(plain).chain("...".chars()).collect()

@@ -31,6 +31,6 @@ pub use full::{FullAction, WhenFull};
 pub use hedge::Hedge;
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
 pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices, choose_set, nearest};
-pub use prefetch::{Prefetch, Streams, Window};
+pub use prefetch::{Streams, Window};
 pub use redundancy::{AgentSet, PlacementId, Placements, Redundancy, Shortage};
 pub use size::{Size, SizeError};

@@ -17,10 +17,10 @@ pub const SCAN_WINDOW_MAX: usize = 512;
 pub const EXCHANGE_PAGES_MAX: u32 = 64;
 /// Most pages of a prefetch window, apart from the page which faulted: some exchanges, which are under way together.
 pub const WINDOW_MAX: u32 = 4 * EXCHANGE_PAGES_MAX - 1;
-/// One page of a window that is not smaller is left out, to see whether it is used.
-pub const MARKED_MIN: u32 = 7;
-/// It is one of the first of so many parts.
-pub const MARKED_PART: u64 = 4;
+/// One page of a window of at least this many is left out, to see whether the window is used.
+pub const LEFT_OUT_MIN: u32 = 7;
+/// It is in the first of this many parts of the window.
+pub const LEFT_OUT_PART: u64 = 4;
 /// Percentage of prefetched pages which must be used for windows of any size.
 pub const FRUGAL: u32 = 95;
 /// Below this nothing is prefetched. A page fetched ahead costs a fifth of a fault; one fetched in vain that, and soon a fault.

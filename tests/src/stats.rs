@@ -31,6 +31,8 @@ pub struct AgentStats {
     pub refusals: u64,
     /// Whether the connection is up.
     pub up: bool,
+    /// Whether it is about to end.
+    pub draining: bool,
 }
 
 /// What `--stats FILE` holds at least.

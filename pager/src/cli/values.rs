@@ -3,8 +3,10 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use gms_policy::{Redundancy, Size, WhenFull};
+use gms_policy::{Redundancy, WhenFull};
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
+
+pub(super) use gms_agent::cli::size;
 
 /// Who holds a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,16 +72,6 @@ pub fn parse_agent(text: &str) -> Result<String, String> {
         Ok(1..) if host_is_good => Ok(text.to_string()),
         _ => Err(wrong()),
     }
-}
-
-/// Reads a size: a text as on the command line, or a whole number of bytes.
-pub(super) fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Size>, D::Error> {
-    from.deserialize_any(Scalar { expects: "a size ('512M', '40%' or bytes)", read: size_of })
-        .map(Some)
-}
-
-fn size_of(text: &str) -> Result<Size, String> {
-    text.parse().map_err(|error| format!("'{text}' is {error}"))
 }
 
 /// Reads `page-size`.

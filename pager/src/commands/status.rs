@@ -34,7 +34,7 @@ pub(super) fn status(pid: Option<i32>, json: bool) -> Result<u8, Failure> {
 
 fn table(workloads: &[Workload]) -> String {
     let mut text = format!(
-        "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8} {:>8}  {:<11}  {}\n",
+        "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8} {:>8}  {:<12}  {}\n",
         "PID",
         "PAGER",
         "RESIDENT",
@@ -49,7 +49,7 @@ fn table(workloads: &[Workload]) -> String {
     for Workload { stats, .. } in workloads {
         let _ = writeln!(
             text,
-            "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8.1} {:>8.1}  {:<11}  {}",
+            "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8.1} {:>8.1}  {:<12}  {}",
             stats.pid,
             stats.supervisor_pid,
             Human(stats.resident_bytes),
@@ -67,11 +67,13 @@ fn table(workloads: &[Workload]) -> String {
 
 /// What is to be known at once.
 fn state(stats: &Stats) -> &'static str {
+    let drains = stats.agents.iter().any(|agent| agent.draining);
     match stats {
         Stats { detaching: true, .. } => "detaching",
         Stats { agents_full: true, .. } => "agents full",
         // Pages of which there are too few copies.
         Stats { short_bytes: 1.., .. } => "copying",
+        _ if drains => "agent drains",
         _ => "ok",
     }
 }
@@ -79,6 +81,7 @@ fn state(stats: &Stats) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::AgentStats;
 
     #[test]
     fn a_workload_is_one_line() {
@@ -87,6 +90,14 @@ mod tests {
         let text = table(&[Workload { stats, front_pid: 6 }]);
         assert_eq!(text.lines().count(), 2);
         assert!(text.contains("64 MiB") && text.contains("  ok  "), "{text}");
+    }
+
+    #[test]
+    fn an_agent_that_drains_is_seen() {
+        let drains = AgentStats { up: true, draining: true, ..AgentStats::default() };
+        let stats = Stats { agents: vec![AgentStats::default(), drains], ..Stats::default() };
+        assert_eq!(state(&stats), "agent drains");
+        assert_eq!(state(&Stats { agents_full: true, ..stats }), "agents full");
     }
 
     #[test]

@@ -25,8 +25,8 @@ pub(super) fn paragraph(stats: &Stats) -> String {
             Human(stats.remote_peak_bytes)
         ),
         format!(
-            "{} faults: p50 {:.1} us, p99 {:.1} us, longest {:.0} us; {} second chances",
-            stats.faults, latency.p50, latency.p99, latency.max, stats.second_chances
+            "{} faults, {} second chances; pages fetched for a thread: p50 {:.1} us, p99 {:.1} us, longest {:.0} us",
+            stats.faults, stats.second_chances, latency.p50, latency.p99, latency.max
         ),
         format!(
             "{} pages out, {} in ({} ahead, {} of those used); {} clean and {} zero pages dropped",
@@ -66,11 +66,15 @@ fn redundancy(stats: &Stats) -> Option<String> {
 }
 
 fn agent(agent: &AgentStats) -> String {
-    let AgentStats { addr, pages, rtt_us, queue_us, refusals, up, .. } = agent;
+    let AgentStats { addr, pages, rtt_us, queue_us, refusals, up, draining, .. } = agent;
     let refused = if *refusals > 0 { format!(", {refusals} refused") } else { String::new() };
-    let lost = if *up { "" } else { ", connection lost" };
+    let state = match (up, draining) {
+        (false, _) => ", connection lost",
+        (true, true) => ", draining: it is about to end",
+        (true, false) => "",
+    };
     format!(
-        "agent {addr}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{lost}"
+        "agent {addr}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{state}"
     )
 }
 
@@ -151,6 +155,14 @@ mod tests {
         assert!(paragraph(&stats).contains("one copy of each page"));
         stats.agents.pop();
         assert!(!paragraph(&stats).contains("each page"));
+    }
+
+    #[test]
+    fn an_agent_that_drains_is_not_said_to_be_lost() {
+        let told = |up, draining| agent(&AgentStats { up, draining, ..AgentStats::default() });
+        assert!(told(false, false).ends_with(", connection lost"));
+        assert!(told(true, true).ends_with(", draining: it is about to end"));
+        assert!(told(true, false).ends_with("queue 0 us"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Detaching: every page comes home, then nothing is registered and no evictor is left.
 //!
-//! `bring_home`: `copy_buffered` -> `scan` queues what is away -> `ask` fetches it -> `install_home`; `let_go` when nothing is away.
+//! `bring_home`: `copy_buffered` -> `scan` queues what is away -> `ask` fetches it -> `arrived` collects pages -> `ended` -> `install` ->
+//! `install_run`; `let_go` when nothing is away.
 //!
 //! A page that its agent has lost is poisoned: the workload can be let go, and gets SIGBUS where it touches that page. Without the mark it
 //! would read zeros there.
@@ -39,7 +40,7 @@ const GATED_MAX: usize = 64;
 /// Pause before what was missed by a scan (its agent was away, an event came in between) is looked for again.
 const PASS_PAUSE: Duration = Duration::from_millis(10);
 /// A page that came with a wrong checksum this often is lost.
-const MISMATCHES_MAX: u32 = 3;
+const PAGE_MISMATCHES_MAX: u32 = 3;
 /// Pages of which that is remembered; more than these are lost at their first.
 const MISMATCHED_MAX: usize = 4096;
 /// If nothing comes home and nothing is given up for this long, the workload is killed: it cannot be let go.
@@ -167,7 +168,7 @@ impl Homecoming {
         }
         let count = self.mismatches.entry(place).or_default();
         *count += 1;
-        let lost = *count >= MISMATCHES_MAX;
+        let lost = *count >= PAGE_MISMATCHES_MAX;
         if lost {
             self.mismatches.remove(&place);
         }
@@ -187,7 +188,7 @@ impl<T: Transport> EvictThread<T> {
         } else if away != self.home.progress.0 {
             self.home.progress = (away, now);
         } else if now.duration_since(self.home.progress.1) > STALLED {
-            self.shared.fail("its pages do not come home, and it cannot be let go without them");
+            self.shared.fail("its pages do not come home, and it cannot be let go without them: check that its agents run and can be reached");
         }
         copied || scanned || asked
     }
@@ -595,7 +596,7 @@ mod tests {
     fn a_page_is_lost_after_some_wrong_checksums() {
         let mut home = Homecoming::new(Instant::now());
         let place = |n: u64| (SpaceId(1), PageAddr::containing(n * PAGE));
-        let times = (0..MISMATCHES_MAX).filter(|_| home.mismatch(place(1))).count();
+        let times = (0..PAGE_MISMATCHES_MAX).filter(|_| home.mismatch(place(1))).count();
         assert_eq!(times, 1);
         for n in 0..MISMATCHED_MAX as u64 {
             assert!(!home.mismatch(place(n)));

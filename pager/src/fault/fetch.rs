@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
-use gms_policy::prefetch::Prefetch;
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
@@ -26,7 +25,8 @@ use crate::tables::{Place, Tables};
 use crate::torture::{self, Point};
 use crate::trace::Trace;
 
-/// A marker was there a moment ago. A guard may have come in its place since, which raises no event, and which a copy would overwrite.
+/// A page that comes later than this after it was asked for has its marker looked for again: MADV_GUARD_INSTALL replaces a marker without an
+/// event, and COPY would overwrite the guard.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
 
 /// So many replies of one agent with wrong pages end the workload.
@@ -366,17 +366,18 @@ impl<T: Transport> FaultCore<T> {
         *count += 1;
         let name = self.agents.lane().name(agent);
         let text = format!("agent {name} gives back a page with a wrong checksum");
+        let advice = "test its machine's memory, or do without it";
         match *count {
-            1 => note(text),
+            1 => note(format!("{text}: {advice}")),
             MISMATCHES_MAX if self.shared.copies > 1 => {
-                note(format!("{text} again: others are used in its place"));
+                note(format!("{text} again: others are used in its place; {advice}"));
                 self.shared.distrust_agent(agent);
             }
             // While the workload is being let go, it is asked for again until the deadline.
             MISMATCHES_MAX..
                 if self.shared.copies == 1 && !self.shared.detaching.load(Ordering::Relaxed) =>
             {
-                self.shared.fail(text);
+                self.shared.fail(format!("{text}: {advice}"));
             }
             _ => {}
         }

@@ -187,8 +187,9 @@ impl<T: Transport> FaultCore<T> {
     }
 }
 
-/// What is at the address of a page of which something is known. If nothing is, the program has discarded the page: now zeros are there, and the
-/// tables know. So it is if a removal has been told that may not be done yet: an evicted page of its range went out before.
+/// What is at the address of a page which the tables know. If nothing was, the program has discarded the page: the probe has put zeros there,
+/// and the tables are told. A page in the range of a removal that was reported and may not be done yet went out before the report: its marker
+/// is taken away first, so that it counts as discarded. `Changing` if an event must be read before that can be known.
 pub(crate) fn look(tables: &mut Tables, space: &Space, place: Place) -> Probe {
     let range = place.1.get()..place.1.get() + PAGE;
     if tables.is_being_removed(place)

@@ -96,11 +96,6 @@ impl Tables {
         }
     }
 
-    /// Whether no more pages can be evicted because the page map has no room to note them.
-    pub fn is_full(&self) -> bool {
-        self.map.is_full()
-    }
-
     /// Memory of the page map, in bytes.
     pub fn map_bytes(&self) -> u64 {
         self.map.bytes()

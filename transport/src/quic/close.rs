@@ -31,7 +31,8 @@ pub(super) fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> Clo
             Verdict::Revoked => CloseReason::RevokedByPeer { addr },
             Verdict::Version => CloseReason::Version { addr },
             Verdict::Other if told.error_code == TransportErrorCode::CONNECTION_REFUSED => {
-                CloseReason::ByPeer { addr, code: Some(CloseCode::Overload), detail: String::new() }
+                let detail = "too many handshakes are under way there".into();
+                CloseReason::ByPeer { addr, code: Some(CloseCode::Overload), detail }
             }
             Verdict::Other => failed(told.to_string()),
         },

@@ -380,6 +380,7 @@ impl Link {
             CloseReason::Revoked { .. } => "the certificate was revoked".into(),
             CloseReason::Expired { .. } => "the certificate has expired".into(),
             CloseReason::WrongCa { .. } => "the certificate is of another authority".into(),
+            CloseReason::Overload { .. } => "replies were not read".into(),
             _ => String::new(),
         };
         self.conn.close(now, VarInt::from_u32(code as u32), detail.into());
