@@ -192,6 +192,20 @@ fn sources_that_hold_every_handshake_lock_nobody_out() {
 }
 
 #[test]
+fn two_sources_that_take_turns_begin_no_more_than_there_are_places() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let now = Instant::now();
+    let sources = [1, 2].map(|n| SocketAddr::from(([127, 0, 1, n], 0)));
+    sources.iter().for_each(|source| begin_all(&mut pair, now, *source, &client));
+    for _ in 0..limits::HANDSHAKES_MAX {
+        sources.iter().for_each(|source| begin(&mut pair, now, *source, &client));
+    }
+    let begun = pair.server.generation as usize;
+    assert!(begun <= limits::HANDSHAKES_MAX, "{begun}");
+}
+
+#[test]
 fn a_stranger_at_a_clients_own_address_does_not_lock_it_out() {
     let (node, client) = keys::ephemeral().unwrap();
     let mut pair = Pair::of(&node, &client);

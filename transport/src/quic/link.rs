@@ -13,7 +13,7 @@ use quinn_proto::{
 };
 use zerocopy::IntoBytes;
 
-use super::admission::Source;
+use super::admission::{Source, is_slow};
 use super::limits::{
     CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX, SEND_WINDOW,
 };
@@ -154,6 +154,11 @@ impl Link {
     /// Where the peer is, for bounds.
     pub(super) fn source(&self) -> Source {
         Source::of(self.addr.ip())
+    }
+
+    /// Whether it is in its handshake for longer than honest links are.
+    pub(super) fn is_slow(&self, now: Instant) -> bool {
+        self.counts_until.is_some_and(|until| is_slow(now, until))
     }
 
     /// Whether requests wait until replies have gone.
