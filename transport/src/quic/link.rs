@@ -112,6 +112,11 @@ impl Exchange {
     fn new(reader: MessageReader, unsent: Option<Bytes>, head_until: Option<Instant>) -> Self {
         Self { reader: Some(reader), unsent, promised: 0, head_until }
     }
+
+    /// Of a request that is still being read: whether its requester has said that it wants no reply.
+    fn is_stopped(&self) -> bool {
+        self.reader.is_some() && self.unsent.is_some()
+    }
 }
 
 impl Link {
@@ -331,6 +336,10 @@ impl Link {
     ) -> Result<(), TransportError> {
         if !self.is_open() {
             return Err(TransportError::LinkClosed);
+        }
+        if self.exchanges.get(&exchange.stream()).is_some_and(Exchange::is_stopped) {
+            // Neither side wants more of it: the rest of the request might never come.
+            self.abandon(exchange);
         }
         let ours = self.exchanges.get_mut(&exchange.stream()).filter(|e| e.unsent.is_none());
         let ours = ours.ok_or(TransportError::ExchangeEnded)?;
