@@ -14,13 +14,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use gms_transport::text::printable;
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::proc::{descends, self_pid};
 use crate::stats::Stats;
-use crate::text::printable;
 pub use above::pager_above;
 use doors::Door;
 
