@@ -208,7 +208,12 @@ impl Agent {
         self.renewals.iter().for_each(|renewal| renewal.offer(offer.clone()));
     }
 
-    /// Becomes readable when the agent has ended by itself, which is an error: [`Agent::stop`] tells which.
+    /// Has it drain, and then end, as [`Agent::stop`] does, without waiting: it takes [new keys](Agent::renew) meanwhile.
+    pub fn drain(&self, grace: Duration) {
+        self.stop.request(grace);
+    }
+
+    /// Becomes readable when the agent has ended, by itself or when it had drained: [`Agent::stop`] tells whether by an error.
     pub fn ended(&self) -> BorrowedFd<'_> {
         self.ended.as_fd()
     }

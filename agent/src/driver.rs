@@ -177,7 +177,7 @@ impl<T: Transport> Driver<T> {
         0
     }
 
-    /// Waits for packets, a deadline, `latest`, or (unless it came already) the request to stop.
+    /// Waits for packets, new keys, a deadline, `latest`, or (unless it came already) the request to stop.
     fn block(&mut self, now: Instant, latest: Instant, stoppable: bool) -> io::Result<()> {
         let deadlines = [self.transport.deadline(), self.core.deadline(now), Some(latest)];
         let deadline = deadlines.into_iter().flatten().min().unwrap_or(latest);
@@ -185,9 +185,9 @@ impl<T: Transport> Driver<T> {
         if timeout.is_zero() {
             return Ok(());
         }
-        let fds = [self.transport.fd(), self.stop.as_fd(), self.renewal.as_fd()];
+        let fds = [self.transport.fd(), self.renewal.as_fd(), self.stop.as_fd()];
         let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        let fds = if stoppable { &mut fds[..] } else { &mut fds[..1] };
+        let fds = if stoppable { &mut fds[..] } else { &mut fds[..2] };
         match ppoll(fds, Some(timeout.into()), None) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -207,6 +207,7 @@ impl<T: Transport> Driver<T> {
             if now >= began + grace || !self.shared.accounts().in_use() {
                 break;
             }
+            self.renew();
             if !self.turn(Instant::now)? {
                 // A second request may shorten the grace: look for it now and then.
                 self.block(now, (began + grace).min(now + TICK), false)?;

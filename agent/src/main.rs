@@ -74,12 +74,14 @@ fn run(options: &Options) -> Result<(), Failure> {
     wait(&signals, &agent, options, &mut identity)?;
     // A second signal ends the process at once, as it would any other. SIGHUP stays blocked.
     ends.thread_unblock().map_err(io::Error::from)?;
+    agent.drain(options.drain);
+    wait(&signals, &agent, options, &mut identity)?;
     agent.stop(options.drain)?;
     tracing::info!("stopped");
     Ok(())
 }
 
-/// Waits for the request to end, or for the agent to end by itself. SIGHUP has the keys read again.
+/// Waits for the request to end, or for the end of the agent. SIGHUP has the keys read again.
 fn wait(
     signals: &SignalFd,
     agent: &Agent,

@@ -34,8 +34,10 @@ const LOOK_MS: u8 = 20;
 /// Where programs can have memory.
 const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
-/// Most bytes that are passed on of what evictors write: all that the pipe holds.
-const WORDS_MAX: usize = 64 << 10;
+/// Bytes read at once of what evictors write: all that the pipe holds.
+const READ_MAX: usize = 64 << 10;
+/// Bytes that are passed on of all that they write: the last words of some hundred.
+const WORDS_MAX: usize = 16 << 10;
 /// Fields of /proc/PID/stat, counted from behind the command's name, before the start and the end of the arguments.
 const ARG_START: usize = 45;
 
@@ -135,7 +137,7 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     if over.load(Ordering::Acquire) {
         return;
     }
-    let mut left = inherit(words.as_raw_fd());
+    let (mut left, mut told) = (inherit(words.as_raw_fd()), Told::default());
     // Nobody who reads what is said is waited for.
     speech::begin();
     // The pager may have read of faults which it did not get to serve: they are made anew.
@@ -143,7 +145,7 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     loop {
         left.retain(|faults| faults.is_alive());
         // An evictor has written when its memory is gone.
-        pass_on(words);
+        pass_on(words, &mut told);
         if left.is_empty() {
             return;
         }
@@ -166,15 +168,33 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     }
 }
 
-/// Tells what evictors have written, as far as it is text.
-fn pass_on(words: &OwnedFd) {
-    let mut bytes = vec![0; WORDS_MAX];
+/// Tells what evictors have written, as far as there is room for it. What there is no room for is read too: none may wait.
+fn pass_on(words: &OwnedFd, told: &mut Told) {
+    let mut bytes = vec![0; READ_MAX];
     let read = nix::unistd::read(words, &mut bytes).unwrap_or(0);
-    let plain = |c: char| if c.is_control() { '?' } else { c };
-    if read > 0 {
-        let text = String::from_utf8_lossy(&bytes[..read]);
-        let line = |line: &str| line.chars().map(plain).collect::<String>();
-        note(text.lines().map(line).collect::<Vec<String>>().join("\n"));
+    if let Some(text) = told.pass(&bytes[..read]) {
+        note(text);
+    }
+}
+
+/// What was passed on: whoever controls an evictor can write without end.
+#[derive(Default)]
+struct Told {
+    bytes: usize,
+    /// It was said that there was more.
+    is_cut: bool,
+}
+
+impl Told {
+    /// What is to be passed on of what was written, if anything.
+    fn pass(&mut self, written: &[u8]) -> Option<String> {
+        let fits = written.len().min(WORDS_MAX - self.bytes);
+        self.bytes += fits;
+        let mut text = String::from_utf8_lossy(&written[..fits]).into_owned();
+        if fits < written.len() && !std::mem::replace(&mut self.is_cut, true) {
+            text += "\nthe evictors have said more, which is left out";
+        }
+        Some(text).filter(|text| !text.is_empty())
     }
 }
 
@@ -243,4 +263,25 @@ fn has_memory(pid: i32, faults: &dyn Faults, page: u64) -> bool {
         let seen = || page_tables.marked(range.clone()).is_ok_and(|found| !found.is_empty());
         faults.mark(range.clone(), marked).is_ok() && seen() == marked
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_evictors_say_is_bounded() {
+        let mut told = Told::default();
+        assert_eq!(told.pass(b""), None);
+        assert_eq!(told.pass(b"killed\n").as_deref(), Some("killed\n"));
+        let said: Vec<String> = (0..100).filter_map(|_| told.pass(&[b'x'; READ_MAX])).collect();
+        assert!((WORDS_MAX - 7..WORDS_MAX + 80).contains(&said.concat().len()), "{}", said.len());
+        assert_eq!(said.concat().matches("left out").count(), 1);
+        // What ends just at the bound is not cut.
+        let mut told = Told::default();
+        let all = "y".repeat(WORDS_MAX);
+        assert_eq!(told.pass(all.as_bytes()), Some(all));
+        assert_eq!(told.pass(b""), None);
+        assert!(told.pass(b"z").is_some_and(|text| text.contains("left out")));
+    }
 }

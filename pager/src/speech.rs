@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-
-use crate::text::plain;
+use gms_transport::text::plain;
 
 /// What may wait to be written.
 const WAITING_MAX: usize = 64;

@@ -12,6 +12,7 @@ use super::{Failure, print};
 use crate::cli::DoctorArgs;
 use crate::config::{LOCAL_BYTES_MIN, SessionConfig};
 use crate::exit::EXIT_NO;
+use crate::json;
 use crate::probe;
 use crate::session::{Session, SessionError};
 use crate::size::Human;
@@ -68,9 +69,7 @@ pub(super) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     }));
     checks.extend(args.agents.iter().map(|addr| agent(addr, args)));
     if args.json {
-        let mut text = serde_json::to_vec_pretty(&checks).map_err(io::Error::from)?;
-        text.push(b'\n');
-        print(&text)?;
+        print(&json::lines(&checks)?)?;
     } else {
         print(report(&checks).as_bytes())?;
     }

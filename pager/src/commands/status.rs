@@ -2,13 +2,15 @@
 
 use std::fmt::Write;
 
+use gms_transport::text::printable;
+
 use super::detach::no_workload;
 use super::{Failure, print};
 use crate::control::{self, Workload};
+use crate::json;
 use crate::size::Human;
 use crate::speech::say;
 use crate::stats::Stats;
-use crate::text::printable;
 
 /// Longest command line shown.
 const COMMAND_CHARS_MAX: usize = 48;
@@ -21,9 +23,7 @@ pub(super) fn status(pid: Option<i32>, json: bool) -> Result<u8, Failure> {
     };
     if json {
         let list: Vec<&Stats> = workloads.iter().map(|workload| &workload.stats).collect();
-        let mut text = serde_json::to_vec_pretty(&list).map_err(std::io::Error::from)?;
-        text.push(b'\n');
-        print(&text)?;
+        print(&json::lines(&list)?)?;
     } else if workloads.is_empty() {
         say("nothing is paged on this machine now");
     } else {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use gms_policy::{Budget, Bytes};
 
+use crate::json;
 use crate::output::Output;
 use crate::size::Human;
 use crate::speech::say;
@@ -96,11 +97,7 @@ impl StatsFile {
     /// Writes the figures as JSON.
     pub(super) fn write(self, stats: &Stats) {
         let Some(output) = self.0 else { return };
-        let written = output.write(|out| {
-            let mut text = serde_json::to_vec_pretty(stats)?;
-            text.push(b'\n');
-            out.write_all(&text)
-        });
+        let written = output.write(|out| out.write_all(&json::lines(stats)?));
         if let Err(error) = written {
             say(format!("--stats: the figures cannot be written: {error}"));
         }

@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use gms_transport::text::printable;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
@@ -30,7 +31,6 @@ use crate::exit::EXIT_USAGE;
 use crate::launch::Signals;
 use crate::size::Human;
 use crate::stats::AgentStats;
-use crate::text::printable;
 
 /// Between two looks at the workloads.
 const REFRESH: Duration = Duration::from_secs(1);

@@ -37,7 +37,8 @@ use crate::{ExchangeId, Transport, TransportError};
 pub const RETRY: Duration = Duration::from_secs(2);
 /// What an agent has denied is not asked of it again before.
 pub const DENIED_PAUSE: Duration = Duration::from_millis(1);
-/// A demanded page that has not come after this is reported as [`Failure::Unanswered`].
+/// A demanded page that has not come after this is not asked for again, and reported as [`Failure::Unanswered`] when the
+/// request under way has ended: after [`RETRY`] at the latest.
 pub const GET_DEADLINE: Duration = Duration::from_secs(15);
 /// The same for a get of [`Urgency::Bulk`], for a put and for any other request.
 pub const PUT_DEADLINE: Duration = Duration::from_secs(5);
@@ -365,13 +366,16 @@ impl<T: Transport> Client<T> {
     }
 
     /// Sends what could not be sent before, or is to be repeated: first that for which a thread waits. What nobody waits for
-    /// and cannot be sent is given up. To be called in each turn, after the events of [`Client::expire`] were polled and what is
+    /// and cannot be sent is given up; what is over is left to [`Client::expire`]. To be called in each turn, after the events of [`Client::expire`] were polled and what is
     /// no longer wanted was [cancelled](Client::cancel).
     pub fn send_unsent(&mut self, now: Instant) {
         if !self.has_unsent {
             return;
         }
-        let is_due = |id: &GetId| self.gets[id].pause().is_none_or(|pause| pause <= now);
+        let is_due = |id: &GetId| {
+            let get = &self.gets[id];
+            get.pause().is_none_or(|pause| pause <= now) && !get.is_over(now, GET_DEADLINE)
+        };
         let mut unsent: Vec<GetId> = self.unsent().filter(is_due).collect();
         unsent.sort_by_key(|id| !self.gets[id].is_awaited());
         for id in unsent {

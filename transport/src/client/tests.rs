@@ -428,6 +428,34 @@ fn what_has_begun_after_a_pause_has_no_longer_than_all() {
     assert_eq!(follower.fates, [Fate::Failed(Failure::Unanswered)]);
 }
 
+/// Whether an agent that ends each request after `pause`, by what `answer` says, has a demanded page for ever.
+fn is_given_up(answer: &Answer, pause: Duration) -> bool {
+    let (mut client, start) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let get = client.get(start, A, wanted(1), Urgency::Demand);
+    let (mut follower, mut now) = (Follower::new(get, 1), start);
+    while now < start + 4 * GET_DEADLINE && !follower.ended {
+        follower.follow(turn(&mut client, now));
+        now += Duration::from_millis(1);
+        for request in client.take_sent() {
+            play(&mut client, &request, answer);
+        }
+        follower.follow(turn(&mut client, now));
+        now += pause;
+    }
+    assert!(follower.fates[0] == Fate::Open || now > start + GET_DEADLINE);
+    follower.fates[0] == Fate::Failed(Failure::Unanswered)
+}
+
+#[test]
+fn an_agent_that_answers_each_request_by_nothing_does_not_put_the_end_off() {
+    for answer in [Answer::Abort, Answer::Denied] {
+        for pause in [1, 10, 500, 1900] {
+            let pause = Duration::from_millis(pause);
+            assert!(is_given_up(&answer, pause), "{answer:?} after {pause:?}");
+        }
+    }
+}
+
 /// An agent that says no at once must not be asked without pause.
 #[test]
 fn what_is_denied_is_asked_for_again_after_a_pause() {

@@ -1,7 +1,7 @@
 //! Texts from elsewhere (names of programs, words of agents), fit to be shown.
 
 /// A character from elsewhere, fit for a terminal: none that controls it (C0, C1), or changes the order or the lines of what it shows.
-pub(crate) fn plain(c: char) -> char {
+pub fn plain(c: char) -> char {
     match c {
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
             '?'
@@ -11,14 +11,17 @@ pub(crate) fn plain(c: char) -> char {
     }
 }
 
-/// A text from elsewhere, fit for a terminal: cut, and of [`plain`] characters.
-pub(crate) fn printable(text: &str, chars_max: usize) -> String {
+/// A text of at most `chars_max` characters: one that was longer ends in `...`.
+pub fn cut(text: &str, chars_max: usize) -> String {
     match text.char_indices().nth(chars_max) {
-        Some(_) => {
-            text.chars().take(chars_max.saturating_sub(3)).map(plain).chain("...".chars()).collect()
-        }
-        None => text.chars().map(plain).collect(),
+        Some(_) => text.chars().take(chars_max.saturating_sub(3)).chain("...".chars()).collect(),
+        None => text.to_owned(),
     }
+}
+
+/// A text from elsewhere, fit for a terminal: [`cut`], and of [`plain`] characters.
+pub fn printable(text: &str, chars_max: usize) -> String {
+    cut(text, chars_max).chars().map(plain).collect()
 }
 
 #[cfg(test)]
