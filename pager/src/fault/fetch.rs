@@ -361,7 +361,8 @@ impl<T: Transport> FaultCore<T> {
         let count = self.mismatches.entry(agent).or_default();
         *count += 1;
         let name = self.agents.lane().name(agent);
-        let text = format!("agent {name} gives back a page with a wrong checksum");
+        let mark = if self.shared.config.seal { "seal" } else { "checksum" };
+        let text = format!("agent {name} gives back a page with a wrong {mark}");
         match *count {
             1 => note(text),
             // While the workload is being let go, it is asked for again until the deadline.

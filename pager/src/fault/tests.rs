@@ -100,6 +100,7 @@ fn shared_by(fault_threads: usize) -> (Arc<Shared>, Commands) {
         fault_threads,
         agents: Vec::new(),
         keys: None,
+        seal: false,
         export_bytes: 0,
         when_full: WhenFull::Grow,
         trace: None,
