@@ -50,6 +50,33 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Puts pages in pieces of `chunk` bytes, as frames or (`sized`) with lengths of their own, as many as the agent grants
+/// of the `room` that there is. Returns those that it has stored: fill and length.
+fn put_within(
+    bed: &mut Bed,
+    link: LinkId,
+    workload: WorkloadId,
+    pages: &[(u64, u8)],
+    (sized, chunk): (bool, usize),
+    room: usize,
+) -> Vec<(u64, (u8, usize))> {
+    let grant = bed.ask(link, Control::grant(2, workload, 1), &[], 1).control;
+    let granted = grant.feedback().credits_put as usize;
+    assert!(granted <= room);
+    let control = Control::put(5, workload, pages.len() as u16);
+    let (control, payload) = match sized {
+        true => (control.with_lengths(), sized_payload(pages)),
+        false => (control, put_payload(pages)),
+    };
+    let reply = bed.ask(link, control, &payload, chunk).control;
+    let stored = pages.len().min(granted);
+    assert_eq!(reply.answer::<PagesReply>().done, (1u64 << stored) - 1);
+    let status = if stored == pages.len() { Status::Ok } else { Status::Full };
+    assert_eq!(reply.status(), status);
+    let length = |fill| if sized { length_of(fill) } else { FRAME_LEN };
+    pages[..stored].iter().map(|&(page, fill)| (page, (fill, length(fill)))).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     /// Four tenants (two clients which use the same two workload ids) on an agent too small for them: it holds what
@@ -65,22 +92,9 @@ proptest! {
         for step in steps {
             match step {
                 Step::Put(i, pages, sized, chunk) => {
-                    let grant = bed.ask(links[i], Control::grant(2, tenant(i).1, 1), &[], 1).control;
-                    let room = grant.feedback().credits_put as usize;
-                    prop_assert!(room <= FRAMES - oracle.len());
-                    let control = Control::put(5, tenant(i).1, pages.len() as u16);
-                    let (control, payload) = match sized {
-                        true => (control.with_lengths(), sized_payload(&pages)),
-                        false => (control, put_payload(&pages)),
-                    };
-                    let reply = bed.ask(links[i], control, &payload, chunk).control;
-                    let stored = pages.len().min(room);
-                    prop_assert_eq!(reply.answer::<PagesReply>().done, (1u64 << stored) - 1);
-                    let status = if stored == pages.len() { Status::Ok } else { Status::Full };
-                    prop_assert_eq!(reply.status(), status);
-                    let length = |fill| if sized { length_of(fill) } else { FRAME_LEN };
-                    let held = |&(page, fill): &(u64, u8)| ((i, page), (fill, length(fill)));
-                    oracle.extend(pages[..stored].iter().map(held));
+                    let room = FRAMES - oracle.len();
+                    let held = put_within(&mut bed, links[i], tenant(i).1, &pages, (sized, chunk), room);
+                    oracle.extend(held.into_iter().map(|(page, what)| ((i, page), what)));
                 }
                 Step::AbortPut(i, pages, at) => {
                     let payload = put_payload(&pages);
