@@ -59,6 +59,11 @@ pub struct Reply<'a> {
 }
 
 impl Reply<'_> {
+    /// Pages that it carries.
+    pub fn pages(&self) -> usize {
+        self.pages.found.len()
+    }
+
     /// The payload's slices, in order, and how many of the array they are.
     pub fn payload(&self) -> ([&[u8]; SLICES_MAX], usize) {
         let (mut slices, mut used) = ([&[][..]; SLICES_MAX], 0);

@@ -495,6 +495,11 @@ mod tests {
                 abort_on_panic();
                 panic!("as told");
             }
+            Ok("guard") => {
+                let session = Session::prepare(config()).expect("a session of its own agent");
+                assert!(!nix::sys::prctl::get_dumpable().expect("an answer"));
+                session.finish();
+            }
             Ok("stand") => {
                 let sleeper = || {
                     loop {
@@ -506,6 +511,28 @@ mod tests {
             }
             _ => {}
         }
+    }
+
+    fn config() -> SessionConfig {
+        SessionConfig {
+            budget_bytes: 64 << 20,
+            page_shift: 12,
+            fault_threads: 1,
+            agents: Vec::new(),
+            keys: None,
+            seal: true,
+            export_bytes: 1 << 20,
+            when_full: Default::default(),
+            trace: None,
+            verbose: false,
+            quiet: true,
+        }
+    }
+
+    #[test]
+    fn the_key_of_a_session_is_in_no_core_dump() {
+        let output = that_fails("guard").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     fn that_fails(how: &str) -> Command {
