@@ -240,7 +240,7 @@ struct Idle {
     spins: bool,
 }
 
-/// Stamps a reply with its service time and sends it. Returns how many slices (pages, descriptors) it carries.
+/// Stamps a reply with its service time and sends it. Returns how many pages it carries.
 fn send<T: Transport>(
     transport: &mut T,
     stats: &Stats,
@@ -257,7 +257,7 @@ fn send<T: Transport>(
     if let Err(error) = transport.reply(now, reply.exchange, &control, &slices[..used]) {
         tracing::debug!(exchange = ?reply.exchange, %error, "reply not sent");
     }
-    used
+    reply.pages()
 }
 
 /// Logs that a link has ended.

@@ -13,7 +13,7 @@ use clap_complete::env::Shells;
 use gms_policy::{Redundancy, Size};
 use serde::Deserialize;
 
-use self::values::{KeyRole, OnFull, PageSize, parse_agent};
+use self::values::{KeyRole, OnFull, PageSize, Sealing, parse_agent};
 
 pub use man::man_pages;
 
@@ -108,6 +108,13 @@ pub struct PagingArgs {
     /// Directory with the keys of the cluster (see `gms keys init`); needed with --agent
     #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
     pub keys: Option<PathBuf>,
+    /// Whether agents hold pages sealed: encrypted and authenticated under a key that they never see [default: on]
+    ///
+    /// `off` is for agents of the release before, which cannot hold sealed pages, or where all of them are trusted: they,
+    /// and whoever reads their memory, see what the program has in its own.
+    #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true)]
+    #[serde(deserialize_with = "values::sealing")]
+    pub seal: Option<Sealing>,
     /// Size of the agent inside gms, used without --agent [default: half of the memory available]
     ///
     /// A share (40%) is of the same as that of --local.
@@ -300,6 +307,7 @@ mod tests {
             ("gms run true", "goes after '--'"),
             ("gms run -q -v -- true", "cannot be used with"),
             ("gms run --page-size 16k -- true", "16k"),
+            ("gms run --seal maybe -- true", "possible values: on, off"),
             ("gms run --when-full stop -- true", "possible values: wait, grow, kill"),
             ("gms run --agent host -- true", "is not HOST:PORT"),
             ("gms attach 12x --local 1G", "12x"),

@@ -9,7 +9,7 @@ use gms_policy::limits::AGENTS_MAX;
 use gms_policy::{Bytes, Redundancy, Size, WhenFull};
 
 use crate::cli::PagingArgs;
-use crate::cli::values::PageSize;
+use crate::cli::values::{PageSize, Sealing};
 use crate::size::Human;
 
 /// Least workable `--local`: below it a fault's own batch would not fit.
@@ -66,6 +66,8 @@ pub struct SessionConfig {
     pub agents: Vec<String>,
     /// Keys of the cluster; needed when `agents` is not empty.
     pub keys: Option<PathBuf>,
+    /// Whether agents hold pages sealed.
+    pub seal: bool,
     /// Size of the embedded agent in bytes.
     pub export_bytes: u64,
     /// What happens when no agent has room for pages that must go.
@@ -114,6 +116,7 @@ fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {
         fault_threads: line.fault_threads.or(file.fault_threads),
         agents: if line.agents.is_empty() { file.agents } else { line.agents },
         keys: line.keys.or(file.keys),
+        seal: line.seal.or(file.seal),
         export: line.export.or(file.export),
         when_full: line.when_full.or(file.when_full),
         redundancy: line.redundancy.or(file.redundancy),
@@ -168,6 +171,7 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         redundancy: redundancy(args.redundancy, args.agents.len())?,
         agents: args.agents,
         keys,
+        seal: args.seal.unwrap_or_default() == Sealing::On,
         export_bytes,
         when_full: args.when_full.map(Into::into).unwrap_or_default(),
         trace,
@@ -273,11 +277,12 @@ mod tests {
         assert_eq!(options.session.budget_bytes, (5 << 30) / 5 * 4 / 4096 * 4096);
         assert_eq!(options.session.export_bytes, (5 << 30) / 2);
         assert_eq!(options.session.page_shift, 12);
+        assert!(options.session.seal);
     }
 
     #[test]
     fn a_file_says_what_the_line_says() {
-        let text = "local = '40%'\npage-size = \"8k\"\nagent = [\"a:1\", \"b:2\"]\nkeys = 'k'\nexport = 2097152\n\
+        let text = "local = '40%'\npage-size = \"8k\"\nagent = [\"a:1\", \"b:2\"]\nkeys = 'k'\nexport = 2097152\nseal = 'off'\n\
                     best-effort = true\nstats = '/s.json'\nverbose = true\n";
         let options = options(text, PagingArgs::default()).unwrap();
         assert_eq!(options.session.budget_bytes, (10 << 30) / 5 * 2 / 4096 * 4096);
@@ -285,6 +290,7 @@ mod tests {
         assert_eq!(options.session.agents, ["a:1", "b:2"]);
         assert_eq!(options.session.keys.as_deref(), Some(Path::new("etc/k")));
         assert_eq!(options.session.export_bytes, 2 << 20);
+        assert!(!options.session.seal);
         assert_eq!(options.stats.as_deref(), Some(Path::new("/s.json")));
         assert!(options.session.verbose && options.best_effort && !options.quiet);
         let lean = options_of("agent = 'a:1'\nkeys = 'k'\npage-size = 8192\nlocal = '1g'\n");
@@ -298,11 +304,13 @@ mod tests {
             local: Some(Size::Bytes(Bytes(8 << 20))),
             agents: vec!["c:3".into()],
             keys: Some("l".into()),
+            seal: Some(Sealing::On),
             quiet: true,
             ..PagingArgs::default()
         };
-        let options =
-            options("local = '1G'\nagent = 'a:1'\nkeys = 'k'\nverbose = true", line).unwrap();
+        let file = "local = '1G'\nagent = 'a:1'\nkeys = 'k'\nseal = 'off'\nverbose = true";
+        let options = options(file, line).unwrap();
+        assert!(options.session.seal);
         assert_eq!(options.session.budget_bytes, 8 << 20);
         assert_eq!(options.session.agents, ["c:3"]);
         assert_eq!(options.session.keys.as_deref(), Some(Path::new("l")));
@@ -335,6 +343,11 @@ mod tests {
             (
                 "quiet = 'yes'",
                 "etc/gms.toml:1: quiet: invalid type: string \"yes\", expected a boolean",
+            ),
+            ("seal = 'no'", "etc/gms.toml:1: seal: 'no' is not on or off"),
+            (
+                "seal = true",
+                "etc/gms.toml:1: seal: invalid type: boolean `true`, expected on or off",
             ),
             ("page-size = '16k'", "etc/gms.toml:1: page-size: '16k' is not 4k or 8k"),
             ("fault-threads = 0", "--fault-threads must be between 1 and 16"),

@@ -100,6 +100,9 @@ pub struct Stats {
     /// All pages are being brought home.
     #[serde(default)]
     pub detaching: bool,
+    /// Whether agents hold the pages sealed (`--seal`).
+    #[serde(default)]
+    pub sealed: bool,
     /// `--local`.
     pub budget_bytes: u64,
     /// Anonymous memory which cannot be paged now (shared, locked, pinned, read-only ...), in bytes.

@@ -125,12 +125,8 @@ fn an_old_and_a_new_agent_serve_one_pager() {
     let old = AgentSetup::new(Mib(512)).old().start();
     let new = AgentProc::start(Mib(512));
     let native = verify(96).finish().expect_code(0);
-    let paged = Gms::run(&stage, &verify(96))
-        .local(Mib(24))
-        .agents(&[&old, &new])
-        .redundancy("none")
-        .finish()
-        .expect_code(0);
+    let gms = Gms::run(&stage, &verify(96)).local(Mib(24)).agents(&[&old, &new]);
+    let paged = gms.redundancy("none").arg("--seal").arg("off").finish().expect_code(0);
     assert_eq!(paged.stdout, native.stdout);
     assert_paged(&paged, Mib(96), Mib(24));
     let shares = [&old, &new].map(|agent| paged.stats().agent(&agent.addr()).pages);

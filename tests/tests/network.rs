@@ -125,5 +125,5 @@ fn a_program_ends_before_it_reads_what_an_agent_has_spoiled() {
     let agent = AgentProc::start(Mib(256));
     let (gms, proc) = start(&stage, &[agent.addr()]);
     agent.spoil_frames();
-    assert_killed(&gms.finish_proc(proc), &[&agent.addr(), "wrong checksum"]);
+    assert_killed(&gms.finish_proc(proc), &[&agent.addr(), "wrong seal"]);
 }

@@ -59,6 +59,16 @@ impl From<OnFull> for WhenFull {
     }
 }
 
+/// `--seal`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Sealing {
+    /// Agents hold pages encrypted and authenticated under a key that they never see
+    #[default]
+    On,
+    /// Agents hold pages as they are: for agents of the release before, or where all of them are trusted
+    Off,
+}
+
 /// Checks that `text` has the form `HOST:PORT` (an IPv6 host in brackets); names are resolved later.
 pub fn parse_agent(text: &str) -> Result<String, String> {
     let wrong = || format!("'{text}' is not HOST:PORT (node7:7400, 10.0.0.7:7400, [fd00::7]:7400)");
@@ -99,6 +109,15 @@ pub(super) fn redundancy<'de, D: Deserializer<'de>>(
 ) -> Result<Option<Redundancy>, D::Error> {
     let read = |text: &str| text.parse::<Redundancy>().map_err(|error| error.to_string());
     from.deserialize_any(Scalar { expects: "auto, none or replica:N", read }).map(Some)
+}
+
+/// Reads `seal`.
+pub(super) fn sealing<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Sealing>, D::Error> {
+    from.deserialize_any(Scalar { expects: "on or off", read: sealing_of }).map(Some)
+}
+
+fn sealing_of(text: &str) -> Result<Sealing, String> {
+    clap::ValueEnum::from_str(text, false).map_err(|_| format!("'{text}' is not on or off"))
 }
 
 /// What is written as a string or a whole number, and means the same.

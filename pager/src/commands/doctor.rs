@@ -198,6 +198,7 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
         fault_threads: 1,
         agents: vec![addr.to_string()],
         keys: Some(keys.clone()),
+        seal: true,
         export_bytes: 0,
         when_full: Default::default(),
         redundancy: Default::default(),

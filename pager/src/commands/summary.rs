@@ -45,6 +45,10 @@ pub(super) fn paragraph(stats: &Stats) -> String {
             stats.agents_full_s
         ));
     }
+    lines.push(match stats.sealed {
+        true => "pages were sealed: agents saw none of them".into(),
+        false => "pages were not sealed (--seal off): agents saw them".into(),
+    });
     if stats.unpageable_bytes > 0 {
         lines.push(format!("{} could not be paged", Human(stats.unpageable_bytes)));
     }
@@ -139,6 +143,9 @@ mod tests {
             text.contains("agent a:1") && text.contains("3 refused") && text.contains("4 faults"),
             "{text}"
         );
+        assert!(text.contains("pages were not sealed (--seal off)"), "{text}");
+        let text = paragraph(&Stats { sealed: true, ..stats });
+        assert!(text.contains("pages were sealed") && !text.contains("--seal off"), "{text}");
     }
 
     #[test]

@@ -39,7 +39,7 @@ const LOOKS_MAX: u32 = 32;
 const GATED_MAX: usize = 64;
 /// Pause before what was missed by a scan (its agent was away, an event came in between) is looked for again.
 const PASS_PAUSE: Duration = Duration::from_millis(10);
-/// A page that came with a wrong checksum this often is lost.
+/// A page that came with a wrong seal or checksum this often is lost.
 const PAGE_MISMATCHES_MAX: u32 = 3;
 /// Pages of which that is remembered; more than these are lost at their first.
 const MISMATCHED_MAX: usize = 4096;
@@ -161,7 +161,7 @@ impl Homecoming {
         others
     }
 
-    /// Another wrong checksum: whether the page is lost.
+    /// Another wrong seal or checksum: whether the page is lost.
     fn mismatch(&mut self, place: Place) -> bool {
         if self.mismatches.len() >= MISMATCHED_MAX && !self.mismatches.contains_key(&place) {
             return true;
@@ -363,7 +363,7 @@ impl<T: Transport> EvictThread<T> {
         self.give_up(fetch.space, &fetch.came);
     }
 
-    /// A page has come with a wrong checksum.
+    /// A page has come that is not the one which was put.
     pub(super) fn wrong(&mut self, now: Instant, get: GetId, page: usize) {
         let home = &mut self.home;
         let Some(fetch) = home.fetches.get(&get) else { return };

@@ -365,7 +365,8 @@ impl<T: Transport> FaultCore<T> {
         let count = self.mismatches.entry(agent).or_default();
         *count += 1;
         let name = self.agents.lane().name(agent);
-        let text = format!("agent {name} gives back a page with a wrong checksum");
+        let mark = if self.shared.config.seal { "seal" } else { "checksum" };
+        let text = format!("agent {name} gives back a page with a wrong {mark}");
         let advice = "test its machine's memory, or do without it";
         match *count {
             1 => note(format!("{text}: {advice}")),

@@ -110,6 +110,7 @@ fn shared_of(fault_threads: usize, redundancy: Redundancy) -> (Arc<Shared>, Comm
         fault_threads,
         agents: Vec::new(),
         keys: None,
+        seal: false,
         export_bytes: 0,
         when_full: WhenFull::Grow,
         redundancy,

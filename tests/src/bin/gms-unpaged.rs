@@ -113,6 +113,7 @@ impl Late {
             fault_threads: 1,
             agents: Vec::new(),
             keys: None,
+            seal: false,
             export_bytes: 512 << 20,
             when_full: Default::default(),
             redundancy: Default::default(),

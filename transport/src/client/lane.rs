@@ -11,7 +11,7 @@ use gms_policy::ids::{AgentId, PageCount};
 use gms_policy::placement::{AgentView, Feedback, Reply, nearest};
 use gms_policy::redundancy::AgentSet;
 
-use crate::message::{Control, Op, PagesReply, Status, WorkloadId};
+use crate::message::{Control, HelloReply, Op, PagesReply, Status, WorkloadId};
 use crate::{CloseCode, CloseReason, Event, ExchangeId, LinkId, PeerId, Transport, TransportError};
 
 /// How long an agent keeps the workload's pages when it hears nothing.
@@ -23,6 +23,8 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(3);
 /// An agent that leaves a request unanswered for this long is not trusted with the only copy of a page: it may be down without the link
 /// knowing it yet.
 const SUSPECT: Duration = Duration::from_secs(1);
+/// Why an agent without [`FEATURE_LENGTHS`](crate::message::FEATURE_LENGTHS), the only feature so far, is not used.
+const NO_LENGTHS: &str = "it cannot hold sealed pages: upgrade it, or run with --seal off";
 
 /// An agent's address, its name for messages, and which node is there.
 #[derive(Clone, Debug)]
@@ -146,6 +148,8 @@ pub(super) struct Open {
 pub struct Lane<T> {
     pub(super) transport: T,
     workload: WorkloadId,
+    /// Features without which an agent is not used.
+    required: u64,
     pub(super) peers: Vec<Peer>,
     pub(super) links: BTreeMap<LinkId, AgentId>,
     pub(super) open: BTreeMap<ExchangeId, Open>,
@@ -174,12 +178,18 @@ impl<T: Transport> Lane<T> {
         Lane {
             transport,
             workload,
+            required: 0,
             peers: agents.iter().map(peer).collect(),
             links: BTreeMap::new(),
             open: BTreeMap::new(),
             events: VecDeque::new(),
             next_request: 1,
         }
+    }
+
+    /// Agents whose links come up from now on are not used if they cannot do this (`FEATURE_...`).
+    pub(super) fn require(&mut self, feature: u64) {
+        self.required |= feature;
     }
 
     /// Number of agents, up or not.
@@ -407,7 +417,9 @@ impl<T: Transport> Lane<T> {
         control: &Control,
     ) {
         let peer = &mut self.peers[usize::from(agent.0)];
+        let missing = self.required & !control.answer::<HelloReply>().features;
         let refusal = match control.status() {
+            Status::Ok if missing != 0 => Some(NO_LENGTHS.into()),
             Status::Ok => peer.address.bind(node),
             status => Some(format!("it refused the workload ({status:?})")),
         };
