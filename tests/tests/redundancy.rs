@@ -6,8 +6,8 @@ use gms_tests::*;
 use nix::sys::signal::Signal;
 
 const SLOW: Duration = Duration::from_secs(200);
-/// Longer than any test: an agent that waits for it has not been left by its workload.
-const GRACE: [&str; 2] = ["--drain", "500"];
+/// Longer than an agent of a test may live: one that waits for it has not been left by its workload, and fails the test.
+const GRACE: [&str; 2] = ["--drain", "1000"];
 
 /// A program that checks its memory round after round until its input ends, paged on these agents.
 fn start(stage: &Stage, agents: &[&AgentProc]) -> (Gms, Proc) {

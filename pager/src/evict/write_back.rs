@@ -219,9 +219,10 @@ impl<T: Transport> WriteBack<T> {
             lane.keeps(now, agent) && shared.homes.all_reach(agent) && !unsound.has(agent)
         };
         let untrusted: AgentSet = lane.agents().filter(|agent| !trusted(agent)).collect();
-        // Who has not asked for a number of copies gets as many as there is room for.
+        // Who has not asked for a number of copies gets as many as there is room for, in all that may be under way: what one agent refuses is written
+        // anew to all.
         let takes_all = self.shared.config.redundancy != Redundancy::Auto;
-        let pages = self.shared.sizes.put_pages as u64;
+        let pages = (self.shared.sizes.put_pages * PUTS_MAX) as u64;
         let has_room = |view: &AgentView| takes_all || view.free_frames.0 >= pages;
         let views = lane.views();
         let usable = views.iter().filter(|view| !untrusted.has(view.id) && has_room(view)).count();
