@@ -236,7 +236,7 @@ impl<T: Transport> EvictThread<T> {
             }
             self.make_room(now);
             let late = release_late();
-            busy |= lock(&self.shared.tables).bury(BURY_CHUNKS);
+            busy |= self.tidy_tables();
             // On its way home a page in the buffer is at its end.
             busy |= self.write_back.turn(now, !self.is_detaching());
             self.write_back.agents.expire(now);
@@ -259,6 +259,16 @@ impl<T: Transport> EvictThread<T> {
             self.full.excuse(missed);
             self.stuck_at = self.stuck_at.map(|at| at + missed);
         }
+    }
+
+    /// True if there is more to be done.
+    fn tidy_tables(&self) -> bool {
+        let mut tables = lock(&self.shared.tables);
+        // Then nobody is served any more.
+        if tables.exhausted && !self.is_detaching() {
+            self.shared.fail("the page map is full (2 TiB): raise --local, or run less at a time");
+        }
+        tables.bury(BURY_CHUNKS)
     }
 
     /// A look, and what it costs.
@@ -324,9 +334,9 @@ impl<T: Transport> EvictThread<T> {
             {
                 self.shared.fail(format!("agent {}: {reason}", lane.name(agent)));
             }
+            ClientEvent::Up { agent, .. } => self.is_back(agent),
             ClientEvent::Down { .. }
             | ClientEvent::Answered { .. }
-            | ClientEvent::Up { .. }
             | ClientEvent::Stored { .. } => {}
         }
     }

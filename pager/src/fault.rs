@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gms_policy::hedge::Hedge;
-use gms_policy::ids::{AgentId, SpaceId};
+use gms_policy::ids::SpaceId;
 use gms_policy::prefetch::Streams;
 use gms_transport::Transport;
 use gms_transport::client::{Client, GetId, RETRY};
@@ -123,8 +123,6 @@ pub struct FaultCore<T> {
     agents: Client<T>,
     spaces: BTreeMap<SpaceId, SpaceFaults>,
     fetches: BTreeMap<GetId, Fetch>,
-    /// Replies in which wrong pages came, by agent.
-    mismatches: BTreeMap<AgentId, u32>,
     /// Pages for which threads wait: those that fault on the same page share what was asked.
     pending: BTreeMap<Place, Demand>,
     hedge: Hedge,
@@ -175,7 +173,6 @@ impl<T: Transport> FaultCore<T> {
             agents,
             spaces: BTreeMap::new(),
             fetches: BTreeMap::new(),
-            mismatches: BTreeMap::new(),
             pending: BTreeMap::new(),
             hedge: Hedge::default(),
             again: Vec::new(),

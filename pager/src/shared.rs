@@ -21,6 +21,7 @@ use crate::frames::Frames;
 use crate::homes::{FaultCommand, Homes};
 use crate::page_map::PAGE;
 use crate::space::Space;
+use crate::speech::note;
 use crate::stats::AgentStats;
 use crate::sync::{event_fd, lock};
 use crate::tables::{Place, Tables};
@@ -30,6 +31,10 @@ const SLOTS: u32 = 4096;
 /// See [`Sizes::room_kept`]. Less than the slack of any budget, so that eviction is under way by then.
 const ROOM_KEPT: u64 = 128;
 const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
+/// An agent that has given wrong pages this often is not used any more.
+pub(crate) const BLAME_MAX: u32 = 3;
+/// An agent that has lost all that it had this often under one workload, which uses up numbers of sets, is not used any more either.
+const LOSSES_MAX: u32 = 64;
 /// Longest fault latency that is told apart from longer ones.
 const LATENCY_MAX: Duration = Duration::from_secs(60);
 
@@ -95,7 +100,9 @@ pub struct Shared {
     pub sizes: Sizes,
     /// Agents that are to have each page.
     pub copies: u32,
-    /// Agents that have given wrong pages, a bit each.
+    /// How often each agent has given something else than what it was given.
+    blamed: Mutex<BTreeMap<AgentId, u32>>,
+    /// Agents for which that was too often, a bit each.
     unsound: AtomicU64,
     /// Above this eviction begins.
     high: i64,
@@ -200,6 +207,7 @@ impl Shared {
             ceiling: AtomicI64::new(budget.ceiling().0 as i64),
             sizes,
             copies: config.redundancy.copies(config.agents.len()),
+            blamed: Mutex::default(),
             unsound: AtomicU64::new(0),
             high: budget.high().0 as i64,
             fault_cpu: AtomicI32::new(-1),
@@ -297,13 +305,35 @@ impl Shared {
             self.fail(format!("agent {name} was restarted and has lost the workload's pages; end workloads before their agents"));
             return;
         }
-        tables.lose(agent);
+        if tables.lose(agent) == LOSSES_MAX && self.copies > 1 {
+            note(format!(
+                "agent {name} has been restarted {LOSSES_MAX} times: others are used in its place"
+            ));
+            self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
+        }
     }
 
-    /// An agent gives wrong pages: others are used in its place.
-    pub fn distrust_agent(&self, agent: AgentId) {
-        self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
-        self.kick_evict();
+    /// An agent does `what`: gives a page that is not the one it was given, or does not have it any more. The first time is told. After some it is used no
+    /// more, where other agents have pages too. Else what it gives ends the workload, but not while that is let go: then it is asked again.
+    pub fn blame(&self, agent: AgentId, name: &str, what: &str) {
+        let mut blamed = lock(&self.blamed);
+        let count = blamed.entry(agent).or_default();
+        *count += 1;
+        let (count, text) = (*count, format!("agent {name} {what}"));
+        drop(blamed);
+        let advice = "test its machine's memory, or do without it";
+        match count {
+            1 => note(format!("{text}: {advice}")),
+            BLAME_MAX if self.copies > 1 => {
+                note(format!("{text} again: others are used in its place; {advice}"));
+                self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
+                self.kick_evict();
+            }
+            BLAME_MAX.. if self.copies == 1 && !self.detaching.load(Ordering::Relaxed) => {
+                self.fail(format!("{text}: {advice}"));
+            }
+            _ => {}
+        }
     }
 
     /// Agents that have given wrong pages.

@@ -161,8 +161,8 @@ pub struct Tables {
     copies: u32,
     /// Those of each agent, the latest last: a lane may tell of an earlier one after another has told of a restart.
     sessions: BTreeMap<AgentId, VecDeque<u64>>,
-    /// Agents that were restarted and lost what they had.
-    losers: AgentSet,
+    /// Agents that have lost what they had, and how often.
+    losses: BTreeMap<AgentId, u32>,
     /// Contents that agents may forget.
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
@@ -204,7 +204,7 @@ impl Tables {
             untrusted: AgentSet::default(),
             copies: 1,
             sessions: BTreeMap::new(),
-            losers: AgentSet::default(),
+            losses: BTreeMap::new(),
             discards: BTreeMap::new(),
             next_content: 1,
             remote_pages_peak: 0,
@@ -500,14 +500,16 @@ impl Tables {
 
     /// Agents that have lost everything at least once.
     pub fn losers(&self) -> AgentSet {
-        self.losers
+        self.losses.keys().copied().collect()
     }
 
-    /// The agent has lost everything: its copies are no longer good.
-    pub fn lose(&mut self, agent: AgentId) {
-        self.losers = self.losers.union(AgentSet::of(agent));
+    /// The agent has lost everything: its copies are no longer good. Returns how often that was so.
+    pub fn lose(&mut self, agent: AgentId) -> u32 {
         self.map.placements.lose(agent);
         self.discards.remove(&agent);
+        let losses = self.losses.entry(agent).or_default();
+        *losses += 1;
+        *losses
     }
 
     // ---- references

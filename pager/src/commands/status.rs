@@ -71,9 +71,9 @@ fn state(stats: &Stats) -> &'static str {
     match stats {
         Stats { detaching: true, .. } => "detaching",
         Stats { agents_full: true, .. } => "agents full",
+        _ if drains => "agent drains",
         // Pages of which there are too few copies.
         Stats { short_bytes: 1.., .. } => "copying",
-        _ if drains => "agent drains",
         _ => "ok",
     }
 }

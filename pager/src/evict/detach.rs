@@ -80,6 +80,8 @@ pub(super) struct Homecoming {
     silent_since: BTreeMap<AgentId, Instant>,
     /// Agents that have not given a page though they should have it.
     failed: BTreeMap<ContentId, AgentSet>,
+    /// Agents that have given wrong pages: asked where nobody else can be.
+    unsound: AgentSet,
     mismatches: BTreeMap<Place, u32>,
     lost: Lost,
     /// Pages away, and when that changed.
@@ -95,6 +97,7 @@ impl Homecoming {
             fetches: BTreeMap::new(),
             silent_since: BTreeMap::new(),
             failed: BTreeMap::new(),
+            unsound: AgentSet::EMPTY,
             mismatches: BTreeMap::new(),
             lost: Lost::default(),
             progress: (u64::MAX, now),
@@ -144,13 +147,34 @@ impl Homecoming {
     fn sources(&self, now: Instant, content: Content) -> AgentSet {
         let failed = self.failed.get(&content.id).copied().unwrap_or_default();
         let holders = content.holders.without(failed);
-        holders.agents().filter(|&agent| !self.is_silent(now, agent)).collect()
+        let answering: AgentSet =
+            holders.agents().filter(|&agent| !self.is_silent(now, agent)).collect();
+        let sound = answering.without(self.unsound);
+        if sound.is_empty() { answering } else { sound }
+    }
+
+    /// Pages have come right: what was noted of them is forgotten.
+    fn forgive(&mut self, space: SpaceId, pages: &[(PageAddr, Content)]) {
+        for (page, content) in pages {
+            self.failed.remove(&content.id);
+            self.mismatches.remove(&(space, *page));
+        }
+    }
+
+    /// Nothing is wanted of the agent any more, or its link has just come up: its time has not begun.
+    fn excuse_agent(&mut self, agent: AgentId, is_up: bool) {
+        let wanted =
+            self.under_way(agent) > 0 || self.queued.get(&agent).is_some_and(|q| !q.is_empty());
+        if is_up || !wanted {
+            self.silent_since.remove(&agent);
+        }
     }
 
     /// An agent does not give a page that it should have; whether others may.
     fn fail(&mut self, now: Instant, content: Content, agent: AgentId) -> bool {
         if self.failed.len() >= MISMATCHED_MAX && !self.failed.contains_key(&content.id) {
-            return false;
+            // Not remembered: the others are asked by chance.
+            return !content.holders.without(AgentSet::of(agent)).is_empty();
         }
         let failed = self.failed.entry(content.id).or_default();
         *failed = failed.union(AgentSet::of(agent));
@@ -323,6 +347,7 @@ impl<T: Transport> EvictThread<T> {
             begun.extract_if(.., |(_, content)| !content.holders.has(agent)).collect();
         self.give_up(space, &strays);
         if begun.is_empty() {
+            self.home.excuse_agent(agent, false);
             return false;
         }
         let wanted = |&(_, content): &(PageAddr, Content)| client::Wanted {
@@ -357,6 +382,7 @@ impl<T: Transport> EvictThread<T> {
     /// No more of its pages come: installs those that have.
     pub(super) fn ended(&mut self, now: Instant, get: GetId) {
         let Some(fetch) = self.home.end(now, get) else { return };
+        self.home.forgive(fetch.space, &fetch.came);
         if let Some(space) = self.spaces.get(&fetch.space).filter(|_| !fetch.came.is_empty()) {
             self.install(space, &fetch.came, &fetch.bytes);
         }
@@ -368,12 +394,23 @@ impl<T: Transport> EvictThread<T> {
         let home = &mut self.home;
         let Some(fetch) = home.fetches.get(&get) else { return };
         let (id, agent, lost) = (fetch.space, fetch.agent, fetch.pages[page]);
+        self.shared.blame(
+            agent,
+            self.write_back.agents.lane().name(agent),
+            "gives back a wrong page",
+        );
+        home.unsound = self.shared.unsound_agents();
         if home.mismatch((id, lost.0)) {
             home.fetches.entry(get).and_modify(|fetch| fetch.answered = true);
             if !home.fail(now, lost.1, agent) {
                 self.lose(id, &[lost]);
             }
         }
+    }
+
+    /// An agent can be used again.
+    pub(super) fn is_back(&mut self, agent: AgentId) {
+        self.home.excuse_agent(agent, true);
     }
 
     /// Pages do not come by this get.
@@ -385,6 +422,12 @@ impl<T: Transport> EvictThread<T> {
         let mut missed: Vec<(PageAddr, Content)> = missed.map(|(_, &page)| page).collect();
         let agent = fetch.agent;
         self.give_up(id, &missed);
+        if failure == Failure::GivenUp {
+            // Asked of others that have them, if there are any.
+            for &(_, content) in &missed {
+                self.home.fail(now, content, agent);
+            }
+        }
         if is_lost {
             // The next pass asks others for what they have.
             missed.retain(|&(_, content)| !self.home.fail(now, content, agent));

@@ -48,7 +48,8 @@ pub struct WriteBack<T> {
     given: Vec<u64>,
     /// Agents of which the tables know that they may be down.
     untrusted: AgentSet,
-    /// Agents that each page is given to, now: fewer than there are to be while fewer can be used.
+    /// Agents that can be used now, and to how many of them each page is given: to fewer than there are to be while fewer can be used.
+    usable: AgentSet,
     copies: u32,
     /// Since when agents cannot be used.
     away_since: BTreeMap<AgentId, Instant>,
@@ -65,6 +66,7 @@ impl<T: Transport> WriteBack<T> {
             agents,
             puts: BTreeMap::new(),
             untrusted: AgentSet::default(),
+            usable: AgentSet::EMPTY,
             copies: 1,
             away_since: BTreeMap::new(),
             discard_at: now,
@@ -89,11 +91,12 @@ impl<T: Transport> WriteBack<T> {
         let mut busy = false;
         let mut passed_over = AgentSet::default();
         self.distrust_agents(now);
-        if puts {
-            busy |= self.repair(now);
+        match puts {
+            true => busy |= self.repair(now),
+            false => self.repair.stop(),
         }
         while puts && lock(&self.shared.tables).has_ready() {
-            let views = self.takers(now, passed_over);
+            let views = self.takers(passed_over);
             let random = self.next_random();
             let agents = choose_set(&TwoChoices, &views, self.copies, random);
             if agents.is_empty() {
@@ -102,7 +105,8 @@ impl<T: Transport> WriteBack<T> {
             match self.put(now, agents) {
                 Ok(()) => busy = true,
                 // Its link takes nothing now: the others' may.
-                Err(agent) => passed_over = passed_over.union(AgentSet::of(agent)),
+                Err(Some(agent)) => passed_over = passed_over.union(AgentSet::of(agent)),
+                Err(None) => break,
             }
         }
         self.discard(now);
@@ -110,12 +114,11 @@ impl<T: Transport> WriteBack<T> {
     }
 
     /// The agents that may be given pages now.
-    fn takers(&self, now: Instant, passed_over: AgentSet) -> Vec<AgentView> {
+    fn takers(&self, passed_over: AgentSet) -> Vec<AgentView> {
         let mut views = self.views();
-        // One that is silent is given no more, if there is another.
-        let silent = |view: &AgentView| !self.agents.lane().keeps(now, view.id);
-        if !views.iter().all(|view| !view.up || silent(view)) {
-            views.retain(|view| !silent(view));
+        // One that is silent, or has little room, is given nothing while there is another: a page would be there alone.
+        if !self.usable.is_empty() {
+            views.retain(|view| self.usable.has(view.id));
         }
         let under_way = |agent| self.agents.lane().under_way(agent, Op::Put);
         let pages = self.shared.sizes.put_pages as u64;
@@ -124,8 +127,8 @@ impl<T: Transport> WriteBack<T> {
         views
     }
 
-    /// Puts a batch to each of some agents; fails with the one whose link does not take it.
-    fn put(&mut self, now: Instant, mut agents: Vec<AgentId>) -> Result<(), AgentId> {
+    /// Puts a batch to each of some agents; fails with the one whose link does not take it, or with none if no set of them can be noted.
+    fn put(&mut self, now: Instant, mut agents: Vec<AgentId>) -> Result<(), Option<AgentId>> {
         let mut batch = Vec::new();
         // Where that many sets are in use, fewer agents must do, until one is free.
         while batch.is_empty() && !agents.is_empty() {
@@ -136,7 +139,10 @@ impl<T: Transport> WriteBack<T> {
             }
         }
         let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
-        let mut refused = agents.is_empty().then_some(AgentId(0));
+        if agents.is_empty() {
+            return Err(None);
+        }
+        let mut refused = None;
         for &agent in &agents {
             let pages = batch.iter().map(|&(slot, id, _)| (id, self.shared.frames.read(slot)));
             let put = refused.is_none().then(|| self.agents.put(now, agent, pages));
@@ -150,7 +156,7 @@ impl<T: Transport> WriteBack<T> {
                 }
             }
         }
-        refused.map_or(Ok(()), Err)
+        refused.map_or(Ok(()), |agent| Err(Some(agent)))
     }
 
     fn settle(&mut self, agent: AgentId, slots: &[u32], outcome: impl Fn(usize) -> WriteOutcome) {
@@ -223,10 +229,14 @@ impl<T: Transport> WriteBack<T> {
         // anew to all.
         let takes_all = self.shared.config.redundancy != Redundancy::Auto;
         let pages = (self.shared.sizes.put_pages * PUTS_MAX) as u64;
-        let has_room = |view: &AgentView| takes_all || view.free_frames.0 >= pages;
+        let has_room = |view: &AgentView| {
+            let sent = (lane.under_way(view.id, Op::Put) * shared.sizes.put_pages) as u64;
+            takes_all || view.free_frames.0.min(view.credits.0) + sent >= pages
+        };
         let views = lane.views();
-        let usable = views.iter().filter(|view| !untrusted.has(view.id) && has_room(view)).count();
-        let copies = self.shared.copies.min(usable as u32).max(1);
+        let is_usable = |view: &&AgentView| !untrusted.has(view.id) && has_room(view);
+        self.usable = views.iter().filter(is_usable).map(|view| view.id).collect();
+        let copies = self.shared.copies.min(self.usable.len()).max(1);
         for agent in lane.agents() {
             match lane.is_up(agent) {
                 true => drop(self.away_since.remove(&agent)),
@@ -285,14 +295,14 @@ mod tests {
     use gms_policy::ids::{PageAddr, SpaceId};
 
     use super::*;
-    use crate::fault::tests::{shared, shared_redundant};
+    use crate::fault::tests::{shared, shared_auto, shared_redundant};
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
     use crate::tables::{EvictOutcome, FaultAction};
-    use gms_transport::ExchangeId;
     use gms_transport::client::script::Script;
     use gms_transport::client::{Checksum, PUT_DEADLINE};
-    use gms_transport::message::{Control, PAGES_MAX, Status};
+    use gms_transport::message::{Control, Feedback, PAGES_MAX, Status};
+    use gms_transport::{Event, ExchangeId};
 
     const ID: SpaceId = SpaceId(1);
 
@@ -593,5 +603,55 @@ mod tests {
         thread.turn(now, true);
         evict(&thread, 1..2);
         assert!(lock(&thread.shared.tables).has_ready(), "it was left there");
+    }
+
+    /// It says so in all its words, with frames that are left for others, or with less than a turn's worth.
+    #[test]
+    fn an_agent_without_room_is_given_no_page_alone_and_holds_up_no_other() {
+        for (frames, credits) in [(1000, 0), (511, 511)] {
+            let (mut thread, now) = (write_back_of(shared_auto().0, 2), Instant::now());
+            assert_eq!(thread.shared.copies, 2);
+            for _ in 0..20 {
+                thread.agents.ask_status(now);
+                for request in thread.agents.take_sent() {
+                    let little = thread.agents.agent_of(request.0) == AgentId(1);
+                    let op = request.1.op();
+                    thread.agents.play_reply(&request, Status::Ok, |control| {
+                        if op == Some(Op::Put) {
+                            *control = control.with_done(u64::MAX >> (64 - request.1.count()));
+                        }
+                        let told = control.feedback();
+                        let room = (frames, credits);
+                        let (frames_free, credits_put) =
+                            if little { room } else { (told.frames_free, told.credits_put) };
+                        *control =
+                            control.with_feedback(Feedback { frames_free, credits_put, ..told });
+                    });
+                    thread.agents.play(Event::Complete { exchange: request.0 });
+                }
+                network(&mut thread, now);
+                let first = lock(&thread.shared.tables).remote_pages() + 1;
+                evict(&thread, first..first + 64);
+                thread.turn(now, true);
+            }
+            let tables = lock(&thread.shared.tables);
+            assert!(tables.remote_pages() >= 64 * 10, "held up: {}", tables.remote_pages());
+            assert_eq!(tables.held_by(AgentId(1)), 0);
+        }
+    }
+
+    #[test]
+    fn nothing_is_waited_for_when_no_more_copies_are_to_be_made() {
+        let (mut thread, now) = (redundant(2), Instant::now());
+        evict_zeros(&thread, 1);
+        thread.turn(now, true);
+        answer_with_pages(&mut thread, now);
+        thread.agents.restart(AgentId(1), 2);
+        network(&mut thread, now);
+        let later = now + Duration::from_millis(200);
+        thread.turn(later, true);
+        assert!(thread.shortage_left().0 > 0);
+        thread.turn(later, false);
+        assert_eq!(thread.shortage_left(), (0, None));
     }
 }

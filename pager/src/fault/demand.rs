@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
-use gms_policy::redundancy::AgentSet;
+use gms_policy::redundancy::{AgentSet, COPIES_MAX};
 use gms_transport::Transport;
 use gms_transport::client::{Failure, GetId};
+use gms_transport::message::Status;
 
 use super::FaultCore;
 use super::fetch::Wanted;
@@ -21,8 +22,8 @@ const HEDGE_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct Demand {
     content: Content,
-    /// The gets by which it is asked for, and the agents: one, and another when the first took long.
-    asked: [Option<(GetId, AgentId)>; 2],
+    /// The gets by which it is asked for, and the agents: one, and others when those before took long.
+    asked: [Option<(GetId, AgentId)>; COPIES_MAX as usize],
     /// Agents that have not given it when they were asked.
     failed: AgentSet,
     /// When it was asked for first, and the removals in all spaces by then: its marker was looked for after that, perhaps not since.
@@ -35,13 +36,20 @@ pub(super) struct Demand {
 impl Demand {
     fn new(now: Instant, content: Content, removals: u64) -> Demand {
         let failed = AgentSet::EMPTY;
-        Demand { content, asked: [None; 2], failed, began: now, removals, hedge_at: None }
+        Demand {
+            content,
+            asked: [None; COPIES_MAX as usize],
+            failed,
+            began: now,
+            removals,
+            hedge_at: None,
+        }
     }
 
     /// It is asked for by this get, too.
     fn note(&mut self, get: GetId, agent: AgentId) {
         let place = self.asked.iter_mut().find(|asked| asked.is_none());
-        *place.expect("two are asked at most") = Some((get, agent));
+        *place.expect("no agent is asked twice") = Some((get, agent));
     }
 
     /// A get of it has ended without it; false if it was no get of it.
@@ -73,7 +81,7 @@ impl<T: Transport> FaultCore<T> {
         let is_up = self.agents.lane().is_up(agent);
         if let Some(demand) = self.pending.get_mut(&place) {
             demand.note(get, agent);
-            let others = demand.content.holders.len() > 1 && demand.asked.contains(&None);
+            let others = !demand.content.holders.without(demand.asked_of()).is_empty();
             demand.hedge_at = others.then(|| if is_up { now + after } else { now });
         }
     }
@@ -99,8 +107,17 @@ impl<T: Transport> FaultCore<T> {
         let (failed, asked) = (demand.failed, demand.asked_of());
         let tables = lock(&self.shared.tables);
         let is_wanted = failure.is_some() && tables.is_remote(place, content);
-        let others = tables.holders(content).without(failed).without(asked);
+        let holders = tables.holders(content);
+        let others = holders.without(failed).without(asked);
         drop(tables);
+        if let (Some(agent), Some(Failure::NotHeld(Status::NotFound))) = (agent, failure)
+            && is_wanted
+            && holders.has(agent)
+            && !(others.is_empty() && asked.is_empty())
+        {
+            // It has said that it had stored it, and was not restarted since.
+            self.shared.blame(agent, self.agents.lane().name(agent), "has lost a page");
+        }
         if !is_wanted {
             self.pending.remove(&place);
             return self.wake(place);
@@ -168,25 +185,27 @@ impl<T: Transport> FaultCore<T> {
     /// An agent has given a wrong page: another one is asked at once, and whoever comes first with the right one is believed.
     pub(super) fn doubt(&mut self, now: Instant, place: Place, agent: AgentId) {
         if let Some(demand) = self.pending.get_mut(&place)
-            && demand.content.holders.len() > 1
-            && demand.asked.contains(&None)
+            && !demand.content.holders.without(demand.asked_of()).is_empty()
         {
             demand.failed = demand.failed.union(AgentSet::of(agent));
             demand.hedge_at = Some(now);
         }
     }
 
-    /// The page comes by one get: other gets that are for it alone are given up.
+    /// The page comes by one get: the others are given up.
     pub(super) fn end_rivals(&mut self, now: Instant, place: Place, get: GetId) {
         let Some(demand) = self.pending.get(&place) else { return };
         if demand.content.holders.len() > 1 {
             self.hedge.on_read(now.saturating_duration_since(demand.began));
         }
         for (rival, _) in demand.asked.into_iter().flatten().filter(|&(id, _)| id != get) {
-            if self.fetches.get(&rival).is_some_and(|fetch| fetch.pages.len() == 1) {
-                self.agents.cancel(now, rival);
-                self.fetches.remove(&rival);
-            }
+            // What it was to bring ahead of need does not come soon either: who waits for that faults again, and asks by itself.
+            self.agents.cancel(now, rival);
+            let Some(mut fetch) = self.fetches.remove(&rival) else { continue };
+            let closed = fetch.close(u64::MAX);
+            let ahead: Vec<Wanted> =
+                closed.into_iter().filter(|&page| page > 0).map(|page| fetch.pages[page]).collect();
+            self.give_up(&ahead);
         }
     }
 }

@@ -19,7 +19,6 @@ use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
 use crate::shared::Shared;
 use crate::space::Space;
-use crate::speech::note;
 use crate::sync::lock;
 use crate::tables::{Place, Tables};
 use crate::torture::{self, Point};
@@ -28,9 +27,6 @@ use crate::trace::Trace;
 /// A page that comes later than this after it was asked for has its marker looked for again: MADV_GUARD_INSTALL replaces a marker without an
 /// event, and COPY would overwrite the guard.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
-
-/// So many replies of one agent with wrong pages end the workload.
-const MISMATCHES_MAX: u32 = 3;
 
 /// One page of a fetch.
 #[derive(Clone, Copy)]
@@ -62,7 +58,7 @@ impl Fetch {
     }
 
     /// Ends the wait for pages; returns those of them that were open.
-    fn close(&mut self, pages: u64) -> Vec<usize> {
+    pub(super) fn close(&mut self, pages: u64) -> Vec<usize> {
         let closed = self.open & pages;
         self.open &= !pages;
         (0..self.pages.len()).filter(|page| closed >> page & 1 == 1).collect()
@@ -248,7 +244,7 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Pages fetched ahead do not come: threads that wait for them try by themselves.
-    fn give_up(&self, pages: &[Wanted]) {
+    pub(super) fn give_up(&self, pages: &[Wanted]) {
         for page in pages {
             let waited = lock(&self.shared.tables).end_prefetch(page.place);
             if waited {
@@ -349,8 +345,7 @@ impl<T: Transport> FaultCore<T> {
         self.fetches.insert(get, fetch);
     }
 
-    /// Counted for each agent, also where nobody waits for the page: its first wrong page is told. After another few it is used no more, where other agents
-    /// have pages too; else they end the workload.
+    /// A page has come that is not the one which was put. Counted once a reply, also where nobody waits for the page.
     fn mismatch(&mut self, now: Instant, get: GetId, page: usize) {
         let Some(fetch) = self.fetches.get_mut(&get) else { return };
         let agent = fetch.agent;
@@ -359,28 +354,10 @@ impl<T: Transport> FaultCore<T> {
             let place = fetch.pages[page].place;
             self.doubt(now, place, agent);
         }
-        if was_spoiled {
-            return;
-        }
-        let count = self.mismatches.entry(agent).or_default();
-        *count += 1;
-        let name = self.agents.lane().name(agent);
-        let mark = if self.shared.config.seal { "seal" } else { "checksum" };
-        let text = format!("agent {name} gives back a page with a wrong {mark}");
-        let advice = "test its machine's memory, or do without it";
-        match *count {
-            1 => note(format!("{text}: {advice}")),
-            MISMATCHES_MAX if self.shared.copies > 1 => {
-                note(format!("{text} again: others are used in its place; {advice}"));
-                self.shared.distrust_agent(agent);
-            }
-            // While the workload is being let go, it is asked for again until the deadline.
-            MISMATCHES_MAX..
-                if self.shared.copies == 1 && !self.shared.detaching.load(Ordering::Relaxed) =>
-            {
-                self.shared.fail(format!("{text}: {advice}"));
-            }
-            _ => {}
+        if !was_spoiled {
+            let mark = if self.shared.config.seal { "seal" } else { "checksum" };
+            let what = format!("gives back a page with a wrong {mark}");
+            self.shared.blame(agent, self.agents.lane().name(agent), &what);
         }
     }
 

@@ -103,8 +103,19 @@ pub(crate) fn shared_redundant(copies: u8) -> (Arc<Shared>, Commands) {
     shared_of(1, Redundancy::Replica(copies))
 }
 
+/// The same with two agents, and as many copies as there is room for.
+pub(crate) fn shared_auto() -> (Arc<Shared>, Commands) {
+    let mut config = config_of(1, Redundancy::Auto);
+    config.agents = vec!["a".into(), "b".into()];
+    Shared::new(config, 7).expect("memory")
+}
+
 fn shared_of(fault_threads: usize, redundancy: Redundancy) -> (Arc<Shared>, Commands) {
-    let config = SessionConfig {
+    Shared::new(config_of(fault_threads, redundancy), 7).expect("memory")
+}
+
+fn config_of(fault_threads: usize, redundancy: Redundancy) -> SessionConfig {
+    SessionConfig {
         budget_bytes: 64 << 20,
         page_shift: 12,
         fault_threads,
@@ -117,8 +128,7 @@ fn shared_of(fault_threads: usize, redundancy: Redundancy) -> (Arc<Shared>, Comm
         trace: None,
         verbose: false,
         quiet: true,
-    };
-    Shared::new(config, 7).expect("memory")
+    }
 }
 
 impl Play {

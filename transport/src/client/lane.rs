@@ -140,8 +140,9 @@ pub(super) struct Open {
     sent: Instant,
     pages: u32,
     op: Op,
-    /// The reply's control message came: whatever happens now, it is no time-out.
+    /// The reply's control message came: whatever happens now, it is no time-out, unless pages were to follow (`gives`).
     answered: bool,
+    gives: bool,
 }
 
 /// See the module's documentation.
@@ -277,7 +278,7 @@ impl<T: Transport> Lane<T> {
         if op == Op::Put {
             peer.feedback.on_put(PageCount(pages.into()));
         }
-        let open = Open { agent, sent: now, pages, op, answered: false };
+        let open = Open { agent, sent: now, pages, op, answered: false, gives: false };
         self.open.insert(exchange, open);
         Ok(exchange)
     }
@@ -315,7 +316,9 @@ impl<T: Transport> Lane<T> {
     /// Gives up waiting for a reply, or for the rest of it.
     pub fn abandon(&mut self, now: Instant, exchange: ExchangeId) {
         self.transport.abandon(exchange);
-        if let Some(open) = self.end(exchange).filter(|open| !open.answered) {
+        // Who has begun to give pages, and not gone on, has not given them.
+        let is_late = |open: &Open| !open.answered || open.gives;
+        if let Some(open) = self.end(exchange).filter(is_late) {
             let waited = now.saturating_duration_since(open.sent);
             self.peers[usize::from(open.agent.0)].feedback.on_timeout(waited);
         }
@@ -368,7 +371,9 @@ impl<T: Transport> Lane<T> {
                     return Some(LaneEvent::Complete { exchange });
                 }
                 Event::Aborted { exchange, .. } if self.is_request(exchange) => {
-                    self.end(exchange);
+                    if let Some(open) = self.end(exchange) {
+                        self.peers[usize::from(open.agent.0)].feedback.on_refusal();
+                    }
                     return Some(LaneEvent::Failed { exchange });
                 }
                 Event::Payload { .. } | Event::Complete { .. } | Event::Aborted { .. } => {}
@@ -465,6 +470,11 @@ impl<T: Transport> Lane<T> {
                 open.pages.saturating_sub(control.answer::<PagesReply>().done.count_ones());
             reply.refused = refused > 0;
             peer.refusals += u64::from(refused);
+        }
+        if open.op == Op::Get {
+            // Pages that it should have, and does not give now: others that have them are asked first.
+            reply.refused |= control.status() == Status::Denied;
+            open.gives = control.answer::<PagesReply>().done != 0;
         }
         if matches!(open.op, Op::Put | Op::Status) {
             peer.draining = control.status() == Status::Draining;

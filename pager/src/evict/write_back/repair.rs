@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use gms_policy::ids::{AgentId, SpaceId};
 use gms_policy::redundancy::{AgentSet, Shortage};
 use gms_transport::Transport;
-use gms_transport::client::{self, ClientEvent, GetId, Urgency};
-use gms_transport::message::PAGES_MAX;
+use gms_transport::client::{self, ClientEvent, Failure, GetId, Urgency};
+use gms_transport::message::{PAGES_MAX, Status};
 
 use super::WriteBack;
 use crate::page_map::{Content, PAGE};
@@ -36,13 +36,19 @@ const TOLD_AFTER: Duration = Duration::from_secs(1);
 /// The first page of all.
 const START: (SpaceId, u64) = (SpaceId(0), 0);
 
+/// Pages asked of an agent.
+struct Fetch {
+    agent: AgentId,
+    pages: Vec<(Place, Content)>,
+}
+
 /// See the module's documentation.
 pub(super) struct Repair {
     /// Where the search goes on.
     from: (SpaceId, u64),
     /// Pages found and not asked for yet.
     found: VecDeque<(Place, Content)>,
-    gets: BTreeMap<GetId, Vec<(Place, Content)>>,
+    gets: BTreeMap<GetId, Fetch>,
     next: Instant,
     /// Pages of which there are too few copies.
     left: u64,
@@ -70,15 +76,18 @@ impl Repair {
 
     /// When there is something to be done next.
     pub(super) fn due(&self) -> Option<Instant> {
-        (self.left > 0).then_some(self.next)
+        // What is under way comes by itself.
+        (self.left > 0 && self.gets.len() < GETS_MAX).then_some(self.next)
+    }
+
+    /// No more copies are made.
+    pub(super) fn stop(&mut self) {
+        self.left = 0;
+        self.found.clear();
     }
 
     /// Pages that one agent has, of those that were found.
-    fn take(
-        &mut self,
-        agent: AgentId,
-        mut has: impl FnMut(&Content) -> bool,
-    ) -> Vec<(Place, Content)> {
+    fn take(&mut self, mut has: impl FnMut(&Content) -> bool) -> Vec<(Place, Content)> {
         let mut taken = Vec::new();
         self.found.retain(|page| {
             let take = taken.len() < PAGES_MAX && has(&page.1);
@@ -87,7 +96,6 @@ impl Repair {
             }
             !take
         });
-        debug_assert!(!taken.is_empty(), "{agent:?} has none");
         taken
     }
 }
@@ -101,16 +109,17 @@ impl<T: Transport> WriteBack<T> {
         let shortage = self.shortage(now);
         self.note_shortage(now, &shortage);
         if self.repair.left == 0 {
-            (self.repair.from, self.repair.next) = (START, now + LOOK_EVERY);
+            self.repair.next = now + LOOK_EVERY;
             self.repair.found.clear();
             self.take_leave(now);
             return false;
         }
-        if lock(&self.shared.tables).free_slots() < self.shared.sizes.slots as usize / 2 {
+        let free = lock(&self.shared.tables).free_slots();
+        if free < self.shared.sizes.slots as usize / 2 || self.agents_are_full() {
             self.repair.next = now + PAUSE;
             return false;
         }
-        if self.repair.found.is_empty() {
+        if self.repair.found.is_empty() && self.repair.gets.len() < GETS_MAX {
             self.search(now, &shortage);
         }
         let mut fetched = false;
@@ -141,7 +150,7 @@ impl<T: Transport> WriteBack<T> {
             lock(&self.shared.tables).find_short(repair.from, shortage, (ENTRIES_MAX, PAGES_MAX));
         // Those that are on their way are found again until they are here.
         let under_way: BTreeSet<Place> =
-            repair.gets.values().flatten().map(|&(place, _)| place).collect();
+            repair.gets.values().flat_map(|get| &get.pages).map(|&(place, _)| place).collect();
         repair
             .found
             .extend(short.pages.into_iter().filter(|(place, _)| !under_way.contains(place)));
@@ -154,17 +163,18 @@ impl<T: Transport> WriteBack<T> {
     /// Asks an agent for pages that were found; false if there are none.
     fn fetch_short(&mut self, now: Instant) -> bool {
         while let Some(&(_, content)) = self.repair.found.front() {
-            let holders = lock(&self.shared.tables).holders(content);
+            let random = self.next_random() as usize;
+            // From the choice to the list of its pages no agent is to lose any.
+            let tables = lock(&self.shared.tables);
+            let holders = tables.holders(content);
             let sources: Vec<AgentId> =
                 holders.agents().filter(|&agent| self.agents.lane().is_up(agent)).collect();
-            let random = self.next_random() as usize;
             let Some(&agent) = sources.get(random % sources.len().max(1)) else {
                 // Somebody may be there the next time.
                 self.repair.found.pop_front();
                 continue;
             };
-            let tables = lock(&self.shared.tables);
-            let pages = self.repair.take(agent, |content| tables.holders(*content).has(agent));
+            let pages = self.repair.take(|content| tables.holders(*content).has(agent));
             drop(tables);
             let wanted = pages
                 .iter()
@@ -175,7 +185,7 @@ impl<T: Transport> WriteBack<T> {
                 .next
                 .max(now + Duration::from_secs(1) * pages.len() as u32 / PAGES_PER_S);
             let get = self.agents.get(now, agent, wanted, Urgency::Bulk);
-            self.repair.gets.insert(get, pages);
+            self.repair.gets.insert(get, Fetch { agent, pages });
             return true;
         }
         false
@@ -189,13 +199,32 @@ impl<T: Transport> WriteBack<T> {
             ClientEvent::Arrived { pages, bytes, .. } => self.refill(get, pages, &bytes),
             // Pages that do not come are found again by the next search.
             ClientEvent::Ended { .. } => drop(self.repair.gets.remove(&get)),
+            ClientEvent::Wrong { .. } => self.blame(get, "gives back a wrong page"),
+            ClientEvent::Failed { failure: Failure::NotHeld(Status::NotFound), pages, .. } => {
+                let asked = &self.repair.gets[&get];
+                let mut missed =
+                    asked.pages.iter().enumerate().filter(|(n, _)| pages >> n & 1 == 1);
+                let held = |(_, page): (usize, &(Place, Content))| {
+                    let tables = lock(&self.shared.tables);
+                    tables.is_remote(page.0, page.1) && tables.holders(page.1).has(asked.agent)
+                };
+                if missed.any(held) {
+                    self.blame(get, "has lost a page");
+                }
+            }
             _ => {}
         }
         None
     }
 
+    /// The agent of a get does not give what it has said to have.
+    fn blame(&mut self, get: GetId, what: &str) {
+        let agent = self.repair.gets[&get].agent;
+        self.shared.blame(agent, self.agents.lane().name(agent), what);
+    }
+
     fn refill(&mut self, get: GetId, pages: Range<usize>, bytes: &[u8]) {
-        let came = &self.repair.gets[&get][pages];
+        let came = &self.repair.gets[&get].pages[pages];
         for (&(place, content), bytes) in came.iter().zip(bytes.chunks_exact(PAGE as usize)) {
             // With the tables locked, so that nobody reads the slot before its bytes are there.
             let mut tables = lock(&self.shared.tables);
@@ -207,7 +236,11 @@ impl<T: Transport> WriteBack<T> {
 
     fn note_shortage(&mut self, now: Instant, shortage: &Shortage) {
         let repair = &mut self.repair;
-        repair.left = lock(&self.shared.tables).short_of(shortage);
+        // Where there is no agent to take a copy there is nothing to be done.
+        repair.left = match self.usable.is_empty() {
+            true => 0,
+            false => lock(&self.shared.tables).short_of(shortage),
+        };
         let since = match repair.left {
             0 => None,
             _ => Some(*repair.since.get_or_insert(now)),

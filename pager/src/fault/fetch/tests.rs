@@ -269,10 +269,7 @@ fn a_wrong_page_is_asked_of_another_agent_and_its_agent_is_used_no_more_after_so
     play.fault.network(&|| now);
     assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
     // Two more times: then it is not asked first any more, and the workload goes on.
-    for _ in 0..2 {
-        play.fault.mismatches.entry(liar).and_modify(|count| *count += 1);
-    }
-    play.fault.mismatches.insert(liar, MISMATCHES_MAX - 1);
+    play.shared.blame(liar, "a", "lies");
     play.fault.ask(now, liar, vec![Wanted { place, content }], false);
     let asked = play.fault.agents.take_sent();
     play.fault.agents.answer(&asked[0], vec![6; PAGE as usize]);
@@ -336,4 +333,70 @@ fn a_page_is_not_installed_over_a_guard() {
         assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 0, "the guard is overwritten");
         assert!(lock(&play.shared.tables).is_empty(place) && play.fault.pending.is_empty());
     }
+}
+
+/// Three agents have a page, and none of the two that were asked gives it.
+#[test]
+fn a_third_agent_is_asked_while_two_are_silent() {
+    let (mut play, now) = (Play::redundant(3), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.fault.fetch(now, place, content);
+    let mut asked = AgentSet::EMPTY;
+    for _ in 0..3 {
+        let later = play.fault.hedge_due().unwrap_or(now) + Duration::from_millis(300);
+        let sent = play.fault.agents.take_sent();
+        asked = sent
+            .iter()
+            .map(|(get, _)| AgentSet::of(play.fault.agents.agent_of(*get)))
+            .fold(asked, AgentSet::union);
+        if asked.len() == 3 {
+            play.fault.agents.answer(&sent[0], right.clone());
+        }
+        play.fault.hedge(later);
+    }
+    play.fault.network(&|| now);
+    assert_served(&play);
+}
+
+/// The agent of a window of pages is silent: a thread that waits for one of those ahead is not left to its time-out.
+#[test]
+fn pages_ahead_of_one_that_another_agent_gave_are_given_up() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    let ahead = (ID, PageAddr::containing(play.page + PAGE));
+    play.fault.demand(now, Wanted { place, content });
+    lock(&play.shared.tables).begin_prefetch(ID, [ahead.1].into_iter(), 1);
+    play.fault.ask(
+        now,
+        AgentId(0),
+        vec![Wanted { place, content }, Wanted { place: ahead, content }],
+        true,
+    );
+    play.fault.agents.take_sent();
+    play.fault.hedge(now + Duration::from_millis(300));
+    let second = play.fault.agents.take_sent();
+    play.fault.agents.answer(&second[0], right);
+    play.fault.network(&|| now);
+    assert_served(&play);
+}
+
+#[test]
+fn an_agent_that_has_lost_what_it_said_to_have_is_used_no_more_after_some() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.shared.blame(AgentId(0), "a", "lies");
+    play.shared.blame(AgentId(1), "b", "lies");
+    for agent in [AgentId(0), AgentId(1)] {
+        play.shared.blame(agent, "a", "lies");
+    }
+    play.fault.fetch(now, place, content);
+    let first = play.fault.agents.take_sent();
+    let liar = play.fault.agents.agent_of(first[0].0);
+    play.fault.agents.answer_with(&first[0], Status::NotFound, 0, Vec::new());
+    play.fault.network(&|| now);
+    let second = play.fault.agents.take_sent();
+    play.fault.agents.answer(&second[0], right);
+    play.fault.network(&|| now);
+    assert_served(&play);
+    assert_eq!(play.shared.unsound_agents(), AgentSet::of(liar));
 }
