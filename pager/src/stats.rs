@@ -35,7 +35,7 @@ pub struct AgentStats {
     pub refusals: u64,
     /// Whether the connection is up.
     pub up: bool,
-    /// The agent is about to end: it serves pages and takes none.
+    /// The agent is about to end: it serves pages and takes none. Or (`up` is false) it has ended so.
     #[serde(default)]
     pub draining: bool,
 }

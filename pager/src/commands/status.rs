@@ -67,7 +67,7 @@ fn table(workloads: &[Workload]) -> String {
 
 /// What is to be known at once.
 fn state(stats: &Stats) -> &'static str {
-    let drains = stats.agents.iter().any(|agent| agent.draining);
+    let drains = stats.agents.iter().any(|agent| agent.up && agent.draining);
     match stats {
         Stats { detaching: true, .. } => "detaching",
         Stats { agents_full: true, .. } => "agents full",

@@ -74,7 +74,8 @@ fn agent(agent: &AgentStats) -> String {
     let AgentStats { addr, pages, rtt_us, queue_us, refusals, up, draining, .. } = agent;
     let refused = if *refusals > 0 { format!(", {refusals} refused") } else { String::new() };
     let state = match (up, draining) {
-        (false, _) => ", connection lost",
+        (false, true) => ", it has drained and ended",
+        (false, false) => ", connection lost",
         (true, true) => ", draining: it is about to end",
         (true, false) => "",
     };
@@ -166,6 +167,7 @@ mod tests {
         let told = |up, draining| agent(&AgentStats { up, draining, ..AgentStats::default() });
         assert!(told(false, false).ends_with(", connection lost"));
         assert!(told(true, true).ends_with(", draining: it is about to end"));
+        assert!(told(false, true).ends_with(", it has drained and ended"));
         assert!(told(true, false).ends_with("queue 0 us"));
     }
 

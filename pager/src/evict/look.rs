@@ -405,8 +405,7 @@ impl<T: Transport> EvictThread<T> {
                 queue_us: view.queue.as_secs_f64() * 1e6,
                 refusals: lane.refusals(id),
                 up: lane.is_up(id),
-                // Placement is to see an agent that drains as down.
-                draining: lane.is_up(id) && !view.up,
+                draining: lane.is_draining(id),
             })
             .collect();
         let now = Instant::now();

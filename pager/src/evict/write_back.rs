@@ -229,10 +229,8 @@ impl<T: Transport> WriteBack<T> {
         // anew to all.
         let takes_all = self.shared.config.redundancy != Redundancy::Auto;
         let pages = (self.shared.sizes.put_pages * PUTS_MAX) as u64;
-        let has_room = |view: &AgentView| {
-            let sent = (lane.under_way(view.id, Op::Put) * shared.sizes.put_pages) as u64;
-            takes_all || view.free_frames.0.min(view.credits.0) + sent >= pages
-        };
+        let has_room =
+            |view: &AgentView| takes_all || view.free_frames.0.min(view.credits.0) >= pages;
         let views = lane.views();
         let is_usable = |view: &&AgentView| !untrusted.has(view.id) && has_room(view);
         self.usable = views.iter().filter(is_usable).map(|view| view.id).collect();
