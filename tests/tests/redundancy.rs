@@ -34,6 +34,14 @@ fn wait_until_copied(proc: &Proc) {
     });
 }
 
+/// The agent's death is known.
+fn wait_until_missed(proc: &Proc, agent: &str) {
+    poll_until("the loss of an agent", SLOW, || {
+        let status = status_of(proc.pid())?;
+        status.agents.iter().any(|of| of.addr == agent && !of.up).then_some(())
+    });
+}
+
 fn end_well(gms: &Gms, mut proc: Proc) -> Outcome {
     proc.close_stdin();
     let outcome = gms.finish_proc(proc).expect_code(0);
@@ -61,6 +69,8 @@ fn a_killed_agent_costs_no_page_and_when_it_is_back_the_other_may_be_killed() {
         let address = dead.addr();
         dead.kill();
         wait_rounds(&proc, 2);
+        // Until then it passes for an agent that has every page.
+        wait_until_missed(&proc, &address);
         dead = again(&address);
         wait_until_copied(&proc);
         std::mem::swap(&mut dead, &mut alive);
