@@ -94,7 +94,7 @@ pub struct Stats {
     /// Agents that are to have each page.
     #[serde(default)]
     pub copies: u32,
-    /// Memory of which there are fewer copies than can be had, in bytes: more are being made.
+    /// Memory of which agents that stay have fewer copies than that, in bytes: more are made once there are agents for them.
     #[serde(default)]
     pub short_bytes: u64,
     /// All pages are being brought home.

@@ -68,12 +68,13 @@ fn table(workloads: &[Workload]) -> String {
 /// What is to be known at once.
 fn state(stats: &Stats) -> &'static str {
     let drains = stats.agents.iter().any(|agent| agent.up && agent.draining);
+    let down = stats.agents.iter().any(|agent| !agent.up && !agent.draining);
     match stats {
         Stats { detaching: true, .. } => "detaching",
         Stats { agents_full: true, .. } => "agents full",
         _ if drains => "agent drains",
-        // Pages of which there are too few copies.
-        Stats { short_bytes: 1.., .. } => "copying",
+        _ if down => "agent down",
+        Stats { short_bytes: 1.., .. } => "few copies",
         _ => "ok",
     }
 }
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn an_agent_that_drains_is_seen() {
         let drains = AgentStats { up: true, draining: true, ..AgentStats::default() };
-        let stats = Stats { agents: vec![AgentStats::default(), drains], ..Stats::default() };
+        let stats = Stats { agents: vec![drains, AgentStats::default()], ..Stats::default() };
         assert_eq!(state(&stats), "agent drains");
         assert_eq!(state(&Stats { agents_full: true, ..stats }), "agents full");
     }
@@ -106,6 +107,8 @@ mod tests {
         let text = table(&[Workload { stats: stats.clone(), front_pid: 6 }]);
         assert!(text.contains("agents full"), "{text}");
         assert_eq!(state(&Stats { detaching: true, ..stats }), "detaching");
-        assert_eq!(state(&Stats { short_bytes: 4096, ..Stats::default() }), "copying");
+        let short = Stats { short_bytes: 4096, ..Stats::default() };
+        assert_eq!(state(&short), "few copies");
+        assert_eq!(state(&Stats { agents: vec![AgentStats::default()], ..short }), "agent down");
     }
 }

@@ -411,7 +411,7 @@ impl<T: Transport> EvictThread<T> {
         let now = Instant::now();
         self.gauges.full = self.full.spell(now).is_some();
         self.gauges.full_time = self.full.total(now);
-        self.gauges.short = self.write_back.shortage_left().0;
+        self.gauges.short = self.write_back.short(now);
         self.gauges.unpageable = unpageable;
         self.gauges.processes = self.tree.seen();
         *lock(&self.shared.gauges) = self.gauges.clone();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
 use gms_policy::placement::{AgentView, TwoChoices, choose_set};
-use gms_policy::redundancy::{AgentSet, Redundancy};
+use gms_policy::redundancy::{AgentSet, Redundancy, Shortage};
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent, LEASE, PutId};
 use gms_transport::message::Op;
@@ -81,7 +81,17 @@ impl<T: Transport> WriteBack<T> {
         self.given[usize::from(agent.0)]
     }
 
-    /// Pages of which there are too few copies, and when another step is due to make more.
+    /// Pages of which there are fewer copies than were asked for.
+    pub fn short(&self, now: Instant) -> u64 {
+        let shortage = Shortage {
+            copies: self.shared.copies,
+            leaving: self.leaving(now),
+            sources: self.agents.lane().agents().collect(),
+        };
+        lock(&self.shared.tables).short_of(&shortage)
+    }
+
+    /// Pages of which more copies are to be made now, and when another step is due to make more.
     pub fn shortage_left(&self) -> (u64, Option<Instant>) {
         (self.repair.left(), self.repair.due())
     }
