@@ -58,7 +58,7 @@ pub enum AgentError {
     /// More than the machine has.
     #[error(
         "cannot export {} MiB: {} {} MiB of memory, of which {} MiB are available; export less",
-        .export.0 >> 20, .memory.whose(), .memory.total.0 >> 20, .memory.available.0 >> 20
+        .export.0 >> 20, .memory.whose(), .memory.total_bytes >> 20, .memory.available_bytes >> 20
     )]
     TooLarge {
         /// What was asked for.
@@ -108,13 +108,13 @@ impl Agent {
     /// Starts an agent which accepts the clients of `identity`'s authority. When this returns, it listens.
     pub fn spawn(config: &Config, identity: &Identity) -> Result<Self, AgentError> {
         let memory = Memory::read()?;
-        if config.export > memory.total {
+        if config.export.0 > memory.total_bytes {
             return Err(AgentError::TooLarge { export: config.export, memory });
         }
-        if config.export > memory.available {
+        if config.export.0 > memory.available_bytes {
             tracing::warn!(
                 export = config.export.0,
-                available = memory.available.0,
+                available = memory.available_bytes,
                 "exports more than is available now"
             );
         }
@@ -208,7 +208,12 @@ impl Agent {
         self.renewals.iter().for_each(|renewal| renewal.offer(offer.clone()));
     }
 
-    /// Becomes readable when the agent has ended by itself, which is an error: [`Agent::stop`] tells which.
+    /// Has it drain, and then end, as [`Agent::stop`] does, without waiting: it takes [new keys](Agent::renew) meanwhile.
+    pub fn drain(&self, grace: Duration) {
+        self.stop.request(grace);
+    }
+
+    /// Becomes readable when the agent has ended, by itself or when it had drained: [`Agent::stop`] tells whether by an error.
     pub fn ended(&self) -> BorrowedFd<'_> {
         self.ended.as_fd()
     }

@@ -46,8 +46,8 @@ pub struct Args {
     /// Export huge pages of 2 MiB; as many must be free (vm.nr_hugepages)
     #[arg(long)]
     huge: bool,
-    /// Threads that serve, 1 to 16, each on one CPU; links are divided among them [default: half of the CPUs that the agent
-    /// may use, at least 1 and at most 8]
+    /// Threads that serve, 1 to 16, each kept to one NUMA node if there are several; links are divided among them [default:
+    /// half of the CPUs that the agent may use, at least 1 and at most 8]
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
     /// Longest spin before blocking, in microseconds; 0 never spins [default: 50]
@@ -68,6 +68,8 @@ pub struct Args {
     #[serde(deserialize_with = "level")]
     verbose: u8,
 }
+
+const HINT: &str = "see gms-agent --help";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -108,7 +110,7 @@ impl HostPort {
 impl<'de> Deserialize<'de> for HostPort {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|error| D::Error::custom(format!("`{text}` is {error}")))
+        text.parse().map_err(|error| D::Error::custom(format!("'{text}' is {error}")))
     }
 }
 
@@ -201,7 +203,7 @@ impl Args {
     pub fn read() -> Result<Options, Refusal> {
         match Self::try_parse() {
             Ok(args) => args.resolve().map_err(|error| Refusal::Usage(error.to_string())),
-            Err(error) if error.use_stderr() => Err(Refusal::Usage(one_line(&error))),
+            Err(error) if error.use_stderr() => Err(Refusal::Usage(one_line(&error, HINT))),
             Err(help) => Err(Refusal::Help(help)),
         }
     }
@@ -261,13 +263,13 @@ impl Options {
     }
 }
 
-/// What clap says of wrong options, in one line.
-fn one_line(error: &clap::Error) -> String {
+/// What clap says of a wrong command line, in one line that ends with a `hint` in brackets.
+pub fn one_line(error: &clap::Error, hint: &str) -> String {
     let text = error.to_string();
     let report = text.split("Usage:").next().unwrap_or_default();
     let report = report.split("For more information").next().unwrap_or_default();
     let words: Vec<&str> = report.split_whitespace().filter(|word| *word != "error:").collect();
-    format!("{} (see gms-agent --help)", words.join(" ").replace(" tip: ", "; "))
+    format!("{} ({hint})", words.join(" ").replace(" tip: ", "; "))
 }
 
 /// As many threads as were asked for; otherwise half of the CPUs, within bounds.
@@ -304,18 +306,21 @@ fn read(path: &Path) -> Result<Args, UsageError> {
     })
 }
 
-/// A size: a string, or a whole number of bytes.
-fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Size>, D::Error> {
+/// Reads a size from a configuration file: a string, or a whole number of bytes.
+///
+/// # Errors
+/// If it is neither, or no size.
+pub fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Size>, D::Error> {
     struct AsSize;
     impl Visitor<'_> for AsSize {
         type Value = Size;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a size, as \"512M\" or 536870912")
+            f.write_str("a size ('512M', '40%' or bytes)")
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
-            text.parse().map_err(|error| E::custom(format!("`{text}` is {error}")))
+            text.parse().map_err(|error| E::custom(format!("'{text}' is {error}")))
         }
 
         fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
@@ -406,7 +411,7 @@ mod tests {
             (&["--spin"], "a value is required for '--spin <MICROSECONDS>'"),
         ] {
             let args = ["gms-agent"].iter().chain(args);
-            let text = one_line(&Args::try_parse_from(args).expect_err("wrong"));
+            let text = one_line(&Args::try_parse_from(args).expect_err("wrong"), HINT);
             assert!(text.starts_with(start) && text.ends_with("(see gms-agent --help)"), "{text}");
             assert!(!text.contains('\n'), "{text}");
         }
@@ -418,14 +423,14 @@ mod tests {
         let typo = message("export = \"4G\"\n\nexprot = \"4G\"\n");
         assert!(typo.contains(".toml:3: ") && typo.contains("`exprot`"), "{typo}");
         let size = message("export = \"4Q\"\n");
-        assert!(size.contains(".toml:1: ") && size.contains("`4Q` is not a size"), "{size}");
+        assert!(size.contains(".toml:1: ") && size.contains("'4Q' is not a size"), "{size}");
         let negative = message("export = -4\n");
         assert!(
-            negative.contains(".toml:1: ") && negative.contains("`-4` is not a size"),
+            negative.contains(".toml:1: ") && negative.contains("'-4' is not a size"),
             "{negative}"
         );
         assert!(message("export = true").contains("expected a size"));
-        assert!(message("listen = \"a\"").contains("`a` is not HOST:PORT"));
+        assert!(message("listen = \"a\"").contains("'a' is not HOST:PORT"));
         assert!(message("verbose = 3").contains("0 to 2"));
         let syntax = message("huge = true\nexport 4G\n");
         assert!(syntax.contains(".toml:2: ") && !syntax.contains('\n'), "{syntax}");

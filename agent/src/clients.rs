@@ -45,7 +45,7 @@ struct Client {
 /// All clients, and what they hold together.
 #[derive(Debug, Default)]
 pub struct Clients {
-    slots: Vec<Option<Client>>,
+    entries: Vec<Option<Client>>,
     free: Vec<u16>,
     by_key: HashMap<PeerId, ClientId>,
     held: [usize; 4],
@@ -72,9 +72,9 @@ impl Clients {
     }
 
     /// As [`Clients::take`] of `count` for a client that is known; false if refused.
-    pub fn take_more(&mut self, id: ClientId, what: Bounded, count: usize) -> bool {
+    fn take_more(&mut self, id: ClientId, what: Bounded, count: usize) -> bool {
         let (at, total) = (what as usize, &mut self.held[what as usize]);
-        let Some(client) = &mut self.slots[usize::from(id.0)] else { return false };
+        let Some(client) = &mut self.entries[usize::from(id.0)] else { return false };
         let allowed = client.held[at] + count <= Bounded::MOST[at] - *total;
         if allowed {
             client.held[at] += count;
@@ -85,13 +85,13 @@ impl Clients {
 
     /// Gives `count` of `what` back. A client that holds nothing more is forgotten.
     pub fn give(&mut self, id: ClientId, what: Bounded, count: usize) {
-        let slot = &mut self.slots[usize::from(id.0)];
-        let Some(client) = slot else { return };
+        let entry = &mut self.entries[usize::from(id.0)];
+        let Some(client) = entry else { return };
         client.held[what as usize] -= count;
         self.held[what as usize] -= count;
         if client.held == [0; 4] {
             self.by_key.remove(&client.key);
-            *slot = None;
+            *entry = None;
             self.free.push(id.0);
         }
     }
@@ -119,7 +119,7 @@ impl Clients {
 
     /// A workload of the client lives (`true`), or has ended.
     pub fn set_live(&mut self, id: ClientId, lives: bool) {
-        let Some(client) = &mut self.slots[usize::from(id.0)] else { return };
+        let Some(client) = &mut self.entries[usize::from(id.0)] else { return };
         match lives {
             true => client.live += 1,
             false => client.live -= 1,
@@ -133,19 +133,19 @@ impl Clients {
 
     /// Workloads of the client that have not ended.
     pub fn live(&self, id: ClientId) -> usize {
-        self.slots[usize::from(id.0)].as_ref().map_or(0, |client| client.live)
+        self.entries[usize::from(id.0)].as_ref().map_or(0, |client| client.live)
     }
 
     /// Frames were taken for the client.
     pub fn take_frames(&mut self, id: ClientId, count: u64) {
-        if let Some(client) = &mut self.slots[usize::from(id.0)] {
+        if let Some(client) = &mut self.entries[usize::from(id.0)] {
             client.frames += count;
         }
     }
 
     /// Frames of the client were freed.
     pub fn give_frames(&mut self, id: ClientId, count: u64) {
-        if let Some(client) = &mut self.slots[usize::from(id.0)] {
+        if let Some(client) = &mut self.entries[usize::from(id.0)] {
             client.frames -= count;
         }
     }
@@ -155,7 +155,7 @@ impl Clients {
     /// than its share of all frames leaves the last part to others; one that is alone may take all.
     pub fn credits(&self, id: Option<ClientId>, free: u64, frames: u64) -> u64 {
         let clients = self.active.max(1) as u64;
-        let client = id.and_then(|id| self.slots[usize::from(id.0)].as_ref());
+        let client = id.and_then(|id| self.entries[usize::from(id.0)].as_ref());
         let (live, held) =
             client.map_or((1, 0), |client| (client.live.max(1) as u64, client.frames));
         let reserve =
@@ -166,10 +166,10 @@ impl Clients {
 
     fn insert(&mut self, key: PeerId) -> ClientId {
         let client = Some(Client { key, held: [0; 4], live: 0, frames: 0 });
-        let id = ClientId(self.free.pop().unwrap_or(self.slots.len() as u16));
-        match self.slots.get_mut(usize::from(id.0)) {
-            Some(slot) => *slot = client,
-            None => self.slots.push(client),
+        let id = ClientId(self.free.pop().unwrap_or(self.entries.len() as u16));
+        match self.entries.get_mut(usize::from(id.0)) {
+            Some(entry) => *entry = client,
+            None => self.entries.push(client),
         }
         self.by_key.insert(key, id);
         id

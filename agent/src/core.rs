@@ -25,12 +25,15 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U64;
 
+/// Most slices of a reply's payload: the descriptors, and of each page what its frame holds and its tail.
+const SLICES_MAX: usize = 1 + 2 * PAGES_MAX;
+
 /// When something is handled.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
     /// Now.
     pub now: Instant,
-    /// When the packets which brought it were received.
+    /// Start of the turn that received the packets which brought it.
     pub received: Instant,
 }
 
@@ -56,14 +59,21 @@ pub struct Reply<'a> {
 }
 
 impl Reply<'_> {
+    /// Pages that it carries.
+    pub fn pages(&self) -> usize {
+        self.pages.found.len()
+    }
+
     /// The payload's slices, in order, and how many of the array they are.
-    pub fn payload(&self) -> ([&[u8]; PAGES_MAX + 1], usize) {
-        let (mut slices, mut used) = ([&[][..]; PAGES_MAX + 1], 0);
+    pub fn payload(&self) -> ([&[u8]; SLICES_MAX], usize) {
+        let (mut slices, mut used) = ([&[][..]; SLICES_MAX], 0);
         let Pages { store, found, descriptors } = &self.pages;
-        let head = (!descriptors.is_empty()).then_some(descriptors.as_bytes());
-        for slice in head.into_iter().chain(found.iter().map(|page| store.read(page))) {
-            slices[used] = slice;
-            used += 1;
+        let pages = found.iter().flat_map(|page| store.read(page));
+        for slice in std::iter::once(descriptors.as_bytes()).chain(pages) {
+            if !slice.is_empty() {
+                slices[used] = slice;
+                used += 1;
+            }
         }
         (slices, used)
     }
@@ -275,8 +285,7 @@ impl Core {
             return Answer::Close(CloseCode::Malformed);
         }
         let control = request.control;
-        // Such a page would be taken for another one.
-        let is_odd = request.descriptors().iter().any(|named| named.length() != 0);
+        let is_odd = request.is_odd();
         let mut accounts = self.shared.accounts();
         // The session may have ended since the request began.
         let admitted = self.admit_session(&accounts, exchange.link, &control);
@@ -419,8 +428,6 @@ impl Core {
             None | Some(Op::Delegate | Op::Epoch | Op::Atomic | Op::Block) => {
                 return Err(Status::Unsupported);
             }
-            // Frames hold whole pages so far.
-            _ if control.has_lengths() => return Err(Status::Unsupported),
             _ => {}
         }
         let admitted = self.admit_session(tenants, link, control)?;
@@ -514,23 +521,40 @@ impl Core {
         let count = usize::from(asked.count);
         let mut done = 0u64;
         self.descriptors.clear();
+        let lengths = control.has_lengths();
+        let store = &self.shared.store;
+        // Who asks without lengths takes every page for a frame: what is no frame is not there for him.
+        let find = |page: u64| match store.find(tenant, ContentId(page))? {
+            found if lengths || usize::from(found.length) == FRAME_LEN => Some(found),
+            found => {
+                store.unpin(found);
+                None
+            }
+        };
         if count == 1 {
-            self.found.extend(self.shared.store.find(tenant, ContentId(asked.page)));
+            self.found.extend(find(asked.page));
             done = self.found.len() as u64;
         }
         for (index, descriptor) in request.descriptors().iter().enumerate() {
-            if let Some(found) = self.shared.store.find(tenant, ContentId(descriptor.page())) {
-                self.descriptors.push(PageDescriptor::new(descriptor.page(), found.check));
+            if let Some(found) = find(descriptor.page()) {
+                let head = PageDescriptor::new(descriptor.page(), found.check);
+                let length = if lengths { found.length } else { 0 };
+                self.descriptors.push(head.with_length(length));
                 self.found.push(found);
                 done |= 1 << index;
             }
         }
         self.stats.gets.add(count as u64);
         self.stats.misses.add((count - self.found.len()) as u64);
-        self.stats.bytes_out.add((self.found.len() * FRAME_LEN) as u64);
+        let bytes: usize = self.found.iter().map(|found| usize::from(found.length)).sum();
+        self.stats.bytes_out.add(bytes as u64);
         let status = if self.found.len() == count { Status::Ok } else { Status::NotFound };
         let reply = control.reply(status).with_done(done);
+        let reply = if lengths { reply.with_lengths() } else { reply };
         match self.found.first() {
+            Some(found) if count == 1 && lengths => {
+                reply.with_check(found.check).with_length(found.length)
+            }
             Some(found) if count == 1 => reply.with_check(found.check),
             _ => reply,
         }
@@ -538,20 +562,19 @@ impl Core {
 
     fn put(&mut self, now: Instant, tenant: TenantId, request: &mut Exchange) -> Done {
         let (control, seconds) = (request.control, self.shared.seconds(now));
-        let (mut done, mut replaced) = (0u64, 0);
+        let (mut done, mut replaced, mut bytes) = (0u64, 0, 0);
         for index in 0..usize::from(control.count()) {
-            let Some(&descriptor) = request.descriptors().get(index) else { break };
-            let Some(frame) = request.take_frame(index) else { continue };
-            let page = ContentId(descriptor.page());
-            let check = descriptor.check();
+            let Some((page, put, frame)) = request.take(index) else { continue };
+            let page = ContentId(page);
             // The frame of the content before it is free.
-            replaced += u64::from(self.shared.store.commit(frame, tenant, page, check, seconds));
+            replaced += u64::from(self.shared.store.commit(frame, tenant, page, put, seconds));
+            bytes += u64::from(put.length);
             done |= 1 << index;
         }
         let stored = u64::from(done.count_ones());
         self.shared.note_put(now);
         self.stats.puts.add(stored);
-        self.stats.bytes_in.add(stored * FRAME_LEN as u64);
+        self.stats.bytes_in.add(bytes);
         self.stats.refusals.add(u64::from(control.count()) - stored);
         let status = if stored == u64::from(control.count()) { Status::Ok } else { Status::Full };
         (control.reply(status).with_done(done), replaced)

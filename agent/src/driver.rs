@@ -177,7 +177,7 @@ impl<T: Transport> Driver<T> {
         0
     }
 
-    /// Waits for packets, a deadline, `latest`, or (unless it came already) the request to stop.
+    /// Waits for packets, new keys, a deadline, `latest`, or (unless it came already) the request to stop.
     fn block(&mut self, now: Instant, latest: Instant, stoppable: bool) -> io::Result<()> {
         let deadlines = [self.transport.deadline(), self.core.deadline(now), Some(latest)];
         let deadline = deadlines.into_iter().flatten().min().unwrap_or(latest);
@@ -185,9 +185,9 @@ impl<T: Transport> Driver<T> {
         if timeout.is_zero() {
             return Ok(());
         }
-        let fds = [self.transport.fd(), self.stop.as_fd(), self.renewal.as_fd()];
+        let fds = [self.transport.fd(), self.renewal.as_fd(), self.stop.as_fd()];
         let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        let fds = if stoppable { &mut fds[..] } else { &mut fds[..1] };
+        let fds = if stoppable { &mut fds[..] } else { &mut fds[..2] };
         match ppoll(fds, Some(timeout.into()), None) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -207,6 +207,7 @@ impl<T: Transport> Driver<T> {
             if now >= began + grace || !self.shared.accounts().in_use() {
                 break;
             }
+            self.renew();
             if !self.turn(Instant::now)? {
                 // A second request may shorten the grace: look for it now and then.
                 self.block(now, (began + grace).min(now + TICK), false)?;
@@ -239,7 +240,7 @@ struct Idle {
     spins: bool,
 }
 
-/// Stamps a reply with its service time and sends it. Returns how many slices (pages, descriptors) it carries.
+/// Stamps a reply with its service time and sends it. Returns how many pages it carries.
 fn send<T: Transport>(
     transport: &mut T,
     stats: &Stats,
@@ -256,7 +257,7 @@ fn send<T: Transport>(
     if let Err(error) = transport.reply(now, reply.exchange, &control, &slices[..used]) {
         tracing::debug!(exchange = ?reply.exchange, %error, "reply not sent");
     }
-    used
+    reply.pages()
 }
 
 /// Logs that a link has ended.

@@ -1,8 +1,8 @@
 //! A request which is coming in: its payload goes straight into frames, and is seen by nobody until it is whole.
 
 use crate::clients::ClientId;
-use crate::limits::FRAME_LEN;
-use crate::store::{Reserved, Store};
+use crate::limits::{FRAME_LEN, PAGE_LEN_MAX};
+use crate::store::{Put, Reserved, Store};
 use gms_transport::message::{Control, Op, PageDescriptor};
 use std::time::Instant;
 use zerocopy::FromBytes;
@@ -25,6 +25,10 @@ pub(crate) struct Exchange {
     head: Vec<u8>,
     head_len: usize,
     received: usize,
+    /// The page whose bytes come next, and how many of it have come.
+    cursor: (usize, usize),
+    /// Lengths of its pages contradict each other, the message or our limits: nothing of it is used.
+    is_odd: bool,
     /// Frames for the first pages of a put; what is taken, or beyond, is `None`.
     frames: Vec<Option<Reserved>>,
 }
@@ -44,6 +48,8 @@ impl Exchange {
             head: Vec::new(),
             head_len: head_len.min(payload_len),
             received: 0,
+            cursor: (0, 0),
+            is_odd: false,
             frames: Vec::new(),
         }
     }
@@ -77,18 +83,47 @@ impl Exchange {
         if !head.is_empty() {
             self.head.reserve_exact(self.head_len - self.head.len());
             self.head.extend_from_slice(head);
-        }
-        let mut at = start.saturating_sub(self.head_len);
-        while !pages.is_empty() {
-            let within = at % FRAME_LEN;
-            let (part, rest) = pages.split_at((FRAME_LEN - within).min(pages.len()));
-            if let Some(Some(frame)) = self.frames.get_mut(at / FRAME_LEN) {
-                store.write(frame)[within..within + part.len()].copy_from_slice(part);
+            if self.head.len() == self.head_len {
+                self.is_odd = !self.fits();
             }
-            at += part.len();
+        }
+        while !pages.is_empty() && !self.is_odd {
+            let (index, within) = self.cursor;
+            let length = self.descriptors().get(index).map(|named| self.length_of(named));
+            let left = length.ok_or(OutOfOrder)? - within;
+            let (part, rest) = pages.split_at(left.min(pages.len()));
+            if let Some(Some(frame)) = self.frames.get_mut(index) {
+                store.write(frame, within, part);
+            }
+            self.cursor =
+                if part.len() == left { (index + 1, 0) } else { (index, within + part.len()) };
             pages = rest;
         }
         Ok(())
+    }
+
+    /// Bytes that a page takes in this request.
+    fn length_of(&self, named: &PageDescriptor) -> usize {
+        match named.length() {
+            0 => FRAME_LEN,
+            length => length.into(),
+        }
+    }
+
+    /// Whether the descriptors, all of which have come, name pages such as are stored, and as many bytes as the payload has.
+    fn fits(&self) -> bool {
+        let named = self.descriptors();
+        if !(self.control.has_lengths() && self.control.op() == Some(Op::Put)) {
+            return named.iter().all(|named| named.length() == 0);
+        }
+        let lengths = || named.iter().map(|named| self.length_of(named));
+        lengths().all(|length| length <= PAGE_LEN_MAX)
+            && self.head_len + lengths().sum::<usize>() == self.control.payload_len as usize
+    }
+
+    /// See the field.
+    pub(crate) fn is_odd(&self) -> bool {
+        self.is_odd
     }
 
     /// Bytes that its descriptors or ids take.
@@ -111,9 +146,11 @@ impl Exchange {
         <[U64]>::ref_from_bytes(&self.head).unwrap_or_default()
     }
 
-    /// The frame of page `index`; it is the caller's then.
-    pub(crate) fn take_frame(&mut self, index: usize) -> Option<Reserved> {
-        self.frames.get_mut(index)?.take()
+    /// Page `index` of a put that is whole: its id, what else is known of it, and its bytes, which are the caller's then.
+    pub(crate) fn take(&mut self, index: usize) -> Option<(u64, Put, Reserved)> {
+        let named = *self.descriptors().get(index)?;
+        let put = Put { length: self.length_of(&named) as u16, check: named.check() };
+        Some((named.page(), put, self.frames.get_mut(index)?.take()?))
     }
 
     /// Gives back the frames which were not taken; returns how many.

@@ -2,14 +2,16 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | memory | [`slab`] (frames), `warmer`, [`numa`], [`store`] (which page is where) |
+//! | pages | [`slab`] (frames), `warmer`, [`numa`], [`store`] (which page is where) |
 //! | decisions, without sockets or clocks | [`core`] (one a thread), [`shared`] by all of them: [`clients`], [`tenants`]; `exchange` |
 //! | the loops, one a thread, the only users of the transport | [`driver`], [`spin`] |
 //! | reports | [`stats`], [`metrics`], [`log`] |
+//! | the machine | [`memory`] (how much there is), [`cgroup`] |
 //! | the program | [`agent`], [`cli`] |
 
 pub mod agent;
 mod ages;
+pub mod cgroup;
 pub mod cli;
 pub mod clients;
 pub mod core;

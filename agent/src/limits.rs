@@ -6,6 +6,10 @@ use std::time::Duration;
 
 /// Bytes of a frame.
 pub const FRAME_LEN: usize = gms_transport::message::PAGE_LEN;
+/// Most bytes of a page: what a frame does not hold of it lies beside it in the index.
+pub const PAGE_LEN_MAX: usize = FRAME_LEN + TAIL_LEN;
+/// Bytes of a page beyond its frame.
+pub const TAIL_LEN: usize = gms_transport::message::TAG_LEN;
 /// Most frames of a slab: 4 TiB.
 pub const FRAMES_MAX: u64 = 1 << 30;
 /// Most tenants at a time, those whose frames are being freed included.
@@ -95,6 +99,7 @@ pub const METRICS_REQUEST_MAX: usize = 8192;
 
 const _: () = {
     assert!(FRAMES_MAX < u32::MAX as u64 && FRAME_LEN == 4096);
+    assert!(PAGE_LEN_MAX <= u16::MAX as usize);
     assert!(TENANTS_MAX < u16::MAX as usize);
     assert!(TRIM_RUN <= TRIM_FRAMES && TRIM_FRAMES <= TRIM_STEP);
     assert!(SWEEP_STEP as usize >= DISCARD_MAX && TRIM_FRAMES / TRIM_RUN <= TRIM_CALLS);

@@ -4,6 +4,7 @@ use gms_agent::agent::{Agent, AgentError};
 use gms_agent::cli::{Args, NameError, Options, Refusal};
 use gms_agent::log::Log;
 use gms_agent::memory::Memory;
+use gms_policy::Bytes;
 use gms_transport::keys::{self, Identity, KeysError, Role};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -59,7 +60,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     // Written to its end before a failure is told.
     let _log = Log::start(options.level)?;
     let mut identity = keys::load(&options.keys, Role::Node)?;
-    let agent = Agent::spawn(&options.agent(Memory::read()?.total)?, &identity)?;
+    let agent = Agent::spawn(&options.agent(Bytes(Memory::read()?.total_bytes))?, &identity)?;
     tracing::info!(
         addr = %agent.addr(),
         export_mib = agent.frames().bytes().0 >> 20,
@@ -73,12 +74,14 @@ fn run(options: &Options) -> Result<(), Failure> {
     wait(&signals, &agent, options, &mut identity)?;
     // A second signal ends the process at once, as it would any other. SIGHUP stays blocked.
     ends.thread_unblock().map_err(io::Error::from)?;
+    agent.drain(options.drain);
+    wait(&signals, &agent, options, &mut identity)?;
     agent.stop(options.drain)?;
     tracing::info!("stopped");
     Ok(())
 }
 
-/// Waits for the request to end, or for the agent to end by itself. SIGHUP has the keys read again.
+/// Waits for the request to end, or for the end of the agent. SIGHUP has the keys read again.
 fn wait(
     signals: &SignalFd,
     agent: &Agent,

@@ -1,22 +1,28 @@
-//! How much memory there is for this process: the machine's, or what its cgroups leave of it.
+//! How much memory there is for this process: the machine's, or less where a cgroup (a container, a systemd unit) limits it.
 //!
-//! In a container `/proc/meminfo` tells the host's memory; the limit is that of the memory cgroup, and of each cgroup
-//! above it that can be seen. Version 2 keeps it in `memory.max`, version 1 in `memory.limit_in_bytes`.
+//! In a container `/proc/meminfo` tells the host's memory. The limits are those of the memory cgroup, and of each cgroup above it that can be
+//! seen: version 2's `memory.max` and `memory.high`, version 1's `memory.limit_in_bytes` and `hierarchical_memory_limit`.
 
-use gms_policy::Bytes;
 use std::fs;
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
-/// Memory that this process may use.
+use crate::cgroup::{self, Group};
+
+/// A v1 limit from here on is none: LONG_MAX rounded down to pages.
+const UNLIMITED_V1: u64 = (i64::MAX as u64) & !0xffff;
+
+/// In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// All of it.
-    pub total: Bytes,
-    /// What can be used without swapping.
-    pub available: Bytes,
-    /// Whether a cgroup's limit is less than what the machine has.
-    pub limited: bool,
+    /// `MemTotal`, or the cgroup's limit if that is less: what a percentage of `--local` and `--export` is of.
+    pub total_bytes: u64,
+    /// `MemAvailable`, or what the cgroup's limit leaves if that is less.
+    pub available_bytes: u64,
+    /// `SwapTotal`, or the cgroup's limit on swap if that is less.
+    pub swap_bytes: u64,
+    /// The cgroup's limit, where it is less than the machine's memory.
+    pub cgroup_limit_bytes: Option<u64>,
 }
 
 impl Memory {
@@ -24,132 +30,191 @@ impl Memory {
     ///
     /// # Errors
     /// If `/proc/meminfo` cannot be read. A cgroup that cannot be read limits nothing.
-    pub fn read() -> io::Result<Self> {
-        Self::under(Path::new("/"))
+    pub fn read() -> io::Result<Memory> {
+        Memory::under(Path::new("/"))
     }
 
     /// As [`Memory::read`], in a system whose files are below `root`.
-    fn under(root: &Path) -> io::Result<Self> {
-        let text = fs::read_to_string(root.join("proc/meminfo"))?;
-        let machine = Self::parse(&text).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo is not understood")
-        })?;
-        Ok(limits(root).into_iter().fold(machine, Self::limit))
-    }
-
-    /// What a cgroup of this limit and use leaves of it.
-    fn limit(self, cgroup: Limit) -> Self {
-        let left = Bytes(cgroup.limit.saturating_sub(cgroup.used));
-        Self {
-            total: self.total.min(Bytes(cgroup.limit)),
-            available: self.available.min(left),
-            limited: self.limited || cgroup.limit < self.total.0,
-        }
+    fn under(root: &Path) -> io::Result<Memory> {
+        let machine = Memory::parse(&fs::read_to_string(root.join("proc/meminfo"))?)
+            .ok_or_else(|| io::Error::other("/proc/meminfo has no MemTotal or MemAvailable"))?;
+        let groups = cgroup::under(root, "self", "memory");
+        Ok(groups.iter().fold(machine, |memory, group| memory.within(group)))
     }
 
     /// Whose memory it is, as the subject of a sentence.
     pub fn whose(&self) -> &'static str {
-        if self.limited { "this process's cgroup has" } else { "this machine has" }
+        match self.cgroup_limit_bytes {
+            Some(_) => "this process's cgroup has",
+            None => "this machine has",
+        }
     }
 
-    fn parse(text: &str) -> Option<Self> {
-        let field = |name: &str| {
+    fn parse(text: &str) -> Option<Memory> {
+        let field = |name: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
-            kib.checked_mul(1024).map(Bytes)
+            line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
         };
-        let (total, available) = (field("MemTotal:")?, field("MemAvailable:")?);
-        Some(Self { total, available, limited: false })
-    }
-}
-
-/// A cgroup's limit, and how much of it cannot be reclaimed, in bytes.
-#[derive(Clone, Copy, Debug)]
-struct Limit {
-    limit: u64,
-    used: u64,
-}
-
-/// The limits of the cgroups that this process is in.
-fn limits(root: &Path) -> Vec<Limit> {
-    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
-    let (cgroups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
-    cgroups
-        .lines()
-        .filter_map(|line| {
-            let mut fields = line.splitn(3, ':');
-            let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-            let version = match controllers {
-                "" => Version::Two,
-                _ if controllers.split(',').any(|name| name == "memory") => Version::One,
-                _ => return None,
-            };
-            let (mount, base) = mounts.lines().find_map(|line| version.mount(line))?;
-            // In a container the mount often begins at the container's own cgroup.
-            let below = Path::new(path).strip_prefix(base).unwrap_or(Path::new(""));
-            let is_plain = |part: &Component<'_>| matches!(part, Component::Normal(_));
-            let below: PathBuf = below.components().filter(is_plain).collect();
-            let mount = root.join(mount.trim_start_matches('/'));
-            let dirs: Vec<PathBuf> = below.ancestors().map(|dir| mount.join(dir)).collect();
-            Some(dirs.into_iter().filter_map(move |dir| version.limit(&dir)))
+        Some(Memory {
+            total_bytes: field("MemTotal:")?,
+            available_bytes: field("MemAvailable:")?,
+            swap_bytes: field("SwapTotal:").unwrap_or(0),
+            cgroup_limit_bytes: None,
         })
-        .flatten()
-        .collect()
-}
-
-/// The two kinds of cgroups.
-#[derive(Clone, Copy)]
-enum Version {
-    One,
-    Two,
-}
-
-impl Version {
-    /// Mount point, and the cgroup that is mounted there, if a line of mountinfo is of the memory controller.
-    fn mount(self, line: &str) -> Option<(&str, &str)> {
-        let (mount, kind) = line.split_once(" - ")?;
-        let mut kind = kind.split(' ');
-        let is_it = match (self, kind.next()?) {
-            (Version::Two, "cgroup2") => true,
-            (Version::One, "cgroup") => kind.nth(1)?.split(',').any(|option| option == "memory"),
-            _ => false,
-        };
-        let mut fields = mount.split(' ').skip(3);
-        let (base, point) = (fields.next()?, fields.next()?);
-        is_it.then_some((point, base))
     }
 
-    /// The limit of the cgroup in `dir`, if it has one.
-    fn limit(self, dir: &Path) -> Option<Limit> {
-        let (limit, used, file) = match self {
-            Version::One => {
-                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    /// What is left of it inside a cgroup.
+    fn within(self, group: &Group) -> Memory {
+        let group = Limited(group);
+        let limits = group.limits();
+        // To sum up a group's use takes the kernel a while, and matters only under a limit.
+        let used = if limits.memory < self.total_bytes { group.used() } else { 0 };
+        let left = limits.memory.saturating_sub(used);
+        Memory {
+            total_bytes: self.total_bytes.min(limits.memory),
+            available_bytes: self.available_bytes.min(left),
+            swap_bytes: self.swap_bytes.min(limits.swap),
+            cgroup_limit_bytes: if limits.memory < self.total_bytes {
+                Some(limits.memory)
+            } else {
+                self.cgroup_limit_bytes
+            },
+        }
+    }
+}
+
+/// In bytes; no limit is `u64::MAX`.
+struct Limits {
+    memory: u64,
+    swap: u64,
+}
+
+/// A memory cgroup that this process is in.
+struct Limited<'a>(&'a Group);
+
+impl Limited<'_> {
+    /// Bytes charged now, without file pages which the kernel can drop at once.
+    fn used(&self) -> u64 {
+        let (dir, charged, droppable) = match self.0 {
+            Group::V1(dir) => (dir, "memory.usage_in_bytes", "total_inactive_file"),
+            Group::V2(dir) => (dir, "memory.current", "inactive_file"),
+        };
+        number(dir, charged).unwrap_or(0).saturating_sub(stat(dir, droppable).unwrap_or(0))
+    }
+
+    fn limits(&self) -> Limits {
+        let unlimited = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+        match self.0 {
+            Group::V1(dir) => {
+                let memory = number(dir, "memory.limit_in_bytes").filter(|&n| n < UNLIMITED_V1);
+                let both = number(dir, "memory.memsw.limit_in_bytes").filter(|&n| n < UNLIMITED_V1);
+                // Of all groups above too, also those that a container does not see.
+                let above = stat(dir, "hierarchical_memory_limit").filter(|&n| n < UNLIMITED_V1);
+                let swap = both.map(|both| both.saturating_sub(memory.unwrap_or(both)));
+                Limits { memory: unlimited(memory).min(unlimited(above)), swap: unlimited(swap) }
             }
-            Version::Two => ("memory.max", "memory.current", "inactive_file"),
-        };
-        let number = |file| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
-        // "max", which is no number, is no limit.
-        let (limit, used) = (number(limit)?, number(used).unwrap_or(0));
-        // The page cache of files that are not in use goes as soon as somebody needs the memory.
-        let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-        let cache = stat
-            .lines()
-            .find_map(|line| line.strip_prefix(file)?.strip_prefix(' ')?.parse::<u64>().ok());
-        Some(Limit { limit, used: used.saturating_sub(cache.unwrap_or(0)) })
+            Group::V2(dir) => {
+                let (max, high) = (number(dir, "memory.max"), number(dir, "memory.high"));
+                Limits {
+                    memory: unlimited(max).min(unlimited(high)),
+                    swap: unlimited(number(dir, "memory.swap.max")),
+                }
+            }
+        }
     }
+}
+
+/// A file with one number; `None` also for `max`.
+fn number(dir: &Path, file: &str) -> Option<u64> {
+    fs::read_to_string(dir.join(file)).ok()?.trim().parse().ok()
+}
+
+fn stat(dir: &Path, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(dir.join("memory.stat")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+    line.trim().parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
+    const MACHINE: Memory = Memory {
+        total_bytes: 10 << 30,
+        available_bytes: 8 << 30,
+        swap_bytes: 1 << 30,
+        cgroup_limit_bytes: None,
+    };
+
+    fn group_dir(name: &str, files: &[(&str, &str)]) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("gms-memory-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir(&dir).unwrap();
+        files.iter().for_each(|(file, text)| fs::write(dir.join(file), text).unwrap());
+        dir
+    }
+
     #[test]
-    fn meminfo_is_read() {
-        let text = "MemTotal:       100 kB\nMemFree:         1 kB\nMemAvailable:    50 kB\n";
-        let expected = Memory { total: Bytes(102_400), available: Bytes(51_200), limited: false };
-        assert_eq!(Memory::parse(text), Some(expected));
-        assert_eq!(Memory::parse("MemTotal: 100 kB\n"), None);
-        assert!(Memory::read().is_ok_and(|memory| memory.available <= memory.total));
+    fn meminfo_is_in_kibibytes() {
+        let text = "MemTotal:  2000 kB\nMemFree: 1 kB\nMemAvailable:    1000 kB\nSwapTotal: 3 kB\n";
+        let memory = Memory {
+            total_bytes: 2_048_000,
+            available_bytes: 1_024_000,
+            swap_bytes: 3072,
+            cgroup_limit_bytes: None,
+        };
+        assert_eq!(Memory::parse(text), Some(memory));
+        assert_eq!(Memory::parse("MemTotal: 2000 kB\n"), None);
+        assert_eq!(Memory::parse("MemTotal: x kB\nMemAvailable: 1 kB\n"), None);
+        assert!(Memory::read().is_ok_and(|memory| memory.available_bytes <= memory.total_bytes));
+    }
+
+    #[test]
+    fn a_v2_cgroup_limits() {
+        let dir = group_dir(
+            "v2",
+            &[
+                ("memory.max", "2147483648\n"),
+                ("memory.high", "max\n"),
+                ("memory.current", "1073741824\n"),
+                ("memory.swap.max", "0\n"),
+                ("memory.stat", "anon 5\ninactive_file 536870912\nactive_file 7\n"),
+            ],
+        );
+        let memory = MACHINE.within(&Group::V2(dir.clone()));
+        assert_eq!(memory.total_bytes, 2 << 30);
+        assert_eq!(memory.available_bytes, (1 << 30) + (512 << 20));
+        assert_eq!((memory.swap_bytes, memory.cgroup_limit_bytes), (0, Some(2 << 30)));
+        fs::write(dir.join("memory.high"), "1073741824").unwrap();
+        assert_eq!(MACHINE.within(&Group::V2(dir.clone())).total_bytes, 1 << 30);
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(MACHINE.within(&Group::V2(dir)), MACHINE);
+    }
+
+    #[test]
+    fn a_v1_cgroup_limits() {
+        let none = "9223372036854771712\n";
+        let dir = group_dir(
+            "v1",
+            &[
+                ("memory.limit_in_bytes", none),
+                ("memory.memsw.limit_in_bytes", none),
+                ("memory.usage_in_bytes", "1048576"),
+                (
+                    "memory.stat",
+                    "hierarchical_memory_limit 9223372036854771712\ntotal_inactive_file 0\n",
+                ),
+            ],
+        );
+        assert_eq!(MACHINE.within(&Group::V1(dir.clone())), MACHINE);
+        let stat = "hierarchical_memory_limit 4294967296\ntotal_inactive_file 1048576\n";
+        fs::write(dir.join("memory.stat"), stat).unwrap();
+        let memory = MACHINE.within(&Group::V1(dir.clone()));
+        assert_eq!((memory.total_bytes, memory.available_bytes), (4 << 30, 4 << 30));
+        assert_eq!(memory.swap_bytes, 1 << 30);
+        fs::remove_dir_all(dir).unwrap();
     }
 
     /// A system of which only these files are there; the machine has 8 GiB, of which 6 are available.
@@ -170,7 +235,11 @@ mod tests {
 
         fn mib(&self) -> (u64, u64, bool) {
             let memory = Memory::under(&self.0).expect("meminfo");
-            (memory.total.0 >> 20, memory.available.0 >> 20, memory.limited)
+            (
+                memory.total_bytes >> 20,
+                memory.available_bytes >> 20,
+                memory.cgroup_limit_bytes.is_some(),
+            )
         }
     }
 

@@ -1,7 +1,9 @@
 //! Which frame holds which page: (tenant, page id) -> frame, check and age.
 //!
-//! A chained hash table whose links lie in a frame-indexed array: 28 bytes an entry and 4 a bucket, so 32 a page,
+//! A chained hash table whose links lie in a frame-indexed array: 48 bytes an entry and 4 a bucket, so 52 a page,
 //! all set aside at the start (zeroed lazily by the kernel). Nothing is allocated and nothing rehashed later.
+//! A page has 1 to [`PAGE_LEN_MAX`](crate::limits::PAGE_LEN_MAX) bytes: the first of them, up to a frame, lie in its frame; what is more (the tag of a
+//! page that was sealed) is its *tail*, in the entry.
 //! A frame is free, reserved (a page is coming in, seen by nobody), or stored. An ended tenant's frames are found
 //! by a sweep over the array in bounded steps, which costs a busy agent less than a list for each tenant would.
 //!
@@ -13,7 +15,10 @@
 //! bytes are copied. Locks are leaves: none is taken while another one here is held, but for the one of chores.
 
 use crate::ages::{Ages, Oldest};
-use crate::limits::{SHARDS_PER_THREAD, SWEEP_STEP, TRIM_CALLS, TRIM_FRAMES, TRIM_RUN, TRIM_STEP};
+use crate::limits::{
+    FRAME_LEN, SHARDS_PER_THREAD, SWEEP_STEP, TAIL_LEN, TRIM_CALLS, TRIM_FRAMES, TRIM_RUN,
+    TRIM_STEP,
+};
 use crate::slab::Slab;
 use gms_policy::ContentId;
 use std::hash::{BuildHasher, RandomState};
@@ -31,13 +36,28 @@ pub struct TenantId(pub u16);
 /// A frame taken for a page which is coming in. Must go to [`Store::commit`] or [`Store::release`].
 #[derive(Debug)]
 #[must_use]
-pub struct Reserved(u32);
+pub struct Reserved {
+    frame: u32,
+    tail: [u8; TAIL_LEN],
+}
+
+/// What is known of a page that was put.
+#[derive(Clone, Copy, Debug)]
+pub struct Put {
+    /// Its bytes: 1 to [`PAGE_LEN_MAX`](crate::limits::PAGE_LEN_MAX).
+    pub length: u16,
+    /// The requester's checksum.
+    pub check: u64,
+}
 
 /// A stored page, as found by [`Store::find`], whose frame stays as it is until [`Store::unpin`].
 #[derive(Debug)]
 #[must_use]
 pub struct Found {
     frame: u32,
+    /// Bytes of the page.
+    pub length: u16,
+    tail: [u8; TAIL_LEN],
     /// The requester's checksum, as it was put.
     pub check: u64,
 }
@@ -50,13 +70,16 @@ struct Entry {
     page: AtomicU32,
     /// Bits 0-15: the upper ones; 16-31: tenant plus one; zero: not stored.
     owner: AtomicU32,
-    check: [AtomicU32; 2],
+    check: AtomicU64,
+    tail: [AtomicU64; TAIL_LEN / 8],
     /// Stored: the next in the bucket. Free: the next free one.
     next: AtomicU32,
     /// Second in which it was stored.
     stored: AtomicU32,
     /// Bits [`BACKED`], [`FREE`] and [`DOOMED`], and how many readers it has, in units of [`PIN`].
     state: AtomicU32,
+    /// Bytes of the page.
+    length: AtomicU32,
 }
 
 /// The frame was written since the kernel last had its memory.
@@ -68,7 +91,7 @@ const DOOMED: u32 = 4;
 /// One reader.
 const PIN: u32 = 8;
 
-const _: () = assert!(size_of::<Entry>() + size_of::<u32>() == 32, "bytes for each page");
+const _: () = assert!(size_of::<Entry>() + size_of::<u32>() == 52, "bytes for each page");
 
 /// Pages by their hash.
 struct Index {
@@ -205,11 +228,15 @@ impl Store {
         state.store(BACKED, Relaxed);
         free.count -= 1;
         self.free.fetch_sub(1, Relaxed);
-        Some(Reserved(frame))
+        Some(Reserved { frame, tail: [0; TAIL_LEN] })
     }
 
     /// Gives a frame back unused.
-    pub fn release(&self, Reserved(frame): Reserved) {
+    pub fn release(&self, reserved: Reserved) {
+        self.free(reserved.frame);
+    }
+
+    fn free(&self, frame: u32) {
         let entry = &self.entries[frame as usize];
         let pool = self.pools.partition_point(|pool| pool.frames.end <= frame);
         let mut free = lock(&self.pools[pool].free);
@@ -223,32 +250,41 @@ impl Store {
         self.free.fetch_add(1, Relaxed);
     }
 
-    /// The content of a frame that is coming in.
-    pub fn write<'a>(&'a self, frame: &'a mut Reserved) -> &'a mut [u8] {
-        // SAFETY: a frame is reserved once at a time, and neither stored nor free then: it is this token's alone, which is
-        // borrowed for as long as the bytes are.
-        unsafe { self.slab.write(frame.0) }
+    /// Bytes of a page that is coming in, from its byte `at` on; they end within [`PAGE_LEN_MAX`](crate::limits::PAGE_LEN_MAX).
+    pub fn write(&self, reserved: &mut Reserved, at: usize, bytes: &[u8]) {
+        let (head, tail) = bytes.split_at(FRAME_LEN.saturating_sub(at).min(bytes.len()));
+        if !head.is_empty() {
+            // SAFETY: a frame is reserved once at a time, and neither stored nor free then: it is this token's alone, which
+            // is borrowed for as long as the bytes are.
+            let frame = unsafe { self.slab.write(reserved.frame) };
+            frame[at..at + head.len()].copy_from_slice(head);
+        }
+        if !tail.is_empty() {
+            let at = at.max(FRAME_LEN) - FRAME_LEN;
+            reserved.tail[at..at + tail.len()].copy_from_slice(tail);
+        }
     }
 
-    /// Makes `frame` the content of `page`, at second `now`. True if it replaces an older content.
+    /// Makes what was written the content of `page`, at second `now`. True if it replaces an older content.
     pub fn commit(
         &self,
-        frame: Reserved,
+        reserved: Reserved,
         tenant: TenantId,
         page: ContentId,
-        check: u64,
+        put: Put,
         now: u32,
     ) -> bool {
         let place = self.place(tenant, page);
         let mut index = lock(&self.shards[place.shard]);
         let replaced = self.remove(&mut index, place, tenant, page);
         index.latest = index.latest.max(now);
-        let (entry, now) = (&self.entries[frame.0 as usize], index.latest);
-        entry.name(tenant, page, check);
+        let (entry, now) = (&self.entries[reserved.frame as usize], index.latest);
+        entry.name(tenant, page);
+        entry.describe(put, reserved.tail);
         entry.stored.store(now, Relaxed);
         let first = &mut index.buckets[place.bucket];
         entry.next.store(*first, Relaxed);
-        *first = frame.0 + 1;
+        *first = reserved.frame + 1;
         index.ages.add(now);
         self.note_oldest(&index, place);
         drop(index);
@@ -265,25 +301,27 @@ impl Store {
             if entry.is(tenant, page) {
                 // Before the lock is given up, so that nobody frees it.
                 entry.state.fetch_add(PIN, Relaxed);
-                return Some(Found { frame: link - 1, check: entry.check() });
+                return Some(entry.found(link - 1));
             }
             link = entry.next.load(Relaxed);
         }
         None
     }
 
-    /// The content of a page found.
-    pub fn read<'a>(&'a self, found: &'a Found) -> &'a [u8] {
+    /// The content of a page found: what lies in its frame, and its tail.
+    pub fn read<'a>(&'a self, found: &'a Found) -> [&'a [u8]; 2] {
+        let length = usize::from(found.length);
         // SAFETY: the frame is pinned for as long as `found` is there, so it is neither reserved nor free; stored frames
         // are not written. What was written before came with the shard's lock.
-        unsafe { self.slab.read(found.frame) }
+        let frame = unsafe { self.slab.read(found.frame) };
+        [&frame[..length.min(FRAME_LEN)], &found.tail[..length.saturating_sub(FRAME_LEN)]]
     }
 
     /// Lets go of a page found.
     pub fn unpin(&self, found: Found) {
         let before = self.entries[found.frame as usize].state.fetch_sub(PIN, AcqRel);
         if before & DOOMED != 0 && before < 2 * PIN {
-            self.release(Reserved(found.frame));
+            self.free(found.frame);
         }
     }
 
@@ -328,7 +366,7 @@ impl Store {
     fn retire(&self, frame: u32) {
         // No reader comes any more, since the page cannot be found.
         if self.entries[frame as usize].state.fetch_or(DOOMED, AcqRel) < PIN {
-            self.release(Reserved(frame));
+            self.free(frame);
         }
     }
 
@@ -479,15 +517,26 @@ impl Entry {
         Some((tenant, ContentId(u64::from(owner & 0xffff) << 32 | u64::from(page))))
     }
 
-    fn name(&self, tenant: TenantId, page: ContentId, check: u64) {
+    fn name(&self, tenant: TenantId, page: ContentId) {
         self.page.store(page.0 as u32, Relaxed);
         self.owner.store(owner(tenant, page), Relaxed);
-        self.check[0].store(check as u32, Relaxed);
-        self.check[1].store((check >> 32) as u32, Relaxed);
     }
 
-    fn check(&self) -> u64 {
-        u64::from(self.check[1].load(Relaxed)) << 32 | u64::from(self.check[0].load(Relaxed))
+    fn describe(&self, put: Put, tail: [u8; TAIL_LEN]) {
+        self.check.store(put.check, Relaxed);
+        self.length.store(put.length.into(), Relaxed);
+        for (word, bytes) in self.tail.iter().zip(tail.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+    }
+
+    fn found(&self, frame: u32) -> Found {
+        let mut tail = [0; TAIL_LEN];
+        for (word, bytes) in self.tail.iter().zip(tail.as_chunks_mut().0) {
+            *bytes = word.load(Relaxed).to_ne_bytes();
+        }
+        let (length, check) = (self.length.load(Relaxed) as u16, self.check.load(Relaxed));
+        Found { frame, length, tail, check }
     }
 }
 
@@ -500,166 +549,4 @@ fn owner(tenant: TenantId, page: ContentId) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::limits::FRAME_LEN;
-    use gms_policy::Bytes;
-    use proptest::prelude::*;
-    use std::collections::HashMap;
-
-    fn store(frames: u64, threads: usize) -> Store {
-        let slab = Slab::new(Bytes(frames * FRAME_LEN as u64), false).expect("memory");
-        Store::new(slab, threads).expect("memory")
-    }
-
-    /// Sweeps for `tenant` until nothing more is freed.
-    fn kill(store: &Store, tenant: u16) {
-        let dead = || (0..=tenant).map(|id| (id == tenant).then_some(0)).collect();
-        while store.sweep(dead).expect("nobody else sweeps")[usize::from(tenant)] != Some(0) {}
-    }
-
-    fn put(store: &Store, home: usize, tenant: u16, page: u64, fill: u8) -> Option<bool> {
-        let mut frame = store.reserve(home)?;
-        store.write(&mut frame).fill(fill);
-        Some(store.commit(frame, TenantId(tenant), ContentId(page), u64::from(fill), page as u32))
-    }
-
-    fn content(store: &Store, tenant: u16, page: u64) -> Option<u8> {
-        let found = store.find(TenantId(tenant), ContentId(page))?;
-        let bytes = store.read(&found);
-        let fill = bytes[0];
-        assert!(bytes.iter().all(|&b| b == fill) && found.check == u64::from(fill));
-        store.unpin(found);
-        Some(fill)
-    }
-
-    #[derive(Clone, Debug)]
-    enum Op {
-        Put(usize, u16, u64, u8),
-        Abort,
-        Discard(u16, u64),
-        Kill(u16),
-        Trim,
-    }
-
-    fn op() -> impl Strategy<Value = Op> {
-        prop_oneof![
-            4 => (0..4usize, 0..3u16, 0..40u64, any::<u8>()).prop_map(|(h, t, p, f)| Op::Put(h, t, p, f)),
-            1 => Just(Op::Abort),
-            2 => (0..3u16, 0..40u64).prop_map(|(t, p)| Op::Discard(t, p)),
-            1 => (0..3u16).prop_map(Op::Kill),
-            1 => Just(Op::Trim),
-        ]
-    }
-
-    proptest! {
-        /// Equals a map, when full too; no tenant ever sees another's page.
-        #[test]
-        fn equals_a_map(threads in 1..5usize, ops in prop::collection::vec(op(), 0..200)) {
-            let (store, mut oracle) = (store(32, threads), HashMap::new());
-            for op in ops {
-                match op {
-                    Op::Put(home, t, p, fill) => match put(&store, home % threads, t, p, fill) {
-                        Some(replaced) => prop_assert_eq!(oracle.insert((t, p), fill).is_some(), replaced),
-                        None => prop_assert_eq!(oracle.len(), 32),
-                    },
-                    Op::Abort => if let Some(mut frame) = store.reserve(0) {
-                        store.write(&mut frame).fill(0xEE);
-                        store.release(frame);
-                    },
-                    Op::Discard(t, p) => {
-                        let there = oracle.remove(&(t, p)).is_some();
-                        prop_assert_eq!(store.discard(TenantId(t), ContentId(p)), there);
-                    }
-                    Op::Kill(t) => {
-                        kill(&store, t);
-                        oracle.retain(|&(tenant, _), _| tenant != t);
-                    }
-                    Op::Trim => {
-                        store.trim().expect("punch");
-                        prop_assert!(!store.can_trim());
-                    }
-                }
-                prop_assert_eq!(store.frames_free() as usize, 32 - oracle.len());
-                for t in 0..3 {
-                    for p in 0..40 {
-                        prop_assert_eq!(content(&store, t, p), oracle.get(&(t, p)).copied());
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn ended_tenants_are_swept_in_bounded_steps() {
-        let frames = u64::from(SWEEP_STEP) * 2 + 10;
-        let store = store(frames, 1);
-        (0..frames).for_each(|page| assert_eq!(put(&store, 0, 1, page, 1), Some(false)));
-        let mut steps = 0;
-        while store.frames_free() < store.frames() {
-            store.sweep(|| vec![None, Some(0)]).expect("nobody else sweeps");
-            steps += 1;
-        }
-        assert_eq!(steps, 3);
-    }
-
-    #[test]
-    fn a_page_that_is_read_stays_as_it_is() {
-        let store = store(2, 2);
-        assert_eq!(put(&store, 0, 1, 7, 11), Some(false));
-        let found = store.find(TenantId(1), ContentId(7)).expect("stored");
-        let again = store.find(TenantId(1), ContentId(7)).expect("stored");
-        assert!(store.discard(TenantId(1), ContentId(7)));
-        assert_eq!((content(&store, 1, 7), store.frames_free()), (None, 1));
-        // The other frame is all that is left.
-        assert_eq!(put(&store, 0, 1, 8, 22), Some(false));
-        assert_eq!(put(&store, 0, 1, 9, 33), None);
-        store.unpin(again);
-        assert!(store.read(&found).iter().all(|&b| b == 11) && store.reserve(0).is_none());
-        store.unpin(found);
-        assert_eq!(put(&store, 1, 1, 9, 33), Some(false));
-    }
-
-    /// Threads that put, get and discard the same pages of the same tenants, while ended ones are swept and memory is given
-    /// back: each page read is whole and one that was put, and at the end every frame is there.
-    #[test]
-    fn threads_never_see_anything_but_whole_pages() {
-        const THREADS: u64 = 4;
-        let store = store(96, THREADS as usize);
-        let work = |seed: u64| {
-            let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            for _ in 0..20_000 {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(seed | 1);
-                let (tenant, page) = ((random >> 33) as u16 % 3, (random >> 40) % 50);
-                let named = (TenantId(tenant), ContentId(page));
-                match (random >> 60) % 8 {
-                    0..3 => drop(put_named(&store, seed as usize, tenant, page)),
-                    3..6 => {
-                        let Some(found) = store.find(named.0, named.1) else { continue };
-                        let expected = fill_of(tenant, page);
-                        assert!(store.read(&found).iter().all(|&byte| byte == expected));
-                        assert_eq!(found.check, u64::from(expected));
-                        store.unpin(found);
-                    }
-                    6 => drop(store.discard(named.0, named.1)),
-                    _ if random >> 52 & 15 > 0 => store.trim().expect("advice"),
-                    _ => drop(store.sweep(|| vec![None, None, Some(0)])),
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            (0..THREADS).for_each(|seed| drop(scope.spawn(move || work(seed))));
-        });
-        (0..3).for_each(|tenant| kill(&store, tenant));
-        assert_eq!((store.frames_free(), store.oldest_age(100)), (96, 0));
-        assert_eq!(std::iter::from_fn(|| store.reserve(0)).count(), 96);
-    }
-
-    fn fill_of(tenant: u16, page: u64) -> u8 {
-        (tenant * 60 + page as u16 + 1) as u8
-    }
-
-    fn put_named(store: &Store, home: usize, tenant: u16, page: u64) -> Option<bool> {
-        put(store, home, tenant, page, fill_of(tenant, page))
-    }
-}
+mod tests;

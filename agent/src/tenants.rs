@@ -55,7 +55,7 @@ struct Tenant {
 pub struct Tenants {
     /// Whose they are, and what else clients hold.
     pub clients: Clients,
-    slots: Vec<Option<Tenant>>,
+    entries: Vec<Option<Tenant>>,
     free: Vec<u16>,
     by_key: HashMap<TenantKey, TenantId>,
     dead_pages: u64,
@@ -77,7 +77,7 @@ impl Tenants {
             Some(&id) => id,
             None => self.insert(key)?,
         };
-        let tenant = self.slots[usize::from(id.0)].as_mut()?;
+        let tenant = self.entries[usize::from(id.0)].as_mut()?;
         tenant.lease = lease;
         tenant.state = match tenant.state {
             State::Linked { links } => State::Linked { links: links + 1 },
@@ -121,7 +121,7 @@ impl Tenants {
 
     /// The workload has ended: nobody finds it any more, and its pages are to be swept.
     fn end(&mut self, id: TenantId) {
-        let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
+        let Some(tenant) = &mut self.entries[usize::from(id.0)] else { return };
         if tenant.state == State::Dead {
             return;
         }
@@ -139,7 +139,7 @@ impl Tenants {
         let over = |tenant: &mut Tenant| {
             tenant.state == State::Dead && tenant.pages == 0 && tenant.holders == 0
         };
-        if let Some(tenant) = self.slots[usize::from(id.0)].take_if(over) {
+        if let Some(tenant) = self.entries[usize::from(id.0)].take_if(over) {
             self.clients.give(tenant.client, Bounded::Tenant, 1);
             self.free.push(id.0);
         }
@@ -166,14 +166,14 @@ impl Tenants {
     /// A request of the tenant begins its work in the store: the number stays the tenant's until [`Tenants::let_go`],
     /// also if the workload ends meanwhile. It will store `pages` pages, in frames which the client had taken.
     pub fn hold(&mut self, id: TenantId, pages: u64) {
-        let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
+        let Some(tenant) = &mut self.entries[usize::from(id.0)] else { return };
         tenant.holders += 1;
         tenant.pages += pages;
     }
 
     /// Such work is over, and has freed `pages` pages of the tenant.
     pub fn let_go(&mut self, id: TenantId, pages: u64) {
-        let Some(tenant) = &mut self.slots[usize::from(id.0)] else { return };
+        let Some(tenant) = &mut self.entries[usize::from(id.0)] else { return };
         tenant.holders -= 1;
         tenant.pages -= pages;
         self.clients.give_frames(tenant.client, pages);
@@ -185,12 +185,12 @@ impl Tenants {
 
     /// Holds all ended tenants that have pages, for a sweep: by their number, that nothing was freed of them yet.
     pub fn hold_dead(&mut self) -> Vec<Option<u64>> {
-        let hold = |slot: &mut Option<Tenant>| {
-            let tenant = slot.as_mut().filter(|tenant| tenant.state == State::Dead)?;
+        let hold = |entry: &mut Option<Tenant>| {
+            let tenant = entry.as_mut().filter(|tenant| tenant.state == State::Dead)?;
             tenant.holders += 1;
             Some(0)
         };
-        self.slots.iter_mut().map(hold).collect()
+        self.entries.iter_mut().map(hold).collect()
     }
 
     /// The sweep is over, and has freed so many pages of them.
@@ -204,12 +204,12 @@ impl Tenants {
 
     /// The tenant of a session that has not ended.
     fn live(&self, session: Session) -> Option<&Tenant> {
-        let tenant = self.slots.get(usize::from(session.tenant.0))?.as_ref()?;
+        let tenant = self.entries.get(usize::from(session.tenant.0))?.as_ref()?;
         (tenant.session == session.number && tenant.state != State::Dead).then_some(tenant)
     }
 
     fn live_mut(&mut self, session: Session) -> Option<&mut Tenant> {
-        let tenant = self.slots.get_mut(usize::from(session.tenant.0))?.as_mut()?;
+        let tenant = self.entries.get_mut(usize::from(session.tenant.0))?.as_mut()?;
         (tenant.session == session.number && tenant.state != State::Dead).then_some(tenant)
     }
 
@@ -249,8 +249,8 @@ impl Tenants {
     }
 
     fn ids(&self) -> impl Iterator<Item = (TenantId, &Tenant)> {
-        self.slots.iter().enumerate().filter_map(|(index, slot)| {
-            slot.as_ref().map(|tenant| (TenantId(index as u16), tenant))
+        self.entries.iter().enumerate().filter_map(|(index, entry)| {
+            entry.as_ref().map(|tenant| (TenantId(index as u16), tenant))
         })
     }
 
@@ -262,10 +262,10 @@ impl Tenants {
         self.last_session = self.last_session.wrapping_add(1);
         let (session, lease) = (self.last_session, LEASE_DEFAULT);
         let tenant = Some(Tenant { key, client, session, lease, pages: 0, holders: 0, state });
-        let id = TenantId(self.free.pop().unwrap_or(self.slots.len() as u16));
-        match self.slots.get_mut(usize::from(id.0)) {
-            Some(slot) => *slot = tenant,
-            None => self.slots.push(tenant),
+        let id = TenantId(self.free.pop().unwrap_or(self.entries.len() as u16));
+        match self.entries.get_mut(usize::from(id.0)) {
+            Some(entry) => *entry = tenant,
+            None => self.entries.push(tenant),
         }
         self.by_key.insert(key, id);
         Some(id)

@@ -259,6 +259,25 @@ fn who_was_revoked_is_expelled_on_sighup_and_a_list_that_cannot_be_read_changes_
 }
 
 #[test]
+fn who_is_revoked_while_an_agent_drains_is_expelled() {
+    let dir = Keys::new("revoked-late");
+    let (agent, mut log, addr) = serve(&dir);
+    let identity = keys::load(&dir.0, Role::Client).expect("a key");
+    let mut client = Client::connect(addr, &identity);
+    client.hello();
+    client.put(0, 8);
+    agent.signal(Signal::SIGTERM);
+    log.line_with(&["draining"]);
+    keys::revoke(&dir.0, &identity.id().to_string()).expect("a list");
+    agent.signal(Signal::SIGHUP);
+    client.until("close", |client| client.closed.is_some());
+    let told = client.closed.expect("a reason").to_string();
+    assert!(told.contains("the certificate was revoked"), "{told}");
+    log.line_with(&["keys renewed", "revoked=1"]);
+    assert_eq!(agent.wait().code(), Some(0));
+}
+
+#[test]
 fn its_log_tells_who_came_who_went_and_who_was_refused() {
     let (dir, foreign) = (Keys::new("log"), Keys::new("foreign"));
     let (agent, mut log, addr) = serve(&dir);

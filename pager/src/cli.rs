@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
 use clap_complete::env::Shells;
-use gms_policy::Size;
+use gms_policy::{Redundancy, Size};
 use serde::Deserialize;
 
-use self::values::{KeyRole, OnFull, PageSize, parse_agent};
+use self::values::{KeyRole, OnFull, PageSize, Sealing, parse_agent};
 
 pub use man::man_pages;
 
@@ -83,9 +83,9 @@ pub enum Action {
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct PagingArgs {
-    /// Most resident anonymous memory of the whole process tree (512M, 4G, or a share of all memory: 40%)
+    /// Resident anonymous memory of the whole process tree, on average (512M, 4G, or a share of all memory: 40%)
     ///
-    /// A share is of the machine's whole memory, or of the cgroup's limit if that is less. For `gms run` the default is
+    /// While memory is allocated at full speed, up to a tenth or 32 MiB more is resident for a moment. A share is of the machine's whole memory, or of the cgroup's limit if that is less. For `gms run` the default is
     /// 80 % of the memory available now. At least 4 MiB.
     #[arg(long, value_name = "SIZE|N%")]
     #[serde(deserialize_with = "values::size")]
@@ -108,6 +108,13 @@ pub struct PagingArgs {
     /// Directory with the keys of the cluster (see `gms keys init`); needed with --agent
     #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
     pub keys: Option<PathBuf>,
+    /// Whether agents hold pages sealed: encrypted and authenticated under a key that they never see [default: on]
+    ///
+    /// `off` is for agents of the release before, which cannot hold sealed pages, or where all of them are trusted: they,
+    /// and whoever reads their memory, see what the program has in its own.
+    #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true)]
+    #[serde(deserialize_with = "values::sealing")]
+    pub seal: Option<Sealing>,
     /// Size of the agent inside gms, used without --agent [default: half of the memory available]
     ///
     /// A share (40%) is of the same as that of --local.
@@ -118,6 +125,14 @@ pub struct PagingArgs {
     #[arg(long, value_name = "WHAT", value_enum)]
     #[serde(deserialize_with = "values::when_full")]
     pub when_full: Option<OnFull>,
+    /// Agents that get each page: auto, none (one) or replica:N (N of them, 2 to 4) [default: auto]
+    ///
+    /// With auto it is two where two or more agents are given, else one. With two a workload outlives the loss of either agent, and each can be stopped or
+    /// upgraded under it: pages of which there are too few copies are copied anew in the background. It takes twice the memory at the agents, and twice
+    /// the traffic for what is written to them.
+    #[arg(long, value_name = "WHAT")]
+    #[serde(deserialize_with = "values::redundancy")]
+    pub redundancy: Option<Redundancy>,
     /// Write the figures of the session to FILE as JSON when it ends
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
@@ -131,10 +146,10 @@ pub struct PagingArgs {
     /// For `gms run`, which has the option; here for the configuration file.
     #[arg(skip)]
     pub best_effort: bool,
-    /// Print no summary
+    /// Print no summary and no notices, only errors
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Say what happens
+    /// Also say which processes are paged
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -148,7 +163,7 @@ pub struct RunArgs {
     /// Where gms may not page (rights, kernel, inside another gms), run the command without it, and say so
     #[arg(long)]
     pub best_effort: bool,
-    /// For testers: make races likely, by choices that come from the number SEED (see docs/cli.md, "Torture")
+    /// For testers: make races likely, by choices that come from the number SEED (see docs/cli.md, "--torture SEED")
     #[arg(long, value_name = "SEED")]
     pub torture: Option<u64>,
     /// The command and its arguments, after `--`
@@ -230,16 +245,13 @@ pub enum KeysAction {
 /// clap's report of a wrong command line in one line.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    let (report, usage) = text.split_once("Usage:").unwrap_or((&text, ""));
-    let report = report.split("For more information").next().unwrap_or(report);
-    let words: Vec<&str> = report.split_whitespace().filter(|word| *word != "error:").collect();
+    let usage = text.split_once("Usage:").map_or("", |(_, usage)| usage);
     let unknown = error.kind() == clap::error::ErrorKind::UnknownArgument;
     let hint = match unknown && usage.trim_start().starts_with("gms run") {
         true => "the command goes after '--': gms run [OPTIONS] -- COMMAND",
         false => "see 'gms --help'",
     };
-    let report = words.join(" ").replace(" tip: ", "; ");
-    format!("{report} ({hint})")
+    gms_agent::cli::one_line(error, hint)
 }
 
 /// The completion script of a shell. It asks gms itself for what fits, so that process ids can be completed too.
@@ -295,6 +307,7 @@ mod tests {
             ("gms run true", "goes after '--'"),
             ("gms run -q -v -- true", "cannot be used with"),
             ("gms run --page-size 16k -- true", "16k"),
+            ("gms run --seal maybe -- true", "possible values: on, off"),
             ("gms run --when-full stop -- true", "possible values: wait, grow, kill"),
             ("gms run --agent host -- true", "is not HOST:PORT"),
             ("gms attach 12x --local 1G", "12x"),

@@ -4,12 +4,12 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use gms_agent::memory::Memory;
 use gms_policy::limits::AGENTS_MAX;
-use gms_policy::{Bytes, Size, WhenFull};
+use gms_policy::{Bytes, Redundancy, Size, WhenFull};
 
 use crate::cli::PagingArgs;
-use crate::cli::values::PageSize;
-use crate::memory::Memory;
+use crate::cli::values::{PageSize, Sealing};
 use crate::size::Human;
 
 /// Least workable `--local`: below it a fault's own batch would not fit.
@@ -66,10 +66,14 @@ pub struct SessionConfig {
     pub agents: Vec<String>,
     /// Keys of the cluster; needed when `agents` is not empty.
     pub keys: Option<PathBuf>,
+    /// Whether agents hold pages sealed.
+    pub seal: bool,
     /// Size of the embedded agent in bytes.
     pub export_bytes: u64,
     /// What happens when no agent has room for pages that must go.
     pub when_full: WhenFull,
+    /// How many agents are to have each page.
+    pub redundancy: Redundancy,
     /// File for the time stamps of sampled faults.
     pub trace: Option<PathBuf>,
     /// Say what happens on stderr.
@@ -112,8 +116,10 @@ fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {
         fault_threads: line.fault_threads.or(file.fault_threads),
         agents: if line.agents.is_empty() { file.agents } else { line.agents },
         keys: line.keys.or(file.keys),
+        seal: line.seal.or(file.seal),
         export: line.export.or(file.export),
         when_full: line.when_full.or(file.when_full),
+        redundancy: line.redundancy.or(file.redundancy),
         stats: line.stats.or(file.stats),
         trace: line.trace.or(file.trace),
         config: None,
@@ -162,8 +168,10 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         budget_bytes,
         page_shift,
         fault_threads: fault_threads(args.fault_threads)?,
+        redundancy: redundancy(args.redundancy, args.agents.len())?,
         agents: args.agents,
         keys,
+        seal: args.seal.unwrap_or_default() == Sealing::On,
         export_bytes,
         when_full: args.when_full.map(Into::into).unwrap_or_default(),
         trace,
@@ -181,6 +189,19 @@ fn fault_threads(asked: Option<u32>) -> Result<usize, ConfigError> {
             "--fault-threads must be between 1 and {FAULT_THREADS_MAX}"
         ))),
     }
+}
+
+/// What was asked for, if there are agents for it.
+fn redundancy(asked: Option<Redundancy>, agents: usize) -> Result<Redundancy, ConfigError> {
+    let redundancy = asked.unwrap_or_default();
+    let copies = redundancy.copies(agents) as usize;
+    if copies > agents.max(1) {
+        let given = if agents == 1 { "1 is given" } else { &format!("{agents} are given") };
+        return Err(ConfigError::Options(format!(
+            "--redundancy {redundancy} needs at least {copies} agents, {given}: add --agent, or say --redundancy none"
+        )));
+    }
+    Ok(redundancy)
 }
 
 fn load(path: &Path) -> Result<PagingArgs, ConfigError> {
@@ -256,11 +277,12 @@ mod tests {
         assert_eq!(options.session.budget_bytes, (5 << 30) / 5 * 4 / 4096 * 4096);
         assert_eq!(options.session.export_bytes, (5 << 30) / 2);
         assert_eq!(options.session.page_shift, 12);
+        assert!(options.session.seal);
     }
 
     #[test]
     fn a_file_says_what_the_line_says() {
-        let text = "local = '40%'\npage-size = \"8k\"\nagent = [\"a:1\", \"b:2\"]\nkeys = 'k'\nexport = 2097152\n\
+        let text = "local = '40%'\npage-size = \"8k\"\nagent = [\"a:1\", \"b:2\"]\nkeys = 'k'\nexport = 2097152\nseal = 'off'\n\
                     best-effort = true\nstats = '/s.json'\nverbose = true\n";
         let options = options(text, PagingArgs::default()).unwrap();
         assert_eq!(options.session.budget_bytes, (10 << 30) / 5 * 2 / 4096 * 4096);
@@ -268,6 +290,7 @@ mod tests {
         assert_eq!(options.session.agents, ["a:1", "b:2"]);
         assert_eq!(options.session.keys.as_deref(), Some(Path::new("etc/k")));
         assert_eq!(options.session.export_bytes, 2 << 20);
+        assert!(!options.session.seal);
         assert_eq!(options.stats.as_deref(), Some(Path::new("/s.json")));
         assert!(options.session.verbose && options.best_effort && !options.quiet);
         let lean = options_of("agent = 'a:1'\nkeys = 'k'\npage-size = 8192\nlocal = '1g'\n");
@@ -281,11 +304,13 @@ mod tests {
             local: Some(Size::Bytes(Bytes(8 << 20))),
             agents: vec!["c:3".into()],
             keys: Some("l".into()),
+            seal: Some(Sealing::On),
             quiet: true,
             ..PagingArgs::default()
         };
-        let options =
-            options("local = '1G'\nagent = 'a:1'\nkeys = 'k'\nverbose = true", line).unwrap();
+        let file = "local = '1G'\nagent = 'a:1'\nkeys = 'k'\nseal = 'off'\nverbose = true";
+        let options = options(file, line).unwrap();
+        assert!(options.session.seal);
         assert_eq!(options.session.budget_bytes, 8 << 20);
         assert_eq!(options.session.agents, ["c:3"]);
         assert_eq!(options.session.keys.as_deref(), Some(Path::new("l")));
@@ -319,9 +344,20 @@ mod tests {
                 "quiet = 'yes'",
                 "etc/gms.toml:1: quiet: invalid type: string \"yes\", expected a boolean",
             ),
+            ("seal = 'no'", "etc/gms.toml:1: seal: 'no' is not on or off"),
+            (
+                "seal = true",
+                "etc/gms.toml:1: seal: invalid type: boolean `true`, expected on or off",
+            ),
             ("page-size = '16k'", "etc/gms.toml:1: page-size: '16k' is not 4k or 8k"),
             ("fault-threads = 0", "--fault-threads must be between 1 and 16"),
             ("fault-threads = 17", "--fault-threads must be between 1 and 16"),
+            ("redundancy = 'raid'", "etc/gms.toml:1: redundancy: \"raid\" is none of auto, none"),
+            (
+                "agent = 'a:1'\nkeys = 'k'\nredundancy = 'replica:2'",
+                "--redundancy replica:2 needs at least 2 agents, 1 is given: add --agent",
+            ),
+            ("redundancy = 'replica:3'", "--redundancy replica:3 needs at least 3 agents, 0 are"),
             ("keys = 3", "etc/gms.toml:1: keys: invalid type: integer `3`, expected path string"),
             ("quiet = true\nverbose = true", "etc/gms.toml:2: verbose: quiet and verbose exclude"),
             ("local = '1G'\nlocal = '2G'", "etc/gms.toml:2: local: duplicate key"),

@@ -6,6 +6,7 @@
 mod above;
 mod doors;
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,34 +15,58 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use gms_policy::limits::AGENTS_MAX;
+use gms_transport::text::{cut, printable};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::proc::{descends, self_pid};
-use crate::stats::Stats;
-use crate::text::printable;
+use crate::stats::{AgentStats, Stats};
 pub use above::pager_above;
 use doors::Door;
 
 /// Longest request.
 const REQUEST_BYTES_MAX: usize = 256;
 /// Longest answer read.
-const REPLY_BYTES_MAX: usize = 1 << 20;
+const REPLY_BYTES_MAX: usize = 160 << 10;
+/// Longest command line that a pager tells, in characters.
+const COMMAND_CHARS_MAX: usize = 4096;
+/// Longest name of an agent that it tells, in characters.
+const AGENT_CHARS_MAX: usize = 256;
+/// Most bytes of a character in JSON.
+const JSON_CHAR: usize = 6;
+/// Most bytes of all else of an agent in JSON.
+const JSON_AGENT: usize = 512;
+/// The same of a workload.
+const JSON_WORKLOAD: usize = 4096;
+/// What is kept of the answers of one user's pagers, in bytes.
+const KEPT_BYTES_MAX: usize = 2 << 20;
 /// Clients served at a time; more are turned away.
 const CLIENTS_MAX: usize = 16;
 /// For a client to send its request, and for a pager to answer it.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(2);
-/// Pagers asked at a time: two full directories, half of the descriptors that a process may have by default.
+/// For all pagers to answer, however many.
+const ALL_DEADLINE: Duration = Duration::from_secs(4);
+/// Pagers asked at a time: two full directories.
 const ASKED_MAX: usize = 2 * doors::SOCKETS_MAX;
-/// For an answer that is there at the deadline to be read.
-const LAST_LOOK: Duration = Duration::from_millis(1);
 /// For the next page to come home, or to be given up.
 const DETACH_DEADLINE: Duration = Duration::from_secs(120);
 /// Longest text shown of what a pager says of its detach.
 const TEXT_CHARS_MAX: usize = 2048;
 /// How often it is asked how far a detach has come.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+// What a pager tells is read whole, and fits into the socket: its client may read it later.
+const _: () = {
+    let agents = AGENTS_MAX * (AGENT_CHARS_MAX * JSON_CHAR + JSON_AGENT);
+    let told = COMMAND_CHARS_MAX * JSON_CHAR + agents + JSON_WORKLOAD;
+    assert!(
+        told <= REPLY_BYTES_MAX && REPLY_BYTES_MAX < 200_000,
+        "net.core.wmem_default is 212,992"
+    );
+};
 
 /// What a client asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +94,22 @@ pub struct Workload {
     pub stats: Stats,
     /// The process which the shell sees (`gms run`), or the pager itself (`gms attach`).
     pub front_pid: i32,
+}
+
+impl Workload {
+    /// The same with texts of bounded length.
+    fn cut(mut self) -> Workload {
+        self.stats.command = cut(&self.stats.command, COMMAND_CHARS_MAX);
+        self.stats.agents.truncate(AGENTS_MAX);
+        self.stats.agents.iter_mut().for_each(|one| one.addr = cut(&one.addr, AGENT_CHARS_MAX));
+        self
+    }
+
+    /// What it takes in memory, in bytes.
+    fn len(&self) -> usize {
+        let agents = self.stats.agents.iter().map(|one| size_of::<AgentStats>() + one.addr.len());
+        size_of::<Workload>() + self.stats.command.len() + agents.sum::<usize>()
+    }
 }
 
 /// Why a pager cannot be asked.
@@ -162,7 +203,7 @@ impl Server {
         self.clients.retain_mut(|client| match client.request(now) {
             Ok(None) => true,
             Ok(Some(Request::Status)) => {
-                client.answer(&Reply::Workload(Box::new(workload())));
+                client.answer(&Reply::Workload(Box::new(workload().cut())));
                 false
             }
             Ok(Some(Request::Detach)) => {
@@ -223,22 +264,38 @@ impl Client {
 
 /// Every workload paged on this machine which this user may see, by process id. Sockets of dead pagers are removed.
 pub fn workloads() -> Vec<Workload> {
-    let mut workloads = ask_all(doors::all());
+    let mut workloads = ask_all(doors::own());
+    workloads.extend(ask_all(doors::others(Instant::now() + ALL_DEADLINE)));
     workloads.sort_by_key(|workload| workload.stats.pid);
     workloads.dedup_by_key(|workload| workload.stats.supervisor_pid);
     workloads
 }
 
-/// The workloads behind the doors. As many as there are descriptors for are asked before the first answer is awaited, so that those who
-/// never answer cost one deadline together.
-fn ask_all(doors: Vec<Door>) -> Vec<Workload> {
-    let mut workloads = Vec::new();
-    for doors in doors.chunks(ASKED_MAX) {
-        let deadline = Instant::now() + REQUEST_DEADLINE;
-        let send = |door| Some((send(door, Request::Status).ok()?, door));
-        let asked: Vec<_> = doors.iter().filter_map(send).collect();
-        let answer = |(stream, door)| status_of(door, stream, deadline).ok();
-        workloads.extend(asked.into_iter().filter_map(answer));
+/// The workloads behind the doors.
+fn ask_all(doors: impl IntoIterator<Item = Door>) -> Vec<Workload> {
+    // A socket and a directory each; half of the descriptors are for all else.
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(limit, _)| limit);
+    ask_in_turns(doors, usize::try_from(limit / 4).unwrap_or(ASKED_MAX).clamp(1, ASKED_MAX))
+}
+
+/// Asks `most` at a time before the first answer is awaited, so that those who never answer cost one deadline together:
+/// half of what is left of [`ALL_DEADLINE`].
+fn ask_in_turns(doors: impl IntoIterator<Item = Door>, most: usize) -> Vec<Workload> {
+    let (mut doors, end) = (doors.into_iter().peekable(), Instant::now() + ALL_DEADLINE);
+    let (mut workloads, mut kept) = (Vec::new(), BTreeMap::<u32, usize>::new());
+    while doors.peek().is_some() {
+        let send = |door| Some((send(&door, Request::Status).ok()?, door));
+        let asked: Vec<_> = doors.by_ref().take(most).filter_map(send).collect();
+        let now = Instant::now();
+        let deadline = now + end.saturating_duration_since(now) / 2;
+        for (stream, door) in asked {
+            let Ok(workload) = status_of(&door, stream, deadline) else { continue };
+            let kept = kept.entry(door.owner()).or_default();
+            *kept += workload.len();
+            if *kept <= KEPT_BYTES_MAX {
+                workloads.push(workload);
+            }
+        }
     }
     workloads
 }
@@ -264,8 +321,8 @@ pub fn detach(
     progress: impl FnMut(&Stats),
 ) -> Result<DetachEnd, ControlError> {
     let pid = workload.stats.supervisor_pid;
-    let mut doors = doors::all().into_iter().filter(|door| door.pid() == pid);
-    let door = doors.find(|door| door.connect().is_ok());
+    let doors = doors::own().chain(doors::others(Instant::now() + ALL_DEADLINE));
+    let door = doors.filter(|door| door.pid() == pid).find(|door| door.connect().is_ok());
     let gone = || ControlError::NoAnswer { pid, reason: "its socket is gone".into() };
     detach_by(&door.ok_or_else(gone)?, progress)
 }
@@ -307,7 +364,7 @@ fn status_of(door: &Door, stream: UnixStream, deadline: Instant) -> io::Result<W
                 && door.may_page(workload.stats.pid)
                 && door.may_page(workload.front_pid) =>
         {
-            Ok(*workload)
+            Ok(workload.cut())
         }
         _ => Err(ErrorKind::InvalidData.into()),
     }
@@ -346,7 +403,11 @@ fn answer(
         {
             (deadline, left) = (later, later.saturating_duration_since(Instant::now()));
         }
-        stream.set_read_timeout(Some(left.max(LAST_LOOK)))?;
+        // What is there at the deadline is read.
+        stream.set_nonblocking(left.is_zero())?;
+        if !left.is_zero() {
+            stream.set_read_timeout(Some(left))?;
+        }
         let count = match stream.read(&mut bytes) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => count,
@@ -381,219 +442,4 @@ fn may_ask(stream: &UnixStream) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use std::cell::Cell;
-
-    pub(crate) fn scratch(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("gms-control-test-{}-{name}", self_pid()));
-        let _ = fs::remove_dir_all(&dir);
-        DirBuilder::new().mode(0o700).create(&dir).unwrap();
-        dir
-    }
-
-    fn workload() -> Workload {
-        let stats = Stats { pid: 7, supervisor_pid: self_pid(), faults: 9, ..Stats::default() };
-        Workload { stats, front_pid: 6 }
-    }
-
-    /// The way to the socket of this process in a directory.
-    fn door(dir: &Path) -> Door {
-        let mut doors = doors::of(dir, &[geteuid().as_raw()]);
-        assert_eq!(doors.len(), 1);
-        doors.remove(0)
-    }
-
-    /// Serves `server` until the other thread is done; returns how often a detach was asked for.
-    fn serve(
-        server: &mut Server,
-        client: std::thread::JoinHandle<()>,
-        done: bool,
-        lost: Option<&str>,
-    ) -> u32 {
-        let detaches = Cell::new(0);
-        while !client.is_finished() {
-            server.serve(Instant::now(), workload, || detaches.set(detaches.get() + 1));
-            if done && detaches.get() > 0 {
-                server.detached(lost);
-            }
-            std::thread::yield_now();
-        }
-        client.join().unwrap();
-        detaches.get()
-    }
-
-    #[test]
-    fn status_and_detach_are_answered() {
-        let dir = scratch("ask");
-        let mut server = Server::open_in(&dir, self_pid()).unwrap();
-        let door = door(&dir);
-        let client = std::thread::spawn(move || {
-            let workload = ask_status(&door).unwrap();
-            assert_eq!((workload.stats.pid, workload.stats.faults, workload.front_pid), (7, 9, 6));
-            let reply =
-                ask_patiently(&door, Request::Detach, REQUEST_DEADLINE, &mut || false).unwrap();
-            assert!(matches!(reply, Reply::Detached), "{reply:?}");
-        });
-        assert_eq!(serve(&mut server, client, true, None), 1);
-        drop(server);
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "the socket stayed behind");
-        fs::remove_dir(&dir).unwrap();
-    }
-
-    #[test]
-    fn lost_pages_are_told() {
-        let dir = scratch("lost");
-        let mut server = Server::open_in(&dir, i32::MAX).unwrap();
-        let door = door(&dir);
-        let client = std::thread::spawn(move || {
-            let reply =
-                ask_patiently(&door, Request::Detach, REQUEST_DEADLINE, &mut || false).unwrap();
-            assert!(matches!(&reply, Reply::Lost(text) if text == "3 pages"), "{reply:?}");
-        });
-        assert_eq!(serve(&mut server, client, true, Some("3 pages")), 1);
-        fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    fn patience_is_asked_for_after_each_period() {
-        let dir = scratch("patience");
-        let server = Server::open_in(&dir, i32::MAX).unwrap();
-        let mut asked = 0;
-        let mut patient = || {
-            asked += 1;
-            asked < 3
-        };
-        let period = Duration::from_millis(1);
-        let error = ask_patiently(&door(&dir), Request::Detach, period, &mut patient).unwrap_err();
-        assert_eq!((error.kind(), asked), (ErrorKind::TimedOut, 3));
-        drop(server);
-        fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    fn nonsense_is_refused_and_bounded() {
-        let dir = scratch("nonsense");
-        let mut server = Server::open_in(&dir, self_pid()).unwrap();
-        let door = door(&dir);
-        let client = std::thread::spawn(move || {
-            let long = vec![b'x'; REQUEST_BYTES_MAX + 1];
-            for line in [&b"{\"op\":\"destroy\"}\n"[..], b"\n", b"\xff\xfe\n", b"[[[[[[\n", &long] {
-                let mut stream = door.connect().unwrap();
-                stream.write_all(line).unwrap();
-                stream.set_read_timeout(Some(REQUEST_DEADLINE)).unwrap();
-                let mut answer = String::new();
-                stream.read_to_string(&mut answer).unwrap();
-                assert!(answer.starts_with("{\"error\":"), "{line:?}: {answer}");
-            }
-        });
-        assert_eq!(serve(&mut server, client, false, None), 0);
-        fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    fn idle_clients_and_crowds_are_turned_away() {
-        let dir = scratch("crowd");
-        let mut server = Server::open_in(&dir, self_pid()).unwrap();
-        let crowd: Vec<_> = (0..CLIENTS_MAX + 9).map(|_| door(&dir).connect().unwrap()).collect();
-        let now = Instant::now();
-        server.serve(now, workload, || ());
-        assert_eq!(server.clients.len(), CLIENTS_MAX);
-        server.serve(now + REQUEST_DEADLINE, workload, || ());
-        assert_eq!(server.clients.len(), 0);
-        drop(crowd);
-        fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    fn who_never_answers_delays_little() {
-        let (dir, own) = (scratch("mute"), geteuid().as_raw());
-        // The user's own directory, and what would be it too if numbers could be written otherwise.
-        let zeros = (1..20).map(|zeros| format!("gms-{}{own}", "0".repeat(zeros)));
-        let names = zeros.chain([format!("gms-+{own}"), format!("gms-{own}")]);
-        let dirs: Vec<PathBuf> = names.map(|name| dir.join(name)).collect();
-        let mut mute = Vec::new();
-        for dir in &dirs {
-            DirBuilder::new().mode(0o700).create(dir).unwrap();
-            for other in [format!("0{}.sock", self_pid()), format!("+{}.sock", self_pid())] {
-                drop(UnixListener::bind(dir.join(other)).unwrap());
-            }
-            mute.push(UnixListener::bind(dir.join(format!("{}.sock", self_pid()))).unwrap());
-        }
-        let strangers = (0..20).map(|n| dirs[0].join(format!("{}.sock", 2_000_000_000 + n)));
-        mute.extend(strangers.map(|path| UnixListener::bind(path).unwrap()));
-        let found: Vec<_> = doors::numbered(&dir, "gms-").collect();
-        assert_eq!(found, [(dir.join(format!("gms-{own}")), own)]);
-        let doors: Vec<Door> = dirs.iter().flat_map(|dir| doors::of(dir, &[own])).collect();
-        assert_eq!(doors.iter().filter(|door| door.pid() == self_pid()).count(), dirs.len());
-        let start = Instant::now();
-        assert!(ask_all(doors).is_empty());
-        assert!(start.elapsed() < 2 * REQUEST_DEADLINE, "{:?}", start.elapsed());
-        drop(mute);
-        fs::remove_dir_all(&dir).unwrap();
-    }
-
-    /// Has user 65534 listen as this process's pager and give an answer to what root asks.
-    fn told<R>(dir: &Path, answer: Vec<u8>, ask: impl FnOnce(Vec<Door>) -> R) -> R {
-        std::os::unix::fs::chown(dir, Some(65534), Some(65534)).unwrap();
-        let path = dir.join(format!("{}.sock", self_pid()));
-        let stranger = std::thread::spawn(move || {
-            // SAFETY: the call changes the ids of this thread alone, which ends soon.
-            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) }, 0);
-            UnixListener::bind(path).unwrap()
-        });
-        let listener = stranger.join().unwrap();
-        let server = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            stream.read_exact(&mut [0; 16]).unwrap();
-            stream.write_all(&answer).unwrap();
-        });
-        let found = ask(doors::of(dir, &[65534]));
-        server.join().unwrap();
-        fs::remove_file(dir.join(format!("{}.sock", self_pid()))).unwrap();
-        found
-    }
-
-    fn claimed(dir: &Path, workload: &Workload) -> Vec<Workload> {
-        told(dir, line_of(&Reply::Workload(Box::new(workload.clone()))), ask_all)
-    }
-
-    #[test]
-    fn what_a_pager_says_does_not_control_the_terminal() {
-        if !geteuid().is_root() {
-            return eprintln!("SKIPPED: only root asks the pagers of others");
-        }
-        let dir = scratch("words");
-        let words = "\u{1b}]0;x\u{7}\u{9b}2J\u{202e}".repeat(1 << 12);
-        let unknown = [(&words, 1)].into_iter().collect::<std::collections::BTreeMap<_, _>>();
-        let (lost, error) = (Reply::Lost(words.clone()), Reply::Error(words.clone()));
-        for answer in [line_of(&lost), line_of(&error), line_of(&unknown)] {
-            let text = match told(&dir, answer, |doors| detach_by(&doors[0], |_| ())) {
-                Ok(DetachEnd::Lost(text)) => text,
-                end => end.unwrap_err().to_string(),
-            };
-            assert!(text.contains("]0;x"), "{text}");
-            assert!(!text.contains(['\u{1b}', '\u{7}', '\u{9b}', '\u{202e}']), "{text:?}");
-            assert!(text.len() < 2 * TEXT_CHARS_MAX, "{}", text.len());
-        }
-        fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    fn nobody_claims_the_processes_of_others() {
-        if !geteuid().is_root() {
-            return eprintln!("SKIPPED: only root asks the pagers of others");
-        }
-        let dir = scratch("claims");
-        let (gone, init) = (i32::MAX, 1);
-        let stats = Stats { pid: gone, ..workload().stats };
-        let honest = Workload { stats, front_pid: gone };
-        assert_eq!(claimed(&dir, &honest).len(), 1, "processes that are gone are nobody's");
-        let stats = Stats { pid: init, ..honest.stats.clone() };
-        assert!(claimed(&dir, &Workload { stats, ..honest }).is_empty(), "another's root");
-        assert!(claimed(&dir, &Workload { front_pid: init, ..honest.clone() }).is_empty());
-        let stats = Stats { supervisor_pid: init, ..honest.stats };
-        assert!(claimed(&dir, &Workload { stats, front_pid: gone }).is_empty(), "another pager");
-        fs::remove_dir_all(&dir).unwrap();
-    }
-}
+pub(crate) mod tests;

@@ -1,5 +1,5 @@
 //! The evict thread: measures the tree, attaches its processes, registers their memory and moves pages out ahead of need, so that a
-//! fault finds room. It also writes pages to the agents and fetches pages ahead, over the bulk lane.
+//! fault finds room. It also writes pages to the agents, and fetches them back when the workload is let go, over the bulk lane.
 //!
 //! `look` (look.rs) measures and decides -> `evict_batch` marks, moves, reads and hashes pages -> [`WriteBack`] sends them.
 
@@ -228,7 +228,6 @@ impl<T: Transport> EvictThread<T> {
                 busy |= self.bring_home(now);
             } else if self.goal > 0 {
                 self.make_way();
-                self.write_back.distrust_agents(now);
                 let evicted = self.evict(now);
                 if (!evicted && now >= self.next_proof) || torture::one_in(256) {
                     self.end_quarantines(now);
@@ -237,7 +236,7 @@ impl<T: Transport> EvictThread<T> {
             }
             self.make_room(now);
             let late = release_late();
-            busy |= lock(&self.shared.tables).bury(BURY_CHUNKS);
+            busy |= self.tidy_tables();
             // On its way home a page in the buffer is at its end.
             busy |= self.write_back.turn(now, !self.is_detaching());
             self.write_back.agents.expire(now);
@@ -262,6 +261,16 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
+    /// True if there is more to be done.
+    fn tidy_tables(&self) -> bool {
+        let mut tables = lock(&self.shared.tables);
+        // Then nobody is served any more.
+        if tables.exhausted && !self.is_detaching() {
+            self.shared.fail("the page map is full (2 TiB): raise --local, or run less at a time");
+        }
+        tables.bury(BURY_CHUNKS)
+    }
+
     /// A look, and what it costs.
     fn look_counted(&mut self, now: Instant) {
         let before = thread_cpu();
@@ -276,6 +285,7 @@ impl<T: Transport> EvictThread<T> {
         let now = Instant::now();
         let deadline =
             self.write_back.agents.deadline().unwrap_or(self.next_look).min(self.next_look);
+        let deadline = self.write_back.shortage_left().1.map_or(deadline, |due| due.min(deadline));
         let limit = deadline.saturating_duration_since(now).min(late.unwrap_or(Duration::MAX));
         let mut fds = [
             PollFd::new(self.shared.evict_kicks().as_fd(), PollFlags::POLLIN),
@@ -315,8 +325,8 @@ impl<T: Transport> EvictThread<T> {
         let lane = self.write_back.agents.lane();
         match event {
             ClientEvent::Arrived { get, pages, bytes } => self.arrived(get, pages, &bytes),
-            ClientEvent::Wrong { get, page } => self.wrong(get, page),
-            ClientEvent::Failed { get, pages, failure } => self.missed(get, pages, failure),
+            ClientEvent::Wrong { get, page } => self.wrong(now, get, page),
+            ClientEvent::Failed { get, pages, failure } => self.missed(now, get, pages, failure),
             ClientEvent::Ended { get } => self.ended(now, get),
             // Nobody waited for the embedded agent; of others one was up before the command was started.
             ClientEvent::Down { agent, reason }
@@ -324,9 +334,9 @@ impl<T: Transport> EvictThread<T> {
             {
                 self.shared.fail(format!("agent {}: {reason}", lane.name(agent)));
             }
+            ClientEvent::Up { agent, .. } => self.is_back(agent),
             ClientEvent::Down { .. }
             | ClientEvent::Answered { .. }
-            | ClientEvent::Up { .. }
             | ClientEvent::Stored { .. } => {}
         }
     }
@@ -533,7 +543,7 @@ impl<T: Transport> EvictThread<T> {
             self.obey(now);
         }
         if lock(&self.shared.tables).exhausted {
-            self.shared.fail("the page map is full");
+            self.shared.fail("the page map is full (2 TiB): raise --local, or run less at a time");
         }
         moved
     }

@@ -1,11 +1,11 @@
-//! The evictor seen from the supervisor: a process inside the workload's address space which serves lists of system calls.
+//! The evictor seen from the pager: a process inside the workload's address space which serves lists of system calls.
 //!
 //! It exists for what cannot be done from outside: `UFFDIO_MOVE`, `MADV_DONTNEED` and `MADV_POPULATE_WRITE` act on the caller's own
-//! memory. If the supervisor dies, its socket closes and the evictor executes its will: it says so and kills the workload,
+//! memory. If the pager dies, its socket closes and the evictor executes its will: it says so and kills the workload,
 //! before anything could be read as zeros.
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,6 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{ControlMessage, MsgFlags, recv, sendmsg};
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::arch;
@@ -38,12 +37,12 @@ const CALL_LOOK_MS: u16 = 500;
 static HURRY: AtomicBool = AtomicBool::new(false);
 const CALL_LEN: usize = 64;
 /// Most calls of one list.
-pub const CALLS_MAX: usize = 256;
+pub(crate) const CALLS_MAX: usize = 256;
 const _: () = assert!(8 + CALLS_MAX * (CALL_LEN + 48) <= arch::BUFFER_LEN);
 
 /// A system call to be made inside the workload, and its result.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Call {
+pub(crate) struct Call {
     /// Its number.
     pub nr: i64,
     /// Its arguments.
@@ -54,14 +53,14 @@ pub struct Call {
 
 impl Call {
     /// A call with up to six arguments.
-    pub fn new(nr: i64, args: &[u64]) -> Call {
+    pub(crate) fn new(nr: i64, args: &[u64]) -> Call {
         let mut call = Call { nr, ..Call::default() };
         call.args[..args.len()].copy_from_slice(args);
         call
     }
 
     /// The result as the C library would give it.
-    pub fn outcome(&self) -> nix::Result<u64> {
+    pub(crate) fn outcome(&self) -> nix::Result<u64> {
         if (-4095..0).contains(&self.result) {
             Err(Errno::from_raw(-self.result as i32))
         } else {
@@ -88,7 +87,7 @@ pub struct Injected {
 }
 
 /// Connection to one evictor.
-pub struct Evictor {
+pub(crate) struct Evictor {
     socket: OwnedFd,
     process: OwnedFd,
     pid: Pid,
@@ -100,7 +99,7 @@ pub struct Evictor {
 
 impl Evictor {
     /// Connects to an evictor that has just been injected.
-    pub fn connect(injected: &Injected) -> Result<Evictor, InjectError> {
+    pub(crate) fn connect(injected: &Injected) -> Result<Evictor, InjectError> {
         let os = |what| move |errno| InjectError::Os { what, errno };
         let process = injected.process.try_clone().map_err(|_| Errno::EMFILE);
         let process = process.map_err(os("keeping the evictor's process"))?;
@@ -115,7 +114,7 @@ impl Evictor {
             buffer,
             cpu: -1,
         };
-        // From now on it waits for as long as there is a supervisor.
+        // From now on it waits for as long as there is a pager.
         let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_RCVTIMEO as u64);
         let mut forever = [0; size_of::<libc::timeval>()];
         let patience = [0, level, name, evictor.aux_address(2), forever.len() as u64];
@@ -127,28 +126,33 @@ impl Evictor {
     }
 
     /// Its process id: it must not be taken for a part of the workload.
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
     /// The evictor's process.
-    pub fn process(&self) -> BorrowedFd<'_> {
+    pub(crate) fn process(&self) -> BorrowedFd<'_> {
         self.process.as_fd()
     }
 
     /// Base of the blob.
-    pub fn base(&self) -> u64 {
+    pub(crate) fn base(&self) -> u64 {
         self.base
     }
 
     /// Address at which `aux` of a list of `calls` calls lies in the workload.
-    pub fn aux_address(&self, calls: usize) -> u64 {
+    pub(crate) fn aux_address(&self, calls: usize) -> u64 {
         self.base + arch::BUFFER + 8 + (calls * CALL_LEN) as u64
     }
 
     /// Executes the calls in order and waits for their results. `aux` is memory which the calls may point to (see
     /// [`Evictor::aux_address`]) and is read back; `fds` arrive in the evictor's table at its lowest free numbers.
-    pub fn run(&mut self, calls: &mut [Call], aux: &mut [u8], fds: &[RawFd]) -> nix::Result<()> {
+    pub(crate) fn run(
+        &mut self,
+        calls: &mut [Call],
+        aux: &mut [u8],
+        fds: &[RawFd],
+    ) -> nix::Result<()> {
         if calls.len() > CALLS_MAX || 8 + calls.len() * CALL_LEN + aux.len() > arch::BUFFER_LEN {
             return Err(Errno::E2BIG);
         }
@@ -198,7 +202,7 @@ impl Evictor {
     }
 
     /// Makes the evictor run on this thread's CPU: while a call list runs, that one waits, and to wake an idle CPU costs more than the list.
-    pub fn come_here(&mut self) {
+    pub(crate) fn come_here(&mut self) {
         // SAFETY: no memory is involved.
         let cpu = unsafe { libc::sched_getcpu() };
         if cpu < 0 || cpu == self.cpu {
@@ -212,7 +216,7 @@ impl Evictor {
     }
 
     /// Sets what the evictor does when this process is gone. `memory` is that of the process, in which it runs.
-    pub fn set_will(&self, memory: &File, calls: &[Call], aux: &[u8]) -> nix::Result<()> {
+    pub(crate) fn set_will(&self, memory: &File, calls: &[Call], aux: &[u8]) -> nix::Result<()> {
         let mut will = Vec::new();
         encode(&mut will, calls, aux);
         if will.len() > arch::WILL_LEN {
@@ -222,20 +226,12 @@ impl Evictor {
     }
 
     /// Address at which the aux memory of a will of `calls` calls lies.
-    pub fn will_aux_address(&self, calls: usize) -> u64 {
+    pub(crate) fn will_aux_address(&self, calls: usize) -> u64 {
         self.base + arch::WILL + 8 + (calls * CALL_LEN) as u64
     }
 
-    /// Copies from the workload's memory. About 1 us a page, so only for what cannot be moved.
-    pub fn read_memory(&self, address: u64, into: &mut [u8]) -> nix::Result<()> {
-        let remote = [RemoteIoVec { base: address as usize, len: into.len() }];
-        let wanted = into.len();
-        let got = process_vm_readv(self.pid, &mut [IoSliceMut::new(into)], &remote)?;
-        if got == wanted { Ok(()) } else { Err(Errno::EFAULT) }
-    }
-
     /// Lets the evictor exit without touching the workload.
-    pub fn dismiss(mut self) -> Ending {
+    pub(crate) fn dismiss(mut self) -> Ending {
         // No reply comes: the list ends the process. A send error means that it is gone already, or is killed in time.
         encode(&mut self.buffer, &[Call::new(libc::SYS_exit_group, &[0])], &[]);
         let message = [IoSlice::new(&self.buffer)];
@@ -247,7 +243,7 @@ impl Evictor {
 }
 
 /// An evictor that was told to end. The last who has the memory ends when the kernel has freed that, which takes long if it is large.
-pub struct Ending {
+pub(crate) struct Ending {
     /// Closed before it has read what it was told, it might execute its will: the process may run another program by now.
     _socket: OwnedFd,
     process: OwnedFd,
@@ -264,12 +260,12 @@ impl AsFd for Ending {
 
 impl Ending {
     /// Its process id: until it has ended it must not be taken for a part of the workload.
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.pid.as_raw()
     }
 
     /// Whether it has ended. It is killed if it does not in time.
-    pub fn is_over(&mut self, now: Instant) -> bool {
+    pub(crate) fn is_over(&mut self, now: Instant) -> bool {
         if has_ended(self.process.as_fd()) {
             return true;
         }
@@ -281,7 +277,7 @@ impl Ending {
     }
 
     /// Waits for its end, as far as that comes in time.
-    pub fn wait(self) {
+    pub(crate) fn wait(self) {
         if !await_end(&self.process) {
             end(&self.process);
         }
@@ -311,7 +307,7 @@ fn decode(buffer: &[u8], calls: &mut [Call], aux: &mut [u8]) {
 }
 
 /// The session ends: an evictor that is frozen is not waited for until it is thawed.
-pub fn hurry() {
+pub(crate) fn hurry() {
     HURRY.store(true, Ordering::Relaxed);
 }
 

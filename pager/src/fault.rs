@@ -4,9 +4,11 @@
 //! `fetch` sends a request to the agent -> `arrived` installs the page as soon as its bytes are there, and wakes the thread: at once, or where several
 //! wait with all whose pages have come.
 //!
-//! Nothing on this path waits: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the
-//! thread is woken then and faults again. [`FaultCore`] decides, and has neither clock nor descriptor of its own; [`FaultThread`] has it turn.
+//! No fault waits here: what cannot be done now (page on its way out, no room, event unread) is left to whoever can, and the thread is
+//! woken then and faults again. Changes of the address space are waited for: up to 5 ms with the gate closed (`read_changes`), and at a
+//! birth (forks.rs). [`FaultCore`] decides, and has neither clock nor descriptor of its own; [`FaultThread`] has it turn.
 
+mod demand;
 mod driver;
 mod events;
 mod fetch;
@@ -25,15 +27,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gms_policy::ids::{AgentId, SpaceId};
+use gms_policy::hedge::Hedge;
+use gms_policy::ids::SpaceId;
 use gms_policy::prefetch::Streams;
 use gms_transport::Transport;
 use gms_transport::client::{Client, GetId, RETRY};
 
+use self::demand::Demand;
 pub use self::driver::FaultThread;
 use self::events::{Proof, Stuck};
 use self::fetch::Fetch;
-pub(crate) use self::local::look;
+pub(crate) use self::local::look_for_marker;
 use self::unread::Unread;
 use crate::homes::{FaultCommand, ThreadIndex};
 use crate::kernel::Event;
@@ -57,15 +61,16 @@ struct SpaceFaults {
     prefetch_totals: (u64, u64),
     /// What recent first touches filled: where they are sequential, upwards or downwards, the next fills twice as much.
     zero_streams: Vec<Range<u64>>,
-    /// What was told of changes and is not applied yet: of a later one it may have been told first. Nobody is served meanwhile, or evicted from.
+    /// Events read and not applied yet. The kernel may report concurrent changes in another order than they were made, so all wait until none is
+    /// under way; until then no fault here is served and nothing is evicted.
     backlog: Vec<Told>,
-    /// Since when that has taken long.
+    /// Since when the backlog could not be applied.
     late: Option<Instant>,
-    /// Since when its faults, or what it has told, have been waiting for that.
+    /// Since when faults or backlog have been stuck.
     waits: Option<Instant>,
-    /// When a page that somebody waits for came last and could not be installed.
+    /// When COPY last failed for an awaited page.
     refused: Option<Instant>,
-    /// A child in the middle of the application of its parent's changes.
+    /// Forked; its parent's events are being applied: its own must wait.
     unborn: bool,
     /// Several threads were seen.
     threaded: bool,
@@ -123,10 +128,9 @@ pub struct FaultCore<T> {
     /// Threads that have been lent something since they were kicked last.
     to_kick: BTreeSet<ThreadIndex>,
     fetches: BTreeMap<GetId, Fetch>,
-    /// Replies in which wrong pages came, by agent.
-    mismatches: BTreeMap<AgentId, u32>,
-    /// Pages in `fetches` for which threads wait: those that fault on the same page share one fetch.
-    pending: BTreeSet<Place>,
+    /// Pages for which threads wait: those that fault on the same page share what was asked.
+    pending: BTreeMap<Place, Demand>,
+    hedge: Hedge,
     /// Faults to be tried again once the events have been read.
     again: Vec<Fault>,
     /// Spaces with a backlog.
@@ -174,8 +178,8 @@ impl<T: Transport> FaultCore<T> {
             guests: BTreeMap::new(),
             to_kick: BTreeSet::new(),
             fetches: BTreeMap::new(),
-            mismatches: BTreeMap::new(),
-            pending: BTreeSet::new(),
+            pending: BTreeMap::new(),
+            hedge: Hedge::default(),
             again: Vec::new(),
             behind: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -220,6 +224,7 @@ impl<T: Transport> FaultCore<T> {
             || !self.unread.is_empty()
             || !self.unproved.is_empty();
         let own = now + if unfinished { AGAIN } else { RETRY };
+        let own = self.hedge_due().map_or(own, |due| due.clamp(now, own));
         self.agents.deadline().map_or(own, |deadline| deadline.min(own))
     }
 
@@ -250,7 +255,7 @@ impl<T: Transport> FaultCore<T> {
 
     fn add(&mut self, space: Arc<Space>) {
         let state = SpaceFaults {
-            prefetch: Streams::new(12),
+            prefetch: Streams::default(),
             prefetch_totals: (0, 0),
             zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
             backlog: Vec::new(),
@@ -307,6 +312,7 @@ impl<T: Transport> FaultCore<T> {
         self.calm(now);
         self.excuse(now);
         self.repeat(now, clock);
+        self.hedge(now);
         self.kick_workers();
         if let Err(error) = self.agents.flush(now) {
             self.shared.fail(format!("sending to the agents failed: {error}"));

@@ -1,4 +1,4 @@
-//! The bytes of the write-back slots: one page a slot, in a memfd, so that they survive a supervisor that dies.
+//! The bytes of the write-back slots: one page a slot, in a memfd, so that they survive a pager that dies.
 
 use std::os::fd::OwnedFd;
 
@@ -11,7 +11,7 @@ use crate::page_map::PAGE;
 ///
 /// Who may touch a frame follows from the phase of its slot in `Tables`: between `begin_evict` and `finish_evict` only the evict thread,
 /// which writes it; afterwards, until the slot is free again, everybody, reading. A free slot becomes a leaving one only through
-/// the evict thread itself.
+/// the evict thread itself; that thread also fills a free slot at once ([`Frames::fill`]), with the tables locked.
 pub struct Frames {
     memory: MmapRaw,
     slots: u32,
@@ -36,6 +36,13 @@ impl Frames {
                 PAGE as usize,
             )
         }
+    }
+
+    /// Fills the frame of a slot that has just been taken, with the tables still locked, by the evict thread.
+    pub fn fill(&self, slot: u32, page: &[u8]) {
+        assert_eq!(page.len(), PAGE as usize);
+        // SAFETY: in bounds (checked by `leaving` and above); until the tables are unlocked nobody knows of the slot, see the type's documentation.
+        unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), self.leaving(slot), page.len()) };
     }
 
     /// Start of the frame of a leaving slot, for the evict thread to write [`PAGE`] bytes to.

@@ -28,7 +28,7 @@ pub enum FaultCommand {
 }
 
 /// A fault thread's index, from 0.
-pub type ThreadIndex = usize;
+pub(crate) type ThreadIndex = usize;
 
 /// See the module's documentation.
 pub struct Homes {

@@ -31,12 +31,13 @@ use crate::speech::{self, note};
 const NAME: &str = "far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
-/// Messages read at once.
 /// Where programs can have memory.
 const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
-/// Most bytes that are passed on of what evictors write: all that the pipe holds.
-const WORDS_MAX: usize = 64 << 10;
+/// Bytes read at once of what evictors write: all that the pipe holds.
+const READ_MAX: usize = 64 << 10;
+/// Bytes that are passed on of all that they write: the last words of some hundred.
+const WORDS_MAX: usize = 16 << 10;
 /// Fields of /proc/PID/stat, counted from behind the command's name, before the start and the end of the arguments.
 const ARG_START: usize = 45;
 
@@ -44,7 +45,7 @@ static OUTLET: OnceLock<OwnedFd> = OnceLock::new();
 
 /// The pager's hold on its keeper.
 #[derive(Clone, Copy, Debug)]
-pub struct Keeper {
+pub(crate) struct Keeper {
     board: &'static Board,
 }
 
@@ -59,17 +60,17 @@ struct Board {
 
 impl Keeper {
     /// A keeper to be: also processes that are forked now will know it.
-    pub fn new() -> nix::Result<Keeper> {
+    pub(crate) fn new() -> nix::Result<Keeper> {
         Ok(Keeper { board: shared_board()? })
     }
 
     /// Its process id, once it has been started.
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.board.keeper.load(Ordering::Acquire)
     }
 
     /// Starts the keeper, as a sibling of this process or as its child. This process must have one thread only.
-    pub fn spawn(&self, sibling: bool) -> nix::Result<()> {
+    pub(crate) fn spawn(&self, sibling: bool) -> nix::Result<()> {
         raise_descriptor_limit();
         let board = self.board;
         let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
@@ -94,14 +95,14 @@ impl Keeper {
     }
 
     /// The session has ended. Unless the workload had to be killed, no process depends on a page any more.
-    pub fn dismiss(&self, outcome: &Outcome) {
+    pub(crate) fn dismiss(&self, outcome: &Outcome) {
         self.board.over.store(!matches!(outcome, Outcome::Killed(_)), Ordering::Release);
     }
 }
 
 /// Where an evictor writes what it has done after the end of the pager. Not our standard error: whoever controls the workload's memory controls
 /// the evictor too, and may be another user than the one to whom that terminal belongs.
-pub fn outlet() -> Option<BorrowedFd<'static>> {
+pub(crate) fn outlet() -> Option<BorrowedFd<'static>> {
     OUTLET.get().map(AsFd::as_fd)
 }
 
@@ -136,7 +137,7 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     if over.load(Ordering::Acquire) {
         return;
     }
-    let mut left = inherit(words.as_raw_fd());
+    let (mut left, mut told) = (inherit(words.as_raw_fd()), Told::default());
     // Nobody who reads what is said is waited for.
     speech::begin();
     // The pager may have read of faults which it did not get to serve: they are made anew.
@@ -144,7 +145,7 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     loop {
         left.retain(|faults| faults.is_alive());
         // An evictor has written when its memory is gone.
-        pass_on(words);
+        pass_on(words, &mut told);
         if left.is_empty() {
             return;
         }
@@ -167,15 +168,33 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     }
 }
 
-/// Tells what evictors have written, as far as it is text.
-fn pass_on(words: &OwnedFd) {
-    let mut bytes = vec![0; WORDS_MAX];
+/// Tells what evictors have written, as far as there is room for it. What there is no room for is read too: none may wait.
+fn pass_on(words: &OwnedFd, told: &mut Told) {
+    let mut bytes = vec![0; READ_MAX];
     let read = nix::unistd::read(words, &mut bytes).unwrap_or(0);
-    let plain = |c: char| if c.is_control() { '?' } else { c };
-    if read > 0 {
-        let text = String::from_utf8_lossy(&bytes[..read]);
-        let line = |line: &str| line.chars().map(plain).collect::<String>();
-        note(text.lines().map(line).collect::<Vec<String>>().join("\n"));
+    if let Some(text) = told.pass(&bytes[..read]) {
+        note(text);
+    }
+}
+
+/// What was passed on: whoever controls an evictor can write without end.
+#[derive(Default)]
+struct Told {
+    bytes: usize,
+    /// It was said that there was more.
+    is_cut: bool,
+}
+
+impl Told {
+    /// What is to be passed on of what was written, if anything.
+    fn pass(&mut self, written: &[u8]) -> Option<String> {
+        let fits = written.len().min(WORDS_MAX - self.bytes);
+        self.bytes += fits;
+        let mut text = String::from_utf8_lossy(&written[..fits]).into_owned();
+        if fits < written.len() && !std::mem::replace(&mut self.is_cut, true) {
+            text += "\nthe evictors have said more, which is left out";
+        }
+        Some(text).filter(|text| !text.is_empty())
     }
 }
 
@@ -244,4 +263,25 @@ fn has_memory(pid: i32, faults: &dyn Faults, page: u64) -> bool {
         let seen = || page_tables.marked(range.clone()).is_ok_and(|found| !found.is_empty());
         faults.mark(range.clone(), marked).is_ok() && seen() == marked
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_evictors_say_is_bounded() {
+        let mut told = Told::default();
+        assert_eq!(told.pass(b""), None);
+        assert_eq!(told.pass(b"killed\n").as_deref(), Some("killed\n"));
+        let said: Vec<String> = (0..100).filter_map(|_| told.pass(&[b'x'; READ_MAX])).collect();
+        assert!((WORDS_MAX - 7..WORDS_MAX + 80).contains(&said.concat().len()), "{}", said.len());
+        assert_eq!(said.concat().matches("left out").count(), 1);
+        // What ends just at the bound is not cut.
+        let mut told = Told::default();
+        let all = "y".repeat(WORDS_MAX);
+        assert_eq!(told.pass(all.as_bytes()), Some(all));
+        assert_eq!(told.pass(b""), None);
+        assert!(told.pass(b"z").is_some_and(|text| text.contains("left out")));
+    }
 }

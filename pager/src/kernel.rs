@@ -90,8 +90,10 @@ pub enum Registration {
 pub enum Probe {
     /// Neither page nor marker was there: now zeros are. Nobody has been woken.
     Absent,
-    /// A page or a marker is there.
+    /// A page, a marker or a guard is there.
     Occupied,
+    /// A page or a guard is there, and no marker: an evicted page does not belong there any more.
+    Taken,
     /// An event must be read first.
     Changing,
     /// No such mapping any more, or the process has ended.

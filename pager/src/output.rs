@@ -23,7 +23,7 @@ const LINKS_MAX: usize = 40;
 
 /// Where something will be written, tested.
 #[derive(Debug)]
-pub enum Output {
+pub(crate) enum Output {
     /// A file, replaced in one step.
     Replaced(Place),
     /// A device or a pipe, open.
@@ -32,18 +32,18 @@ pub enum Output {
 
 /// A name in a directory that is held open, so that nobody can put another directory into its path.
 #[derive(Debug)]
-pub struct Place {
+pub(crate) struct Place {
     dir: OwnedFd,
     name: OsString,
 }
 
 /// A device or a pipe, written to with a deadline.
 #[derive(Debug)]
-pub struct Stream(File);
+pub(crate) struct Stream(File);
 
 impl Output {
     /// Tests that it can be written, by what writing it takes: a file beside it, or to open the pipe, which needs a reader.
-    pub fn open(given: &Path) -> io::Result<Output> {
+    pub(crate) fn open(given: &Path) -> io::Result<Output> {
         let (place, there) = resolve(given)?;
         let Some(there) = there else { return place.tested() };
         let kind = there.metadata()?.file_type();
@@ -64,7 +64,10 @@ impl Output {
     }
 
     /// Writes it. Readers of a file see the old one or the new one, never a part.
-    pub fn write(self, text: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    pub(crate) fn write(
+        self,
+        text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<()> {
         match self {
             Output::Open(mut stream) => text(&mut stream),
             Output::Replaced(place) => place.replace(text),

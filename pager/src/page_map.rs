@@ -1,11 +1,11 @@
-//! The page map: 16 bytes for each page that the supervisor holds something about, in a memfd.
+//! The page map: 16 bytes for each page that the pager holds something about, in a memfd.
 //!
 //! Chunks of [`CHUNK_PAGES`] entries lie one behind the other; an index says which chunk covers which addresses of which space: a space has
 //! *shelves* of 1 GiB of addresses, a shelf has chunks. A forked space begins with the shelves of its parent: shelf and chunk are copied
 //! when one of those who share them changes an entry ([`PageMap::put`]). So a fork, an exit and an unmap take time by the GiB, not by the page.
 //!
-//! An entry says by a number which agents hold the page ([`Placements`]). The content id is unique for the life of the workload, so that it can serve as
-//! the nonce of a per-workload AEAD key.
+//! An entry says by a number which agents hold the page ([`Placements`]), so that the loss of an agent changes no entry. The content id is unique for the
+//! life of the workload, so that it can serve as the nonce of a per-workload AEAD key.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -35,7 +35,7 @@ const WARM_MAX: usize = 64;
 const CHUNKS_JUDGED: u64 = 64;
 const CHUNK_LEN: usize = CHUNK_PAGES as usize * size_of::<Entry>();
 
-/// Where a page is, as far as the supervisor knows. (A page without an entry is the kernel's: resident, or never touched.)
+/// Where a page is, as far as the pager knows. (A page without an entry is the kernel's: resident, or never touched.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing is known: resident and dirty, or never touched. A fault gives zeros.
@@ -48,16 +48,26 @@ pub enum State {
     Kept(Content),
 }
 
-/// A page's bytes at an agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A page's bytes at agents. Contents of one id are the same.
+#[derive(Clone, Copy, Debug)]
 pub struct Content {
     /// Name of the bytes.
     pub id: ContentId,
-    /// Who holds them: each of these.
+    /// Number of the set of agents that hold them.
+    pub placement: PlacementId,
+    /// Those agents, as of the look at the page map: some may have lost them since.
     pub holders: AgentSet,
     /// Checksum (XXH3-64 under the workload's secret seed).
     pub hash: u64,
 }
+
+impl PartialEq for Content {
+    fn eq(&self, other: &Content) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Content {}
 
 /// Entry as stored: bits 0..3 state, 3..13 placement, 13..20 mark, 20..64 content id or slot; then the checksum.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -79,16 +89,15 @@ const ID_SHIFT: u32 = MARK_SHIFT + Mark::BITS;
 pub const CONTENT_ID_MAX: u64 = (1 << (u64::BITS - ID_SHIFT)) - 1;
 
 impl Entry {
-    /// `None` if there is no number for those who hold the page.
-    fn encode(state: State, mark: Mark, placements: &mut Placements) -> Option<Entry> {
+    fn encode(state: State, mark: Mark) -> Entry {
         let (tag, low, id, hash) = match state {
-            State::Empty => return Some(Entry::default()),
+            State::Empty => return Entry::default(),
             State::Slot(slot) => (SLOT, 0, u64::from(slot), 0),
-            State::Remote(c) => (REMOTE, placements.id(c.holders)?.bits(), c.id.0, c.hash),
-            State::Kept(c) => (KEPT, placements.id(c.holders)?.bits(), c.id.0, c.hash),
+            State::Remote(c) => (REMOTE, c.placement.bits(), c.id.0, c.hash),
+            State::Kept(c) => (KEPT, c.placement.bits(), c.id.0, c.hash),
         };
         let marked = tag | low << PLACEMENT_SHIFT | mark.bits() << MARK_SHIFT;
-        Some(Entry { word: marked | id << ID_SHIFT, hash })
+        Entry { word: marked | id << ID_SHIFT, hash }
     }
 
     fn is_slot(self) -> bool {
@@ -114,9 +123,11 @@ impl Entry {
     }
 
     fn decode(self, placements: &Placements) -> State {
+        let placement = PlacementId::from_bits(self.word >> PLACEMENT_SHIFT);
         let content = || Content {
             id: ContentId(self.word >> ID_SHIFT),
-            holders: placements.agents(PlacementId::from_bits(self.word >> PLACEMENT_SHIFT)),
+            placement,
+            holders: placements.agents(placement),
             hash: self.hash,
         };
         match self.word & TAGS {
@@ -173,8 +184,8 @@ pub struct PageMap {
     /// Free chunks that still have theirs, at most [`WARM_MAX`]: pages that go out and come back use the same few again and again.
     warm: Vec<Chunk>,
     limit: u32,
-    /// Numbers of those who hold the pages.
-    placements: Placements,
+    /// Who holds the pages.
+    pub placements: Placements,
     /// Entries that are `Slot` or `Remote`, in shared chunks counted once.
     away: u64,
 }
@@ -236,7 +247,7 @@ impl PageMap {
         state: State,
         mark: Mark,
     ) -> Result<Option<Chunk>, Full> {
-        let entry = Entry::encode(state, mark, &mut self.placements).ok_or(Full)?;
+        let entry = Entry::encode(state, mark);
         let base = page.get() & !(CHUNK_SPAN - 1);
         let shelf = self.index.get(&space).and_then(|shelves| shelves.get(&shelf_of(base)));
         let found = shelf.and_then(|shelf| shelf.get(&base)).copied();

@@ -6,10 +6,10 @@ use std::path::Path;
 /// Bit of CAP_SYS_PTRACE in a capability set.
 const SYS_PTRACE: u32 = 19;
 /// For whom no filter may stand.
-pub const NO_FILTER: &str = "start it without one (docker run --security-opt seccomp=unconfined --cap-add SYS_PTRACE; \
+pub(crate) const NO_FILTER: &str = "start it without one (docker run --security-opt seccomp=unconfined --cap-add SYS_PTRACE; \
     Kubernetes: securityContext.seccompProfile.type: Unconfined; systemd: no SystemCallFilter=, nor LockPersonality=, RestrictNamespaces= and others that imply one)";
 /// Where gms has the capability by its file only: the command has no right of its own to be paged.
-pub const LET_COMMANDS: &str = "let your user open /dev/userfaultfd (as root: chgrp GROUP /dev/userfaultfd; chmod 660 /dev/userfaultfd; \
+pub(crate) const LET_COMMANDS: &str = "let your user open /dev/userfaultfd (as root: chgrp GROUP /dev/userfaultfd; chmod 660 /dev/userfaultfd; \
     to stay, a udev rule), or all users make userfaultfds (sysctl vm.unprivileged_userfaultfd=1)";
 const IN_CONTAINER: &str = "start the container with docker run --cap-add SYS_PTRACE --security-opt seccomp=unconfined \
     (Kubernetes: securityContext.capabilities.add: [SYS_PTRACE] and seccompProfile.type: Unconfined), and gms in it as root";
@@ -21,7 +21,7 @@ const IN_USER_NAMESPACE: &str = "run gms outside of the user namespace (rootless
 const YAMA: &str = "ptrace is switched off (kernel.yama.ptrace_scope=3): set it to 1 or 2 in /etc/sysctl.d and boot";
 
 /// What gives this process what it lacks.
-pub fn cure() -> String {
+pub(crate) fn cure() -> String {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let text = match (has_sys_ptrace(), scope.trim()) {
         (_, "3") => YAMA,
@@ -36,12 +36,12 @@ pub fn cure() -> String {
 }
 
 /// Whether this process has CAP_SYS_PTRACE.
-pub fn has_sys_ptrace() -> bool {
+pub(crate) fn has_sys_ptrace() -> bool {
     capabilities("CapEff:") >> SYS_PTRACE & 1 == 1
 }
 
 /// A capability set of this process, by its name in /proc/PID/status.
-pub fn capabilities(set: &str) -> u64 {
+pub(crate) fn capabilities(set: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let bits = status.lines().find_map(|line| line.strip_prefix(set));
     bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)

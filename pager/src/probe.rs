@@ -32,7 +32,7 @@ const SECCOMP: &str = "seccomp";
 
 /// One thing that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Check {
+pub(crate) struct Check {
     /// What it is, in the kernel's words.
     pub name: &'static str,
     /// What there is to say if it worked.
@@ -44,7 +44,7 @@ pub struct Check {
 /// Why paging cannot work here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{finding}; cure: {cure}")]
-pub struct Problem {
+pub(crate) struct Problem {
     /// What was refused.
     pub finding: String,
     /// What to do.
@@ -52,7 +52,7 @@ pub struct Problem {
 }
 
 /// Tries everything. This process must have one thread only, unless it is a test.
-pub fn checks() -> io::Result<Vec<Check>> {
+pub(crate) fn checks() -> io::Result<Vec<Check>> {
     let device = File::options().read(true).write(true).open(DEVICE).ok();
     let child = Child::fork(device.as_ref())?;
     Ok(vec![
@@ -69,12 +69,12 @@ pub fn checks() -> io::Result<Vec<Check>> {
 }
 
 /// The first thing for which paging cannot work, if there is one.
-pub fn problem() -> io::Result<Option<Problem>> {
+pub(crate) fn problem() -> io::Result<Option<Problem>> {
     Ok(checks()?.into_iter().find_map(|check| check.problem))
 }
 
 /// Makes userfaultfds for those who may open it.
-pub const DEVICE: &str = "/dev/userfaultfd";
+pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
 fn checked(name: &'static str, result: Result<(), Problem>) -> Check {
     let good = if name == SECCOMP { "no filter" } else { "works" };

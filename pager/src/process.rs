@@ -47,11 +47,13 @@ const MADV_POPULATE_WRITE: u64 = sys::MADV_POPULATE_WRITE as u64;
 /// Top of a thread's stack, where the C library keeps the thread's own data. The kernel writes the end of the thread there and does
 /// not wait for a page then (handle_userfault refuses exiting threads), so that a join would wait for ever.
 const THREAD_TOP: u64 = 2 * PAGE;
-/// Mappings are looked at again though nothing tells of new ones: so often if the resident memory has changed by so much, or else so much later.
+/// Mappings are read again after this, although nothing tells of new ones, if resident memory has changed by more than `SCAN_GROWTH` bytes.
 const SCAN_EVERY: Duration = Duration::from_millis(100);
+/// Growth of the address space by more than this (bytes) has them read at once.
 const SCAN_GROWTH: u64 = 1 << 20;
+/// If resident memory has not changed so, they are read again this much later than that: `SCAN_EVERY + SCAN_CALM` after the last time.
 const SCAN_CALM: Duration = Duration::from_millis(900);
-/// The latter at least so many times what a look at them takes.
+/// Least value of that delay, as a multiple of the time that reading them took.
 const SCAN_CALM_TIMES: u32 = 1000;
 /// What cannot be paged is counted only so often, and not while the process is stopped for its attach: many mappings take long.
 const UNPAGEABLE_EVERY: Duration = Duration::from_secs(1);
@@ -67,7 +69,7 @@ const END_DEADLINE: Duration = Duration::from_secs(1);
 const GUARD_MAX: u64 = 1 << 20;
 
 /// See the module's documentation.
-pub struct Process {
+pub(crate) struct Process {
     /// Its process id.
     pub pid: i32,
     /// Its memory.
@@ -117,7 +119,7 @@ struct Parts {
 impl Process {
     /// Attaches a process which has been frozen, and had not ended then. `orphans` are spaces of forked children whose process is not known yet: if this process
     /// is one of them, its space is taken from there.
-    pub fn attach(
+    pub(crate) fn attach(
         shared: &Shared,
         pid: i32,
         pidfd: OwnedFd,
@@ -194,7 +196,7 @@ impl Process {
             // Before it can hold anything: whatever fails later, the will stands.
             set_up
                 .make_will(&evictor, injected, pid)
-                .map_err(os("preparing for the supervisor's end"))?;
+                .map_err(os("preparing for the pager's end"))?;
             let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
                 Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
                 None => {
@@ -213,7 +215,7 @@ impl Process {
 
     /// Whether nobody has the address space any more: neither the process nor anybody who shares its memory (a thread that outlives the
     /// first one, a vfork child whose parent was killed, any CLONE_VM child).
-    pub fn is_gone(&mut self) -> bool {
+    pub(crate) fn is_gone(&mut self) -> bool {
         if self.evictor_died() {
             return !self.space.faults.is_alive();
         }
@@ -235,50 +237,44 @@ impl Process {
     }
 
     /// Whether it has left its memory to others: a vfork child that executes another program, or has ended.
-    pub fn has_left(&self) -> bool {
+    pub(crate) fn has_left(&self) -> bool {
         let shares = |tid: &i32| self.shares_memory_with(*tid);
         !shares(&self.witness) && !proc::threads(self.pid).iter().any(shares)
     }
 
     /// The memory is found to be another process's. Should the pager die, not the evictor's will but the keeper is for that.
-    pub fn give_to(&mut self, pid: i32, pidfd: OwnedFd) {
+    pub(crate) fn give_to(&mut self, pid: i32, pidfd: OwnedFd) {
         (self.pid, self.witness, self.pidfd) = (pid, pid, pidfd);
         self.space.pid.store(pid, Ordering::Relaxed);
     }
 
-    /// Whether the process runs another program now, in another address space.
-    pub fn has_execed(&self) -> bool {
-        proc::state(self.pid) != Some('Z')
-            && matches!(same_memory(Pid::from_raw(self.pid), self.evictor.pid()), Ok(false))
-    }
-
     /// Whether the other process or thread has the same memory.
-    pub fn shares_memory_with(&self, pid: i32) -> bool {
+    pub(crate) fn shares_memory_with(&self, pid: i32) -> bool {
         matches!(same_memory(Pid::from_raw(pid), self.evictor.pid()), Ok(true))
     }
 
     /// Whether the evictor has been killed, which leaves nobody to evict, or to stop the workload if we die.
-    pub fn evictor_died(&self) -> bool {
+    pub(crate) fn evictor_died(&self) -> bool {
         has_ended(self.evictor.process())
     }
 
     /// Whether the process has ended. Its memory may live on.
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         has_ended(self.pidfd.as_fd())
     }
 
     /// Its page tables.
-    pub fn page_tables(&self) -> Option<&dyn PageTables> {
+    pub(crate) fn page_tables(&self) -> Option<&dyn PageTables> {
         self.space.page_tables.get().map(AsRef::as_ref)
     }
 
     /// Process id of the evictor.
-    pub fn evictor_pid(&self) -> i32 {
+    pub(crate) fn evictor_pid(&self) -> i32 {
         self.evictor.pid().as_raw()
     }
 
     /// Measures its size; all zero once it is gone.
-    pub fn measure(&mut self) -> Statm {
+    pub(crate) fn measure(&mut self) -> Statm {
         self.size = self.measure.take().unwrap_or_default();
         self.size
     }
@@ -286,7 +282,7 @@ impl Process {
     // ---- mappings
 
     /// Registers what has been mapped since the last time, if anything may have been. Returns anonymous bytes that cannot be paged.
-    pub fn register_new(&mut self, shared: &Shared, now: Instant) -> Option<u64> {
+    pub(crate) fn register_new(&mut self, shared: &Shared, now: Instant) -> Option<u64> {
         let size = self.size.pages;
         let changes = self.space.changes.load(Ordering::Relaxed);
         let grown = self.size.resident.abs_diff(self.seen_resident) > SCAN_GROWTH;
@@ -373,7 +369,7 @@ impl Process {
 
     /// Gives the process copies of its own of pages that it shares since a fork, so that they can be moved next. Not under the gate: a page
     /// that has gone meanwhile faults, and is served like any other.
-    pub fn unshare(&mut self, pages: &[PageAddr]) -> nix::Result<()> {
+    pub(crate) fn unshare(&mut self, pages: &[PageAddr]) -> nix::Result<()> {
         let populate = |page: &PageAddr| {
             Call::new(libc::SYS_madvise, &[page.get(), PAGE, MADV_POPULATE_WRITE])
         };
@@ -456,7 +452,7 @@ impl Process {
     }
 
     /// Gives the pages in the outbox back: all of them have been read.
-    pub fn clear_outbox(&mut self) -> nix::Result<()> {
+    pub(crate) fn clear_outbox(&mut self) -> nix::Result<()> {
         if std::mem::take(&mut self.outbox_used) == 0 {
             return Ok(());
         }
@@ -470,7 +466,7 @@ impl Process {
     // ---- the end
 
     /// Leaves the process as it was found: no evictor, no mapping of ours, nothing registered. All pages must be home.
-    pub fn release(mut self, shared: &Shared) {
+    pub(crate) fn release(mut self, shared: &Shared) {
         for range in lock(&shared.tables).registered(self.space.id).iter() {
             // A range that has gone meanwhile needs no unregistering.
             let _ = self.space.faults.unregister(range);
@@ -490,7 +486,7 @@ impl Process {
 
     /// The address space is gone: lets its evictor end, which takes as long as the kernel needs to free that. Whoever closed the userfaultfd before
     /// might do that work in its stead.
-    pub fn bury(self) -> (Ending, Arc<Space>) {
+    pub(crate) fn bury(self) -> (Ending, Arc<Space>) {
         (self.evictor.dismiss(), self.space)
     }
 }

@@ -8,18 +8,18 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// Beats once in each turn of a thread.
 #[derive(Debug)]
-pub struct Pulse {
+pub(crate) struct Pulse {
     last: Instant,
 }
 
 impl Pulse {
     /// It begins to beat.
-    pub fn new(now: Instant) -> Pulse {
+    pub(crate) fn new(now: Instant) -> Pulse {
         Pulse { last: now }
     }
 
     /// Another turn. The thread may have waited for `longest` since the last one; returns for how long it did not run beyond that.
-    pub fn beat(&mut self, now: Instant, longest: Duration) -> Duration {
+    pub(crate) fn beat(&mut self, now: Instant, longest: Duration) -> Duration {
         let since = now.saturating_duration_since(self.last);
         self.last = now;
         let missed = since.saturating_sub(longest);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use gms_agent::Agent;
 use gms_policy::ids::{AgentId, Bytes};
-use gms_transport::client::{AgentAddress, Checksum, Client, ClientEvent, Lane};
+use gms_transport::client::{AgentAddress, Checksum, Client, ClientEvent, Lane, Seal};
 use gms_transport::keys::{self, Identity, Role};
 use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
@@ -94,6 +94,9 @@ impl Session {
     /// An agent that does not answer is told and used once it does, as long as another answers.
     pub fn prepare(config: SessionConfig) -> Result<Session, SessionError> {
         abort_on_panic();
+        // Before there is a key: it is in no core dump, and no other process of the user reads it.
+        nix::sys::prctl::set_dumpable(false)
+            .map_err(|e| SessionError::Fatal(format!("gms cannot guard its memory: {e}")))?;
         let trace = config.trace.as_deref().and_then(open_trace);
         let (identity, agents, embedded) = agents(&config)?;
         let mut random = [0u8; 24];
@@ -104,7 +107,16 @@ impl Session {
         let mut workload = WorkloadId([0; 16]);
         workload.0.copy_from_slice(&random[..16]);
         let seed = random[16..].iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte));
-        let client = || client(&identity, workload, &agents, Checksum::new(seed));
+        // Every lane has the same key, and nobody else has it.
+        let seal = config.seal.then(|| Seal::new(workload).map(Arc::new)).transpose();
+        let seal = seal.map_err(|e| SessionError::Fatal(format!("no key for the pages: {e}")))?;
+        let client = || {
+            let client = client(&identity, workload, &agents, Checksum::new(seed));
+            client.map(|client| match &seal {
+                Some(seal) => client.sealed(seal.clone()),
+                None => client,
+            })
+        };
         let mut greetings = Vec::new();
         let mut clients =
             (0..=config.fault_threads).map(|_| client()).collect::<Result<Vec<_>, _>>()?;
@@ -240,7 +252,7 @@ fn refuse_core_dumps() {
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
 }
 
-/// A supervisor thread that panics must not leave the workload waiting for ever, or half served: the process ends, and the evictors
+/// A pager thread that panics must not leave the workload waiting for ever, or half served: the process ends, and the evictors
 /// stop the workload.
 fn abort_on_panic() {
     let report = std::panic::take_hook();
@@ -437,7 +449,10 @@ fn stats(shared: &Shared) -> Stats {
         map_bytes,
         agents_full: gauges.full,
         agents_full_s: gauges.full_time.as_secs_f64(),
+        copies: shared.copies,
+        short_bytes: gauges.short * PAGE,
         detaching: shared.detaching.load(Ordering::Relaxed),
+        sealed: shared.config.seal,
         budget_bytes: shared.config.budget_bytes,
         unpageable_bytes: gauges.unpageable,
         attach_us: gauges.attach.as_secs_f64() * 1e6,
@@ -483,6 +498,11 @@ mod tests {
                 abort_on_panic();
                 panic!("as told");
             }
+            Ok("guard") => {
+                let session = Session::prepare(config()).expect("a session of its own agent");
+                assert!(!nix::sys::prctl::get_dumpable().expect("an answer"));
+                session.finish();
+            }
             Ok("stand") => {
                 let sleeper = || {
                     loop {
@@ -494,6 +514,29 @@ mod tests {
             }
             _ => {}
         }
+    }
+
+    fn config() -> SessionConfig {
+        SessionConfig {
+            redundancy: Default::default(),
+            budget_bytes: 64 << 20,
+            page_shift: 12,
+            fault_threads: 1,
+            agents: Vec::new(),
+            keys: None,
+            seal: true,
+            export_bytes: 1 << 20,
+            when_full: Default::default(),
+            trace: None,
+            verbose: false,
+            quiet: true,
+        }
+    }
+
+    #[test]
+    fn the_key_of_a_session_is_in_no_core_dump() {
+        let output = that_fails("guard").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     fn that_fails(how: &str) -> Command {

@@ -1,4 +1,4 @@
-//! What the threads of a supervisor share.
+//! What the threads of a pager share.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::budget::Budget;
 use gms_policy::ids::{AgentId, Bytes, SpaceId};
-use gms_policy::limits::SLACK_MIN;
+use gms_policy::limits::{AGENTS_MAX, SLACK_MIN};
+use gms_policy::redundancy::AgentSet;
 use gms_transport::client::Checksum;
 use gms_transport::message::PAGES_MAX;
 use hdrhistogram::Histogram;
@@ -20,6 +21,7 @@ use crate::frames::Frames;
 use crate::homes::{FaultCommand, Homes};
 use crate::page_map::PAGE;
 use crate::space::Space;
+use crate::speech::note;
 use crate::stats::AgentStats;
 use crate::sync::{event_fd, lock};
 use crate::tables::{Place, Tables};
@@ -29,6 +31,10 @@ const SLOTS: u32 = 4096;
 /// See [`Sizes::room_kept`]. Less than the slack of any budget, so that eviction is under way by then.
 const ROOM_KEPT: u64 = 128;
 const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
+/// An agent that has given wrong pages this often is not used any more.
+pub(crate) const BLAME_MAX: u32 = 3;
+/// An agent that has lost all that it had this often under one workload, which uses up numbers of sets, is not used any more either.
+const LOSSES_MAX: u32 = 64;
 /// See [`Sizes::own_pages`]: an exchange takes 25 us, 8 of which are the fault thread's, so that about so many keep it busy.
 const OWN_PAGES: usize = 4;
 /// Longest fault latency that is told apart from longer ones.
@@ -96,6 +102,12 @@ pub struct Shared {
     pub ceiling: AtomicI64,
     /// How much of what there is.
     pub sizes: Sizes,
+    /// Agents that are to have each page.
+    pub copies: u32,
+    /// How often each agent has given something else than what it was given.
+    blamed: Mutex<BTreeMap<AgentId, u32>>,
+    /// Agents for which that was too often, a bit each.
+    unsound: AtomicU64,
     /// Above this eviction begins.
     high: i64,
     /// The CPU on which all faults of late were, and where they are handled; none if negative.
@@ -151,6 +163,8 @@ pub struct Gauges {
     pub full: bool,
     /// For how long that was so.
     pub full_time: Duration,
+    /// Pages of which there are too few copies.
+    pub short: u64,
     /// Longest stop for an attach.
     pub attach: Duration,
     /// Looks at the tree's size.
@@ -198,6 +212,9 @@ impl Shared {
             resident: AtomicI64::new(0),
             ceiling: AtomicI64::new(budget.ceiling().0 as i64),
             sizes,
+            copies: config.redundancy.copies(config.agents.len()),
+            blamed: Mutex::default(),
+            unsound: AtomicU64::new(0),
             high: budget.high().0 as i64,
             fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),
@@ -292,16 +309,44 @@ impl Shared {
         let detaching = self.detaching.load(Ordering::Relaxed);
         if !detaching && tables.depends_on(agent) {
             drop(tables);
-            self.fail(format!("agent {name} was restarted and has lost the workload's pages"));
+            self.fail(format!("agent {name} was restarted and has lost the workload's pages; end workloads before their agents"));
             return;
         }
-        tables.forget_copies(agent);
-        let full = tables.exhausted;
-        drop(tables);
-        // Who detaches evicts nothing any more.
-        if full && !detaching {
-            self.fail("the page map is full");
+        if tables.lose(agent) == LOSSES_MAX && self.copies > 1 {
+            note(format!(
+                "agent {name} has been restarted {LOSSES_MAX} times: others are used in its place"
+            ));
+            self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
         }
+    }
+
+    /// An agent does `what`: gives a page that is not the one it was given, or does not have it any more. The first time is told. After some it is used no
+    /// more, where other agents have pages too. Else what it gives ends the workload, but not while that is let go: then it is asked again.
+    pub fn blame(&self, agent: AgentId, name: &str, what: &str) {
+        let mut blamed = lock(&self.blamed);
+        let count = blamed.entry(agent).or_default();
+        *count += 1;
+        let (count, text) = (*count, format!("agent {name} {what}"));
+        drop(blamed);
+        let advice = "test its machine's memory, or do without it";
+        match count {
+            1 => note(format!("{text}: {advice}")),
+            BLAME_MAX if self.copies > 1 => {
+                note(format!("{text} again: others are used in its place; {advice}"));
+                self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
+                self.kick_evict();
+            }
+            BLAME_MAX.. if self.copies == 1 && !self.detaching.load(Ordering::Relaxed) => {
+                self.fail(format!("{text}: {advice}"));
+            }
+            _ => {}
+        }
+    }
+
+    /// Agents that have given wrong pages.
+    pub fn unsound_agents(&self) -> AgentSet {
+        let bits = self.unsound.load(Ordering::Relaxed);
+        (0..AGENTS_MAX as u8).filter(|n| bits >> n & 1 == 1).map(AgentId).collect()
     }
 
     /// Tells the evict thread of a space that is restless.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Shows bytes with three significant digits: `62.9 MiB`.
-pub struct Human(
+pub(crate) struct Human(
     /// Bytes.
     pub u64,
 );

@@ -1,4 +1,4 @@
-//! One address space of the workload, as the threads of a supervisor share it.
+//! One address space of the workload, as the threads of a pager share it.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -31,11 +31,11 @@ pub struct Space {
     pub page_tables: OnceLock<Box<dyn PageTables>>,
     /// Events that changed the mappings, so that they must be looked at again.
     pub changes: AtomicU64,
-    /// Where memory was taken out of the userfaultfd, until all changes begun by then have been told.
+    /// Ranges that were taken out of the userfaultfd so that a thread could tell of its change. Emptied when no change is under way.
     pub relieved: Mutex<RangeSet>,
-    /// What was registered while a change was under way, and is perhaps not recorded, until all changes begun by then have been told.
+    /// Ranges registered while a change was under way, which the tables may not know as registered. Emptied when no change is under way.
     pub unrecorded: Mutex<RangeSet>,
-    /// Threads change it without a moment in between in which somebody could be served: they are to be stopped for one.
+    /// Its threads change it so often that no fault could be served for 3 ms: the evict thread stops them for a moment.
     pub restless: AtomicBool,
     /// Removals that have been applied.
     pub removals: AtomicU64,
@@ -179,9 +179,9 @@ impl Drop for Lent {
     }
 }
 
-/// While pages are being moved faults are read without the gate, so that they need not wait for it: if something was readable and then no
-/// event waits, it is a fault. But it may go (its thread got a signal) and an event come in between. Who moved pages meanwhile finds that
-/// out here.
+/// Reads of single faults without the gate, so that they need not wait while pages are being moved out. A message that was readable when no
+/// event was waiting is a fault. But before it is read the fault may vanish (its thread got a signal), and an event come in its place. Whoever
+/// holds the gate and has moved pages meanwhile learns that from `is_intact`.
 #[derive(Default)]
 pub struct Ungated {
     /// Odd while such a read is under way.

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-
-use crate::text::plain;
+use gms_transport::text::plain;
 
 /// What may wait to be written.
 const WAITING_MAX: usize = 64;
@@ -54,7 +53,7 @@ fn write_all(items: &Receiver<Item>) {
     }
 }
 
-/// `eprintln` would panic where this fails, which in a supervisor ends the workload; and it would hold a lock that a panic needs.
+/// `eprintln` would panic where this fails, which in a pager ends the workload; and it would hold a lock that a panic needs.
 fn write(text: &str) {
     let mut left = text.as_bytes();
     while !left.is_empty() {

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Distribution of fault latencies in microseconds, from the read of the message to the wake of the thread.
+/// Distribution of the latencies of faults that needed a page from an agent, in us: from the request of the page until it is installed and its
+/// thread woken.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FaultLatency {
     /// Median.
@@ -34,6 +35,9 @@ pub struct AgentStats {
     pub refusals: u64,
     /// Whether the connection is up.
     pub up: bool,
+    /// The agent is about to end: it serves pages and takes none. Or (`up` is false) it has ended so.
+    #[serde(default)]
+    pub draining: bool,
 }
 
 /// Counters and gauges of a session.
@@ -49,7 +53,7 @@ pub struct Stats {
     pub elapsed_s: f64,
     /// Page faults handled.
     pub faults: u64,
-    /// Latency of the faults that needed a page from an agent.
+    /// Latency of those that needed a page from an agent.
     pub fault_us: FaultLatency,
     /// First touches filled with zeros (pages, including those around the fault).
     pub zero_fills: u64,
@@ -90,9 +94,18 @@ pub struct Stats {
     /// For how many seconds that was so.
     #[serde(default)]
     pub agents_full_s: f64,
+    /// Agents that are to have each page.
+    #[serde(default)]
+    pub copies: u32,
+    /// Memory of which agents that stay have fewer copies than that, in bytes: more are made once there are agents for them.
+    #[serde(default)]
+    pub short_bytes: u64,
     /// All pages are being brought home.
     #[serde(default)]
     pub detaching: bool,
+    /// Whether agents hold the pages sealed (`--seal`).
+    #[serde(default)]
+    pub sealed: bool,
     /// `--local`.
     pub budget_bytes: u64,
     /// Anonymous memory which cannot be paged now (shared, locked, pinned, read-only ...), in bytes.

@@ -1,4 +1,4 @@
-//! What the supervisor knows of the workload's pages, as a state machine without I/O: the page map, the write-back slots, who shares which
+//! What the pager knows of the workload's pages, as a state machine without I/O: the page map, the write-back slots, who shares which
 //! content, which ranges are registered, which are quarantined.
 //!
 //! Life of a page: resident -> `Slot` (marked before the MOVE, so that a fault at any moment finds it) -> `Remote` -> fault ->
@@ -12,15 +12,17 @@
 
 mod birth;
 mod changes;
+mod detach;
 mod eviction;
-mod home;
 mod lent;
 mod order;
+mod repair;
 mod roomless;
 mod space;
 
 pub use birth::{Ask, Birth};
 pub use order::{Change, Doubt, Remap, contested, drop_echoes};
+pub use repair::Short;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -28,7 +30,7 @@ use std::sync::Arc;
 
 use gms_policy::eviction::{Clock, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
-use gms_policy::redundancy::AgentSet;
+use gms_policy::redundancy::{AgentSet, PlacementId};
 
 use self::roomless::Roomless;
 use self::space::SpaceState;
@@ -67,6 +69,17 @@ pub enum EvictOutcome {
     Moved(u64),
 }
 
+/// What came of a page's write to an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteOutcome {
+    /// The agent has it.
+    Stored,
+    /// The agent has refused it, or not answered: then it may have it.
+    Failed,
+    /// The agent has not heard of it.
+    Unsent,
+}
+
 /// Counters of outcomes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
@@ -89,7 +102,10 @@ enum Phase {
     Ready,
     /// Written to these agents. Left by `written`, when each has answered.
     Sent {
+        placement: PlacementId,
         to: AgentSet,
+        /// Those of them that may have it.
+        reached: AgentSet,
         unanswered: AgentSet,
         stored: AgentSet,
     },
@@ -143,15 +159,16 @@ pub struct Tables {
     lent: HashSet<Place>,
     /// Pages that nobody has any more, and whose markers have been taken away: they are about to be poisoned.
     doomed: HashSet<Place>,
-    /// Agents that are not trusted with the only copy of a page.
+    /// Agents whose copies do not count, and how many others must have a page that is not written anew.
     untrusted: AgentSet,
+    copies: u32,
     /// Those of each agent, the latest last: a lane may tell of an earlier one after another has told of a restart.
     sessions: BTreeMap<AgentId, VecDeque<u64>>,
+    /// Agents that have lost what they had, and how often.
+    losses: BTreeMap<AgentId, u32>,
     /// Contents that agents may forget.
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
-    remote_pages: u64,
-    held: BTreeMap<AgentId, u64>,
     /// Highest number of pages at agents.
     pub remote_pages_peak: u64,
     /// The page map was full when an entry had to be changed: the workload cannot go on.
@@ -189,11 +206,11 @@ impl Tables {
             lent: HashSet::new(),
             doomed: HashSet::new(),
             untrusted: AgentSet::default(),
+            copies: 1,
             sessions: BTreeMap::new(),
+            losses: BTreeMap::new(),
             discards: BTreeMap::new(),
             next_content: 1,
-            remote_pages: 0,
-            held: BTreeMap::new(),
             remote_pages_peak: 0,
             exhausted: false,
             counters: Counters::default(),
@@ -257,7 +274,8 @@ impl Tables {
 
     /// A thread waits for this page.
     pub fn fault(&mut self, place: Place) -> FaultAction {
-        if self.prefetching.contains(&place) || self.doomed.contains(&place) {
+        // What could not be noted may say that a slot has the page which has another's by now.
+        if self.exhausted || self.prefetching.contains(&place) || self.doomed.contains(&place) {
             self.waiters.insert(place);
             return FaultAction::Wait;
         }
@@ -381,6 +399,7 @@ impl Tables {
             && let Some(page) = pages.next()
         {
             if let State::Remote(content) = self.map.get(space, page)
+                && !content.holders.is_empty()
                 && !self.doomed.contains(&(space, page))
                 && self.prefetching.insert((space, page))
             {
@@ -447,17 +466,17 @@ impl Tables {
 
     /// Pages of the workload at one agent.
     pub fn held_by(&self, agent: AgentId) -> u64 {
-        self.held.get(&agent).copied().unwrap_or(0)
+        self.map.placements.held_by(agent)
     }
 
     /// Pages at agents.
     pub fn remote_pages(&self) -> u64 {
-        self.remote_pages
+        self.map.placements.pages()
     }
 
-    /// Agents that are away, leaving or silent: pages of which they have a copy are kept until another agent has one too.
-    pub fn distrust(&mut self, agents: AgentSet) {
-        self.untrusted = agents;
+    /// An unchanged page is left to the agents that have it only if `copies` of them are not among these, which are away, leaving or silent.
+    pub fn distrust(&mut self, agents: AgentSet, copies: u32) {
+        (self.untrusted, self.copies) = (agents, copies);
     }
 
     /// An agent greets a lane. True if it is news that it has lost what it was given: it had other sessions with the workload, and this was not one.
@@ -476,61 +495,30 @@ impl Tables {
     /// Whether any page is only at this agent.
     pub fn depends_on(&self, agent: AgentId) -> bool {
         let only = AgentSet::of(agent);
-        self.spaces.keys().any(|&space| {
-            let mut found = false;
-            self.map.visit(space, 0..u64::MAX, |_, state| {
-                found = matches!(state, State::Remote(content) if content.holders == only);
-                !found
-            });
-            found
-        })
+        // Those may all be of pages that are resident.
+        self.map.placements.only_at(agent) > 0
+            && self.spaces.keys().any(|&space| {
+                let mut found = false;
+                self.map.visit(space, 0..u64::MAX, |_, state| {
+                    found = matches!(state, State::Remote(content) if content.holders == only);
+                    !found
+                });
+                found
+            })
     }
 
-    /// The agent has lost everything: its copies are no longer good.
-    pub fn forget_copies(&mut self, agent: AgentId) {
-        let lost = AgentSet::of(agent);
-        // What nobody needs any more is counted as held until then.
-        while self.bury(64) {}
-        let spaces: Vec<SpaceId> = self.spaces.keys().copied().collect();
-        for space in spaces {
-            for (page, state) in self.map.known(space, 0..u64::MAX) {
-                let place = (space, page);
-                let held = content_of(state).filter(|content| content.holders.has(agent));
-                let Some(content) = held else { continue };
-                let left = Content { holders: content.holders.without(lost), ..content };
-                let (changed, releases) = match state {
-                    _ if !left.holders.is_empty() => {
-                        let (_, mark) = self.map.get_marked(space, page);
-                        let remote = matches!(state, State::Remote(_));
-                        let state = if remote { State::Remote(left) } else { State::Kept(left) };
-                        (self.put_marked(place, state, mark), false)
-                    }
-                    State::Kept(_) => (self.put(place, State::Empty), true),
-                    // See `depends_on`.
-                    _ => continue,
-                };
-                match changed {
-                    true if releases => self.release(content),
-                    true => {}
-                    // It would be left to the agent again.
-                    false => self.exhausted = true,
-                }
-            }
-        }
-        for index in 0..self.slots.len() {
-            if let Phase::Sent { stored, .. } = &mut self.slots[index].phase {
-                *stored = stored.without(lost);
-            }
-            let Some(kept) = &mut self.slots[index].kept else { continue };
-            let before = *kept;
-            kept.holders = kept.holders.without(lost);
-            if kept.holders.is_empty() {
-                self.slots[index].kept = None;
-                self.release(before);
-            }
-        }
-        self.held.remove(&agent);
+    /// Agents that have lost everything at least once.
+    pub fn losers(&self) -> AgentSet {
+        self.losses.keys().copied().collect()
+    }
+
+    /// The agent has lost everything: its copies are no longer good. Returns how often that was so.
+    pub fn lose(&mut self, agent: AgentId) -> u32 {
+        self.map.placements.lose(agent);
         self.discards.remove(&agent);
+        let losses = self.losses.entry(agent).or_default();
+        *losses += 1;
+        *losses
     }
 
     // ---- references
@@ -637,25 +625,15 @@ impl Tables {
             Some(references) if *references > 2 => *references -= 1,
             Some(_) => drop(self.shared.remove(&content.id)),
             None => {
-                self.remote_pages = self.remote_pages.saturating_sub(1);
-                for agent in content.holders.agents() {
-                    self.may_forget(agent, content.id);
-                    if let Some(held) = self.held.get_mut(&agent) {
-                        *held = held.saturating_sub(1);
-                    }
-                }
+                self.map.placements.release(content.placement);
+                let holders = self.map.placements.agents(content.placement);
+                holders.agents().for_each(|agent| self.may_forget(agent, content.id));
             }
         }
     }
 
     fn may_forget(&mut self, agent: AgentId, id: ContentId) {
         self.discards.entry(agent).or_default().push(id);
-    }
-
-    fn count_remote(&mut self, holders: AgentSet) {
-        holders.agents().for_each(|agent| *self.held.entry(agent).or_default() += 1);
-        self.remote_pages += 1;
-        self.remote_pages_peak = self.remote_pages_peak.max(self.remote_pages);
     }
 }
 

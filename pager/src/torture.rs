@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Where a thread can be delayed: between the two sides of what must not be assumed to be one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say where")]
-pub enum Point {
+pub(crate) enum Point {
     BeforeRead,
     BetweenLookAndRead,
     AfterRead,
@@ -72,19 +71,19 @@ thread_local! {
 }
 
 /// Tortures this process from now on. To be called before the session's threads start.
-pub fn start(seed: u64) {
+pub(crate) fn start(seed: u64) {
     SEED.store(mix(seed).max(OFF + 1), Ordering::Relaxed);
 }
 
 /// Whether this process is tortured.
 #[inline]
-pub fn is_on() -> bool {
+pub(crate) fn is_on() -> bool {
     SEED.load(Ordering::Relaxed) != OFF
 }
 
 /// Delays the thread, perhaps.
 #[inline]
-pub fn at(point: Point) {
+pub(crate) fn at(point: Point) {
     if is_on() {
         delay(point);
     }
@@ -92,13 +91,13 @@ pub fn at(point: Point) {
 
 /// True in one call of `n`; never if nothing is tortured.
 #[inline]
-pub fn one_in(n: u64) -> bool {
+pub(crate) fn one_in(n: u64) -> bool {
     is_on() && with_stream(|stream| stream.below(n) == 0)
 }
 
 /// Raises `goal`, the bytes to be evicted, now and then to a few pages. `faults` have been served so far.
 #[inline]
-pub fn raise_goal(goal: &mut u64, faults: u64) {
+pub(crate) fn raise_goal(goal: &mut u64, faults: u64) {
     if is_on() && *goal == 0 {
         let pages = with_stream(|stream| stream.eviction(Instant::now(), faults));
         *goal = pages * crate::page_map::PAGE;
@@ -107,7 +106,7 @@ pub fn raise_goal(goal: &mut u64, faults: u64) {
 
 /// The pause before the next look: a short one.
 #[inline]
-pub fn shorten(pause: Duration) -> Duration {
+pub(crate) fn shorten(pause: Duration) -> Duration {
     if !is_on() {
         return pause;
     }
@@ -116,7 +115,7 @@ pub fn shorten(pause: Duration) -> Duration {
 
 /// Puts candidates into random order.
 #[inline]
-pub fn shuffle<T>(items: &mut [T]) {
+pub(crate) fn shuffle<T>(items: &mut [T]) {
     if is_on() {
         with_stream(|stream| stream.shuffle(items));
     }
@@ -124,7 +123,7 @@ pub fn shuffle<T>(items: &mut [T]) {
 
 /// A random part of the pages in random order, however hot they are; `None` if nothing is tortured.
 #[inline]
-pub fn sample<T: Copy>(pages: &[T]) -> Option<Vec<T>> {
+pub(crate) fn sample<T: Copy>(pages: &[T]) -> Option<Vec<T>> {
     is_on().then(|| with_stream(|stream| stream.sample(pages)))
 }
 

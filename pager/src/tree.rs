@@ -27,7 +27,7 @@ pub enum Root {
 }
 
 /// Processes known to be alive, or not yet seen to have ended.
-pub struct Tree {
+pub(crate) struct Tree {
     root: Root,
     members: BTreeMap<i32, Member>,
     seen: u64,
@@ -69,7 +69,7 @@ const LOOKS_AFTER_BIRTH: u32 = 3;
 
 /// Whether the newest descriptor, and all that are in use, are among the first `share` quarters of those that this process may have. The lowest that is
 /// free is given, so that the newest alone tells little when some have been closed.
-pub fn are_in_quarters(newest: &OwnedFd, share: u64) -> bool {
+pub(crate) fn are_in_quarters(newest: &OwnedFd, share: u64) -> bool {
     let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(most, _)| most);
     let edge = (most / 4 * share) as RawFd;
     let next = fcntl(newest, FcntlArg::F_DUPFD_CLOEXEC(edge));
@@ -80,7 +80,7 @@ pub fn are_in_quarters(newest: &OwnedFd, share: u64) -> bool {
 
 impl Tree {
     /// A tree of which only the first process is known yet.
-    pub fn new(root: Root) -> Tree {
+    pub(crate) fn new(root: Root) -> Tree {
         let (Root::OwnChildren(first) | Root::Process(first)) = root;
         let mut tree = Tree {
             root,
@@ -129,7 +129,7 @@ impl Tree {
     }
 
     /// Finds new members and drops those that have ended, unless nobody was born and not `all` is asked for: then it returns false.
-    pub fn refresh(&mut self, evictors: &[i32], all: bool) -> bool {
+    pub(crate) fn refresh(&mut self, evictors: &[i32], all: bool) -> bool {
         let grown = self.may_have_grown();
         if !grown && !all {
             return false;
@@ -147,7 +147,7 @@ impl Tree {
     }
 
     /// Whether more were born than have been looked at: to be refreshed again at once.
-    pub fn is_behind(&self) -> bool {
+    pub(crate) fn is_behind(&self) -> bool {
         self.unborn.len() > BORN_MAX as usize
     }
 
@@ -248,22 +248,22 @@ impl Tree {
     }
 
     /// Process ids of the members.
-    pub fn pids(&self) -> impl Iterator<Item = i32> + '_ {
+    pub(crate) fn pids(&self) -> impl Iterator<Item = i32> + '_ {
         self.members.keys().copied()
     }
 
     /// A descriptor of a member that has not ended when last looked at: its id may be another's now.
-    pub fn process(&self, pid: i32) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn process(&self, pid: i32) -> Option<BorrowedFd<'_>> {
         self.members.get(&pid).map(|member| member.process.as_fd())
     }
 
     /// Whose child a member was when it was met.
-    pub fn parent(&self, pid: i32) -> Option<i32> {
+    pub(crate) fn parent(&self, pid: i32) -> Option<i32> {
         self.members.get(&pid).map(|member| member.parent)
     }
 
     /// Measures the resident anonymous memory of a member, in bytes.
-    pub fn measure(&self, pid: i32) -> u64 {
+    pub(crate) fn measure(&self, pid: i32) -> u64 {
         let Some(member) = self.members.get(&pid) else { return 0 };
         let taken = match &member.size {
             Some(size) => size.take().map(|size| size.resident),
@@ -274,27 +274,27 @@ impl Tree {
     }
 
     /// What [`Tree::measure`] found last.
-    pub fn resident(&self, pid: i32) -> u64 {
+    pub(crate) fn resident(&self, pid: i32) -> u64 {
         self.members.get(&pid).map_or(0, |member| member.resident.get())
     }
 
     /// Whether the process is a member.
-    pub fn contains(&self, pid: i32) -> bool {
+    pub(crate) fn contains(&self, pid: i32) -> bool {
         self.members.contains_key(&pid)
     }
 
     /// Whether nobody is left. A list of children can miss some while others end, so that one look is not enough.
-    pub fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.empty > 1
     }
 
     /// Members ever seen.
-    pub fn seen(&self) -> u64 {
+    pub(crate) fn seen(&self) -> u64 {
         self.seen
     }
 
     /// Kills every member that is known now.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         self.members.values().for_each(|member| kill(&member.process));
     }
 }

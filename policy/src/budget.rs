@@ -11,10 +11,10 @@
 //! so that a burst as large as the slack need not wait. Above `strays` not all can have come by faults: the tree is stopped until its new
 //! mappings and processes are registered.
 
-use crate::ids::{Bytes, PageCount};
+use crate::ids::Bytes;
 use crate::limits::{
-    ALLOCATION_BYTES_PER_S, BUDGET_MIN, CALM_BYTES_PER_S, EXCHANGE_PAGES_MAX, LOOK_MAX, LOOK_MIN,
-    OVERSHOOT_MIN, PAGE_HEADROOM_MIN, SLACK_MAX, SLACK_MIN,
+    ALLOCATION_BYTES_PER_S, BUDGET_MIN, CALM_BYTES_PER_S, LOOK_MAX, LOOK_MIN, OVERSHOOT_MIN,
+    PAGE_HEADROOM_MIN, SLACK_MAX, SLACK_MIN,
 };
 use std::time::Duration;
 
@@ -23,10 +23,8 @@ use std::time::Duration;
 pub struct Decision {
     /// The workload should be attached (its evictor started) and its memory registered, so that its pages can be evicted.
     pub page: bool,
-    /// So much should go out now (zero: nothing).
+    /// Bytes that should go out now.
     pub evict: Bytes,
-    /// A fault may install this many pages together, its own included: 1 to 64.
-    pub install_max: PageCount,
     /// Look again after this time at the latest.
     pub look_again: Duration,
 }
@@ -95,11 +93,9 @@ impl Budget {
             true => resident.saturating_sub(self.low()),
             false => Bytes(0),
         };
-        let pages = Bytes(headroom).pages().0.clamp(1, u64::from(EXCHANGE_PAGES_MAX));
         Decision {
             page: headroom < self.page_headroom,
             evict,
-            install_max: PageCount(pages),
             look_again: time_for(headroom, ALLOCATION_BYTES_PER_S),
         }
     }
@@ -123,7 +119,6 @@ mod tests {
         let decision = Budget::new(Bytes(256 * MIB)).decide(Bytes(64 * MIB));
         assert!(!decision.page);
         assert_eq!(decision.evict, Bytes(0));
-        assert_eq!(decision.install_max, PageCount(64));
     }
 
     #[test]
@@ -137,7 +132,6 @@ mod tests {
         assert!(budget.decide(Bytes(49 * MIB)).page);
         assert_eq!(budget.decide(Bytes(65 * MIB)).evict, Bytes(0));
         assert_eq!(budget.decide(Bytes(66 * MIB)).evict, Bytes(3 * MIB));
-        assert_eq!(budget.decide(Bytes(64 * MIB)).install_max, PageCount(1));
     }
 
     #[test]
@@ -171,7 +165,6 @@ mod tests {
             let decision = budget.decide(Bytes(resident));
             prop_assert!(decision.evict == Bytes(0) || decision.page);
             prop_assert!(decision.evict.0 <= resident);
-            prop_assert!((1..=64).contains(&decision.install_max.0));
             prop_assert!((LOOK_MIN..=LOOK_MAX).contains(&decision.look_again));
             let after = Bytes(resident).saturating_sub(decision.evict);
             prop_assert_eq!(budget.decide(after).evict, Bytes(0));

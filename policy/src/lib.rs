@@ -6,6 +6,7 @@
 //! | which page goes out | [`eviction`] | generalized CLOCK (Smith 1978), refault distances as the reference signal |
 //! | to which agent | [`placement`] | power of two choices (Mitzenmacher 1996), GMS weights |
 //! | how is it noted who has it | [`redundancy`] | sets of agents, numbered |
+//! | when is another agent asked too | [`hedge`] | hedged requests (Dean and Barroso 2013) |
 //! | which pages come in early | [`prefetch`] | Leap (Al Maruf and Chowdhury, ATC'20) |
 //! | when to act at all | [`budget`] | watermarks |
 //! | what if no agent takes pages | [`full`] | the user |
@@ -16,6 +17,7 @@
 pub mod budget;
 pub mod eviction;
 pub mod full;
+pub mod hedge;
 pub mod ids;
 pub mod limits;
 pub mod placement;
@@ -26,8 +28,9 @@ pub mod size;
 pub use budget::{Budget, Decision};
 pub use eviction::{Clock, Mark};
 pub use full::{FullAction, WhenFull};
+pub use hedge::Hedge;
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
-pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices, nearest};
-pub use prefetch::{Prefetch, Streams, Window};
-pub use redundancy::{AgentSet, PlacementId, Placements};
+pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices, choose_set, nearest};
+pub use prefetch::{Streams, Window};
+pub use redundancy::{AgentSet, PlacementId, Placements, Redundancy, Shortage};
 pub use size::{Size, SizeError};

@@ -17,10 +17,10 @@ pub const SCAN_WINDOW_MAX: usize = 512;
 pub const EXCHANGE_PAGES_MAX: u32 = 64;
 /// Most pages of a prefetch window, apart from the page which faulted: some exchanges, which are under way together.
 pub const WINDOW_MAX: u32 = 4 * EXCHANGE_PAGES_MAX - 1;
-/// One page of a window that is not smaller is left out, to see whether it is used.
-pub const MARKED_MIN: u32 = 7;
-/// It is one of the first of so many parts.
-pub const MARKED_PART: u64 = 4;
+/// One page of a window of at least this many is left out, to see whether the window is used.
+pub const LEFT_OUT_MIN: u32 = 7;
+/// It is in the first of this many parts of the window.
+pub const LEFT_OUT_PART: u64 = 4;
 /// Percentage of prefetched pages which must be used for windows of any size.
 pub const FRUGAL: u32 = 95;
 /// Below this nothing is prefetched. A page fetched ahead costs a fifth of a fault; one fetched in vain that, and soon a fault.
@@ -41,6 +41,14 @@ pub const EWMA_SHIFT: u32 = 3;
 /// Least share of the pages that an eligible agent gets when compared with any other: 1/64, so that a
 /// slow one is measured again and can recover.
 pub const EXPLORE_SHARE: f64 = 1.0 / 64.0;
+/// Soonest that a read is asked of a second agent: a busy CPU alone delays one by that much.
+pub const HEDGE_AFTER_MIN: Duration = Duration::from_millis(1);
+/// Latest that it is.
+pub const HEDGE_AFTER_MAX: Duration = Duration::from_millis(200);
+/// Reads that may be hedged one after another.
+pub const HEDGE_CREDIT_MAX: u32 = 16;
+/// Agents with which an agent holds pages together.
+pub const NEIGHBOURS: usize = 4;
 /// An agent's cost doubles with each refusal in a row, up to 2^16.
 pub const REFUSAL_DOUBLINGS_MAX: u32 = 16;
 /// Costs below this are the same: clocks and schedulers are no finer, in ns.
@@ -66,6 +74,8 @@ pub const LOOK_MAX: Duration = Duration::from_millis(50);
 pub const OVERSHOOT_MIN: u64 = 32 * MIB;
 
 const _: () = {
+    // A page is at an agent and some of its neighbours: with up to two of those so many sets have a number each, those that are left when agents are lost too.
+    assert!(AGENTS_MAX * (1 + NEIGHBOURS + NEIGHBOURS * (NEIGHBOURS - 1) / 2) <= 1 << 10);
     assert!(FRAME_BYTES.is_power_of_two());
     assert!(EXCHANGE_PAGES_MAX.is_power_of_two() && WINDOW_MAX < OUTCOME_WINDOW);
     assert!(TREND_MIN <= TREND_HISTORY && TREND_HISTORY.is_multiple_of(TREND_MIN));

@@ -9,7 +9,7 @@
 //! for each refusal in a row. Free frames are GMS's weights (SOSP'95): agents fill at the same pace.
 
 use crate::ids::{AgentId, PageCount};
-use crate::limits::{COST_NS_MIN, EWMA_SHIFT, EXPLORE_SHARE, REFUSAL_DOUBLINGS_MAX};
+use crate::limits::{COST_NS_MIN, EWMA_SHIFT, EXPLORE_SHARE, NEIGHBOURS, REFUSAL_DOUBLINGS_MAX};
 use std::time::Duration;
 
 /// What is known of one agent when a page is placed.
@@ -66,6 +66,33 @@ pub fn nearest(views: impl IntoIterator<Item = AgentView>) -> Option<AgentId> {
         b.up.cmp(&a.up).then(a.cost().total_cmp(&b.cost())).then(a.id.cmp(&b.id))
     };
     views.into_iter().min_by(order).map(|view| view.id)
+}
+
+/// The `count` agents which should get the next pages, each all of them; none if fewer are up with room and credits. The first is chosen from all, the others
+/// from the [`NEIGHBOURS`] next ones: so few sets of agents hold pages together, and few pages are lost when as many agents fail at once as a
+/// page has copies (Cidon et al., "Copysets", ATC'13).
+pub fn choose_set(
+    placement: &impl Placement,
+    views: &[AgentView],
+    count: u32,
+    random: u64,
+) -> Vec<AgentId> {
+    let mut left: Vec<AgentView> = views.iter().filter(|view| view.eligible()).copied().collect();
+    if left.len() < count as usize {
+        return Vec::new();
+    }
+    let mut chosen: Vec<AgentId> = placement.choose(&left, random).into_iter().collect();
+    let Some(&first) = chosen.first() else { return chosen };
+    left.sort_by_key(|view| (view.id <= first, view.id));
+    left.retain(|view| view.id != first);
+    left.truncate(NEIGHBOURS.max(count as usize - 1));
+    while chosen.len() < count as usize
+        && let Some(next) = placement.choose(&left, mix(random, 4 + chosen.len() as u64))
+    {
+        left.retain(|view| view.id != next);
+        chosen.push(next);
+    }
+    chosen
 }
 
 /// Two random candidates, compared by merit.
@@ -308,6 +335,33 @@ mod tests {
             match TwoChoices.choose(&views, random) {
                 Some(id) => prop_assert!(views.iter().any(|v| v.id == id && v.eligible())),
                 None => prop_assert!(!views.iter().any(AgentView::eligible)),
+            }
+        }
+
+        /// As many different agents as were asked for, all eligible, whenever there are so many, and few sets.
+        #[test]
+        fn sets_are_of_eligible_neighbours(
+            views in prop::collection::vec(any_view(), 0..12),
+            count in 1u32..4,
+            random: u64,
+        ) {
+            let chosen = choose_set(&TwoChoices, &views, count, random);
+            let eligible: Vec<AgentId> =
+                views.iter().filter(|view| view.eligible()).map(|view| view.id).collect();
+            let mut distinct = eligible.clone();
+            distinct.sort_unstable();
+            distinct.dedup();
+            if distinct.len() < eligible.len() {
+                return Ok(());
+            }
+            let enough = eligible.len() >= count as usize;
+            prop_assert_eq!(chosen.len(), if enough { count as usize } else { 0 });
+            prop_assert!(chosen.iter().all(|id| eligible.contains(id)));
+            prop_assert!(chosen.iter().enumerate().all(|(i, id)| !chosen[..i].contains(id)));
+            for other in chosen.iter().skip(1) {
+                let rank = |id| distinct.iter().position(|d| *d == id).expect("eligible");
+                let after = (rank(*other) + distinct.len() - rank(chosen[0])) % distinct.len();
+                prop_assert!(after <= NEIGHBOURS);
             }
         }
 

@@ -5,15 +5,15 @@
 //! Boyer and Moore's vote over a history which is looked at in doubling lengths; so a few stray faults do not
 //! hide a stride. The window doubles with hits and halves with misses.
 //!
-//! Prefetched pages are installed, so their use is not seen. So one page of each larger window is left out, its marker, anywhere in the
-//! first part. If it faults, the window is of use, and the next one is fetched while the rest of this is used (as by Linux's readahead
+//! Prefetched pages are installed, so their use is not seen. So one page of each larger window is left out, anywhere in the first part.
+//! If it faults, the window is of use, and the next one is fetched while the rest of this is used (as by Linux's readahead
 //! marker); if the stream goes on behind the window without that, it is not: programs skip pages, and what they skip should stay away.
 //! A small window has been used up to the next fault. All windows of an address space share a throttle, their recent hit ratio.
 
 use crate::ids::PageAddr;
 use crate::limits::{
-    FRAME_BYTES, FRUGAL, MARKED_MIN, MARKED_PART, OUTCOME_WINDOW, STREAM_REACH_PAGES, STREAMS_MAX,
-    TREND_HISTORY, TREND_MIN, WASTEFUL, WINDOW_MAX,
+    FRAME_BYTES, FRUGAL, LEFT_OUT_MIN, LEFT_OUT_PART, OUTCOME_WINDOW, STREAM_REACH_PAGES,
+    STREAMS_MAX, TREND_HISTORY, TREND_MIN, WASTEFUL, WINDOW_MAX,
 };
 
 /// Pages to fetch together with the one which faulted: `count` of them, each `stride` bytes after the last.
@@ -32,23 +32,10 @@ impl Window {
     }
 }
 
-/// A prefetcher of one address space.
-pub trait Prefetch {
-    /// `page` faulted and must be fetched: what else to fetch with it, counted from the returned page.
-    fn on_fault(&mut self, page: PageAddr) -> (PageAddr, Window);
-
-    /// Of the window which was returned last these pages must be fetched, in this order: the one to be left out, if any.
-    fn leave_out(&mut self, pages: &[PageAddr]) -> Option<usize>;
-
-    /// Of `issued` prefetched pages, `hits` were used. The prefetcher infers this from the faults by itself;
-    /// the driver may add what only it knows (a window dropped, pages evicted untouched).
-    fn on_outcome(&mut self, hits: u32, issued: u32);
-}
-
-/// Up to [`STREAMS_MAX`] streams, the least recently used making place for a new one.
-#[derive(Clone, Debug)]
+/// The prefetcher of one address space: up to [`STREAMS_MAX`] streams, the least recently used making place for a new one. It starts without any
+/// window.
+#[derive(Clone, Debug, Default)]
 pub struct Streams {
-    page_bytes: i64,
     /// Most recently used first.
     streams: Vec<Stream>,
     throttle: Throttle,
@@ -57,16 +44,78 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// A prefetcher for pages of 2^`page_shift` bytes (12 or 13); it starts without any window.
-    pub fn new(page_shift: u8) -> Self {
-        let page_bytes = i64::from(page_shift == 13) * FRAME_BYTES as i64 + FRAME_BYTES as i64;
-        let streams = Vec::with_capacity(STREAMS_MAX);
-        Self { page_bytes, streams, throttle: Throttle::default(), hits_total: 0, issued_total: 0 }
+    /// `page` faulted and must be fetched: what else to fetch with it, counted from the returned page.
+    pub fn on_fault(&mut self, page: PageAddr) -> (PageAddr, Window) {
+        let number = (page.get() / FRAME_BYTES) as i64;
+        let left_out = self.streams.iter().position(|stream| stream.left_out == Some(number));
+        let grown = match (left_out, self.continued(number)) {
+            (Some(at), _) => {
+                let stream = self.touch(Some(at), number);
+                let issued = stream.issued;
+                stream.follow(stream.end());
+                self.on_outcome(issued, issued);
+                Growth::Used(self.streams[0].count)
+            }
+            (None, Some((at, steps))) => {
+                let stream = self.touch(Some(at), number);
+                let (count, issued) = (stream.count, stream.issued);
+                let growth = stream.used(number, steps);
+                stream.follow(number);
+                match growth {
+                    // Nothing was fetched ahead, but it would have been of use: that opens the throttle.
+                    Growth::Used(_) if count == 0 => self.throttle.add(1, 1),
+                    Growth::Used(hits) => self.on_outcome(hits.min(issued), issued),
+                    Growth::Missed => self.on_outcome(0, issued),
+                }
+                growth
+            }
+            (None, None) => {
+                let at = self.near(number);
+                match self.touch(at, number).wander(number) {
+                    true => Growth::Used(0),
+                    false => return (page, Window::default()),
+                }
+            }
+        };
+        let (cap, page_bytes) = (self.throttle.cap(), FRAME_BYTES as i64);
+        let stream = &mut self.streams[0];
+        stream.count = stream.grown(grown).min(cap);
+        let ahead = (stream.last - number) * page_bytes;
+        match page.offset(ahead) {
+            Some(from) => {
+                (from, Window { stride: stream.stride * page_bytes, count: stream.count })
+            }
+            None => (page, Window::default()),
+        }
+    }
+
+    /// Of the window which was returned last these pages must be fetched, in this order: the one to be left out, if any.
+    pub fn leave_out(&mut self, pages: &[PageAddr]) -> Option<usize> {
+        let stream = self.streams.first_mut()?;
+        let leaves = stream.count >= LEFT_OUT_MIN && !pages.is_empty();
+        // Not always the same place of a window: programs have their habits. (Fibonacci hashing.)
+        let random = (stream.last as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let at = leaves.then(|| (random % (pages.len() as u64 / LEFT_OUT_PART + 1)) as usize);
+        stream.left_out = at.map(|at| (pages[at].get() / FRAME_BYTES) as i64);
+        stream.issued = pages.len() as u32 - u32::from(leaves);
+        if let Some(last) = pages.last() {
+            let last = (last.get() / FRAME_BYTES) as i64;
+            stream.reach = stream.steps_to(last).unwrap_or(stream.count);
+        }
+        self.issued_total += u64::from(stream.issued);
+        at
     }
 
     /// Pages prefetched so far, and how many of those were used: (issued, hits).
     pub fn totals(&self) -> (u64, u64) {
         (self.issued_total, self.hits_total)
+    }
+
+    /// Of `issued` prefetched pages, `hits` were used.
+    fn on_outcome(&mut self, hits: u32, issued: u32) {
+        let hits = hits.min(issued);
+        self.hits_total += u64::from(hits);
+        self.throttle.add(hits, issued);
     }
 
     /// The stream that a fault at `page` (a page number) continues, and how many strides on.
@@ -103,81 +152,12 @@ impl Streams {
     }
 }
 
-impl Prefetch for Streams {
-    fn on_fault(&mut self, page: PageAddr) -> (PageAddr, Window) {
-        let number = (page.get() / self.page_bytes as u64) as i64;
-        let marker = self.streams.iter().position(|stream| stream.marker == Some(number));
-        let grown = match (marker, self.continued(number)) {
-            (Some(at), _) => {
-                let stream = self.touch(Some(at), number);
-                let issued = stream.issued;
-                stream.follow(stream.end());
-                self.on_outcome(issued, issued);
-                Growth::Used(self.streams[0].count)
-            }
-            (None, Some((at, steps))) => {
-                let stream = self.touch(Some(at), number);
-                let (count, issued) = (stream.count, stream.issued);
-                let growth = stream.used(number, steps);
-                stream.follow(number);
-                match growth {
-                    // Nothing was fetched ahead, but it would have been of use: that opens the throttle.
-                    Growth::Used(_) if count == 0 => self.throttle.add(1, 1),
-                    Growth::Used(hits) => self.on_outcome(hits.min(issued), issued),
-                    Growth::Missed => self.on_outcome(0, issued),
-                }
-                growth
-            }
-            (None, None) => {
-                let at = self.near(number);
-                match self.touch(at, number).wander(number) {
-                    true => Growth::Used(0),
-                    false => return (page, Window::default()),
-                }
-            }
-        };
-        let (cap, page_bytes) = (self.throttle.cap(), self.page_bytes);
-        let stream = &mut self.streams[0];
-        stream.count = stream.grown(grown).min(cap);
-        let ahead = (stream.last - number) * page_bytes;
-        match page.offset(ahead) {
-            Some(from) => {
-                (from, Window { stride: stream.stride * page_bytes, count: stream.count })
-            }
-            None => (page, Window::default()),
-        }
-    }
-
-    fn leave_out(&mut self, pages: &[PageAddr]) -> Option<usize> {
-        let page_bytes = self.page_bytes as u64;
-        let stream = self.streams.first_mut()?;
-        let marked = stream.count >= MARKED_MIN && !pages.is_empty();
-        // Not always the same place of a window: programs have their habits. (Fibonacci hashing.)
-        let random = (stream.last as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let at = marked.then(|| (random % (pages.len() as u64 / MARKED_PART + 1)) as usize);
-        stream.marker = at.map(|at| (pages[at].get() / page_bytes) as i64);
-        stream.issued = pages.len() as u32 - u32::from(marked);
-        if let Some(last) = pages.last() {
-            let last = (last.get() / page_bytes) as i64;
-            stream.reach = stream.steps_to(last).unwrap_or(stream.count);
-        }
-        self.issued_total += u64::from(stream.issued);
-        at
-    }
-
-    fn on_outcome(&mut self, hits: u32, issued: u32) {
-        let hits = hits.min(issued);
-        self.hits_total += u64::from(hits);
-        self.throttle.add(hits, issued);
-    }
-}
-
 /// What a window was good for.
 #[derive(Clone, Copy, Debug)]
 enum Growth {
     /// So many of its pages were used.
     Used(u32),
-    /// Its marker was not.
+    /// The page left out was not.
     Missed,
 }
 
@@ -193,7 +173,7 @@ struct Stream {
     issued: u32,
     reach: u32,
     /// The page left out.
-    marker: Option<i64>,
+    left_out: Option<i64>,
     deltas: [i64; TREND_HISTORY],
     /// Deltas recorded so far; the next goes to `recorded % TREND_HISTORY`.
     recorded: usize,
@@ -207,7 +187,7 @@ impl Stream {
             count: 0,
             issued: 0,
             reach: 0,
-            marker: None,
+            left_out: None,
             deltas: [0; TREND_HISTORY],
             recorded: 0,
         }
@@ -230,10 +210,10 @@ impl Stream {
         self.last + self.stride * i64::from(self.reach)
     }
 
-    /// What a fault that is no marker, so many steps on, tells of the window.
+    /// What a fault on another page than the one left out, so many steps on, tells of the window.
     fn used(&self, page: i64, steps: u32) -> Growth {
-        let passed = |marker: i64| (page - marker) * self.stride > 0;
-        match self.marker.is_some_and(passed) {
+        let passed = |left_out: i64| (page - left_out) * self.stride > 0;
+        match self.left_out.is_some_and(passed) {
             true => Growth::Missed,
             false => Growth::Used((steps - 1).min(self.count)),
         }
@@ -243,7 +223,7 @@ impl Stream {
     fn follow(&mut self, page: i64) {
         self.record(self.stride);
         self.last = page;
-        (self.issued, self.marker) = (0, None);
+        (self.issued, self.left_out) = (0, None);
     }
 
     /// A stream without a trend faulted at `page`; true if it now has one, which this fault followed.
@@ -355,8 +335,8 @@ mod tests {
     ) -> Vec<PageAddr> {
         let (from, window) = streams.on_fault(page);
         let mut pages: Vec<_> = window.pages(from).filter(|&page| away(page)).collect();
-        if let Some(marker) = streams.leave_out(&pages) {
-            pages.remove(marker);
+        if let Some(at) = streams.leave_out(&pages) {
+            pages.remove(at);
         }
         pages
     }
@@ -377,7 +357,7 @@ mod tests {
     #[test]
     fn a_scan_soon_faults_once_in_256_pages() {
         for stride in [1, -1, 3, -7] {
-            let mut streams = Streams::new(12);
+            let mut streams = Streams::default();
             let faults = run(&mut streams, (0..10_000).map(|n| 1_000_000 + n * stride));
             assert!(faults < 5 + 9 + 10_000 / 256, "stride {stride}: {faults} faults");
             let (issued, hits) = streams.totals();
@@ -388,7 +368,7 @@ mod tests {
     #[test]
     fn a_scan_is_fetched_on_while_its_window_is_used() {
         for stride in [1i64, -1, 3] {
-            let (mut streams, start) = (Streams::new(12), 1 << 20);
+            let (mut streams, start) = (Streams::default(), 1 << 20);
             let (mut present, mut least) = (HashSet::new(), u32::MAX);
             for n in 0..10_000 {
                 let page = at(start + n * stride);
@@ -406,7 +386,7 @@ mod tests {
 
     #[test]
     fn what_a_program_skips_stays_away() {
-        let (mut streams, mut present, mut x) = (Streams::new(12), HashSet::new(), 1u64);
+        let (mut streams, mut present, mut x) = (Streams::default(), HashSet::new(), 1u64);
         let (mut vain, mut fetched) = (0, 0);
         for n in 0..200_000 {
             x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -426,7 +406,7 @@ mod tests {
 
     #[test]
     fn a_window_which_cannot_be_fetched_whole_is_gone_on_with_where_it_ends() {
-        let mut streams = Streams::new(12);
+        let mut streams = Streams::default();
         run(&mut streams, 0..2000);
         let mut n = 2000;
         let (from, window) = loop {
@@ -437,13 +417,13 @@ mod tests {
             n += i64::from(window.count) + 1;
         };
         let pages: Vec<_> = window.pages(from).take(40).collect();
-        let marker = streams.leave_out(&pages).map(|at| pages[at]).expect("the window is large");
-        assert_eq!(streams.on_fault(marker).0, pages[39]);
+        let left_out = streams.leave_out(&pages).map(|at| pages[at]).expect("the window is large");
+        assert_eq!(streams.on_fault(left_out).0, pages[39]);
     }
 
     #[test]
     fn windows_start_off_and_double() {
-        let mut streams = Streams::new(12);
+        let mut streams = Streams::default();
         let mut page = 100;
         let counts: Vec<u32> = (0..13)
             .map(|_| {
@@ -457,7 +437,7 @@ mod tests {
 
     #[test]
     fn concurrent_scans_are_told_apart() {
-        let mut streams = Streams::new(12);
+        let mut streams = Streams::default();
         let pages = (0..2000).flat_map(|n| (0..8).map(move |s| s * 1_000_000 + n));
         let faults = run(&mut streams, pages);
         assert!(faults < 8 * (13 + 2000 / 64), "{faults}");
@@ -465,7 +445,7 @@ mod tests {
 
     #[test]
     fn stray_faults_do_not_hide_a_stride() {
-        let mut streams = Streams::new(12);
+        let mut streams = Streams::default();
         let pages =
             (0..4000).map(|n| if n % 5 == 4 { 5_000_000 + n * n * 7919 % 100_000 } else { n });
         let faults = run(&mut streams, pages);
@@ -474,7 +454,7 @@ mod tests {
 
     #[test]
     fn random_faults_fetch_nothing_ahead() {
-        let mut streams = Streams::new(12);
+        let mut streams = Streams::default();
         let mut x = 1u64;
         for _ in 0..100_000 {
             x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -485,7 +465,7 @@ mod tests {
 
     #[test]
     fn a_window_which_is_never_used_closes_the_stream() {
-        let mut streams = Streams::new(12);
+        let mut streams = Streams::default();
         run(&mut streams, 0..1000);
         // The pages come in and go out again before their use: every page faults.
         let counts: Vec<_> =
@@ -495,7 +475,7 @@ mod tests {
 
     #[test]
     fn bad_outcomes_close_the_throttle_and_trends_open_it() {
-        let mut streams = Streams::new(12);
+        let mut streams = Streams::default();
         streams.on_outcome(0, 4000);
         let first: u32 = (0..10).map(|page| streams.on_fault(at(page)).1.count).sum();
         assert_eq!(first, 0);
@@ -503,19 +483,12 @@ mod tests {
         assert!(later > Some(0));
     }
 
-    #[test]
-    fn pages_of_8k_are_counted_as_such() {
-        let mut streams = Streams::new(13);
-        let window = (0..5).map(|n| streams.on_fault(at(2 * n)).1).last();
-        assert_eq!(window, Some(Window { stride: 8192, count: 1 }));
-    }
-
     proptest! {
         /// No sequence of faults and outcomes breaks the bounds.
         #[test]
         fn bounds_hold(pages in prop::collection::vec(prop_oneof![any::<u64>(), 0..1u64 << 20], 0..300),
                        outcomes in prop::collection::vec(any::<(u32, u32)>(), 0..10)) {
-            let mut streams = Streams::new(12);
+            let mut streams = Streams::default();
             for (hits, issued) in outcomes {
                 streams.on_outcome(hits, issued);
             }
@@ -526,8 +499,8 @@ mod tests {
                 prop_assert!(window.pages(from).all(|p| p != page));
                 prop_assert!(streams.streams.len() <= STREAMS_MAX);
                 let pages: Vec<_> = window.pages(from).collect();
-                if window.count > 0 && let Some(marker) = streams.leave_out(&pages) {
-                    let (end, next) = streams.on_fault(pages[marker]);
+                if window.count > 0 && let Some(at) = streams.leave_out(&pages) {
+                    let (end, next) = streams.on_fault(pages[at]);
                     prop_assert!(next.count <= WINDOW_MAX);
                     prop_assert!(next.count == 0 || Some(&end) == pages.last());
                 }

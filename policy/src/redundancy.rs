@@ -1,11 +1,13 @@
 //! Which agents hold a page: a set of them, which has a number.
 //!
-//! A page's entry has room for a few bits. The agents of a workload form few sets in the life of a session, since pages are placed by the batch: a number
-//! for each that was ever used is enough.
+//! A page's entry has room for a few bits. The agents of a workload form few sets at a time, since pages are placed by the batch and an agent shares them
+//! with its neighbours alone ([`choose_set`](crate::placement::choose_set)): a number for each set that is in use is enough.
 
 use crate::ids::AgentId;
 use crate::limits::AGENTS_MAX;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 
 const _: () = assert!(AGENTS_MAX <= u64::BITS as usize, "a bit for each agent");
 const _: () = assert!(AGENTS_MAX <= 1 << PlacementId::BITS, "a number for each agent alone");
@@ -15,6 +17,9 @@ const _: () = assert!(AGENTS_MAX <= 1 << PlacementId::BITS, "a number for each a
 pub struct AgentSet(u64);
 
 impl AgentSet {
+    /// No agent.
+    pub const EMPTY: Self = Self(0);
+
     /// Just this agent.
     ///
     /// # Panics
@@ -82,38 +87,205 @@ impl PlacementId {
     }
 }
 
-/// The sets of a session and their numbers: the first ones are of each agent alone, the others of sets in the order in which they were used first.
-#[derive(Clone, Debug)]
-pub struct Placements {
-    sets: Vec<AgentSet>,
-    ids: BTreeMap<AgentSet, PlacementId>,
+/// A set that has a number.
+#[derive(Clone, Copy, Debug)]
+struct Numbered {
+    agents: AgentSet,
+    /// Pages that are stored there.
+    pages: u64,
+    /// Pages that are being written there.
+    writes: u64,
 }
 
-impl Default for Placements {
-    fn default() -> Self {
-        let sets = (0..AGENTS_MAX as u8).map(|agent| AgentSet::of(AgentId(agent))).collect();
-        Self { sets, ids: BTreeMap::new() }
+impl Numbered {
+    fn is_free(&self) -> bool {
+        self.pages == 0 && self.writes == 0
     }
 }
 
+/// The sets of a session, their numbers, and how many pages each of them holds. When an agent loses what it had, the numbers of its sets stand for the
+/// others of them from then on: no page's entry changes. A number is given to another set when no page is there.
+#[derive(Clone, Debug, Default)]
+pub struct Placements {
+    sets: Vec<Numbered>,
+    ids: BTreeMap<AgentSet, PlacementId>,
+    /// Pages that some agent has.
+    pages: u64,
+}
+
+/// Most numbers.
+const NUMBERS: usize = 1 << PlacementId::BITS;
+
 impl Placements {
-    /// The number of a set; `None` if it has none and there is none left.
-    pub fn id(&mut self, set: AgentSet) -> Option<PlacementId> {
-        if set.len() == 1 {
-            return Some(PlacementId(set.0.trailing_zeros() as u16));
-        }
+    /// Pages are about to be written to a set. Returns its number; `None` if none is left, which happens to an agent alone only if it, or others, were
+    /// lost some hundred times while pages still refer to that. [`Placements::end_write`] is due for each page.
+    pub fn begin_write(&mut self, set: AgentSet, pages: u64) -> Option<PlacementId> {
+        let id = self.number(set)?;
+        self.sets[usize::from(id.0)].writes += pages;
+        Some(id)
+    }
+
+    /// A page has been written, and is stored by each agent of the set, or is not.
+    pub fn end_write(&mut self, id: PlacementId, is_stored: bool) {
+        let set = &mut self.sets[usize::from(id.0)];
+        set.writes -= 1;
+        set.pages += u64::from(is_stored);
+        self.pages += u64::from(is_stored && !set.agents.is_empty());
+    }
+
+    /// Nobody refers to a page of the set any more.
+    pub fn release(&mut self, id: PlacementId) {
+        let set = &mut self.sets[usize::from(id.0)];
+        set.pages -= 1;
+        self.pages -= u64::from(!set.agents.is_empty());
+    }
+
+    fn number(&mut self, set: AgentSet) -> Option<PlacementId> {
         if let Some(id) = self.ids.get(&set) {
             return Some(*id);
         }
-        let id = u16::try_from(self.sets.len()).ok().filter(|id| *id < 1 << PlacementId::BITS)?;
-        self.sets.push(set);
-        self.ids.insert(set, PlacementId(id));
-        Some(PlacementId(id))
+        let numbered = Numbered { agents: set, pages: 0, writes: 0 };
+        let unused = NUMBERS - self.sets.len();
+        let at = if unused > 0 && (set.len() == 1 || unused > AGENTS_MAX) {
+            self.sets.push(numbered);
+            self.sets.len() - 1
+        } else {
+            let free = self.sets.iter().filter(|set| set.is_free()).count();
+            // What is left of them is for agents alone.
+            if set.len() > 1 && unused + free <= AGENTS_MAX {
+                return None;
+            }
+            let at = self.sets.iter().position(Numbered::is_free)?;
+            let before = std::mem::replace(&mut self.sets[at], numbered).agents;
+            if self.ids.get(&before).is_some_and(|id| usize::from(id.0) == at) {
+                self.ids.remove(&before);
+            }
+            at
+        };
+        let id = PlacementId(at as u16);
+        self.ids.insert(set, id);
+        Some(id)
     }
 
-    /// The set of a number; empty if there is none.
+    /// The set of a number: those of it that have not lost their pages. Empty if there is none.
     pub fn agents(&self, id: PlacementId) -> AgentSet {
-        self.sets.get(usize::from(id.0)).copied().unwrap_or_default()
+        self.sets.get(usize::from(id.0)).map(|set| set.agents).unwrap_or_default()
+    }
+
+    /// The agent has lost every page that was written to it before.
+    pub fn lose(&mut self, agent: AgentId) {
+        self.ids.retain(|set, _| !set.has(agent));
+        self.pages -= self.only_at(agent);
+        for set in &mut self.sets {
+            set.agents = set.agents.without(AgentSet::of(agent));
+        }
+    }
+
+    /// Pages that some agent has.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Pages at an agent.
+    pub fn held_by(&self, agent: AgentId) -> u64 {
+        self.pages_where(|agents| agents.has(agent))
+    }
+
+    /// Pages that are at this agent and at no other.
+    pub fn only_at(&self, agent: AgentId) -> u64 {
+        self.pages_where(|agents| agents == AgentSet::of(agent))
+    }
+
+    /// Pages of which there are too few copies.
+    pub fn short_of(&self, shortage: &Shortage) -> u64 {
+        self.pages_where(|agents| shortage.is_of(agents))
+    }
+
+    fn pages_where(&self, is_meant: impl Fn(AgentSet) -> bool) -> u64 {
+        self.sets.iter().filter(|set| is_meant(set.agents)).map(|set| set.pages).sum()
+    }
+}
+
+/// When there are too few copies of a page, and more can be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Shortage {
+    /// How many there are to be.
+    pub copies: u32,
+    /// At agents other than these.
+    pub leaving: AgentSet,
+    /// Agents that can be asked for a copy.
+    pub sources: AgentSet,
+}
+
+impl Shortage {
+    /// Whether it is so of a page that these agents have.
+    pub const fn is_of(&self, agents: AgentSet) -> bool {
+        agents.without(self.leaving).len() < self.copies && agents.0 & self.sources.0 != 0
+    }
+}
+
+/// How many agents are to have each page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Redundancy {
+    /// Two where there are two agents, else one.
+    #[default]
+    Auto,
+    /// One: a page is lost with its agent.
+    None,
+    /// So many: a page is lost when all of them have lost it.
+    Replica(u8),
+}
+
+/// Most copies of a page.
+pub const COPIES_MAX: u8 = 4;
+
+impl Redundancy {
+    /// Copies of each page in a session with so many agents.
+    pub fn copies(self, agents: usize) -> u32 {
+        match self {
+            Redundancy::Auto => agents.clamp(1, 2) as u32,
+            Redundancy::None => 1,
+            Redundancy::Replica(copies) => copies.into(),
+        }
+    }
+}
+
+/// Not a redundancy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedundancyError(String);
+
+impl fmt::Display for RedundancyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let given = &self.0;
+        write!(f, "{given:?} is none of auto, none, replica:2 ... replica:{COPIES_MAX}")
+    }
+}
+
+impl std::error::Error for RedundancyError {}
+
+impl FromStr for Redundancy {
+    type Err = RedundancyError;
+
+    fn from_str(text: &str) -> Result<Self, RedundancyError> {
+        let copies = || text.strip_prefix("replica:")?.parse().ok();
+        match text {
+            "auto" => Ok(Redundancy::Auto),
+            "none" => Ok(Redundancy::None),
+            _ => match copies() {
+                Some(copies @ 2..=COPIES_MAX) => Ok(Redundancy::Replica(copies)),
+                _ => Err(RedundancyError(text.into())),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Redundancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Redundancy::Auto => f.write_str("auto"),
+            Redundancy::None => f.write_str("none"),
+            Redundancy::Replica(copies) => write!(f, "replica:{copies}"),
+        }
     }
 }
 
@@ -122,25 +294,92 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    proptest! {
-        #[test]
-        fn a_number_stands_for_one_set_as_long_as_there_are_numbers(
-            sets in prop::collection::vec(any::<u64>().prop_map(AgentSet), 1..2000),
-        ) {
-            let mut placements = Placements::default();
-            let ids: Vec<_> = sets.iter().map(|&set| placements.id(set)).collect();
-            for (&set, id) in sets.iter().zip(&ids) {
-                prop_assert_eq!(placements.id(set), *id);
-                if let Some(id) = *id {
-                    prop_assert_eq!(placements.agents(id), set);
-                    prop_assert_eq!(PlacementId::from_bits(id.bits() | 1 << PlacementId::BITS), id);
+    #[derive(Clone, Debug)]
+    enum Step {
+        Write(u64),
+        Store(usize),
+        Fail(usize),
+        Release(usize),
+        Lose(u8),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let set = prop_oneof![
+            (0..64u32).prop_map(|bit| 1 << bit),
+            (0..12u32, 0..12u32).prop_map(|(a, b)| 1 << a | 1 << b),
+            any::<u64>(),
+        ];
+        prop_oneof![
+            40 => set.prop_filter("a set", |set| *set != 0).prop_map(Step::Write),
+            20 => any::<usize>().prop_map(Step::Store),
+            5 => any::<usize>().prop_map(Step::Fail),
+            10 => any::<usize>().prop_map(Step::Release),
+            1 => (0..64u8).prop_map(Step::Lose),
+        ]
+    }
+
+    /// Pages by their numbers, and where they are in truth.
+    type Truth = Vec<(PlacementId, AgentSet)>;
+
+    fn take(truth: &mut Truth, which: usize) -> Option<(PlacementId, AgentSet)> {
+        (!truth.is_empty()).then(|| truth.swap_remove(which % truth.len()))
+    }
+
+    fn apply(placements: &mut Placements, written: &mut Truth, stored: &mut Truth, step: Step) {
+        match step {
+            Step::Write(set) => {
+                let id = placements.begin_write(AgentSet(set), 1);
+                written.extend(id.map(|id| (id, AgentSet(set))));
+            }
+            Step::Store(which) => {
+                if let Some(page) = take(written, which) {
+                    placements.end_write(page.0, true);
+                    stored.push(page);
                 }
             }
-            let several: std::collections::BTreeSet<_> =
-                sets.iter().filter(|set| set.len() != 1).collect();
-            let numbered = several.iter().filter(|&&&set| placements.ids.contains_key(&set));
-            let room = (1 << PlacementId::BITS) - AGENTS_MAX;
-            prop_assert_eq!(numbered.count(), several.len().min(room));
+            Step::Fail(which) => {
+                if let Some(page) = take(written, which) {
+                    placements.end_write(page.0, false);
+                }
+            }
+            Step::Release(which) => {
+                if let Some(page) = take(stored, which) {
+                    placements.release(page.0);
+                }
+            }
+            Step::Lose(agent) => {
+                let lost = AgentSet::of(AgentId(agent));
+                placements.lose(AgentId(agent));
+                for page in written.iter_mut().chain(stored) {
+                    page.1 = page.1.without(lost);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_page_s_number_tells_who_has_it(steps in prop::collection::vec(step(), 1..3000)) {
+            let mut placements = Placements::default();
+            let (mut written, mut stored) = (Truth::new(), Truth::new());
+            for step in steps {
+                apply(&mut placements, &mut written, &mut stored, step);
+            }
+            for (id, set) in written.iter().chain(&stored) {
+                prop_assert_eq!(placements.agents(*id), *set);
+            }
+            let count = |is_meant: &dyn Fn(AgentSet) -> bool| {
+                stored.iter().filter(|page| is_meant(page.1)).count() as u64
+            };
+            for agent in (0..64).map(AgentId) {
+                let only = AgentSet::of(agent);
+                prop_assert_eq!(placements.held_by(agent), count(&|set| set.has(agent)));
+                prop_assert_eq!(placements.only_at(agent), count(&|set| set == only));
+                let few = |set: AgentSet| set.without(only).len() < 2 && set.0 & 0xff != 0;
+                let shortage = Shortage { copies: 2, leaving: only, sources: AgentSet(0xff) };
+                prop_assert_eq!(placements.short_of(&shortage), count(&few));
+            }
+            prop_assert_eq!(placements.pages(), count(&|set| !set.is_empty()));
         }
 
         #[test]
@@ -160,10 +399,31 @@ mod tests {
     fn an_agent_alone_has_a_number_when_no_other_set_has_one_left() {
         let mut placements = Placements::default();
         let pair = |n: u64| AgentSet(n << 6 | 1 << 5);
-        let left = (1..4000).filter(|&n| placements.id(pair(n)).is_none()).count();
-        assert_eq!(left, 3999 - ((1 << PlacementId::BITS) - AGENTS_MAX));
-        let last = AgentSet::of(AgentId(AGENTS_MAX as u8 - 1));
-        let id = placements.id(last).expect("a number");
-        assert_eq!(placements.agents(id), last);
+        let given: Vec<PlacementId> =
+            (1..4000).filter_map(|n| placements.begin_write(pair(n), 1)).collect();
+        assert_eq!(given.len(), NUMBERS - AGENTS_MAX);
+        for agent in (0..AGENTS_MAX as u8).map(AgentId) {
+            let id = placements.begin_write(AgentSet::of(agent), 1).expect("a number");
+            assert_eq!(placements.agents(id), AgentSet::of(agent));
+        }
+        // What is free again is for other sets, once more than each agent alone needs.
+        given.iter().take(AGENTS_MAX + 1).for_each(|&id| placements.end_write(id, false));
+        let again = placements.begin_write(AgentSet(u64::MAX), 1).expect("a number");
+        assert_eq!(placements.agents(again), AgentSet(u64::MAX));
+        assert_eq!(placements.begin_write(AgentSet(u64::MAX - 1), 1), None);
+    }
+
+    #[test]
+    fn a_redundancy_reads_as_it_is_written() {
+        for (text, two, four) in [("auto", 2, 2), ("none", 1, 1), ("replica:3", 3, 3)] {
+            let read: Redundancy = text.parse().expect("a redundancy");
+            assert_eq!((read.copies(2), read.copies(4)), (two, four));
+            assert_eq!(read.to_string(), text);
+        }
+        assert_eq!(Redundancy::Auto.copies(1), 1);
+        for text in ["", "replica", "replica:", "replica:1", "replica:5", "replica:x", "parity"] {
+            let error = text.parse::<Redundancy>().expect_err(text).to_string();
+            assert!(error.contains("replica:2"), "{error}");
+        }
     }
 }

@@ -137,6 +137,14 @@ impl AgentProc {
         assert!(spoiled > 1000, "it holds {spoiled} pages only");
     }
 
+    /// How many pieces of what the C programs write (`check.h`) are in its memory.
+    pub fn plaintext(&self) -> u64 {
+        self.signal(Signal::SIGSTOP);
+        let found = procfs::patterns(self.proc.pid());
+        self.signal(Signal::SIGCONT);
+        found.expect("its memory")
+    }
+
     /// Kills it without warning.
     pub fn kill(self) {
         self.proc.signal(Signal::SIGKILL);

@@ -78,6 +78,11 @@ impl Gms {
         self.arg("--keys").arg(keys())
     }
 
+    /// `--redundancy`.
+    pub fn redundancy(self, what: &str) -> Gms {
+        self.arg("--redundancy").arg(what)
+    }
+
     /// Starts it.
     pub fn spawn(&self) -> Proc {
         let mut before = self.before.clone();
@@ -107,7 +112,7 @@ impl Gms {
     }
 }
 
-/// What `gms status PID --json` says: `pid` is the root of a workload, its supervisor, or the gms that was started.
+/// What `gms status PID --json` says: `pid` is the root of a workload, its pager, or the gms that was started.
 pub fn status_of(pid: i32) -> Option<Status> {
     let outcome = Gms::line(["status", "--json"]).arg(pid.to_string()).finish();
     if outcome.code == Some(1) {

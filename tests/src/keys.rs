@@ -9,7 +9,7 @@ use crate::program::Program;
 use crate::stage::{binary, cache_dir};
 
 /// Keys of the cluster that all tests share, made once for each build of gms.
-pub(crate) fn keys() -> &'static Path {
+pub fn keys() -> &'static Path {
     static KEYS: OnceLock<PathBuf> = OnceLock::new();
     KEYS.get_or_init(|| {
         let gms = binary("gms");

@@ -29,6 +29,7 @@ pub use agent::{AgentProc, AgentSetup};
 pub use census::Peak;
 pub use dice::{Dice, mix};
 pub use gms::{Gms, gms_binary, status_of};
+pub use keys::keys;
 pub use mib::Mib;
 pub use netns::Namespace;
 pub use pages::{ATTEMPTS, assert_paged, overshoot, pages_like_native, within_bound};

@@ -175,6 +175,46 @@ pub(crate) fn spoil(pid: i32) -> std::io::Result<u64> {
     })
 }
 
+/// What two words of a page that `check.h` fills differ by, the second being the one behind the first.
+const PATTERN_STEP: u64 = 0xD6E8_FEB8_6659_FD93;
+/// Bytes of a pattern of that, long enough not to be there by chance.
+const PATTERN_LEN: usize = 64;
+
+/// Occurrences of the pattern of `check.h` anywhere in the writable memory of a process, none within another one.
+pub(crate) fn patterns(pid: i32) -> std::io::Result<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    let writable =
+        |line: &&str| line.split_whitespace().nth(1).is_some_and(|a| a.starts_with("rw"));
+    let (mut found, mut bytes) = (0, vec![0; 1 << 20]);
+    for range in maps.lines().filter(writable).filter_map(range_of) {
+        let (mut at, mut kept) = (range.start, 0);
+        while at < range.end {
+            let count = (range.end - at).min((bytes.len() - kept) as u64) as usize;
+            memory.read_exact_at(&mut bytes[kept..kept + count], at)?;
+            let (there, left) = count_patterns(&bytes[..kept + count]);
+            found += there;
+            bytes.copy_within(kept + count - left..kept + count, 0);
+            (at, kept) = (at + count as u64, left);
+        }
+    }
+    Ok(found)
+}
+
+/// Patterns in `bytes`, and how many of the last bytes may be the beginning of another.
+fn count_patterns(bytes: &[u8]) -> (u64, usize) {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    let steps = |at: &usize| word(at + 8).wrapping_sub(word(*at)) == PATTERN_STEP;
+    let (mut found, mut at) = (0, 0);
+    while at + PATTERN_LEN <= bytes.len() {
+        match (at..at + PATTERN_LEN - 8).step_by(8).all(|at| steps(&at)) {
+            true => (found, at) = (found + 1, at + PATTERN_LEN),
+            false => at += 1,
+        }
+    }
+    (found, bytes.len() - at)
+}
+
 /// Makes a pager believe of each page at an agent that it is in the write-back buffer, at a place which that does not have (its `page_map.rs`
 /// says how entries are stored). Returns of how many pages.
 pub fn spoil_page_map(pager: i32) -> std::io::Result<u64> {
@@ -216,4 +256,25 @@ pub fn write_memory(pid: i32, bytes: &[u8]) -> std::io::Result<()> {
     let largest = largest_mapping(pid)?;
     let middle = (largest.start + (largest.end - largest.start) / 2) & !4095;
     OpenOptions::new().write(true).open(format!("/proc/{pid}/mem"))?.write_all_at(bytes, middle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_is_found_wherever_it_lies() {
+        let words = (0..16u64).map(|n| 77u64.wrapping_add(n.wrapping_mul(PATTERN_STEP)));
+        let pattern: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        for before in [0, 1, 7, 100] {
+            let bytes = [&vec![0; before], &pattern[..PATTERN_LEN], &[0; 9]].concat();
+            assert_eq!(count_patterns(&bytes).0, 1);
+        }
+        assert_eq!(count_patterns(&pattern), (2, 0));
+        // The end of one part of the memory and the beginning of the next.
+        let (found, left) = count_patterns(&pattern[..PATTERN_LEN + 30]);
+        assert_eq!((found, left), (1, 30));
+        let spoiled: Vec<u8> = pattern.iter().map(|byte| byte ^ 1).collect();
+        assert_eq!(count_patterns(&spoiled).0, 0);
+    }
 }

@@ -31,6 +31,8 @@ pub struct AgentStats {
     pub refusals: u64,
     /// Whether the connection is up.
     pub up: bool,
+    /// Whether it is about to end.
+    pub draining: bool,
 }
 
 /// What `--stats FILE` holds at least.
@@ -52,6 +54,7 @@ pub struct Stats {
     pub remote_peak_bytes: u64,
     pub budget_bytes: u64,
     pub unpageable_bytes: u64,
+    pub sealed: bool,
     pub attach_us: f64,
     pub agents_full_s: f64,
     pub processes: u64,
@@ -84,8 +87,10 @@ pub struct Status {
     pub budget_bytes: u64,
     pub remote_bytes: u64,
     pub away_bytes: u64,
+    pub short_bytes: u64,
     pub agents_full: bool,
     pub detaching: bool,
+    pub sealed: bool,
     pub faults: u64,
     pub pages_out: u64,
     pub pages_in: u64,

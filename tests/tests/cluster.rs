@@ -37,8 +37,12 @@ fn full_agents_leave_the_program_resident_and_right() {
     let Some(stage) = Stage::set() else { return };
     let native = verify(128).finish().expect_code(0);
     let (a, b) = (AgentProc::start(Mib(16)), AgentProc::start(Mib(16)));
-    let paged =
-        Gms::run(&stage, &verify(128)).local(Mib(32)).agents(&[&a, &b]).finish().expect_code(0);
+    let paged = Gms::run(&stage, &verify(128))
+        .local(Mib(32))
+        .agents(&[&a, &b])
+        .redundancy("none")
+        .finish()
+        .expect_code(0);
     assert_eq!(paged.stdout, native.stdout);
     assert!(
         paged.stderr.contains("full"),
@@ -84,6 +88,7 @@ fn a_slowed_agent_is_given_fewer_pages() {
     let paged = Gms::run(&stage, &verify(160))
         .local(Mib(40))
         .agents(&[&agents[0], &agents[1]])
+        .redundancy("none")
         .finish()
         .expect_code(0);
     assert_eq!(paged.stdout, native.stdout);
@@ -105,6 +110,7 @@ fn two_equal_agents_share_the_pages() {
     let paged = Gms::run(&stage, &verify(160))
         .local(Mib(40))
         .agents(&[&agents[0], &agents[1]])
+        .redundancy("none")
         .finish()
         .expect_code(0);
     assert_paged(&paged, Mib(160), Mib(40));
@@ -119,8 +125,8 @@ fn an_old_and_a_new_agent_serve_one_pager() {
     let old = AgentSetup::new(Mib(512)).old().start();
     let new = AgentProc::start(Mib(512));
     let native = verify(96).finish().expect_code(0);
-    let paged =
-        Gms::run(&stage, &verify(96)).local(Mib(24)).agents(&[&old, &new]).finish().expect_code(0);
+    let gms = Gms::run(&stage, &verify(96)).local(Mib(24)).agents(&[&old, &new]);
+    let paged = gms.redundancy("none").arg("--seal").arg("off").finish().expect_code(0);
     assert_eq!(paged.stdout, native.stdout);
     assert_paged(&paged, Mib(96), Mib(24));
     let shares = [&old, &new].map(|agent| paged.stats().agent(&agent.addr()).pages);

@@ -172,7 +172,8 @@ fn with_a_dead_agent(stage: &Stage, how: &str) -> Bereft {
     // Computing, it keeps what it lives on (its stack, its thread's data) by itself.
     let proc = still(Mib(128), how);
     let before = Before::of(proc.pid());
-    let attach = Gms::attach(stage, proc.pid()).local(Mib(24)).agents(&[&dead, &alive]);
+    let attach =
+        Gms::attach(stage, proc.pid()).local(Mib(24)).agents(&[&dead, &alive]).redundancy("none");
     let mut pager = attach.spawn();
     // Nearly all that will go.
     let status = wait_until_away(&mut pager, Mib(102));

@@ -1,4 +1,4 @@
-//! The supervisor dies: no page may ever read as zero.
+//! The pager dies: no page may ever read as zero.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -43,7 +43,7 @@ fn assert_nothing_wrong_was_read(outcome: &Outcome) {
 }
 
 #[test]
-fn killing_the_supervisor_kills_the_workload_with_a_message() {
+fn killing_the_pager_kills_the_workload_with_a_message() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
@@ -62,7 +62,7 @@ fn killing_the_supervisor_kills_the_workload_with_a_message() {
 
 /// As after an error of its own. (Signals that people send are for the command.)
 #[test]
-fn an_end_of_the_supervisor_by_itself_kills_the_workload_with_a_message() {
+fn an_end_of_the_pager_by_itself_kills_the_workload_with_a_message() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
@@ -77,7 +77,7 @@ fn an_end_of_the_supervisor_by_itself_kills_the_workload_with_a_message() {
 
 /// Memory that goes bad: a thread meets an entry of the page map which cannot be, and panics. What the others do must not matter.
 #[test]
-fn a_panic_in_one_thread_of_the_supervisor_kills_the_workload_with_a_message() {
+fn a_panic_in_one_thread_of_the_pager_kills_the_workload_with_a_message() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
@@ -106,7 +106,7 @@ fn killing_an_evictor_kills_the_workload_with_a_message() {
 }
 
 #[test]
-fn killing_the_supervisor_kills_forked_children_too() {
+fn killing_the_pager_kills_forked_children_too() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let verify = c_program("verify");
@@ -123,7 +123,7 @@ fn killing_the_supervisor_kills_forked_children_too() {
 
 /// Children under seccomp have no evictor which would kill them.
 #[test]
-fn killing_the_supervisor_kills_children_without_an_evictor() {
+fn killing_the_pager_kills_children_without_an_evictor() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let program = Program::new([c_program("sandboxed")]).args(["96"]).stdin_open();
@@ -138,7 +138,7 @@ fn killing_the_supervisor_kills_children_without_an_evictor() {
 
 /// Without a front, a keeper process holds what the children need.
 #[test]
-fn killing_an_attached_supervisor_kills_children_without_an_evictor() {
+fn killing_an_attached_pager_kills_children_without_an_evictor() {
     let Some(_stage) = Stage::set() else { return };
     let program = Program::new([c_program("sandboxed")]).args(["96"]).stdin_open();
     for _ in 0..4 {
@@ -187,7 +187,7 @@ fn is_left(reader: &OwnedFd) -> bool {
 }
 
 #[test]
-fn killing_a_supervisor_that_nobody_listens_to_ends_everything() {
+fn killing_a_pager_that_nobody_listens_to_ends_everything() {
     let Some(_stage) = Stage::set() else { return };
     let (reader, writer) = unread();
     let mut gms = Command::new(gms_binary())

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gms_tests::*;
+use nix::sys::signal::Signal;
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -104,4 +105,28 @@ fn unchanged_pages_are_not_left_to_an_agent_that_is_down() {
     proc.finish().expect_code(0);
     // Dropped onto it, they could not be had, and the workload would have been killed.
     attach.finish_proc(pager).expect_code(0);
+}
+
+/// An agent that is being stopped still gives pages back: it is told as what it is, and not as lost.
+#[test]
+fn an_agent_that_drains_is_told_as_such() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentSetup::new(Mib(512)).args(["--drain", "600"]).start();
+    let mut proc = still(Mib(96), &[]);
+    let attach = Gms::attach(&stage, proc.pid()).local(Mib(32)).agents(&[&agent]);
+    let pager = attach.spawn();
+    poll_until("pages at the agent", SOON, || {
+        status_of(pager.pid()).filter(|status| status.remote_bytes > Mib(56).bytes())
+    });
+    agent.signal(Signal::SIGTERM);
+    poll_until("the drain to be told", SOON, || {
+        status_of(pager.pid()).filter(|s| s.agents[0].draining && s.agents[0].up)
+    });
+    let table = Gms::line(["status"]).finish().expect_code(0).text();
+    assert!(table.contains("agent drains"), "{table}");
+    line(&mut proc, "right\n");
+    proc.close_stdin();
+    proc.finish().expect_code(0);
+    let outcome = attach.finish_proc(pager).expect_code(0);
+    assert!(!outcome.stderr.contains("connection lost"), "{}", outcome.stderr);
 }

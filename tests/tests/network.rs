@@ -10,9 +10,11 @@ const SOON: Duration = Duration::from_secs(30);
 const SLOW: Duration = Duration::from_secs(120);
 
 /// A program that checks its memory round after round until its input ends, and the gms that pages it on agents at these addresses.
+/// Each page is at one of them.
 fn start(stage: &Stage, addresses: &[String]) -> (Gms, Proc) {
     let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
-    let mut gms = Gms::run(stage, &program.limit(SLOW)).local(Mib(24)).agents(&[]);
+    let mut gms =
+        Gms::run(stage, &program.limit(SLOW)).local(Mib(24)).agents(&[]).redundancy("none");
     for address in addresses {
         gms = gms.arg("--agent").arg(address);
     }
@@ -123,5 +125,5 @@ fn a_program_ends_before_it_reads_what_an_agent_has_spoiled() {
     let agent = AgentProc::start(Mib(256));
     let (gms, proc) = start(&stage, &[agent.addr()]);
     agent.spoil_frames();
-    assert_killed(&gms.finish_proc(proc), &[&agent.addr(), "wrong checksum"]);
+    assert_killed(&gms.finish_proc(proc), &[&agent.addr(), "wrong seal"]);
 }

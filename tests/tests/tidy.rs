@@ -226,24 +226,39 @@ fn documents_exist_and_their_links_hold() {
     }
     for source in sources().iter().filter(|source| source.path.ends_with(".md")) {
         let dir = root().join(&source.path).parent().expect("folder of a document").to_path_buf();
-        for target in
-            source.text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next())
-        {
-            if !target.is_empty() && !target.contains("://") && !dir.join(target).exists() {
-                findings.push(format!("{} links to {target}, which does not exist", source.path));
+        for link in source.text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let path = if target.is_empty() { root().join(&source.path) } else { dir.join(target) };
+            let exists = target.contains("://")
+                || path.exists() && (anchor.is_empty() || anchors(&path).contains(anchor));
+            if !exists {
+                findings.push(format!("{} links to {link}, which does not exist", source.path));
             }
         }
     }
     report("documents", findings);
 }
 
+/// What `#` can name in a document: its headings, as web pages make anchors of them.
+fn anchors(document: &Path) -> BTreeSet<String> {
+    let text = fs::read_to_string(document).expect("a document");
+    let outside = text.split("```").step_by(2);
+    let headings = outside.flat_map(str::lines).filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| -> String {
+        let kept = |c: &char| c.is_alphanumeric() || "-_ ".contains(*c);
+        let title = heading.trim_start_matches('#').trim().to_lowercase();
+        title.chars().filter(kept).map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
 #[test]
 fn crates_depend_in_one_direction() {
-    let order = ["policy", "transport", "agent", "pager"];
+    let order = ["policy", "transport", "agent", "pager", "tests", "bench"];
     let mut findings = Vec::new();
     for (i, krate) in order.iter().enumerate() {
         let manifest = fs::read_to_string(root().join(krate).join("Cargo.toml")).expect("manifest");
-        for above in order[i + 1..].iter().chain(&["tests", "bench"]) {
+        for above in &order[i + 1..] {
             if manifest.contains(&format!("gms-{above}")) {
                 findings.push(format!("{krate} depends on {above}"));
             }
@@ -253,7 +268,7 @@ fn crates_depend_in_one_direction() {
     if !policy.contains("#![forbid(unsafe_code)]") {
         findings.push("policy does not forbid unsafe code".into());
     }
-    report("policy <- transport <- {agent, pager} <- {tests, bench}", findings);
+    report("policy <- transport <- agent <- pager <- tests <- bench", findings);
 }
 
 /// A module of a crate by the names from the crate's root.

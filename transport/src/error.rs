@@ -19,7 +19,7 @@ pub enum CloseCode {
     Overload = 3,
     /// The agent leaves.
     Draining = 4,
-    /// The lease ran out.
+    /// The lease ran out. Reserved: nobody sends it.
     Lease = 5,
 }
 
@@ -31,6 +31,23 @@ impl CloseCode {
             .into_iter()
             .find(|known| *known as u64 == code)
     }
+}
+
+/// What is said after "closed the link": the code's meaning, the cure if there is one, and the peer's own words.
+fn by_peer(code: Option<CloseCode>, detail: &str) -> String {
+    let meaning = match code {
+        Some(CloseCode::Goodbye) => "",
+        Some(CloseCode::Version) => " over a message of another version of the protocol",
+        Some(CloseCode::Malformed) => " over a message that it finds malformed",
+        Some(CloseCode::Overload) if detail.is_empty() => {
+            ": this key has its share of links there; give each machine a key of its own, or use fewer --fault-threads"
+        }
+        Some(CloseCode::Overload) => " because it has too much to do",
+        Some(CloseCode::Draining) => ": it is being stopped",
+        Some(CloseCode::Lease) => ": the lease ran out",
+        None => " for a reason that only a later version knows",
+    };
+    format!("{meaning}{}{detail}", if detail.is_empty() { "" } else { ": " })
 }
 
 /// Why a link ended or could not be made.
@@ -110,7 +127,7 @@ pub enum CloseReason {
     },
     /// The two sides speak different versions.
     #[error(
-        "{addr} speaks another version of the protocol (ours are {VERSION_MIN} to {VERSION_MAX}): use the same gms release on both sides"
+        "{addr} speaks another version of the protocol (ours are {VERSION_MIN} to {VERSION_MAX}): use gms releases that are next to each other"
     )]
     Version {
         /// The peer.
@@ -131,7 +148,7 @@ pub enum CloseReason {
         addr: SocketAddr,
     },
     /// The peer closed the link.
-    #[error("{addr} closed the link ({code:?}){}{detail}", if detail.is_empty() { "" } else { ": " })]
+    #[error("{addr} closed the link{}", by_peer(*code, detail))]
     ByPeer {
         /// The peer.
         addr: SocketAddr,
@@ -215,4 +232,27 @@ pub enum TransportError {
     /// The keys cannot be used.
     #[error("keys cannot be used: {0}")]
     Keys(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_the_peer_has_closed_is_told_in_words() {
+        let told = |code: u64, detail: &str| {
+            let (addr, code) = (([10, 0, 0, 7], 7400).into(), CloseCode::from_u64(code));
+            CloseReason::ByPeer { addr, code, detail: detail.into() }.to_string()
+        };
+        for code in 0..7 {
+            for text in [told(code, ""), told(code, "its words")] {
+                assert!(text.starts_with("10.0.0.7:7400 closed the link"), "{text}");
+                assert!(!text.contains("Some(") && !text.contains("None"), "{text}");
+            }
+            assert!(told(code, "its words").ends_with(": its words"));
+        }
+        assert_eq!(told(0, ""), "10.0.0.7:7400 closed the link");
+        assert!(told(3, "").contains("a key of its own, or use fewer --fault-threads"));
+        assert!(!told(3, "replies were not read").contains("--fault-threads"));
+    }
 }

@@ -18,6 +18,7 @@ pub mod quic;
 pub mod reader;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+pub mod text;
 
 use std::io;
 use std::net::SocketAddr;

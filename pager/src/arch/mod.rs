@@ -2,6 +2,6 @@
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::*;
+pub(crate) use x86_64::*;
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("gms pages x86-64 workloads only: add src/arch/<arch>.rs with the same items");

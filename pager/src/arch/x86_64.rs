@@ -5,39 +5,39 @@
 //!   past it, into the *intermediate*, which clones the *evictor*, waits until that is ready and exits; or, if the evictor is to stay
 //!   a child of the process ([`DIRECT`]), into the evictor itself;
 //! * the *evictor*: gives itself an empty descriptor table, makes a socket pair and then serves lists of system calls that arrive on it.
-//!   When the other end is gone it executes its *will*, a list prepared in advance, and exits. Until the supervisor has taken its end, this
-//!   process holds both, and would never see the end of the supervisor: so its first wait is bounded ([`PATIENCE_S`]).
+//!   When the other end is gone it executes its *will*, a list prepared in advance, and exits. Until the pager has taken its end, this
+//!   process holds both, and would never see the end of the pager: so its first wait is bounded ([`PATIENCE_S`]).
 
 use std::arch::global_asm;
 
 /// Registers as `PTRACE_GETREGS` gives them.
-pub type Registers = libc::user_regs_struct;
+pub(crate) type Registers = libc::user_regs_struct;
 
 /// Distance of the data area from the code page.
-pub const DATA: u64 = 0x1000;
+pub(crate) const DATA: u64 = 0x1000;
 /// `i32`: 1 once the evictor can be talked to; a negative errno if it could not be started.
-pub const READY: u64 = DATA;
+pub(crate) const READY: u64 = DATA;
 /// `u32`: process id of the evictor in the namespace of the workload.
-pub const EVICTOR_PID: u64 = DATA + 4;
+pub(crate) const EVICTOR_PID: u64 = DATA + 4;
 /// `u32`: 1 if the evictor is to stay a child of the process.
-pub const DIRECT: u64 = DATA + 8;
+pub(crate) const DIRECT: u64 = DATA + 8;
 /// A random number, by which an evictor that was never connected is known to run in this memory.
-pub const SECRET: u64 = DATA + 0xA8;
+pub(crate) const SECRET: u64 = DATA + 0xA8;
 /// `u64`: where the kernel clears the id of the thread that was stopped, when that ends.
-pub const TID_ADDRESS: u64 = DATA + 0x18;
+pub(crate) const TID_ADDRESS: u64 = DATA + 0x18;
 /// Received messages: a call list.
-pub const BUFFER: u64 = 0x2000;
+pub(crate) const BUFFER: u64 = 0x2000;
 /// Bytes of [`BUFFER`].
-pub const BUFFER_LEN: usize = 0x8000;
-/// The call list executed when the supervisor is gone.
-pub const WILL: u64 = 0xA000;
+pub(crate) const BUFFER_LEN: usize = 0x8000;
+/// The call list executed when the pager is gone.
+pub(crate) const WILL: u64 = 0xA000;
 /// Bytes of [`WILL`].
-pub const WILL_LEN: usize = 0x1000;
+pub(crate) const WILL_LEN: usize = 0x1000;
 /// Bytes of the whole mapping.
-pub const BLOB_LEN: usize = 0xB000;
+pub(crate) const BLOB_LEN: usize = 0xB000;
 
 /// Seconds that an evictor waits to be connected to.
-pub const PATIENCE_S: u64 = 5;
+pub(crate) const PATIENCE_S: u64 = 5;
 
 /// Code segment of 64-bit user code: anything else is a 32-bit process.
 const USER64_CS: u64 = 0x33;
@@ -156,7 +156,7 @@ global_asm!(
     "je 22b",
     "test rax, rax",
     "jns 21b",
-    "30:", // the supervisor is gone, or never came: the will, which is empty then
+    "30:", // the pager is gone, or never came: the will, which is empty then
     "lea r15, [rbx + 0xA000]",
     "mov r13d, 1",
     "jmp 40f",
@@ -198,7 +198,7 @@ unsafe extern "C" {
 }
 
 /// The whole image to be written at the base of the mapping: code page and initial data page.
-pub fn blob_image(base: u64, direct: bool) -> Vec<u8> {
+pub(crate) fn blob_image(base: u64, direct: bool) -> Vec<u8> {
     // SAFETY: both symbols delimit one object emitted by the `global_asm!` above, read-only for the life of the program.
     let code = unsafe {
         let start = &raw const gms_blob_start;
@@ -230,15 +230,20 @@ pub fn blob_image(base: u64, direct: bool) -> Vec<u8> {
 }
 
 /// Bytes of the instruction that enters the kernel.
-pub const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
+pub(crate) const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 
 /// Whether the thread runs 64-bit code.
-pub fn is_native(registers: &Registers) -> bool {
+pub(crate) fn is_native(registers: &Registers) -> bool {
     registers.cs == USER64_CS
 }
 
 /// Points a stopped thread at the syscall instruction at `instruction` with these arguments.
-pub fn prepare_syscall(saved: &Registers, instruction: u64, nr: i64, args: [u64; 6]) -> Registers {
+pub(crate) fn prepare_syscall(
+    saved: &Registers,
+    instruction: u64,
+    nr: i64,
+    args: [u64; 6],
+) -> Registers {
     let mut registers = *saved;
     registers.rip = instruction;
     registers.rax = nr as u64;
@@ -253,23 +258,23 @@ pub fn prepare_syscall(saved: &Registers, instruction: u64, nr: i64, args: [u64;
 }
 
 /// Result of the system call that the thread has just left.
-pub fn syscall_result(registers: &Registers) -> i64 {
+pub(crate) fn syscall_result(registers: &Registers) -> i64 {
     registers.rax as i64
 }
 
 /// Program counter.
-pub fn instruction_pointer(registers: &Registers) -> u64 {
+pub(crate) fn instruction_pointer(registers: &Registers) -> u64 {
     registers.rip
 }
 
 /// Sets the program counter.
-pub fn set_instruction_pointer(registers: &mut Registers, ip: u64) {
+pub(crate) fn set_instruction_pointer(registers: &mut Registers, ip: u64) {
     registers.rip = ip;
 }
 
 /// Sends a thread that a signal has interrupted past the system call that it is about to begin, or to begin anew, if it is `call` with this first
 /// argument: it fails with EINTR.
-pub fn skip_call(context: &mut libc::ucontext_t, call: i64, argument: i64) {
+pub(crate) fn skip_call(context: &mut libc::ucontext_t, call: i64, argument: i64) {
     let registers = &mut context.uc_mcontext.gregs;
     let [ip, result, first] = [libc::REG_RIP, libc::REG_RAX, libc::REG_RDI].map(|r| r as usize);
     // SAFETY: the instruction which the thread executes next; one that follows lies on its page or is never read of.
@@ -286,7 +291,7 @@ const ERESTARTNOHAND: i64 = 514;
 /// Some system calls return EINTR when a stop interrupts them, although no signal arrived (epoll_wait, receives with a time-out,
 /// sigtimedwait, semtimedop ... see signal(7)). The workload must not see that: at a stop on the way out of the kernel the result is changed so that the
 /// kernel begins the call anew, if it has no handler to run.
-pub fn restart_interrupted(registers: &mut Registers) -> bool {
+pub(crate) fn restart_interrupted(registers: &mut Registers) -> bool {
     let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
     let restartable = matches!(
         registers.orig_rax as i64,
@@ -322,7 +327,7 @@ pub fn restart_interrupted(registers: &mut Registers) -> bool {
 }
 
 /// Keeps a thread that stands at the beginning of a system call from issuing it.
-pub fn skip_syscall(registers: &mut Registers) {
+pub(crate) fn skip_syscall(registers: &mut Registers) {
     registers.orig_rax = u64::MAX;
 }
 

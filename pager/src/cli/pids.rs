@@ -3,12 +3,12 @@
 use std::ffi::OsStr;
 
 use clap_complete::engine::CompletionCandidate;
+use gms_transport::text::printable;
 use nix::unistd::geteuid;
 
 use crate::control;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
-use crate::text::printable;
 
 /// Most processes offered.
 const CANDIDATES_MAX: usize = 512;

@@ -3,8 +3,10 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use gms_policy::{Size, WhenFull};
+use gms_policy::{Redundancy, WhenFull};
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
+
+pub(super) use gms_agent::cli::size;
 
 /// Who holds a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -57,6 +59,16 @@ impl From<OnFull> for WhenFull {
     }
 }
 
+/// `--seal`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Sealing {
+    /// Agents hold pages encrypted and authenticated under a key that they never see
+    #[default]
+    On,
+    /// Agents hold pages as they are: for agents of the release before, or where all of them are trusted
+    Off,
+}
+
 /// Checks that `text` has the form `HOST:PORT` (an IPv6 host in brackets); names are resolved later.
 pub fn parse_agent(text: &str) -> Result<String, String> {
     let wrong = || format!("'{text}' is not HOST:PORT (node7:7400, 10.0.0.7:7400, [fd00::7]:7400)");
@@ -70,16 +82,6 @@ pub fn parse_agent(text: &str) -> Result<String, String> {
         Ok(1..) if host_is_good => Ok(text.to_string()),
         _ => Err(wrong()),
     }
-}
-
-/// Reads a size: a text as on the command line, or a whole number of bytes.
-pub(super) fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Size>, D::Error> {
-    from.deserialize_any(Scalar { expects: "a size ('512M', '40%' or bytes)", read: size_of })
-        .map(Some)
-}
-
-fn size_of(text: &str) -> Result<Size, String> {
-    text.parse().map_err(|error| format!("'{text}' is {error}"))
 }
 
 /// Reads `page-size`.
@@ -99,6 +101,23 @@ pub(super) fn when_full<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OnF
 fn when_full_of(text: &str) -> Result<OnFull, String> {
     clap::ValueEnum::from_str(text, false)
         .map_err(|_| format!("'{text}' is not wait, grow or kill"))
+}
+
+/// Reads `redundancy`.
+pub(super) fn redundancy<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Redundancy>, D::Error> {
+    let read = |text: &str| text.parse::<Redundancy>().map_err(|error| error.to_string());
+    from.deserialize_any(Scalar { expects: "auto, none or replica:N", read }).map(Some)
+}
+
+/// Reads `seal`.
+pub(super) fn sealing<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Sealing>, D::Error> {
+    from.deserialize_any(Scalar { expects: "on or off", read: sealing_of }).map(Some)
+}
+
+fn sealing_of(text: &str) -> Result<Sealing, String> {
+    clap::ValueEnum::from_str(text, false).map_err(|_| format!("'{text}' is not on or off"))
 }
 
 /// What is written as a string or a whole number, and means the same.

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::Instant;
 
+use gms_agent::memory::Memory;
 use nix::poll::{PollFd, PollFlags};
 
 use super::progress::{self, Progress};
@@ -14,7 +15,6 @@ use crate::keeper::Keeper;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 use crate::launch::{self, Paged, Paging, Signals};
-use crate::memory::Memory;
 use crate::session::Session;
 use crate::shared::Outcome;
 use crate::speech::say;

@@ -4,16 +4,15 @@ use std::fmt::Write;
 use std::fs;
 use std::io;
 
+use gms_agent::memory::Memory;
 use gms_transport::keys::{self, Role};
-use nix::sys::resource::{Resource, getrlimit};
-use nix::unistd::geteuid;
 use serde::Serialize;
 
 use super::{Failure, print};
 use crate::cli::DoctorArgs;
 use crate::config::{LOCAL_BYTES_MIN, SessionConfig};
 use crate::exit::EXIT_NO;
-use crate::memory::Memory;
+use crate::json;
 use crate::probe;
 use crate::session::{Session, SessionError};
 use crate::size::Human;
@@ -22,8 +21,7 @@ use crate::size::Human;
 const KERNEL_MIN: (u32, u32) = (6, 8);
 /// Receive buffer in which a burst of full vectors fits.
 const RMEM_BYTES_MIN: u64 = 2 << 20;
-/// Memory for which gms asks to stay resident itself.
-const MEMLOCK_BYTES_MIN: u64 = 64 << 20;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 enum Verdict {
@@ -62,7 +60,7 @@ pub(super) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let mut checks = vec![architecture(), kernel()];
     checks.extend(paging()?);
     checks.extend([device(), memory()?, swap()?, direct_reads()]);
-    checks.extend([memlock(), udp_buffer(), processors()]);
+    checks.extend([udp_buffer(), processors()]);
     checks.extend(args.keys.as_deref().map(|dir| {
         let keys = keys::load(dir, Role::Client);
         let finding =
@@ -71,9 +69,7 @@ pub(super) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     }));
     checks.extend(args.agents.iter().map(|addr| agent(addr, args)));
     if args.json {
-        let mut text = serde_json::to_vec_pretty(&checks).map_err(io::Error::from)?;
-        text.push(b'\n');
-        print(&text)?;
+        print(&json::lines(&checks)?)?;
     } else {
         print(report(&checks).as_bytes())?;
     }
@@ -163,16 +159,6 @@ fn memory() -> io::Result<Check> {
     Ok(needed("memory", total_bytes >= LOCAL_BYTES_MIN, finding, cure))
 }
 
-fn memlock() -> Check {
-    let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(0, |(soft, _)| soft);
-    let finding = match limit {
-        libc::RLIM_INFINITY => "unlimited".into(),
-        limit => Human(limit).to_string(),
-    };
-    let good = geteuid().is_root() || limit >= MEMLOCK_BYTES_MIN;
-    wished("memlock", good, finding, "ulimit -l 65536, or memlock in /etc/security/limits.conf")
-}
-
 fn udp_buffer() -> Check {
     let limit = fs::read_to_string("/proc/sys/net/core/rmem_max");
     let limit = limit.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
@@ -212,8 +198,10 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
         fault_threads: 1,
         agents: vec![addr.to_string()],
         keys: Some(keys.clone()),
+        seal: true,
         export_bytes: 0,
         when_full: Default::default(),
+        redundancy: Default::default(),
         trace: None,
         verbose: false,
         quiet: true,
@@ -253,7 +241,6 @@ mod tests {
             memory().unwrap(),
             swap().unwrap(),
             direct_reads(),
-            memlock(),
             udp_buffer(),
             processors(),
             agent("a:1", &args),

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use gms_transport::PeerId;
 use gms_transport::keys::{self, KeysError, Listed, Listing, Renewed, Revocation, Role, State};
+use gms_transport::text::printable;
 
 use super::{Failure, print};
 use crate::cli::KeysAction;
 use crate::cli::values::KeyRole;
 use crate::exit::EXIT_GMS;
 use crate::speech::say;
-use crate::text::printable;
 
 /// Most characters of a name that are shown: all of one that gms has made.
 const NAME_CHARS_MAX: usize = 64;

@@ -1,12 +1,13 @@
 //! `gms run`.
 
+use gms_agent::memory::Memory;
+
 use super::summary::StatsFile;
 use super::{Failure, summary};
 use crate::cli::RunArgs;
 use crate::exit::EXIT_GMS;
 use crate::kernel::proc::self_pid;
 use crate::launch::{self, Side};
-use crate::memory::Memory;
 use crate::session::Session;
 use crate::shared::Outcome;
 use crate::speech::say;

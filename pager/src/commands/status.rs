@@ -2,13 +2,15 @@
 
 use std::fmt::Write;
 
+use gms_transport::text::printable;
+
 use super::detach::no_workload;
 use super::{Failure, print};
 use crate::control::{self, Workload};
+use crate::json;
 use crate::size::Human;
 use crate::speech::say;
 use crate::stats::Stats;
-use crate::text::printable;
 
 /// Longest command line shown.
 const COMMAND_CHARS_MAX: usize = 48;
@@ -21,9 +23,7 @@ pub(super) fn status(pid: Option<i32>, json: bool) -> Result<u8, Failure> {
     };
     if json {
         let list: Vec<&Stats> = workloads.iter().map(|workload| &workload.stats).collect();
-        let mut text = serde_json::to_vec_pretty(&list).map_err(std::io::Error::from)?;
-        text.push(b'\n');
-        print(&text)?;
+        print(&json::lines(&list)?)?;
     } else if workloads.is_empty() {
         say("nothing is paged on this machine now");
     } else {
@@ -34,7 +34,7 @@ pub(super) fn status(pid: Option<i32>, json: bool) -> Result<u8, Failure> {
 
 fn table(workloads: &[Workload]) -> String {
     let mut text = format!(
-        "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8} {:>8}  {:<11}  {}\n",
+        "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8} {:>8}  {:<12}  {}\n",
         "PID",
         "PAGER",
         "RESIDENT",
@@ -49,7 +49,7 @@ fn table(workloads: &[Workload]) -> String {
     for Workload { stats, .. } in workloads {
         let _ = writeln!(
             text,
-            "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8.1} {:>8.1}  {:<11}  {}",
+            "{:>8} {:>8} {:>10} {:>10} {:>10} {:>12} {:>8.1} {:>8.1}  {:<12}  {}",
             stats.pid,
             stats.supervisor_pid,
             Human(stats.resident_bytes),
@@ -67,16 +67,22 @@ fn table(workloads: &[Workload]) -> String {
 
 /// What is to be known at once.
 fn state(stats: &Stats) -> &'static str {
-    match (stats.detaching, stats.agents_full) {
-        (true, _) => "detaching",
-        (false, true) => "agents full",
-        (false, false) => "ok",
+    let drains = stats.agents.iter().any(|agent| agent.up && agent.draining);
+    let down = stats.agents.iter().any(|agent| !agent.up && !agent.draining);
+    match stats {
+        Stats { detaching: true, .. } => "detaching",
+        Stats { agents_full: true, .. } => "agents full",
+        _ if drains => "agent drains",
+        _ if down => "agent down",
+        Stats { short_bytes: 1.., .. } => "few copies",
+        _ => "ok",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::AgentStats;
 
     #[test]
     fn a_workload_is_one_line() {
@@ -88,10 +94,21 @@ mod tests {
     }
 
     #[test]
+    fn an_agent_that_drains_is_seen() {
+        let drains = AgentStats { up: true, draining: true, ..AgentStats::default() };
+        let stats = Stats { agents: vec![drains, AgentStats::default()], ..Stats::default() };
+        assert_eq!(state(&stats), "agent drains");
+        assert_eq!(state(&Stats { agents_full: true, ..stats }), "agents full");
+    }
+
+    #[test]
     fn full_agents_are_seen() {
         let stats = Stats { agents_full: true, ..Stats::default() };
         let text = table(&[Workload { stats: stats.clone(), front_pid: 6 }]);
         assert!(text.contains("agents full"), "{text}");
         assert_eq!(state(&Stats { detaching: true, ..stats }), "detaching");
+        let short = Stats { short_bytes: 4096, ..Stats::default() };
+        assert_eq!(state(&short), "few copies");
+        assert_eq!(state(&Stats { agents: vec![AgentStats::default()], ..short }), "agent down");
     }
 }

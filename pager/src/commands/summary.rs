@@ -5,6 +5,7 @@ use std::path::Path;
 
 use gms_policy::{Budget, Bytes};
 
+use crate::json;
 use crate::output::Output;
 use crate::size::Human;
 use crate::speech::say;
@@ -25,8 +26,8 @@ pub(super) fn paragraph(stats: &Stats) -> String {
             Human(stats.remote_peak_bytes)
         ),
         format!(
-            "{} faults: p50 {:.1} us, p99 {:.1} us, longest {:.0} us; {} second chances",
-            stats.faults, latency.p50, latency.p99, latency.max, stats.second_chances
+            "{} faults, {} second chances; pages fetched for a thread: p50 {:.1} us, p99 {:.1} us, longest {:.0} us",
+            stats.faults, stats.second_chances, latency.p50, latency.p99, latency.max
         ),
         format!(
             "{} pages out, {} in ({} ahead, {} of those used); {} clean and {} zero pages dropped",
@@ -44,19 +45,42 @@ pub(super) fn paragraph(stats: &Stats) -> String {
             stats.agents_full_s
         ));
     }
+    lines.push(match stats.sealed {
+        true => "pages were sealed: agents saw none of them".into(),
+        false => "pages were not sealed (--seal off): agents saw them".into(),
+    });
     if stats.unpageable_bytes > 0 {
         lines.push(format!("{} could not be paged", Human(stats.unpageable_bytes)));
     }
+    lines.extend(redundancy(stats));
     lines.extend(stats.agents.iter().map(agent));
     lines.join("\n")
 }
 
+/// How many copies there are of each page, where there are several agents.
+fn redundancy(stats: &Stats) -> Option<String> {
+    let short = match stats.short_bytes {
+        0 => String::new(),
+        bytes => format!(", of {} fewer", Human(bytes)),
+    };
+    let copies = match stats.copies {
+        0 | 1 => "one copy of each page: it is lost with its agent".into(),
+        copies => format!("{copies} copies of each page{short}"),
+    };
+    (stats.agents.len() > 1).then_some(copies)
+}
+
 fn agent(agent: &AgentStats) -> String {
-    let AgentStats { addr, pages, rtt_us, queue_us, refusals, up, .. } = agent;
+    let AgentStats { addr, pages, rtt_us, queue_us, refusals, up, draining, .. } = agent;
     let refused = if *refusals > 0 { format!(", {refusals} refused") } else { String::new() };
-    let lost = if *up { "" } else { ", connection lost" };
+    let state = match (up, draining) {
+        (false, true) => ", it has drained and ended",
+        (false, false) => ", connection lost",
+        (true, true) => ", draining: it is about to end",
+        (true, false) => "",
+    };
     format!(
-        "agent {addr}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{lost}"
+        "agent {addr}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{state}"
     )
 }
 
@@ -78,11 +102,7 @@ impl StatsFile {
     /// Writes the figures as JSON.
     pub(super) fn write(self, stats: &Stats) {
         let Some(output) = self.0 else { return };
-        let written = output.write(|out| {
-            let mut text = serde_json::to_vec_pretty(stats)?;
-            text.push(b'\n');
-            out.write_all(&text)
-        });
+        let written = output.write(|out| out.write_all(&json::lines(stats)?));
         if let Err(error) = written {
             say(format!("--stats: the figures cannot be written: {error}"));
         }
@@ -124,6 +144,31 @@ mod tests {
             text.contains("agent a:1") && text.contains("3 refused") && text.contains("4 faults"),
             "{text}"
         );
+        assert!(text.contains("pages were not sealed (--seal off)"), "{text}");
+        let text = paragraph(&Stats { sealed: true, ..stats });
+        assert!(text.contains("pages were sealed") && !text.contains("--seal off"), "{text}");
+    }
+
+    #[test]
+    fn with_several_agents_the_copies_are_told() {
+        let agents = vec![AgentStats::default(), AgentStats::default()];
+        let mut stats = Stats { pages_out: 5, agents, copies: 2, ..Stats::default() };
+        assert!(paragraph(&stats).contains("\n2 copies of each page\n"));
+        stats.short_bytes = 3 << 20;
+        assert!(paragraph(&stats).contains("2 copies of each page, of 3 MiB fewer"));
+        stats.copies = 1;
+        assert!(paragraph(&stats).contains("one copy of each page"));
+        stats.agents.pop();
+        assert!(!paragraph(&stats).contains("each page"));
+    }
+
+    #[test]
+    fn an_agent_that_drains_is_not_said_to_be_lost() {
+        let told = |up, draining| agent(&AgentStats { up, draining, ..AgentStats::default() });
+        assert!(told(false, false).ends_with(", connection lost"));
+        assert!(told(true, true).ends_with(", draining: it is about to end"));
+        assert!(told(false, true).ends_with(", it has drained and ended"));
+        assert!(told(true, false).ends_with("queue 0 us"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use gms_transport::text::printable;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
@@ -30,7 +31,6 @@ use crate::exit::EXIT_USAGE;
 use crate::launch::Signals;
 use crate::size::Human;
 use crate::stats::AgentStats;
-use crate::text::printable;
 
 /// Between two looks at the workloads.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -212,8 +212,11 @@ fn draw_detail(frame: &mut Frame<'_>, area: Rect, view: &View, workload: &Worklo
 }
 
 fn agent(agent: &AgentStats) -> String {
+    let drains = if agent.draining { "  drains" } else { "" };
     let state = match agent.up {
-        true => format!("round trip {:.0} us  queue {:.0} us", agent.rtt_us, agent.queue_us),
+        true => {
+            format!("round trip {:.0} us  queue {:.0} us{drains}", agent.rtt_us, agent.queue_us)
+        }
         false => "no connection".into(),
     };
     format!("agent {}  {} pages  {state}", agent.addr, agent.pages_held)
@@ -251,6 +254,8 @@ mod tests {
         let text = lines.join("\n");
         assert!(text.contains("16 MiB of 64 MiB") && text.contains("1 workloads"), "{text}");
         assert!(text.contains("agent node7:7400  3 pages  no connection"), "{text}");
+        let drains = AgentStats { up: true, draining: true, ..AgentStats::default() };
+        assert!(agent(&drains).ends_with("queue 0 us  drains"));
         assert!(!text.contains('\x1b'), "{text:?}");
     }
 

@@ -6,14 +6,15 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt,
@@ -26,8 +27,12 @@ use crate::kernel::proc::descends;
 
 /// Sockets looked at in one directory.
 pub(super) const SOCKETS_MAX: usize = 256;
+/// Files looked at in one directory.
+const FILES_MAX: usize = 16 * SOCKETS_MAX;
+/// Sockets of other users that are looked at: eight full directories.
+const OTHERS_MAX: usize = 8 * SOCKETS_MAX;
 
-/// A control socket.
+/// A control socket. Its directory is open.
 #[derive(Debug)]
 pub(super) struct Door {
     dir: Arc<File>,
@@ -37,6 +42,17 @@ pub(super) struct Door {
 }
 
 impl Door {
+    /// Its directory, as long as that is open.
+    #[cfg(test)]
+    pub(super) fn watch(&self) -> std::sync::Weak<File> {
+        Arc::downgrade(&self.dir)
+    }
+
+    /// Whose socket it is.
+    pub(super) fn owner(&self) -> u32 {
+        self.owner
+    }
+
     /// The pager that its name says.
     pub(super) fn pid(&self) -> i32 {
         self.pid
@@ -87,20 +103,30 @@ pub(super) fn own_directories() -> Vec<PathBuf> {
     dirs
 }
 
-/// Every socket which this user may ask: root sees all users'.
-pub(super) fn all() -> Vec<Door> {
-    let own = geteuid().as_raw();
-    let mut dirs: Vec<(PathBuf, u32)> =
-        own_directories().into_iter().map(|dir| (dir, own)).collect();
-    if geteuid().is_root() {
-        let users = numbered("/run/user".as_ref(), "");
-        dirs.extend(users.map(|(dir, user)| (dir.join("gms"), user)));
-        dirs.extend(numbered("/tmp".as_ref(), "gms-"));
-    }
-    dirs.sort();
-    dirs.dedup_by(|one, other| one.0 == other.0);
+/// This user's sockets.
+pub(super) fn own() -> impl Iterator<Item = Door> {
+    let user = geteuid().as_raw();
+    own_directories().into_iter().flat_map(move |dir| of(&dir, &[user]))
+}
+
+/// The sockets of other users which root may ask, as far as they are found by `until`. One directory is open, beside those of
+/// the doors that the caller holds.
+pub(super) fn others(until: Instant) -> impl Iterator<Item = Door> {
+    let is_root = geteuid().is_root();
+    let others = is_root.then(|| others_in("/run/user".as_ref(), "/tmp".as_ref(), until));
+    others.into_iter().flatten()
+}
+
+/// Below `run` only root makes directories: what is there comes before the rest.
+fn others_in(run: &Path, tmp: &Path, until: Instant) -> impl Iterator<Item = Door> {
+    let (own, user) = (own_directories(), geteuid().as_raw());
+    let runtime = numbered(run, "", until).map(|(dir, owner)| (dir.join("gms"), owner));
+    let others = runtime.chain(numbered(tmp, "gms-", until));
     // One that root made in a user's directory is root's.
-    dirs.iter().flat_map(|(dir, owner)| of(dir, &[*owner, own])).collect()
+    let doors = others
+        .filter(move |(dir, _)| !own.contains(dir))
+        .flat_map(move |(dir, owner)| of(&dir, &[owner, user]));
+    doors.take(OTHERS_MAX)
 }
 
 /// The sockets in a directory of one of these users.
@@ -108,8 +134,12 @@ pub(super) fn of(dir: &Path, owners: &[u32]) -> Vec<Door> {
     let Ok((dir, owner)) = private(dir, owners) else { return Vec::new() };
     let dir = Arc::new(dir);
     let within = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
-    let socket = |path: &PathBuf| path.extension().is_some_and(|end| end == "sock");
-    let pids = list(&within).filter(socket).filter_map(|path| number(path.file_stem()?, ""));
+    let is_socket = |file: &DirEntry| file.file_type().is_ok_and(|kind| kind.is_socket());
+    let pid = |file: DirEntry| {
+        let path = file.path();
+        path.extension().filter(|end| *end == "sock").and_then(|_| number(path.file_stem()?, ""))
+    };
+    let pids = list(&within).take(FILES_MAX).filter(is_socket).filter_map(pid);
     pids.take(SOCKETS_MAX).map(|pid| Door { dir: Arc::clone(&dir), owner, pid }).collect()
 }
 
@@ -124,9 +154,15 @@ pub(super) fn private(dir: &Path, owners: &[u32]) -> io::Result<(File, u32)> {
     Ok((file, meta.uid()))
 }
 
-/// The files of a directory that have a number behind `prefix` in their names, and that number.
-pub(super) fn numbered(dir: &Path, prefix: &str) -> impl Iterator<Item = (PathBuf, u32)> {
-    list(dir).filter_map(move |path| number(path.file_name()?, prefix).map(|n| (path, n)))
+/// The files of a directory that have a number behind `prefix` in their names, and that number; as far as they are found by `until`.
+pub(super) fn numbered(
+    dir: &Path,
+    prefix: &str,
+    until: Instant,
+) -> impl Iterator<Item = (PathBuf, u32)> {
+    let in_time = move |_: &DirEntry| Instant::now() < until;
+    let named = move |file: DirEntry| Some((file.path(), number(&file.file_name(), prefix)?));
+    list(dir).take_while(in_time).filter_map(named)
 }
 
 /// The number behind `prefix`, if it is written as gms writes it: with zeros or a sign before it, one number would have many names.
@@ -135,8 +171,8 @@ fn number<N: FromStr + ToString>(name: &OsStr, prefix: &str) -> Option<N> {
     text.parse().ok().filter(|number: &N| number.to_string() == text)
 }
 
-fn list(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+fn list(dir: &Path) -> impl Iterator<Item = DirEntry> + use<> {
+    fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok)
 }
 
 #[cfg(test)]
@@ -161,6 +197,39 @@ mod tests {
         assert_eq!(doors[0].connect().unwrap_err().kind(), ErrorKind::ConnectionRefused);
         assert!(!path.exists());
         fs::remove_dir(&dir).unwrap();
+    }
+
+    #[test]
+    fn files_that_are_no_sockets_hide_none() {
+        let dir = scratch("files");
+        (1..=SOCKETS_MAX).for_each(|n| drop(File::create(dir.join(format!("{n}.sock"))).unwrap()));
+        deserted(&dir.join("2000000000.sock"));
+        let pids: Vec<i32> = of(&dir, &[geteuid().as_raw()]).iter().map(|door| door.pid).collect();
+        assert_eq!(pids, [2_000_000_000]);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn others_are_looked_for_in_bounded_time_and_number() {
+        let (dir, own) = (scratch("others"), geteuid().as_raw());
+        let (run, tmp) = (dir.join("run"), dir.join("tmp"));
+        for (dir, first) in
+            [(run.join(format!("{own}/gms")), 1), (tmp.join(format!("gms-{own}")), 2)]
+        {
+            fs::create_dir_all(&dir).unwrap();
+            fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+            deserted(&dir.join(format!("{first}.sock")));
+        }
+        let found =
+            |until| -> Vec<i32> { others_in(&run, &tmp, until).map(|door| door.pid).collect() };
+        let now = Instant::now();
+        assert_eq!(
+            found(now + REQUEST_DEADLINE),
+            [1, 2],
+            "where only root makes directories first"
+        );
+        assert!(found(now).is_empty());
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

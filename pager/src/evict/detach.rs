@@ -1,6 +1,7 @@
 //! Detaching: every page comes home, then nothing is registered and no evictor is left.
 //!
-//! `bring_home`: `copy_buffered` -> `scan` queues what is away -> `ask` fetches it -> `install_home`; `let_go` when nothing is away.
+//! `bring_home`: `copy_buffered` -> `scan` queues what is away -> `ask` fetches it -> `arrived` collects pages -> `ended` -> `install` ->
+//! `install_run`; `let_go` when nothing is away.
 //!
 //! A page that its agent has lost is poisoned: the workload can be let go, and gets SIGBUS where it touches that page. Without the mark it
 //! would read zeros there.
@@ -10,14 +11,14 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gms_policy::ids::{AgentId, PageAddr, SpaceId};
+use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::AgentSet;
 use gms_transport::Transport;
 use gms_transport::client::{self, Failure, GET_DEADLINE, GetId, Urgency};
 use gms_transport::message::{PAGES_MAX, Status};
 
 use super::EvictThread;
-use crate::fault::look;
+use crate::fault::look_for_marker;
 use crate::kernel::{Installed, Probe};
 use crate::page_map::{Content, PAGE};
 use crate::shared::Outcome;
@@ -38,8 +39,8 @@ const LOOKS_MAX: u32 = 32;
 const GATED_MAX: usize = 64;
 /// Pause before what was missed by a scan (its agent was away, an event came in between) is looked for again.
 const PASS_PAUSE: Duration = Duration::from_millis(10);
-/// A page that came with a wrong checksum this often is lost.
-const MISMATCHES_MAX: u32 = 3;
+/// A page that came with a wrong seal or checksum this often is lost.
+const PAGE_MISMATCHES_MAX: u32 = 3;
 /// Pages of which that is remembered; more than these are lost at their first.
 const MISMATCHED_MAX: usize = 4096;
 /// If nothing comes home and nothing is given up for this long, the workload is killed: it cannot be let go.
@@ -77,6 +78,10 @@ pub(super) struct Homecoming {
     fetches: BTreeMap<GetId, Fetch>,
     /// Since when an agent has been wanted something of and given nothing back.
     silent_since: BTreeMap<AgentId, Instant>,
+    /// Agents that have not given a page though they should have it.
+    failed: BTreeMap<ContentId, AgentSet>,
+    /// Agents that have given wrong pages: asked where nobody else can be.
+    unsound: AgentSet,
     mismatches: BTreeMap<Place, u32>,
     lost: Lost,
     /// Pages away, and when that changed.
@@ -91,6 +96,8 @@ impl Homecoming {
             queued: BTreeMap::new(),
             fetches: BTreeMap::new(),
             silent_since: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            unsound: AgentSet::EMPTY,
             mismatches: BTreeMap::new(),
             lost: Lost::default(),
             progress: (u64::MAX, now),
@@ -136,14 +143,56 @@ impl Homecoming {
         }
     }
 
-    /// Another wrong checksum: whether the page is lost.
+    /// Whom to ask for a page: those who have it, have not failed to give it, and answer.
+    fn sources(&self, now: Instant, content: Content) -> AgentSet {
+        let failed = self.failed.get(&content.id).copied().unwrap_or_default();
+        let holders = content.holders.without(failed);
+        let answering: AgentSet =
+            holders.agents().filter(|&agent| !self.is_silent(now, agent)).collect();
+        let sound = answering.without(self.unsound);
+        if sound.is_empty() { answering } else { sound }
+    }
+
+    /// Pages have come right: what was noted of them is forgotten.
+    fn forgive(&mut self, space: SpaceId, pages: &[(PageAddr, Content)]) {
+        for (page, content) in pages {
+            self.failed.remove(&content.id);
+            self.mismatches.remove(&(space, *page));
+        }
+    }
+
+    /// Nothing is wanted of the agent any more, or its link has just come up: its time has not begun.
+    fn excuse_agent(&mut self, agent: AgentId, is_up: bool) {
+        let wanted =
+            self.under_way(agent) > 0 || self.queued.get(&agent).is_some_and(|q| !q.is_empty());
+        if is_up || !wanted {
+            self.silent_since.remove(&agent);
+        }
+    }
+
+    /// An agent does not give a page that it should have; whether others may.
+    fn fail(&mut self, now: Instant, content: Content, agent: AgentId) -> bool {
+        if self.failed.len() >= MISMATCHED_MAX && !self.failed.contains_key(&content.id) {
+            // Not remembered: the others are asked by chance.
+            return !content.holders.without(AgentSet::of(agent)).is_empty();
+        }
+        let failed = self.failed.entry(content.id).or_default();
+        *failed = failed.union(AgentSet::of(agent));
+        let others = !self.sources(now, content).is_empty();
+        if !others {
+            self.failed.remove(&content.id);
+        }
+        others
+    }
+
+    /// Another wrong seal or checksum: whether the page is lost.
     fn mismatch(&mut self, place: Place) -> bool {
         if self.mismatches.len() >= MISMATCHED_MAX && !self.mismatches.contains_key(&place) {
             return true;
         }
         let count = self.mismatches.entry(place).or_default();
         *count += 1;
-        let lost = *count >= MISMATCHES_MAX;
+        let lost = *count >= PAGE_MISMATCHES_MAX;
         if lost {
             self.mismatches.remove(&place);
         }
@@ -163,7 +212,7 @@ impl<T: Transport> EvictThread<T> {
         } else if away != self.home.progress.0 {
             self.home.progress = (away, now);
         } else if now.duration_since(self.home.progress.1) > STALLED {
-            self.shared.fail("its pages do not come home, and it cannot be let go without them");
+            self.shared.fail("its pages do not come home, and it cannot be let go without them: check that its agents run and can be reached");
         }
         copied || scanned || asked
     }
@@ -229,8 +278,7 @@ impl<T: Transport> EvictThread<T> {
         let mut doomed = Vec::new();
         let tables = lock(&self.shared.tables);
         let next = tables.visit_remote(id, from, ENTRIES_MAX, |page, content| {
-            let answers = |&agent: &AgentId| !home.is_silent(now, agent);
-            let holders: AgentSet = content.holders.agents().filter(answers).collect();
+            let holders = home.sources(now, content);
             if holders.is_empty() || tables.is_doomed((id, page)) {
                 doomed.push((page, content));
                 return doomed.len() < GATED_MAX;
@@ -292,9 +340,14 @@ impl<T: Transport> EvictThread<T> {
 
     /// Fetches those of the pages that still are only at the agent; false if that needs no exchange.
     fn fetch(&mut self, now: Instant, agent: AgentId, space: SpaceId, pages: &[PageAddr]) -> bool {
-        let begun =
+        let mut begun =
             lock(&self.shared.tables).begin_prefetch(space, pages.iter().copied(), pages.len());
+        // Since the scan another page may have come to this address, which another agent has.
+        let strays: Vec<(PageAddr, Content)> =
+            begun.extract_if(.., |(_, content)| !content.holders.has(agent)).collect();
+        self.give_up(space, &strays);
         if begun.is_empty() {
+            self.home.excuse_agent(agent, false);
             return false;
         }
         let wanted = |&(_, content): &(PageAddr, Content)| client::Wanted {
@@ -329,32 +382,55 @@ impl<T: Transport> EvictThread<T> {
     /// No more of its pages come: installs those that have.
     pub(super) fn ended(&mut self, now: Instant, get: GetId) {
         let Some(fetch) = self.home.end(now, get) else { return };
+        self.home.forgive(fetch.space, &fetch.came);
         if let Some(space) = self.spaces.get(&fetch.space).filter(|_| !fetch.came.is_empty()) {
             self.install(space, &fetch.came, &fetch.bytes);
         }
         self.give_up(fetch.space, &fetch.came);
     }
 
-    /// A page has come with a wrong checksum.
-    pub(super) fn wrong(&mut self, get: GetId, page: usize) {
+    /// A page has come that is not the one which was put.
+    pub(super) fn wrong(&mut self, now: Instant, get: GetId, page: usize) {
         let home = &mut self.home;
         let Some(fetch) = home.fetches.get(&get) else { return };
-        let (id, lost) = (fetch.space, fetch.pages[page]);
+        let (id, agent, lost) = (fetch.space, fetch.agent, fetch.pages[page]);
+        self.shared.blame(
+            agent,
+            self.write_back.agents.lane().name(agent),
+            "gives back a wrong page",
+        );
+        home.unsound = self.shared.unsound_agents();
         if home.mismatch((id, lost.0)) {
             home.fetches.entry(get).and_modify(|fetch| fetch.answered = true);
-            self.lose(id, &[lost]);
+            if !home.fail(now, lost.1, agent) {
+                self.lose(id, &[lost]);
+            }
         }
     }
 
+    /// An agent can be used again.
+    pub(super) fn is_back(&mut self, agent: AgentId) {
+        self.home.excuse_agent(agent, true);
+    }
+
     /// Pages do not come by this get.
-    pub(super) fn missed(&mut self, get: GetId, pages: u64, failure: Failure) {
+    pub(super) fn missed(&mut self, now: Instant, get: GetId, pages: u64, failure: Failure) {
         let Some(fetch) = self.home.fetches.get_mut(&get) else { return };
         let (id, is_lost) = (fetch.space, failure == Failure::NotHeld(Status::NotFound));
         fetch.answered |= is_lost;
         let missed = fetch.pages.iter().enumerate().filter(|(i, _)| pages >> i & 1 == 1);
-        let missed: Vec<(PageAddr, Content)> = missed.map(|(_, &page)| page).collect();
+        let mut missed: Vec<(PageAddr, Content)> = missed.map(|(_, &page)| page).collect();
+        let agent = fetch.agent;
         self.give_up(id, &missed);
+        if failure == Failure::GivenUp {
+            // Asked of others that have them, if there are any.
+            for &(_, content) in &missed {
+                self.home.fail(now, content, agent);
+            }
+        }
         if is_lost {
+            // The next pass asks others for what they have.
+            missed.retain(|&(_, content)| !self.home.fail(now, content, agent));
             self.lose(id, &missed);
         }
     }
@@ -464,7 +540,7 @@ impl<T: Transport> EvictThread<T> {
             }
             if outcome == Installed::Done {
                 poisoned += 1;
-                self.home.lost.agents.extend(content.holders.agents());
+                self.home.lost.agents.extend(tables.losers().union(content.holders).agents());
             }
         }
         drop(tables);
@@ -523,8 +599,8 @@ fn is_there(tables: &mut Tables, space: &Space, place: Place) -> bool {
         // A guard must not be taken for a marker.
         Some(page_tables) if !tables.is_being_removed(place) => page_tables.marked(range.clone()),
         _ => {
-            let probe = look(tables, space, place);
-            if probe == Probe::Absent {
+            let probe = look_for_marker(tables, space, place);
+            if matches!(probe, Probe::Absent | Probe::Taken) {
                 space.faults.wake(range);
             }
             return probe == Probe::Occupied;
@@ -563,7 +639,7 @@ mod tests {
     fn a_page_is_lost_after_some_wrong_checksums() {
         let mut home = Homecoming::new(Instant::now());
         let place = |n: u64| (SpaceId(1), PageAddr::containing(n * PAGE));
-        let times = (0..MISMATCHES_MAX).filter(|_| home.mismatch(place(1))).count();
+        let times = (0..PAGE_MISMATCHES_MAX).filter(|_| home.mismatch(place(1))).count();
         assert_eq!(times, 1);
         for n in 0..MISMATCHED_MAX as u64 {
             assert!(!home.mismatch(place(n)));

@@ -181,7 +181,10 @@ impl<T: Transport> EvictThread<T> {
         }
         self.find_heirs();
         if let Some(process) = self.processes.values().find(|p| p.evictor_died() && !p.ends()) {
-            self.shared.fail(format!("the evictor of process {} was killed", process.pid));
+            self.shared.fail(format!(
+                "the evictor of process {} was killed: leave processes named far-evictor alone",
+                process.pid
+            ));
         }
         let dead = |space: &Arc<Space>| !space.faults.is_alive();
         let (gone, orphans) = std::mem::take(&mut self.orphans).into_iter().partition(dead);
@@ -401,12 +404,14 @@ impl<T: Transport> EvictThread<T> {
                 rtt_us: view.rtt.as_secs_f64() * 1e6,
                 queue_us: view.queue.as_secs_f64() * 1e6,
                 refusals: lane.refusals(id),
-                up: view.up,
+                up: lane.is_up(id),
+                draining: lane.is_draining(id),
             })
             .collect();
         let now = Instant::now();
         self.gauges.full = self.full.spell(now).is_some();
         self.gauges.full_time = self.full.total(now);
+        self.gauges.short = self.write_back.short(now);
         self.gauges.unpageable = unpageable;
         self.gauges.processes = self.tree.seen();
         *lock(&self.shared.gauges) = self.gauges.clone();

@@ -1,20 +1,24 @@
-//! Write-back: pages in the buffer are put to agents, and agents are told what they may forget.
+//! Write-back: pages in the buffer are put to agents, each to as many as are to have it, and agents are told what they may forget.
 //!
 //! `turn` puts what is ready -> `poll` -> `settle`.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod repair;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
-use gms_policy::placement::{AgentView, Placement, TwoChoices};
-use gms_policy::redundancy::AgentSet;
+use gms_policy::placement::{AgentView, TwoChoices, choose_set};
+use gms_policy::redundancy::{AgentSet, Redundancy, Shortage};
 use gms_transport::Transport;
-use gms_transport::client::{Client, ClientEvent, PutId};
+use gms_transport::client::{Client, ClientEvent, LEASE, PutId};
 use gms_transport::message::Op;
 
+use self::repair::Repair;
 use crate::shared::Shared;
 use crate::sync::lock;
+use crate::tables::WriteOutcome;
 use crate::torture::{self, Point};
 
 /// Puts under way to one agent.
@@ -26,6 +30,9 @@ const DISCARDS_PAUSE: Duration = Duration::from_millis(50);
 const DISCARDS_MAX: usize = 4;
 /// If more wait than this, an agent that does not answer those is told of no more: it keeps the pages until the workload ends.
 const DISCARDS_KEPT: usize = 1 << 20;
+/// An agent that has been away for this long is not expected back: its pages get other copies. An agent keeps pages for longer ([`LEASE`]).
+const GONE_AFTER: Duration = Duration::from_secs(10);
+const _: () = assert!(GONE_AFTER.as_secs() < LEASE.as_secs());
 
 struct Put {
     agent: AgentId,
@@ -41,7 +48,13 @@ pub struct WriteBack<T> {
     given: Vec<u64>,
     /// Agents of which the tables know that they may be down.
     untrusted: AgentSet,
+    /// Agents that can be used now, and to how many of them each page is given: to fewer than there are to be while fewer can be used.
+    usable: AgentSet,
+    copies: u32,
+    /// Since when agents cannot be used.
+    away_since: BTreeMap<AgentId, Instant>,
     discard_at: Instant,
+    repair: Repair,
     random: u64,
 }
 
@@ -53,7 +66,11 @@ impl<T: Transport> WriteBack<T> {
             agents,
             puts: BTreeMap::new(),
             untrusted: AgentSet::default(),
+            usable: AgentSet::EMPTY,
+            copies: 1,
+            away_since: BTreeMap::new(),
             discard_at: now,
+            repair: Repair::new(now),
             random: shared.seed | 1,
             shared,
         }
@@ -64,52 +81,100 @@ impl<T: Transport> WriteBack<T> {
         self.given[usize::from(agent.0)]
     }
 
+    /// Pages of which there are fewer copies than were asked for.
+    pub fn short(&self, now: Instant) -> u64 {
+        let shortage = Shortage {
+            copies: self.shared.copies,
+            leaving: self.leaving(now),
+            sources: self.agents.lane().agents().collect(),
+        };
+        lock(&self.shared.tables).short_of(&shortage)
+    }
+
+    /// Pages of which more copies are to be made now, and when another step is due to make more.
+    pub fn shortage_left(&self) -> (u64, Option<Instant>) {
+        (self.repair.left(), self.repair.due())
+    }
+
     /// Sends what is ready to be written (`puts`), and what agents may forget. True if it put anything.
     pub fn turn(&mut self, now: Instant, puts: bool) -> bool {
         let mut busy = false;
-        let mut passed_over: BTreeSet<AgentId> = BTreeSet::new();
+        let mut passed_over = AgentSet::default();
+        self.distrust_agents(now);
+        match puts {
+            true => busy |= self.repair(now),
+            false => self.repair.stop(),
+        }
         while puts && lock(&self.shared.tables).has_ready() {
-            let mut views = self.views();
-            let under_way = |agent| self.agents.lane().under_way(agent, Op::Put);
-            let pages = self.shared.sizes.put_pages as u64;
-            views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= pages);
-            views.retain(|v| !passed_over.contains(&v.id));
+            let views = self.takers(passed_over);
             let random = self.next_random();
-            let Some(agent) = TwoChoices.choose(&views, random) else { break };
-            match self.put(now, agent) {
-                true => busy = true,
+            let agents = choose_set(&TwoChoices, &views, self.copies, random);
+            if agents.is_empty() {
+                break;
+            }
+            match self.put(now, agents) {
+                Ok(()) => busy = true,
                 // Its link takes nothing now: the others' may.
-                false => drop(passed_over.insert(agent)),
+                Err(Some(agent)) => passed_over = passed_over.union(AgentSet::of(agent)),
+                Err(None) => break,
             }
         }
         self.discard(now);
         busy
     }
 
-    fn put(&mut self, now: Instant, agent: AgentId) -> bool {
-        let batch =
-            lock(&self.shared.tables).start_write(AgentSet::of(agent), self.shared.sizes.put_pages);
-        if batch.is_empty() {
-            return false;
+    /// The agents that may be given pages now.
+    fn takers(&self, passed_over: AgentSet) -> Vec<AgentView> {
+        let mut views = self.views();
+        // One that is silent, or has little room, is given nothing while there is another: a page would be there alone.
+        if !self.usable.is_empty() {
+            views.retain(|view| self.usable.has(view.id));
         }
-        let pages = batch.iter().map(|&(slot, id, _)| (id, self.shared.frames.read(slot)));
-        let put = self.agents.put(now, agent, pages);
-        let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
-        match put {
-            Ok(put) => drop(self.puts.insert(put, Put { agent, slots })),
-            Err(_) => self.settle(agent, &slots, 0),
-        }
-        put.is_ok()
+        let under_way = |agent| self.agents.lane().under_way(agent, Op::Put);
+        let pages = self.shared.sizes.put_pages as u64;
+        views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= pages);
+        views.retain(|v| !passed_over.has(v.id));
+        views
     }
 
-    fn settle(&mut self, agent: AgentId, slots: &[u32], stored: u64) {
+    /// Puts a batch to each of some agents; fails with the one whose link does not take it, or with none if no set of them can be noted.
+    fn put(&mut self, now: Instant, mut agents: Vec<AgentId>) -> Result<(), Option<AgentId>> {
+        let mut batch = Vec::new();
+        // Where that many sets are in use, fewer agents must do, until one is free.
+        while batch.is_empty() && !agents.is_empty() {
+            let set = agents.iter().copied().collect();
+            batch = lock(&self.shared.tables).start_write(set, self.shared.sizes.put_pages);
+            if batch.is_empty() {
+                agents.pop();
+            }
+        }
+        let slots: Vec<u32> = batch.iter().map(|b| b.0).collect();
+        if agents.is_empty() {
+            return Err(None);
+        }
+        let mut refused = None;
+        for &agent in &agents {
+            let pages = batch.iter().map(|&(slot, id, _)| (id, self.shared.frames.read(slot)));
+            let put = refused.is_none().then(|| self.agents.put(now, agent, pages));
+            match put {
+                Some(Ok(put)) => {
+                    self.puts.insert(put, Put { agent, slots: slots.clone() });
+                }
+                _ => {
+                    refused.get_or_insert(agent);
+                    self.settle(agent, &slots, |_| WriteOutcome::Unsent);
+                }
+            }
+        }
+        refused.map_or(Ok(()), |agent| Err(Some(agent)))
+    }
+
+    fn settle(&mut self, agent: AgentId, slots: &[u32], outcome: impl Fn(usize) -> WriteOutcome) {
         torture::at(Point::BeforeWrittenIsNoted);
         let mut tables = lock(&self.shared.tables);
         for (i, &slot) in slots.iter().enumerate().rev() {
-            tables.written(slot, agent, stored >> i & 1 == 1);
+            tables.written(slot, agent, outcome(i));
         }
-        drop(tables);
-        self.given[usize::from(agent.0)] += u64::from(stored.count_ones());
     }
 
     fn discard(&mut self, now: Instant) {
@@ -136,12 +201,21 @@ impl<T: Transport> WriteBack<T> {
 
     /// The next event of the agents. Of what was put, and of agents that came up, note has been taken.
     pub fn poll(&mut self, now: Instant) -> Option<ClientEvent> {
-        let event = self.agents.poll(now)?;
+        let event = loop {
+            let event = self.agents.poll(now)?;
+            if let Some(event) = self.repaired(event) {
+                break event;
+            }
+        };
         torture::at(Point::BeforeReply);
         match event {
             ClientEvent::Stored { put, pages } => {
                 if let Some(Put { agent, slots }) = self.puts.remove(&put) {
-                    self.settle(agent, &slots, pages);
+                    self.settle(agent, &slots, |page| match pages >> page & 1 == 1 {
+                        true => WriteOutcome::Stored,
+                        false => WriteOutcome::Failed,
+                    });
+                    self.given[usize::from(agent.0)] += u64::from(pages.count_ones());
                 }
             }
             ClientEvent::Up { agent, session } => {
@@ -155,24 +229,62 @@ impl<T: Transport> WriteBack<T> {
 
     /// Tells the tables which agents may be down: an unchanged page is not left to those.
     pub fn distrust_agents(&mut self, now: Instant) {
-        let lane = self.agents.lane();
-        let untrusted: AgentSet = lane.agents().filter(|&a| !lane.keeps(now, a)).collect();
-        if untrusted != self.untrusted {
-            self.untrusted = untrusted;
-            lock(&self.shared.tables).distrust(untrusted);
+        let (lane, shared) = (self.agents.lane(), &self.shared);
+        let unsound = shared.unsound_agents();
+        let trusted = |&agent: &AgentId| {
+            lane.keeps(now, agent) && shared.homes.all_reach(agent) && !unsound.has(agent)
+        };
+        let untrusted: AgentSet = lane.agents().filter(|agent| !trusted(agent)).collect();
+        // Who has not asked for a number of copies gets as many as there is room for, in all that may be under way: what one agent refuses is written
+        // anew to all.
+        let takes_all = self.shared.config.redundancy != Redundancy::Auto;
+        let pages = (self.shared.sizes.put_pages * PUTS_MAX) as u64;
+        let has_room =
+            |view: &AgentView| takes_all || view.free_frames.0.min(view.credits.0) >= pages;
+        let views = lane.views();
+        let is_usable = |view: &&AgentView| !untrusted.has(view.id) && has_room(view);
+        self.usable = views.iter().filter(is_usable).map(|view| view.id).collect();
+        let copies = self.shared.copies.min(self.usable.len()).max(1);
+        for agent in lane.agents() {
+            match lane.is_up(agent) {
+                true => drop(self.away_since.remove(&agent)),
+                false => drop(self.away_since.entry(agent).or_insert(now)),
+            }
+        }
+        if (untrusted, copies) != (self.untrusted, self.copies) {
+            (self.untrusted, self.copies) = (untrusted, copies);
+            lock(&self.shared.tables).distrust(untrusted, copies);
         }
     }
 
-    /// Whether no agent takes pages.
-    pub fn agents_are_full(&self) -> bool {
-        let pages = self.shared.sizes.put_pages as u64;
-        self.views().iter().all(|v| !v.up || v.credits.0 < pages)
+    /// Agents whose pages others are to have: they drain, have been away for long, or give wrong pages.
+    fn leaving(&self, now: Instant) -> AgentSet {
+        let lane = self.agents.lane();
+        let gone = |agent: AgentId| {
+            let since = self.away_since.get(&agent);
+            since.is_some_and(|&since| now.saturating_duration_since(since) > GONE_AFTER)
+        };
+        let leaves = |&agent: &AgentId| lane.is_draining(agent) || gone(agent);
+        let leaving: AgentSet = lane.agents().filter(leaves).collect();
+        leaving.union(self.shared.unsound_agents())
     }
 
-    /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it.
+    /// Whether too few agents take pages.
+    pub fn agents_are_full(&self) -> bool {
+        let pages = self.shared.sizes.put_pages as u64;
+        // Of several, one that does not answer is soon done without.
+        let waits = |agent| self.copies > 1 && self.agents.lane().under_way(agent, Op::Put) > 0;
+        let takes = |view: &&AgentView| view.up && (view.credits.0 >= pages || waits(view.id));
+        (self.views().iter().filter(takes).count() as u32) < self.copies
+    }
+
+    /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it, or where wrong pages came from.
     fn views(&self) -> Vec<AgentView> {
         let mut views = self.agents.lane().views();
-        views.iter_mut().for_each(|v| v.up &= self.shared.homes.all_reach(v.id));
+        let unsound = self.shared.unsound_agents();
+        views.iter_mut().for_each(|v| {
+            v.up &= self.shared.homes.all_reach(v.id) && !unsound.has(v.id);
+        });
         views
     }
 
@@ -191,19 +303,27 @@ mod tests {
     use gms_policy::ids::{PageAddr, SpaceId};
 
     use super::*;
-    use crate::fault::tests::shared;
+    use crate::fault::tests::{shared, shared_auto, shared_redundant};
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
     use crate::tables::{EvictOutcome, FaultAction};
-    use gms_transport::ExchangeId;
     use gms_transport::client::script::Script;
     use gms_transport::client::{Checksum, PUT_DEADLINE};
-    use gms_transport::message::{Control, PAGES_MAX};
+    use gms_transport::message::{Control, Feedback, PAGES_MAX, Status};
+    use gms_transport::{Event, ExchangeId};
 
     const ID: SpaceId = SpaceId(1);
 
     fn write_back(agents: u16) -> WriteBack<Script> {
-        let (shared, _) = shared();
+        write_back_of(shared().0, agents)
+    }
+
+    /// Each page is to have two copies.
+    fn redundant(agents: u16) -> WriteBack<Script> {
+        write_back_of(shared_redundant(2).0, agents)
+    }
+
+    fn write_back_of(shared: Arc<Shared>, agents: u16) -> WriteBack<Script> {
         lock(&shared.tables).add_space(ID);
         lock(&shared.tables).register(ID, 0..PAGE << 20, &RangeSet::default());
         let agents = Client::scripted(agents, Checksum::new(7));
@@ -345,5 +465,201 @@ mod tests {
         // One that never had a link before is the first to see it.
         other_lane(&thread, 3);
         assert!(thread.shared.has_failed());
+    }
+
+    fn page(n: u64) -> PageAddr {
+        PageAddr::containing(n * PAGE)
+    }
+
+    fn holders(thread: &WriteBack<Script>, n: u64) -> Option<AgentSet> {
+        match lock(&thread.shared.tables).fault((ID, page(n))) {
+            FaultAction::Fetch(content) => Some(content.holders),
+            _ => None,
+        }
+    }
+
+    fn both() -> AgentSet {
+        [AgentId(0), AgentId(1)].into_iter().collect()
+    }
+
+    /// Answers one of the two puts of a page, and looks whether that was enough.
+    #[test]
+    fn a_page_has_gone_out_when_each_of_two_agents_has_it() {
+        let (mut thread, now) = (redundant(3), Instant::now());
+        evict(&thread, 1..2);
+        thread.turn(now, true);
+        let sent = thread.agents.take_sent();
+        assert_eq!(sent.len(), 2);
+        let to: AgentSet = sent.iter().map(|(put, _)| thread.agents.agent_of(*put)).collect();
+        assert_eq!(to.len(), 2);
+        thread.agents.answer(&sent[0], Vec::new());
+        network(&mut thread, now);
+        assert_eq!(holders(&thread, 1), None, "one has it");
+        thread.agents.answer(&sent[1], Vec::new());
+        network(&mut thread, now);
+        assert_eq!(holders(&thread, 1), Some(to));
+    }
+
+    #[test]
+    fn while_one_agent_is_away_the_other_gets_the_pages_alone_and_both_when_it_is_back() {
+        let (mut thread, now) = (redundant(2), Instant::now());
+        thread.agents.lose(AgentId(1));
+        network(&mut thread, now);
+        evict_zeros(&thread, 1);
+        thread.turn(now, true);
+        answer(&mut thread, now, &[]);
+        assert_eq!(holders(&thread, 1), Some(AgentSet::of(AgentId(0))));
+        // Back, with all that it had: nothing is missing there but what came since.
+        thread.agents.restart(AgentId(1), 1);
+        for step in 1..=20 {
+            let later = now + Duration::from_millis(200) * step;
+            network(&mut thread, later);
+            thread.turn(later, true);
+            answer_with_pages(&mut thread, later);
+        }
+        assert_eq!(holders(&thread, 1), Some(both()));
+        assert_eq!(thread.shortage_left().0, 0);
+    }
+
+    /// Answers gets with the bytes that [`evict`] has left in the buffer (zeros), everything else as it is.
+    fn answer_with_pages(thread: &mut WriteBack<Script>, now: Instant) {
+        let sent = thread.agents.take_sent();
+        for request in &sent {
+            let payload = match (request.1.op(), request.1.count()) {
+                (Some(Op::Get), 1) => vec![0; PAGE as usize],
+                (Some(Op::Get), count) => vec![0; usize::from(count) * (PAGE as usize + 16)],
+                _ => Vec::new(),
+            };
+            thread.agents.answer(request, payload);
+        }
+        network(thread, now);
+    }
+
+    fn evict_zeros(thread: &WriteBack<Script>, n: u64) {
+        let hash = thread.shared.checksum(&[0; PAGE as usize]);
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        let mut tables = lock(&thread.shared.tables);
+        tables.begin_evict(ID, &[page(n)], &mut leaving);
+        tables.finish_evict(leaving[0].1, EvictOutcome::Moved(hash), &mut wake);
+    }
+
+    /// Of three agents one is restarted, and one drains: each page ends with two copies at the agents that stay.
+    #[test]
+    fn pages_of_agents_that_were_lost_or_leave_are_copied_anew() {
+        let (mut thread, start) = (redundant(3), Instant::now());
+        (1..40).for_each(|n| evict_zeros(&thread, n));
+        thread.turn(start, true);
+        answer_with_pages(&mut thread, start);
+        let lost = holders(&thread, 1).and_then(|set| set.agents().next()).expect("a copy");
+        thread.agents.restart(lost, 2);
+        network(&mut thread, start);
+        assert!(!thread.shared.has_failed(), "another has each page");
+        assert_eq!(holders(&thread, 1).map(AgentSet::len), Some(1));
+        let mut now = start;
+        for _ in 0..20 {
+            now += Duration::from_millis(100);
+            thread.turn(now, true);
+            answer_with_pages(&mut thread, now);
+        }
+        assert_eq!(thread.shortage_left().0, 0);
+        let of_all = |thread: &WriteBack<Script>| -> Vec<AgentSet> {
+            (1..40).map(|n| holders(thread, n).expect("at agents")).collect()
+        };
+        assert!(of_all(&thread).iter().all(|set| set.len() == 2), "{:?}", of_all(&thread));
+
+        thread.agents.ask_status(now);
+        for request in thread.agents.take_sent() {
+            let leaves = thread.agents.agent_of(request.0) == AgentId(2);
+            let status = if leaves { Status::Draining } else { Status::Ok };
+            thread.agents.answer_with(&request, status, 0, Vec::new());
+        }
+        network(&mut thread, now);
+        for _ in 0..20 {
+            now += Duration::from_millis(100);
+            thread.turn(now, true);
+            answer_with_pages(&mut thread, now);
+        }
+        assert!(of_all(&thread).iter().all(|set| *set == both()), "{:?}", of_all(&thread));
+        assert_eq!(lock(&thread.shared.tables).held_by(AgentId(2)), 0);
+    }
+
+    /// The lane of the fault thread hears of the restart before this one hears the answer of the session before.
+    #[test]
+    fn what_was_stored_before_a_restart_is_not_believed_after_it() {
+        let (mut thread, now) = (write_back(1), Instant::now());
+        evict(&thread, 1..2);
+        thread.turn(now, true);
+        thread.shared.agent_up(AgentId(0), "a", 2);
+        answer(&mut thread, now, &[]);
+        assert!(lock(&thread.shared.tables).has_ready(), "the only bytes were let go");
+        assert_eq!(holders(&thread, 1), None);
+    }
+
+    #[test]
+    fn an_unchanged_page_is_not_left_where_a_fault_thread_could_not_fetch_it() {
+        let (mut thread, now) = (write_back(2), Instant::now());
+        evict(&thread, 1..2);
+        thread.turn(now, true);
+        answer(&mut thread, now, &[]);
+        let place = (ID, page(1));
+        let FaultAction::Fetch(content) = lock(&thread.shared.tables).fault(place) else {
+            panic!("not away")
+        };
+        assert!(lock(&thread.shared.tables).fetched(place, content, true));
+        let agent = content.holders.agents().next().expect("one");
+        thread.shared.homes.tell_link(0, agent, false);
+        thread.turn(now, true);
+        evict(&thread, 1..2);
+        assert!(lock(&thread.shared.tables).has_ready(), "it was left there");
+    }
+
+    /// It says so in all its words, with frames that are left for others, or with less than a turn's worth.
+    #[test]
+    fn an_agent_without_room_is_given_no_page_alone_and_holds_up_no_other() {
+        for (frames, credits) in [(1000, 0), (511, 511)] {
+            let (mut thread, now) = (write_back_of(shared_auto().0, 2), Instant::now());
+            assert_eq!(thread.shared.copies, 2);
+            for _ in 0..20 {
+                thread.agents.ask_status(now);
+                for request in thread.agents.take_sent() {
+                    let little = thread.agents.agent_of(request.0) == AgentId(1);
+                    let op = request.1.op();
+                    thread.agents.play_reply(&request, Status::Ok, |control| {
+                        if op == Some(Op::Put) {
+                            *control = control.with_done(u64::MAX >> (64 - request.1.count()));
+                        }
+                        let told = control.feedback();
+                        let room = (frames, credits);
+                        let (frames_free, credits_put) =
+                            if little { room } else { (told.frames_free, told.credits_put) };
+                        *control =
+                            control.with_feedback(Feedback { frames_free, credits_put, ..told });
+                    });
+                    thread.agents.play(Event::Complete { exchange: request.0 });
+                }
+                network(&mut thread, now);
+                let first = lock(&thread.shared.tables).remote_pages() + 1;
+                evict(&thread, first..first + 64);
+                thread.turn(now, true);
+            }
+            let tables = lock(&thread.shared.tables);
+            assert!(tables.remote_pages() >= 64 * 10, "held up: {}", tables.remote_pages());
+            assert_eq!(tables.held_by(AgentId(1)), 0);
+        }
+    }
+
+    #[test]
+    fn nothing_is_waited_for_when_no_more_copies_are_to_be_made() {
+        let (mut thread, now) = (redundant(2), Instant::now());
+        evict_zeros(&thread, 1);
+        thread.turn(now, true);
+        answer_with_pages(&mut thread, now);
+        thread.agents.restart(AgentId(1), 2);
+        network(&mut thread, now);
+        let later = now + Duration::from_millis(200);
+        thread.turn(later, true);
+        assert!(thread.shortage_left().0 > 0);
+        thread.turn(later, false);
+        assert_eq!(thread.shortage_left(), (0, None));
     }
 }

@@ -20,7 +20,7 @@ const CHANGE_PATIENCE: Duration = Duration::from_millis(5);
 /// For changes that wait for others to be told; and so many wait at most.
 const BACKLOG_DEADLINE: Duration = Duration::from_secs(15);
 const BACKLOG_MAX: usize = 1 << 20;
-/// A fault which can be served for so long only when an event is told, although none is, waits for the very thread that is to tell.
+/// If faults have waited this long for an event, one of their threads may be the one that is to report it: they are let through.
 const STUCK_AFTER: Duration = Duration::from_millis(20);
 /// A page that came and could not be installed is asked for again, by a new fault, within this time.
 const REFUSED_LASTS: Duration = Duration::from_millis(10);
@@ -29,7 +29,8 @@ const RESTLESS_AFTER: Duration = Duration::from_millis(3);
 /// Most memory taken out of a userfaultfd for such a thread at once.
 const RELIEF_MAX: u64 = 64 << 20;
 
-/// A thread in mremap of locked memory populates what it gains before it tells of the change, and nothing can be installed until it has told.
+/// Faults of a space that wait for an event. mremap of locked memory populates what it gains before it reports REMAP: then the thread that
+/// faults is the one that is to report, and nothing can be installed until it has.
 pub(super) struct Stuck {
     since: Instant,
     /// Taken out of the userfaultfd so that the thread can go on; to be put back before it does.
@@ -149,7 +150,7 @@ impl<T: Transport> FaultCore<T> {
         drop(tables);
         // Before anybody is served by what could not be noted whole.
         if full {
-            self.shared.fail("the page map is full");
+            self.shared.fail("the page map is full (2 TiB): raise --local, or run less at a time");
         }
         for (_, child) in born {
             if let Some(state) = self.spaces.get_mut(&child.id) {
@@ -193,8 +194,14 @@ impl<T: Transport> FaultCore<T> {
         let changes: Vec<Change> =
             backlog.iter().filter_map(|told| told.event.change().cloned()).collect();
         let concerned = contested(&changes);
-        // Of a space that nobody has met yet markers cannot be seen, but a child has one thread to begin with.
-        let Some(page_tables) = space.page_tables.get().filter(|_| !concerned.is_empty()) else {
+        if concerned.is_empty() {
+            return Some(Proof::default());
+        }
+        let Some(page_tables) = space.page_tables.get() else {
+            // Of a space that nobody has met yet markers cannot be seen. A child has one thread to begin with, and perhaps more by now.
+            if !lock(&self.shared.tables).is_free(space.id, &changes) {
+                self.fail_in_doubt(space);
+            }
             return Some(Proof::default());
         };
         if self.is_alone(space) {
@@ -214,12 +221,16 @@ impl<T: Transport> FaultCore<T> {
         }
         match lock(&self.shared.tables).order(space.id, &changes, &proof.marked) {
             Ok(order) => proof.order = order,
-            Err(Doubt) => self.shared.fail(format!(
-                "{} moves memory about in several threads, and it is not known which pages are where",
-                space.name()
-            )),
+            Err(Doubt) => self.fail_in_doubt(space),
         }
         Some(proof)
+    }
+
+    fn fail_in_doubt(&self, space: &Space) {
+        self.shared.fail(format!(
+            "{} moves memory about in several threads, and it is not known which pages are where",
+            space.name()
+        ));
     }
 
     fn event(&mut self, space: &Arc<Space>, event: &Event) {
@@ -367,3 +378,6 @@ impl<T: Transport> FaultCore<T> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,44 +4,36 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
-use gms_policy::prefetch::Prefetch;
-use gms_policy::redundancy::AgentSet;
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
 
-use super::{FaultCore, look};
+use super::{FaultCore, look_for_marker};
 use crate::kernel::{Installed, Probe};
 use crate::loans::Wanted;
 use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
 use crate::shared::Shared;
 use crate::space::Space;
-use crate::speech::note;
 use crate::sync::lock;
 use crate::tables::{Place, Tables};
 use crate::torture::{self, Point};
 use crate::trace::Trace;
 
-/// A marker was there a moment ago. A guard may have come in its place since, which raises no event, and which a copy would overwrite.
+/// A page that comes later than this after it was asked for has its marker looked for again: MADV_GUARD_INSTALL replaces a marker without an
+/// event, and COPY would overwrite the guard.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
-
-/// So many replies of one agent with wrong pages end the workload.
-const MISMATCHES_MAX: u32 = 3;
 
 /// What is fetched by one get.
 pub(super) struct Fetch {
     /// Who was asked.
-    agent: AgentId,
-    /// Who was asked before, and does not give the first page.
-    failed: AgentSet,
-    pages: Vec<Wanted>,
+    pub agent: AgentId,
+    pub pages: Vec<Wanted>,
     /// Pages that may still come: bit i is page i.
     open: u64,
     /// Whether a thread waits for the first page. All others are fetched ahead.
@@ -59,11 +51,9 @@ impl Fetch {
         self.pages[0].place.0
     }
 
-    /// A thread has waited for the page since then, if this is its fetch.
-    pub(super) fn note_began(&mut self, place: Place, began: Instant) {
-        if self.demanded && self.pages[0].place == place {
-            self.began = began;
-        }
+    /// The page for which a thread waits.
+    pub(super) fn demanded(&self) -> Option<Place> {
+        self.demanded.then_some(self.pages[0].place)
     }
 
     /// Whether a thread waits for this page, which is open.
@@ -72,7 +62,7 @@ impl Fetch {
     }
 
     /// Ends the wait for pages; returns those of them that were open.
-    fn close(&mut self, pages: u64) -> Vec<usize> {
+    pub(super) fn close(&mut self, pages: u64) -> Vec<usize> {
         let closed = self.open & pages;
         self.open &= !pages;
         (0..self.pages.len()).filter(|page| closed >> page & 1 == 1).collect()
@@ -82,74 +72,95 @@ impl Fetch {
 impl<T: Transport> FaultCore<T> {
     /// Fetches the page, and behind it in the same exchange what will be needed next: the faulting thread does not wait for that.
     pub(super) fn fetch(&mut self, now: Instant, place: Place, content: Content) {
-        if self.pending.contains(&place) {
+        if self.pending.contains_key(&place) {
             return;
         }
         let demanded = Wanted { place, content };
         let worker = self.worker_for(demanded);
+        if worker.is_none() {
+            self.trace(|trace| trace.looked_up(place));
+        }
         let ahead = self.look_ahead(place);
         match worker {
             Some(worker) => self.lend(now, worker, demanded, ahead),
-            None => {
-                self.trace(|trace| trace.looked_up(place));
-                self.fetch_here(now, demanded, ahead);
-            }
+            None => self.fetch_here(now, now, demanded, ahead),
         }
     }
 
-    /// This thread does.
-    pub(super) fn fetch_here(&mut self, now: Instant, demanded: Wanted, ahead: Vec<Wanted>) {
-        let Wanted { place, content } = demanded;
-        self.pending.insert(place);
-        self.unproved.push((place, content, now));
+    /// This thread does, for a fault that was met at `began`.
+    pub(super) fn fetch_here(
+        &mut self,
+        now: Instant,
+        began: Instant,
+        demanded: Wanted,
+        ahead: Vec<Wanted>,
+    ) {
+        self.demand(began, demanded);
+        self.unproved.push((demanded.place, demanded.content, now));
         self.fetch_all(now, Some(demanded), ahead);
     }
 
     fn fetch_all(&mut self, now: Instant, demanded: Option<Wanted>, ahead: Vec<Wanted>) {
-        let source = |wanted: Wanted| self.agents.lane().nearest(wanted.content.holders);
-        let first = demanded.map(source);
+        let source = |wanted: Wanted| self.source(wanted.content);
+        let first = demanded.and_then(source);
+        if let (Some(demanded), None) = (demanded, first) {
+            return self.lost(demanded.place);
+        }
         if let (Some(demanded), Some(agent), true) = (demanded, first, ahead.is_empty()) {
-            return self.ask(now, agent, vec![demanded], AgentSet::default(), true);
+            return self.ask(now, agent, vec![demanded], true);
         }
         let mut by_agent: BTreeMap<AgentId, Vec<Wanted>> = BTreeMap::new();
         for wanted in demanded.into_iter().chain(ahead) {
             // Of those who have it too, the one that is asked already.
             let same = first.filter(|&first| wanted.content.holders.has(first));
-            let agent = same.unwrap_or_else(|| source(wanted));
-            by_agent.entry(agent).or_default().push(wanted);
+            if let Some(agent) = same.or_else(|| source(wanted)) {
+                by_agent.entry(agent).or_default().push(wanted);
+            }
         }
         let pages = first.and_then(|agent| Some((agent, by_agent.remove(&agent)?)));
         let mut awaited = pages.is_some();
         for (agent, pages) in pages.into_iter().chain(by_agent) {
             for pages in pages.chunks(PAGES_MAX) {
                 let demanded = std::mem::take(&mut awaited);
-                self.ask(now, agent, pages.to_vec(), AgentSet::default(), demanded);
+                self.ask(now, agent, pages.to_vec(), demanded);
             }
         }
     }
 
-    /// Asks an agent for pages. Those who `failed` were asked for the first before.
-    fn ask(
-        &mut self,
-        now: Instant,
-        agent: AgentId,
-        pages: Vec<Wanted>,
-        failed: AgentSet,
-        demanded: bool,
-    ) {
+    /// Whom of those that have a page to ask for it, if anybody has. Who gives wrong pages is asked where nobody else can be.
+    fn source(&self, content: Content) -> Option<AgentId> {
+        let sound = content.holders.without(self.shared.unsound_agents());
+        let holders = if sound.is_empty() { content.holders } else { sound };
+        (!holders.is_empty()).then(|| self.agents.lane().nearest(holders))
+    }
+
+    /// The only agents that had a page have lost it.
+    fn lost(&mut self, place: Place) {
+        self.end_demand(place);
+        self.unproved.retain(|unproved| unproved.0 != place);
+        // While the workload is being let go, the evict thread poisons it, which wakes the thread.
+        if !self.shared.detaching.load(Ordering::Relaxed) {
+            self.shared.fail("a page is lost: every agent that had it was restarted");
+        }
+    }
+
+    /// Asks an agent for pages; a thread waits for the first of those that are `demanded`.
+    pub(super) fn ask(&mut self, now: Instant, agent: AgentId, pages: Vec<Wanted>, demanded: bool) {
         let wanted =
             |page: &Wanted| client::Wanted { id: page.content.id, check: page.content.hash };
         let urgency = if demanded { Urgency::Demand } else { Urgency::Ahead };
         let get = self.agents.get(now, agent, pages.iter().map(wanted).collect(), urgency);
-        let removals = |space: &Arc<Space>| space.removals.load(Ordering::Relaxed);
-        let removals = self.space_of(pages[0].place.0).map_or(0, removals);
+        let demand = self.pending.get(&pages[0].place).filter(|_| demanded);
+        let (began, removals) = demand.map_or((now, 0), |demand| (demand.began, demand.removals));
+        if demanded {
+            self.note_demanded(now, pages[0].place, get, agent);
+        }
         let fetch = Fetch {
             agent,
-            failed,
             open: u64::MAX >> (64 - pages.len()),
             pages,
             demanded,
-            began: now,
+            began,
             removals,
             spoiled: false,
         };
@@ -219,20 +230,17 @@ impl<T: Transport> FaultCore<T> {
         self.handle_events(clock);
         self.cancel_discarded(now);
         self.agents.send_unsent(now);
+        self.give_back_unsent(now);
         self.handle_events(clock);
     }
 
-    /// Pages that have been discarded, or whose process has ended, while their agent was away: nobody is to wait for them. What a worker cannot ask for
-    /// is left to the home.
+    /// Pages that have been discarded, or whose process has ended, while their agent was away: nobody is to wait for them.
     fn cancel_discarded(&mut self, now: Instant) {
         let unsent: Vec<GetId> = self.agents.unsent().collect();
         for get in unsent {
             let Some(fetch) = self.fetches.get(&get) else { continue };
             let Wanted { place, content } = fetch.pages[0];
-            let guest = self.guests.get(&place.0);
-            let is_wanted = || lock(&self.shared.tables).is_remote(place, content);
-            if fetch.demanded && (guest.is_some() || !is_wanted()) {
-                guest.inspect(|guest| guest.space().only_home.store(true, Ordering::Relaxed));
+            if fetch.demanded && !lock(&self.shared.tables).is_remote(place, content) {
                 self.agents.cancel(now, get);
                 self.forsake(now, get, u64::MAX, None);
                 self.fetches.remove(&get);
@@ -241,10 +249,9 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Pages do not come by this get. Whoever waits for a page ahead of need faults again, and so does whoever waits for one that is no
-    /// longer wanted (no `failure`); a page that is demanded is asked of another agent that holds it, and lost if there is none.
+    /// longer wanted (no `failure`).
     fn forsake(&mut self, now: Instant, get: GetId, pages: u64, failure: Option<Failure>) {
         let Some(fetch) = self.fetches.get_mut(&get) else { return };
-        let (agent, failed) = (fetch.agent, fetch.failed.union(AgentSet::of(fetch.agent)));
         let closed = fetch.close(pages);
         let awaited =
             closed.first().filter(|&&page| fetch.is_awaited(page)).map(|&page| fetch.pages[page]);
@@ -254,33 +261,13 @@ impl<T: Transport> FaultCore<T> {
             .map(|&page| fetch.pages[page])
             .collect();
         self.give_up(&ahead);
-        let Some(Wanted { place, content }) = awaited else { return };
-        self.pending.remove(&place);
-        let Some(failure) = failure.filter(|_| lock(&self.shared.tables).is_remote(place, content))
-        else {
-            lock(&self.shared.tables).end_loan(place);
-            return self.wake(place);
-        };
-        // While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps
-        // until then.
-        if self.shared.detaching.load(Ordering::Relaxed) {
-            return lock(&self.shared.tables).end_loan(place);
+        if let Some(wanted) = awaited {
+            self.not_given(now, get, wanted, failure);
         }
-        let others = content.holders.without(failed);
-        if !others.is_empty() {
-            self.pending.insert(place);
-            let next = self.agents.lane().nearest(others);
-            return self.ask(now, next, vec![Wanted { place, content }], failed, true);
-        }
-        let (name, reason) = (self.agents.lane().name(agent), self.agents.lane().reason(agent));
-        self.shared.fail(match failure {
-            Failure::NotHeld(status) => format!("agent {name} has lost a page ({status:?})"),
-            _ => format!("agent {name} does not give a page back: {reason}"),
-        });
     }
 
     /// Pages fetched ahead do not come: threads that wait for them try by themselves.
-    fn give_up(&self, pages: &[Wanted]) {
+    pub(super) fn give_up(&self, pages: &[Wanted]) {
         for page in pages {
             let waited = lock(&self.shared.tables).end_prefetch(page.place);
             if waited {
@@ -317,7 +304,7 @@ impl<T: Transport> FaultCore<T> {
                 ClientEvent::Arrived { get, pages, bytes } => {
                     self.arrived(clock, get, pages, &bytes);
                 }
-                ClientEvent::Wrong { get, .. } => self.mismatch(get),
+                ClientEvent::Wrong { get, page } => self.mismatch(now, get, page),
                 ClientEvent::Failed { get, pages, failure } => {
                     self.forsake(now, get, pages, Some(failure));
                 }
@@ -359,6 +346,9 @@ impl<T: Transport> FaultCore<T> {
         bytes: &Bytes,
     ) {
         let Some(mut fetch) = self.fetches.remove(&get) else { return };
+        if fetch.is_awaited(pages.start) {
+            self.end_rivals(clock(), fetch.pages[0].place, get);
+        }
         let mut from = pages.start;
         while from < pages.end {
             let first = fetch.pages[from].place.1.get();
@@ -378,24 +368,19 @@ impl<T: Transport> FaultCore<T> {
         self.fetches.insert(get, fetch);
     }
 
-    /// Counted for each agent, also where nobody waits for the page: its first wrong page is told, and another few end the workload.
-    fn mismatch(&mut self, get: GetId) {
+    /// A page has come that is not the one which was put. Counted once a reply, also where nobody waits for the page.
+    fn mismatch(&mut self, now: Instant, get: GetId, page: usize) {
         let Some(fetch) = self.fetches.get_mut(&get) else { return };
-        if std::mem::replace(&mut fetch.spoiled, true) {
-            return;
-        }
         let agent = fetch.agent;
-        let count = self.mismatches.entry(agent).or_default();
-        *count += 1;
-        let name = self.agents.lane().name(agent);
-        let text = format!("agent {name} gives back a page with a wrong checksum");
-        match *count {
-            1 => note(text),
-            // While the workload is being let go, it is asked for again until the deadline.
-            MISMATCHES_MAX.. if !self.shared.detaching.load(Ordering::Relaxed) => {
-                self.shared.fail(text);
-            }
-            _ => {}
+        let was_spoiled = std::mem::replace(&mut fetch.spoiled, true);
+        if fetch.is_awaited(page) {
+            let place = fetch.pages[page].place;
+            self.doubt(now, place, agent);
+        }
+        if !was_spoiled {
+            let mark = if self.shared.config.seal { "seal" } else { "checksum" };
+            let what = format!("gives back a page with a wrong {mark}");
+            self.shared.blame(agent, self.agents.lane().name(agent), &what);
         }
     }
 
@@ -516,7 +501,7 @@ impl<T: Transport> FaultCore<T> {
         let waited = match awaited {
             true => {
                 tables.end_loan(wanted.place);
-                self.pending.remove(&wanted.place)
+                self.pending.remove(&wanted.place).is_some()
             }
             false => tables.end_prefetch(wanted.place),
         };
@@ -555,13 +540,13 @@ fn prove_awaited(
         return proved;
     }
     let probe = match again || tables.is_being_removed(place) {
-        true => look(tables, space, place),
+        true => look_for_marker(tables, space, place),
         false => Probe::Occupied,
     };
     match probe {
         Probe::Occupied => proved.insert(place.1.get()..place.1.get() + PAGE),
         Probe::Absent => shared.count_zeros(1, false),
-        Probe::Changing | Probe::Gone => {}
+        Probe::Taken | Probe::Changing | Probe::Gone => {}
     }
     proved
 }

@@ -1,6 +1,7 @@
 //! Forks: which pages a child has.
 //!
-//! Here alone the core waits, and reads the clock: a child is looked at, which may be changing its memory already, and its parent sleeps meanwhile.
+//! Here, as in `read_changes` (events.rs), the core waits; and here alone it reads the clock by itself: a child is looked at, which may be
+//! changing its memory already, and its parent sleeps meanwhile.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};

@@ -12,12 +12,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gms_transport::Transport;
+use gms_transport::client::GetId;
 
+use super::demand::Demand;
+use super::fetch::Fetch;
 use super::{Asked, FaultCore};
 use crate::homes::ThreadIndex;
 use crate::loans::{Loan, Wanted};
 use crate::space::{Lent, Space};
 use crate::sync::lock;
+use crate::tables::Place;
 use crate::torture;
 
 /// For what has been read of a space to be applied, before a worker gives up installing a page.
@@ -53,7 +57,7 @@ impl<T: Transport> FaultCore<T> {
             Ok(()) => drop(self.to_kick.insert(worker)),
             Err(loan) => {
                 lock(&self.shared.tables).end_loan(demanded.place);
-                self.fetch_here(now, demanded, loan.ahead);
+                self.fetch_here(now, now, demanded, loan.ahead);
             }
         }
     }
@@ -69,12 +73,36 @@ impl<T: Transport> FaultCore<T> {
     pub(super) fn take_loans(&mut self, now: Instant) {
         while let Some(loan) = self.shared.homes.take_loan(self.thread) {
             let Loan { lent, demanded, ahead, began } = loan;
-            let place = demanded.place;
-            self.guests.entry(place.0).or_insert(lent);
+            self.guests.entry(demanded.place.0).or_insert(lent);
             self.asked = Asked::Others;
-            self.fetch_here(now, demanded, ahead);
-            self.fetches.values_mut().for_each(|fetch| fetch.note_began(place, began));
+            self.fetch_here(now, began, demanded, ahead);
         }
+    }
+
+    /// What this thread was lent and cannot ask for it gives back.
+    pub(super) fn give_back_unsent(&mut self, now: Instant) {
+        if self.guests.is_empty() {
+            return;
+        }
+        let unsent: Vec<GetId> = self.agents.unsent().collect();
+        for get in unsent {
+            let place = self.fetches.get(&get).and_then(Fetch::demanded);
+            if let Some(place) = place.filter(|place| self.guests.contains_key(&place.0)) {
+                self.give_back(now, place);
+            }
+        }
+    }
+
+    /// The page is its home's again, which serves the space alone until it has installed one.
+    fn give_back(&mut self, now: Instant, place: Place) {
+        let gets = self.pending.get(&place).map(Demand::gets);
+        gets.into_iter().flatten().for_each(|get| self.cancel(now, get));
+        if let Some(space) = self.space_of(place.0) {
+            space.only_home.store(true, Ordering::Relaxed);
+        }
+        self.unproved.retain(|unproved| unproved.0 != place);
+        self.end_demand(place);
+        self.wake(place);
     }
 
     /// If this thread is a worker of the space: keeps it unread, when what was read of it is applied, or is not soon.

@@ -110,7 +110,7 @@ impl<T: Transport> FaultCore<T> {
             drop(tables);
             return self.again.push(fault);
         };
-        let probe = look(&mut tables, &state.space, place);
+        let probe = look_for_marker(&mut tables, &state.space, place);
         if probe != Probe::Occupied {
             drop(tables);
             return self.probed(fault, probe);
@@ -168,11 +168,13 @@ impl<T: Transport> FaultCore<T> {
         if !tables.is_remote(place, content) {
             return true;
         }
-        let probe = look(&mut tables, space, place);
+        let probe = look_for_marker(&mut tables, space, place);
         drop(tables);
         drop(unread);
         if probe == Probe::Absent {
             self.shared.count_zeros(1, false);
+        }
+        if matches!(probe, Probe::Absent | Probe::Taken) {
             self.wake(place);
         }
         probe != Probe::Changing
@@ -182,14 +184,15 @@ impl<T: Transport> FaultCore<T> {
         match probe {
             Probe::Changing => return self.again.push(fault),
             Probe::Absent => self.shared.count_zeros(1, false),
-            Probe::Occupied | Probe::Gone => {}
+            Probe::Occupied | Probe::Taken | Probe::Gone => {}
         }
         self.wake(fault.place);
     }
 }
 
-/// What is at the address of a page of which something is known. If nothing is, the program has discarded the page: now zeros are there, and the
-/// tables know. So it is if a removal has been told that may not be done yet: an evicted page of its range went out before.
+/// What is at the address of a page which the tables know. If nothing was, the program has discarded the page: the probe has put zeros there,
+/// and the tables are told. A page in the range of a removal that was reported and may not be done yet went out before the report: its marker
+/// is taken away first, so that it counts as discarded. `Changing` if an event must be read before that can be known.
 pub(crate) fn look(tables: &mut Tables, space: &Space, place: Place) -> Probe {
     let range = place.1.get()..place.1.get() + PAGE;
     if tables.is_being_removed(place)
@@ -203,6 +206,24 @@ pub(crate) fn look(tables: &mut Tables, space: &Space, place: Place) -> Probe {
         tables.zeroed(place.0, range);
     }
     probe
+}
+
+/// Whether an evicted page's address still has its marker (`Occupied`). A guard (MADV_GUARD_INSTALL), which comes without an event, is no marker: a copy would
+/// overwrite it with bytes that the program has given up. Without page tables, of a child that nobody has met yet, it cannot be told from one.
+pub(crate) fn look_for_marker(tables: &mut Tables, space: &Space, place: Place) -> Probe {
+    let is_removed = tables.is_being_removed(place);
+    if !is_removed && space.has_marker(place.1) {
+        return Probe::Occupied;
+    }
+    // A marker that has just moved away with its memory shows as a change: that begins before the move, and ends when its event has been read.
+    match look(tables, space, place) {
+        // In quarantine the look has taken the marker away, if there was one.
+        Probe::Occupied if is_removed || space.page_tables.get().is_some() => {
+            tables.discarded(place);
+            Probe::Taken
+        }
+        probe => probe,
+    }
 }
 
 impl SpaceFaults {

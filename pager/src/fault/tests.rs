@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8};
 use crossbeam_channel::Receiver;
 use gms_policy::full::WhenFull;
 use gms_policy::ids::PageAddr;
+use gms_policy::redundancy::Redundancy;
 use gms_transport::client::Checksum;
 use gms_transport::client::script::Script;
 use linux_raw_sys::general as sys;
@@ -94,19 +95,40 @@ pub(crate) fn shared() -> (Arc<Shared>, Commands) {
 
 /// The same with so many fault threads.
 pub(super) fn shared_by(fault_threads: usize) -> (Arc<Shared>, Commands) {
-    let config = SessionConfig {
+    shared_of(fault_threads, Redundancy::None)
+}
+
+/// The same with so many copies of each page.
+pub(crate) fn shared_redundant(copies: u8) -> (Arc<Shared>, Commands) {
+    shared_of(1, Redundancy::Replica(copies))
+}
+
+/// The same with two agents, and as many copies as there is room for.
+pub(crate) fn shared_auto() -> (Arc<Shared>, Commands) {
+    let mut config = config_of(1, Redundancy::Auto);
+    config.agents = vec!["a".into(), "b".into()];
+    Shared::new(config, 7).expect("memory")
+}
+
+fn shared_of(fault_threads: usize, redundancy: Redundancy) -> (Arc<Shared>, Commands) {
+    Shared::new(config_of(fault_threads, redundancy), 7).expect("memory")
+}
+
+fn config_of(fault_threads: usize, redundancy: Redundancy) -> SessionConfig {
+    SessionConfig {
         budget_bytes: 64 << 20,
         page_shift: 12,
         fault_threads,
         agents: Vec::new(),
         keys: None,
+        seal: false,
         export_bytes: 0,
         when_full: WhenFull::Grow,
+        redundancy,
         trace: None,
         verbose: false,
         quiet: true,
-    };
-    Shared::new(config, 7).expect("memory")
+    }
 }
 
 impl Play {
@@ -117,6 +139,11 @@ impl Play {
     /// The same with agents, and with several pages that have markers.
     pub(super) fn with(space_of: Option<Uffd>, agents: u16, pages: u64) -> Play {
         Play::by(shared(), space_of, agents, pages)
+    }
+
+    /// With two copies of each page, and a page that has a marker.
+    pub(super) fn redundant(agents: u16) -> Play {
+        Play::by(shared_redundant(2), None, agents, 1)
     }
 
     pub(super) fn by(

@@ -52,8 +52,6 @@ pub const UFFDIO_REGISTER: u64 =
     nix::request_code_readwrite!(UFFD_TYPE, 0x00, size_of::<sys::uffdio_register>());
 /// Request code of USERFAULTFD_IOC_NEW on /dev/userfaultfd.
 pub const USERFAULTFD_IOC_NEW: u64 = nix::request_code_none!(UFFD_TYPE, 0x00);
-/// UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: absent pages in the middle of a range do not end the call.
-pub const MOVE_ALLOW_HOLES: u64 = 2;
 
 /// UFFDIO_WRITEPROTECT_MODE_WP: leave markers; without it they are taken away.
 const WRITEPROTECT_MODE_WP: u64 = 1;

@@ -1,13 +1,14 @@
 use super::*;
-use gms_policy::ids::AgentId;
-use gms_policy::limits::AGENTS_MAX;
 use proptest::prelude::*;
 
+const fn content(id: u64, placement: PlacementId, hash: u64) -> Content {
+    // In these tests no number stands for any agent.
+    Content { id: ContentId(id), placement, holders: AgentSet::EMPTY, hash }
+}
+
 fn state() -> impl Strategy<Value = State> {
-    let holders = prop::collection::vec(0..AGENTS_MAX as u8, 1..3)
-        .prop_map(|agents| agents.into_iter().map(AgentId).collect());
-    let content = (0..=CONTENT_ID_MAX, holders, any::<u64>())
-        .prop_map(|(id, holders, hash)| Content { id: ContentId(id), holders, hash });
+    let content = (0..=CONTENT_ID_MAX, any::<u64>(), any::<u64>())
+        .prop_map(|(id, placement, hash)| content(id, PlacementId::from_bits(placement), hash));
     prop_oneof![
         Just(State::Empty),
         any::<u32>().prop_map(State::Slot),
@@ -130,7 +131,7 @@ fn chunks_that_are_away_are_passed_over() {
     assert_eq!(not_away(&map, end..at(200, 0)), at(100, 0)..at(200, 0));
 }
 
-const CONTENT: Content = Content { id: ContentId(5), holders: AgentSet::of(AgentId(1)), hash: 9 };
+const CONTENT: Content = content(5, PlacementId::from_bits(1), 9);
 
 /// The n-th page of a test: some on each of two shelves.
 fn nth(n: u64) -> u64 {

@@ -6,7 +6,7 @@ use gms_policy::eviction::Mark;
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::AgentSet;
 
-use super::{EvictOutcome, Owner, Phase, Place, SpaceState, Tables};
+use super::{EvictOutcome, Owner, Phase, Place, SpaceState, Tables, WriteOutcome};
 use crate::page_map::{CONTENT_ID_MAX, Content, State};
 
 impl Tables {
@@ -96,11 +96,6 @@ impl Tables {
         }
     }
 
-    /// Whether no more pages can be evicted because the page map has no room to note them.
-    pub fn is_full(&self) -> bool {
-        self.map.is_full()
-    }
-
     /// Memory of the page map, in bytes.
     pub fn map_bytes(&self) -> u64 {
         self.map.bytes()
@@ -144,6 +139,7 @@ impl Tables {
             self.leaving.swap_remove(at);
         }
         let (kept, was_remote) = (slot.kept.take(), slot.was_remote);
+        let is_owned = !slot.owners.is_empty();
         if !self.waiters.is_empty() {
             let places = slot.owners.iter().map(|owner| owner.place);
             wake.extend(places.filter(|place| self.waiters.remove(place)));
@@ -152,13 +148,12 @@ impl Tables {
             (EvictOutcome::Stayed, Some(content)) if was_remote => State::Remote(content),
             (EvictOutcome::Stayed, Some(content)) => State::Kept(content),
             (EvictOutcome::Moved(hash), Some(content))
-                if hash == content.hash
-                    && content.holders.without(self.untrusted) == content.holders =>
+                if hash == content.hash && !self.is_short(content) =>
             {
                 self.counters.clean_drops += 1;
                 State::Remote(content)
             }
-            (EvictOutcome::Moved(hash), _) if !slot.owners.is_empty() => {
+            (EvictOutcome::Moved(hash), _) if is_owned => {
                 return self.make_ready(index, kept, hash);
             }
             (EvictOutcome::Zero, _) => {
@@ -211,53 +206,68 @@ impl Tables {
         !self.ready.is_empty()
     }
 
-    /// Takes up to `max` slots to be written to each of these agents: slot, content id, checksum. Each time a page is written its bytes get another id, so
-    /// that what came of an earlier try can be forgotten at any time.
+    /// Takes up to `max` slots to be written to each of these agents (slot, content id, checksum), or none if that set can have no number. Each time a page
+    /// is written its bytes get another id, so that what came of an earlier try can be forgotten at any time.
     pub fn start_write(&mut self, agents: AgentSet, max: usize) -> Vec<(u32, ContentId, u64)> {
-        let phase = Phase::Sent { to: agents, unanswered: agents, stored: AgentSet::default() };
         let mut started = Vec::new();
         while started.len() < max
             && let Some(index) = self.ready.pop_front()
         {
             let slot = &mut self.slots[index as usize];
-            if slot.phase == Phase::Ready && !slot.owners.is_empty() {
-                let id = ContentId(self.next_content);
-                assert!(id.0 <= CONTENT_ID_MAX, "2^44 writes in one workload");
-                self.next_content += 1;
-                (slot.phase, slot.id) = (phase, id);
-                started.push((index, id, slot.hash));
+            if slot.phase != Phase::Ready || slot.owners.is_empty() {
+                continue;
             }
+            let Some(placement) = self.map.placements.begin_write(agents, 1) else {
+                self.ready.push_front(index);
+                break;
+            };
+            let id = ContentId(self.next_content);
+            assert!(id.0 <= CONTENT_ID_MAX, "2^44 writes in one workload");
+            self.next_content += 1;
+            let (reached, unanswered, stored) = (agents, agents, AgentSet::default());
+            slot.phase = Phase::Sent { placement, to: agents, reached, unanswered, stored };
+            slot.id = id;
+            started.push((index, id, slot.hash));
         }
         started
     }
 
-    /// The agent has stored the slot's page, or has not. The page has gone out when all to whom it was written have it.
-    pub fn written(&mut self, index: u32, agent: AgentId, is_stored: bool) {
+    /// What came of a write to one agent. The page has gone out when all to whom it was written have it.
+    pub fn written(&mut self, index: u32, agent: AgentId, outcome: WriteOutcome) {
         let slot = &mut self.slots[index as usize];
-        let Phase::Sent { to, unanswered, stored } = &mut slot.phase else { return };
-        *unanswered = unanswered.without(AgentSet::of(agent));
-        if is_stored {
-            *stored = stored.union(AgentSet::of(agent));
+        let Phase::Sent { placement, to, reached, unanswered, stored } = &mut slot.phase else {
+            return;
+        };
+        let agent = AgentSet::of(agent);
+        *unanswered = unanswered.without(agent);
+        match outcome {
+            WriteOutcome::Stored => *stored = stored.union(agent),
+            // It may have stored it all the same.
+            WriteOutcome::Failed => {}
+            WriteOutcome::Unsent => *reached = reached.without(agent),
         }
         if !unanswered.is_empty() {
             return;
         }
-        let (to, stored) = (*to, *stored);
-        if stored != to && !slot.owners.is_empty() {
-            slot.phase = Phase::Ready;
-            self.ready.push_front(index);
-            // One that has not answered may have stored it, too.
-            let id = slot.id;
-            to.agents().for_each(|agent| self.may_forget(agent, id));
-            return;
-        }
-        let content = Content { id: slot.id, holders: to, hash: slot.hash };
-        if stored == to {
+        let (placement, to, reached, stored) = (*placement, *to, *reached, *stored);
+        // Of what was written before an agent was restarted nothing is believed, though its word may come later.
+        let is_gone = stored == to && self.map.placements.agents(placement) == to;
+        if is_gone {
             self.counters.pages_out += 1;
+            let content = Content { id: slot.id, placement, holders: to, hash: slot.hash };
+            self.map.placements.end_write(placement, true);
+            self.remote_pages_peak = self.remote_pages_peak.max(self.remote_pages());
+            return self.settle(index, State::Remote(content), Some(content));
         }
-        // A write without owners left was in vain; an unanswered one may still have been stored.
-        self.count_remote(to);
-        self.settle(index, State::Remote(content), Some(content));
+        self.map.placements.end_write(placement, false);
+        let (id, is_owned) = (slot.id, !slot.owners.is_empty());
+        reached.agents().for_each(|agent| self.may_forget(agent, id));
+        if is_owned {
+            self.slots[index as usize].phase = Phase::Ready;
+            self.ready.push_front(index);
+        } else {
+            self.settle(index, State::Empty, None);
+        }
     }
 }
 
@@ -276,7 +286,7 @@ mod tests {
 
     fn write_all(tables: &mut Tables, agent: AgentId) -> Vec<ContentId> {
         let started = tables.start_write(AgentSet::of(agent), 64);
-        started.iter().for_each(|&(slot, ..)| tables.written(slot, agent, true));
+        started.iter().for_each(|&(slot, ..)| tables.written(slot, agent, WriteOutcome::Stored));
         started.into_iter().map(|(_, id, _)| id).collect()
     }
 
@@ -290,7 +300,7 @@ mod tests {
         write_all(&mut tables, AgentId(0));
         let FaultAction::Fetch(first) = tables.fault((space, page)) else { panic!("not away") };
         assert!(tables.fetched((space, page), first, true));
-        tables.distrust(AgentSet::of(AgentId(0)));
+        tables.distrust(AgentSet::of(AgentId(0)), 1);
         evict(&mut tables, page, 7);
         assert!(matches!(tables.fault((space, page)), FaultAction::Buffered(_)), "it was dropped");
         let second = write_all(&mut tables, AgentId(1));
@@ -300,7 +310,7 @@ mod tests {
         assert_eq!(tables.take_discards(AgentId(0), 9), [first.id]);
         // Trusted again, it is as good as any.
         assert!(tables.fetched((space, page), now, true));
-        tables.distrust(AgentSet::of(AgentId(0)));
+        tables.distrust(AgentSet::of(AgentId(0)), 1);
         evict(&mut tables, page, 7);
         assert_eq!(tables.counters.clean_drops, 1);
     }
@@ -317,7 +327,7 @@ mod tests {
             tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
         }
         for (slot, _, _) in tables.start_write(AgentSet::of(AgentId(0)), 2) {
-            tables.written(slot, AgentId(0), true);
+            tables.written(slot, AgentId(0), WriteOutcome::Stored);
         }
         for page in pages {
             let FaultAction::Fetch(content) = tables.fault((space, page)) else {

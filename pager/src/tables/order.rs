@@ -82,8 +82,8 @@ impl Change {
     }
 }
 
-/// A remap is told of twice: that its source is no longer mapped follows, and says nothing new, but by then another's memory may be there. Takes these
-/// out of what was told, which `change` understands.
+/// mremap is reported as REMAP, then as UNMAP of its source. That UNMAP says nothing new, and applied late could hit memory mapped there since:
+/// removes it from `told`. `change` tells what change an element is, if it is one.
 pub fn drop_echoes<T>(told: &mut Vec<T>, change: impl Fn(&T) -> Option<Change>) {
     let mut echoes: Vec<Range<u64>> = Vec::new();
     told.retain(|one| match change(one) {

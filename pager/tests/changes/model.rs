@@ -16,7 +16,7 @@ use std::ops::Range;
 use gms_pager::page_map::{Content, PAGE};
 use gms_pager::range_set::RangeSet;
 use gms_pager::tables::{
-    Ask, Change, EvictOutcome, FaultAction, Remap, Tables, contested, drop_echoes,
+    Ask, Change, EvictOutcome, FaultAction, Remap, Tables, WriteOutcome, contested, drop_echoes,
 };
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::AgentSet;
@@ -279,7 +279,7 @@ impl Model {
             for (slot, id, check) in self.tables.start_write(AgentSet::of(AGENT), 1) {
                 assert_eq!(check, hash(tag));
                 self.agent.insert(id, tag);
-                self.tables.written(slot, AGENT, true);
+                self.tables.written(slot, AGENT, WriteOutcome::Stored);
             }
         }
     }

@@ -28,6 +28,9 @@ fn op() -> impl Strategy<Value = Op> {
         10 => Just(Op::Finish),
         6 => (1u8..1 << AGENTS, 1..5usize).prop_map(|(a, n)| Op::StartWrite(a, n)),
         1 => (0..AGENTS).prop_map(Op::Restart),
+        2 => (0..4u64, 1..4u32, 0u8..1 << AGENTS, 1..5usize)
+            .prop_map(|(s, c, l, n)| Op::Repair(s, c, l, n)),
+        1 => (0u8..1 << AGENTS, 1..4u32).prop_map(|(a, c)| Op::Distrust(a, c)),
         6 => any::<u32>().prop_map(Op::EndWrite),
         3 => (0..AGENTS, 1..9usize).prop_map(|(a, n)| Op::Discard(a, n)),
         3 => (space(), page()).prop_map(|(s, p)| Op::StartFetch(s, p)),

@@ -83,6 +83,8 @@ pub(crate) enum Op {
     StartWrite(u8, usize),
     /// An agent begins anew, empty, unless a page is only there.
     Restart(u8),
+    Repair(u64, u32, u8, usize),
+    Distrust(u8, u32),
     EndWrite(u32),
     Discard(u8, usize),
     StartFetch(usize, u64),
@@ -114,7 +116,8 @@ pub(crate) struct Model {
     /// Calls of MADV_FREE that have returned.
     freed: BTreeSet<Call>,
     moved: Vec<Moved>,
-    writes: Vec<(AgentId, Write)>,
+    /// Puts under way, and whether the agent will have what it stores: not if it was restarted since.
+    writes: Vec<(AgentId, Write, bool)>,
     fetches: Vec<(Place, Content)>,
     prefetches: Vec<(SpaceId, Vec<(PageAddr, Content)>)>,
     blocked: BTreeSet<Place>,
@@ -258,7 +261,8 @@ impl Model {
             return;
         }
         let held = |agent| self.agents[&agent].get(&content.id).expect("referenced but discarded");
-        let tags: BTreeSet<u64> = content.holders.agents().map(|agent| *held(agent)).collect();
+        let holders = self.tables.holders(content);
+        let tags: BTreeSet<u64> = holders.agents().map(|agent| *held(agent)).collect();
         let tag = *tags.first().expect("somebody holds it");
         assert_eq!(tags.len(), 1, "its holders have different bytes");
         assert_eq!(hash(tag), content.hash, "an agent has other bytes under this name");
@@ -607,7 +611,15 @@ impl Model {
                 let to: AgentSet =
                     (0..AGENTS).filter(|n| agents >> n & 1 == 1).map(AgentId).collect();
                 let batch = self.tables.start_write(to, max);
-                self.writes.extend(to.agents().map(|agent| (agent, batch.clone())));
+                self.writes.extend(to.agents().map(|agent| (agent, batch.clone(), true)));
+            }
+            Op::Repair(space, copies, leaving, max) => {
+                let leaving = (0..AGENTS).filter(|n| leaving >> n & 1 == 1).map(AgentId).collect();
+                self.repair(SpaceId(space), copies, leaving, max);
+            }
+            Op::Distrust(agents, copies) => {
+                let agents = (0..AGENTS).filter(|n| agents >> n & 1 == 1).map(AgentId).collect();
+                self.tables.distrust(agents, copies);
             }
             Op::Restart(agent) => self.restart(AgentId(agent)),
             Op::EndWrite(stored) => self.end_write(stored),

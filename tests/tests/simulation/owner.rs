@@ -22,7 +22,7 @@ use gms_pager::victims::{choose_victims, finish, finish_marked, move_out, next_b
 use gms_policy::full::WhenFull;
 use gms_policy::ids::SpaceId;
 use gms_tests::Dice;
-use gms_transport::client::{AgentAddress, Checksum, Client, Lane};
+use gms_transport::client::{AgentAddress, Checksum, Client, Lane, Seal};
 use gms_transport::message::WorkloadId;
 use gms_transport::sim::{Net, Sim};
 
@@ -101,8 +101,10 @@ impl Owner {
             fault_threads,
             agents: agents.iter().map(|agent| agent.name.clone()).collect(),
             keys: None,
+            seal: true,
             export_bytes: 0,
             when_full: WhenFull::Wait,
+            redundancy: Default::default(),
             trace: None,
             verbose: false,
             quiet: true,
@@ -110,9 +112,12 @@ impl Owner {
         let (shared, commands) = Shared::sized(config, SECRET, SIZES).expect("memory");
         let ceiling = (budget + SLACK) * PAGE;
         shared.ceiling.store(ceiling as i64, Ordering::Relaxed);
+        // Of a key that nobody foresees: the bytes that travel are others each time, what happens is not.
+        let seal = Arc::new(Seal::new(WORKLOAD).expect("random numbers"));
         let client = |number: usize| {
             let node = net.node(address(number), 99).expect("a descriptor");
-            Client::new(Lane::new(now, node, WORKLOAD, agents), Checksum::new(SECRET))
+            let lane = Lane::new(now, node, WORKLOAD, agents);
+            Client::new(lane, Checksum::new(SECRET)).sealed(seal.clone())
         };
         let space = Arc::new(Space::new(shared.new_space(), Box::new(handle.clone())));
         // Known to have several threads.

@@ -4,11 +4,12 @@ use zerocopy::IntoBytes;
 
 use crate::dice::Dice;
 use crate::message::{
-    CONTROL_LEN, Control, Op, PAGE_LEN, PageDescriptor, PagesReply, Status, Version, WorkloadId, v1,
+    CONTROL_LEN, Control, Op, PAGE_LEN, PageDescriptor, PagesReply, Status, TAG_LEN, Version,
+    WorkloadId, v1,
 };
 
 /// Longest input; a page and its descriptor fit.
-const BYTES_MAX: usize = 2 * CONTROL_LEN + 2 * (PageDescriptor::LEN + PAGE_LEN);
+const BYTES_MAX: usize = 2 * CONTROL_LEN + 2 * (PageDescriptor::LEN + PAGE_LEN + TAG_LEN);
 
 /// What is fed to a reader.
 #[derive(Clone, Debug)]
@@ -82,14 +83,19 @@ pub fn whole_messages() -> Vec<Input> {
         replies.push(Control::get_many(0, id, 2).reply(Status::Ok).with_done(done));
     }
     let requests = requests.into_iter().map(|control| (false, control));
-    let all = requests.chain(replies.into_iter().map(|control| (true, control)));
-    all.flat_map(|one| [Version::V2, Version::V1].map(|version| whole(version, one))).collect()
+    let all: Vec<_> = requests.chain(replies.into_iter().map(|control| (true, control))).collect();
+    let sized = all.iter().filter(|(_, control)| matches!(control.op(), Some(Op::Get | Op::Put)));
+    let sized = sized.map(|&(replies, control)| (replies, control.with_lengths()));
+    // Version 1 has no lengths.
+    let of_both = |&one: &_| [Version::V2, Version::V1].map(|version| whole(version, one));
+    all.iter().flat_map(of_both).chain(sized.map(|one| whole(Version::V2, one))).collect()
 }
 
 /// With the payload that is due.
 fn whole(version: Version, (replies, mut control): (bool, Control)) -> Input {
     let count = usize::from(control.count());
-    let page = PageDescriptor::LEN + PAGE_LEN;
+    let tag = if control.has_lengths() { TAG_LEN } else { 0 };
+    let page = PageDescriptor::LEN + PAGE_LEN + tag;
     let length = match (control.op().expect("a known one"), replies) {
         (Op::Get, true) => control.answer::<PagesReply>().done.count_ones() as usize * page,
         (Op::Get, false) if count > 1 => count * PageDescriptor::LEN,

@@ -26,7 +26,10 @@ use bytes::Bytes;
 
 use dice::Dice;
 use input::Input;
-use message::{CONTROL_LEN, Control, DecodeError, PAYLOAD_MAX, WorkloadId};
+use message::{
+    CONTROL_LEN, Control, DecodeError, Op, PAYLOAD_MAX, PageDescriptor, PagesReply, PagesRequest,
+    TAG_LEN, Version, WorkloadId,
+};
 use reader::{MessageReader, Piece};
 
 const RUNS: u64 = 100_000;
@@ -41,7 +44,12 @@ type Read = Result<Vec<u8>, DecodeError>;
 fn read<'a>(input: &Input, chunks: impl Iterator<Item = &'a [u8]>) -> Read {
     let (replies, version) = (input.replies, input.version);
     let mut reader = match replies {
-        true => MessageReader::reply_to(version, Control::get_many(0, WorkloadId::default(), 2)),
+        true => {
+            let asked = Control::get_many(0, WorkloadId::default(), 2);
+            // Who asks with lengths takes replies without, too.
+            let asked = if version == Version::V2 { asked.with_lengths() } else { asked };
+            MessageReader::reply_to(version, asked)
+        }
         false => MessageReader::request(version),
     };
     let (mut announced, mut payload) = (None, Vec::new());
@@ -51,6 +59,7 @@ fn read<'a>(input: &Input, chunks: impl Iterator<Item = &'a [u8]>) -> Read {
                 assert!(announced.is_none(), "a second control message");
                 assert_eq!(control.is_reply(), replies);
                 announced = Some(control.payload_len as usize);
+                check_lengths(&control);
             }
             Piece::Payload { offset, bytes } => {
                 assert!(offset as usize == payload.len() && !bytes.is_empty());
@@ -63,6 +72,27 @@ fn read<'a>(input: &Input, chunks: impl Iterator<Item = &'a [u8]>) -> Read {
     let end = reader.finish();
     assert_eq!(end.is_ok(), announced == Some(payload.len()));
     end.map(|()| payload)
+}
+
+/// What a message that was accepted says of its pages: as many bytes as they can have, and if they have lengths of their
+/// own, no page without a byte.
+fn check_lengths(control: &Control) {
+    let (pages, shift) = match (control.op(), control.is_reply()) {
+        (Some(Op::Put), false) => {
+            (u32::from(control.count()), control.body::<PagesRequest>().page_shift)
+        }
+        (Some(Op::Get), true) => {
+            let reply: PagesReply = control.answer();
+            (reply.done.count_ones(), reply.page_shift)
+        }
+        _ => return,
+    };
+    let is_single = control.is_reply() && control.count() == 1;
+    let head = if is_single { 0 } else { PageDescriptor::LEN as u32 };
+    let frame = 1 << shift;
+    let page = if control.has_lengths() { 1..=frame + TAG_LEN as u32 } else { frame..=frame };
+    let due = pages * (head + page.start())..=pages * (head + page.end());
+    assert!(due.contains(&control.payload_len), "{control:?}: {due:?}");
 }
 
 /// Whether the message was accepted.

@@ -7,9 +7,10 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use gms_policy::ids::{AgentId, ContentId};
 
+use super::envelope::Envelope;
 use super::{DENIED_PAUSE, PUT_DEADLINE, RETRY};
 use crate::ExchangeId;
 use crate::message::{Control, PAGE_LEN, PAGES_MAX, PageDescriptor, PagesReply, Priority, Status};
@@ -78,10 +79,12 @@ pub(super) struct Get {
     /// Bytes of the whole payload, and of it received.
     payload: usize,
     received: usize,
+    /// The payload has the length of the pages that the agent says it sends.
+    fits: bool,
     /// Received and not looked at.
     chunk: Bytes,
     /// The beginning of a page whose end has not come.
-    part: Vec<u8>,
+    part: BytesMut,
 }
 
 impl Get {
@@ -102,8 +105,9 @@ impl Get {
             head: 0,
             payload: 0,
             received: 0,
+            fits: false,
             chunk: Bytes::new(),
-            part: Vec::new(),
+            part: BytesMut::new(),
         }
     }
 
@@ -175,8 +179,8 @@ impl Get {
         self.state = State::Sent(exchange);
     }
 
-    /// The reply's control message. Returns the pages that the agent does not have.
-    pub(super) fn handle_reply(&mut self, now: Instant, control: &Control) -> u64 {
+    /// The reply's control message; pages travel as `page_len` bytes. Returns the pages that the agent does not have.
+    pub(super) fn handle_reply(&mut self, now: Instant, control: &Control, page_len: usize) -> u64 {
         let State::Sent(exchange) = self.state else { return 0 };
         let done = match control.status() {
             Status::Ok | Status::NotFound => {
@@ -195,7 +199,8 @@ impl Get {
         let count = done.count_ones() as usize;
         self.coming = done;
         self.head = if self.asked > 1 { count * PageDescriptor::LEN } else { 0 };
-        self.payload = self.head + count * PAGE_LEN;
+        self.payload = control.payload_len as usize;
+        self.fits = self.payload == self.head + count * page_len;
         self.state = State::Receiving(exchange);
         self.end(self.open & first(self.asked) & !done)
     }
@@ -239,47 +244,45 @@ impl Get {
 
     // ---- output
 
-    /// What has come since the last call; `check` computes a page's checksum. The page for which a thread waits is a
-    /// step of its own, so that it does not wait for the checks of the others.
-    pub(super) fn poll_step(&mut self, check: impl Fn(&[u8]) -> u64) -> Option<Step> {
+    /// What has come since the last call. The page for which a thread waits is a step of its own, so that it does not
+    /// wait for the checks of the others.
+    pub(super) fn poll_step(&mut self, envelope: &mut Envelope) -> Option<Step> {
         if !matches!(self.state, State::Receiving(_)) || self.coming == 0 {
             return None;
         }
-        if !self.part.is_empty() || self.chunk.len() < PAGE_LEN {
-            let missing = (PAGE_LEN - self.part.len()).min(self.chunk.len());
+        if !self.fits {
+            // Which bytes are whose is not known: none of its pages is right.
+            return Some(self.step(Bytes::new()));
+        }
+        let (next, page_len) = (self.coming.trailing_zeros() as usize, envelope.page_len());
+        if !self.part.is_empty() || self.chunk.len() < page_len {
+            let missing = (page_len - self.part.len()).min(self.chunk.len());
             self.part.extend_from_slice(&self.chunk[..missing]);
             self.chunk.advance(missing);
-            if self.part.len() < PAGE_LEN {
+            if self.part.len() < page_len {
                 return None;
             }
-            let page = Bytes::from(std::mem::take(&mut self.part));
-            let good = self.count_right(&page, check);
-            return Some(self.step(good, page));
+            let right = envelope.unwrap(&self.pages[next..], self.part.split().freeze());
+            return Some(self.step(right));
         }
-        let run = (self.coming >> self.coming.trailing_zeros()).trailing_ones() as usize;
-        let most = if self.is_awaited() { 1 } else { run.min(self.chunk.len() / PAGE_LEN) };
-        let good = self.count_right(&self.chunk[..most * PAGE_LEN], check);
-        let pages = self.chunk.split_to(good.max(1) * PAGE_LEN);
-        Some(self.step(good, pages))
+        let run = (self.coming >> next).trailing_ones() as usize;
+        let most = if self.is_awaited() { 1 } else { run.min(self.chunk.len() / page_len) };
+        let right = envelope.unwrap(&self.pages[next..], self.chunk.slice(..most * page_len));
+        self.chunk.advance((right.len() / PAGE_LEN).max(1) * page_len);
+        Some(self.step(right))
     }
 
-    /// How many of these pages, the next ones, are right.
-    fn count_right(&self, bytes: &[u8], check: impl Fn(&[u8]) -> u64) -> usize {
-        let next = &self.pages[self.coming.trailing_zeros() as usize..];
-        let right = |(page, wanted): &(&[u8], &Wanted)| check(page) == wanted.check;
-        bytes.chunks_exact(PAGE_LEN).zip(next).take_while(right).count()
-    }
-
-    /// The next pages, of which `good` are right; or one, if none is.
-    fn step(&mut self, good: usize, bytes: Bytes) -> Step {
+    /// The next pages have come, and these are the first of them that are right; if none is, the next one is wrong.
+    fn step(&mut self, right: Bytes) -> Step {
         let from = self.coming.trailing_zeros() as usize;
-        let taken = first(good.max(1)) << from;
+        let count = right.len() / PAGE_LEN;
+        let taken = first(count.max(1)) << from;
         self.coming &= !taken;
-        if good == 0 {
+        if count == 0 {
             return Step::Wrong(from);
         }
         self.end(taken);
-        Step::Arrived(from..from + good, bytes)
+        Step::Arrived(from..from + count, right)
     }
 }
 

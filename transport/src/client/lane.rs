@@ -11,7 +11,7 @@ use gms_policy::ids::{AgentId, PageCount};
 use gms_policy::placement::{AgentView, Feedback, Reply, nearest};
 use gms_policy::redundancy::AgentSet;
 
-use crate::message::{Control, Op, PagesReply, Status, WorkloadId};
+use crate::message::{Control, HelloReply, Op, PagesReply, Status, WorkloadId};
 use crate::{CloseCode, CloseReason, Event, ExchangeId, LinkId, PeerId, Transport, TransportError};
 
 /// How long an agent keeps the workload's pages when it hears nothing.
@@ -23,6 +23,8 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(3);
 /// An agent that leaves a request unanswered for this long is not trusted with the only copy of a page: it may be down without the link
 /// knowing it yet.
 const SUSPECT: Duration = Duration::from_secs(1);
+/// Why an agent without [`FEATURE_LENGTHS`](crate::message::FEATURE_LENGTHS), the only feature so far, is not used.
+const NO_LENGTHS: &str = "it cannot hold sealed pages: upgrade it, or run with --seal off";
 
 /// An agent's address, its name for messages, and which node is there.
 #[derive(Clone, Debug)]
@@ -138,14 +140,17 @@ pub(super) struct Open {
     sent: Instant,
     pages: u32,
     op: Op,
-    /// The reply's control message came: whatever happens now, it is no time-out.
+    /// The reply's control message came: whatever happens now, it is no time-out, unless pages were to follow (`gives`).
     answered: bool,
+    gives: bool,
 }
 
 /// See the module's documentation.
 pub struct Lane<T> {
     pub(super) transport: T,
     workload: WorkloadId,
+    /// Features without which an agent is not used.
+    required: u64,
     pub(super) peers: Vec<Peer>,
     pub(super) links: BTreeMap<LinkId, AgentId>,
     pub(super) open: BTreeMap<ExchangeId, Open>,
@@ -174,12 +179,18 @@ impl<T: Transport> Lane<T> {
         Lane {
             transport,
             workload,
+            required: 0,
             peers: agents.iter().map(peer).collect(),
             links: BTreeMap::new(),
             open: BTreeMap::new(),
             events: VecDeque::new(),
             next_request: 1,
         }
+    }
+
+    /// Agents whose links come up from now on are not used if they cannot do this (`FEATURE_...`).
+    pub(super) fn require(&mut self, feature: u64) {
+        self.required |= feature;
     }
 
     /// Number of agents, up or not.
@@ -200,6 +211,11 @@ impl<T: Transport> Lane<T> {
     /// Whether requests can be sent to the agent.
     pub fn is_up(&self, agent: AgentId) -> bool {
         matches!(self.peers[usize::from(agent.0)].phase, Phase::Up(_))
+    }
+
+    /// Whether the agent has said that it is about to end.
+    pub fn is_draining(&self, agent: AgentId) -> bool {
+        self.peers[usize::from(agent.0)].draining
     }
 
     /// Whether requests can be sent to one of them.
@@ -262,7 +278,7 @@ impl<T: Transport> Lane<T> {
         if op == Op::Put {
             peer.feedback.on_put(PageCount(pages.into()));
         }
-        let open = Open { agent, sent: now, pages, op, answered: false };
+        let open = Open { agent, sent: now, pages, op, answered: false, gives: false };
         self.open.insert(exchange, open);
         Ok(exchange)
     }
@@ -300,7 +316,9 @@ impl<T: Transport> Lane<T> {
     /// Gives up waiting for a reply, or for the rest of it.
     pub fn abandon(&mut self, now: Instant, exchange: ExchangeId) {
         self.transport.abandon(exchange);
-        if let Some(open) = self.end(exchange).filter(|open| !open.answered) {
+        // Who has begun to give pages, and not gone on, has not given them.
+        let is_late = |open: &Open| !open.answered || open.gives;
+        if let Some(open) = self.end(exchange).filter(is_late) {
             let waited = now.saturating_duration_since(open.sent);
             self.peers[usize::from(open.agent.0)].feedback.on_timeout(waited);
         }
@@ -353,7 +371,9 @@ impl<T: Transport> Lane<T> {
                     return Some(LaneEvent::Complete { exchange });
                 }
                 Event::Aborted { exchange, .. } if self.is_request(exchange) => {
-                    self.end(exchange);
+                    if let Some(open) = self.end(exchange) {
+                        self.peers[usize::from(open.agent.0)].feedback.on_refusal();
+                    }
                     return Some(LaneEvent::Failed { exchange });
                 }
                 Event::Payload { .. } | Event::Complete { .. } | Event::Aborted { .. } => {}
@@ -402,7 +422,9 @@ impl<T: Transport> Lane<T> {
         control: &Control,
     ) {
         let peer = &mut self.peers[usize::from(agent.0)];
+        let missing = self.required & !control.answer::<HelloReply>().features;
         let refusal = match control.status() {
+            Status::Ok if missing != 0 => Some(NO_LENGTHS.into()),
             Status::Ok => peer.address.bind(node),
             status => Some(format!("it refused the workload ({status:?})")),
         };
@@ -448,6 +470,11 @@ impl<T: Transport> Lane<T> {
                 open.pages.saturating_sub(control.answer::<PagesReply>().done.count_ones());
             reply.refused = refused > 0;
             peer.refusals += u64::from(refused);
+        }
+        if open.op == Op::Get {
+            // Pages that it should have, and does not give now: others that have them are asked first.
+            reply.refused |= control.status() == Status::Denied;
+            open.gives = control.answer::<PagesReply>().done != 0;
         }
         if matches!(open.op, Op::Put | Op::Status) {
             peer.draining = control.status() == Status::Draining;

@@ -6,11 +6,13 @@
 //! Requests are named by ids of the client's own, which are never used again: an agent, a link or an exchange may
 //! come and go behind them.
 
+mod envelope;
 mod get;
 mod lane;
 mod put;
 #[cfg(any(test, feature = "script"))]
 pub mod script;
+mod seal;
 #[cfg(test)]
 mod tests;
 
@@ -18,18 +20,22 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, ContentId};
 use zerocopy::IntoBytes;
 
+use self::envelope::Envelope;
 use self::get::{Get, Step};
 pub use self::get::{Urgency, Wanted};
 pub use self::lane::{AgentAddress, LEASE, Lane, LaneEvent};
 use self::put::Put;
+pub use self::seal::{NoRandomness, SEALED_LEN, Seal};
 use crate::message::{
-    Control, DISCARD_MAX, Op, PAGES_MAX, PageDescriptor, Priority, Status, WorkloadId,
+    Control, DISCARD_MAX, FEATURE_LENGTHS, Op, PAGES_MAX, PageDescriptor, Priority, Status,
+    WorkloadId,
 };
 use crate::{ExchangeId, Transport, TransportError};
 
@@ -37,7 +43,8 @@ use crate::{ExchangeId, Transport, TransportError};
 pub const RETRY: Duration = Duration::from_secs(2);
 /// What an agent has denied is not asked of it again before.
 pub const DENIED_PAUSE: Duration = Duration::from_millis(1);
-/// A demanded page that has not come after this is reported as [`Failure::Unanswered`].
+/// A demanded page that has not come after this is not asked for again, and reported as [`Failure::Unanswered`] when the
+/// request under way has ended: after [`RETRY`] at the latest.
 pub const GET_DEADLINE: Duration = Duration::from_secs(15);
 /// The same for a get of [`Urgency::Bulk`], for a put and for any other request.
 pub const PUT_DEADLINE: Duration = Duration::from_secs(5);
@@ -116,7 +123,7 @@ pub enum ClientEvent {
         /// Their bytes, one page behind the other.
         bytes: Bytes,
     },
-    /// A page has come whose checksum is wrong.
+    /// A page has come which is not the one that was put: its seal or its checksum is wrong.
     Wrong {
         /// The get.
         get: GetId,
@@ -158,7 +165,7 @@ enum Request {
 /// See the module's documentation.
 pub struct Client<T> {
     lane: Lane<T>,
-    checksum: Checksum,
+    envelope: Envelope,
     gets: BTreeMap<GetId, Get>,
     puts: BTreeMap<PutId, Put>,
     requests: BTreeMap<ExchangeId, Request>,
@@ -176,7 +183,7 @@ impl<T: Transport> Client<T> {
     pub fn new(lane: Lane<T>, checksum: Checksum) -> Client<T> {
         Client {
             lane,
-            checksum,
+            envelope: Envelope::plain(checksum),
             gets: BTreeMap::new(),
             puts: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -186,6 +193,12 @@ impl<T: Transport> Client<T> {
             next_expiry: None,
             next_id: 0,
         }
+    }
+
+    /// The same, of pages that travel and lie at agents sealed. Agents that cannot hold them are not used.
+    pub fn sealed(mut self, seal: Arc<Seal>) -> Client<T> {
+        self.lane.require(FEATURE_LENGTHS);
+        Client { envelope: self.envelope.sealed(seal), ..self }
     }
 
     /// Asks an agent for 1 to [`PAGES_MAX`] pages. What cannot be sent now is sent when its link takes it.
@@ -228,13 +241,20 @@ impl<T: Transport> Client<T> {
         agent: AgentId,
         pages: impl Iterator<Item = (ContentId, &'a [u8])>,
     ) -> Result<PutId, TransportError> {
-        let (ids, frames): (Vec<PageDescriptor>, Vec<&[u8]>) =
-            pages.map(|(id, frame)| (PageDescriptor::new(id.0, 0), frame)).unzip();
+        let (ids, frames): (Vec<ContentId>, Vec<&[u8]>) = pages.unzip();
         assert!((1..=PAGES_MAX).contains(&ids.len()));
-        let payload: Vec<&[u8]> = std::iter::once(ids.as_bytes()).chain(frames).collect();
+        let (sealed, length) = (self.envelope.is_sealed(), self.envelope.page_len() as u16);
+        let named = |id: &ContentId| match sealed {
+            true => PageDescriptor::new(id.0, 0).with_length(length),
+            false => PageDescriptor::new(id.0, 0),
+        };
+        let heads: Vec<PageDescriptor> = ids.iter().map(named).collect();
+        let pages = self.envelope.wrap(&ids, frames);
+        let payload: Vec<&[u8]> = std::iter::once(heads.as_bytes()).chain(pages).collect();
         let count = ids.len() as u16;
         let make = |request, workload| {
-            Control::put(request, workload, count).with_priority(Priority::Bulk)
+            let control = Control::put(request, workload, count).with_priority(Priority::Bulk);
+            if sealed { control.with_lengths() } else { control }
         };
         let exchange = self.lane.send(now, agent, make, &payload, count.into())?;
         let id = PutId(self.take_id());
@@ -301,13 +321,14 @@ impl<T: Transport> Client<T> {
             pages => pages.iter().map(|page| PageDescriptor::new(page.id.0, 0)).collect(),
         };
         let first = wanted[0].id.0;
-        let priority = get.priority();
+        let (priority, sealed) = (get.priority(), self.envelope.is_sealed());
         let make = |request, workload| {
             let control = match descriptors.len() {
                 0 => Control::get(request, workload, first),
                 n => Control::get_many(request, workload, n as u16),
             };
-            control.with_priority(priority)
+            let control = control.with_priority(priority);
+            if sealed { control.with_lengths() } else { control }
         };
         let pages = wanted.len() as u32;
         let sent = self.lane.send(now, get.agent, make, &[descriptors.as_bytes()], pages);
@@ -365,13 +386,16 @@ impl<T: Transport> Client<T> {
     }
 
     /// Sends what could not be sent before, or is to be repeated: first that for which a thread waits. What nobody waits for
-    /// and cannot be sent is given up. To be called in each turn, after the events of [`Client::expire`] were polled and what is
+    /// and cannot be sent is given up; what is over is left to [`Client::expire`]. To be called in each turn, after the events of [`Client::expire`] were polled and what is
     /// no longer wanted was [cancelled](Client::cancel).
     pub fn send_unsent(&mut self, now: Instant) {
         if !self.has_unsent {
             return;
         }
-        let is_due = |id: &GetId| self.gets[id].pause().is_none_or(|pause| pause <= now);
+        let is_due = |id: &GetId| {
+            let get = &self.gets[id];
+            get.pause().is_none_or(|pause| pause <= now) && !get.is_over(now, GET_DEADLINE)
+        };
         let mut unsent: Vec<GetId> = self.unsent().filter(is_due).collect();
         unsent.sort_by_key(|id| !self.gets[id].is_awaited());
         for id in unsent {
@@ -424,9 +448,8 @@ impl<T: Transport> Client<T> {
 
     fn poll_arriving(&mut self) -> Option<ClientEvent> {
         let id = self.arriving?;
-        let checksum = self.checksum;
-        let step = self.gets.get_mut(&id).and_then(|get| get.poll_step(|page| checksum.of(page)));
-        match step {
+        let envelope = &mut self.envelope;
+        match self.gets.get_mut(&id).and_then(|get| get.poll_step(envelope)) {
             Some(Step::Arrived(pages, bytes)) => {
                 Some(ClientEvent::Arrived { get: id, pages, bytes })
             }
@@ -443,7 +466,7 @@ impl<T: Transport> Client<T> {
             Some(Request::Get(id)) => {
                 let Some(get) = self.gets.get_mut(id) else { return };
                 let (get_id, status) = (*id, control.status());
-                let pages = get.handle_reply(now, &control);
+                let pages = get.handle_reply(now, &control, self.envelope.page_len());
                 self.events.push_back(ClientEvent::Answered { get: get_id, control });
                 if pages != 0 {
                     let failure = Failure::NotHeld(status);
@@ -531,11 +554,14 @@ impl<T: Transport> Client<T> {
     /// Tells the agents that the workload has ended: its pages are freed. [`Lane::under_way`] tells who has not answered.
     pub fn goodbye(&mut self, now: Instant) {
         let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
+        agents.into_iter().for_each(|agent| self.goodbye_to(now, agent));
+    }
+
+    /// Tells one agent that the workload has no pages there any more.
+    pub fn goodbye_to(&mut self, now: Instant, agent: AgentId) {
         let make = |request, workload| Control::request(Op::Goodbye, request, workload);
-        for agent in agents {
-            // One that does not hear of it frees them when the lease ends.
-            let _ = self.send_other(now, agent, make, &[]);
-        }
+        // One that does not hear of it frees them when the lease ends.
+        let _ = self.send_other(now, agent, make, &[]);
     }
 
     /// Ends every link.
@@ -546,7 +572,7 @@ impl<T: Transport> Client<T> {
 
 impl ClientEvent {
     /// The get that it is about.
-    fn get(&self) -> Option<GetId> {
+    pub fn get(&self) -> Option<GetId> {
         match *self {
             ClientEvent::Answered { get, .. }
             | ClientEvent::Arrived { get, .. }

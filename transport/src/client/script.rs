@@ -10,7 +10,7 @@ use nix::sys::eventfd::EventFd;
 
 use super::lane::{Lane, LaneEvent, RETRY};
 use super::{AgentAddress, Checksum, Client};
-use crate::message::{Control, Feedback, Status, WorkloadId};
+use crate::message::{Control, Feedback, HelloReply, HelloRequest, Op, Status, WorkloadId};
 use crate::{
     CloseCode, CloseReason, Event, ExchangeId, Fingerprint, LinkId, PathStats, PeerId,
     PeerIdentity, Transport, TransportError,
@@ -25,6 +25,8 @@ pub struct Script {
     pub(super) connecting: Vec<(LinkId, SocketAddr)>,
     /// Requests sent, in order.
     pub(super) sent: Vec<(ExchangeId, Control)>,
+    /// Of the last of them.
+    pub(super) payload: Vec<u8>,
     pub(super) abandoned: Vec<ExchangeId>,
     pub(super) closed: Vec<(LinkId, CloseCode)>,
     /// Links on which nothing more can be sent.
@@ -40,6 +42,7 @@ impl Script {
             streams: 0,
             connecting: Vec::new(),
             sent: Vec::new(),
+            payload: Vec::new(),
             abandoned: Vec::new(),
             closed: Vec::new(),
             busy: Vec::new(),
@@ -61,7 +64,7 @@ impl Transport for Script {
         _: Instant,
         link: LinkId,
         control: &Control,
-        _: &[&[u8]],
+        payload: &[&[u8]],
     ) -> Result<ExchangeId, TransportError> {
         if self.busy.contains(&link) {
             return Err(TransportError::Busy);
@@ -69,6 +72,7 @@ impl Transport for Script {
         self.streams += 1;
         let exchange = ExchangeId::new(link, self.streams);
         self.sent.push((exchange, *control));
+        self.payload = payload.concat();
         Ok(exchange)
     }
 
@@ -159,6 +163,10 @@ impl Lane<Script> {
     ) {
         let room = Feedback { frames_free: 1000, credits_put: 1000, ..Feedback::default() };
         let mut control = request.reply(status).with_feedback(room);
+        if request.op() == Some(Op::Hello) {
+            let asked: HelloRequest = request.body();
+            control = control.with_answer(HelloReply::new(asked.lease_ms, asked.features));
+        }
         edit(&mut control);
         self.transport.events.push_back(Event::Control { exchange: *exchange, control });
     }
@@ -200,7 +208,10 @@ impl Client<Script> {
         payload: Vec<u8>,
     ) {
         let exchange = request.0;
-        self.lane.reply(request, status, |control| *control = control.with_done(done));
+        self.lane.reply(request, status, |control| {
+            *control = control.with_done(done);
+            control.payload_len = payload.len() as u32;
+        });
         self.lane.transport.events.extend([
             Event::Payload { exchange, offset: 0, bytes: payload.into() },
             Event::Complete { exchange },

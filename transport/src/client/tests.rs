@@ -1,5 +1,8 @@
 //! Gets and puts of a client whose agents the test plays.
 
+mod sealed;
+
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,6 +16,50 @@ use crate::{AbortReason, Event};
 
 const A: AgentId = AgentId(0);
 const CHECKSUM: Checksum = Checksum { seed: 7 };
+
+/// How pages travel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    Plain,
+    Sealed,
+}
+
+impl Form {
+    /// A client of one agent.
+    fn client(self) -> Client<Script> {
+        match self {
+            Form::Plain => Client::scripted(1, CHECKSUM),
+            Form::Sealed => Client::scripted(1, CHECKSUM).sealed(seal().clone()),
+        }
+    }
+
+    /// Page `n` as it travels.
+    fn page(self, n: usize) -> Vec<u8> {
+        match self {
+            Form::Plain => page(n),
+            Form::Sealed => sealed(n as u64, &page(n)),
+        }
+    }
+
+    fn page_len(self) -> usize {
+        match self {
+            Form::Plain => PAGE_LEN,
+            Form::Sealed => SEALED_LEN,
+        }
+    }
+}
+
+/// The seal of the sealed form.
+fn seal() -> &'static Arc<Seal> {
+    static SEAL: OnceLock<Arc<Seal>> = OnceLock::new();
+    SEAL.get_or_init(|| Arc::new(Seal::new(WorkloadId([7; 16])).expect("random numbers")))
+}
+
+fn sealed(id: u64, page: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; SEALED_LEN];
+    seal().seal(ContentId(id), page, &mut out);
+    out
+}
 
 fn page(n: usize) -> Vec<u8> {
     vec![n as u8 + 1; PAGE_LEN]
@@ -139,7 +186,12 @@ enum First {
 }
 
 /// The agent does that.
-fn play(client: &mut Client<Script>, request: &(ExchangeId, Control), answer: &Answer) -> First {
+fn play(
+    client: &mut Client<Script>,
+    form: Form,
+    request: &(ExchangeId, Control),
+    answer: &Answer,
+) -> First {
     let (exchange, count) = (request.0, usize::from(request.1.count()));
     let all = u64::MAX >> (64 - count);
     match *answer {
@@ -147,12 +199,13 @@ fn play(client: &mut Client<Script>, request: &(ExchangeId, Control), answer: &A
             let done = all & !missing;
             let status = if done == all { Status::Ok } else { Status::NotFound };
             let spoil = |n: usize| match spoiled >> n & 1 {
-                0 => page(n),
-                _ => vec![0; PAGE_LEN],
+                0 => form.page(n),
+                _ => vec![0; form.page_len()],
             };
             let bytes = payload(count, (0..count).filter(|n| done >> n & 1 == 1).map(spoil));
             client.play_reply(request, status, |control| {
                 *control = control.with_done(done);
+                control.payload_len = bytes.len() as u32;
             });
             let mut offset = 0;
             for bytes in bytes.chunks(piece).take(pieces) {
@@ -166,7 +219,7 @@ fn play(client: &mut Client<Script>, request: &(ExchangeId, Control), answer: &A
                 false => client.play(Event::Aborted { exchange, reason: AbortReason::Peer }),
             }
             let head = if count > 1 { done.count_ones() as usize * PageDescriptor::LEN } else { 0 };
-            let whole = offset as usize >= head + PAGE_LEN;
+            let whole = offset as usize >= head + form.page_len();
             return match missing & 1 {
                 1 => First::Missing,
                 _ if whole && spoiled & 1 == 0 => First::Given,
@@ -197,12 +250,13 @@ proptest! {
     #[test]
     fn each_page_of_a_get_arrives_right_or_fails_once(
         count in 1usize..=64,
+        form in prop_oneof![Just(Form::Plain), Just(Form::Sealed)],
         urgency in prop_oneof![
             Just(Urgency::Demand), Just(Urgency::Ahead), Just(Urgency::Bulk)
         ],
         answers in proptest::collection::vec((answer(), 0u64..3000), 1..12),
     ) {
-        let mut client = Client::scripted(1, CHECKSUM);
+        let mut client = form.client();
         let (mut now, start) = (Instant::now(), Instant::now());
         let demanded = urgency == Urgency::Demand;
         let get = client.get(now, A, wanted(count), urgency);
@@ -213,7 +267,7 @@ proptest! {
                 asked += 1;
                 let alone = request.1.count() == 1;
                 failed_alone |= alone && matches!(answer, Answer::Fails);
-                let first = play(&mut client, &request, answer);
+                let first = play(&mut client, form, &request, answer);
                 not_held |= first == First::Missing;
                 follower.follow(drain(&mut client, now));
                 let given = first != First::Given || follower.fates[0] == Fate::Arrived;
@@ -303,6 +357,7 @@ fn a_payload_out_of_order_is_not_used() {
     let (exchange, bytes) = (sent[0].0, Bytes::from(page(0)));
     client.play_reply(&sent[0], Status::Ok, |control| {
         *control = control.with_done(1);
+        control.payload_len = PAGE_LEN as u32;
     });
     client.play(Event::Payload { exchange, offset: 0, bytes: bytes.slice(..PAGE_LEN / 2) });
     let offset = PAGE_LEN as u32 / 2 - 1;
@@ -380,7 +435,7 @@ fn a_page_that_failed_with_others_is_asked_for_alone() {
     for count in [8, 1] {
         let sent = client.take_sent();
         assert_eq!((sent.len(), sent[0].1.count()), (1, count));
-        play(&mut client, &sent[0], &Answer::Fails);
+        play(&mut client, Form::Plain, &sent[0], &Answer::Fails);
         follower.follow(turn(&mut client, now));
     }
     assert_eq!(follower.fates[0], Fate::Failed(Failure::NotHeld(Status::Failed)));
@@ -426,6 +481,34 @@ fn what_has_begun_after_a_pause_has_no_longer_than_all() {
         follower.follow(turn(&mut client, now + Duration::from_secs(second)));
     }
     assert_eq!(follower.fates, [Fate::Failed(Failure::Unanswered)]);
+}
+
+/// Whether an agent that ends each request after `pause`, by what `answer` says, has a demanded page for ever.
+fn is_given_up(answer: &Answer, pause: Duration) -> bool {
+    let (mut client, start) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let get = client.get(start, A, wanted(1), Urgency::Demand);
+    let (mut follower, mut now) = (Follower::new(get, 1), start);
+    while now < start + 4 * GET_DEADLINE && !follower.ended {
+        follower.follow(turn(&mut client, now));
+        now += Duration::from_millis(1);
+        for request in client.take_sent() {
+            play(&mut client, Form::Plain, &request, answer);
+        }
+        follower.follow(turn(&mut client, now));
+        now += pause;
+    }
+    assert!(follower.fates[0] == Fate::Open || now > start + GET_DEADLINE);
+    follower.fates[0] == Fate::Failed(Failure::Unanswered)
+}
+
+#[test]
+fn an_agent_that_answers_each_request_by_nothing_does_not_put_the_end_off() {
+    for answer in [Answer::Abort, Answer::Denied] {
+        for pause in [1, 10, 500, 1900] {
+            let pause = Duration::from_millis(pause);
+            assert!(is_given_up(&answer, pause), "{answer:?} after {pause:?}");
+        }
+    }
 }
 
 /// An agent that says no at once must not be asked without pause.

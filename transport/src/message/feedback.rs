@@ -8,13 +8,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 )]
 #[repr(C)]
 pub struct Feedback {
-    /// Time from the kernel's receive time stamp to the beginning of the work, in ns.
+    /// Time from the start of the agent's turn that received the request's last packet to the beginning of the work, in ns. How long the packet
+    /// waited in the socket before that turn is not in it.
     pub queue_ns: u32,
-    /// Time from the beginning of the work until the last byte of the reply was handed over, in ns.
+    /// Time from the beginning of the work until the reply is handed to the transport, in ns.
     pub service_ns: u32,
     /// Frames free.
     pub frames_free: u32,
-    /// Time since the agent's oldest page was put or last asked for, in ms.
+    /// Time since the agent's oldest page was put, in ms; a whole number of seconds.
     pub oldest_age_ms: u32,
     /// Pages that the sender may put before it is granted more.
     pub credits_put: u32,

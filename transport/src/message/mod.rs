@@ -29,7 +29,7 @@ pub use self::header::{DecodeError, Op, Priority, Status, Version, WorkloadId, f
 pub use self::pages::{DiscardReply, DiscardRequest, PageDescriptor, PagesReply, PagesRequest};
 pub use self::reserved::{AtomicReply, AtomicRequest, BlockRequest, EpochRequest};
 pub use self::session::{
-    GrantRequest, HelloReply, HelloRequest, StatusReply, VERSION_MAX, VERSION_MIN,
+    FEATURE_LENGTHS, GrantRequest, HelloReply, HelloRequest, StatusReply, VERSION_MAX, VERSION_MIN,
 };
 
 /// Length of a control message in bytes.
@@ -197,6 +197,17 @@ impl Control {
     /// The same reply to a get of one page, whose checksum was stored as `check`.
     pub fn with_check(self, check: u64) -> Control {
         self.with_answer(PagesReply { check, ..self.answer() })
+    }
+
+    /// The same reply to a get of one page, which takes `length` bytes in this message.
+    pub fn with_length(self, length: u16) -> Control {
+        self.with_lengths().with_answer(PagesReply { length, ..self.answer() })
+    }
+
+    /// The same get or put, or reply to one, whose pages have lengths of their own.
+    pub fn with_lengths(mut self) -> Control {
+        self.flags |= flags::LENGTHS;
+        self
     }
 
     /// The same reply with this feedback.

@@ -32,6 +32,11 @@ impl PageDescriptor {
         PageDescriptor { page: U64::new(page), check: U64::new(check) }
     }
 
+    /// The same page, which takes `length` bytes in this message.
+    pub fn with_length(self, length: u16) -> PageDescriptor {
+        PageDescriptor { page: U64::new(self.page() | u64::from(length) << 48), ..self }
+    }
+
     /// The page's id.
     pub fn page(&self) -> u64 {
         self.page.get() & (PageDescriptor::ID_END - 1)

@@ -8,8 +8,10 @@ use super::{Body, Version};
 pub const VERSION_MIN: u8 = Version::V1 as u8;
 /// The greatest.
 pub const VERSION_MAX: u8 = Version::V2 as u8;
-/// What this build can do beyond its version, bit by bit: nothing yet.
-const FEATURES: u64 = 0;
+/// Feature of a hello: pages have lengths of their own, see [`flags::LENGTHS`](super::flags::LENGTHS).
+pub const FEATURE_LENGTHS: u64 = 1;
+/// What this build can do beyond its version, bit by bit.
+const FEATURES: u64 = FEATURE_LENGTHS;
 
 /// The body of a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]

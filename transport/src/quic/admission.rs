@@ -3,11 +3,16 @@
 //! A QUIC Initial costs its sender one datagram, whose source may be false. So below a mark of handshakes any
 //! Initial begins one; above it only those whose sender has shown by a Retry token (RFC 9000, section 8.1.2) that it
 //! receives at its address. One whose first packet already fails, or which its sender ends by its second, has cost a
-//! key exchange, and counts for [`HANDSHAKE`] like one that is never finished. A source that was proved may hold as many handshakes as are still free, so that one alone gets half (dynamic thresholds,
-//! Choudhury and Hahne, 1998). Several together fill them all, and who has addresses enough is several sources:
-//! whoever finds no room, and holds less than another, takes the place of the other's oldest. So all of them come to
-//! equal shares, and an honest handshake, which takes two round trips, is over long before it is the oldest. Who holds
-//! most may itself be a client with a stranger at its address: it takes the place of one of its own that [`is_slow`].
+//! key exchange, and counts for [`HANDSHAKE`] like one that is never finished.
+//!
+//! A site whose address was proved may hold as many handshakes as are still free, so that one alone gets half (dynamic
+//! thresholds, Choudhury and Hahne, 1998). Several together fill them all, and who has addresses enough is several
+//! sites: one that finds no room, and holds less than another by two or holds none, takes the place of the other's
+//! oldest. So all of them come to equal shares, and an honest handshake, which takes two round trips, is over long
+//! before it is the oldest. Each such step makes the shares more equal, so their number is bounded, except by more
+//! sites than there are places: by the first of the two conditions alone none of those would get in. Within a site the
+//! sources come to equal shares likewise. Who holds most may itself be a client with a stranger at its address: it
+//! takes the place of one of its own site's that [`is_slow`].
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
@@ -23,8 +28,10 @@ pub(super) enum Decision {
     Accept,
     /// Have the sender prove its address first. Keeps no state.
     Retry,
-    /// Begin the handshake in the place of one that [`Admission::share`] says to drop.
+    /// Begin the handshake in the place of the oldest of the source with the greatest [`Admission::share`].
     Replace,
+    /// The same of its own site's sources.
+    ReplaceNeighbour,
     /// Begin the handshake in the place of one of its own site's that [`is_slow`]; refuse it if there is none.
     ReplaceOwn,
     /// Tell the sender that there is no room for it.
@@ -96,13 +103,20 @@ impl Admission {
         if of_site < self.most.saturating_sub(self.total) {
             return Decision::Accept;
         }
-        let shares = self.sources.keys().map(|other| self.share(*other));
-        let (most_of_site, most) = shares.max().unwrap_or_default();
-        // One of our own site's is replaced only if that makes their shares more equal, or a site could go on for ever.
-        match of_site < most_of_site || own + 1 < most {
-            true => Decision::Replace,
-            false => Decision::ReplaceOwn,
+        let (most_of_site, _) = self.greatest(|_| true);
+        let (_, most) = self.greatest(|other| other.site() == source.site());
+        // Shares that only change places would do so for ever.
+        match () {
+            () if of_site == 0 || of_site + 1 < most_of_site => Decision::Replace,
+            () if own + 1 < most => Decision::ReplaceNeighbour,
+            () => Decision::ReplaceOwn,
         }
+    }
+
+    /// The greatest share of those sources.
+    fn greatest(&self, those: impl Fn(Source) -> bool) -> (usize, usize) {
+        let shares = self.sources.keys().filter(|of| those(**of)).map(|of| self.share(*of));
+        shares.max().unwrap_or_default()
     }
 
     /// How many there are.
@@ -110,8 +124,7 @@ impl Admission {
         self.total
     }
 
-    /// How many the site of `source` holds, and how many of those are its own. Who is to make room is the oldest of the
-    /// source with the greatest share.
+    /// How many the site of `source` holds, and how many of those are its own.
     pub(super) fn share(&self, source: Source) -> (usize, usize) {
         let held = |counts: &HashMap<Source, usize>, of| counts.get(&of).copied().unwrap_or(0);
         (held(&self.sites, source.site()), held(&self.sources, source))
@@ -136,24 +149,31 @@ impl Admission {
         self.failed.insert(at, (until, source));
     }
 
-    /// Forgets the oldest failure, of which nothing is left but its count; false if there is none.
-    pub(super) fn forget_failure(&mut self) -> bool {
-        let oldest = self.failed.pop_front();
-        oldest.inspect(|(_, source)| self.leave(*source)).is_some()
+    /// Forgets the oldest failure of a source with the greatest share among those. False if they have none: the link of
+    /// such a source is to make room.
+    pub(super) fn forget_failure(&mut self, those: impl Fn(Source) -> bool) -> bool {
+        let greatest = self.greatest(&those);
+        let at = self.failed.iter().position(|(_, of)| those(*of) && self.share(*of) == greatest);
+        self.forget(at)
     }
 
     /// Forgets the oldest failure of the site of `source`, if it [`is_slow`]; false if not.
     pub(super) fn forget_own(&mut self, now: Instant, source: Source) -> bool {
         let own =
             |(until, of): &(Instant, Source)| of.site() == source.site() && is_slow(now, *until);
-        let oldest = self.failed.iter().position(own).and_then(|at| self.failed.remove(at));
-        oldest.inspect(|(_, source)| self.leave(*source)).is_some()
+        self.forget(self.failed.iter().position(own))
+    }
+
+    /// Forgets a failure, of which nothing is left but its count; false if there is none.
+    fn forget(&mut self, at: Option<usize>) -> bool {
+        let failure = at.and_then(|at| self.failed.remove(at));
+        failure.inspect(|(_, source)| self.leave(*source)).is_some()
     }
 
     /// Forgets the failures that are over. To be called before [`Admission::decide`].
     pub(super) fn expire(&mut self, now: Instant) {
         while self.failed.front().is_some_and(|(until, _)| *until <= now) {
-            self.forget_failure();
+            self.forget(Some(0));
         }
     }
 
@@ -246,10 +266,70 @@ mod tests {
         assert_eq!(admission.decide(of("2001:db8:7:ffff::1"), true), Decision::ReplaceOwn);
         admission.enter(hog);
         assert_eq!(admission.share(hog), (HANDSHAKES_MAX / 2 + 1, 2));
-        assert_eq!(admission.decide(of("2001:db8:7:ffff::1"), true), Decision::Replace);
+        assert_eq!(admission.decide(of("2001:db8:7:ffff::1"), true), Decision::ReplaceNeighbour);
         assert_eq!(admission.decide(hog, true), Decision::ReplaceOwn);
         (admission.total..HANDSHAKES_MAX).for_each(|n| admission.enter(source(n as u8)));
         assert_eq!(admission.decide(source(255), true), Decision::Replace);
+    }
+
+    /// Offers an Initial as the endpoint does, of a handshake that fails at once. Returns whether it began.
+    fn offer(admission: &mut Admission, now: Instant, source: Source) -> bool {
+        let begins = match admission.decide(source, true) {
+            Decision::Accept => true,
+            Decision::Replace => admission.forget_failure(|_| true),
+            Decision::ReplaceNeighbour => {
+                admission.forget_failure(|other| other.site() == source.site())
+            }
+            Decision::ReplaceOwn => admission.forget_own(now, source),
+            Decision::Retry | Decision::Refuse => false,
+        };
+        if begins {
+            admission.fail(now, source);
+        }
+        begins
+    }
+
+    /// `n`th /64 of a /48.
+    fn part(site: u16, n: u16) -> Source {
+        Source::of(Ipv6Addr::new(0x2001, 0xdb8, site, n, 0, 0, 0, 1).into())
+    }
+
+    #[test]
+    fn who_takes_turns_begins_no_more_handshakes_than_there_are_places() {
+        let now = Instant::now();
+        // By the number of the offer: two addresses, one and an IPv6 /48, two /48, and all of these.
+        let turns: [fn(u16) -> Source; 5] = [
+            |n| source(n as u8 % 2),
+            |n| if n % 2 == 0 { source(0) } else { part(1, n) },
+            |n| part(n % 2, n),
+            |n| if n % 3 == 0 { part(1, 0) } else { part(n % 3, n) },
+            |n| if n % 5 < 3 { source(n as u8 % 5) } else { part(n % 5, n % 64) },
+        ];
+        for most in [8, 16, 32, 64, 128] {
+            for (turn, of) in turns.iter().enumerate() {
+                let mut admission = Admission::new(most, 0);
+                let begun = (0..10_000).filter(|&n| offer(&mut admission, now, of(n))).count();
+                assert!(begun <= 2 * most, "{begun} of {most} by turn {turn}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_failure_of_who_holds_most_makes_room() {
+        let (mut admission, now) = (Admission::new(8, 0), Instant::now());
+        [1, 2, 2, 3, 3, 3, 4].into_iter().for_each(|n| admission.fail(now, source(n)));
+        admission.enter(source(4));
+        assert!(offer(&mut admission, now, source(5)));
+        let held = |n| admission.share(source(n)).1;
+        assert_eq!([1, 2, 3, 4, 5].map(held), [1, 2, 2, 2, 1]);
+    }
+
+    #[test]
+    fn who_holds_nothing_gets_in_however_many_hold_one_each() {
+        let (mut admission, now) = (Admission::new(8, 0), Instant::now());
+        assert!((0..8).all(|n| offer(&mut admission, now, source(n))));
+        assert!(offer(&mut admission, now, source(8)));
+        assert!(!offer(&mut admission, now, source(8)), "as many as any other");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use quinn_proto::{ConnectionError, TransportErrorCode};
 use rustls::AlertDescription;
 
 use crate::keys::verify::Verdict;
+use crate::text::printable;
 use crate::{CloseCode, CloseReason};
 
 /// First of the 256 QUIC error codes which carry a TLS alert (RFC 9001, section 4.8).
@@ -13,7 +14,7 @@ const CRYPTO_BASE: u64 = 0x100;
 
 /// Why the connection to `addr` ended. `up`: it had been established.
 pub(super) fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> CloseReason {
-    let failed = |detail: String| CloseReason::Failed { addr, detail: printable(&detail) };
+    let failed = |detail: String| CloseReason::Failed { addr, detail: words(&detail) };
     match error {
         ConnectionError::VersionMismatch => CloseReason::Version { addr },
         ConnectionError::TransportError(found) => match verdict(found.code) {
@@ -31,7 +32,8 @@ pub(super) fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> Clo
             Verdict::Revoked => CloseReason::RevokedByPeer { addr },
             Verdict::Version => CloseReason::Version { addr },
             Verdict::Other if told.error_code == TransportErrorCode::CONNECTION_REFUSED => {
-                CloseReason::ByPeer { addr, code: Some(CloseCode::Overload), detail: String::new() }
+                let detail = "too many handshakes are under way there".into();
+                CloseReason::ByPeer { addr, code: Some(CloseCode::Overload), detail }
             }
             Verdict::Other => failed(told.to_string()),
         },
@@ -39,7 +41,7 @@ pub(super) fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> Clo
             match CloseCode::from_u64(told.error_code.into_inner()) {
                 Some(CloseCode::Version) => CloseReason::Version { addr },
                 code => {
-                    let detail = printable(&String::from_utf8_lossy(&told.reason));
+                    let detail = words(&String::from_utf8_lossy(&told.reason));
                     CloseReason::ByPeer { addr, code, detail }
                 }
             }
@@ -72,7 +74,25 @@ fn verdict(code: TransportErrorCode) -> Verdict {
     }
 }
 
-/// Text from a peer, safe to print: bounded, and without control characters.
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(CloseReason::DETAIL_MAX).collect()
+/// Words of a peer, fit to be shown.
+fn words(text: &str) -> String {
+    printable(text, CloseReason::DETAIL_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use quinn_proto::{ApplicationClose, VarInt};
+
+    use super::*;
+
+    #[test]
+    fn what_a_peer_says_does_not_control_the_terminal() {
+        let said = "\u{1b}[2J\u{9b}2J\u{202e}lufituaeb\u{2028}".repeat(100);
+        let told = ApplicationClose { error_code: VarInt::from_u32(7), reason: said.into() };
+        let told = ConnectionError::ApplicationClosed(told);
+        let reason = reason(([127, 0, 0, 1], 1).into(), true, &told).to_string();
+        assert!(reason.contains("?[2J?2J?lufituaeb?"), "{reason:?}");
+        assert!(!reason.contains(['\u{1b}', '\u{9b}', '\u{202e}', '\u{2028}']), "{reason:?}");
+        assert!(reason.len() < 2 * CloseReason::DETAIL_MAX, "{}", reason.len());
+    }
 }

@@ -192,6 +192,22 @@ fn sources_that_hold_every_handshake_lock_nobody_out() {
 }
 
 #[test]
+fn two_sources_that_take_turns_begin_no_more_than_there_are_places() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let now = Instant::now();
+    let [first, sources @ ..] = [3, 1, 2].map(|n| SocketAddr::from(([127, 0, 1, n], 0)));
+    // These two leave the others an odd number: one more for one of them.
+    (0..2).for_each(|_| begin(&mut pair, now, first, &client));
+    sources.iter().for_each(|source| begin_all(&mut pair, now, *source, &client));
+    for _ in 0..limits::HANDSHAKES_MAX {
+        sources.iter().for_each(|source| begin(&mut pair, now, *source, &client));
+    }
+    let begun = pair.server.generation as usize;
+    assert!(begun <= limits::HANDSHAKES_MAX, "{begun}");
+}
+
+#[test]
 fn a_stranger_at_a_clients_own_address_does_not_lock_it_out() {
     let (node, client) = keys::ephemeral().unwrap();
     let mut pair = Pair::of(&node, &client);
@@ -367,6 +383,35 @@ fn an_exchange_that_its_requester_stopped_is_forgotten() {
     }
     let open: usize = pair.server.links.iter().flatten().map(Link::open_exchanges).sum::<usize>();
     assert_eq!(open, 0);
+}
+
+#[test]
+fn a_request_that_its_requester_stopped_and_never_ends_is_forgotten_when_it_is_answered() {
+    let mut pair = Pair::new();
+    let link = pair.connect();
+    let mut put = Control::get_many(1, WORKLOAD, 2);
+    put.payload_len = 2 * PageDescriptor::LEN as u32;
+    let half = pair.send_raw(link, put.as_bytes(), false);
+    let (asked, request) = pair.server_sees(control);
+    let stream = quinn_proto::VarInt::from_u64(half.stream()).unwrap().into();
+    let conn = &mut pair.client.busy_link(link).unwrap().conn;
+    conn.recv_stream(stream).stop(0u32.into()).unwrap();
+    let open =
+        |pair: &Pair| pair.server.links.iter().flatten().map(Link::open_exchanges).sum::<usize>();
+    let stops = |pair: &Pair| {
+        let links = pair.server.links.iter().flatten();
+        links.map(|link| link.conn.stats().frame_rx.stop_sending).sum::<u64>()
+    };
+    pair.until(|pair| Some(()).filter(|()| stops(pair) == 1));
+    assert_eq!(open(&pair), 1, "the rest of the request may come");
+    // The agent waits no longer for it.
+    let late = pair.server.reply(Instant::now(), asked, &request.reply(Status::Failed), &[]);
+    assert!(matches!(late, Err(TransportError::ExchangeEnded)), "{late:?}");
+    assert_eq!(open(&pair), 0);
+    pair.until(|pair| {
+        let conn = &mut pair.client.busy_link(link).unwrap().conn;
+        conn.send_stream(stream).write(&[0]).is_err().then_some(())
+    });
 }
 
 /// Answers every request that the server has been told of by as many pages as it asks for; returns how many.

@@ -13,7 +13,7 @@ use quinn_proto::{
 };
 use zerocopy::IntoBytes;
 
-use super::admission::Source;
+use super::admission::{Source, is_slow};
 use super::limits::{
     CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX, SEND_WINDOW,
 };
@@ -112,6 +112,11 @@ impl Exchange {
     fn new(reader: MessageReader, unsent: Option<Bytes>, head_until: Option<Instant>) -> Self {
         Self { reader: Some(reader), unsent, promised: 0, head_until }
     }
+
+    /// Of a request that is still being read: whether its requester has said that it wants no reply.
+    fn is_stopped(&self) -> bool {
+        self.reader.is_some() && self.unsent.is_some()
+    }
 }
 
 impl Link {
@@ -154,6 +159,11 @@ impl Link {
     /// Where the peer is, for bounds.
     pub(super) fn source(&self) -> Source {
         Source::of(self.addr.ip())
+    }
+
+    /// Whether it is in its handshake for longer than honest links are.
+    pub(super) fn is_slow(&self, now: Instant) -> bool {
+        self.counts_until.is_some_and(|until| is_slow(now, until))
     }
 
     /// Whether requests wait until replies have gone.
@@ -327,6 +337,10 @@ impl Link {
         if !self.is_open() {
             return Err(TransportError::LinkClosed);
         }
+        if self.exchanges.get(&exchange.stream()).is_some_and(Exchange::is_stopped) {
+            // Neither side wants more of it: the rest of the request might never come.
+            self.abandon(exchange);
+        }
         let ours = self.exchanges.get_mut(&exchange.stream()).filter(|e| e.unsent.is_none());
         let ours = ours.ok_or(TransportError::ExchangeEnded)?;
         let (_, message) = assemble(self.version, control, payload)?;
@@ -380,6 +394,7 @@ impl Link {
             CloseReason::Revoked { .. } => "the certificate was revoked".into(),
             CloseReason::Expired { .. } => "the certificate has expired".into(),
             CloseReason::WrongCa { .. } => "the certificate is of another authority".into(),
+            CloseReason::Overload { .. } => "replies were not read".into(),
             _ => String::new(),
         };
         self.conn.close(now, VarInt::from_u32(code as u32), detail.into());

@@ -42,7 +42,7 @@ use crate::{
     CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats, Transport,
     TransportError,
 };
-use admission::{Admission, Decision, Source, is_slow};
+use admission::{Admission, Decision, Source};
 use crowd::Crowd;
 use failures::Failures;
 use link::Link;
@@ -299,16 +299,18 @@ impl Quic {
             true => self.admission.decide(source, incoming.remote_address_validated()),
             false => Decision::Refuse,
         };
+        let near = |other: Source| other.site() == source.site();
         let accepts = match decision {
             Decision::Accept => true,
             Decision::Replace => {
-                self.admission.forget_failure() || self.drop_handshake(now, |_| true)
+                self.admission.forget_failure(|_| true) || self.drop_handshake(now, |_| true)
+            }
+            Decision::ReplaceNeighbour => {
+                let of_site = |link: &Link| near(link.source());
+                self.admission.forget_failure(near) || self.drop_handshake(now, of_site)
             }
             Decision::ReplaceOwn => {
-                let own = |link: &Link| {
-                    let slow = link.counts_until.is_some_and(|until| is_slow(now, until));
-                    slow && link.source().site() == source.site()
-                };
+                let own = |link: &Link| near(link.source()) && link.is_slow(now);
                 self.admission.forget_own(now, source) || self.drop_handshake(now, own)
             }
             Decision::Retry | Decision::Refuse => false,
@@ -335,8 +337,7 @@ impl Quic {
         }
     }
 
-    /// Of `those`, drops the oldest handshake (or end of a link) of the source that holds most, without a word. False if
-    /// there is none.
+    /// Of `those`, drops the oldest handshake (or end of a link) of the source that holds most. False if there is none.
     fn drop_handshake(&mut self, now: Instant, those: impl Fn(&Link) -> bool) -> bool {
         let unfinished =
             self.links.iter().flatten().filter(|link| !link.counted_open && those(link));

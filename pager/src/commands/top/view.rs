@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use gms_transport::text::printable;
 use ratatui::layout::Constraint;
 use ratatui::widgets::TableState;
 
@@ -11,7 +12,6 @@ use super::keys::Key;
 use crate::control::Workload;
 use crate::size::Human;
 use crate::stats::Stats;
-use crate::text::printable;
 
 /// Longest command line shown in the list.
 const COMMAND_CHARS_MAX: usize = 120;

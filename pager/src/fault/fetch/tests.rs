@@ -1,10 +1,11 @@
+use gms_policy::redundancy::AgentSet;
 use gms_transport::message::{PageDescriptor, Status};
 
 use super::*;
 use crate::fault::tests::{ID, Play};
 use crate::shared::Outcome;
 use crate::speech::SAID;
-use crate::tables::{EvictOutcome, FaultAction};
+use crate::tables::{EvictOutcome, FaultAction, WriteOutcome};
 
 /// Of 64 pages that are at the agent a thread waits for the first, which comes right, and never for the others, which do not.
 #[test]
@@ -22,7 +23,7 @@ fn wrong_pages_that_nobody_waits_for_are_told_and_end_the_workload() {
         tables.finish_evict(slot, EvictOutcome::Moved(hash), &mut wake);
     }
     for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), PAGES_MAX) {
-        tables.written(slot, AgentId(0), true);
+        tables.written(slot, AgentId(0), WriteOutcome::Stored);
     }
     drop(tables);
     play.fault.agents.take_sent();
@@ -33,7 +34,7 @@ fn wrong_pages_that_nobody_waits_for_are_told_and_end_the_workload() {
             .map(|(page, content)| Wanted { place: (ID, page), content })
             .collect();
         let demanded = (round == 1).then(|| ahead.remove(0));
-        play.fault.pending.extend(demanded.map(|wanted| wanted.place));
+        demanded.into_iter().for_each(|wanted| play.fault.demand(now, wanted));
         play.fault.fetch_all(now, demanded, ahead);
         let sent = play.fault.agents.take_sent();
         let count = usize::from(sent[0].1.count());
@@ -60,12 +61,12 @@ fn asked(play: &mut Play, now: Instant) {
     tables.begin_evict(ID, &[place.1], &mut leaving);
     tables.finish_evict(leaving[0].1, EvictOutcome::Moved(7), &mut wake);
     for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), 1) {
-        tables.written(slot, AgentId(0), true);
+        tables.written(slot, AgentId(0), WriteOutcome::Stored);
     }
     let content = tables.begin_prefetch(ID, [place.1].into_iter(), 1)[0].1;
     tables.end_prefetch(place);
     drop(tables);
-    play.fault.pending.insert(place);
+    play.fault.demand(now, Wanted { place, content });
     play.fault.fetch_all(now, Some(Wanted { place, content }), Vec::new());
 }
 
@@ -127,7 +128,7 @@ fn threads_that_wait_together_for_discarded_pages_do_not_wait_for_the_agent() {
         tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
     }
     for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), 2) {
-        tables.written(slot, AgentId(0), true);
+        tables.written(slot, AgentId(0), WriteOutcome::Stored);
     }
     drop(tables);
     let (start, bytes) = (play.page as *mut libc::c_void, 2 * PAGE as usize);
@@ -164,7 +165,7 @@ fn a_page_that_one_agent_does_not_give_is_asked_of_the_other() {
     let moved = EvictOutcome::Moved(play.shared.checksum(&right));
     tables.finish_evict(leaving[0].1, moved, &mut wake);
     for (slot, ..) in tables.start_write(both, 1) {
-        both.agents().for_each(|agent| tables.written(slot, agent, true));
+        both.agents().for_each(|agent| tables.written(slot, agent, WriteOutcome::Stored));
     }
     let FaultAction::Fetch(content) = tables.fault(place) else { panic!("not away") };
     assert_eq!(content.holders, both);
@@ -184,4 +185,218 @@ fn a_page_that_one_agent_does_not_give_is_asked_of_the_other() {
     play.fault.repeat(now, &|| now);
     assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
     assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
+}
+
+/// A page that two agents have, and what is its right content.
+fn replicated(play: &mut Play) -> (Place, Content, Vec<u8>) {
+    let both: AgentSet = play.fault.agents.lane().agents().collect();
+    let (right, place) = (vec![5; PAGE as usize], (ID, PageAddr::containing(play.page)));
+    let mut tables = lock(&play.shared.tables);
+    let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+    tables.begin_evict(ID, &[place.1], &mut leaving);
+    let moved = EvictOutcome::Moved(play.shared.checksum(&right));
+    tables.finish_evict(leaving[0].1, moved, &mut wake);
+    for (slot, ..) in tables.start_write(both, 1) {
+        both.agents().for_each(|agent| tables.written(slot, agent, WriteOutcome::Stored));
+    }
+    let FaultAction::Fetch(content) = tables.fault(place) else { panic!("not away") };
+    drop(tables);
+    play.fault.agents.take_sent();
+    (place, content, right)
+}
+
+fn assert_served(play: &Play) {
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
+    assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
+    assert!(!play.shared.has_failed());
+}
+
+#[test]
+fn a_page_that_takes_long_is_asked_of_another_agent_and_whoever_is_first_serves_it() {
+    for first_wins in [true, false] {
+        let (mut play, now) = (Play::redundant(2), Instant::now());
+        let (place, content, right) = replicated(&mut play);
+        play.fault.fetch(now, place, content);
+        let first = play.fault.agents.take_sent();
+        assert_eq!(first.len(), 1);
+        let due = play.fault.hedge_due().expect("another one has it");
+        play.fault.hedge(due - Duration::from_micros(1));
+        assert!(play.fault.agents.take_sent().is_empty(), "too early");
+        play.fault.hedge(due);
+        let second = play.fault.agents.take_sent();
+        assert_eq!(second.len(), 1);
+        let agents = [&first[0], &second[0]].map(|sent| play.fault.agents.agent_of(sent.0));
+        assert_ne!(agents[0], agents[1]);
+        play.fault.hedge(due + Duration::from_secs(1));
+        assert!(play.fault.agents.take_sent().is_empty(), "there is no third one");
+        play.fault.agents.answer(if first_wins { &first[0] } else { &second[0] }, right);
+        play.fault.network(&|| due);
+        assert_served(&play);
+    }
+}
+
+#[test]
+fn a_page_of_an_agent_that_goes_away_is_asked_of_another_at_once() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.fault.fetch(now, place, content);
+    let first = play.fault.agents.take_sent();
+    play.fault.agents.lose(play.fault.agents.agent_of(first[0].0));
+    play.fault.network(&|| now);
+    play.fault.repeat(now, &|| now);
+    play.fault.hedge(play.fault.hedge_due().expect("another one has it"));
+    let second = play.fault.agents.take_sent();
+    assert_eq!(second.len(), 1);
+    play.fault.agents.answer(&second[0], right);
+    play.fault.network(&|| now);
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
+    assert!(play.fault.pending.is_empty() && !play.shared.has_failed());
+}
+
+#[test]
+fn a_wrong_page_is_asked_of_another_agent_and_its_agent_is_used_no_more_after_some() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.fault.fetch(now, place, content);
+    let first = play.fault.agents.take_sent();
+    let liar = play.fault.agents.agent_of(first[0].0);
+    play.fault.agents.answer(&first[0], vec![6; PAGE as usize]);
+    play.fault.network(&|| now);
+    play.fault.hedge(now);
+    let asked = play.fault.agents.take_sent();
+    let other = asked.iter().find(|sent| play.fault.agents.agent_of(sent.0) != liar);
+    play.fault.agents.answer(other.expect("the other one is asked"), right.clone());
+    play.fault.network(&|| now);
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
+    // Two more times: then it is not asked first any more, and the workload goes on.
+    play.shared.blame(liar, "a", "lies");
+    play.fault.ask(now, liar, vec![Wanted { place, content }], false);
+    let asked = play.fault.agents.take_sent();
+    play.fault.agents.answer(&asked[0], vec![6; PAGE as usize]);
+    play.fault.network(&|| now);
+    assert_eq!(play.shared.unsound_agents(), AgentSet::of(liar));
+    assert!(!play.shared.has_failed());
+    assert_ne!(play.fault.source(content), Some(liar));
+}
+
+/// The page is discarded by the program after its marker was looked for, and before the second agent is asked.
+#[test]
+fn a_page_that_is_asked_of_a_second_agent_has_its_marker_looked_for_again() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.fault.fetch(now, place, content);
+    play.fault.prove_demanded(now);
+    assert!(play.fault.unproved.is_empty());
+    let first = play.fault.agents.take_sent();
+    // SAFETY: the page is the test's own, and nobody refers to it.
+    let gone = unsafe {
+        libc::madvise(play.page as *mut libc::c_void, PAGE as usize, libc::MADV_DONTNEED)
+    };
+    assert_eq!(gone, 0);
+    let mut tables = lock(&play.shared.tables);
+    tables.remove(ID, play.page..play.page + PAGE);
+    tables.zeroed(ID, play.page..play.page + PAGE);
+    drop(tables);
+    play.space.removals.fetch_add(1, Ordering::Relaxed);
+    play.fault.agents.answer_with(&first[0], Status::NotFound, 0, Vec::new());
+    play.fault.network(&|| now);
+    let second = play.fault.agents.take_sent();
+    play.fault.agents.answer(&second[0], right);
+    play.fault.network(&|| now);
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 0, "old bytes were installed");
+}
+
+/// A guard comes in the place of the marker of a page that is being fetched: no event tells of it.
+#[test]
+fn a_page_is_not_installed_over_a_guard() {
+    const MADV_GUARD_INSTALL: libc::c_int = 102;
+    let guard = |page: u64| {
+        // SAFETY: the page is the test's own, and nobody refers to it.
+        unsafe { libc::madvise(page as *mut libc::c_void, PAGE as usize, MADV_GUARD_INSTALL) == 0 }
+    };
+    for removed in [false, true] {
+        let (mut play, now) = (Play::redundant(1), Instant::now());
+        let (place, content, right) = replicated(&mut play);
+        play.fault.fetch(now, place, content);
+        play.fault.prove_demanded(now);
+        let asked = play.fault.agents.take_sent();
+        if removed {
+            // Discarded before, which was told.
+            lock(&play.shared.tables).remove(ID, play.page..play.page + PAGE);
+        }
+        if !guard(play.page) {
+            return println!("SKIPPED, guards need Linux 6.13");
+        }
+        let later = now + Duration::from_millis(5);
+        play.fault.agents.answer(&asked[0], right);
+        play.fault.network(&|| later);
+        assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 0, "the guard is overwritten");
+        assert!(lock(&play.shared.tables).is_empty(place) && play.fault.pending.is_empty());
+    }
+}
+
+/// Three agents have a page, and none of the two that were asked gives it.
+#[test]
+fn a_third_agent_is_asked_while_two_are_silent() {
+    let (mut play, now) = (Play::redundant(3), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.fault.fetch(now, place, content);
+    let mut asked = AgentSet::EMPTY;
+    for _ in 0..3 {
+        let later = play.fault.hedge_due().unwrap_or(now) + Duration::from_millis(300);
+        let sent = play.fault.agents.take_sent();
+        asked = sent
+            .iter()
+            .map(|(get, _)| AgentSet::of(play.fault.agents.agent_of(*get)))
+            .fold(asked, AgentSet::union);
+        if asked.len() == 3 {
+            play.fault.agents.answer(&sent[0], right.clone());
+        }
+        play.fault.hedge(later);
+    }
+    play.fault.network(&|| now);
+    assert_served(&play);
+}
+
+/// The agent of a window of pages is silent: a thread that waits for one of those ahead is not left to its time-out.
+#[test]
+fn pages_ahead_of_one_that_another_agent_gave_are_given_up() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    let ahead = (ID, PageAddr::containing(play.page + PAGE));
+    play.fault.demand(now, Wanted { place, content });
+    lock(&play.shared.tables).begin_prefetch(ID, [ahead.1].into_iter(), 1);
+    play.fault.ask(
+        now,
+        AgentId(0),
+        vec![Wanted { place, content }, Wanted { place: ahead, content }],
+        true,
+    );
+    play.fault.agents.take_sent();
+    play.fault.hedge(now + Duration::from_millis(300));
+    let second = play.fault.agents.take_sent();
+    play.fault.agents.answer(&second[0], right);
+    play.fault.network(&|| now);
+    assert_served(&play);
+}
+
+#[test]
+fn an_agent_that_has_lost_what_it_said_to_have_is_used_no_more_after_some() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    play.shared.blame(AgentId(0), "a", "lies");
+    play.shared.blame(AgentId(1), "b", "lies");
+    for agent in [AgentId(0), AgentId(1)] {
+        play.shared.blame(agent, "a", "lies");
+    }
+    play.fault.fetch(now, place, content);
+    let first = play.fault.agents.take_sent();
+    let liar = play.fault.agents.agent_of(first[0].0);
+    play.fault.agents.answer_with(&first[0], Status::NotFound, 0, Vec::new());
+    play.fault.network(&|| now);
+    let second = play.fault.agents.take_sent();
+    play.fault.agents.answer(&second[0], right);
+    play.fault.network(&|| now);
+    assert_served(&play);
+    assert_eq!(play.shared.unsound_agents(), AgentSet::of(liar));
 }

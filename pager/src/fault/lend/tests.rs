@@ -1,14 +1,14 @@
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
-use gms_policy::redundancy::AgentSet;
+use gms_transport::ExchangeId;
 use gms_transport::client::script::Script;
 use gms_transport::client::{Checksum, Client};
-use gms_transport::message::PAGES_MAX;
+use gms_transport::message::{Control, PAGES_MAX, Status};
 
 use super::*;
 use crate::fault::Fault;
 use crate::fault::tests::{ID, Play, shared_by};
 use crate::page_map::PAGE;
-use crate::tables::{EvictOutcome, FaultAction, Place};
+use crate::tables::{EvictOutcome, FaultAction, Place, WriteOutcome};
 
 /// Pages between which nobody finds a stride.
 const APART: [u64; 10] = [0, 5, 11, 18, 26, 35, 37, 45, 60, 63];
@@ -16,20 +16,26 @@ const AGENT: AgentId = AgentId(0);
 
 /// A space whose pages are all at the agent, its home, and another fault thread.
 fn home_and_worker() -> (Play, FaultCore<Script>) {
+    home_and_worker_of(1)
+}
+
+/// The same, with all pages at each of several agents.
+fn home_and_worker_of(agents: u16) -> (Play, FaultCore<Script>) {
     let pages = PAGES_MAX as u64;
-    let mut play = Play::by(shared_by(2), None, 1, pages);
+    let mut play = Play::by(shared_by(2), None, agents, pages);
     let all: Vec<PageAddr> = (0..pages).map(|n| place(&play, n).1).collect();
     let moved = EvictOutcome::Moved(play.shared.checksum(&right()));
     let mut tables = lock(&play.shared.tables);
     let (mut leaving, mut wake) = (Vec::new(), Vec::new());
     tables.begin_evict(ID, &all, &mut leaving);
     leaving.iter().for_each(|&(_, slot)| tables.finish_evict(slot, moved, &mut wake));
-    for (slot, ..) in tables.start_write(AgentSet::of(AGENT), PAGES_MAX) {
-        tables.written(slot, AGENT, true);
+    let holders = (0..agents as u8).map(AgentId).collect();
+    for (slot, ..) in tables.start_write(holders, PAGES_MAX) {
+        holders.agents().for_each(|agent| tables.written(slot, agent, WriteOutcome::Stored));
     }
     drop(tables);
     play.fault.agents.take_sent();
-    let client = Client::scripted(1, Checksum::new(7));
+    let client = Client::scripted(agents, Checksum::new(7));
     let worker = FaultCore::new(Instant::now(), play.shared.clone(), 1, client, |_| None, None);
     (play, worker)
 }
@@ -131,4 +137,96 @@ fn a_thread_without_a_link_is_lent_nothing() {
     play.shared.homes.tell_link(1, AGENT, false);
     let own: usize = APART.iter().map(|&page| fault(&mut play, page)).sum();
     assert_eq!((own, play.shared.homes.loans(1).load()), (APART.len(), 0));
+}
+
+type Sent = (ExchangeId, Control);
+
+/// Two agents have each page, and the worker has asked one of them for the page that it was lent, which is returned with what it has sent.
+fn asked_of_one_of_two() -> (Play, FaultCore<Script>, u64, Sent) {
+    let (mut play, mut worker) = home_and_worker_of(2);
+    let page = lend_one(&mut play);
+    worker.turn(&Instant::now);
+    let sent = worker.agents.take_sent();
+    assert_eq!(sent.len(), 1);
+    (play, worker, page, sent[0])
+}
+
+/// The worker asks the other agent, which answers with the page.
+fn assert_served_by_the_other(play: &Play, mut worker: FaultCore<Script>, page: u64, first: &Sent) {
+    let sent = worker.agents.take_sent();
+    let agent = |sent: &Sent| worker.agents.agent_of(sent.0);
+    let other = sent.iter().find(|sent| agent(sent) != agent(first)).expect("the other is asked");
+    worker.agents.answer(other, right());
+    worker.network(&Instant::now);
+    worker.turn(&Instant::now);
+    let mut tables = lock(&play.shared.tables);
+    assert_eq!(tables.fault(place(play, page)), FaultAction::Resident);
+    assert!(!tables.is_lent(place(play, page)) && !play.shared.has_failed());
+    assert!(worker.pending.is_empty() && worker.guests.is_empty() && worker.fetches.is_empty());
+    assert_eq!(play.shared.lent_faults.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_worker_asks_another_agent_when_the_first_is_silent() {
+    let (play, mut worker, page, first) = asked_of_one_of_two();
+    let due = worker.hedge_due().expect("another one has it");
+    worker.turn(&|| due);
+    assert_served_by_the_other(&play, worker, page, &first);
+}
+
+#[test]
+fn a_worker_asks_another_agent_when_the_first_has_not_the_page() {
+    let (play, mut worker, page, first) = asked_of_one_of_two();
+    worker.agents.answer_with(&first, Status::NotFound, 0, Vec::new());
+    worker.network(&Instant::now);
+    assert_served_by_the_other(&play, worker, page, &first);
+}
+
+#[test]
+fn a_worker_asks_another_agent_when_the_first_gives_a_wrong_page() {
+    let (play, mut worker, page, first) = asked_of_one_of_two();
+    worker.agents.answer(&first, vec![6; PAGE as usize]);
+    worker.network(&Instant::now);
+    worker.turn(&Instant::now);
+    assert_served_by_the_other(&play, worker, page, &first);
+}
+
+#[test]
+fn a_worker_whose_agent_goes_away_gives_the_page_back_although_another_was_asked_too() {
+    let (mut play, mut worker, page, first) = asked_of_one_of_two();
+    let due = worker.hedge_due().expect("another one has it");
+    worker.turn(&|| due);
+    let second = worker.agents.take_sent();
+    worker.agents.lose(worker.agents.agent_of(first.0));
+    worker.network(&|| due);
+    worker.turn(&|| due);
+    let left = (&worker.pending, worker.fetches.len(), worker.guests.len());
+    assert!(worker.pending.is_empty() && (left.1, left.2) == (0, 0), "{left:?}");
+    // What comes all the same is not wanted any more.
+    worker.agents.answer(&second[0], right());
+    worker.network(&|| due);
+    assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 0);
+    assert_eq!(fault(&mut play, page), 1);
+    assert!(!play.shared.has_failed());
+}
+
+#[test]
+fn a_page_that_its_only_agent_has_lost_ends_the_workload_also_where_a_worker_asks() {
+    let (mut play, mut worker) = home_and_worker();
+    lend_one(&mut play);
+    worker.turn(&Instant::now);
+    let sent = worker.agents.take_sent();
+    worker.agents.answer_with(&sent[0], Status::NotFound, 0, Vec::new());
+    worker.network(&Instant::now);
+    assert!(play.shared.has_failed() && worker.pending.is_empty());
+}
+
+#[test]
+fn the_time_for_which_a_thread_has_waited_counts_from_the_moment_in_which_its_home_met_the_fault() {
+    let (mut play, mut worker) = home_and_worker_of(2);
+    lend_one(&mut play);
+    let late = Instant::now() + Duration::from_secs(1);
+    worker.turn(&|| late);
+    let (_, demand) = worker.pending.first_key_value().expect("it was taken");
+    assert!(late.duration_since(demand.began) > Duration::from_millis(900));
 }

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gms_policy::ids::{AgentId, ContentId};
+use gms_pager::tables::WriteOutcome;
+use gms_policy::ids::{AgentId, ContentId, SpaceId};
+use gms_policy::redundancy::{AgentSet, Shortage};
 
 use super::{AGENTS, Model, hash};
 
@@ -11,30 +13,53 @@ impl Model {
         if self.tables.depends_on(agent) {
             return;
         }
-        // What was under way ends before the agent is heard of again.
-        while let Some(at) = self.writes.iter().position(|(to, _)| *to == agent) {
-            let (_, batch) = self.writes.remove(at);
-            batch.into_iter().for_each(|(slot, ..)| self.tables.written(slot, agent, false));
-        }
+        // What it has stored it may have said, which is heard of later.
+        self.writes.iter_mut().filter(|(to, ..)| *to == agent).for_each(|write| write.2 = false);
         self.agents.get_mut(&agent).unwrap().clear();
-        self.tables.forget_copies(agent);
+        self.tables.lose(agent);
     }
 
-    /// One of them: those of a batch end in any order.
-    pub(super) fn end_write(&mut self, stored: u32) {
+    /// One of them: those of a batch end in any order. Two bits of `outcomes` for each page say what becomes of it.
+    pub(super) fn end_write(&mut self, outcomes: u32) {
         if self.writes.is_empty() {
             return;
         }
-        let (agent, batch) = self.writes.remove(stored as usize % self.writes.len());
+        let (agent, batch, lasts) = self.writes.remove(outcomes as usize % self.writes.len());
         for (i, (slot, id, check)) in batch.into_iter().enumerate() {
-            let stored = stored >> (i % 32) & 1 == 1;
-            if stored {
+            let (is_kept, outcome) = match outcomes >> (2 * i % 32) & 3 {
+                3 => (true, WriteOutcome::Stored),
+                2 => (true, WriteOutcome::Failed),
+                1 => (false, WriteOutcome::Failed),
+                _ => (false, WriteOutcome::Unsent),
+            };
+            if is_kept && lasts {
                 let tag = self.frames[&slot];
                 assert_eq!(hash(tag), check, "a slot was reused before its write ended");
                 let before = self.agents.get_mut(&agent).unwrap().insert(id, tag);
                 assert!(before.is_none_or(|b| b == tag), "a content id was used twice");
             }
-            self.tables.written(slot, agent, stored);
+            self.tables.written(slot, agent, outcome);
+        }
+    }
+
+    /// Copies are made anew where there are fewer than `copies` without those of the agents that are `leaving`.
+    pub(super) fn repair(&mut self, space: SpaceId, copies: u32, leaving: AgentSet, max: usize) {
+        let mut from = Some((space, 0));
+        let mut steps = 0;
+        while let Some(at) = from {
+            let shortage =
+                Shortage { copies, leaving, sources: (0..AGENTS).map(AgentId).collect() };
+            let short = self.tables.find_short(at, &shortage, (3, max));
+            steps += 1;
+            assert!(steps < 10_000, "the search does not end");
+            for (place, content) in short.pages {
+                let holder = self.tables.holders(content).agents().next().expect("a copy");
+                let tag = *self.agents[&holder].get(&content.id).expect("referenced but discarded");
+                if let Some(slot) = self.tables.rewrite(place, content) {
+                    self.frames.insert(slot, tag);
+                }
+            }
+            from = short.next;
         }
     }
 

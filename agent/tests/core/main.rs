@@ -2,228 +2,33 @@
 
 #![allow(clippy::result_large_err, reason = "a refusal is the reply itself")]
 
-use gms_agent::core::{Answer, At, Core};
+mod bed;
+
+use bed::{
+    Bed, WORKLOADS, fetch, fetch_sized, got, hello, length_of, put, put_payload, sized_payload,
+};
+use gms_agent::core::{Answer, At};
 use gms_agent::limits::{
-    EXCHANGE_TIMEOUT, EXCHANGES_MAX, FRAME_LEN, LEASE_MIN, LINKS_MAX, SWEEP_PAUSE, TENANTS_MAX,
+    EXCHANGE_TIMEOUT, EXCHANGES_MAX, FRAME_LEN, LEASE_MIN, LINKS_MAX, PAGE_LEN_MAX, TENANTS_MAX,
     TRIM_IDLE,
 };
-use gms_agent::shared::Shared;
-use gms_agent::slab::Slab;
-use gms_agent::stats::Stats;
-use gms_agent::store::Store;
-use gms_policy::Bytes;
 use gms_transport::message::{
     CONTROL_LEN, Control, HelloReply, Op, PageDescriptor, PagesReply, PagesRequest, Status,
     StatusReply, WorkloadId,
 };
-use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerId, PeerIdentity};
+use gms_transport::{CloseCode, ExchangeId, LinkId};
 use proptest::prelude::*;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, IntoBytes};
-
-/// The cores of an agent, one a thread, their simulated time, and ids for exchanges.
-struct Bed {
-    cores: Vec<Core>,
-    /// Which core serves a link.
-    homes: HashMap<LinkId, usize>,
-    stats: Arc<Stats>,
-    now: Instant,
-    exchanges: u64,
-}
-
-/// A reply, with its payload in one piece.
-struct Got {
-    control: Control,
-    payload: Vec<u8>,
-}
-
-impl Bed {
-    fn new(frames: u64) -> Self {
-        Self::of(1, frames)
-    }
-
-    fn of(threads: usize, frames: u64) -> Self {
-        // What a test listens to and another meets first, at the same moment, would be taken for what nobody listens to.
-        static LISTENED: Once = Once::new();
-        LISTENED.call_once(|| {
-            let silent = tracing_subscriber::fmt().with_writer(io::sink).finish();
-            tracing::subscriber::set_global_default(silent).expect("the first");
-        });
-        let slab = Slab::new(Bytes(frames * FRAME_LEN as u64), false).expect("memory");
-        let (stats, now) = (Arc::new(Stats::default()), Instant::now());
-        let shared = Arc::new(Shared::new(now, Store::new(slab, threads).expect("memory")));
-        let core = |thread| Core::new(now, shared.clone(), thread, stats.clone());
-        let cores = (0..threads).map(core).collect();
-        Self { cores, homes: HashMap::new(), stats, now, exchanges: 0 }
-    }
-
-    /// The only core, or the first.
-    fn core(&mut self) -> &mut Core {
-        &mut self.cores[0]
-    }
-
-    fn complete(&mut self, id: ExchangeId) -> Answer<'_> {
-        let at = self.at();
-        self.core_of(id.link).handle_complete(at, id)
-    }
-
-    fn core_of(&mut self, link: LinkId) -> &mut Core {
-        &mut self.cores[self.homes[&link]]
-    }
-
-    fn connect(&mut self, index: u32, client: u8) -> LinkId {
-        self.try_connect(index, client).expect("a link")
-    }
-
-    /// A link, or the code with which it was refused.
-    fn try_connect(&mut self, index: u32, client: u8) -> Result<LinkId, CloseCode> {
-        let link = LinkId::new(index, 0);
-        let addr = ([127, 0, 0, 1], 7).into();
-        // No two certificates are the same: a client is known by its id.
-        let fingerprint = Fingerprint([index as u8; 32]);
-        let peer = PeerIdentity { id: PeerId::Issued([client; 16]), fingerprint, addr };
-        let home = index as usize % self.cores.len();
-        self.homes.insert(link, home);
-        match self.cores[home].handle_connected(self.now, link, peer) {
-            Answer::Nothing => Ok(link),
-            Answer::Close(code) => Err(code),
-            reply => panic!("{reply:?}"),
-        }
-    }
-
-    fn at(&self) -> At {
-        At { now: self.now, received: self.now }
-    }
-
-    fn begin(
-        &mut self,
-        link: LinkId,
-        control: &mut Control,
-        payload: &[u8],
-    ) -> Result<ExchangeId, Got> {
-        self.exchanges += 1;
-        control.payload_len = payload.len() as u32;
-        let (id, at) = (ExchangeId::new(link, self.exchanges), self.at());
-        match self.core_of(link).handle_control(at, id, *control) {
-            Answer::Nothing => Ok(id),
-            answer => Err(got(answer)),
-        }
-    }
-
-    fn pay(&mut self, id: ExchangeId, payload: &[u8], chunk: usize) {
-        for (index, part) in payload.chunks(chunk.max(1)).enumerate() {
-            let answer =
-                self.core_of(id.link).handle_payload(id, (index * chunk.max(1)) as u32, part);
-            assert!(matches!(answer, Answer::Nothing));
-        }
-    }
-
-    fn ask(&mut self, link: LinkId, mut control: Control, payload: &[u8], chunk: usize) -> Got {
-        let id = match self.begin(link, &mut control, payload) {
-            Ok(id) => id,
-            Err(refused) => return refused,
-        };
-        self.pay(id, payload, chunk);
-        let reply = got(self.complete(id));
-        let mut sent = reply.control;
-        sent.payload_len = reply.payload.len() as u32;
-        assert_eq!((sent.check(), control.check_reply(&sent)), (Ok(()), Ok(())));
-        reply
-    }
-
-    /// When the housekeeping of a core is due next, and whose.
-    fn due(&mut self) -> Option<(Instant, usize)> {
-        let now = self.now;
-        let deadlines = self.cores.iter_mut().enumerate();
-        deadlines.filter_map(|(n, core)| Some((core.deadline(now)?, n))).min()
-    }
-
-    /// Lets the housekeeping run until nothing is due, nor after a pause.
-    fn settle(&mut self) {
-        for _ in 0..1000 {
-            match self.due() {
-                Some((deadline, core)) if deadline <= self.now + SWEEP_PAUSE => {
-                    self.now = self.now.max(deadline);
-                    self.cores[core].handle_timeout(self.now);
-                }
-                _ => return,
-            }
-        }
-        panic!("housekeeping does not end");
-    }
-
-    /// Time goes on, housekeeping with it.
-    fn advance(&mut self, time: Duration) {
-        let end = self.now + time;
-        while let Some((deadline, core)) = self.due().filter(|&(deadline, _)| deadline <= end) {
-            self.now = self.now.max(deadline);
-            self.cores[core].handle_timeout(self.now);
-            while self.cores[core].poll_stalled(self.now).is_some() {}
-        }
-        self.now = end;
-    }
-}
-
-fn got(answer: Answer<'_>) -> Got {
-    let Answer::Reply(reply) = answer else { panic!("no reply but {answer:?}") };
-    let (slices, used) = reply.payload();
-    Got { control: reply.control, payload: slices[..used].concat() }
-}
-
-fn put_payload(pages: &[(u64, u8)]) -> Vec<u8> {
-    let heads = pages
-        .iter()
-        .flat_map(|&(page, fill)| PageDescriptor::new(page, u64::from(fill)).as_bytes().to_vec());
-    heads.chain(pages.iter().flat_map(|&(_, fill)| [fill; FRAME_LEN])).collect()
-}
-
-const WORKLOADS: [WorkloadId; 2] = [WorkloadId([1; 16]), WorkloadId([2; 16])];
-
-fn hello(bed: &mut Bed, link: LinkId, workload: WorkloadId) -> Control {
-    bed.ask(link, Control::hello(1, workload, 5000), &[], 1).control
-}
-
-fn put(bed: &mut Bed, link: LinkId, workload: WorkloadId, pages: &[(u64, u8)]) -> Control {
-    let control = Control::put(1, workload, pages.len() as u16);
-    bed.ask(link, control, &put_payload(pages), 1111).control
-}
-
-/// The pages held, as (page, fill), by the two kinds of get; checks that these agree.
-fn fetch(bed: &mut Bed, link: LinkId, workload: WorkloadId, pages: &[u64]) -> Vec<(u64, u8)> {
-    let ids: Vec<u8> =
-        pages.iter().flat_map(|&p| PageDescriptor::new(p, 0).as_bytes().to_vec()).collect();
-    let many = bed.ask(link, Control::get_many(9, workload, pages.len() as u16), &ids, 7);
-    let found = many.control.answer::<PagesReply>().done.count_ones() as usize;
-    let (heads, contents) = many.payload.split_at(found * PageDescriptor::LEN);
-    let heads = <[PageDescriptor]>::ref_from_bytes(heads).expect("descriptors");
-    let pages_found: Vec<(u64, u8)> = heads
-        .iter()
-        .zip(contents.chunks(FRAME_LEN))
-        .map(|(head, bytes)| {
-            assert!(bytes.iter().all(|&b| u64::from(b) == head.check()));
-            (head.page(), bytes[0])
-        })
-        .collect();
-    for &page in pages {
-        let one = bed.ask(link, Control::get(8, workload, page), &[], 1);
-        let expected = pages_found.iter().find(|&&(p, _)| p == page);
-        assert_eq!(one.payload.first().copied(), expected.map(|&(_, fill)| fill));
-        assert_eq!(one.control.status() == Status::Ok, expected.is_some());
-        assert_eq!(
-            one.control.answer::<PagesReply>().check,
-            expected.map_or(0, |&(_, fill)| u64::from(fill))
-        );
-    }
-    pages_found
-}
+use zerocopy::IntoBytes;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Put(usize, Vec<(u64, u8)>, usize),
+    /// By whom, which, whether they have lengths of their own, and in which pieces they come.
+    Put(usize, Vec<(u64, u8)>, bool, usize),
     AbortPut(usize, Vec<(u64, u8)>, prop::sample::Index),
     Discard(usize, Vec<u64>),
     Goodbye(usize),
@@ -236,12 +41,40 @@ fn pages() -> impl Strategy<Value = Vec<(u64, u8)>> {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (0..4usize, pages(), 1..9000usize).prop_map(|(l, p, c)| Step::Put(l, p, c)),
+        6 => (0..4usize, pages(), any::<bool>(), 1..9000usize)
+            .prop_map(|(l, p, sized, c)| Step::Put(l, p, sized, c)),
         2 => (0..4usize, pages(), any::<prop::sample::Index>()).prop_map(|(l, p, at)| Step::AbortPut(l, p, at)),
         3 => (0..4usize, prop::collection::vec(0..30u64, 1..20)).prop_map(|(l, p)| Step::Discard(l, p)),
         1 => (0..4usize).prop_map(Step::Goodbye),
         2 => (0..4usize, any::<bool>()).prop_map(|(l, late)| Step::Reconnect(l, late)),
     ]
+}
+
+/// Puts pages in pieces of `chunk` bytes, as frames or (`sized`) with lengths of their own, as many as the agent grants
+/// of the `room` that there is. Returns those that it has stored: fill and length.
+fn put_within(
+    bed: &mut Bed,
+    link: LinkId,
+    workload: WorkloadId,
+    pages: &[(u64, u8)],
+    (sized, chunk): (bool, usize),
+    room: usize,
+) -> Vec<(u64, (u8, usize))> {
+    let grant = bed.ask(link, Control::grant(2, workload, 1), &[], 1).control;
+    let granted = grant.feedback().credits_put as usize;
+    assert!(granted <= room);
+    let control = Control::put(5, workload, pages.len() as u16);
+    let (control, payload) = match sized {
+        true => (control.with_lengths(), sized_payload(pages)),
+        false => (control, put_payload(pages)),
+    };
+    let reply = bed.ask(link, control, &payload, chunk).control;
+    let stored = pages.len().min(granted);
+    assert_eq!(reply.answer::<PagesReply>().done, (1u64 << stored) - 1);
+    let status = if stored == pages.len() { Status::Ok } else { Status::Full };
+    assert_eq!(reply.status(), status);
+    let length = |fill| if sized { length_of(fill) } else { FRAME_LEN };
+    pages[..stored].iter().map(|&(page, fill)| (page, (fill, length(fill)))).collect()
 }
 
 proptest! {
@@ -252,23 +85,16 @@ proptest! {
     fn equals_a_map(threads in 1..4usize, steps in prop::collection::vec(step(), 1..60)) {
         const FRAMES: usize = 48;
         let mut bed = Bed::of(threads, FRAMES as u64);
-        let mut oracle: BTreeMap<(usize, u64), u8> = BTreeMap::new();
+        let mut oracle: BTreeMap<(usize, u64), (u8, usize)> = BTreeMap::new();
         let tenant = |index: usize| (index as u8 / 2, WORKLOADS[index % 2]);
         let mut links: Vec<LinkId> = (0..4).map(|i| bed.connect(i as u32, tenant(i).0)).collect();
         (0..4).for_each(|i| assert_eq!(hello(&mut bed, links[i], tenant(i).1).status(), Status::Ok));
         for step in steps {
             match step {
-                Step::Put(i, pages, chunk) => {
-                    let grant = bed.ask(links[i], Control::grant(2, tenant(i).1, 1), &[], 1).control;
-                    let room = grant.feedback().credits_put as usize;
-                    prop_assert!(room <= FRAMES - oracle.len());
-                    let control = Control::put(5, tenant(i).1, pages.len() as u16);
-                    let reply = bed.ask(links[i], control, &put_payload(&pages), chunk).control;
-                    let stored = pages.len().min(room);
-                    prop_assert_eq!(reply.answer::<PagesReply>().done, (1u64 << stored) - 1);
-                    let status = if stored == pages.len() { Status::Ok } else { Status::Full };
-                    prop_assert_eq!(reply.status(), status);
-                    oracle.extend(pages[..stored].iter().map(|&(page, fill)| ((i, page), fill)));
+                Step::Put(i, pages, sized, chunk) => {
+                    let room = FRAMES - oracle.len();
+                    let held = put_within(&mut bed, links[i], tenant(i).1, &pages, (sized, chunk), room);
+                    oracle.extend(held.into_iter().map(|(page, what)| ((i, page), what)));
                 }
                 Step::AbortPut(i, pages, at) => {
                     let payload = put_payload(&pages);
@@ -305,10 +131,60 @@ proptest! {
         }
         let all: Vec<u64> = (0..30).collect();
         for (i, &link) in links.iter().enumerate() {
-            let held = oracle.range((i, 0)..(i + 1, 0)).map(|(&(_, page), &fill)| (page, fill));
-            prop_assert_eq!(fetch(&mut bed, link, tenant(i).1, &all), held.collect::<Vec<_>>());
+            let held = oracle.range((i, 0)..(i + 1, 0));
+            let held: Vec<_> = held.map(|(&(_, page), &(fill, length))| (page, fill, length)).collect();
+            prop_assert_eq!(&fetch_sized(&mut bed, link, tenant(i).1, &all), &held);
+            let frames = held.iter().filter(|held| held.2 == FRAME_LEN).map(|held| (held.0, held.1));
+            prop_assert_eq!(fetch(&mut bed, link, tenant(i).1, &all), frames.collect::<Vec<_>>());
         }
     }
+}
+
+/// Whatever the lengths say: it is refused or stored whole, what was there before stays, and all frames come back.
+#[test]
+fn lengths_that_contradict_are_refused() {
+    let mut bed = Bed::new(8);
+    let link = bed.connect(1, 1);
+    hello(&mut bed, link, WORKLOADS[0]);
+    put(&mut bed, link, WORKLOADS[0], &[(1, 11), (2, 12)]);
+    let over = PAGE_LEN_MAX as u16 + 1;
+    // Lengths that the descriptors name, and bytes that follow.
+    let cases: [([u16; 2], usize); 6] = [
+        ([over, 100], PAGE_LEN_MAX + 101),
+        ([u16::MAX, 1], 8000),
+        ([100, 100], 201),
+        ([100, 100], 199),
+        ([0, 0], 8191),
+        ([1, 0], 4098),
+    ];
+    for (lengths, bytes) in cases {
+        for chunk in [1, 33, 10_000] {
+            let heads =
+                [1, 2].map(|n: u64| PageDescriptor::new(n, n).with_length(lengths[n as usize - 1]));
+            let payload = [heads.as_bytes(), &vec![9; bytes]].concat();
+            let control = Control::put(1, WORKLOADS[0], 2).with_lengths();
+            let reply = bed.ask(link, control, &payload, chunk).control;
+            assert_eq!(reply.status(), Status::Invalid, "{lengths:?} {bytes} by {chunk}");
+            assert_eq!((reply.answer::<PagesReply>().done, reply.feedback().frames_free), (0, 6));
+        }
+    }
+    assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 11), (2, 12)]);
+    // Without the flag no descriptor has one, nor does one of a get.
+    let head = PageDescriptor::new(1, 1).with_length(FRAME_LEN as u16);
+    let payload = [head.as_bytes(), &[9; FRAME_LEN]].concat();
+    let plain = bed.ask(link, Control::put(1, WORKLOADS[0], 1), &payload, 100).control;
+    assert_eq!(plain.status(), Status::Invalid);
+    let get = Control::get_many(1, WORKLOADS[0], 2).with_lengths();
+    let asked = bed.ask(link, get, [head, head].as_bytes(), 100).control;
+    assert_eq!(asked.status(), Status::Invalid);
+    // Zero is a whole frame.
+    let heads = [PageDescriptor::new(1, 7), PageDescriptor::new(3, 8).with_length(1)];
+    let payload = [heads.as_bytes(), &[7; FRAME_LEN], &[8]].concat();
+    let reply =
+        bed.ask(link, Control::put(1, WORKLOADS[0], 2).with_lengths(), &payload, 50).control;
+    assert_eq!((reply.status(), reply.answer::<PagesReply>().done), (Status::Ok, 3));
+    let held = fetch_sized(&mut bed, link, WORKLOADS[0], &[1, 2, 3]);
+    assert_eq!(held, [(1, 7, FRAME_LEN), (2, 12, FRAME_LEN), (3, 8, 1)]);
 }
 
 #[test]

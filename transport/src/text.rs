@@ -11,14 +11,17 @@ pub fn plain(c: char) -> char {
     }
 }
 
-/// A text from elsewhere, fit for a terminal: cut, and of [`plain`] characters.
-pub fn printable(text: &str, chars_max: usize) -> String {
+/// A text of at most `chars_max` characters: one that was longer ends in `...`.
+pub fn cut(text: &str, chars_max: usize) -> String {
     match text.char_indices().nth(chars_max) {
-        Some(_) => {
-            text.chars().take(chars_max.saturating_sub(3)).map(plain).chain("...".chars()).collect()
-        }
-        None => text.chars().map(plain).collect(),
+        Some(_) => text.chars().take(chars_max.saturating_sub(3)).chain("...".chars()).collect(),
+        None => text.to_owned(),
     }
+}
+
+/// A text from elsewhere, fit for a terminal: [`cut`], and of [`plain`] characters.
+pub fn printable(text: &str, chars_max: usize) -> String {
+    cut(text, chars_max).chars().map(plain).collect()
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl Tables {
 mod tests {
     use super::*;
     use crate::range_set::RangeSet;
-    use crate::tables::{EvictOutcome, FaultAction, Remap};
+    use crate::tables::{EvictOutcome, FaultAction, Remap, WriteOutcome};
     use gms_policy::ids::AgentId;
     use gms_policy::redundancy::AgentSet;
 
@@ -99,7 +99,7 @@ mod tests {
         }
         assert_eq!((tables.buffered().len() as u64, tables.away_pages()), (pages, pages));
         for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), pages as usize) {
-            tables.written(slot, AgentId(0), true);
+            tables.written(slot, AgentId(0), WriteOutcome::Stored);
         }
         assert_eq!((tables.buffered().len(), tables.away_pages()), (0, pages));
         tables

@@ -1,0 +1,277 @@
+//! Copies are made anew: of pages of which there are too few, because an agent was lost, or is about to leave.
+//!
+//! `repair` searches the tables -> gets the pages of an agent that has them -> `arrived` puts them into the write-back buffer, as if they had just been
+//! evicted. It is slow on purpose: evictions and faults go first.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use gms_policy::ids::{AgentId, SpaceId};
+use gms_policy::redundancy::{AgentSet, Shortage};
+use gms_transport::Transport;
+use gms_transport::client::{self, ClientEvent, Failure, GetId, Urgency};
+use gms_transport::message::{PAGES_MAX, Status};
+
+use super::WriteBack;
+use crate::page_map::{Content, PAGE};
+use crate::speech::note;
+use crate::sync::lock;
+use crate::tables::Place;
+
+/// Pages fetched a second: 100 MB.
+const PAGES_PER_S: u32 = 25_600;
+/// Gets under way.
+const GETS_MAX: usize = 2;
+/// Entries of the page map looked at while the tables are locked: about 20 us.
+const ENTRIES_MAX: usize = 2048;
+/// How often it is looked whether there are too few copies of anything.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Pause while the write-back buffer is more than half full.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Pause between two searches of everything.
+const PASS_PAUSE: Duration = Duration::from_secs(1);
+/// A shortage that is over sooner is not told.
+const TOLD_AFTER: Duration = Duration::from_secs(1);
+/// The first page of all.
+const START: (SpaceId, u64) = (SpaceId(0), 0);
+
+/// Pages asked of an agent.
+struct Fetch {
+    agent: AgentId,
+    pages: Vec<(Place, Content)>,
+}
+
+/// See the module's documentation.
+pub(super) struct Repair {
+    /// Where the search goes on.
+    from: (SpaceId, u64),
+    /// Pages found and not asked for yet.
+    found: VecDeque<(Place, Content)>,
+    gets: BTreeMap<GetId, Fetch>,
+    next: Instant,
+    /// Pages of which there are too few copies.
+    left: u64,
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Repair {
+    pub(super) fn new(now: Instant) -> Repair {
+        Repair {
+            from: START,
+            found: VecDeque::new(),
+            gets: BTreeMap::new(),
+            next: now,
+            left: 0,
+            since: None,
+            told: false,
+        }
+    }
+
+    /// Pages of which there are too few copies, as of the last look.
+    pub(super) fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// When there is something to be done next.
+    pub(super) fn due(&self) -> Option<Instant> {
+        // What is under way comes by itself.
+        (self.left > 0 && self.gets.len() < GETS_MAX).then_some(self.next)
+    }
+
+    /// No more copies are made.
+    pub(super) fn stop(&mut self) {
+        self.left = 0;
+        self.found.clear();
+    }
+
+    /// Pages that one agent has, of those that were found.
+    fn take(&mut self, mut has: impl FnMut(&Content) -> bool) -> Vec<(Place, Content)> {
+        let mut taken = Vec::new();
+        self.found.retain(|page| {
+            let take = taken.len() < PAGES_MAX && has(&page.1);
+            if take {
+                taken.push(*page);
+            }
+            !take
+        });
+        taken
+    }
+}
+
+impl<T: Transport> WriteBack<T> {
+    /// A step further, if one is due. True if anything was done.
+    pub(super) fn repair(&mut self, now: Instant) -> bool {
+        if now < self.repair.next {
+            return false;
+        }
+        let shortage = self.shortage(now);
+        self.note_shortage(now, &shortage);
+        if self.repair.left == 0 {
+            self.repair.next = now + LOOK_EVERY;
+            self.repair.found.clear();
+            self.take_leave(now);
+            return false;
+        }
+        let free = lock(&self.shared.tables).free_slots();
+        if free < self.shared.sizes.slots as usize / 2 || self.agents_are_full() {
+            self.repair.next = now + PAUSE;
+            return false;
+        }
+        if self.repair.found.is_empty() && self.repair.gets.len() < GETS_MAX {
+            self.search(now, &shortage);
+        }
+        let mut fetched = false;
+        while self.repair.gets.len() < GETS_MAX && self.fetch_short(now) {
+            fetched = true;
+        }
+        fetched
+    }
+
+    /// Agents that drain, and of whose pages there are enough copies elsewhere, need not wait any longer.
+    fn take_leave(&mut self, now: Instant) {
+        let lane = self.agents.lane();
+        let leaves = |&agent: &AgentId| lane.is_up(agent) && lane.is_draining(agent);
+        let leaving: Vec<AgentId> = lane.agents().filter(leaves).collect();
+        for agent in leaving {
+            let mut tables = lock(&self.shared.tables);
+            if tables.held_by(agent) > 0 && !tables.depends_on(agent) {
+                tables.lose(agent);
+                drop(tables);
+                self.agents.goodbye_to(now, agent);
+            }
+        }
+    }
+
+    fn search(&mut self, now: Instant, shortage: &Shortage) {
+        let repair = &mut self.repair;
+        let short =
+            lock(&self.shared.tables).find_short(repair.from, shortage, (ENTRIES_MAX, PAGES_MAX));
+        // Those that are on their way are found again until they are here.
+        let under_way: BTreeSet<Place> =
+            repair.gets.values().flat_map(|get| &get.pages).map(|&(place, _)| place).collect();
+        repair
+            .found
+            .extend(short.pages.into_iter().filter(|(place, _)| !under_way.contains(place)));
+        repair.from = short.next.unwrap_or(START);
+        if short.next.is_none() {
+            repair.next = now + PASS_PAUSE;
+        }
+    }
+
+    /// Asks an agent for pages that were found; false if there are none.
+    fn fetch_short(&mut self, now: Instant) -> bool {
+        while let Some(&(_, content)) = self.repair.found.front() {
+            let random = self.next_random() as usize;
+            // From the choice to the list of its pages no agent is to lose any.
+            let tables = lock(&self.shared.tables);
+            let holders = tables.holders(content);
+            let sources: Vec<AgentId> =
+                holders.agents().filter(|&agent| self.agents.lane().is_up(agent)).collect();
+            let Some(&agent) = sources.get(random % sources.len().max(1)) else {
+                // Somebody may be there the next time.
+                self.repair.found.pop_front();
+                continue;
+            };
+            let pages = self.repair.take(|content| tables.holders(*content).has(agent));
+            drop(tables);
+            let wanted = pages
+                .iter()
+                .map(|(_, content)| client::Wanted { id: content.id, check: content.hash })
+                .collect();
+            self.repair.next = self
+                .repair
+                .next
+                .max(now + Duration::from_secs(1) * pages.len() as u32 / PAGES_PER_S);
+            let get = self.agents.get(now, agent, wanted, Urgency::Bulk);
+            self.repair.gets.insert(get, Fetch { agent, pages });
+            return true;
+        }
+        false
+    }
+
+    /// An event of a get for repairs; given back if it is of another.
+    pub(super) fn repaired(&mut self, event: ClientEvent) -> Option<ClientEvent> {
+        let get = event.get().filter(|get| self.repair.gets.contains_key(get));
+        let Some(get) = get else { return Some(event) };
+        match event {
+            ClientEvent::Arrived { pages, bytes, .. } => self.refill(get, pages, &bytes),
+            // Pages that do not come are found again by the next search.
+            ClientEvent::Ended { .. } => drop(self.repair.gets.remove(&get)),
+            ClientEvent::Wrong { .. } => self.blame(get, "gives back a wrong page"),
+            ClientEvent::Failed { failure: Failure::NotHeld(Status::NotFound), pages, .. } => {
+                let asked = &self.repair.gets[&get];
+                let mut missed =
+                    asked.pages.iter().enumerate().filter(|(n, _)| pages >> n & 1 == 1);
+                let held = |(_, page): (usize, &(Place, Content))| {
+                    let tables = lock(&self.shared.tables);
+                    tables.is_remote(page.0, page.1) && tables.holders(page.1).has(asked.agent)
+                };
+                if missed.any(held) {
+                    self.blame(get, "has lost a page");
+                }
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// The agent of a get does not give what it has said to have.
+    fn blame(&mut self, get: GetId, what: &str) {
+        let agent = self.repair.gets[&get].agent;
+        self.shared.blame(agent, self.agents.lane().name(agent), what);
+    }
+
+    fn refill(&mut self, get: GetId, pages: Range<usize>, bytes: &[u8]) {
+        let came = &self.repair.gets[&get].pages[pages];
+        for (&(place, content), bytes) in came.iter().zip(bytes.chunks_exact(PAGE as usize)) {
+            // With the tables locked, so that nobody reads the slot before its bytes are there.
+            let mut tables = lock(&self.shared.tables);
+            if let Some(slot) = tables.rewrite(place, content) {
+                self.shared.frames.fill(slot, bytes);
+            }
+        }
+    }
+
+    fn note_shortage(&mut self, now: Instant, shortage: &Shortage) {
+        let repair = &mut self.repair;
+        // Where there is no agent to take a copy there is nothing to be done.
+        repair.left = match self.usable.is_empty() {
+            true => 0,
+            false => lock(&self.shared.tables).short_of(shortage),
+        };
+        let since = match repair.left {
+            0 => None,
+            _ => Some(*repair.since.get_or_insert(now)),
+        };
+        repair.since = since;
+        if self.shared.config.quiet {
+            return;
+        }
+        let copies = if shortage.copies == 1 { "copy" } else { "copies" };
+        match since {
+            Some(since) if !repair.told && now.duration_since(since) > TOLD_AFTER => {
+                repair.told = true;
+                note(format_args!(
+                    "{} pages have fewer than {} {copies} at agents that stay: they are copied in the background",
+                    repair.left, shortage.copies
+                ));
+            }
+            None if std::mem::take(&mut repair.told) => {
+                note(format_args!(
+                    "every page has {} {copies} at agents that stay again",
+                    shortage.copies
+                ));
+            }
+            _ => {}
+        }
+    }
+
+    /// What too few copies are, by now.
+    fn shortage(&self, now: Instant) -> Shortage {
+        let lane = self.agents.lane();
+        let sources: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
+        Shortage { copies: self.copies, leaving: self.leaving(now), sources }
+    }
+}

@@ -1,0 +1,227 @@
+//! Pages for which threads wait: whom they have been asked of, and who is asked next when an agent does not give a page, or takes long.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use gms_policy::ids::AgentId;
+use gms_policy::redundancy::{AgentSet, COPIES_MAX};
+use gms_transport::Transport;
+use gms_transport::client::{Failure, GetId};
+use gms_transport::message::Status;
+
+use super::FaultCore;
+use crate::loans::Wanted;
+use crate::page_map::Content;
+use crate::space::Space;
+use crate::sync::lock;
+use crate::tables::Place;
+
+/// Pause before it is looked again whether another agent can be asked.
+const HEDGE_PAUSE: Duration = Duration::from_millis(10);
+
+/// A page for which threads wait. Left when it is installed, when nobody can give it, or when it is no longer wanted.
+#[derive(Debug)]
+pub(super) struct Demand {
+    content: Content,
+    /// The gets by which it is asked for, and the agents: one, and others when those before took long.
+    asked: [Option<(GetId, AgentId)>; COPIES_MAX as usize],
+    /// Agents that have not given it when they were asked.
+    failed: AgentSet,
+    /// When it was asked for first, and the removals in its space by then: its marker was looked for after that, perhaps not since.
+    pub began: Instant,
+    pub removals: u64,
+    /// When another agent is to be asked too, if any has it.
+    hedge_at: Option<Instant>,
+}
+
+impl Demand {
+    fn new(now: Instant, content: Content, removals: u64) -> Demand {
+        let failed = AgentSet::EMPTY;
+        Demand {
+            content,
+            asked: [None; COPIES_MAX as usize],
+            failed,
+            began: now,
+            removals,
+            hedge_at: None,
+        }
+    }
+
+    /// It is asked for by this get, too.
+    fn note(&mut self, get: GetId, agent: AgentId) {
+        let place = self.asked.iter_mut().find(|asked| asked.is_none());
+        *place.expect("no agent is asked twice") = Some((get, agent));
+    }
+
+    /// A get of it has ended without it; false if it was no get of it.
+    fn end(&mut self, get: GetId) -> bool {
+        let found = self.asked.iter_mut().find(|asked| asked.is_some_and(|(id, _)| id == get));
+        let agent = found.and_then(Option::take).map(|(_, agent)| AgentSet::of(agent));
+        self.failed = self.failed.union(agent.unwrap_or_default());
+        agent.is_some()
+    }
+
+    /// The gets by which it is asked for.
+    pub(super) fn gets(&self) -> impl Iterator<Item = GetId> + use<> {
+        self.asked.into_iter().flatten().map(|(get, _)| get)
+    }
+
+    fn asked_of(&self) -> AgentSet {
+        self.asked.iter().flatten().map(|&(_, agent)| agent).collect()
+    }
+}
+
+impl<T: Transport> FaultCore<T> {
+    /// A thread waits for a page, for which nobody has waited yet, since `began`.
+    pub(super) fn demand(&mut self, began: Instant, Wanted { place, content }: Wanted) {
+        let removals = |space: &Arc<Space>| space.removals.load(Ordering::Relaxed);
+        let removals = self.space_of(place.0).map_or(0, removals);
+        self.pending.insert(place, Demand::new(began, content, removals));
+    }
+
+    /// What was asked for is not waited for any more: what faults on it from now on asks anew.
+    pub(super) fn end_demand(&mut self, place: Place) {
+        self.pending.remove(&place);
+        lock(&self.shared.tables).end_loan(place);
+    }
+
+    /// A page for which a thread waits is asked of an agent.
+    pub(super) fn note_demanded(&mut self, now: Instant, place: Place, get: GetId, agent: AgentId) {
+        let after = self.hedge.after();
+        let is_up = self.agents.lane().is_up(agent);
+        if let Some(demand) = self.pending.get_mut(&place) {
+            demand.note(get, agent);
+            let others = !demand.content.holders.without(demand.asked_of()).is_empty();
+            demand.hedge_at = others.then(|| if is_up { now + after } else { now });
+        }
+    }
+
+    /// A page does not come by a get for which a thread waits; `failure` is none if it is no longer wanted. It is asked of another agent that has it. If
+    /// there is none, and none is being asked, it is lost.
+    pub(super) fn not_given(
+        &mut self,
+        now: Instant,
+        get: GetId,
+        wanted: Wanted,
+        failure: Option<Failure>,
+    ) {
+        let Wanted { place, content } = wanted;
+        let agent = self.fetches.get(&get).map(|fetch| fetch.agent);
+        let Some(demand) = self.pending.get_mut(&place).filter(|demand| demand.content == content)
+        else {
+            return;
+        };
+        if !demand.end(get) {
+            return;
+        }
+        let (failed, asked) = (demand.failed, demand.asked_of());
+        let tables = lock(&self.shared.tables);
+        let is_wanted = failure.is_some() && tables.is_remote(place, content);
+        let holders = tables.holders(content);
+        let others = holders.without(failed).without(asked);
+        drop(tables);
+        if let (Some(agent), Some(Failure::NotHeld(Status::NotFound))) = (agent, failure)
+            && is_wanted
+            && holders.has(agent)
+            && !(others.is_empty() && asked.is_empty())
+        {
+            // It has said that it had stored it, and was not restarted since.
+            self.shared.blame(agent, self.agents.lane().name(agent), "has lost a page");
+        }
+        if !is_wanted {
+            self.end_demand(place);
+            return self.wake(place);
+        }
+        if !others.is_empty() {
+            return self.ask(now, self.agents.lane().nearest(others), vec![wanted], true);
+        }
+        if !asked.is_empty() {
+            return;
+        }
+        self.end_demand(place);
+        // While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps
+        // until then.
+        if self.shared.detaching.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(agent) = agent else { return };
+        let (name, reason) = (self.agents.lane().name(agent), self.agents.lane().reason(agent));
+        self.shared.fail(match failure {
+            Some(Failure::NotHeld(status)) => {
+                format!("agent {name} has lost a page ({status:?}), and no other agent has it")
+            }
+            _ => format!("agent {name} does not give a page back: {reason}"),
+        });
+    }
+
+    /// When a page is due to be asked of another agent.
+    pub(super) fn hedge_due(&self) -> Option<Instant> {
+        self.pending.values().filter_map(|demand| demand.hedge_at).min()
+    }
+
+    /// Asks another agent for what has not come for long.
+    pub(super) fn hedge(&mut self, now: Instant) {
+        if self.hedge_due().is_none_or(|due| due > now) {
+            return;
+        }
+        let is_due = |demand: &Demand| demand.hedge_at.is_some_and(|at| at <= now);
+        let due: Vec<Place> =
+            self.pending.iter().filter(|(_, demand)| is_due(demand)).map(|(&p, _)| p).collect();
+        for place in due {
+            self.hedge_one(now, place);
+        }
+    }
+
+    fn hedge_one(&mut self, now: Instant, place: Place) {
+        let Some(demand) = self.pending.get_mut(&place) else { return };
+        demand.hedge_at = Some(now + HEDGE_PAUSE);
+        let (content, failed, asked) = (demand.content, demand.failed, demand.asked_of());
+        let holders = lock(&self.shared.tables).holders(content);
+        let lane = self.agents.lane();
+        let others = holders.without(failed).without(asked);
+        let others: AgentSet = others.agents().filter(|&agent| lane.is_up(agent)).collect();
+        if others.is_empty() {
+            return;
+        }
+        // Nothing is to be hoped for from those that are asked now: that is no hedge.
+        let is_vain = !lane.is_any_up(asked.without(failed));
+        let waited = now.saturating_duration_since(demand.began);
+        if is_vain || self.hedge.take(waited) {
+            let agent = self.agents.lane().nearest(others);
+            self.ask(now, agent, vec![Wanted { place, content }], true);
+        }
+    }
+
+    /// An agent has given a wrong page: another one is asked at once, and whoever comes first with the right one is believed.
+    pub(super) fn doubt(&mut self, now: Instant, place: Place, agent: AgentId) {
+        if let Some(demand) = self.pending.get_mut(&place)
+            && !demand.content.holders.without(demand.asked_of()).is_empty()
+        {
+            demand.failed = demand.failed.union(AgentSet::of(agent));
+            demand.hedge_at = Some(now);
+        }
+    }
+
+    /// The page comes by one get: the others are given up.
+    pub(super) fn end_rivals(&mut self, now: Instant, place: Place, get: GetId) {
+        let Some(demand) = self.pending.get(&place) else { return };
+        if demand.content.holders.len() > 1 {
+            self.hedge.on_read(now.saturating_duration_since(demand.began));
+        }
+        for rival in demand.gets().filter(|&rival| rival != get) {
+            self.cancel(now, rival);
+        }
+    }
+
+    /// Gives up a get by which a page is asked for. What it was to bring ahead of need does not come soon either: who waits for that faults again, and
+    /// asks by itself.
+    pub(super) fn cancel(&mut self, now: Instant, get: GetId) {
+        self.agents.cancel(now, get);
+        let Some(mut fetch) = self.fetches.remove(&get) else { return };
+        let closed = fetch.close(u64::MAX);
+        let ahead: Vec<Wanted> =
+            closed.into_iter().filter(|&page| page > 0).map(|page| fetch.pages[page]).collect();
+        self.give_up(&ahead);
+    }
+}

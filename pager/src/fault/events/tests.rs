@@ -1,0 +1,36 @@
+use gms_policy::ids::PageAddr;
+
+use super::*;
+use crate::fault::tests::{ID, Play, own_userfaultfd};
+use crate::kernel::uffd::Userfaultfd;
+use crate::page_map::PAGE;
+use crate::tables::{EvictOutcome, Remap};
+
+/// A child that nobody has met has two threads: one moves page 0 away, the other page 1 to where it was, and that is told first.
+#[test]
+fn moves_of_a_child_that_nobody_has_met_are_not_taken_in_an_order_that_cannot_be() {
+    for in_order in [true, false] {
+        let mut play = Play::with(None, 0, 2);
+        let pages = [play.page, play.page + PAGE].map(PageAddr::containing);
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        let mut tables = lock(&play.shared.tables);
+        tables.begin_evict(ID, &pages, &mut leaving);
+        for &(page, slot) in &leaving {
+            tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
+        }
+        drop(tables);
+        let faults = Box::new(Userfaultfd::of_child(own_userfaultfd()));
+        let child = Arc::new(Space::new(play.shared.new_space(), faults));
+        lock(&play.shared.tables).fork(ID, child.id);
+        play.shared.homes.bear(child.id, 0);
+        play.fault.add(child.clone());
+        let remap =
+            |from: u64, to: u64| Event::Changed(Change::Remap(Remap { from, to, length: PAGE }));
+        let away = remap(play.page, play.page + (1 << 30));
+        let there = remap(play.page + PAGE, play.page);
+        let told = if in_order { vec![away, there] } else { vec![there, away] };
+        play.fault.note_told(child.id, told);
+        play.fault.prove_order(&child);
+        assert_eq!(play.shared.has_failed(), !in_order);
+    }
+}

@@ -1,0 +1,101 @@
+//! Pages of which there are too few copies: found, and written anew.
+
+use gms_policy::eviction::Mark;
+use gms_policy::ids::SpaceId;
+use gms_policy::redundancy::{AgentSet, Shortage};
+
+use super::{Owner, Phase, Place, Tables};
+use crate::page_map::{Content, PAGE, State};
+
+/// What one look for pages with too few copies has found.
+#[derive(Debug, Default)]
+pub struct Short {
+    /// Pages that are only at agents.
+    pub pages: Vec<(Place, Content)>,
+    /// Where the next look begins; `None` if all spaces have been seen.
+    pub next: Option<(SpaceId, u64)>,
+}
+
+impl Tables {
+    /// Who has the bytes by now.
+    pub fn holders(&self, content: Content) -> AgentSet {
+        self.map.placements.agents(content.placement)
+    }
+
+    /// Whether there are fewer copies than there are to be.
+    pub(super) fn is_short(&self, content: Content) -> bool {
+        self.holders(content).without(self.untrusted).len() < self.copies
+    }
+
+    /// Pages of which there are too few copies.
+    pub fn short_of(&self, shortage: &Shortage) -> u64 {
+        self.map.placements.short_of(shortage)
+    }
+
+    /// Looks at up to `entries` entries from a page on for such pages, until there are `max`. Resident pages among them are taken for changed from now on,
+    /// so that they are written when they are evicted.
+    pub fn find_short(
+        &mut self,
+        from: (SpaceId, u64),
+        shortage: &Shortage,
+        (mut entries, max): (usize, usize),
+    ) -> Short {
+        let (mut found, mut kept) = (Short::default(), Vec::new());
+        let spaces: Vec<SpaceId> = self.spaces.range(from.0..).map(|(&id, _)| id).collect();
+        for space in spaces {
+            let begin = if space == from.0 { from.1 } else { 0 };
+            self.map.visit(space, begin..u64::MAX, |page, state| {
+                match state {
+                    State::Remote(content) if shortage.is_of(content.holders) => {
+                        found.pages.push(((space, page), content));
+                    }
+                    State::Kept(content) if shortage.is_of(content.holders) => {
+                        kept.push((space, page));
+                    }
+                    State::Remote(_) | State::Kept(_) | State::Slot(_) | State::Empty => {}
+                }
+                entries = entries.saturating_sub(1);
+                let more = entries > 0 && found.pages.len() < max;
+                found.next = (!more).then_some((space, page.get() + PAGE));
+                more
+            });
+            if found.next.is_some() {
+                break;
+            }
+        }
+        kept.into_iter().for_each(|place| self.disbelieve(place));
+        found
+    }
+
+    /// A resident page's copies are no longer good.
+    fn disbelieve(&mut self, place: Place) {
+        if let State::Kept(content) = self.map.get(place.0, place.1)
+            && self.put(place, State::Empty)
+        {
+            self.release(content);
+        }
+    }
+
+    /// The bytes of a page that is only at agents are here: takes a slot for them, from which the page is written anew, as one that has just been evicted.
+    /// The copies at agents may be forgotten. `None`, and nothing has changed, if the page is no longer there, or no slot is left.
+    pub fn rewrite(&mut self, place: Place, content: Content) -> Option<u32> {
+        let (State::Remote(known), mark) = self.map.get_marked(place.0, place.1) else {
+            return None;
+        };
+        if known != content || self.doomed.contains(&place) || self.prefetching.contains(&place) {
+            return None;
+        }
+        let index = *self.free.last()?;
+        if !self.put_marked(place, State::Slot(index), Mark::COLD) {
+            return None;
+        }
+        self.free.pop();
+        self.release(content);
+        let slot = &mut self.slots[index as usize];
+        slot.owners.push(Owner { place, marked: true });
+        (slot.kept, slot.was_remote, slot.private, slot.mark) = (None, false, false, mark);
+        (slot.phase, slot.hash) = (Phase::Ready, content.hash);
+        self.ready.push_back(index);
+        Some(index)
+    }
+}

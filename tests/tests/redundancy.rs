@@ -1,0 +1,180 @@
+//! Pages that several agents have: agents are killed, stopped, restarted empty, drained and made to lie under a program, which loses no page.
+
+use std::time::Duration;
+
+use gms_tests::*;
+use nix::sys::signal::Signal;
+
+const SLOW: Duration = Duration::from_secs(200);
+/// Longer than an agent of a test may live: one that waits for it has not been left by its workload, and fails the test.
+const GRACE: [&str; 2] = ["--drain", "1000"];
+
+/// A program that checks its memory round after round until its input ends, paged on these agents.
+fn start(stage: &Stage, agents: &[&AgentProc]) -> (Gms, Proc) {
+    let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
+    let gms = Gms::run(stage, &program.limit(SLOW)).local(Mib(24)).agents(agents);
+    let proc = gms.spawn();
+    proc.wait_output(0, "round 1\n");
+    wait_until_copied(&proc);
+    (gms, proc)
+}
+
+fn wait_rounds(proc: &Proc, count: usize) {
+    for _ in 0..count {
+        proc.wait_output(proc.output_len(), "round ");
+    }
+}
+
+/// All agents are used, and each page has as many copies as it is to have.
+fn wait_until_copied(proc: &Proc) {
+    poll_until("copies of every page", SLOW, || {
+        let status = status_of(proc.pid())?;
+        let used = status.agents.iter().all(|agent| agent.up && agent.pages_held > 0);
+        (used && status.short_bytes == 0).then_some(())
+    });
+}
+
+/// The agent's death is known.
+fn wait_until_missed(proc: &Proc, agent: &str) {
+    poll_until("the loss of an agent", SLOW, || {
+        let status = status_of(proc.pid())?;
+        status.agents.iter().any(|of| of.addr == agent && !of.up).then_some(())
+    });
+}
+
+fn end_well(gms: &Gms, mut proc: Proc) -> Outcome {
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+    assert_paged(&outcome, Mib(64), Mib(24));
+    outcome
+}
+
+fn again(agent: &str) -> AgentProc {
+    AgentSetup::new(Mib(256)).listen(agent.parse().expect("an address")).args(GRACE).start()
+}
+
+fn agents<const N: usize>() -> [AgentProc; N] {
+    std::array::from_fn(|_| AgentSetup::new(Mib(256)).args(GRACE).start())
+}
+
+#[test]
+fn a_killed_agent_costs_no_page_and_when_it_is_back_the_other_may_be_killed() {
+    let Some(stage) = Stage::set() else { return };
+    let [first, second] = agents();
+    let (gms, proc) = start(&stage, &[&first, &second]);
+    let mut alive = second;
+    let mut dead = first;
+    for _ in 0..2 {
+        let address = dead.addr();
+        dead.kill();
+        wait_rounds(&proc, 2);
+        // Until then it passes for an agent that has every page.
+        wait_until_missed(&proc, &address);
+        dead = again(&address);
+        wait_until_copied(&proc);
+        std::mem::swap(&mut dead, &mut alive);
+    }
+    wait_rounds(&proc, 1);
+    let outcome = end_well(&gms, proc);
+    assert!(outcome.stderr.contains("2 copies of each page"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_stopped_agent_is_not_waited_for() {
+    let Some(stage) = Stage::set() else { return };
+    let [first, second] = agents();
+    let (gms, proc) = start(&stage, &[&first, &second]);
+    first.signal(Signal::SIGSTOP);
+    wait_rounds(&proc, 2);
+    first.signal(Signal::SIGCONT);
+    wait_until_copied(&proc);
+    let outcome = end_well(&gms, proc);
+    // Alone, it would have been waited for until its link was given up: 5 s.
+    let longest = outcome.stats().fault_us.max;
+    assert!(longest < 3e6, "a fault took {longest} us");
+}
+
+#[test]
+fn of_three_agents_two_may_be_killed_at_once_where_three_have_each_page() {
+    let Some(stage) = Stage::set() else { return };
+    let [first, second, third] = agents();
+    let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program.limit(SLOW)).local(Mib(24));
+    let gms = gms.agents(&[&first, &second, &third]).redundancy("replica:3");
+    let proc = gms.spawn();
+    proc.wait_output(0, "round 1\n");
+    wait_until_copied(&proc);
+    first.kill();
+    third.kill();
+    wait_rounds(&proc, 2);
+    end_well(&gms, proc);
+}
+
+#[test]
+fn an_agent_that_gives_wrong_pages_is_used_no_more() {
+    let Some(stage) = Stage::set() else { return };
+    let [first, second] = agents();
+    let (gms, proc) = start(&stage, &[&first, &second]);
+    let address = first.addr();
+    first.spoil_frames();
+    wait_rounds(&proc, 2);
+    let outcome = end_well(&gms, proc);
+    let told = outcome.stderr.lines().find(|line| line.contains("others are used in its place"));
+    assert!(told.is_some_and(|line| line.contains(&address)), "{}", outcome.stderr);
+}
+
+/// Each agent is asked to end, and replaced by a new one at its address, while redis serves: nobody waits for the agent's grace, and no byte is lost.
+#[test]
+fn agents_are_upgraded_one_after_the_other_under_redis() {
+    let Some(stage) = Stage::set() else { return };
+    let data = Mib(96);
+    let agents: [AgentProc; 2] = agents();
+    let (server, socket) = Redis::server(&stage, "upgraded");
+    let gms = Gms::run(&stage, &server).local(Mib(32)).agents(&[&agents[0], &agents[1]]);
+    let mut proc = gms.spawn();
+    let mut redis = Redis::connect(&mut proc, &socket);
+    redis.fill(data);
+    let digest = redis.digest();
+    let mut upgraded = Vec::new();
+    for agent in agents {
+        wait_until_copied(&proc);
+        let address = agent.addr();
+        agent.terminate().expect_code(0);
+        assert_eq!(redis.digest(), digest, "with one agent");
+        upgraded.push(again(&address));
+    }
+    wait_until_copied(&proc);
+    redis.check(data, 5_000);
+    assert_eq!(redis.digest(), digest);
+    redis.shut_down();
+    gms.finish_proc(proc).expect_code(0);
+}
+
+/// Without copies, the pages of an agent that is to end move to the other one before it does.
+#[test]
+fn an_agent_that_drains_is_left_by_its_pages() {
+    let Some(stage) = Stage::set() else { return };
+    let [first, second] = agents();
+    let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program.limit(SLOW)).local(Mib(24));
+    let gms = gms.agents(&[&first, &second]).redundancy("none");
+    let proc = gms.spawn();
+    proc.wait_output(0, "round 0\n");
+    wait_until_copied(&proc);
+    first.terminate().expect_code(0);
+    wait_rounds(&proc, 2);
+    end_well(&gms, proc);
+}
+
+#[test]
+fn copies_of_which_there_can_be_no_agents_are_refused_before_anything_starts() {
+    let Some(stage) = Stage::set() else { return };
+    let [agent] = agents();
+    let mark = stage.path("started");
+    let program = Program::new([tool("touch")]).args([mark.display()]);
+    let gms = Gms::run(&stage, &program).agents(&[&agent]).redundancy("replica:2");
+    let refused = gms.finish().expect_code(2);
+    assert!(refused.stderr.contains("needs at least 2 agents"), "{}", refused.stderr);
+    assert!(!mark.exists());
+}
