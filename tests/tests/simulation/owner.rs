@@ -76,6 +76,7 @@ impl Owner {
             export_bytes: 0,
             when_full: WhenFull::Wait,
             redundancy: Default::default(),
+            disk: None,
             trace: None,
             verbose: false,
             quiet: true,

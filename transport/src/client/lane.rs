@@ -33,6 +33,8 @@ pub struct AgentAddress {
     pub name: String,
     /// Resolved.
     pub socket: SocketAddr,
+    /// See [`AgentView::last_resort`].
+    last_resort: bool,
     /// The first that has taken the workload, in any lane: the only one that is taken for the agent from then on.
     node: Arc<OnceLock<PeerId>>,
 }
@@ -40,7 +42,12 @@ pub struct AgentAddress {
 impl AgentAddress {
     /// An agent of which no node is known yet. All lanes to it are made from one such value.
     pub fn new(name: String, socket: SocketAddr) -> AgentAddress {
-        AgentAddress { name, socket, node: Arc::default() }
+        AgentAddress { name, socket, last_resort: false, node: Arc::default() }
+    }
+
+    /// The same of an agent that is asked when no other one can give a page.
+    pub fn last_resort(self) -> AgentAddress {
+        AgentAddress { last_resort: true, ..self }
     }
 
     /// The node has taken the workload: it is the agent from now on. A certificate without an id binds the address to no node. Returns why it is not,
@@ -247,7 +254,15 @@ impl<T: Transport> Lane<T> {
     }
 
     fn view(&self, id: AgentId, peer: &Peer) -> AgentView {
-        peer.feedback.view(id, self.is_up(id) && !peer.draining, peer.inflight)
+        let last_resort = peer.address.last_resort;
+        let up = self.is_up(id) && !peer.draining;
+        AgentView { last_resort, ..peer.feedback.view(id, up, peer.inflight) }
+    }
+
+    /// The agents that are asked when no other one can give a page.
+    pub fn last_resorts(&self) -> AgentSet {
+        let is_last = |agent: &AgentId| self.peers[usize::from(agent.0)].address.last_resort;
+        self.agents().filter(is_last).collect()
     }
 
     /// Pages which the agent has refused so far.
