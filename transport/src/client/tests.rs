@@ -11,11 +11,11 @@ use proptest::prelude::*;
 
 use super::script::Script;
 use super::*;
-use crate::message::PAGE_LEN;
+use crate::message::{PAGE_LEN, WorkloadId};
 use crate::{AbortReason, Event};
 
 const A: AgentId = AgentId(0);
-const CHECKSUM: Checksum = Checksum { seed: 7 };
+const CHECKSUM: Checksum = Checksum::new(7);
 
 /// How pages travel.
 #[derive(Clone, Copy, Debug, PartialEq)]
