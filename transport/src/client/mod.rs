@@ -585,8 +585,8 @@ impl<T: Transport> Client<T> {
     }
 
     /// Sends what could not be sent before, or is to be repeated: first that for which a thread waits. What nobody waits for
-    /// and cannot be sent is given up; what is over is left to [`Client::expire`]. To be called in each turn, after the events of [`Client::expire`] were polled and what is
-    /// no longer wanted was [cancelled](Client::cancel).
+    /// and cannot be sent is given up; what is over is left to [`Client::expire`]. To be called in each turn, after the events
+    /// of [`Client::expire`] were polled and what is no longer wanted was [cancelled](Client::cancel).
     pub fn send_unsent(&mut self, now: Instant) {
         if !self.has_unsent {
             return;
