@@ -21,6 +21,7 @@ use nix::sched::CpuSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -107,24 +108,49 @@ type Ended = (io::Result<()>, Driver<Quic>);
 impl Agent {
     /// Starts an agent which accepts the clients of `identity`'s authority. When this returns, it listens.
     pub fn spawn(config: &Config, identity: &Identity) -> Result<Self, AgentError> {
+        Self::spawn_with(config, identity, || {
+            Self::look_at_memory(config.export)?;
+            Ok(Slab::new(config.export, config.huge)?)
+        })
+    }
+
+    /// The same of one whose export lies in a file in `dir`: see [`Slab::in_file`].
+    pub fn spawn_in_file(
+        config: &Config,
+        identity: &Identity,
+        dir: &Path,
+        failed: impl FnOnce(io::Error) + Send + 'static,
+    ) -> Result<Self, AgentError> {
+        Self::spawn_with(config, identity, || Ok(Slab::in_file(dir, config.export, failed)?))
+    }
+
+    fn look_at_memory(export: Bytes) -> Result<(), AgentError> {
         let memory = Memory::read()?;
-        if config.export.0 > memory.total_bytes {
-            return Err(AgentError::TooLarge { export: config.export, memory });
+        if export.0 > memory.total_bytes {
+            return Err(AgentError::TooLarge { export, memory });
         }
-        if config.export.0 > memory.available_bytes {
+        if export.0 > memory.available_bytes {
             tracing::warn!(
-                export = config.export.0,
+                export = export.0,
                 available = memory.available_bytes,
                 "exports more than is available now"
             );
         }
+        Ok(())
+    }
+
+    fn spawn_with(
+        config: &Config,
+        identity: &Identity,
+        slab: impl FnOnce() -> Result<Slab, AgentError>,
+    ) -> Result<Self, AgentError> {
         let threads = config.threads.clamp(1, THREADS_MAX);
         let servers = Quic::servers(config.listen, identity, config.protocol, threads);
         let servers = servers.map_err(|error| match error {
             TransportError::Socket { addr, error } => AgentError::Listen { addr, error },
             other => AgentError::Transport(other),
         })?;
-        let mut slab = Slab::new(config.export, config.huge)?;
+        let mut slab = slab()?;
         // One thread uses all memory, and is not kept anywhere.
         let nodes = if threads > 1 { Nodes::read() } else { Nodes::default() };
         slab.warm_ahead(threads, &nodes)?;

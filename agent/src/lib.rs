@@ -2,7 +2,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | pages | [`slab`] (frames), `warmer`, [`numa`], [`store`] (which page is where) |
+//! | pages | [`slab`] (frames), `warmer`, `write_behind`, [`numa`], [`store`] (which page is where) |
 //! | decisions, without sockets or clocks | [`core`] (one a thread), [`shared`] by all of them: [`clients`], [`tenants`]; `exchange` |
 //! | the loops, one a thread, the only users of the transport | [`driver`], [`spin`] |
 //! | reports | [`stats`], [`metrics`], [`log`] |
@@ -32,5 +32,6 @@ pub mod stop;
 pub mod store;
 pub mod tenants;
 mod warmer;
+mod write_behind;
 
 pub use agent::{Agent, AgentError, Config};

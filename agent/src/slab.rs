@@ -1,12 +1,17 @@
-//! The memory of the frames: one anonymous mapping, in a part for each thread that serves.
+//! The memory of the frames: one anonymous mapping, in a part for each thread that serves; or a mapping of a file, on a disk.
 
 use crate::limits::{FRAME_LEN, FRAMES_MAX, WARM_STEP};
 use crate::numa::Nodes;
 use crate::warmer::Warmer;
+use crate::write_behind::WriteBehind;
 use gms_policy::{Bytes, PageCount};
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
+use nix::fcntl::FallocateFlags;
+use std::fs::OpenOptions;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 /// log2 of the bytes of a huge page.
@@ -28,6 +33,16 @@ pub enum SlabError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// The file is not there.
+    #[error("cannot set {} MiB aside in {}: {error}", .bytes.0 >> 20, dir.display())]
+    File {
+        /// The directory of the file.
+        dir: PathBuf,
+        /// Its length.
+        bytes: Bytes,
+        /// What the kernel says.
+        error: io::Error,
+    },
     /// Anything else.
     #[error("cannot set {} bytes of memory aside for the export: {error}", .bytes.0)]
     Memory {
@@ -44,6 +59,8 @@ pub enum SlabError {
 pub struct Slab {
     /// One a part, or none. Before `map`, so that they are dropped first.
     warmers: Vec<Warmer>,
+    /// Of a file. Before `map`, likewise.
+    write_behind: Option<WriteBehind>,
     map: MmapRaw,
     frames: u32,
     huge: bool,
@@ -54,16 +71,39 @@ impl Slab {
     /// reserved at once).
     pub fn new(export: Bytes, huge: bool) -> Result<Self, SlabError> {
         let unit = if huge { 1 << HUGE_SHIFT } else { FRAME_LEN as u64 };
-        let bytes = Bytes(export.0 / unit * unit);
-        let PageCount(frames) = bytes.pages();
-        if !(1..=FRAMES_MAX).contains(&frames) {
-            return Err(SlabError::Size(export));
-        }
+        let (bytes, frames) = whole(export, unit)?;
         let map = map(bytes, huge).map_err(|error| match huge {
             true => SlabError::Huge { needed: bytes.0 >> HUGE_SHIFT, error },
             false => SlabError::Memory { bytes, error },
         })?;
-        Ok(Self { warmers: Vec::new(), map, frames: frames as u32, huge })
+        Ok(Self { warmers: Vec::new(), write_behind: None, map, frames, huge })
+    }
+
+    /// A slab of `bytes` bytes, cut to whole frames, in a file without a name in `dir`, all of whose room is taken at once. `failed` is called, once at
+    /// most, when the disk fails to take what was written; where it fails to give it back the kernel sends SIGBUS.
+    pub fn in_file(
+        dir: &Path,
+        bytes: Bytes,
+        failed: impl FnOnce(io::Error) + Send + 'static,
+    ) -> Result<Self, SlabError> {
+        let (bytes, frames) = whole(bytes, FRAME_LEN as u64)?;
+        let fail = |error| SlabError::File { dir: dir.to_owned(), bytes, error };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE);
+        let file = options.open(dir).map_err(fail)?;
+        let length = i64::try_from(bytes.0).map_err(|error| fail(io::Error::other(error)))?;
+        nix::fcntl::fallocate(&file, FallocateFlags::empty(), 0, length)
+            .map_err(|error| fail(error.into()))?;
+        let map = MmapOptions::new().len(bytes.0 as usize).map_raw(&file).map_err(fail)?;
+        [Advice::DontFork, Advice::DontDump, Advice::Random]
+            .into_iter()
+            .try_for_each(|advice| map.advise(advice))
+            .map_err(fail)?;
+        let memory = (map.as_mut_ptr(), map.len());
+        // SAFETY: the mapping is dropped after it: fields are dropped in order.
+        let write_behind = unsafe { WriteBehind::spawn(file, memory, failed) }.map_err(fail)?;
+        let write_behind = Some(write_behind);
+        Ok(Self { warmers: Vec::new(), write_behind, map, frames, huge: false })
     }
 
     /// The frames of each of `parts` parts, as equal as can be; fewer parts if there are not so many frames.
@@ -74,9 +114,10 @@ impl Slab {
     }
 
     /// From the first use on takes memory of each part from the kernel a little ahead of its use, in a thread a part, on
-    /// the CPUs of that part's node. Huge pages need it not.
+    /// the CPUs of that part's node. Huge pages and files need it not.
     pub fn warm_ahead(&mut self, parts: usize, nodes: &Nodes) -> io::Result<()> {
-        for (number, part) in self.parts(parts).into_iter().enumerate().filter(|_| !self.huge) {
+        let needed = self.can_give_back();
+        for (number, part) in self.parts(parts).into_iter().enumerate().filter(|_| needed) {
             if let Some(base) = NonNull::new(self.frame(part.start)) {
                 // SAFETY: the part lies in the mapping, which is dropped after the warmer: fields are dropped in order.
                 self.warmers.push(unsafe {
@@ -127,9 +168,9 @@ impl Slab {
         self.map.as_mut_ptr().wrapping_add(frame as usize * FRAME_LEN)
     }
 
-    /// Whether [`Slab::give_back`] does anything: huge pages stay.
+    /// Whether [`Slab::give_back`] does anything: huge pages and files stay.
     pub fn can_give_back(&self) -> bool {
-        !self.huge
+        !self.huge && self.write_behind.is_none()
     }
 
     /// Gives the memory of `frames` back to the kernel; they read as zero then.
@@ -140,6 +181,15 @@ impl Slab {
         let (start, len) = (frames.start as usize * FRAME_LEN, frames.len() * FRAME_LEN);
         // SAFETY: the bytes become zeros, and the caller has promised that nobody looks.
         unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) }
+    }
+}
+
+/// The whole units of so many bytes, and the frames of those.
+fn whole(export: Bytes, unit: u64) -> Result<(Bytes, u32), SlabError> {
+    let bytes = Bytes(export.0 / unit * unit);
+    match bytes.pages() {
+        PageCount(frames @ 1..=FRAMES_MAX) => Ok((bytes, frames as u32)),
+        _ => Err(SlabError::Size(export)),
     }
 }
 
@@ -214,6 +264,29 @@ mod tests {
         slab.used_to(0, HUGE_FRAMES);
         until(&slab, WARM_AHEAD + HUGE_FRAMES);
         assert!(holds(&slab, 0, 7));
+    }
+
+    #[test]
+    fn frames_in_a_file_are_written_to_the_disk_and_leave_memory() {
+        // Not on a tmpfs, which has no other place for them.
+        let dir = Path::new("/var/tmp");
+        let slab = Slab::in_file(dir, Bytes(64 << 20), |_| {}).expect("a file");
+        (0..slab.frames()).for_each(|frame| fill(&slab, frame, frame as u8));
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while resident(&slab) > slab.frames() as usize / 2 {
+            assert!(std::time::Instant::now() < end, "{} frames stay", resident(&slab));
+            std::thread::yield_now();
+        }
+        assert!((0..slab.frames()).all(|frame| holds(&slab, frame, frame as u8)));
+    }
+
+    #[test]
+    fn a_disk_without_room_is_told_before_anything_is_written() {
+        let shm = Path::new("/dev/shm");
+        let error = Slab::in_file(shm, Bytes(4 << 40), |_| {}).expect_err("no such memory");
+        assert!(error.to_string().contains("4194304 MiB aside in /dev/shm: No space"), "{error}");
+        let error = Slab::in_file(Path::new("/nowhere"), Bytes(1 << 20), |_| {});
+        assert!(error.is_err_and(|error| error.to_string().contains("/nowhere")));
     }
 
     #[test]

@@ -133,6 +133,16 @@ pub struct PagingArgs {
     #[arg(long, value_name = "WHAT")]
     #[serde(deserialize_with = "values::redundancy")]
     pub redundancy: Option<Redundancy>,
+    /// Keep one more copy of each page in a file in DIR, on a local disk
+    ///
+    /// It is read only when no agent can give the page, and written behind. With it a workload outlives the loss of its only agent, or of all of them, and
+    /// goes on at the pace of the disk. The file has no name, and is gone with gms.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub disk: Option<PathBuf>,
+    /// Length of that file, all of which is taken at the start [default: half of what is free in DIR]
+    #[arg(long, value_name = "SIZE")]
+    #[serde(deserialize_with = "values::size")]
+    pub disk_size: Option<Size>,
     /// Write the figures of the session to FILE as JSON when it ends
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,

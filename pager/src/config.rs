@@ -24,6 +24,8 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const LOCAL_PERCENT: u8 = 80;
 /// Default `--export`, in percent of the memory available.
 const EXPORT_PERCENT: u8 = 50;
+/// Default `--disk-size`, in percent of what is free there.
+const DISK_PERCENT: u8 = 50;
 /// `--local` is rounded down to pages.
 const PAGE_BYTES: u64 = 4096;
 
@@ -74,12 +76,23 @@ pub struct SessionConfig {
     pub when_full: WhenFull,
     /// How many agents are to have each page.
     pub redundancy: Redundancy,
+    /// A file that is to have each page too.
+    pub disk: Option<Disk>,
     /// File for the time stamps of sampled faults.
     pub trace: Option<PathBuf>,
     /// Say what happens on stderr.
     pub verbose: bool,
     /// Give no notices on stderr either.
     pub quiet: bool,
+}
+
+/// Where the last copies are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// The directory of the file.
+    pub dir: PathBuf,
+    /// Its length, in bytes.
+    pub bytes: u64,
 }
 
 /// What a session does beside paging, and how it pages.
@@ -120,6 +133,8 @@ fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {
         export: line.export.or(file.export),
         when_full: line.when_full.or(file.when_full),
         redundancy: line.redundancy.or(file.redundancy),
+        disk: line.disk.or(file.disk),
+        disk_size: line.disk_size.or(file.disk_size),
         stats: line.stats.or(file.stats),
         trace: line.trace.or(file.trace),
         config: None,
@@ -162,6 +177,11 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
             "--export is {given}, but an agent needs at least {least}: give more"
         ));
     }
+    let disk = match args.disk {
+        Some(dir) => Some(disk(dir, args.disk_size, args.agents.len())?),
+        None if args.disk_size.is_some() => return wrong("--disk-size needs --disk DIR".into()),
+        None => None,
+    };
     let page_shift = args.page_size.unwrap_or(PageSize::Small).shift();
     let (keys, trace, verbose, quiet) = (args.keys, args.trace, args.verbose, args.quiet);
     let session = SessionConfig {
@@ -169,6 +189,7 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         page_shift,
         fault_threads: fault_threads(args.fault_threads)?,
         redundancy: redundancy(args.redundancy, args.agents.len())?,
+        disk,
         agents: args.agents,
         keys,
         seal: args.seal.unwrap_or_default() == Sealing::On,
@@ -204,6 +225,32 @@ fn redundancy(asked: Option<Redundancy>, agents: usize) -> Result<Redundancy, Co
     Ok(redundancy)
 }
 
+/// The file that is to have each page too.
+fn disk(dir: PathBuf, asked: Option<Size>, agents: usize) -> Result<Disk, ConfigError> {
+    let wrong = |reason: String| ConfigError::Options(reason);
+    if agents == 0 {
+        let reason = "--disk needs --agent: the agent inside gms is lost with gms only";
+        return Err(wrong(reason.into()));
+    }
+    if agents == AGENTS_MAX {
+        let most = AGENTS_MAX - 1;
+        return Err(wrong(format!("with --disk {most} agents work at most, {agents} are given")));
+    }
+    let found = nix::sys::statvfs::statvfs(&dir).map_err(|error| {
+        wrong(format!("--disk {}: {}: give a directory", dir.display(), error.desc()))
+    })?;
+    let free = found.blocks_available() as u64 * found.fragment_size() as u64;
+    let bytes = asked.unwrap_or(Size::Percent(DISK_PERCENT)).of(Bytes(free)).0;
+    if bytes < EXPORT_BYTES_MIN {
+        let least = Human(EXPORT_BYTES_MIN);
+        return Err(wrong(format!(
+            "the file of --disk would be of {}, but needs at least {least}: give more by --disk-size",
+            Human(bytes)
+        )));
+    }
+    Ok(Disk { dir, bytes })
+}
+
 fn load(path: &Path) -> Result<PagingArgs, ConfigError> {
     let failed = |reason: String| ConfigError::File { path: path.to_path_buf(), reason };
     let file = fs::File::open(path).map_err(|error| failed(error.to_string()))?;
@@ -235,7 +282,9 @@ fn parse(path: &Path, text: &str) -> Result<PagingArgs, ConfigError> {
         return Err(wrong(offset, "quiet and verbose exclude each other"));
     }
     let base = path.parent().unwrap_or(Path::new(""));
-    for file in [&mut args.keys, &mut args.stats, &mut args.trace].into_iter().flatten() {
+    for file in
+        [&mut args.keys, &mut args.stats, &mut args.trace, &mut args.disk].into_iter().flatten()
+    {
         *file = base.join(&*file);
     }
     Ok(args)
@@ -358,6 +407,12 @@ mod tests {
                 "--redundancy replica:2 needs at least 2 agents, 1 is given: add --agent",
             ),
             ("redundancy = 'replica:3'", "--redundancy replica:3 needs at least 3 agents, 0 are"),
+            ("disk = '/'", "--disk needs --agent"),
+            ("disk-size = '1G'", "--disk-size needs --disk DIR"),
+            (
+                "agent = 'a:1'\nkeys = 'k'\ndisk = 'none'",
+                "--disk etc/none: No such file or directory: give a directory",
+            ),
             ("keys = 3", "etc/gms.toml:1: keys: invalid type: integer `3`, expected path string"),
             ("quiet = true\nverbose = true", "etc/gms.toml:2: verbose: quiet and verbose exclude"),
             ("local = '1G'\nlocal = '2G'", "etc/gms.toml:2: local: duplicate key"),

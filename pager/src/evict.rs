@@ -623,8 +623,7 @@ impl<T: Transport> EvictThread<T> {
             self.write_back.agents.goodbye(Instant::now());
         }
         let is_awaited = |agents: &Client<T>| {
-            let lane = agents.lane();
-            lane.agents().any(|agent| lane.under_way(agent, Op::Goodbye) > 0)
+            agents.lane().agents().any(|agent| agents.under_way(agent, Op::Goodbye) > 0)
         };
         while is_awaited(&self.write_back.agents) && Instant::now() < deadline {
             let now = Instant::now();

@@ -285,7 +285,7 @@ impl<T: Transport> FaultCore<T> {
 
     /// What is most likely to come next is looked for without asking whether it is there; false if nothing came.
     pub fn glance(&mut self, clock: &impl Fn() -> Instant) -> bool {
-        if self.agents.lane().awaits() {
+        if self.agents.awaits() {
             return self.network(clock);
         }
         let mut ids = self.spaces.keys();

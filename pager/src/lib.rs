@@ -4,6 +4,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod control;
+mod disk;
 pub mod evict;
 mod evictor;
 pub mod exit;

@@ -20,7 +20,8 @@ use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::config::SessionConfig;
+use crate::config::{Disk, SessionConfig};
+use crate::disk;
 use crate::evict::EvictThread;
 use crate::evictor;
 use crate::fault::FaultThread;
@@ -295,12 +296,28 @@ fn agents(config: &SessionConfig) -> Result<Agents, SessionError> {
             Err(error) => unknown.push(error),
         }
     }
+    let (mut addresses, mut identity) = (addresses, identity);
     let quiet = config.quiet || addresses.is_empty();
     unknown.iter().filter(|_| !quiet).for_each(|error| say(format!("{error}; left out")));
     match unknown.into_iter().next() {
-        Some(error) if addresses.is_empty() => Err(error),
-        _ => Ok((identity, addresses, None)),
+        Some(error) if addresses.is_empty() => return Err(error),
+        _ => {}
     }
+    if let Some(disk) = &config.disk {
+        let (address, trusting) = on_disk(disk, &identity)?;
+        addresses.push(address);
+        identity = trusting;
+    }
+    Ok((identity, addresses, None))
+}
+
+/// An agent on a local disk, and our identity, which trusts it.
+fn on_disk(disk: &Disk, client: &Identity) -> Result<(AgentAddress, Identity), SessionError> {
+    let name = format!("on the disk at {}", disk.dir.display());
+    let failed = |reason: String| SessionError::Agent { addr: name.clone(), reason };
+    let (node, client) = keys::beside(client).map_err(|e| failed(e.to_string()))?;
+    let socket = disk::spawn(&disk.dir, Bytes(disk.bytes), &node).map_err(failed)?;
+    Ok((AgentAddress::new(name, socket).last_resort(), client))
 }
 
 fn embedded(config: &SessionConfig) -> Result<Agents, SessionError> {
@@ -366,7 +383,8 @@ fn connect(
         let is_up = |agent| clients.iter().all(|client| client.lane().is_up(agent));
         let (up, away): (Vec<AgentId>, Vec<AgentId>) =
             clients[0].lane().agents().partition(|&a| is_up(a));
-        if !up.is_empty() && !usable {
+        let last = clients[0].lane().last_resorts();
+        if up.iter().any(|&agent| !last.has(agent)) && !usable {
             (usable, deadline) = (true, deadline.min(now + OTHERS_DEADLINE));
         }
         if away.iter().all(|agent| failed.contains_key(agent)) || now > deadline {
@@ -450,6 +468,7 @@ fn stats(shared: &Shared) -> Stats {
         agents_full: gauges.full,
         agents_full_s: gauges.full_time.as_secs_f64(),
         copies: shared.copies,
+        disk: shared.config.disk.is_some(),
         short_bytes: gauges.short * PAGE,
         detaching: shared.detaching.load(Ordering::Relaxed),
         sealed: shared.config.seal,
@@ -527,6 +546,7 @@ mod tests {
             seal: true,
             export_bytes: 1 << 20,
             when_full: Default::default(),
+            disk: None,
             trace: None,
             verbose: false,
             quiet: true,

@@ -102,7 +102,7 @@ pub struct Shared {
     pub ceiling: AtomicI64,
     /// How much of what there is.
     pub sizes: Sizes,
-    /// Agents that are to have each page.
+    /// Agents that are to have each page, beside a disk.
     pub copies: u32,
     /// How often each agent has given something else than what it was given.
     blamed: Mutex<BTreeMap<AgentId, u32>>,

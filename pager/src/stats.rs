@@ -97,7 +97,10 @@ pub struct Stats {
     /// Agents that are to have each page.
     #[serde(default)]
     pub copies: u32,
-    /// Memory of which agents that stay have fewer copies than that, in bytes: more are made once there are agents for them.
+    /// A local disk is to have each page too.
+    #[serde(default)]
+    pub disk: bool,
+    /// Memory of which agents that stay, or the disk, have fewer copies than that, in bytes: more are made once there are agents for them.
     #[serde(default)]
     pub short_bytes: u64,
     /// All pages are being brought home.

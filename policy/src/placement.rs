@@ -33,6 +33,8 @@ pub struct AgentView {
     pub inflight: u32,
     /// Refusals in a row.
     pub refusals: u32,
+    /// Its memory is a disk's: it gets a copy of every page, and is asked for one when no other agent can give it.
+    pub last_resort: bool,
 }
 
 impl AgentView {
@@ -60,38 +62,42 @@ pub trait Placement {
     fn choose(&self, views: &[AgentView], random: u64) -> Option<AgentId>;
 }
 
-/// Whom of several agents that hold a page to ask for it: one that is up, the one of least cost.
+/// Whom of several agents that hold a page to ask for it: one that is up, no last resort, the one of least cost.
 pub fn nearest(views: impl IntoIterator<Item = AgentView>) -> Option<AgentId> {
     let order = |a: &AgentView, b: &AgentView| {
-        b.up.cmp(&a.up).then(a.cost().total_cmp(&b.cost())).then(a.id.cmp(&b.id))
+        let first = (!b.up, b.last_resort);
+        (!a.up, a.last_resort).cmp(&first).then(a.cost().total_cmp(&b.cost())).then(a.id.cmp(&b.id))
     };
     views.into_iter().min_by(order).map(|view| view.id)
 }
 
-/// The `count` agents which should get the next pages, each all of them; none if fewer are up with room and credits. The first is chosen from all, the others
-/// from the [`NEIGHBOURS`] next ones: so few sets of agents hold pages together, and few pages are lost when as many agents fail at once as a
-/// page has copies (Cidon et al., "Copysets", ATC'13).
+/// The `count` agents which should get the next pages, each all of them, and with them every last resort that takes any; none if fewer are up with room
+/// and credits. The first is chosen from all, the others from the [`NEIGHBOURS`] next ones: so few sets of agents hold pages together, and few pages are
+/// lost when as many agents fail at once as a page has copies (Cidon et al., "Copysets", ATC'13).
 pub fn choose_set(
     placement: &impl Placement,
     views: &[AgentView],
     count: u32,
     random: u64,
 ) -> Vec<AgentId> {
-    let mut left: Vec<AgentView> = views.iter().filter(|view| view.eligible()).copied().collect();
+    let eligible = views.iter().filter(|view| view.eligible()).copied();
+    let (last, mut left): (Vec<AgentView>, Vec<AgentView>) =
+        eligible.partition(|view| view.last_resort);
     if left.len() < count as usize {
         return Vec::new();
     }
-    let mut chosen: Vec<AgentId> = placement.choose(&left, random).into_iter().collect();
-    let Some(&first) = chosen.first() else { return chosen };
-    left.sort_by_key(|view| (view.id <= first, view.id));
-    left.retain(|view| view.id != first);
-    left.truncate(NEIGHBOURS.max(count as usize - 1));
+    let mut chosen = Vec::new();
     while chosen.len() < count as usize
         && let Some(next) = placement.choose(&left, mix(random, 4 + chosen.len() as u64))
     {
         left.retain(|view| view.id != next);
+        if chosen.is_empty() {
+            left.sort_by_key(|view| (view.id < next, view.id));
+            left.truncate(NEIGHBOURS.max(count as usize - 1));
+        }
         chosen.push(next);
     }
+    chosen.extend(last.iter().map(|view| view.id));
     chosen
 }
 
@@ -205,6 +211,7 @@ impl Feedback {
             rtt: Duration::from_nanos(self.rtt_ns),
             inflight,
             refusals: self.refusals,
+            last_resort: false,
         }
     }
 }
@@ -233,6 +240,7 @@ mod tests {
             rtt: Duration::from_micros(rtt_us),
             inflight: 0,
             refusals: 0,
+            last_resort: false,
         }
     }
 
@@ -244,6 +252,9 @@ mod tests {
         assert_eq!(nearest(views), Some(AgentId(2)));
         let busy = AgentView { inflight: 4, ..views[2] };
         assert_eq!(nearest([down, views[1], busy]), Some(AgentId(1)));
+        let disk = AgentView { last_resort: true, ..view(3, 100, 1) };
+        assert_eq!(nearest([down, views[1], disk]), Some(AgentId(1)));
+        assert_eq!(nearest([down, disk]), Some(AgentId(3)));
         assert_eq!(nearest([down]), Some(AgentId(0)), "nobody is up");
         assert_eq!(nearest([]), None);
     }
@@ -324,6 +335,7 @@ mod tests {
                 rtt: Duration::from_nanos(rtt),
                 inflight,
                 refusals,
+                last_resort: id % 5 == 0,
             },
         )
     }
@@ -338,16 +350,22 @@ mod tests {
             }
         }
 
-        /// As many different agents as were asked for, all eligible, whenever there are so many, and few sets.
+        /// As many different agents as were asked for, all eligible, whenever there are so many, and few sets. Last resorts come on top.
         #[test]
         fn sets_are_of_eligible_neighbours(
             views in prop::collection::vec(any_view(), 0..12),
-            count in 1u32..4,
+            count in 0u32..4,
             random: u64,
         ) {
-            let chosen = choose_set(&TwoChoices, &views, count, random);
-            let eligible: Vec<AgentId> =
-                views.iter().filter(|view| view.eligible()).map(|view| view.id).collect();
+            let mut chosen = choose_set(&TwoChoices, &views, count, random);
+            let eligible = views.iter().filter(|view| view.eligible());
+            let (last, eligible): (Vec<&AgentView>, Vec<&AgentView>) =
+                eligible.partition(|view| view.last_resort);
+            let eligible: Vec<AgentId> = eligible.iter().map(|view| view.id).collect();
+            if eligible.len() >= count as usize {
+                let added = chosen.split_off(count as usize);
+                prop_assert_eq!(added, last.iter().map(|view| view.id).collect::<Vec<_>>());
+            }
             let mut distinct = eligible.clone();
             distinct.sort_unstable();
             distinct.dedup();

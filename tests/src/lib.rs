@@ -34,8 +34,8 @@ pub use mib::Mib;
 pub use netns::Namespace;
 pub use pages::{ATTEMPTS, assert_paged, overshoot, pages_like_native, within_bound};
 pub use procfs::{
-    descendants, evictor_of, exists, fault_readers, has_uffd, is_of_gms, rss_anon, spoil_page_map,
-    write_memory,
+    descendants, evictor_of, exists, fault_readers, has_uffd, is_of_gms, name, rss_anon,
+    spoil_page_map, write_memory,
 };
 pub use program::{Outcome, Proc, Program, patience, poll_until, tool};
 pub use pty::Terminal;

@@ -79,9 +79,14 @@ pub(crate) fn mappings(pid: i32) -> Vec<String> {
     found.into_iter().map(|(range, what)| format!("{range:x?} {what}")).collect()
 }
 
+/// The name of a process, or thread; empty once it is gone.
+pub fn name(pid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().into()
+}
+
 /// Whether gms has made the process, or thread: they are named so.
 pub fn is_of_gms(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().starts_with("far-")
+    name(pid).starts_with("far-")
 }
 
 /// The processes of gms that have the memory of another one. Those of its children, which have the same addresses, are found too.

@@ -57,6 +57,7 @@ pub struct Stats {
     pub sealed: bool,
     pub attach_us: f64,
     pub agents_full_s: f64,
+    pub short_bytes: u64,
     pub processes: u64,
     pub attached: u64,
     pub agents: Vec<AgentStats>,

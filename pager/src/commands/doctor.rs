@@ -202,6 +202,7 @@ fn agent(addr: &str, args: &DoctorArgs) -> Check {
         export_bytes: 0,
         when_full: Default::default(),
         redundancy: Default::default(),
+        disk: None,
         trace: None,
         verbose: false,
         quiet: true,

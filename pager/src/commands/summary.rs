@@ -63,9 +63,11 @@ fn redundancy(stats: &Stats) -> Option<String> {
         0 => String::new(),
         bytes => format!(", of {} fewer", Human(bytes)),
     };
-    let copies = match stats.copies {
-        0 | 1 => "one copy of each page: it is lost with its agent".into(),
-        copies => format!("{copies} copies of each page{short}"),
+    let copies = match (stats.copies, stats.disk) {
+        (0 | 1, false) => "one copy of each page: it is lost with its agent".into(),
+        (0 | 1, true) => format!("one copy of each page at an agent, and one on the disk{short}"),
+        (copies, false) => format!("{copies} copies of each page{short}"),
+        (copies, true) => format!("{copies} copies of each page, and one on the disk{short}"),
     };
     (stats.agents.len() > 1).then_some(copies)
 }
@@ -158,6 +160,8 @@ mod tests {
         assert!(paragraph(&stats).contains("2 copies of each page, of 3 MiB fewer"));
         stats.copies = 1;
         assert!(paragraph(&stats).contains("one copy of each page"));
+        stats.disk = true;
+        assert!(paragraph(&stats).contains("and one on the disk, of 3 MiB fewer"));
         stats.agents.pop();
         assert!(!paragraph(&stats).contains("each page"));
     }

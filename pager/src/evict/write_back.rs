@@ -48,9 +48,12 @@ pub struct WriteBack<T> {
     given: Vec<u64>,
     /// Agents of which the tables know that they may be down.
     untrusted: AgentSet,
-    /// Agents that can be used now, and to how many of them each page is given: to fewer than there are to be while fewer can be used.
+    /// Agents that can be used now, and to how many of them, beside last resorts, each page is given: to fewer than there are to be while fewer can be
+    /// used.
     usable: AgentSet,
     copies: u32,
+    /// With the last resorts.
+    copies_of_all: u32,
     /// Since when agents cannot be used.
     away_since: BTreeMap<AgentId, Instant>,
     discard_at: Instant,
@@ -68,6 +71,7 @@ impl<T: Transport> WriteBack<T> {
             untrusted: AgentSet::default(),
             usable: AgentSet::EMPTY,
             copies: 1,
+            copies_of_all: 1,
             away_since: BTreeMap::new(),
             discard_at: now,
             repair: Repair::new(now),
@@ -84,7 +88,7 @@ impl<T: Transport> WriteBack<T> {
     /// Pages of which there are fewer copies than were asked for.
     pub fn short(&self, now: Instant) -> u64 {
         let shortage = Shortage {
-            copies: self.shared.copies,
+            copies: self.shared.copies + self.agents.lane().last_resorts().len(),
             leaving: self.leaving(now),
             sources: self.agents.lane().agents().collect(),
         };
@@ -130,7 +134,7 @@ impl<T: Transport> WriteBack<T> {
         if !self.usable.is_empty() {
             views.retain(|view| self.usable.has(view.id));
         }
-        let under_way = |agent| self.agents.lane().under_way(agent, Op::Put);
+        let under_way = |agent| self.agents.under_way(agent, Op::Put);
         let pages = self.shared.sizes.put_pages as u64;
         views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= pages);
         views.retain(|v| !passed_over.has(v.id));
@@ -186,7 +190,7 @@ impl<T: Transport> WriteBack<T> {
         let lane = self.agents.lane();
         let agents: Vec<AgentId> = lane.agents().filter(|&a| lane.is_up(a)).collect();
         for agent in agents {
-            let may_ask = self.agents.lane().under_way(agent, Op::Discard) < DISCARDS_MAX;
+            let may_ask = self.agents.under_way(agent, Op::Discard) < DISCARDS_MAX;
             if !may_ask && lock(&self.shared.tables).discards_of(agent) < DISCARDS_KEPT {
                 continue;
             }
@@ -229,31 +233,35 @@ impl<T: Transport> WriteBack<T> {
 
     /// Tells the tables which agents may be down: an unchanged page is not left to those.
     pub fn distrust_agents(&mut self, now: Instant) {
-        let (lane, shared) = (self.agents.lane(), &self.shared);
+        let (agents, shared) = (&self.agents, &self.shared);
         let unsound = shared.unsound_agents();
         let trusted = |&agent: &AgentId| {
-            lane.keeps(now, agent) && shared.homes.all_reach(agent) && !unsound.has(agent)
+            agents.keeps(now, agent) && shared.homes.all_reach(agent) && !unsound.has(agent)
         };
-        let untrusted: AgentSet = lane.agents().filter(|agent| !trusted(agent)).collect();
+        let untrusted: AgentSet = agents.lane().agents().filter(|agent| !trusted(agent)).collect();
         // Who has not asked for a number of copies gets as many as there is room for, in all that may be under way: what one agent refuses is written
         // anew to all.
-        let takes_all = self.shared.config.redundancy != Redundancy::Auto;
+        let last = agents.lane().last_resorts();
+        let takes_all = self.shared.config.redundancy != Redundancy::Auto && last.is_empty();
         let pages = (self.shared.sizes.put_pages * PUTS_MAX) as u64;
         let has_room =
             |view: &AgentView| takes_all || view.free_frames.0.min(view.credits.0) >= pages;
-        let views = lane.views();
+        let views = agents.lane().views();
         let is_usable = |view: &&AgentView| !untrusted.has(view.id) && has_room(view);
         self.usable = views.iter().filter(is_usable).map(|view| view.id).collect();
-        let copies = self.shared.copies.min(self.usable.len()).max(1);
-        for agent in lane.agents() {
-            match lane.is_up(agent) {
+        let others = self.usable.without(last).len();
+        let disks = self.usable.len() - others;
+        let copies = self.shared.copies.min(others).max(u32::from(disks == 0));
+        for agent in agents.lane().agents() {
+            match agents.lane().is_up(agent) {
                 true => drop(self.away_since.remove(&agent)),
                 false => drop(self.away_since.entry(agent).or_insert(now)),
             }
         }
-        if (untrusted, copies) != (self.untrusted, self.copies) {
-            (self.untrusted, self.copies) = (untrusted, copies);
-            lock(&self.shared.tables).distrust(untrusted, copies);
+        let (known, all) = (self.untrusted, self.copies_of_all);
+        (self.untrusted, self.copies, self.copies_of_all) = (untrusted, copies, copies + disks);
+        if (known, all) != (untrusted, copies + disks) {
+            lock(&self.shared.tables).distrust(untrusted, copies + disks);
         }
     }
 
@@ -273,9 +281,11 @@ impl<T: Transport> WriteBack<T> {
     pub fn agents_are_full(&self) -> bool {
         let pages = self.shared.sizes.put_pages as u64;
         // Of several, one that does not answer is soon done without.
-        let waits = |agent| self.copies > 1 && self.agents.lane().under_way(agent, Op::Put) > 0;
+        let waits = |agent| self.copies > 1 && self.agents.under_way(agent, Op::Put) > 0;
+        let is_meant = |view: &&AgentView| view.last_resort == (self.copies == 0);
         let takes = |view: &&AgentView| view.up && (view.credits.0 >= pages || waits(view.id));
-        (self.views().iter().filter(takes).count() as u32) < self.copies
+        let views = self.views();
+        (views.iter().filter(is_meant).filter(takes).count() as u32) < self.copies.max(1)
     }
 
     /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it, or where wrong pages came from.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
+use gms_policy::limits::HEDGE_AFTER_MAX;
 use gms_policy::redundancy::{AgentSet, COPIES_MAX};
 use gms_transport::Transport;
 use gms_transport::client::{Failure, GetId};
@@ -180,13 +181,18 @@ impl<T: Transport> FaultCore<T> {
         let holders = lock(&self.shared.tables).holders(content);
         let lane = self.agents.lane();
         let others = holders.without(failed).without(asked);
+        // Nothing is to be hoped for from those that are asked now: that is no hedge.
+        let is_vain = !lane.is_any_up(asked.without(failed));
+        let waited = now.saturating_duration_since(demand.began);
+        let too_early = match is_vain || waited >= HEDGE_AFTER_MAX {
+            true => AgentSet::EMPTY,
+            false => lane.last_resorts(),
+        };
+        let others = others.without(too_early);
         let others: AgentSet = others.agents().filter(|&agent| lane.is_up(agent)).collect();
         if others.is_empty() {
             return;
         }
-        // Nothing is to be hoped for from those that are asked now: that is no hedge.
-        let is_vain = !lane.is_any_up(asked.without(failed));
-        let waited = now.saturating_duration_since(demand.began);
         if is_vain || self.hedge.take(waited) {
             let agent = self.agents.lane().nearest(others);
             self.ask(now, agent, vec![Wanted { place, content }], true);

@@ -99,7 +99,7 @@ impl<T: Transport> FaultThread<T> {
             }
             self.core.turn(&Instant::now);
             self.follow_up();
-            let awaits = self.core.agents().lane().awaits();
+            let awaits = self.core.agents().awaits();
             if busy && now >= self.no_spin_until {
                 self.spin_until = now + if awaits { SPIN_AWAITED } else { SPIN };
             }

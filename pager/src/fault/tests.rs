@@ -125,6 +125,7 @@ fn config_of(fault_threads: usize, redundancy: Redundancy) -> SessionConfig {
         export_bytes: 0,
         when_full: WhenFull::Grow,
         redundancy,
+        disk: None,
         trace: None,
         verbose: false,
         quiet: true,

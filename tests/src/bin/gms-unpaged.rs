@@ -117,6 +117,7 @@ impl Late {
             export_bytes: 512 << 20,
             when_full: Default::default(),
             redundancy: Default::default(),
+            disk: None,
             trace: None,
             verbose: false,
             quiet: false,

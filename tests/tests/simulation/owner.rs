@@ -105,6 +105,7 @@ impl Owner {
             export_bytes: 0,
             when_full: WhenFull::Wait,
             redundancy: Default::default(),
+            disk: None,
             trace: None,
             verbose: false,
             quiet: true,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes, BytesMut};
 use gms_policy::ids::{AgentId, ContentId};
 
-use super::envelope::Envelope;
+use super::seal::Envelope;
 use super::{DENIED_PAUSE, PUT_DEADLINE, RETRY};
 use crate::ExchangeId;
 use crate::message::{Control, PAGE_LEN, PAGES_MAX, PageDescriptor, PagesReply, Priority, Status};

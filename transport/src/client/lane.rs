@@ -1,18 +1,17 @@
-//! One endpoint and a link to each agent, kept up; what agents say of themselves, and which requests they have not answered.
+//! One endpoint and a link to each agent, kept up; and what agents say of themselves.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageCount};
 use gms_policy::placement::{AgentView, Feedback, Reply, nearest};
 use gms_policy::redundancy::AgentSet;
 
+use super::ClientEvent;
 use crate::message::{Control, HelloReply, Op, PagesReply, Status, WorkloadId};
-use crate::{CloseCode, CloseReason, Event, ExchangeId, LinkId, PeerId, Transport, TransportError};
+use crate::{CloseCode, CloseReason, ExchangeId, LinkId, PeerId, Transport};
 
 /// How long an agent keeps the workload's pages when it hears nothing.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -20,9 +19,6 @@ pub const LEASE: Duration = Duration::from_secs(60);
 pub(super) const RETRY: Duration = Duration::from_millis(300);
 /// For an agent to answer the hello of a link that is up.
 const HELLO_DEADLINE: Duration = Duration::from_secs(3);
-/// An agent that leaves a request unanswered for this long is not trusted with the only copy of a page: it may be down without the link
-/// knowing it yet.
-const SUSPECT: Duration = Duration::from_secs(1);
 /// Why an agent without [`FEATURE_LENGTHS`](crate::message::FEATURE_LENGTHS), the only feature so far, is not used.
 const NO_LENGTHS: &str = "it cannot hold sealed pages: upgrade it, or run with --seal off";
 
@@ -33,6 +29,8 @@ pub struct AgentAddress {
     pub name: String,
     /// Resolved.
     pub socket: SocketAddr,
+    /// See [`AgentView::last_resort`].
+    last_resort: bool,
     /// The first that has taken the workload, in any lane: the only one that is taken for the agent from then on.
     node: Arc<OnceLock<PeerId>>,
 }
@@ -40,7 +38,12 @@ pub struct AgentAddress {
 impl AgentAddress {
     /// An agent of which no node is known yet. All lanes to it are made from one such value.
     pub fn new(name: String, socket: SocketAddr) -> AgentAddress {
-        AgentAddress { name, socket, node: Arc::default() }
+        AgentAddress { name, socket, last_resort: false, node: Arc::default() }
+    }
+
+    /// The same of an agent that is asked when no other one can give a page.
+    pub fn last_resort(self) -> AgentAddress {
+        AgentAddress { last_resort: true, ..self }
     }
 
     /// The node has taken the workload: it is the agent from now on. A certificate without an id binds the address to no node. Returns why it is not,
@@ -62,70 +65,25 @@ impl AgentAddress {
     }
 }
 
-/// What a lane tells its owner.
-#[derive(Debug)]
-pub enum LaneEvent {
-    /// The agent can be used.
-    Up {
-        /// The agent.
-        agent: AgentId,
-        /// Its session: what it is given belongs to that, and what it was given in another is lost.
-        session: u64,
-    },
-    /// The agent cannot be used for now; exchanges with it were answered by `Failed`.
-    Down {
-        /// The agent.
-        agent: AgentId,
-        /// Why; names it and says what to do.
-        reason: String,
-    },
-    /// The reply's control message; its payload follows.
-    Reply {
-        /// What it answers.
-        exchange: ExchangeId,
-        /// The message.
-        control: Box<Control>,
-    },
-    /// A piece of its payload.
-    Payload {
-        /// Of which reply.
-        exchange: ExchangeId,
-        /// Where in its payload.
-        offset: usize,
-        /// The bytes, in the buffer in which they were received.
-        bytes: Bytes,
-    },
-    /// The reply is whole.
-    Complete {
-        /// Which.
-        exchange: ExchangeId,
-    },
-    /// No reply will come.
-    Failed {
-        /// To what.
-        exchange: ExchangeId,
-    },
-}
-
-pub(super) enum Phase {
+enum Phase {
     /// Left by `connect`.
     Down { retry_at: Instant },
-    /// Left by `greet` or `closed`, which the transport promises within a bounded time.
+    /// Left by `handle_connected` or `handle_closed`, which the transport promises within a bounded time.
     Connecting,
-    /// Left by `greeted`, by `closed`, or at the deadline.
+    /// Left by `handle_reply`, by `handle_closed`, or at the deadline.
     Greeting { link: LinkId, node: PeerId, hello: ExchangeId, deadline: Instant },
-    /// Left by `closed`.
+    /// Left by `handle_closed`.
     Up(LinkId),
 }
 
 pub(super) struct Peer {
     pub address: AgentAddress,
     phase: Phase,
-    feedback: Feedback,
+    pub feedback: Feedback,
     /// The session that the agent gave us last.
     session: Option<u64>,
-    /// Entries of `Lane::open`.
-    inflight: u32,
+    /// Requests whose replies have not come whole.
+    pub inflight: u32,
     /// Pages refused.
     refusals: u64,
     /// It serves pages and takes none, because it is about to end. Told by the replies to puts and status requests.
@@ -134,32 +92,53 @@ pub(super) struct Peer {
     reason: String,
 }
 
-/// A request whose reply has not come whole.
-pub(super) struct Open {
-    agent: AgentId,
-    sent: Instant,
-    pages: u32,
-    op: Op,
-    /// The reply's control message came: whatever happens now, it is no time-out, unless pages were to follow (`gives`).
-    answered: bool,
-    gives: bool,
+impl Peer {
+    /// The link and the session on it, if the agent can be used.
+    pub(super) fn link(&self) -> Option<(LinkId, u64)> {
+        match self.phase {
+            Phase::Up(link) => Some((link, self.session.unwrap_or_default())),
+            Phase::Down { .. } | Phase::Connecting | Phase::Greeting { .. } => None,
+        }
+    }
+
+    /// A request of `pages` pages is under way.
+    pub(super) fn note_sent(&mut self, op: Op, pages: u16) {
+        self.inflight += 1;
+        if op == Op::Put {
+            self.feedback.on_put(PageCount(pages.into()));
+        }
+    }
+
+    /// What the reply to a request of `pages` pages, `elapsed` after it was sent, tells of the agent.
+    pub(super) fn note_reply(&mut self, op: Op, pages: u16, elapsed: Duration, control: &Control) {
+        let mut reply = reply_of(control, elapsed);
+        if op == Op::Put {
+            let done = control.answer::<PagesReply>().done;
+            let refused = u32::from(pages).saturating_sub(done.count_ones());
+            reply.refused = refused > 0;
+            self.refusals += u64::from(refused);
+        }
+        // Pages that it should have, and does not give now: others that have them are asked first.
+        reply.refused |= op == Op::Get && control.status() == Status::Denied;
+        if matches!(op, Op::Put | Op::Status) {
+            self.draining = control.status() == Status::Draining;
+        }
+        self.feedback.on_reply(reply);
+    }
 }
 
 /// See the module's documentation.
 pub struct Lane<T> {
     pub(super) transport: T,
-    workload: WorkloadId,
+    pub(super) workload: WorkloadId,
     /// Features without which an agent is not used.
     required: u64,
     pub(super) peers: Vec<Peer>,
     pub(super) links: BTreeMap<LinkId, AgentId>,
-    pub(super) open: BTreeMap<ExchangeId, Open>,
-    pub(super) events: VecDeque<LaneEvent>,
-    next_request: u64,
 }
 
 impl<T: Transport> Lane<T> {
-    /// A lane whose links are yet to be made: [`Lane::drive`] does it.
+    /// A lane whose links are yet to be made: [`Client::drive`](super::Client::drive) does it.
     pub fn new(
         now: Instant,
         transport: T,
@@ -182,10 +161,11 @@ impl<T: Transport> Lane<T> {
             required: 0,
             peers: agents.iter().map(peer).collect(),
             links: BTreeMap::new(),
-            open: BTreeMap::new(),
-            events: VecDeque::new(),
-            next_request: 1,
         }
+    }
+
+    pub(super) fn peer(&mut self, agent: AgentId) -> &mut Peer {
+        &mut self.peers[usize::from(agent.0)]
     }
 
     /// Agents whose links come up from now on are not used if they cannot do this (`FEATURE_...`).
@@ -247,7 +227,15 @@ impl<T: Transport> Lane<T> {
     }
 
     fn view(&self, id: AgentId, peer: &Peer) -> AgentView {
-        peer.feedback.view(id, self.is_up(id) && !peer.draining, peer.inflight)
+        let last_resort = peer.address.last_resort;
+        let up = self.is_up(id) && !peer.draining;
+        AgentView { last_resort, ..peer.feedback.view(id, up, peer.inflight) }
+    }
+
+    /// The agents that are asked when no other one can give a page.
+    pub fn last_resorts(&self) -> AgentSet {
+        let is_last = |agent: &AgentId| self.peers[usize::from(agent.0)].address.last_resort;
+        self.agents().filter(is_last).collect()
     }
 
     /// Pages which the agent has refused so far.
@@ -255,77 +243,8 @@ impl<T: Transport> Lane<T> {
         self.peers[usize::from(agent.0)].refusals
     }
 
-    /// Sends a request which concerns `pages` pages.
-    pub fn send(
-        &mut self,
-        now: Instant,
-        agent: AgentId,
-        make: impl FnOnce(u64, WorkloadId) -> Control,
-        payload: &[&[u8]],
-        pages: u32,
-    ) -> Result<ExchangeId, TransportError> {
-        let Phase::Up(link) = self.peers[usize::from(agent.0)].phase else {
-            return Err(TransportError::Busy);
-        };
-        let peer = &mut self.peers[usize::from(agent.0)];
-        let session = peer.session.unwrap_or_default();
-        let control = make(self.next_request, self.workload).with_session(session);
-        self.next_request += 1;
-        let op = control.op().expect("made here");
-        let sent = self.transport.request(now, link, &control, payload);
-        let exchange = sent.inspect_err(|_| peer.feedback.on_refusal())?;
-        peer.inflight += 1;
-        if op == Op::Put {
-            peer.feedback.on_put(PageCount(pages.into()));
-        }
-        let open = Open { agent, sent: now, pages, op, answered: false, gives: false };
-        self.open.insert(exchange, open);
-        Ok(exchange)
-    }
-
-    /// Whether the agent can be trusted to keep the only copy of a page: it is up, does not drain, and answers.
-    pub fn keeps(&self, now: Instant, agent: AgentId) -> bool {
-        let silent = |open: &Open| {
-            open.agent == agent && !open.answered && now.duration_since(open.sent) > SUSPECT
-        };
-        let peer = &self.peers[usize::from(agent.0)];
-        self.is_up(agent) && !peer.draining && !self.open.values().any(silent)
-    }
-
-    /// Whether any reply has not come whole.
-    pub fn awaits(&self) -> bool {
-        !self.open.is_empty()
-    }
-
-    /// Requests of this kind whose replies have not come whole.
-    pub fn under_way(&self, agent: AgentId, op: Op) -> usize {
-        self.open.values().filter(|open| open.agent == agent && open.op == op).count()
-    }
-
-    /// Requests whose replies have not come whole within `limit`.
-    pub fn sent_before(&self, now: Instant, limit: Duration) -> Vec<ExchangeId> {
-        let late = |open: &Open| now.saturating_duration_since(open.sent) > limit;
-        self.open.iter().filter(|(_, open)| late(open)).map(|(&exchange, _)| exchange).collect()
-    }
-
-    /// This process did not run for `missed`: agents are not blamed for that.
-    pub fn excuse(&mut self, now: Instant, missed: Duration) {
-        self.open.values_mut().for_each(|open| open.sent = now.min(open.sent + missed));
-    }
-
-    /// Gives up waiting for a reply, or for the rest of it.
-    pub fn abandon(&mut self, now: Instant, exchange: ExchangeId) {
-        self.transport.abandon(exchange);
-        // Who has begun to give pages, and not gone on, has not given them.
-        let is_late = |open: &Open| !open.answered || open.gives;
-        if let Some(open) = self.end(exchange).filter(is_late) {
-            let waited = now.saturating_duration_since(open.sent);
-            self.peers[usize::from(open.agent.0)].feedback.on_timeout(waited);
-        }
-    }
-
-    /// Receives, runs timers, keeps the links up. True if anything happened.
-    pub fn drive(&mut self, now: Instant) -> std::io::Result<bool> {
+    /// Connects again where it is time, and gives up who does not answer a hello.
+    pub(super) fn keep_up(&mut self, now: Instant) {
         for index in 0..self.peers.len() {
             match self.peers[index].phase {
                 Phase::Down { retry_at } if retry_at <= now => self.connect(now, index),
@@ -336,7 +255,6 @@ impl<T: Transport> Lane<T> {
                 _ => {}
             }
         }
-        self.transport.drive(now)
     }
 
     fn connect(&mut self, now: Instant, index: usize) {
@@ -353,46 +271,8 @@ impl<T: Transport> Lane<T> {
         }
     }
 
-    /// Next event, if any.
-    pub fn poll(&mut self, now: Instant) -> Option<LaneEvent> {
-        loop {
-            if let Some(event) = self.events.pop_front() {
-                return Some(event);
-            }
-            match self.transport.poll(now)? {
-                Event::Connected { link, peer } => self.greet(now, link, peer.id),
-                Event::Closed { link, reason } => self.closed(now, link, &reason),
-                Event::Control { exchange, control } => self.replied(now, exchange, control),
-                Event::Payload { exchange, offset, bytes } if self.is_request(exchange) => {
-                    return Some(LaneEvent::Payload { exchange, offset: offset as usize, bytes });
-                }
-                Event::Complete { exchange } if self.is_request(exchange) => {
-                    self.end(exchange);
-                    return Some(LaneEvent::Complete { exchange });
-                }
-                Event::Aborted { exchange, .. } if self.is_request(exchange) => {
-                    if let Some(open) = self.end(exchange) {
-                        self.peers[usize::from(open.agent.0)].feedback.on_refusal();
-                    }
-                    return Some(LaneEvent::Failed { exchange });
-                }
-                Event::Payload { .. } | Event::Complete { .. } | Event::Aborted { .. } => {}
-            }
-        }
-    }
-
-    fn is_request(&self, exchange: ExchangeId) -> bool {
-        self.open.contains_key(&exchange)
-    }
-
-    /// The exchange is over: the only place where it stops to be in flight.
-    fn end(&mut self, exchange: ExchangeId) -> Option<Open> {
-        let open = self.open.remove(&exchange)?;
-        self.peers[usize::from(open.agent.0)].inflight -= 1;
-        Some(open)
-    }
-
-    fn greet(&mut self, now: Instant, link: LinkId, node: PeerId) {
+    /// A link is up, and this node at its other end: it is greeted.
+    pub(super) fn handle_connected(&mut self, now: Instant, link: LinkId, node: PeerId) {
         let Some(&agent) = self.links.get(&link) else { return };
         let peer = &mut self.peers[usize::from(agent.0)];
         if let Some(reason) = peer.address.refusal(node) {
@@ -413,15 +293,19 @@ impl<T: Transport> Lane<T> {
         }
     }
 
-    /// `node`, at the other end of the link, has answered the hello.
-    fn greeted(
+    /// A reply that nobody else awaits has come: that to a hello, or none.
+    pub(super) fn handle_reply(
         &mut self,
         now: Instant,
-        agent: AgentId,
-        (link, node): (LinkId, PeerId),
+        exchange: ExchangeId,
         control: &Control,
-    ) {
+    ) -> Option<ClientEvent> {
+        let agent = *self.links.get(&exchange.link)?;
         let peer = &mut self.peers[usize::from(agent.0)];
+        let Phase::Greeting { link, node, hello, .. } = peer.phase else { return None };
+        if hello != exchange {
+            return None;
+        }
         let missing = self.required & !control.answer::<HelloReply>().features;
         let refusal = match control.status() {
             Status::Ok if missing != 0 => Some(NO_LENGTHS.into()),
@@ -430,7 +314,8 @@ impl<T: Transport> Lane<T> {
         };
         if let Some(reason) = refusal {
             peer.reason = reason;
-            return self.transport.close(now, link, CloseCode::Goodbye);
+            self.transport.close(now, link, CloseCode::Goodbye);
+            return None;
         }
         let session = control.session;
         peer.session = Some(session);
@@ -439,78 +324,34 @@ impl<T: Transport> Lane<T> {
         peer.draining = false;
         let elapsed = self.transport.path(link).map_or(Duration::ZERO, |path| path.rtt);
         peer.feedback.on_reply(reply_of(control, elapsed));
-        self.events.push_back(LaneEvent::Up { agent, session });
+        Some(ClientEvent::Up { agent, session })
     }
 
-    fn closed(&mut self, now: Instant, link: LinkId, reason: &CloseReason) {
-        let Some(agent) = self.links.remove(&link) else { return };
+    /// A link has ended.
+    pub(super) fn handle_closed(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        reason: &CloseReason,
+    ) -> Option<ClientEvent> {
+        let agent = self.links.remove(&link)?;
         let peer = &mut self.peers[usize::from(agent.0)];
         peer.phase = Phase::Down { retry_at: now + RETRY };
         // Whoever closed it here has said why.
         if *reason != CloseReason::Local {
             peer.reason = reason.to_string();
         }
-        let reason = peer.reason.clone();
-        self.events.push_back(LaneEvent::Down { agent, reason });
+        Some(ClientEvent::Down { agent, reason: peer.reason.clone() })
     }
 
-    fn replied(&mut self, now: Instant, exchange: ExchangeId, control: Control) {
-        let Some(&agent) = self.links.get(&exchange.link) else { return };
-        let peer = &mut self.peers[usize::from(agent.0)];
-        if let Phase::Greeting { link, node, hello, .. } = peer.phase
-            && hello == exchange
-        {
-            return self.greeted(now, agent, (link, node), &control);
-        }
-        let Some(open) = self.open.get_mut(&exchange) else { return };
-        open.answered = true;
-        let mut reply = reply_of(&control, now.saturating_duration_since(open.sent));
-        if open.op == Op::Put {
-            let refused =
-                open.pages.saturating_sub(control.answer::<PagesReply>().done.count_ones());
-            reply.refused = refused > 0;
-            peer.refusals += u64::from(refused);
-        }
-        if open.op == Op::Get {
-            // Pages that it should have, and does not give now: others that have them are asked first.
-            reply.refused |= control.status() == Status::Denied;
-            open.gives = control.answer::<PagesReply>().done != 0;
-        }
-        if matches!(open.op, Op::Put | Op::Status) {
-            peer.draining = control.status() == Status::Draining;
-        }
-        peer.feedback.on_reply(reply);
-        self.events.push_back(LaneEvent::Reply { exchange, control: Box::new(control) });
-    }
-
-    /// Transmits what was queued.
-    pub fn flush(&mut self, now: Instant) -> std::io::Result<()> {
-        self.transport.flush(now)
-    }
-
-    /// When [`Lane::drive`] must be called next although nothing arrives.
-    pub fn deadline(&self) -> Option<Instant> {
-        let retries = self.peers.iter().filter_map(|peer| match peer.phase {
+    /// When [`Lane::keep_up`] has something to do.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let due = self.peers.iter().filter_map(|peer| match peer.phase {
             Phase::Down { retry_at } => Some(retry_at),
             Phase::Greeting { deadline, .. } => Some(deadline),
             Phase::Connecting | Phase::Up(_) => None,
         });
-        retries.chain(self.transport.deadline()).min()
-    }
-
-    /// Readable when something arrives.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.transport.fd()
-    }
-
-    /// Ends every link.
-    pub fn close(&mut self, now: Instant) {
-        let links: Vec<LinkId> = self.links.keys().copied().collect();
-        for link in links {
-            self.transport.close(now, link, CloseCode::Goodbye);
-        }
-        // The process is about to end: what cannot be sent now, the lease will do.
-        let _ = self.transport.flush(now);
+        due.min()
     }
 }
 

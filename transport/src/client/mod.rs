@@ -1,15 +1,13 @@
 //! The agents as any of their users sees them.
 //!
-//! A [`Client`] keeps a link to each agent, sends gets, puts and discards, checks what comes back and repeats what is
-//! not answered. It is driven like a [`Transport`]: `drive`, `poll` until empty, [`Client::expire`], `poll`,
+//! A [`Client`] sends gets, puts and discards over its [`Lane`], which keeps a link to each agent, checks what comes back
+//! and repeats what is not answered. It is driven like a [`Transport`]: `drive`, `poll` until empty, [`Client::expire`], `poll`,
 //! [`Client::send_unsent`], `poll`, then `flush`; it reads no clock.
 //! Requests are named by ids of the client's own, which are never used again: an agent, a link or an exchange may
 //! come and go behind them.
 
-mod envelope;
 mod get;
 mod lane;
-mod put;
 #[cfg(any(test, feature = "script"))]
 pub mod script;
 mod seal;
@@ -27,17 +25,16 @@ use bytes::Bytes;
 use gms_policy::ids::{AgentId, ContentId};
 use zerocopy::IntoBytes;
 
-use self::envelope::Envelope;
 use self::get::{Get, Step};
 pub use self::get::{Urgency, Wanted};
-pub use self::lane::{AgentAddress, LEASE, Lane, LaneEvent};
-use self::put::Put;
-pub use self::seal::{NoRandomness, SEALED_LEN, Seal};
+pub use self::lane::{AgentAddress, LEASE, Lane};
+use self::seal::Envelope;
+pub use self::seal::{Checksum, NoRandomness, SEALED_LEN, Seal};
 use crate::message::{
-    Control, DISCARD_MAX, FEATURE_LENGTHS, Op, PAGES_MAX, PageDescriptor, Priority, Status,
-    WorkloadId,
+    Control, DISCARD_MAX, FEATURE_LENGTHS, Op, PAGES_MAX, PageDescriptor, PagesReply, Priority,
+    Status,
 };
-use crate::{ExchangeId, Transport, TransportError};
+use crate::{CloseCode, Event, ExchangeId, LinkId, Transport, TransportError};
 
 /// A get without a reply, or without the rest of it, is repeated or given up after this.
 pub const RETRY: Duration = Duration::from_secs(2);
@@ -48,6 +45,9 @@ pub const DENIED_PAUSE: Duration = Duration::from_millis(1);
 pub const GET_DEADLINE: Duration = Duration::from_secs(15);
 /// The same for a get of [`Urgency::Bulk`], for a put and for any other request.
 pub const PUT_DEADLINE: Duration = Duration::from_secs(5);
+/// An agent that leaves a request unanswered for this long is not trusted with the only copy of a page: it may be down
+/// without the link knowing it yet.
+const SUSPECT: Duration = Duration::from_secs(1);
 /// Times are compared with these limits this often, however many turns the owner's loop takes.
 const EXPIRE_EVERY: Duration = Duration::from_millis(10);
 const _: () = assert!(RETRY.as_secs() < PUT_DEADLINE.as_secs());
@@ -60,24 +60,6 @@ pub struct GetId(u64);
 /// Names a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PutId(u64);
-
-/// The checksum of a page, under a seed that agents do not know.
-#[derive(Clone, Copy, Debug)]
-pub struct Checksum {
-    seed: u64,
-}
-
-impl Checksum {
-    /// `seed` is to be random, and the workload's own.
-    pub fn new(seed: u64) -> Checksum {
-        Checksum { seed }
-    }
-
-    /// The checksum of `page`.
-    pub fn of(&self, page: &[u8]) -> u64 {
-        xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
-    }
-}
 
 /// Why pages do not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,21 +135,36 @@ pub enum ClientEvent {
     },
 }
 
-/// What an exchange is about.
-#[derive(Clone, Copy, Debug)]
-enum Request {
+/// Whom a reply is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
     Get(GetId),
     Put(PutId),
-    /// Nothing is done about its reply.
-    Other,
+    Nobody,
+}
+
+/// A request whose reply has not come whole.
+#[derive(Debug)]
+struct Request {
+    agent: AgentId,
+    op: Op,
+    /// Pages that it names.
+    pages: u16,
+    owner: Owner,
+    sent: Instant,
+    /// The reply's control message has come.
+    answered: bool,
+    /// Pages that the agent, by that, sends (of a get) or has stored (of a put). Bit i is page i.
+    done: u64,
 }
 
 /// See the module's documentation.
 pub struct Client<T> {
     lane: Lane<T>,
     envelope: Envelope,
+    /// For the sealed pages of a put: kept, so that no put takes memory.
+    sealed: Vec<u8>,
     gets: BTreeMap<GetId, Get>,
-    puts: BTreeMap<PutId, Put>,
     requests: BTreeMap<ExchangeId, Request>,
     /// The get whose bytes came last: they may hold more than one step.
     arriving: Option<GetId>,
@@ -175,7 +172,10 @@ pub struct Client<T> {
     /// Whether a get may be unsent.
     has_unsent: bool,
     next_expiry: Option<Instant>,
+    /// Of a get or a put.
     next_id: u64,
+    /// Of a message.
+    next_request: u64,
 }
 
 impl<T: Transport> Client<T> {
@@ -184,14 +184,15 @@ impl<T: Transport> Client<T> {
         Client {
             lane,
             envelope: Envelope::plain(checksum),
+            sealed: Vec::new(),
             gets: BTreeMap::new(),
-            puts: BTreeMap::new(),
             requests: BTreeMap::new(),
             arriving: None,
             events: VecDeque::new(),
             has_unsent: false,
             next_expiry: None,
             next_id: 0,
+            next_request: 1,
         }
     }
 
@@ -201,6 +202,48 @@ impl<T: Transport> Client<T> {
         Client { envelope: self.envelope.sealed(seal), ..self }
     }
 
+    /// The agents and their links.
+    pub fn lane(&self) -> &Lane<T> {
+        &self.lane
+    }
+
+    /// Receives, runs timers and keeps the links up. True if anything happened.
+    pub fn drive(&mut self, now: Instant) -> io::Result<bool> {
+        self.lane.keep_up(now);
+        self.lane.transport.drive(now)
+    }
+
+    /// Transmits what was queued.
+    pub fn flush(&mut self, now: Instant) -> io::Result<()> {
+        self.lane.transport.flush(now)
+    }
+
+    /// Readable when something arrives.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.lane.transport.fd()
+    }
+
+    /// When [`Client::drive`] and [`Client::send_unsent`] must be called next although nothing arrives.
+    pub fn deadline(&self) -> Option<Instant> {
+        // What has no link waits for that.
+        let due = self.unsent().filter_map(|id| {
+            let get = &self.gets[&id];
+            get.pause().filter(|_| self.lane.is_up(get.agent))
+        });
+        let (links, transport) = (self.lane.deadline(), self.lane.transport.deadline());
+        links.into_iter().chain(transport).chain(due).min()
+    }
+
+    /// Ends every link.
+    pub fn close_links(&mut self, now: Instant) {
+        let links: Vec<LinkId> = self.lane.links.keys().copied().collect();
+        links.into_iter().for_each(|link| self.lane.transport.close(now, link, CloseCode::Goodbye));
+        // The process is about to end: what cannot be sent now, the lease will do.
+        let _ = self.flush(now);
+    }
+
+    // ---- a get, and what comes of it
+
     /// Asks an agent for 1 to [`PAGES_MAX`] pages. What cannot be sent now is sent when its link takes it.
     pub fn get(
         &mut self,
@@ -209,240 +252,115 @@ impl<T: Transport> Client<T> {
         pages: Vec<Wanted>,
         urgency: Urgency,
     ) -> GetId {
-        let id = GetId(self.take_id());
-        self.gets.insert(id, Get::new(now, agent, pages, urgency));
-        self.has_unsent |= !self.send_get(now, id);
+        let (id, mut get) = (GetId(self.take_id()), Get::new(now, agent, pages, urgency));
+        self.has_unsent |= !self.send_get(now, id, &mut get);
+        self.gets.insert(id, get);
         id
     }
 
-    /// Gives a get up: its pages are not wanted any more. No event of it follows.
-    pub fn cancel(&mut self, now: Instant, id: GetId) {
-        if let Some(get) = self.gets.remove(&id)
-            && let Some(exchange) = get.exchange()
-        {
-            self.abandon(now, exchange);
-        }
-        self.events.retain(|event| event.get() != Some(id));
-    }
-
-    /// Gets that wait until they can be sent.
-    pub fn unsent(&self) -> impl Iterator<Item = GetId> {
-        let gets = self.has_unsent.then_some(&self.gets).into_iter().flatten();
-        gets.filter(|(_, get)| get.is_unsent()).map(|(&id, _)| id)
-    }
-
-    /// Gives 1 to [`PAGES_MAX`] pages of [`PAGE_LEN`](crate::message::PAGE_LEN) bytes to an agent.
-    ///
-    /// # Errors
-    /// If the agent's link is down, or takes no more for now.
-    pub fn put<'a>(
-        &mut self,
-        now: Instant,
-        agent: AgentId,
-        pages: impl Iterator<Item = (ContentId, &'a [u8])>,
-    ) -> Result<PutId, TransportError> {
-        let (ids, frames): (Vec<ContentId>, Vec<&[u8]>) = pages.unzip();
-        assert!((1..=PAGES_MAX).contains(&ids.len()));
-        let (sealed, length) = (self.envelope.is_sealed(), self.envelope.page_len() as u16);
-        let named = |id: &ContentId| match sealed {
-            true => PageDescriptor::new(id.0, 0).with_length(length),
-            false => PageDescriptor::new(id.0, 0),
-        };
-        let heads: Vec<PageDescriptor> = ids.iter().map(named).collect();
-        let pages = self.envelope.wrap(&ids, frames);
-        let payload: Vec<&[u8]> = std::iter::once(heads.as_bytes()).chain(pages).collect();
-        let count = ids.len() as u16;
-        let make = |request, workload| {
-            let control = Control::put(request, workload, count).with_priority(Priority::Bulk);
-            if sealed { control.with_lengths() } else { control }
-        };
-        let exchange = self.lane.send(now, agent, make, &payload, count.into())?;
-        let id = PutId(self.take_id());
-        self.puts.insert(id, Put { stored: 0 });
-        self.requests.insert(exchange, Request::Put(id));
-        Ok(id)
-    }
-
-    /// Lets an agent forget 1 to [`DISCARD_MAX`] pages. If it does not hear of it, it keeps them until the workload ends.
-    ///
-    /// # Errors
-    /// If the agent's link is down, or takes no more for now.
-    pub fn discard(
-        &mut self,
-        now: Instant,
-        agent: AgentId,
-        ids: &[ContentId],
-    ) -> Result<(), TransportError> {
-        assert!((1..=DISCARD_MAX).contains(&ids.len()));
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.0.to_le_bytes()).collect();
-        let count = ids.len() as u16;
-        let make = |request, workload| Control::discard(request, workload, count);
-        self.send_other(now, agent, make, &[&bytes])
-    }
-
-    /// Asks every agent for its state, of which [`Lane::views`] tells.
-    pub fn ask_status(&mut self, now: Instant) {
-        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
-        for agent in agents {
-            let make = |request, workload| Control::request(Op::Status, request, workload);
-            // One that cannot be asked now is asked the next time.
-            let _ = self.send_other(now, agent, make, &[]);
-        }
-    }
-
-    fn send_other(
-        &mut self,
-        now: Instant,
-        agent: AgentId,
-        make: impl FnOnce(u64, WorkloadId) -> Control,
-        payload: &[&[u8]],
-    ) -> Result<(), TransportError> {
-        let make = |request, workload| make(request, workload).with_priority(Priority::Bulk);
-        let exchange = self.lane.send(now, agent, make, payload, 0)?;
-        self.requests.insert(exchange, Request::Other);
-        Ok(())
-    }
-
-    fn take_id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id
-    }
-
     /// Sends a get. False if its agent's link does not take it.
-    fn send_get(&mut self, now: Instant, id: GetId) -> bool {
-        let Some(get) = self.gets.get_mut(&id) else { return true };
+    fn send_get(&mut self, now: Instant, id: GetId, get: &mut Get) -> bool {
         if !self.lane.is_up(get.agent) {
             return false;
         }
         get.end_pause();
-        let wanted = get.asks_for();
-        let descriptors: Vec<PageDescriptor> = match wanted {
-            [_] => Vec::new(),
-            pages => pages.iter().map(|page| PageDescriptor::new(page.id.0, 0)).collect(),
-        };
-        let first = wanted[0].id.0;
-        let (priority, sealed) = (get.priority(), self.envelope.is_sealed());
-        let make = |request, workload| {
-            let control = match descriptors.len() {
-                0 => Control::get(request, workload, first),
-                n => Control::get_many(request, workload, n as u16),
-            };
-            let control = control.with_priority(priority);
-            if sealed { control.with_lengths() } else { control }
-        };
-        let pages = wanted.len() as u32;
-        let sent = self.lane.send(now, get.agent, make, &[descriptors.as_bytes()], pages);
-        let Ok(exchange) = sent else { return false };
-        get.handle_sent(now, exchange);
-        self.requests.insert(exchange, Request::Get(id));
-        true
-    }
-
-    // ---- time
-
-    /// This process did not run for `missed`: agents are not blamed for that.
-    pub fn excuse(&mut self, now: Instant, missed: Duration) {
-        self.gets.values_mut().for_each(|get| get.excuse(now, missed));
-        self.lane.excuse(now, missed);
-    }
-
-    /// Receives, runs timers and keeps the links up. True if anything happened.
-    pub fn drive(&mut self, now: Instant) -> io::Result<bool> {
-        self.lane.drive(now)
-    }
-
-    /// Gives up waiting for what is not answered in time: it fails, or is [unsent](Client::unsent) again. To be called in
-    /// each turn, after [`Client::excuse`].
-    pub fn expire(&mut self, now: Instant) {
-        if self.next_expiry.is_some_and(|next| now < next) {
-            return;
-        }
-        self.next_expiry = Some(now + EXPIRE_EVERY);
-        let late = |get: &Get| get.is_late(now) || get.is_over(now, GET_DEADLINE);
-        if self.gets.values().any(late) {
-            let ids: Vec<GetId> =
-                self.gets.iter().filter(|(_, get)| late(get)).map(|(&id, _)| id).collect();
-            ids.into_iter().for_each(|id| self.expire_get(now, id));
-        }
-        for exchange in self.lane.sent_before(now, PUT_DEADLINE) {
-            self.lane.abandon(now, exchange);
-            self.fail(exchange);
-        }
-    }
-
-    fn expire_get(&mut self, now: Instant, id: GetId) {
-        let Some(get) = self.gets.get_mut(&id) else { return };
-        if get.is_late(now)
-            && let Some(exchange) = get.exchange()
-        {
-            self.abandon(now, exchange);
-            self.end_request(id);
-        }
-        let Some(get) = self.gets.get_mut(&id) else { return };
-        if get.is_unsent() && get.is_over(now, GET_DEADLINE) {
-            let pages = get.close();
-            self.close(id, pages, Failure::Unanswered);
-        }
-    }
-
-    /// Sends what could not be sent before, or is to be repeated: first that for which a thread waits. What nobody waits for
-    /// and cannot be sent is given up; what is over is left to [`Client::expire`]. To be called in each turn, after the events of [`Client::expire`] were polled and what is
-    /// no longer wanted was [cancelled](Client::cancel).
-    pub fn send_unsent(&mut self, now: Instant) {
-        if !self.has_unsent {
-            return;
-        }
-        let is_due = |id: &GetId| {
-            let get = &self.gets[id];
-            get.pause().is_none_or(|pause| pause <= now) && !get.is_over(now, GET_DEADLINE)
-        };
-        let mut unsent: Vec<GetId> = self.unsent().filter(is_due).collect();
-        unsent.sort_by_key(|id| !self.gets[id].is_awaited());
-        for id in unsent {
-            let sent = self.send_get(now, id);
-            if let Some(get) = self.gets.get_mut(&id).filter(|get| !sent && !get.is_awaited()) {
-                let pages = get.close();
-                self.close(id, pages, Failure::GivenUp);
+        let (request, workload) = (self.next_request, self.lane.workload);
+        let (control, heads) = match get.asks_for() {
+            [page] => (Control::get(request, workload, page.id.0), Vec::new()),
+            pages => {
+                let heads = pages.iter().map(|page| PageDescriptor::new(page.id.0, 0)).collect();
+                (Control::get_many(request, workload, pages.len() as u16), heads)
             }
-        }
-        self.has_unsent = self.gets.values().any(Get::is_unsent);
+        };
+        let control = self.envelope.with_lengths(control.with_priority(get.priority()));
+        let sent = self.send(now, get.agent, control, &[heads.as_bytes()], Owner::Get(id));
+        sent.map(|exchange| get.handle_sent(now, exchange)).is_ok()
     }
 
-    fn abandon(&mut self, now: Instant, exchange: ExchangeId) {
-        self.lane.abandon(now, exchange);
-        self.requests.remove(&exchange);
+    /// Sends a request, which is the [next](Client::next_request).
+    fn send(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        control: Control,
+        payload: &[&[u8]],
+        owner: Owner,
+    ) -> Result<ExchangeId, TransportError> {
+        let (transport, peer) =
+            (&mut self.lane.transport, &mut self.lane.peers[usize::from(agent.0)]);
+        let (link, session) = peer.link().ok_or(TransportError::Busy)?;
+        self.next_request += 1;
+        let sent = transport.request(now, link, &control.with_session(session), payload);
+        let exchange = sent.inspect_err(|_| peer.feedback.on_refusal())?;
+        let (op, pages) = (control.op().expect("made here"), control.count());
+        peer.note_sent(op, pages);
+        let request = Request { agent, op, pages, owner, sent: now, answered: false, done: 0 };
+        self.requests.insert(exchange, request);
+        Ok(exchange)
     }
-
-    // ---- what comes
 
     /// Next event, if any.
     pub fn poll(&mut self, now: Instant) -> Option<ClientEvent> {
         loop {
-            if let Some(event) = self.events.pop_front() {
+            if let Some(event) = self.events.pop_front().or_else(|| self.poll_arriving()) {
                 return Some(event);
             }
-            if let Some(event) = self.poll_arriving() {
-                return Some(event);
+            match self.lane.transport.poll(now)? {
+                Event::Connected { link, peer } => self.lane.handle_connected(now, link, peer.id),
+                Event::Closed { link, reason } => {
+                    self.events.extend(self.lane.handle_closed(now, link, &reason));
+                }
+                Event::Control { exchange, control } => self.handle_reply(now, exchange, control),
+                Event::Payload { exchange, offset, bytes } => {
+                    self.handle_payload(exchange, offset as usize, bytes);
+                }
+                Event::Complete { exchange } => {
+                    let Some(request) = self.end(exchange) else { continue };
+                    self.finish(request);
+                }
+                Event::Aborted { exchange, .. } => {
+                    let Some(request) = self.end(exchange) else { continue };
+                    self.lane.peer(request.agent).feedback.on_refusal();
+                    self.fail(request);
+                }
             }
-            match self.lane.poll(now)? {
-                LaneEvent::Up { agent, session } => {
-                    return Some(ClientEvent::Up { agent, session });
+        }
+    }
+
+    fn handle_reply(&mut self, now: Instant, exchange: ExchangeId, control: Control) {
+        let Some(request) = self.requests.get_mut(&exchange) else {
+            return self.events.extend(self.lane.handle_reply(now, exchange, &control));
+        };
+        request.answered = true;
+        let elapsed = now.saturating_duration_since(request.sent);
+        let peer = self.lane.peer(request.agent);
+        peer.note_reply(request.op, request.pages, elapsed, &control);
+        let (status, answer) = (control.status(), || control.answer::<PagesReply>());
+        match request.owner {
+            Owner::Get(id) => {
+                request.done = answer().done;
+                let Some(get) = self.gets.get_mut(&id) else { return };
+                let pages = get.handle_reply(now, &control, self.envelope.page_len());
+                let control = Box::new(control);
+                self.events.push_back(ClientEvent::Answered { get: id, control });
+                if pages != 0 {
+                    let failure = Failure::NotHeld(status);
+                    self.events.push_back(ClientEvent::Failed { get: id, pages, failure });
                 }
-                LaneEvent::Down { agent, reason } => {
-                    return Some(ClientEvent::Down { agent, reason });
-                }
-                LaneEvent::Reply { exchange, control } => self.handle_reply(now, exchange, control),
-                LaneEvent::Payload { exchange, offset, bytes } => {
-                    if let Some(&Request::Get(id)) = self.requests.get(&exchange)
-                        && let Some(get) = self.gets.get_mut(&id)
-                    {
-                        get.handle_payload(offset, bytes);
-                        self.arriving = Some(id);
-                    }
-                }
-                LaneEvent::Complete { exchange } => self.complete(exchange),
-                LaneEvent::Failed { exchange } => self.fail(exchange),
             }
+            Owner::Put(_) if matches!(status, Status::Ok | Status::Full | Status::Draining) => {
+                request.done = answer().done;
+            }
+            Owner::Put(_) | Owner::Nobody => {}
+        }
+    }
+
+    fn handle_payload(&mut self, exchange: ExchangeId, offset: usize, bytes: Bytes) {
+        if let Some(&Request { owner: Owner::Get(id), .. }) = self.requests.get(&exchange)
+            && let Some(get) = self.gets.get_mut(&id)
+        {
+            get.handle_payload(offset, bytes);
+            self.arriving = Some(id);
         }
     }
 
@@ -461,50 +379,28 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    fn handle_reply(&mut self, now: Instant, exchange: ExchangeId, control: Box<Control>) {
-        match self.requests.get(&exchange) {
-            Some(Request::Get(id)) => {
-                let Some(get) = self.gets.get_mut(id) else { return };
-                let (get_id, status) = (*id, control.status());
-                let pages = get.handle_reply(now, &control, self.envelope.page_len());
-                self.events.push_back(ClientEvent::Answered { get: get_id, control });
-                if pages != 0 {
-                    let failure = Failure::NotHeld(status);
-                    self.events.push_back(ClientEvent::Failed { get: get_id, pages, failure });
-                }
-            }
-            Some(Request::Put(id)) => {
-                if let Some(put) = self.puts.get_mut(id) {
-                    put.handle_reply(&control);
-                }
-            }
-            Some(Request::Other) | None => {}
-        }
+    /// The exchange is over: the only place where a request stops to be under way.
+    fn end(&mut self, exchange: ExchangeId) -> Option<Request> {
+        let request = self.requests.remove(&exchange)?;
+        self.lane.peer(request.agent).inflight -= 1;
+        Some(request)
     }
 
     /// A reply has come whole.
-    fn complete(&mut self, exchange: ExchangeId) {
-        match self.requests.remove(&exchange) {
-            Some(Request::Get(id)) => self.end_request(id),
-            Some(Request::Put(id)) => self.end_put(id, |put| put.stored),
-            Some(Request::Other) | None => {}
+    fn finish(&mut self, request: Request) {
+        match request.owner {
+            Owner::Get(id) => self.end_request(id),
+            Owner::Put(put) => {
+                self.events.push_back(ClientEvent::Stored { put, pages: request.done });
+            }
+            Owner::Nobody => {}
         }
     }
 
     /// No reply comes, or not all of it.
-    fn fail(&mut self, exchange: ExchangeId) {
-        match self.requests.remove(&exchange) {
-            Some(Request::Get(id)) => self.end_request(id),
-            // It may have been stored. The pages are placed under other names the next time.
-            Some(Request::Put(id)) => self.end_put(id, |_| 0),
-            Some(Request::Other) | None => {}
-        }
-    }
-
-    fn end_put(&mut self, id: PutId, stored: impl FnOnce(&Put) -> u64) {
-        if let Some(put) = self.puts.remove(&id) {
-            self.events.push_back(ClientEvent::Stored { put: id, pages: stored(&put) });
-        }
+    fn fail(&mut self, request: Request) {
+        // What was put may have been stored. The pages are placed under other names the next time.
+        self.finish(Request { done: 0, ..request });
     }
 
     /// A get's exchange is over; it goes on if a page is open for which a thread waits.
@@ -526,47 +422,201 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// When [`Client::drive`] and [`Client::send_unsent`] must be called next although nothing arrives.
-    pub fn deadline(&self) -> Option<Instant> {
-        // What has no link waits for that.
-        let due = self.unsent().filter_map(|id| {
-            let get = &self.gets[&id];
-            get.pause().filter(|_| self.lane.is_up(get.agent))
-        });
-        self.lane.deadline().into_iter().chain(due).min()
+    fn take_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
     }
 
-    /// Transmits what was queued.
-    pub fn flush(&mut self, now: Instant) -> io::Result<()> {
-        self.lane.flush(now)
+    // ---- what else is sent
+
+    /// Gives 1 to [`PAGES_MAX`] pages of [`PAGE_LEN`](crate::message::PAGE_LEN) bytes to an agent.
+    ///
+    /// # Errors
+    /// If the agent's link is down, or takes no more for now.
+    pub fn put<'a>(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        pages: impl Iterator<Item = (ContentId, &'a [u8])>,
+    ) -> Result<PutId, TransportError> {
+        let (ids, frames): (Vec<ContentId>, Vec<&[u8]>) = pages.unzip();
+        assert!((1..=PAGES_MAX).contains(&ids.len()));
+        let length = self.envelope.length();
+        let named = |id: &ContentId| PageDescriptor::new(id.0, 0).with_length(length);
+        let heads: Vec<PageDescriptor> = ids.iter().map(named).collect();
+        let mut sealed = std::mem::take(&mut self.sealed);
+        let pages = self.envelope.wrap(&ids, frames, &mut sealed);
+        let payload: Vec<&[u8]> = std::iter::once(heads.as_bytes()).chain(pages).collect();
+        let control = Control::put(self.next_request, self.lane.workload, ids.len() as u16);
+        let control = self.envelope.with_lengths(control.with_priority(Priority::Bulk));
+        let id = PutId(self.take_id());
+        let sent = self.send(now, agent, control, &payload, Owner::Put(id));
+        self.sealed = sealed;
+        sent.map(|_| id)
     }
 
-    /// Readable when something arrives.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.lane.fd()
+    /// Lets an agent forget 1 to [`DISCARD_MAX`] pages. If it does not hear of it, it keeps them until the workload ends.
+    ///
+    /// # Errors
+    /// If the agent's link is down, or takes no more for now.
+    pub fn discard(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        ids: &[ContentId],
+    ) -> Result<(), TransportError> {
+        assert!((1..=DISCARD_MAX).contains(&ids.len()));
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.0.to_le_bytes()).collect();
+        let count = ids.len() as u16;
+        let control = Control::discard(self.next_request, self.lane.workload, count);
+        let control = control.with_priority(Priority::Bulk);
+        self.send(now, agent, control, &[&bytes], Owner::Nobody).map(drop)
     }
 
-    /// The agents and their links.
-    pub fn lane(&self) -> &Lane<T> {
-        &self.lane
+    /// Asks every agent for its state, of which [`Lane::views`] tells.
+    pub fn ask_status(&mut self, now: Instant) {
+        self.tell_all(now, Op::Status);
     }
 
-    /// Tells the agents that the workload has ended: its pages are freed. [`Lane::under_way`] tells who has not answered.
+    /// Tells the agents that the workload has ended: its pages are freed. [`Client::under_way`] tells who has not answered.
     pub fn goodbye(&mut self, now: Instant) {
-        let agents: Vec<AgentId> = self.lane.agents().filter(|&a| self.lane.is_up(a)).collect();
-        agents.into_iter().for_each(|agent| self.goodbye_to(now, agent));
+        self.tell_all(now, Op::Goodbye);
     }
 
     /// Tells one agent that the workload has no pages there any more.
     pub fn goodbye_to(&mut self, now: Instant, agent: AgentId) {
-        let make = |request, workload| Control::request(Op::Goodbye, request, workload);
-        // One that does not hear of it frees them when the lease ends.
-        let _ = self.send_other(now, agent, make, &[]);
+        self.tell(now, agent, Op::Goodbye);
     }
 
-    /// Ends every link.
-    pub fn close_links(&mut self, now: Instant) {
-        self.lane.close(now);
+    fn tell_all(&mut self, now: Instant, op: Op) {
+        self.lane.agents().for_each(|agent| self.tell(now, agent, op));
+    }
+
+    /// Sends a request without pages. An agent that does not take it now is asked for its state the next time, and frees the
+    /// pages of a workload that has ended when its lease ends.
+    fn tell(&mut self, now: Instant, agent: AgentId, op: Op) {
+        let control = Control::request(op, self.next_request, self.lane.workload);
+        let control = control.with_priority(Priority::Bulk);
+        let _ = self.send(now, agent, control, &[], Owner::Nobody);
+    }
+
+    /// Whether any reply has not come whole.
+    pub fn awaits(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    /// Requests of this kind whose replies have not come whole.
+    pub fn under_way(&self, agent: AgentId, op: Op) -> usize {
+        self.requests.values().filter(|request| request.agent == agent && request.op == op).count()
+    }
+
+    /// Whether the agent can be trusted to keep the only copy of a page: it is up, does not drain, and answers.
+    pub fn keeps(&self, now: Instant, agent: AgentId) -> bool {
+        let silent = |request: &Request| {
+            request.agent == agent
+                && !request.answered
+                && now.duration_since(request.sent) > SUSPECT
+        };
+        let may = self.lane.is_up(agent) && !self.lane.is_draining(agent);
+        may && !self.requests.values().any(silent)
+    }
+
+    // ---- what takes too long, or is not wanted
+
+    /// This process did not run for `missed`: agents are not blamed for that.
+    pub fn excuse(&mut self, now: Instant, missed: Duration) {
+        self.gets.values_mut().for_each(|get| get.excuse(now, missed));
+        let requests = self.requests.values_mut();
+        requests.for_each(|request| request.sent = now.min(request.sent + missed));
+    }
+
+    /// Gives up waiting for what is not answered in time: it fails, or is [unsent](Client::unsent) again. To be called in
+    /// each turn, after [`Client::excuse`].
+    pub fn expire(&mut self, now: Instant) {
+        if self.next_expiry.is_some_and(|next| now < next) {
+            return;
+        }
+        self.next_expiry = Some(now + EXPIRE_EVERY);
+        let late = |get: &Get| get.is_late(now) || get.is_over(now, GET_DEADLINE);
+        if self.gets.values().any(late) {
+            let ids: Vec<GetId> =
+                self.gets.iter().filter(|(_, get)| late(get)).map(|(&id, _)| id).collect();
+            ids.into_iter().for_each(|id| self.expire_get(now, id));
+        }
+        let late = |request: &Request| now.saturating_duration_since(request.sent) > PUT_DEADLINE;
+        let sent = self.requests.iter().filter(|(_, request)| late(request));
+        let exchanges: Vec<ExchangeId> = sent.map(|(&exchange, _)| exchange).collect();
+        for exchange in exchanges {
+            if let Some(request) = self.abandon(now, exchange) {
+                self.fail(request);
+            }
+        }
+    }
+
+    fn expire_get(&mut self, now: Instant, id: GetId) {
+        let Some(get) = self.gets.get_mut(&id) else { return };
+        if get.is_late(now)
+            && let Some(exchange) = get.exchange()
+        {
+            self.abandon(now, exchange);
+            self.end_request(id);
+        }
+        let Some(get) = self.gets.get_mut(&id) else { return };
+        if get.is_unsent() && get.is_over(now, GET_DEADLINE) {
+            let pages = get.close();
+            self.close(id, pages, Failure::Unanswered);
+        }
+    }
+
+    /// Gives a get up: its pages are not wanted any more. No event of it follows.
+    pub fn cancel(&mut self, now: Instant, id: GetId) {
+        if let Some(get) = self.gets.remove(&id)
+            && let Some(exchange) = get.exchange()
+        {
+            self.abandon(now, exchange);
+        }
+        self.events.retain(|event| event.get() != Some(id));
+    }
+
+    /// Gets that wait until they can be sent.
+    pub fn unsent(&self) -> impl Iterator<Item = GetId> {
+        let gets = self.has_unsent.then_some(&self.gets).into_iter().flatten();
+        gets.filter(|(_, get)| get.is_unsent()).map(|(&id, _)| id)
+    }
+
+    /// Sends what could not be sent before, or is to be repeated: first that for which a thread waits. What nobody waits for
+    /// and cannot be sent is given up; what is over is left to [`Client::expire`]. To be called in each turn, after the events
+    /// of [`Client::expire`] were polled and what is no longer wanted was [cancelled](Client::cancel).
+    pub fn send_unsent(&mut self, now: Instant) {
+        if !self.has_unsent {
+            return;
+        }
+        let is_due = |id: &GetId| {
+            let get = &self.gets[id];
+            get.pause().is_none_or(|pause| pause <= now) && !get.is_over(now, GET_DEADLINE)
+        };
+        let mut unsent: Vec<GetId> = self.unsent().filter(is_due).collect();
+        unsent.sort_by_key(|id| !self.gets[id].is_awaited());
+        for id in unsent {
+            let Some(mut get) = self.gets.remove(&id) else { continue };
+            let is_given_up = !self.send_get(now, id, &mut get) && !get.is_awaited();
+            let pages = if is_given_up { get.close() } else { 0 };
+            self.gets.insert(id, get);
+            self.close(id, pages, Failure::GivenUp);
+        }
+        self.has_unsent = self.gets.values().any(Get::is_unsent);
+    }
+
+    /// Gives up waiting for a reply, or for the rest of it.
+    fn abandon(&mut self, now: Instant, exchange: ExchangeId) -> Option<Request> {
+        self.lane.transport.abandon(exchange);
+        let request = self.end(exchange)?;
+        // Who has begun to give pages, and not gone on, has not given them.
+        if !request.answered || request.op == Op::Get && request.done != 0 {
+            let waited = now.saturating_duration_since(request.sent);
+            self.lane.peer(request.agent).feedback.on_timeout(waited);
+        }
+        Some(request)
     }
 }
 

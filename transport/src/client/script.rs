@@ -8,8 +8,8 @@ use std::time::Instant;
 use gms_policy::ids::AgentId;
 use nix::sys::eventfd::EventFd;
 
-use super::lane::{Lane, LaneEvent, RETRY};
-use super::{AgentAddress, Checksum, Client};
+use super::lane::{Lane, RETRY};
+use super::{AgentAddress, Checksum, Client, ClientEvent};
 use crate::message::{Control, Feedback, HelloReply, HelloRequest, Op, Status, WorkloadId};
 use crate::{
     CloseCode, CloseReason, Event, ExchangeId, Fingerprint, LinkId, PathStats, PeerId,
@@ -138,22 +138,6 @@ impl Lane<Script> {
         asked.expect("a link was asked for").0
     }
 
-    /// The link comes up; returns the hello. What the lane reports meanwhile is appended to `told`.
-    pub(super) fn come_up(
-        &mut self,
-        now: Instant,
-        agent: AgentId,
-        told: &mut Vec<LaneEvent>,
-    ) -> (ExchangeId, Control) {
-        let addr = self.peers[usize::from(agent.0)].address.socket;
-        let (id, fingerprint) = (PeerId::Issued([agent.0; 16]), Fingerprint([agent.0; 32]));
-        let peer = PeerIdentity { id, fingerprint, addr };
-        let link = self.link(agent);
-        self.transport.events.push_back(Event::Connected { link, peer });
-        told.extend(std::iter::from_fn(|| self.poll(now)));
-        *self.transport.sent.last().expect("a hello")
-    }
-
     /// A reply comes, from an agent with room for 1000 pages.
     pub(super) fn reply(
         &mut self,
@@ -176,16 +160,31 @@ impl Client<Script> {
     /// A client of as many agents, all of them up in session 1.
     pub fn scripted(agents: u16, checksum: Checksum) -> Client<Script> {
         let now = Instant::now();
-        let mut lane = Lane::scripted(now, agents);
-        lane.drive(now).expect("the script does not fail");
+        let mut client = Client::new(Lane::scripted(now, agents), checksum);
+        client.drive(now).expect("the script does not fail");
         for agent in 0..agents as u8 {
-            let hello = lane.come_up(now, AgentId(agent), &mut Vec::new());
-            lane.reply(&hello, Status::Ok, |control| control.session = 1);
-            while lane.poll(now).is_some() {}
+            let hello = client.come_up(now, AgentId(agent));
+            client.play_reply(&hello, Status::Ok, |control| control.session = 1);
+            while client.poll(now).is_some() {}
         }
-        let mut client = Client::new(lane, checksum);
         client.take_sent();
         client
+    }
+
+    /// The link comes up; returns the hello. What is told of that, and was to be told before, the owner hears when it looks.
+    pub(super) fn come_up(&mut self, now: Instant, agent: AgentId) -> (ExchangeId, Control) {
+        let addr = self.lane.peers[usize::from(agent.0)].address.socket;
+        let (id, fingerprint) = (PeerId::Issued([agent.0; 16]), Fingerprint([agent.0; 32]));
+        let (link, peer) = (self.lane.link(agent), PeerIdentity { id, fingerprint, addr });
+        self.play(Event::Connected { link, peer });
+        self.settle(now);
+        *self.lane.transport.sent.last().expect("a hello")
+    }
+
+    /// What the transport has reported is dealt with; the owner hears of it when it looks.
+    fn settle(&mut self, now: Instant) {
+        let told: Vec<ClientEvent> = std::iter::from_fn(|| self.poll(now)).collect();
+        self.events.extend(told);
     }
 
     /// Requests sent since this was called last.
@@ -249,13 +248,11 @@ impl Client<Script> {
     pub fn restart(&mut self, agent: AgentId, session: u64) {
         let now = Instant::now();
         self.lose(agent);
-        let lane = &mut self.lane;
-        let mut told: Vec<LaneEvent> = std::iter::from_fn(|| lane.poll(now)).collect();
-        lane.drive(now + RETRY).expect("the script does not fail");
-        let hello = lane.come_up(now, agent, &mut told);
-        lane.transport.sent.pop();
-        lane.reply(&hello, Status::Ok, |control| control.session = session);
-        lane.events.extend(told);
+        self.settle(now);
+        self.drive(now + RETRY).expect("the script does not fail");
+        let hello = self.come_up(now, agent);
+        self.lane.transport.sent.pop();
+        self.play_reply(&hello, Status::Ok, |control| control.session = session);
     }
 
     /// Requests to an agent that is up cannot be sent from now on.
@@ -272,6 +269,6 @@ impl Client<Script> {
 
     /// Requests without a whole reply.
     pub fn open(&self) -> usize {
-        self.lane.open.len()
+        self.requests.len()
     }
 }

@@ -1,16 +1,20 @@
-//! Pages as agents hold them: encrypted and authenticated under a key of the workload's own, which no agent ever sees.
+//! How pages travel to agents, lie there and are proved when they come back: under a checksum, and sealed, that is, encrypted
+//! and authenticated under a key of the workload's own, which no agent ever sees.
 //!
 //! AES-128-GCM (NIST SP 800-38D). The nonce is the page's content id, which is given once in a workload's life and names
 //! the same bytes for ever, so no nonce meets two pages. Workload and page length are authenticated with the page.
 //! So the bytes of one id open under no other id, in no other workload and at no other length.
 
 use std::fmt;
+use std::sync::Arc;
 
 use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use aws_lc_rs::error::Unspecified;
+use bytes::{Bytes, BytesMut};
 use gms_policy::ids::ContentId;
 
-use crate::message::{PAGE_LEN, TAG_LEN, WorkloadId};
+use super::Wanted;
+use crate::message::{Control, PAGE_LEN, PAGES_MAX, TAG_LEN, WorkloadId};
 
 /// Bytes of a sealed page: the ciphertext, then the tag.
 pub const SEALED_LEN: usize = PAGE_LEN + TAG_LEN;
@@ -92,6 +96,105 @@ fn nonce(id: ContentId) -> Nonce {
     let mut bytes = [0; NONCE_LEN];
     bytes[..8].copy_from_slice(&id.0.to_le_bytes());
     Nonce::assume_unique_for_key(bytes)
+}
+
+/// The checksum of a page, under a seed that agents do not know.
+#[derive(Clone, Copy, Debug)]
+pub struct Checksum {
+    seed: u64,
+}
+
+impl Checksum {
+    /// `seed` is to be random, and the workload's own.
+    pub const fn new(seed: u64) -> Checksum {
+        Checksum { seed }
+    }
+
+    /// The checksum of `page`.
+    pub fn of(&self, page: &[u8]) -> u64 {
+        xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
+    }
+}
+
+/// Wraps pages for agents, and unwraps and checks what comes back.
+pub(super) struct Envelope {
+    checksum: Checksum,
+    seal: Option<Arc<Seal>>,
+    /// Where pages are opened. Its memory is used again when whoever was given them has let go.
+    opened: BytesMut,
+}
+
+impl Envelope {
+    /// Of pages that travel as they are.
+    pub(super) fn plain(checksum: Checksum) -> Envelope {
+        Envelope { checksum, seal: None, opened: BytesMut::new() }
+    }
+
+    /// Of pages that travel sealed.
+    pub(super) fn sealed(self, seal: Arc<Seal>) -> Envelope {
+        Envelope { seal: Some(seal), ..self }
+    }
+
+    /// Bytes of a page as it travels.
+    pub(super) fn page_len(&self) -> usize {
+        if self.seal.is_some() { SEALED_LEN } else { PAGE_LEN }
+    }
+
+    /// A request for or with such pages.
+    pub(super) fn with_lengths(&self, control: Control) -> Control {
+        if self.seal.is_some() { control.with_lengths() } else { control }
+    }
+
+    /// What the descriptor of such a page says of its length, in bytes; 0 is a frame's.
+    pub(super) fn length(&self) -> u16 {
+        if self.seal.is_some() { SEALED_LEN as u16 } else { 0 }
+    }
+
+    /// Pages of [`PAGE_LEN`] bytes as they travel, in slices: of `buffer`, which grows to hold them, if they are sealed.
+    pub(super) fn wrap<'a>(
+        &self,
+        ids: &[ContentId],
+        pages: Vec<&'a [u8]>,
+        buffer: &'a mut Vec<u8>,
+    ) -> Vec<&'a [u8]> {
+        let Some(seal) = &self.seal else { return pages };
+        let length = pages.len() * SEALED_LEN;
+        if buffer.len() < length {
+            buffer.resize(length, 0);
+        }
+        let sealed = &mut buffer[..length];
+        for ((&id, page), out) in ids.iter().zip(pages).zip(sealed.chunks_exact_mut(SEALED_LEN)) {
+            seal.seal(id, page, out);
+        }
+        vec![sealed]
+    }
+
+    /// `bytes` are pages as they travelled, at most [`PAGES_MAX`], the first of those that are `wanted`. Returns the
+    /// first of them, unwrapped, as far as they are right.
+    pub(super) fn unwrap(&mut self, wanted: &[Wanted], bytes: Bytes) -> Bytes {
+        let Some(seal) = &self.seal else {
+            let pages = bytes.chunks_exact(PAGE_LEN).zip(wanted);
+            let right = |(page, wanted): &(&[u8], &Wanted)| self.checksum.of(page) == wanted.check;
+            let right = pages.take_while(right).count();
+            return bytes.slice(..right * PAGE_LEN);
+        };
+        if self.opened.capacity() == 0 {
+            self.opened.reserve(PAGES_MAX * PAGE_LEN);
+        }
+        self.opened.reserve(bytes.len() / SEALED_LEN * PAGE_LEN);
+        for (sealed, wanted) in bytes.chunks_exact(SEALED_LEN).zip(wanted) {
+            let from = self.opened.len();
+            self.opened.resize(from + PAGE_LEN, 0);
+            let page = &mut self.opened[from..];
+            // The seal says that these are the bytes which were put; the checksum, that they were the page's then.
+            if seal.open(wanted.id, sealed, page).is_err() || self.checksum.of(page) != wanted.check
+            {
+                self.opened.truncate(from);
+                break;
+            }
+        }
+        self.opened.split().freeze()
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod sealed;
 
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -11,11 +12,11 @@ use proptest::prelude::*;
 
 use super::script::Script;
 use super::*;
-use crate::message::PAGE_LEN;
+use crate::message::{PAGE_LEN, WorkloadId};
 use crate::{AbortReason, Event};
 
 const A: AgentId = AgentId(0);
-const CHECKSUM: Checksum = Checksum { seed: 7 };
+const CHECKSUM: Checksum = Checksum::new(7);
 
 /// How pages travel.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -439,6 +440,21 @@ fn a_page_that_failed_with_others_is_asked_for_alone() {
         follower.follow(turn(&mut client, now));
     }
     assert_eq!(follower.fates[0], Fate::Failed(Failure::NotHeld(Status::Failed)));
+}
+
+#[test]
+fn each_request_has_a_number_of_its_own_and_names_the_session() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    client.get(now, A, wanted(1), Urgency::Demand);
+    client.get(now, A, wanted(3), Urgency::Ahead);
+    client.put(now, A, std::iter::once((ContentId(1), &page(1)[..]))).expect("it is up");
+    client.discard(now, A, &[ContentId(1)]).expect("it is up");
+    client.ask_status(now);
+    client.goodbye(now);
+    let sent = client.take_sent();
+    let numbers: BTreeSet<u64> = sent.iter().map(|(_, control)| control.request).collect();
+    assert_eq!((sent.len(), numbers.len()), (6, 6), "{numbers:?}");
+    assert!(sent.iter().all(|(_, control)| control.session == 1));
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! The authority of a cluster, which issues certificates and gives ids.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
 };
+use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
@@ -108,6 +110,17 @@ pub fn ephemeral() -> Result<(Identity, Identity), KeysError> {
     let authority = Authority::generate()?;
     let make = |role| authority.identity(role, valid_for(LIFETIME));
     Ok((make(Role::Node)?, make(Role::Client)?))
+}
+
+/// Makes a key for an agent that a pager with the identity `client` starts beside itself: the node trusts whom `client` trusts. Returns it, and a `client`
+/// which trusts that node too, and nobody more: the authority which signed it is gone.
+pub fn beside(client: &Identity) -> Result<(Identity, Identity), KeysError> {
+    let authority = Authority::generate()?;
+    let node = authority.identity(Role::Node, valid_for(LIFETIME))?;
+    let mut roots = RootCertStore::clone(&client.trust.roots);
+    roots.roots.extend(node.trust.roots.roots.iter().cloned());
+    let trust = Trust { roots: Arc::new(roots), ..client.trust.clone() };
+    Ok((Identity { trust: client.trust.clone(), ..node }, Identity { trust, ..client.clone() }))
 }
 
 /// A certificate and its key in PEM.

@@ -31,7 +31,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use crate::{Fingerprint, PeerId};
 #[cfg(test)]
 pub(crate) use authority::Authority;
-pub use authority::{Renewed, ephemeral, init, issue, renew};
+pub use authority::{Renewed, beside, ephemeral, init, issue, renew};
 use bearer::Bearer;
 pub use error::KeysError;
 pub use listing::{Listed, Listing, State, list};

@@ -102,6 +102,17 @@ fn a_certificate_says_until_when_it_is_good() {
 }
 
 #[test]
+fn a_node_beside_a_client_is_trusted_by_that_client_alone() {
+    let (others, client) = ephemeral().unwrap();
+    let (node, trusting) = beside(&client).unwrap();
+    let now = UnixTime::now();
+    let is_good =
+        |by: &Identity, who: &Identity| check(&by.trust.roots, who.role, &who.cert, now).is_ok();
+    assert!(is_good(&node, &client) && is_good(&trusting, &node) && is_good(&trusting, &others));
+    assert!(!is_good(&client, &node) && !is_good(&others, &node));
+}
+
+#[test]
 fn nothing_is_overwritten() {
     let dir = Dir::with_keys();
     let before = fs::read(dir.0.join("node-key.pem")).unwrap();

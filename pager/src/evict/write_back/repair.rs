@@ -167,8 +167,11 @@ impl<T: Transport> WriteBack<T> {
             // From the choice to the list of its pages no agent is to lose any.
             let tables = lock(&self.shared.tables);
             let holders = tables.holders(content);
-            let sources: Vec<AgentId> =
-                holders.agents().filter(|&agent| self.agents.lane().is_up(agent)).collect();
+            let lane = self.agents.lane();
+            let up: AgentSet = holders.agents().filter(|&agent| lane.is_up(agent)).collect();
+            let last = up.without(lane.last_resorts()).is_empty();
+            let up = if last { up } else { up.without(lane.last_resorts()) };
+            let sources: Vec<AgentId> = up.agents().collect();
             let Some(&agent) = sources.get(random % sources.len().max(1)) else {
                 // Somebody may be there the next time.
                 self.repair.found.pop_front();
@@ -272,6 +275,6 @@ impl<T: Transport> WriteBack<T> {
     fn shortage(&self, now: Instant) -> Shortage {
         let lane = self.agents.lane();
         let sources: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
-        Shortage { copies: self.copies, leaving: self.leaving(now), sources }
+        Shortage { copies: self.copies_of_all, leaving: self.leaving(now), sources }
     }
 }

@@ -2,20 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-use gms_policy::ids::AgentId;
+use gms_policy::ids::{AgentId, ContentId};
 use gms_policy::placement::AgentView;
 
-use super::{Lane, LaneEvent, RETRY};
+use super::{Lane, RETRY};
 use crate::client::script::Script;
+use crate::client::{Checksum, Client, ClientEvent, Owner, PutId, Urgency, Wanted};
 use crate::message::{Control, Feedback, Op, Status, WorkloadId};
-use crate::{AbortReason, CloseReason, Event, ExchangeId, Fingerprint, PeerId, PeerIdentity};
+use crate::{
+    AbortReason, CloseReason, Event, ExchangeId, Fingerprint, PeerId, PeerIdentity, TransportError,
+};
 
 const A: AgentId = AgentId(0);
 const B: AgentId = AgentId(1);
+const CHECKSUM: Checksum = Checksum::new(7);
 
-/// A lane, its script and the time.
+/// A client, whose lane is looked at, and the time.
 struct Play {
-    lane: Lane<Script>,
+    client: Client<Script>,
     now: Instant,
 }
 
@@ -23,7 +27,7 @@ impl Play {
     /// A lane to as many agents, none of them up.
     fn new(agents: u16) -> Play {
         let now = Instant::now();
-        Play { lane: Lane::scripted(now, agents), now }
+        Play { client: Client::new(Lane::scripted(now, agents), CHECKSUM), now }
     }
 
     /// The same with every agent up in session 1.
@@ -36,9 +40,9 @@ impl Play {
         play
     }
 
-    fn drive(&mut self) -> Vec<LaneEvent> {
-        self.lane.drive(self.now).expect("the script does not fail");
-        std::iter::from_fn(|| self.lane.poll(self.now)).collect()
+    fn drive(&mut self) -> Vec<ClientEvent> {
+        self.client.drive(self.now).expect("the script does not fail");
+        std::iter::from_fn(|| self.client.poll(self.now)).collect()
     }
 
     fn wait(&mut self, time: Duration) {
@@ -46,20 +50,20 @@ impl Play {
     }
 
     /// The link comes up and the hello is answered.
-    fn connect(&mut self, agent: AgentId, session: u64) -> Vec<LaneEvent> {
+    fn connect(&mut self, agent: AgentId, session: u64) -> Vec<ClientEvent> {
         let hello = self.greet(agent);
         self.reply(hello, Status::Ok, |control| control.session = session)
     }
 
     /// The link comes up; returns the hello.
     fn greet(&mut self, agent: AgentId) -> ExchangeId {
-        let (exchange, control) = self.lane.come_up(self.now, agent, &mut Vec::new());
-        assert_eq!((control.op(), exchange.link), (Some(Op::Hello), self.lane.link(agent)));
+        let (exchange, control) = self.client.come_up(self.now, agent);
+        assert_eq!((control.op(), exchange.link), (Some(Op::Hello), self.client.lane.link(agent)));
         exchange
     }
 
-    fn event(&mut self, event: Event) -> Vec<LaneEvent> {
-        self.lane.transport.events.push_back(event);
+    fn event(&mut self, event: Event) -> Vec<ClientEvent> {
+        self.client.play(event);
         self.drive()
     }
 
@@ -69,29 +73,39 @@ impl Play {
         exchange: ExchangeId,
         status: Status,
         edit: impl FnOnce(&mut Control),
-    ) -> Vec<LaneEvent> {
-        let sent = self.lane.transport.sent.iter().find(|(id, _)| *id == exchange);
+    ) -> Vec<ClientEvent> {
+        let sent = self.client.lane.transport.sent.iter().find(|(id, _)| *id == exchange);
         let request = *sent.expect("it was asked");
-        self.lane.reply(&request, status, edit);
+        self.client.play_reply(&request, status, edit);
         self.drive()
     }
 
     fn send(&mut self, agent: AgentId, make: fn(u64, WorkloadId) -> Control) -> ExchangeId {
-        self.lane.send(self.now, agent, make, &[], 1).expect("it is up")
+        self.try_send(agent, make, Owner::Nobody).expect("it is up")
+    }
+
+    fn try_send(
+        &mut self,
+        agent: AgentId,
+        make: impl FnOnce(u64, WorkloadId) -> Control,
+        owner: Owner,
+    ) -> Result<ExchangeId, TransportError> {
+        let control = make(self.client.next_request, self.client.lane.workload);
+        self.client.send(self.now, agent, control, &[], owner)
     }
 
     /// The link comes up, and this node is at its other end.
-    fn meet(&mut self, agent: AgentId, id: PeerId) -> Vec<LaneEvent> {
-        let addr = self.lane.peers[usize::from(agent.0)].address.socket;
+    fn meet(&mut self, agent: AgentId, id: PeerId) -> Vec<ClientEvent> {
+        let addr = self.client.lane.peers[usize::from(agent.0)].address.socket;
         let peer = PeerIdentity { id, fingerprint: Fingerprint([9; 32]), addr };
-        let link = self.lane.link(agent);
+        let link = self.client.lane.link(agent);
         self.event(Event::Connected { link, peer })
     }
 
     /// The node answers the last hello.
-    fn accept(&mut self, agent: AgentId) -> Vec<LaneEvent> {
-        let link = self.lane.link(agent);
-        let mut sent = self.lane.transport.sent.iter().rev();
+    fn accept(&mut self, agent: AgentId) -> Vec<ClientEvent> {
+        let link = self.client.lane.link(agent);
+        let mut sent = self.client.lane.transport.sent.iter().rev();
         let hello = sent.find(|(id, _)| id.link == link).expect("a hello").0;
         self.reply(hello, Status::Ok, |control| control.session = 1)
     }
@@ -103,14 +117,14 @@ impl Play {
         self.drive();
     }
 
-    fn close(&mut self, agent: AgentId) -> Vec<LaneEvent> {
-        let addr = self.lane.peers[usize::from(agent.0)].address.socket;
-        let link = self.lane.link(agent);
+    fn close(&mut self, agent: AgentId) -> Vec<ClientEvent> {
+        let addr = self.client.lane.peers[usize::from(agent.0)].address.socket;
+        let link = self.client.lane.link(agent);
         self.event(Event::Closed { link, reason: CloseReason::Lost { addr } })
     }
 
     fn view(&self, agent: AgentId) -> AgentView {
-        self.lane.views()[usize::from(agent.0)]
+        self.client.lane.views()[usize::from(agent.0)]
     }
 }
 
@@ -131,11 +145,11 @@ fn an_agent_is_up_once_it_has_answered_the_hello() {
     let mut play = Play::new(2);
     assert!(play.drive().is_empty());
     let hello = play.greet(A);
-    assert!(!play.lane.is_up(A) && !play.lane.has_been_up(A));
+    assert!(!play.client.lane.is_up(A) && !play.client.lane.has_been_up(A));
     let events = play.reply(hello, Status::Ok, |control| control.session = 5);
-    assert!(matches!(events[..], [LaneEvent::Up { agent: A, session: 5 }]), "{events:?}");
-    assert!(play.lane.is_up(A) && !play.lane.is_up(B));
-    assert!(play.lane.send(play.now, B, get, &[], 1).is_err(), "B is not up");
+    assert!(matches!(events[..], [ClientEvent::Up { agent: A, session: 5 }]), "{events:?}");
+    assert!(play.client.lane.is_up(A) && !play.client.lane.is_up(B));
+    assert!(play.try_send(B, get, Owner::Nobody).is_err(), "B is not up");
 }
 
 #[test]
@@ -147,7 +161,7 @@ fn each_greeting_tells_its_session() {
         play.drive();
         let events = play.connect(A, expected);
         assert!(
-            matches!(events[..], [LaneEvent::Up { agent: A, session }] if session == expected),
+            matches!(events[..], [ClientEvent::Up { agent: A, session }] if session == expected),
             "{events:?}"
         );
     }
@@ -156,14 +170,14 @@ fn each_greeting_tells_its_session() {
 #[test]
 fn another_node_at_an_agents_address_is_not_the_agent() {
     let mut play = Play::up(1);
-    let before = play.lane.transport.sent.len();
+    let before = play.client.lane.transport.sent.len();
     let certificate = PeerId::Certificate(Fingerprint([9; 32]));
     for other in [PeerId::Issued([9; 16]), certificate] {
         play.again(A);
         let events = play.meet(A, other);
-        assert!(matches!(events[..], [LaneEvent::Down { agent: A, .. }]), "{events:?}");
-        assert_eq!(play.lane.transport.sent.len(), before, "it is not even greeted");
-        let reason = play.lane.reason(A);
+        assert!(matches!(events[..], [ClientEvent::Down { agent: A, .. }]), "{events:?}");
+        assert_eq!(play.client.lane.transport.sent.len(), before, "it is not even greeted");
+        let reason = play.client.lane.reason(A);
         let (known, address) = (PeerId::Issued([A.0; 16]), "127.0.0.1:7400 is another node now");
         assert!(
             reason.contains(address) && reason.contains(&format!("({other}, it was {known})")),
@@ -174,19 +188,20 @@ fn another_node_at_an_agents_address_is_not_the_agent() {
     }
     // The agent itself is as welcome as before.
     let events = play.connect(A, 1);
-    assert!(matches!(events[..], [LaneEvent::Up { agent: A, session: 1 }]), "{events:?}");
+    assert!(matches!(events[..], [ClientEvent::Up { agent: A, session: 1 }]), "{events:?}");
 }
 
 #[test]
 fn lanes_to_one_agent_know_the_same_node() {
     let mut play = Play::up(1);
-    let address = play.lane.peers[0].address.clone();
-    play.lane = Lane::new(play.now, Script::new(), WorkloadId([7; 16]), &[address]);
+    let address = play.client.lane.peers[0].address.clone();
+    let lane = Lane::new(play.now, Script::new(), WorkloadId([7; 16]), &[address]);
+    play.client = Client::new(lane, CHECKSUM);
     play.drive();
-    assert!(matches!(play.meet(A, PeerId::Issued([9; 16]))[..], [LaneEvent::Down { .. }]));
+    assert!(matches!(play.meet(A, PeerId::Issued([9; 16]))[..], [ClientEvent::Down { .. }]));
     play.wait(RETRY);
     play.drive();
-    assert!(matches!(play.connect(A, 1)[..], [LaneEvent::Up { .. }]));
+    assert!(matches!(play.connect(A, 1)[..], [ClientEvent::Up { .. }]));
 }
 
 /// One that leaves, say: whoever takes its place at the address is the agent.
@@ -195,33 +210,37 @@ fn a_node_that_refuses_the_workload_is_not_yet_the_agent() {
     let mut play = Play::new(1);
     play.drive();
     play.meet(A, PeerId::Issued([8; 16]));
-    let (hello, _) = *play.lane.transport.sent.last().expect("a hello");
+    let (hello, _) = *play.client.lane.transport.sent.last().expect("a hello");
     play.reply(hello, Status::Draining, |_| ());
     play.again(A);
     play.meet(A, PeerId::Issued([9; 16]));
     assert!(
-        matches!(play.accept(A)[..], [LaneEvent::Up { agent: A, .. }]),
+        matches!(play.accept(A)[..], [ClientEvent::Up { agent: A, .. }]),
         "{}",
-        play.lane.reason(A)
+        play.client.lane.reason(A)
     );
     play.again(A);
-    assert!(matches!(play.meet(A, PeerId::Issued([8; 16]))[..], [LaneEvent::Down { .. }]));
+    assert!(matches!(play.meet(A, PeerId::Issued([8; 16]))[..], [ClientEvent::Down { .. }]));
 }
 
 /// Two lanes reach different nodes behind one address at once.
 #[test]
 fn the_first_node_that_takes_the_workload_is_the_agent() {
     let (mut play, mut other) = (Play::new(1), Play::new(1));
-    other.lane.peers[0].address = play.lane.peers[0].address.clone();
+    other.client.lane.peers[0].address = play.client.lane.peers[0].address.clone();
     for (play, id) in [(&mut play, [8; 16]), (&mut other, [9; 16])] {
         play.drive();
         play.meet(A, PeerId::Issued(id));
     }
-    assert!(matches!(play.accept(A)[..], [LaneEvent::Up { agent: A, .. }]));
+    assert!(matches!(play.accept(A)[..], [ClientEvent::Up { agent: A, .. }]));
     let events = other.accept(A);
-    assert!(matches!(events[..], [LaneEvent::Down { agent: A, .. }]), "{events:?}");
-    assert!(other.lane.reason(A).contains("is another node now"), "{}", other.lane.reason(A));
-    assert!(!other.lane.has_been_up(A));
+    assert!(matches!(events[..], [ClientEvent::Down { agent: A, .. }]), "{events:?}");
+    assert!(
+        other.client.lane.reason(A).contains("is another node now"),
+        "{}",
+        other.client.lane.reason(A)
+    );
+    assert!(!other.client.lane.has_been_up(A));
 }
 
 #[test]
@@ -230,17 +249,17 @@ fn an_agent_without_an_id_may_get_one() {
     play.drive();
     for certificate in [[1; 32], [2; 32]] {
         play.meet(A, PeerId::Certificate(Fingerprint(certificate)));
-        assert_eq!(play.lane.transport.closed, [], "{}", play.lane.reason(A));
+        assert_eq!(play.client.lane.transport.closed, [], "{}", play.client.lane.reason(A));
         play.accept(A);
         play.again(A);
     }
     play.meet(A, PeerId::Issued([3; 16]));
-    assert_eq!(play.lane.transport.closed, []);
+    assert_eq!(play.client.lane.transport.closed, []);
     play.accept(A);
     play.again(A);
     // From then on it is bound to that.
     play.meet(A, PeerId::Certificate(Fingerprint([2; 32])));
-    assert_eq!(play.lane.transport.closed.len(), 1);
+    assert_eq!(play.client.lane.transport.closed.len(), 1);
 }
 
 #[test]
@@ -253,11 +272,11 @@ fn an_exchange_is_in_flight_until_it_is_over_and_counted_once() {
         match n {
             0 => drop(play.event(Event::Complete { exchange })),
             1 => drop(play.event(Event::Aborted { exchange, reason: AbortReason::Peer })),
-            _ => play.lane.abandon(play.now, exchange),
+            _ => drop(play.client.abandon(play.now, exchange)),
         }
         assert_eq!(play.view(A).inflight, 3 - n as u32, "after exchange {n}");
     }
-    play.lane.abandon(play.now, exchanges[3]);
+    play.client.abandon(play.now, exchanges[3]);
     assert_eq!(play.view(A).inflight, 0);
 }
 
@@ -267,39 +286,52 @@ fn a_page_that_is_not_found_is_no_timeout() {
     let before = play.view(A);
     let exchange = play.send(A, get);
     let other = play.send(A, get);
-    let events = play.reply(exchange, Status::NotFound, |_| ());
-    assert!(matches!(events[..], [LaneEvent::Reply { .. }]), "{events:?}");
-    play.lane.abandon(play.now, exchange);
+    play.reply(exchange, Status::NotFound, |_| ());
+    play.client.abandon(play.now, exchange);
     let view = play.view(A);
     assert_eq!(view.refusals, before.refusals, "it has answered, and refused nothing");
     assert_eq!(view.inflight, 1, "the other one");
     play.wait(Duration::from_secs(2));
-    play.lane.abandon(play.now, other);
+    play.client.abandon(play.now, other);
     assert!(play.view(A).refusals > before.refusals, "that one was not answered");
+}
+
+#[test]
+fn pages_that_were_promised_and_do_not_come_are_a_timeout() {
+    let mut play = Play::up(1);
+    let wanted = vec![Wanted { id: ContentId(9), check: 0 }];
+    for (status, promised) in [(Status::Ok, 1), (Status::NotFound, 0)] {
+        let get = play.client.get(play.now, A, wanted.clone(), Urgency::Ahead);
+        let (exchange, _) = *play.client.lane.transport.sent.last().expect("a get");
+        play.reply(exchange, status, |control| *control = control.with_done(promised));
+        assert_eq!(play.view(A).refusals, 0, "it has answered");
+        play.client.cancel(play.now, get);
+        assert_eq!(u64::from(play.view(A).refusals), promised, "{status:?}");
+        assert_eq!(play.view(A).inflight, 0);
+    }
 }
 
 #[test]
 fn what_a_link_takes_with_it_is_failed_once() {
     let mut play = Play::up(1);
-    let exchange = play.send(A, get);
-    play.lane
-        .transport
-        .events
-        .push_back(Event::Aborted { exchange, reason: AbortReason::LinkClosed });
+    let owner = Owner::Put(PutId(9));
+    let exchange = play.try_send(A, put, owner).expect("it is up");
+    play.client.play(Event::Aborted { exchange, reason: AbortReason::LinkClosed });
     let events = play.close(A);
-    assert!(
-        matches!(events[..], [LaneEvent::Failed { .. }, LaneEvent::Down { agent: A, .. }]),
-        "{events:?}"
-    );
+    let [ClientEvent::Stored { put: PutId(9), pages: 0 }, ClientEvent::Down { agent: A, .. }] =
+        events[..]
+    else {
+        panic!("{events:?}")
+    };
     assert_eq!(play.view(A).inflight, 0);
     play.wait(RETRY);
     play.drive();
     play.connect(A, 1);
     let again = play.send(A, get);
     assert_eq!(play.view(A).inflight, 1);
-    play.lane.abandon(play.now, exchange);
+    play.client.abandon(play.now, exchange);
     assert_eq!(play.view(A).inflight, 1, "an exchange of the old link is not of the new one");
-    play.lane.abandon(play.now, again);
+    play.client.abandon(play.now, again);
 }
 
 #[test]
@@ -310,7 +342,7 @@ fn an_agent_that_drained_and_came_back_gets_pages_again() {
         *control = control.with_feedback(Feedback::default());
     });
     play.event(Event::Complete { exchange });
-    assert!(play.lane.is_up(A) && !play.view(A).up, "it gives pages back, and takes none");
+    assert!(play.client.lane.is_up(A) && !play.view(A).up, "it gives pages back, and takes none");
     // A reply that does not say whether it drains changes nothing.
     let exchange = play.send(A, get);
     play.reply(exchange, Status::Ok, |_| ());
@@ -340,9 +372,9 @@ fn the_reason_of_a_refusal_outlives_the_link() {
     play.drive();
     let hello = play.greet(A);
     let events = play.reply(hello, Status::Full, |_| ());
-    assert!(matches!(events[..], [LaneEvent::Down { agent: A, .. }]), "{events:?}");
-    assert!(play.lane.reason(A).contains("refused"), "{}", play.lane.reason(A));
-    assert_eq!(play.lane.transport.closed.len(), 1);
+    assert!(matches!(events[..], [ClientEvent::Down { agent: A, .. }]), "{events:?}");
+    assert!(play.client.lane.reason(A).contains("refused"), "{}", play.client.lane.reason(A));
+    assert_eq!(play.client.lane.transport.closed.len(), 1);
 }
 
 #[test]
@@ -351,25 +383,25 @@ fn a_hello_without_an_answer_is_given_up() {
     play.drive();
     play.greet(A);
     for step in ["the hello", "the pause"] {
-        let deadline = play.lane.deadline().expect("the wait has a deadline");
+        let deadline = play.client.deadline().expect("the wait has a deadline");
         assert!(deadline <= play.now + Duration::from_secs(5), "{step}");
         play.now = deadline;
         play.drive();
     }
-    assert_eq!(play.lane.transport.closed.len(), 1, "the link was closed");
-    assert_eq!(play.lane.transport.connecting.len(), 2, "it was tried again");
-    assert!(play.lane.reason(A).contains("hello"), "{}", play.lane.reason(A));
+    assert_eq!(play.client.lane.transport.closed.len(), 1, "the link was closed");
+    assert_eq!(play.client.lane.transport.connecting.len(), 2, "it was tried again");
+    assert!(play.client.lane.reason(A).contains("hello"), "{}", play.client.lane.reason(A));
 }
 
 #[test]
 fn refused_pages_are_counted() {
     let mut play = Play::up(1);
     let make = |request, workload| Control::put(request, workload, 3);
-    let exchange = play.lane.send(play.now, A, make, &[], 3).expect("it is up");
+    let exchange = play.try_send(A, make, Owner::Nobody).expect("it is up");
     play.reply(exchange, Status::Full, |control| {
         *control = control.with_done(0b101);
     });
     play.event(Event::Complete { exchange });
-    assert_eq!(play.lane.refusals(A), 1);
+    assert_eq!(play.client.lane.refusals(A), 1);
     assert_eq!(play.view(A).refusals, 1);
 }

@@ -174,7 +174,7 @@ fn an_agent_that_cannot_hold_sealed_pages_is_not_used() {
     let lane = Lane::scripted(now, 1);
     let mut client = Client::new(lane, CHECKSUM).sealed(seal().clone());
     client.drive(now).expect("a script");
-    let hello = client.lane.come_up(now, A, &mut Vec::new());
+    let hello = client.come_up(now, A);
     // As of the build before, or of version 1 of the protocol.
     client.play_reply(&hello, Status::Ok, |control| {
         *control = control.with_answer(HelloReply::new(60_000, 0));

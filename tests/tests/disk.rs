@@ -1,0 +1,123 @@
+//! A last copy of each page on a local disk: a program outlives all its agents, and a disk that fails outlives nobody.
+
+use std::time::Duration;
+
+use gms_tests::*;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const SLOW: Duration = Duration::from_secs(200);
+/// Of a file system that is no memory.
+const DIR: &str = "/var/tmp";
+
+/// A program that checks its memory round after round until its input ends, paged on these agents and a disk.
+fn start(stage: &Stage, agents: &[&AgentProc], size: &str) -> (Gms, Proc) {
+    let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
+    let gms = Gms::run(stage, &program.limit(SLOW)).local(Mib(24)).agents(agents);
+    let gms = gms.arg("--disk").arg(DIR).arg("--disk-size").arg(size);
+    let proc = gms.spawn();
+    proc.wait_output(0, "round 1\n");
+    (gms, proc)
+}
+
+fn wait_rounds(proc: &Proc, count: usize) {
+    for _ in 0..count {
+        proc.wait_output(proc.output_len(), "round ");
+    }
+}
+
+fn wait_until_copied(proc: &Proc) {
+    poll_until("copies of every page", SLOW, || {
+        let status = status_of(proc.pid())?;
+        let used = status.agents.iter().all(|agent| agent.up && agent.pages_held > 0);
+        (used && status.short_bytes == 0).then_some(())
+    });
+}
+
+fn wait_until_missed(proc: &Proc, agent: usize) {
+    poll_until("the loss of an agent", SLOW, || {
+        (!status_of(proc.pid())?.agents.get(agent)?.up).then_some(())
+    });
+}
+
+fn end_well(gms: &Gms, mut proc: Proc) -> Outcome {
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+    assert_paged(&outcome, Mib(64), Mib(24));
+    outcome
+}
+
+/// The process of gms that has the file.
+fn disk_process(proc: &Proc) -> Pid {
+    let below = descendants(proc.pid());
+    let found = below.into_iter().find(|&pid| name(pid) == "far-disk");
+    Pid::from_raw(found.expect("it runs beside the pager"))
+}
+
+#[test]
+fn the_only_agent_is_killed_and_the_disk_has_every_page_until_it_is_back() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentSetup::new(Mib(256)).start();
+    let (gms, proc) = start(&stage, &[&agent], "256M");
+    wait_until_copied(&proc);
+    let address = agent.addr();
+    agent.kill();
+    wait_until_missed(&proc, 0);
+    wait_rounds(&proc, 2);
+    let agent = AgentSetup::new(Mib(256)).listen(address.parse().expect("an address")).start();
+    wait_until_copied(&proc);
+    kill(disk_process(&proc), Signal::SIGKILL).expect("it runs");
+    wait_until_missed(&proc, 1);
+    wait_rounds(&proc, 2);
+    let outcome = end_well(&gms, proc);
+    assert!(outcome.stderr.contains("at an agent, and one on the disk"), "{}", outcome.stderr);
+    drop(agent);
+}
+
+/// What the disk has no room for is at the agent alone, and that is told.
+#[test]
+fn a_disk_that_is_full_is_done_without() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentSetup::new(Mib(256)).start();
+    let (gms, proc) = start(&stage, &[&agent], "16M");
+    wait_rounds(&proc, 2);
+    let outcome = end_well(&gms, proc);
+    let stats = outcome.stats();
+    assert!(stats.short_bytes > 16 << 20, "{} bytes have no copy", stats.short_bytes);
+    assert!(stats.agents[1].pages_held > 0, "it has no page");
+}
+
+#[test]
+fn a_disk_takes_what_a_full_agent_has_no_room_for() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentSetup::new(Mib(16)).start();
+    let (gms, proc) = start(&stage, &[&agent], "256M");
+    wait_rounds(&proc, 2);
+    end_well(&gms, proc);
+}
+
+#[test]
+fn a_disk_that_cannot_be_used_is_refused_before_anything_starts() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentSetup::new(Mib(16)).start();
+    let mark = stage.path("started");
+    let program = Program::new([tool("touch")]).args([mark.display()]);
+    let run = |args: &[&str], agents: &[&AgentProc]| {
+        let gms = Gms::run(&stage, &program).agents(agents);
+        args.iter().fold(gms, |gms, arg| gms.arg(arg)).finish()
+    };
+    let cases: [(&[&str], i32, &str); 4] = [
+        (&["--disk", "/nowhere"], 2, "--disk /nowhere: No such file or directory"),
+        (&["--disk", DIR, "--disk-size", "1K"], 2, "at least 1 MiB"),
+        (&["--disk-size", "1G"], 2, "--disk-size needs --disk DIR"),
+        (&["--disk", "/dev/shm", "--disk-size", "3000G"], 125, "give another directory, or less"),
+    ];
+    for (args, code, reason) in cases {
+        let refused = run(args, &[&agent]).expect_code(code);
+        assert!(refused.stderr.contains(reason), "{args:?}: {}", refused.stderr);
+    }
+    let refused = run(&["--disk", DIR], &[]).expect_code(2);
+    assert!(refused.stderr.contains("--disk needs --agent"), "{}", refused.stderr);
+    assert!(!mark.exists());
+}
