@@ -1,8 +1,8 @@
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
-use gms_transport::ExchangeId;
 use gms_transport::client::script::Script;
 use gms_transport::client::{Checksum, Client};
 use gms_transport::message::{Control, PAGES_MAX, Status};
+use gms_transport::{AbortReason, Event, ExchangeId};
 
 use super::*;
 use crate::fault::Fault;
@@ -197,6 +197,8 @@ fn a_worker_whose_agent_goes_away_gives_the_page_back_although_another_was_asked
     let due = worker.hedge_due().expect("another one has it");
     worker.turn(&|| due);
     let second = worker.agents.take_sent();
+    let aborted = Event::Aborted { exchange: first.0, reason: AbortReason::LinkClosed };
+    worker.agents.play(aborted);
     worker.agents.lose(worker.agents.agent_of(first.0));
     worker.network(&|| due);
     worker.turn(&|| due);
