@@ -95,6 +95,35 @@ fn a_stopped_agent_is_not_waited_for() {
     assert!(longest < 3e6, "a fault took {longest} us");
 }
 
+/// Of one process many threads wait, for which several fault threads ask: each of them asks the other agent when one is killed or stopped.
+#[test]
+fn workers_ask_another_agent_as_their_home_does() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("crowd")]).args(["48", "12000", "held"]);
+    let native = program.clone().stdin("\n").finish().expect_code(0);
+    let program = program.stdin_open().limit(SLOW);
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let [first, second] = agents();
+        let gms = Gms::run(&stage, &program).local(Mib(16)).agents(&[&first, &second]);
+        let gms = gms.arg("--fault-threads").arg("3");
+        let mut proc = gms.spawn();
+        proc.wait_output(0, "held\n");
+        wait_until_copied(&proc);
+        let before = status_of(proc.pid()).expect("its status").faults;
+        proc.write_stdin(b"\n");
+        poll_until("faults of the crowd", SLOW, || {
+            (status_of(proc.pid())?.faults > before + 2000).then_some(())
+        });
+        first.signal(signal);
+        let outcome = gms.finish_proc(proc).expect_code(0);
+        first.signal(Signal::SIGCONT);
+        assert_eq!(outcome.stdout, native.stdout);
+        let stats = outcome.stats();
+        assert!(stats.lent_faults > 0, "{stats:?}");
+        assert!(signal == Signal::SIGKILL || stats.fault_us.max < 3e6, "{stats:?}");
+    }
+}
+
 #[test]
 fn of_three_agents_two_may_be_killed_at_once_where_three_have_each_page() {
     let Some(stage) = Stage::set() else { return };
