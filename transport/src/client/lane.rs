@@ -23,7 +23,7 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(3);
 /// An agent that leaves a request unanswered for this long is not trusted with the only copy of a page: it may be down without the link
 /// knowing it yet.
 const SUSPECT: Duration = Duration::from_secs(1);
-/// Why an agent without [`FEATURE_LENGTHS`](crate::message::FEATURE_LENGTHS), the only feature so far, is not used.
+/// Why an agent without [`FEATURE_LENGTHS`](crate::message::FEATURE_LENGTHS), the only feature that is ever required, is not used.
 const NO_LENGTHS: &str = "it cannot hold sealed pages: upgrade it, or run with --seal off";
 
 /// An agent's address, its name for messages, and which node is there.
@@ -130,6 +130,8 @@ pub(super) struct Peer {
     refusals: u64,
     /// It serves pages and takes none, because it is about to end. Told by the replies to puts and status requests.
     draining: bool,
+    /// Pages that it wants taken away, as its last reply said.
+    recall: u32,
     /// Why it was last down.
     reason: String,
 }
@@ -174,6 +176,7 @@ impl<T: Transport> Lane<T> {
             inflight: 0,
             refusals: 0,
             draining: false,
+            recall: 0,
             reason: "not connected yet".into(),
         };
         Lane {
@@ -216,6 +219,11 @@ impl<T: Transport> Lane<T> {
     /// Whether the agent has said that it is about to end.
     pub fn is_draining(&self, agent: AgentId) -> bool {
         self.peers[usize::from(agent.0)].draining
+    }
+
+    /// Pages which the agent, that stays, wants taken away.
+    pub fn recalled(&self, agent: AgentId) -> u32 {
+        self.peers[usize::from(agent.0)].recall
     }
 
     /// Whether requests can be sent to one of them.
@@ -438,6 +446,7 @@ impl<T: Transport> Lane<T> {
         // An agent that drains takes no hello of a workload without pages, and says so in its next status otherwise.
         peer.draining = false;
         let elapsed = self.transport.path(link).map_or(Duration::ZERO, |path| path.rtt);
+        peer.recall = control.feedback().recall;
         peer.feedback.on_reply(reply_of(control, elapsed));
         self.events.push_back(LaneEvent::Up { agent, session });
     }
@@ -479,6 +488,7 @@ impl<T: Transport> Lane<T> {
         if matches!(open.op, Op::Put | Op::Status) {
             peer.draining = control.status() == Status::Draining;
         }
+        peer.recall = control.feedback().recall;
         peer.feedback.on_reply(reply);
         self.events.push_back(LaneEvent::Reply { exchange, control: Box::new(control) });
     }
