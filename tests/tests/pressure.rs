@@ -50,15 +50,22 @@ fn used(port: u16) -> Option<u64> {
 fn free_frames_go_back_to_a_program_that_fills_its_hosts_memory() {
     let Some(stage) = Stage::set() else { return };
     let Some(host) = host() else { return };
+    let size = Mib(HOST.0 - RESERVE - 64);
+    let alone = {
+        let mut hog = hog(&host);
+        let told = fill(&mut hog, size);
+        hog.close_stdin();
+        hog.finish().expect_code(0);
+        told
+    };
     let agent = AgentSetup::auto(HOST).within(&host).start();
     // What it was given is still there when its workload has ended: some of it goes back after a while only.
     let program = Program::new([c_program("verify")]).args([640, 2]);
     Gms::run(&stage, &program).local(Mib(64)).agents(&[&agent]).finish().expect_code(0);
     assert!(host.used() > Mib(500), "the agent has {:?} only", host.used());
     let mut hog = hog(&host);
-    let size = Mib(HOST.0 - RESERVE - 64);
     let (time, longest) = fill(&mut hog, size);
-    println!("{size:?} in {time} us, the longest 2 MiB in {longest} us");
+    println!("{size:?}: {time} us, 2 MiB at most {longest} us; without an agent {alone:?}");
     assert_eq!(host.oom_kills(), 0);
     assert!(time < 1_000_000 * size.0 / PACE + 1_000_000, "{time} us");
     hog.close_stdin();
