@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::driver::{Driver, seconds_since_1970};
+use crate::follower::Follower;
 use crate::limits::{SPIN_MAX, THREADS_MAX};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
@@ -12,7 +13,7 @@ use crate::slab::{Slab, SlabError};
 use crate::stats::{Gauges, Report, Stats};
 use crate::stop::Stop;
 use crate::store::Store;
-use gms_policy::{Bytes, PageCount};
+use gms_policy::{Bytes, ExportRange, PageCount};
 use gms_transport::TransportError;
 use gms_transport::keys::Identity;
 use gms_transport::message::Version;
@@ -31,8 +32,10 @@ use std::time::{Duration, Instant};
 pub struct Config {
     /// Where it listens; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Memory that it exports.
-    pub export: Bytes,
+    /// Memory that it exports: between two amounts it follows what the host can spare.
+    pub export: ExportRange,
+    /// Whether that is never to be swapped out, where this is allowed.
+    pub lock: bool,
     /// Whether the export is of huge pages, which must be reserved in the kernel.
     pub huge: bool,
     /// Threads that serve, at most [`THREADS_MAX`].
@@ -49,7 +52,8 @@ impl Config {
     /// An agent of `export` bytes at `listen`, in one thread, all else as usual.
     pub fn new(listen: SocketAddr, export: Bytes) -> Self {
         let (spin, protocol) = (SPIN_MAX, Version::V2);
-        Self { listen, export, huge: false, threads: 1, spin, metrics: None, protocol }
+        let export = ExportRange::fixed(export);
+        Self { listen, export, lock: false, huge: false, threads: 1, spin, metrics: None, protocol }
     }
 }
 
@@ -90,8 +94,9 @@ pub enum AgentError {
 #[derive(Debug)]
 pub struct Agent {
     addr: SocketAddr,
-    frames: PageCount,
-    gauges: Arc<Gauges>,
+    shared: Arc<Shared>,
+    export: Option<ExportRange>,
+    follower: Option<Follower>,
     stats: Vec<Arc<Stats>>,
     stop: Arc<Stop>,
     renewals: Vec<Arc<Renewal>>,
@@ -109,8 +114,14 @@ impl Agent {
     /// Starts an agent which accepts the clients of `identity`'s authority. When this returns, it listens.
     pub fn spawn(config: &Config, identity: &Identity) -> Result<Self, AgentError> {
         Self::spawn_with(config, identity, || {
-            Self::look_at_memory(config.export)?;
-            Ok(Slab::new(config.export, config.huge)?)
+            let memory = Self::look_at_memory(config.export.floor)?;
+            // Beyond all memory there is nothing to grow to.
+            let most = Bytes(config.export.ceiling.0.min(memory.total_bytes));
+            let slab = Slab::new(most, config.huge)?;
+            if config.lock && !config.huge {
+                lock(&slab, &memory);
+            }
+            Ok(slab)
         })
     }
 
@@ -121,22 +132,24 @@ impl Agent {
         dir: &Path,
         failed: impl FnOnce(io::Error) + Send + 'static,
     ) -> Result<Self, AgentError> {
-        Self::spawn_with(config, identity, || Ok(Slab::in_file(dir, config.export, failed)?))
+        Self::spawn_with(config, identity, || {
+            Ok(Slab::in_file(dir, config.export.ceiling, failed)?)
+        })
     }
 
-    fn look_at_memory(export: Bytes) -> Result<(), AgentError> {
+    fn look_at_memory(floor: Bytes) -> Result<Memory, AgentError> {
         let memory = Memory::read()?;
-        if export.0 > memory.total_bytes {
-            return Err(AgentError::TooLarge { export, memory });
+        if floor.0 > memory.total_bytes {
+            return Err(AgentError::TooLarge { export: floor, memory });
         }
-        if export.0 > memory.available_bytes {
+        if floor.0 > memory.available_bytes {
             tracing::warn!(
-                export = export.0,
+                export = floor.0,
                 available = memory.available_bytes,
                 "exports more than is available now"
             );
         }
-        Ok(())
+        Ok(memory)
     }
 
     fn spawn_with(
@@ -154,13 +167,13 @@ impl Agent {
         // One thread uses all memory, and is not kept anywhere.
         let nodes = if threads > 1 { Nodes::read() } else { Nodes::default() };
         slab.warm_ahead(threads, &nodes)?;
-        let frames = PageCount(u64::from(slab.frames()));
         let shared = Arc::new(Shared::new(Instant::now(), Store::new(slab, threads)?));
         shared.gauges.certificate_expires_s.set(seconds_since_1970(identity.expires()));
         let mut agent = Self {
             addr: servers[0].local_addr(),
-            frames,
-            gauges: shared.gauges.clone(),
+            shared: shared.clone(),
+            export: None,
+            follower: None,
             stats: (0..threads).map(|_| Arc::default()).collect(),
             stop: Arc::new(Stop::new()?),
             renewals: Vec::new(),
@@ -168,8 +181,9 @@ impl Agent {
             threads: Vec::new(),
             metrics: None,
         };
+        agent.set_export(config.export)?;
         if let Some(addr) = config.metrics {
-            let report = Report::of(agent.gauges.clone(), agent.stats.clone());
+            let report = Report::of(shared.gauges.clone(), agent.stats.clone());
             let metrics = Metrics::spawn(addr, report, agent.stop.clone());
             agent.metrics = Some(metrics.map_err(|error| AgentError::Listen { addr, error })?);
         }
@@ -213,14 +227,36 @@ impl Agent {
         self.metrics.as_ref().map(|metrics| metrics.addr)
     }
 
-    /// Frames that it exports.
+    /// Frames that it exports now.
     pub fn frames(&self) -> PageCount {
-        self.frames
+        PageCount(self.shared.store.frames().into())
+    }
+
+    /// Exports this from now on, up to what it was started with at most. Where that is less than before, free memory is given back at once, and workloads are asked
+    /// to take away the pages that are too many.
+    ///
+    /// # Errors
+    /// If the host's memory cannot be read; the export stays as it is then.
+    pub fn set_export(&mut self, export: ExportRange) -> io::Result<()> {
+        if self.export == Some(export) {
+            return Ok(());
+        }
+        // One at a time has its hand on the export.
+        (self.export, self.follower) = (None, None);
+        if export.is_auto() {
+            self.follower = Some(Follower::spawn(self.shared.clone(), export)?);
+        } else {
+            let frames = export.ceiling.pages().0;
+            self.shared.set_frames(frames.try_into().unwrap_or(u32::MAX));
+            self.shared.store.give_back()?;
+        }
+        self.export = Some(export);
+        Ok(())
     }
 
     /// What it holds, all threads together.
     pub fn gauges(&self) -> &Gauges {
-        &self.gauges
+        &self.shared.gauges
     }
 
     /// What each thread has done, still counting.
@@ -271,6 +307,17 @@ impl Drop for Agent {
         {
             tracing::error!(%error, "the agent had failed");
         }
+    }
+}
+
+/// Keeps the slab from being swapped out, if that is allowed.
+fn lock(slab: &Slab, memory: &Memory) {
+    let Err(error) = slab.keep_resident() else { return };
+    let cure = "allow it to be locked: LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited";
+    // Without swap, nothing is lost.
+    match memory.swap_bytes {
+        0 => tracing::debug!(%error, cure, "the memory of pages is not locked"),
+        _ => tracing::warn!(%error, cure, "the memory of pages may be swapped out"),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::agent::Config;
 use crate::limits::{DRAIN_MAX, SPIN_MAX, THREADS_MAX, THREADS_USUAL};
 use clap::{ArgAction, Parser};
-use gms_policy::{Bytes, Size};
+use gms_policy::{Bytes, Export, Size};
 use gms_transport::message::Version;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Error as _, Visitor};
@@ -33,10 +33,11 @@ pub struct Args {
     /// Address or host name, and UDP port, to listen on; port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<HostPort>,
-    /// Memory to export: 512M, 4G, or a share of all memory (of the machine, or what its cgroup allows), as 40%
-    #[arg(long, value_name = "SIZE|N%")]
-    #[serde(deserialize_with = "size")]
-    export: Option<Size>,
+    /// Memory to export: 512M, 4G, or a share of all memory (of the machine, or what its cgroup allows), as 40%; or auto,
+    /// what the host can spare from moment to moment, as auto:1G..16G at least and at most so much
+    #[arg(long, value_name = "SIZE|N%|auto[:MIN..MAX]")]
+    #[serde(deserialize_with = "export")]
+    export: Option<Export>,
     /// Directory with ca.pem, node.pem, node-key.pem, and revoked.txt if somebody was revoked
     #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
     keys: Option<PathBuf>,
@@ -75,9 +76,10 @@ const EXAMPLES: &str = "\
 Examples:
   gms keys init keys && gms keys issue keys node node1
   gms-agent --listen 0.0.0.0:7400 --export 8G --keys keys/node1
+  gms-agent --listen 0.0.0.0:7400 --export auto:2G..24G --keys keys/node1
   gms-agent --config /etc/gms/agent.toml --metrics 127.0.0.1:9400
 
-Signals: SIGTERM and SIGINT drain and end it, a second one ends it at once; SIGHUP reads the keys again.
+Signals: SIGTERM and SIGINT drain and end it, a second one ends it at once; SIGHUP reads the keys and the export again.
 Exit status: 0 after SIGTERM or SIGINT, 1 when the agent cannot be started or fails, 2 for wrong options.";
 
 /// A host, by name or address, and a port.
@@ -150,6 +152,9 @@ pub enum UsageError {
         /// The limit, in its unit.
         most: u128,
     },
+    /// Two that exclude each other.
+    #[error("--export auto cannot give huge pages back: leave --huge out, or name an amount")]
+    Huge,
     /// Not so many threads.
     #[error("--threads must be between 1 and {THREADS_MAX}")]
     Threads,
@@ -179,7 +184,7 @@ pub struct Options {
     /// Where to listen.
     pub listen: HostPort,
     /// What to export.
-    pub export: Size,
+    pub export: Export,
     /// The key directory.
     pub keys: PathBuf,
     /// Where to serve metrics.
@@ -225,9 +230,13 @@ impl Args {
             if duration > most { Err(too_large) } else { Ok(duration) }
         };
         let (micro, second) = (Duration::from_micros(1), Duration::from_secs(1));
+        let export = need("export", self.export.or(file.export));
+        if (self.huge || file.huge) && matches!(export, Ok(Export::Auto { .. })) {
+            return Err(UsageError::Huge);
+        }
         Ok(Options {
             listen: need("listen", self.listen.or(file.listen))?,
-            export: need("export", self.export.or(file.export))?,
+            export: export?,
             keys: need("keys", self.keys.or(file.keys))?,
             metrics: self.metrics.or(file.metrics),
             huge: self.huge || file.huge,
@@ -254,6 +263,7 @@ impl Options {
         Ok(Config {
             listen: self.listen.resolve()?,
             export: self.export.of(memory),
+            lock: true,
             huge: self.huge,
             threads: self.threads,
             spin: self.spin,
@@ -330,6 +340,27 @@ pub fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Size>, 
     deserializer.deserialize_any(AsSize).map(Some)
 }
 
+/// Reads an export from a configuration file: as [`size`], or `auto` with or without bounds.
+fn export<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Export>, D::Error> {
+    struct AsExport;
+    impl Visitor<'_> for AsExport {
+        type Value = Export;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a size ('512M', '40%' or bytes) or 'auto'")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Export, E> {
+            text.parse().map_err(|error| E::custom(format!("'{text}' is {error}")))
+        }
+
+        fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Export, E> {
+            self.visit_str(&bytes.to_string())
+        }
+    }
+    deserializer.deserialize_any(AsExport).map(Some)
+}
+
 /// How much is logged: a number, or whether more than usual.
 fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
     struct Level;
@@ -356,6 +387,7 @@ fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use gms_policy::ExportRange;
 
     fn resolve(args: &[&str], file: &str) -> Result<Options, UsageError> {
         let name =
@@ -375,8 +407,9 @@ mod tests {
         let file =
             "listen = \"127.0.0.1:7000\"\nexport = \"4G\"\nkeys = \"k\"\nspin = 0\nverbose = 1\n";
         let options = resolve(&["--export", "80%", "-q"], file).expect("complete");
-        assert_eq!(options.export, Size::Percent(80));
-        assert_eq!(options.agent(Bytes(1000)).expect("an address").export, Bytes(800));
+        assert_eq!(options.export, Export::Amount(Size::Percent(80)));
+        let fixed = ExportRange::fixed(Bytes(800));
+        assert_eq!(options.agent(Bytes(1000)).expect("an address").export, fixed);
         let beside = std::env::temp_dir().join("k");
         assert_eq!(options.keys, beside, "relative paths start at the file");
         assert_eq!((options.spin, options.drain), (Duration::ZERO, DRAIN_DEFAULT));
@@ -388,7 +421,7 @@ mod tests {
     fn sizes_are_numbers_or_strings_and_hosts_have_names() {
         let file = "listen = \"localhost:0\"\nexport = 8388608\nkeys = \"/k\"\nverbose = true\n";
         let options = resolve(&["--metrics", "[::1]:9400"], file).expect("complete");
-        assert_eq!(options.export, Size::Bytes(Bytes(8 << 20)));
+        assert_eq!(options.export, Export::Amount(Size::Bytes(Bytes(8 << 20))));
         assert_eq!((options.level, options.keys), (tracing::Level::DEBUG, "/k".into()));
         let config = resolve(&[], file).expect("complete").agent(Bytes(1)).expect("an address");
         assert!(config.listen.ip().is_loopback());
@@ -401,7 +434,11 @@ mod tests {
     fn wrong_options_are_told_in_one_line() {
         for (args, start) in [
             (&["--exprot", "8M"][..], "unexpected argument '--exprot' found"),
-            (&["--export", "8Q"], "invalid value '8Q' for '--export <SIZE|N%>': not a size"),
+            (
+                &["--export", "8Q"],
+                "invalid value '8Q' for '--export <SIZE|N%|auto[:MIN..MAX]>': not a size",
+            ),
+            (&["--export", "auto:4G..2G"], "invalid value 'auto:4G..2G' for '--export"),
             (
                 &["--listen", "nowhere"],
                 "invalid value 'nowhere' for '--listen <HOST:PORT>': not HOST:PORT",
@@ -444,6 +481,22 @@ mod tests {
         ] {
             assert_eq!(message(none), "--threads must be between 1 and 16");
         }
+    }
+
+    #[test]
+    fn an_export_may_follow_the_host() {
+        let file = "listen = \"[::1]:1\"\nexport = \"auto:10%..50%\"\nkeys = \"k\"\n";
+        let export = |options: &Options| options.agent(Bytes(1000)).expect("an address").export;
+        let range = |floor, ceiling| ExportRange { floor: Bytes(floor), ceiling: Bytes(ceiling) };
+        let options = resolve(&[], file).expect("complete");
+        assert_eq!(export(&options), range(100, 500));
+        let options = resolve(&["--export", "auto"], file).expect("complete");
+        assert_eq!(export(&options), range(0, 1000));
+        let refused = resolve(&["--huge"], file).expect_err("both").to_string();
+        assert!(refused.contains("huge pages"), "{refused}");
+        assert!(resolve(&["--huge", "--export", "4G"], file).is_ok());
+        let wrong = resolve(&[], "export = \"auto:\"\n").expect_err("wrong").to_string();
+        assert!(wrong.contains("'auto:' is not a size"), "{wrong}");
     }
 
     #[test]

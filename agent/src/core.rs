@@ -15,8 +15,8 @@ use crate::store::{Found, Store, TenantId};
 use crate::tenants::{Session, TenantKey, Tenants};
 use gms_policy::ContentId;
 use gms_transport::message::{
-    Control, Feedback, HelloReply, HelloRequest, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor,
-    PagesRequest, Status, StatusReply, WorkloadId,
+    Control, FEATURE_RECALL, Feedback, HelloReply, HelloRequest, Op, PAGE_SHIFT, PAGES_MAX,
+    PageDescriptor, PagesRequest, Status, StatusReply, WorkloadId,
 };
 use gms_transport::{CloseCode, ExchangeId, LinkId, PeerIdentity};
 use std::collections::BTreeMap;
@@ -104,6 +104,8 @@ struct Link {
     peer: PeerIdentity,
     client: ClientId,
     session: Option<Session>,
+    /// Whether it is told of pages to be taken away.
+    takes_away: bool,
 }
 
 /// Whose link has ended, for the log.
@@ -201,14 +203,14 @@ impl Core {
             return Answer::Close(CloseCode::Overload);
         };
         drop(accounts);
-        self.links.insert(link, Link { peer, client, session: None });
+        self.links.insert(link, Link { peer, client, session: None, takes_away: false });
         self.publish(now);
         Answer::Nothing
     }
 
     /// A link ended; its exchanges have been aborted before. Whose it was, unless it had been refused.
     pub fn handle_closed(&mut self, now: Instant, link: LinkId) -> Option<Departure> {
-        let Link { peer, client, session } = self.links.remove(&link)?;
+        let Link { peer, client, session, .. } = self.links.remove(&link)?;
         let mut accounts = self.shared.accounts();
         let known = session.and_then(|session| accounts.key(session));
         let workload = known.map(|(key, pages)| (key.workload, pages));
@@ -462,12 +464,13 @@ impl Core {
     }
 
     fn hello(&mut self, now: Instant, link: LinkId, control: &Control) -> Control {
-        let Some(Link { peer, session, .. }) = self.links.get_mut(&link) else {
+        let Some(Link { peer, session, takes_away, .. }) = self.links.get_mut(&link) else {
             return control.reply(Status::Denied);
         };
         let (client, workload) = (peer.id, control.workload);
         let key = TenantKey { client, workload };
         let asked: HelloRequest = control.body();
+        *takes_away = asked.features & FEATURE_RECALL != 0;
         let lease_ms = u64::from(asked.lease_ms);
         let greeting = |session: Session, lease: Duration| {
             let lease_ms = lease.as_millis().try_into().unwrap_or(u32::MAX);
@@ -614,12 +617,14 @@ impl Core {
         self.stats.queue.observe(queue_ns);
         let store = &self.shared.store;
         let seconds = self.shared.seconds(at.now);
+        let link = self.links.get(&exchange.link).filter(|link| link.takes_away);
         let feedback = Feedback {
             queue_ns: queue_ns.try_into().unwrap_or(u32::MAX),
             service_ns: 0,
             frames_free: store.frames_free(),
             oldest_age_ms: store.oldest_age(seconds).saturating_mul(1000),
             credits_put: credits.try_into().unwrap_or(u32::MAX),
+            recall: link.map_or(0, |link| self.shared.recall(link.session)),
             ..Feedback::default()
         };
         let descriptors = if self.found.is_empty() { &[] } else { &self.descriptors[..] };
@@ -655,13 +660,7 @@ impl Core {
     }
 
     fn publish(&self, now: Instant) {
-        let (store, gauges) = (&self.shared.store, &self.shared.gauges);
-        let (frames, free) = (u64::from(store.frames()), u64::from(store.frames_free()));
-        gauges.frames_total.set(frames);
-        gauges.frames_free.set(free);
-        gauges.frames_used.set(frames - free);
-        gauges.oldest_age_s.set(u64::from(store.oldest_age(self.shared.seconds(now))));
-        gauges.tenants.set(self.shared.accounts().len() as u64);
+        self.shared.publish(now);
         self.stats.links.set(self.links.len() as u64);
     }
 }

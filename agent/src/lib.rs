@@ -6,7 +6,7 @@
 //! | decisions, without sockets or clocks | [`core`] (one a thread), [`shared`] by all of them: [`clients`], [`tenants`]; `exchange` |
 //! | the loops, one a thread, the only users of the transport | [`driver`], [`spin`] |
 //! | reports | [`stats`], [`metrics`], [`log`] |
-//! | the machine | [`memory`] (how much there is), [`cgroup`] |
+//! | the machine | [`memory`] (how much there is), [`cgroup`], `follower` (the export follows it) |
 //! | the program | [`agent`], [`cli`] |
 
 pub mod agent;
@@ -17,6 +17,7 @@ pub mod clients;
 pub mod core;
 pub mod driver;
 mod exchange;
+mod follower;
 pub mod limits;
 pub mod log;
 pub mod memory;

@@ -60,7 +60,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     // Written to its end before a failure is told.
     let _log = Log::start(options.level)?;
     let mut identity = keys::load(&options.keys, Role::Node)?;
-    let agent = Agent::spawn(&options.agent(Bytes(Memory::read()?.total_bytes))?, &identity)?;
+    let mut agent = Agent::spawn(&options.agent(Bytes(Memory::read()?.total_bytes))?, &identity)?;
     tracing::info!(
         addr = %agent.addr(),
         export_mib = agent.frames().bytes().0 >> 20,
@@ -71,35 +71,37 @@ fn run(options: &Options) -> Result<(), Failure> {
         metrics = agent.metrics_addr().map(tracing::field::display),
         "listening"
     );
-    wait(&signals, &agent, options, &mut identity)?;
+    wait(&signals, &mut agent, options, &mut identity)?;
     // A second signal ends the process at once, as it would any other. SIGHUP stays blocked.
     ends.thread_unblock().map_err(io::Error::from)?;
     agent.drain(options.drain);
-    wait(&signals, &agent, options, &mut identity)?;
+    wait(&signals, &mut agent, options, &mut identity)?;
     agent.stop(options.drain)?;
     tracing::info!("stopped");
     Ok(())
 }
 
-/// Waits for the request to end, or for the end of the agent. SIGHUP has the keys read again.
+/// Waits for the request to end, or for the end of the agent. SIGHUP has the keys and the export read again.
 fn wait(
     signals: &SignalFd,
-    agent: &Agent,
+    agent: &mut Agent,
     options: &Options,
     identity: &mut Identity,
 ) -> io::Result<()> {
-    let mut fds = [signals.as_fd(), agent.ended()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     loop {
+        let mut fds = [signals.as_fd(), agent.ended()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
+        let has_ended = fds[1].any().unwrap_or(false);
         match signals.read_signal().map_err(io::Error::from)? {
             Some(signal) if signal.ssi_signo == Signal::SIGHUP as u32 => {
                 renew(agent, options, identity);
+                export_anew(agent);
             }
             Some(_) => return Ok(()),
-            None if fds[1].any().unwrap_or(false) => return Ok(()),
+            None if has_ended => return Ok(()),
             None => {}
         }
     }
@@ -116,5 +118,29 @@ fn renew(agent: &Agent, options: &Options, identity: &mut Identity) {
             agent.renew(renewed);
         }
         Err(error) => tracing::error!(%error, "the keys stay as they are"),
+    }
+}
+
+/// Reads the export again, from the command line and the configuration file. Whatever is wrong there, the agent goes on with what it exports.
+fn export_anew(agent: &mut Agent) {
+    let options = match Args::read() {
+        Ok(options) => options,
+        Err(Refusal::Help(_)) => return,
+        Err(Refusal::Usage(problem)) => {
+            return tracing::error!(problem, "the export stays as it is");
+        }
+    };
+    let set = Memory::read().and_then(|memory| {
+        let export = options.export.of(Bytes(memory.total_bytes));
+        agent.set_export(export).map(|()| export)
+    });
+    let exported = agent.frames().bytes();
+    match set {
+        Ok(export) if export.floor.pages() > agent.frames() => tracing::warn!(
+            export_mib = exported.0 >> 20,
+            "exports as much as was set aside at the start: restart it for more"
+        ),
+        Ok(_) => tracing::info!(export_mib = exported.0 >> 20, "exports"),
+        Err(error) => tracing::error!(%error, "the export stays as it is"),
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::cgroup::{self, Group};
 
@@ -31,15 +31,7 @@ impl Memory {
     /// # Errors
     /// If `/proc/meminfo` cannot be read. A cgroup that cannot be read limits nothing.
     pub fn read() -> io::Result<Memory> {
-        Memory::under(Path::new("/"))
-    }
-
-    /// As [`Memory::read`], in a system whose files are below `root`.
-    fn under(root: &Path) -> io::Result<Memory> {
-        let machine = Memory::parse(&fs::read_to_string(root.join("proc/meminfo"))?)
-            .ok_or_else(|| io::Error::other("/proc/meminfo has no MemTotal or MemAvailable"))?;
-        let groups = cgroup::under(root, "self", "memory");
-        Ok(groups.iter().fold(machine, |memory, group| memory.within(group)))
+        Host::find().memory()
     }
 
     /// Whose memory it is, as the subject of a sentence.
@@ -80,6 +72,46 @@ impl Memory {
                 self.cgroup_limit_bytes
             },
         }
+    }
+}
+
+/// The machine and the cgroups in it that this process is in, to be read again and again.
+#[derive(Debug)]
+pub struct Host {
+    root: PathBuf,
+    groups: Vec<Group>,
+}
+
+impl Host {
+    /// Looks which cgroups this process is in.
+    pub fn find() -> Host {
+        Host::under(Path::new("/"))
+    }
+
+    /// As [`Host::find`], in a system whose files are below `root`.
+    fn under(root: &Path) -> Host {
+        Host { root: root.into(), groups: cgroup::under(root, "self", "memory") }
+    }
+
+    /// Its memory now.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
+    pub fn memory(&self) -> io::Result<Memory> {
+        let text = fs::read_to_string(self.root.join("proc/meminfo"))?;
+        let machine = Memory::parse(&text)
+            .ok_or_else(|| io::Error::other("/proc/meminfo has no MemTotal or MemAvailable"))?;
+        Ok(self.groups.iter().fold(machine, |memory, group| memory.within(group)))
+    }
+
+    /// The file that tells who waits for memory (PSI): of the innermost cgroup of version 2 that has a limit, or of the machine.
+    pub fn pressure_file(&self) -> PathBuf {
+        let limited = |group: &&Group| Limited(group).limits().memory != u64::MAX;
+        let dir = self.groups.iter().filter(limited).find_map(|group| match group {
+            Group::V2(dir) => Some(dir.join("memory.pressure")),
+            Group::V1(_) => None,
+        });
+        dir.unwrap_or_else(|| self.root.join("proc/pressure/memory"))
     }
 }
 
@@ -137,8 +169,6 @@ fn stat(dir: &Path, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
 
     const MACHINE: Memory = Memory {
@@ -234,7 +264,7 @@ mod tests {
         }
 
         fn mib(&self) -> (u64, u64, bool) {
-            let memory = Memory::under(&self.0).expect("meminfo");
+            let memory = Host::under(&self.0).memory().expect("meminfo");
             (
                 memory.total_bytes >> 20,
                 memory.available_bytes >> 20,

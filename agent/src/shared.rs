@@ -7,7 +7,7 @@ use crate::limits::TRIM_IDLE;
 use crate::quota::Quota;
 use crate::stats::Gauges;
 use crate::store::{Store, lock};
-use crate::tenants::Tenants;
+use crate::tenants::{Session, Tenants};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -29,6 +29,12 @@ pub struct Shared {
     /// Since `started`.
     last_put_ms: AtomicU64,
     draining: AtomicBool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("gauges", &self.gauges).finish_non_exhaustive()
+    }
 }
 
 impl Shared {
@@ -85,9 +91,41 @@ impl Shared {
         }
     }
 
-    /// Whether no page has been put for [`TRIM_IDLE`].
+    /// Whether free memory is to be given back step by step: no page has been put for [`TRIM_IDLE`], or there are more than are exported.
     pub fn rests(&self, now: Instant) -> bool {
-        self.millis(now) >= self.last_put_ms.load(Relaxed) + TRIM_IDLE.as_millis() as u64
+        self.store.frames_over() > 0
+            || self.millis(now) >= self.last_put_ms.load(Relaxed) + TRIM_IDLE.as_millis() as u64
+    }
+
+    /// Exports so many frames from now on.
+    pub fn set_frames(&self, frames: u32) {
+        self.store.set_frames(frames);
+        self.publish_frames();
+    }
+
+    /// Tells how many frames there are, and are in use.
+    fn publish_frames(&self) {
+        let (store, gauges) = (&self.store, &self.gauges);
+        gauges.frames_total.set(store.frames().into());
+        gauges.frames_free.set(store.frames_free().into());
+        gauges.frames_used.set(store.frames_used().into());
+        gauges.frames_over.set(store.frames_over().into());
+    }
+
+    /// Tells all that is told of all threads together.
+    pub fn publish(&self, now: Instant) {
+        self.publish_frames();
+        self.gauges.oldest_age_s.set(u64::from(self.store.oldest_age(self.seconds(now))));
+        self.gauges.tenants.set(self.accounts().len() as u64);
+    }
+
+    /// Pages that a workload is to take away: of those beyond the export its part.
+    pub fn recall(&self, session: Option<Session>) -> u32 {
+        let (over, used) = (self.store.frames_over(), self.store.frames_used());
+        let session = session.filter(|_| over > 0);
+        let pages = session.and_then(|session| self.accounts().key(session)).map_or(0, |key| key.1);
+        let part = (u128::from(pages) * u128::from(over)).div_ceil(used.max(1).into());
+        part.try_into().unwrap_or(u32::MAX)
     }
 
     /// From now on pages are served but none taken, and no new workload. False if that was so already.

@@ -5,7 +5,8 @@ use crate::numa::Nodes;
 use crate::warmer::Warmer;
 use crate::write_behind::WriteBehind;
 use gms_policy::{Bytes, PageCount};
-use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use nix::errno::Errno;
 use nix::fcntl::FallocateFlags;
 use std::fs::OpenOptions;
 use std::io;
@@ -16,6 +17,8 @@ use std::ptr::NonNull;
 
 /// log2 of the bytes of a huge page.
 const HUGE_SHIFT: u8 = 21;
+/// Frames of an extent.
+const EXTENT_FRAMES: u32 = (1 << HUGE_SHIFT) / FRAME_LEN as u32;
 
 /// Why there is no slab.
 #[derive(Debug, thiserror::Error)]
@@ -173,14 +176,42 @@ impl Slab {
         !self.huge && self.write_behind.is_none()
     }
 
+    /// Those of `frames` that fill whole extents: 2 MiB of memory that may be one page of the kernel's.
+    pub fn extents(&self, frames: &Range<u32>) -> impl Iterator<Item = Range<u32>> + use<> {
+        let unit = EXTENT_FRAMES as usize * FRAME_LEN;
+        let before =
+            (self.map.as_ptr() as usize).next_multiple_of(unit) - self.map.as_ptr() as usize;
+        // The kernel maps whole pages.
+        let phase = (before / FRAME_LEN) as u32;
+        let end = frames.end;
+        let first = frames.start.saturating_sub(phase).next_multiple_of(EXTENT_FRAMES) + phase;
+        let extents = (first..end).step_by(EXTENT_FRAMES as usize);
+        extents.map(|start| start..start + EXTENT_FRAMES).filter(move |extent| extent.end <= end)
+    }
+
+    /// Has the kernel never swap a frame out. Takes no memory.
+    ///
+    /// # Errors
+    /// If this process may not lock so much memory.
+    pub fn keep_resident(&self) -> io::Result<()> {
+        let (start, len) = (self.map.as_mut_ptr().cast(), self.map.len());
+        // SAFETY: the range is that of the mapping; no byte of it changes.
+        let locked = unsafe { libc::mlock2(start, len, libc::MLOCK_ONFAULT as libc::c_uint) };
+        Errno::result(locked).map_err(io::Error::from).map(drop)
+    }
+
     /// Gives the memory of `frames` back to the kernel; they read as zero then.
     ///
     /// # Safety
     /// Nobody holds a reference to one of them.
     pub unsafe fn give_back(&self, frames: Range<u32>) -> io::Result<()> {
         let (start, len) = (frames.start as usize * FRAME_LEN, frames.len() * FRAME_LEN);
-        // SAFETY: the bytes become zeros, and the caller has promised that nobody looks.
-        unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) }
+        assert!(frames.start <= frames.end && frames.end <= self.frames, "frames of this slab");
+        let start = self.map.as_mut_ptr().wrapping_add(start).cast();
+        // SAFETY: the range lies in the mapping, the bytes become zeros, and the caller has promised that nobody looks.
+        // It may be locked, which MADV_DONTNEED refuses.
+        let given = unsafe { libc::madvise(start, len, libc::MADV_DONTNEED_LOCKED) };
+        Errno::result(given).map_err(io::Error::from).map(drop)
     }
 }
 
@@ -203,6 +234,8 @@ fn map(bytes: Bytes, huge: bool) -> io::Result<MmapRaw> {
     let map = options.map_anon()?;
     map.advise(Advice::DontFork)?;
     map.advise(Advice::DontDump)?;
+    // Of a large page that it has made of frames by itself the kernel keeps what is given back of it. Without such pages it does not know this advice.
+    let _ = map.advise(Advice::NoHugePage);
     Ok(map.into())
 }
 
@@ -243,6 +276,42 @@ mod tests {
         unsafe { slab.give_back(2..7).expect("advice") };
         assert_eq!(resident(&slab), 5);
         assert!(holds(&slab, 4, 0) && holds(&slab, 7, 8));
+    }
+
+    /// The value of a field of the mapping in /proc/self/smaps.
+    fn field(slab: &Slab, name: &str) -> String {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+        let start = format!("{:x}-", slab.map.as_ptr() as usize);
+        let lines = smaps.lines().skip_while(|line| !line.starts_with(&start));
+        lines.filter_map(|line| line.strip_prefix(name)).next().expect("a field").trim().into()
+    }
+
+    #[test]
+    fn what_is_locked_takes_no_memory_and_is_given_back_all_the_same() {
+        let slab = Slab::new(Bytes(64 << 20), false).expect("memory");
+        if let Err(error) = slab.keep_resident() {
+            return eprintln!("SKIPPED: memory cannot be locked: {error}");
+        }
+        let flags = field(&slab, "VmFlags:");
+        assert!(["lo", "dd", "dc"].iter().all(|flag| flags.contains(flag)), "{flags}");
+        assert_eq!(resident(&slab), 0);
+        (0..10).for_each(|frame| fill(&slab, frame, 1));
+        // SAFETY: no reference is held.
+        unsafe { slab.give_back(2..7).expect("advice") };
+        assert_eq!((resident(&slab), holds(&slab, 2, 0)), (5, true));
+    }
+
+    #[test]
+    fn extents_are_whole_pages_of_2_mib() {
+        let slab = Slab::new(Bytes(16 << 20), false).expect("memory");
+        let extents: Vec<_> = slab.extents(&(1..slab.frames())).collect();
+        assert!((6..8).contains(&extents.len()), "{extents:?}");
+        for extent in &extents {
+            assert_eq!((slab.frame(extent.start) as usize) % (1 << HUGE_SHIFT), 0);
+            assert!(extent.start >= 1 && extent.end <= slab.frames() && extent.len() == 512);
+        }
+        assert!(extents.is_sorted_by(|a, b| a.end == b.start));
+        assert_eq!(slab.extents(&(0..511)).count(), 0);
     }
 
     #[test]

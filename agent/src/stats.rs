@@ -198,9 +198,10 @@ fn counter_of(line: &str) -> Option<&str> {
 }
 
 numbers! {
-    frames_total "frames" "Frames of 4096 bytes exported",
+    frames_total "frames" "Frames of 4096 bytes exported now",
     frames_free "frames_free" "Frames free",
     frames_used "frames_used" "Frames in use",
+    frames_over "frames_over" "Frames in use beyond the export, which has shrunk: pages that are to go elsewhere",
     oldest_age_s "oldest_page_age_seconds" "Age of the oldest page",
     tenants "tenants" "Workloads which have not ended",
     certificate_expires_s "certificate_expiry_timestamp_seconds" "When the agent's certificate expires, in seconds since 1970",

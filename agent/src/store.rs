@@ -146,6 +146,8 @@ pub struct Store {
     free: AtomicU32,
     backed: AtomicU32,
     used: AtomicU32,
+    /// Most frames that may be in use, a few more where threads meet.
+    export: AtomicU32,
     chores: Mutex<Hands>,
 }
 
@@ -178,18 +180,39 @@ impl Store {
             free: frames.into(),
             backed: 0.into(),
             used: 0.into(),
+            export: frames.into(),
             chores: Mutex::default(),
         })
     }
 
-    /// Frames of the slab.
+    /// Frames exported: as many of the slab's may be in use.
     pub fn frames(&self) -> u32 {
-        self.slab.frames()
+        self.export.load(Relaxed)
     }
 
-    /// Frames free.
+    /// Exports up to all frames of the slab from now on. Pages beyond that stay until they are discarded.
+    pub fn set_frames(&self, frames: u32) {
+        self.export.store(frames.min(self.slab.frames()), Relaxed);
+    }
+
+    /// Frames that may be taken.
     pub fn frames_free(&self) -> u32 {
-        self.free.load(Relaxed)
+        self.frames().saturating_sub(self.frames_used())
+    }
+
+    /// Frames in use.
+    pub fn frames_used(&self) -> u32 {
+        self.slab.frames() - self.free.load(Relaxed)
+    }
+
+    /// Frames in use beyond the export.
+    pub fn frames_over(&self) -> u32 {
+        self.frames_used().saturating_sub(self.frames())
+    }
+
+    /// Frames which have memory of the kernel's: those in use, and free ones that were written and not given back.
+    pub fn frames_backed(&self) -> u32 {
+        self.frames_used() + self.backed.load(Relaxed)
     }
 
     /// Age of the oldest page at second `now`, in seconds.
@@ -200,6 +223,9 @@ impl Store {
 
     /// Takes a frame, of thread `home`'s pool if it can be; `None` when all are in use.
     pub fn reserve(&self, home: usize) -> Option<Reserved> {
+        if self.frames_free() == 0 {
+            return None;
+        }
         let pools = self.pools.len();
         (home..home + pools).find_map(|pool| self.reserve_of(pool % pools))
     }
@@ -274,6 +300,11 @@ impl Store {
         put: Put,
         now: u32,
     ) -> bool {
+        if usize::from(put.length) < FRAME_LEN {
+            // Of what the frame held before, maybe for another tenant, nothing is left.
+            // SAFETY: as in `write`.
+            unsafe { self.slab.write(reserved.frame)[usize::from(put.length)..].fill(0) };
+        }
         let place = self.place(tenant, page);
         let mut index = lock(&self.shards[place.shard]);
         let replaced = self.remove(&mut index, place, tenant, page);
@@ -465,6 +496,46 @@ impl Store {
                 unsafe { self.slab.give_back(start..start + run)? };
             }
         }
+    }
+
+    /// Gives the memory of all free frames back, of whole extents first. Another thread that takes or frees a frame waits for one call of the kernel's at
+    /// most: some 0.3 ms for an extent.
+    pub fn give_back(&self) -> io::Result<()> {
+        if !self.can_trim() {
+            return Ok(());
+        }
+        for part in 0..self.pools.len() {
+            self.give_back_extents(part)?;
+        }
+        for part in 0..self.pools.len() {
+            let mut left = Trim { looks: u32::MAX, frames: u32::MAX, calls: u32::MAX };
+            self.trim_pool(part, &mut left)?;
+        }
+        Ok(())
+    }
+
+    fn give_back_extents(&self, part: usize) -> io::Result<()> {
+        let pool = &self.pools[part];
+        let state = |frame: u32| &self.entries[frame as usize].state;
+        for extent in self.slab.extents(&pool.frames) {
+            let mut free = lock(&pool.free);
+            if extent.start >= free.fresh {
+                break;
+            }
+            let used = extent.start..extent.end.min(free.fresh);
+            if !used.clone().all(|frame| state(frame).load(Relaxed) & !BACKED == FREE) {
+                continue;
+            }
+            let backed = used.filter(|&frame| state(frame).swap(FREE, Relaxed) & BACKED != 0);
+            let backed = backed.count() as u32;
+            if backed > 0 {
+                free.backed -= backed;
+                self.backed.fetch_sub(backed, Relaxed);
+                // SAFETY: the frames are free or were never used, and stay so while this pool is locked: nobody holds a reference.
+                unsafe { self.slab.give_back(extent)? };
+            }
+        }
+        Ok(())
     }
 
     fn try_chores(&self) -> Option<MutexGuard<'_, Hands>> {

@@ -14,9 +14,18 @@ Drain: take no new workloads and pages, serve those which have pages here until 
 \fB\-\-drain\fR is over, then close all links and exit. A second one ends the agent at once.
 .TP
 SIGHUP
-Read the keys again, for links that are made from then on, and the list of who was revoked. Links of peers that are no
-longer good are closed. If something of it cannot be used, or a list that was there is gone, a line in the log says why,
+Read the export again, and apply it, up to what the agent was started with: pages beyond it are to be taken away by their
+workloads, and stay until they are. Read the keys again, for links that are made from then on, and the list of who was
+revoked. Links of peers that are no longer good are closed. If something of it cannot be used, or a list that was there is gone, a line in the log says why,
 and the agent goes on with all that it has.
+.SH "FOLLOWING THE HOST"
+With \fB\-\-export auto\fR the agent exports what the machine, or the memory cgroup that it is in, can spare. It leaves a reserve of a
+sixteenth of all memory (64 MiB to 2 GiB), shrinks at once when programs need memory, and grows slowly when it has been idle for
+10 seconds. Memory without pages goes back at once; pages are taken to other agents by their workloads, and stay, which the log
+tells, if none has room.
+.PP
+The memory of pages is locked, so that it is not swapped out, if the agent may: LimitMEMLOCK=infinity in a unit, ulimit \-l, or
+CAP_IPC_LOCK.
 .SH "EXIT STATUS"
 .TP
 0
@@ -38,7 +47,7 @@ The log is in colours on a terminal, but not if NO_COLOR is set and not empty, o
 .TP
 /etc/gms/agent.toml
 Configuration of the packaged service: the long options as keys. A size is a string ("4G", "40%") or a whole number of
-bytes. Relative paths start at the directory of the file.
+bytes; an export may be "auto" or "auto:1G..8G" too. Relative paths start at the directory of the file.
 .TP
 /etc/gms/keys
 Keys of the packaged service, made by \fBgms keys issue\fR(1): ca.pem, node.pem and node\-key.pem. The private key must be

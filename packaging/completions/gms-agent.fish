@@ -1,5 +1,5 @@
 complete -c gms-agent -l listen -d 'Address or host name, and UDP port, to listen on; port 0 takes a free one' -r
-complete -c gms-agent -l export -d 'Memory to export: 512M, 4G, or a share of all memory (of the machine, or what its cgroup allows), as 40%' -r
+complete -c gms-agent -l export -d 'Memory to export: 512M, 4G, or a share of all memory (of the machine, or what its cgroup allows), as 40%; or auto, what the host can spare from moment to moment, as auto:1G..16G at least and at most so much' -r
 complete -c gms-agent -l keys -d 'Directory with ca.pem, node.pem, node-key.pem, and revoked.txt if somebody was revoked' -r -F
 complete -c gms-agent -l metrics -d 'Address or host name, and TCP port, to serve metrics on, at /metrics, for Prometheus [default: none]' -r
 complete -c gms-agent -l threads -d 'Threads that serve, 1 to 16, each kept to one NUMA node if there are several; links are divided among them [default: half of the CPUs that the agent may use, at least 1 and at most 8]' -r

@@ -10,12 +10,14 @@
 //! | which pages come in early | [`prefetch`] | Leap (Al Maruf and Chowdhury, ATC'20) |
 //! | when to act at all | [`budget`] | watermarks |
 //! | what if no agent takes pages | [`full`] | the user |
+//! | how much does an agent export | [`export`] | what its host can spare |
 //!
 //! Besides, [`size`] reads sizes as people write them, the same in every command.
 #![forbid(unsafe_code)]
 
 pub mod budget;
 pub mod eviction;
+pub mod export;
 pub mod full;
 pub mod hedge;
 pub mod ids;
@@ -27,6 +29,7 @@ pub mod size;
 
 pub use budget::{Budget, Decision};
 pub use eviction::{Clock, Mark};
+pub use export::{Export, ExportLaw, ExportRange, HostVerdict, HostView};
 pub use full::{FullAction, WhenFull};
 pub use hedge::Hedge;
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};

@@ -73,7 +73,29 @@ pub const LOOK_MAX: Duration = Duration::from_millis(50);
 /// Overshoot which is allowed in any case (the other bound is a tenth of the budget).
 pub const OVERSHOOT_MIN: u64 = 32 * MIB;
 
+/// An agent that follows its host leaves it one part in so many of its memory,
+pub const RESERVE_PART: u64 = 16;
+/// at least this,
+pub const RESERVE_MIN: u64 = 64 * MIB;
+/// and at most this.
+pub const RESERVE_MAX: u64 = 2048 * MIB;
+/// Its export neither grows nor shrinks for less than one part in so many of the reserve.
+pub const EXPORT_BAND_PART: u64 = 8;
+/// It grows when more could be spared for this long without a break,
+pub const EXPORT_CALM: Duration = Duration::from_secs(10);
+/// by as large a part of what it could be a second as one is of this.
+pub const EXPORT_GROW_TIME: Duration = Duration::from_secs(30);
+/// A program of the host is assumed to fill memory no faster than this, in bytes per second: two threads that fill pages of 4 KiB.
+pub const FILL_BYTES_PER_S: u64 = 4 << 30;
+/// Soonest next look at the host's memory.
+pub const HOST_LOOK_MIN: Duration = Duration::from_millis(5);
+/// Latest next look at it.
+pub const HOST_LOOK_MAX: Duration = Duration::from_millis(250);
+
 const _: () = {
+    // What is filled between two looks is there: half of the reserve at least.
+    assert!(FILL_BYTES_PER_S / 1000 * (HOST_LOOK_MIN.as_millis() as u64) < RESERVE_MIN / 2);
+    assert!(EXPORT_BAND_PART >= 4 && RESERVE_MIN < RESERVE_MAX);
     // A page is at an agent and some of its neighbours: with up to two of those so many sets have a number each, those that are left when agents are lost too.
     assert!(AGENTS_MAX * (1 + NEIGHBOURS + NEIGHBOURS * (NEIGHBOURS - 1) / 2) <= 1 << 10);
     assert!(FRAME_BYTES.is_power_of_two());

@@ -213,6 +213,8 @@ pub struct Shortage {
     pub copies: u32,
     /// At agents other than these.
     pub leaving: AgentSet,
+    /// Agents that stay and want pages taken away: those are written anew, whoever else has them.
+    pub recalling: AgentSet,
     /// Agents that can be asked for a copy.
     pub sources: AgentSet,
 }
@@ -220,7 +222,8 @@ pub struct Shortage {
 impl Shortage {
     /// Whether it is so of a page that these agents have.
     pub const fn is_of(&self, agents: AgentSet) -> bool {
-        agents.without(self.leaving).len() < self.copies && agents.0 & self.sources.0 != 0
+        let is_short = agents.without(self.leaving).len() < self.copies;
+        (is_short || agents.0 & self.recalling.0 != 0) && agents.0 & self.sources.0 != 0
     }
 }
 
@@ -376,7 +379,12 @@ mod tests {
                 prop_assert_eq!(placements.held_by(agent), count(&|set| set.has(agent)));
                 prop_assert_eq!(placements.only_at(agent), count(&|set| set == only));
                 let few = |set: AgentSet| set.without(only).len() < 2 && set.0 & 0xff != 0;
-                let shortage = Shortage { copies: 2, leaving: only, sources: AgentSet(0xff) };
+                let shortage = Shortage {
+                    copies: 2,
+                    leaving: only,
+                    recalling: AgentSet::EMPTY,
+                    sources: AgentSet(0xff),
+                };
                 prop_assert_eq!(placements.short_of(&shortage), count(&few));
             }
             prop_assert_eq!(placements.pages(), count(&|set| !set.is_empty()));

@@ -1,13 +1,15 @@
 //! Agents: the real `gms-agent`, each in a process of its own.
 
+use std::ffi::OsString;
 use std::net::{SocketAddr, SocketAddrV4};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
 use crate::census::Watch;
 use crate::keys::keys;
+use crate::memcg::MemoryGroup;
 use crate::mib::Mib;
 use crate::netns::Namespace;
 use crate::procfs;
@@ -22,10 +24,11 @@ const AGENT_LIMIT: Duration = Duration::from_secs(600);
 
 /// How an agent is to be started.
 pub struct AgentSetup<'a> {
-    export: Mib,
+    export: Vec<OsString>,
     listen: String,
     keys: PathBuf,
     namespace: Option<&'a Namespace>,
+    group: Option<&'a MemoryGroup>,
     args: Vec<String>,
     old: bool,
 }
@@ -35,7 +38,26 @@ impl<'a> AgentSetup<'a> {
     pub fn new(export: Mib) -> AgentSetup<'a> {
         let listen = "127.0.0.1:0".to_string();
         let (keys, args) = (keys().to_path_buf(), Vec::new());
-        AgentSetup { export, listen, keys, namespace: None, args, old: false }
+        let export = vec!["--export".into(), format!("{}M", export.0).into()];
+        AgentSetup { export, listen, keys, namespace: None, group: None, args, old: false }
+    }
+
+    /// Which follows its host, up to an amount.
+    pub fn auto(ceiling: Mib) -> AgentSetup<'a> {
+        let export = format!("auto:..{}M", ceiling.0);
+        AgentSetup { export: vec!["--export".into(), export.into()], ..AgentSetup::new(ceiling) }
+    }
+
+    /// Whose export is told by a configuration file.
+    pub fn configured(file: &Path) -> AgentSetup<'a> {
+        let export = vec!["--config".into(), file.into()];
+        AgentSetup { export, ..AgentSetup::new(Mib(0)) }
+    }
+
+    /// In a memory cgroup.
+    pub fn within(mut self, group: &'a MemoryGroup) -> AgentSetup<'a> {
+        self.group = Some(group);
+        self
     }
 
     /// Inside a network namespace, on its address.
@@ -71,13 +93,14 @@ impl<'a> AgentSetup<'a> {
 
     /// Starts it and waits until it listens.
     pub fn start(self) -> AgentProc {
-        let mut argv: Vec<std::ffi::OsString> = Vec::new();
+        let mut argv: Vec<OsString> = Vec::new();
         if let Some(namespace) = self.namespace {
             argv.extend(namespace.enter());
         }
+        argv.extend(self.group.iter().flat_map(|group| group.enter()));
         argv.push(binary("gms-agent").into());
-        let export = format!("{}M", self.export.0);
-        argv.extend(["--listen", &self.listen, "--export", &export, "--keys"].map(Into::into));
+        argv.extend(self.export);
+        argv.extend(["--listen", &self.listen, "--keys"].map(Into::into));
         argv.push(self.keys.into());
         argv.extend(self.args.iter().map(Into::into));
         let program = Program::new(argv).env("NO_COLOR", "1").watch(Watch::Nobody);
@@ -126,6 +149,11 @@ impl AgentProc {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         self.proc.signal(signal);
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.proc.pid()
     }
 
     /// Puts a wrong byte into every page that it holds.

@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::census::{Census, Peak, Watch};
+use crate::memcg::MemoryGroup;
 use crate::procfs;
 use crate::stats::Stats;
 use crate::stream::Stream;
@@ -105,6 +106,11 @@ impl Program {
     /// The same surroundings around another command line.
     pub(crate) fn wrapped(&self, before: Vec<OsString>) -> Program {
         Program { argv: before.into_iter().chain(self.argv.clone()).collect(), ..self.clone() }
+    }
+
+    /// The same in a memory cgroup.
+    pub fn within(&self, group: &MemoryGroup) -> Program {
+        self.wrapped(group.enter().into())
     }
 
     /// Sets a variable of the environment.
@@ -232,6 +238,11 @@ impl Proc {
     /// Bytes of standard output so far.
     pub fn output_len(&self) -> usize {
         self.out.bytes().len()
+    }
+
+    /// Standard output so far.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&self.out.bytes()).into_owned()
     }
 
     /// Waits for `text` on standard output beyond its first `from` bytes.

@@ -1,8 +1,6 @@
 //! Agents that refuse, fill up, slow down, drain and die.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use gms_tests::*;
@@ -151,30 +149,10 @@ fn two_workloads_share_an_agent_without_mixing_pages() {
     }
 }
 
-/// The value of a metric without labels, or the sum over its labels.
-fn metric(port: u16, name: &str) -> Option<f64> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.take(1 << 20).read_to_string(&mut text).ok()?;
-    let of_name = |line: &str| {
-        let rest = line.strip_prefix(name)?;
-        let value = rest.starts_with([' ', '{']).then(|| rest.rsplit(' ').next())??;
-        value.parse::<f64>().ok()
-    };
-    let values: Vec<f64> = text.lines().filter_map(of_name).collect();
-    (!values.is_empty()).then(|| values.iter().sum())
-}
-
 #[test]
 fn an_agent_counts_its_frames_and_frees_them_when_a_workload_ends() {
     let Some(stage) = Stage::set() else { return };
-    // A port that was free a moment ago; agents have no other way to be told "any" and to say which.
-    let port = TcpListener::bind("127.0.0.1:0")
-        .and_then(|socket| socket.local_addr())
-        .expect("a free port")
-        .port();
+    let port = free_port();
     let agent = AgentSetup::new(Mib(512)).args(["--metrics", &format!("127.0.0.1:{port}")]).start();
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
     let gms = Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]);

@@ -4,7 +4,6 @@
 use std::fs;
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use gms_tests::*;
@@ -213,48 +212,14 @@ fn gms_inside_gms_is_refused_and_names_the_outer() {
         .expect_code(0);
 }
 
-/// A memory cgroup below this test's own, with a limit; removed when dropped.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new(limit: Mib) -> Option<Cgroup> {
-        let own = fs::read_to_string("/proc/self/cgroup").expect("/proc/self/cgroup");
-        let path =
-            |line: &str| line.splitn(3, ':').nth(2).map(|p| p.trim_start_matches('/').to_string());
-        let v1 = own.lines().find(|line| line.split(':').nth(1) == Some("memory")).and_then(path);
-        let (parent, file) = match v1 {
-            Some(path) => {
-                (PathBuf::from("/sys/fs/cgroup/memory").join(path), "memory.limit_in_bytes")
-            }
-            None => {
-                let v2 = own.lines().find(|line| line.starts_with("0::")).and_then(path)?;
-                // A group with processes of its own has no children with controllers: beside it.
-                let own = PathBuf::from("/sys/fs/cgroup").join(v2);
-                (own.parent().unwrap_or(&own).to_path_buf(), "memory.max")
-            }
-        };
-        let dir = parent.join(format!("gms-test-{}", std::process::id()));
-        fs::create_dir(&dir).ok()?;
-        let group = Cgroup(dir);
-        fs::write(group.0.join(file), limit.bytes().to_string()).ok()?;
-        Some(group)
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
 #[test]
 fn shares_are_of_the_cgroups_limit() {
     let Some(stage) = Stage::set() else { return };
-    let Some(group) = Cgroup::new(Mib(256)) else {
+    let Some(group) = MemoryGroup::new(Mib(256)) else {
         skipped("no memory cgroup can be made here");
         return;
     };
-    let within = format!("echo $$ >{}/cgroup.procs", group.0.display());
+    let within = format!("echo $$ >{}/cgroup.procs", group.dir().display());
     let run = "./gms run -q --local 50% --export 64M --stats figures -- true";
     script(&stage, &format!("{within}; {run}")).finish().expect_code(0);
     let stats = Stats::read(&stage.path("figures")).expect("figures");

@@ -174,3 +174,49 @@ fn fill_of(tenant: u16, page: u64) -> u8 {
 fn put_named(store: &Store, home: usize, tenant: u16, page: u64) -> Option<bool> {
     put(store, home, tenant, page, fill_of(tenant, page))
 }
+
+#[test]
+fn of_what_a_frame_held_for_another_tenant_nothing_is_left() {
+    let store = store(1, 1);
+    let mut frame = store.reserve(0).expect("a frame");
+    store.write(&mut frame, 0, &[0xAA; PAGE_LEN_MAX]);
+    let put = |length: usize| Put { length: length as u16, check: 0 };
+    let whole = put(PAGE_LEN_MAX);
+    let _ = store.commit(frame, TenantId(0), ContentId(1), whole, 0);
+    assert!(store.discard(TenantId(0), ContentId(1)));
+    let mut frame = store.reserve(0).expect("a frame");
+    store.write(&mut frame, 0, &[0xBB; 100]);
+    let number = frame.frame;
+    let _ = store.commit(frame, TenantId(1), ContentId(1), put(100), 0);
+    // SAFETY: nobody writes it.
+    let bytes = unsafe { store.slab.read(number) };
+    assert!(bytes[..100].iter().all(|&b| b == 0xBB) && bytes[100..].iter().all(|&b| b == 0));
+    let found = store.find(TenantId(1), ContentId(1)).expect("it was put");
+    assert_eq!(found.tail, [0; TAIL_LEN]);
+    store.unpin(found);
+}
+
+#[test]
+fn all_free_memory_goes_back_around_the_pages_that_stay() {
+    const FRAMES: u64 = 4096;
+    for threads in [1, 3] {
+        let store = store(FRAMES, threads);
+        for page in 0..FRAMES {
+            assert_eq!(put(&store, page as usize % threads, 0, page, 2), Some(false));
+        }
+        assert_eq!(store.frames_backed(), FRAMES as u32);
+        // Some extents are free as a whole, in others pages stay.
+        let stays = |page: &u64| page % 97 == 0 && *page < FRAMES / 2;
+        for page in (0..FRAMES).filter(|page| !stays(page)) {
+            assert!(store.discard(TenantId(0), ContentId(page)));
+        }
+        store.give_back().expect("advice");
+        let kept: Vec<u64> = (0..FRAMES).filter(stays).collect();
+        assert_eq!(store.frames_backed() as usize, kept.len());
+        assert!(kept.iter().all(|&page| content(&store, 0, page) == Some(2)));
+        // What was given back is as good as new.
+        assert_eq!(put(&store, 0, 1, 5, 7), Some(false));
+        assert_eq!(content(&store, 1, 5), Some(7));
+        assert_eq!(store.frames_backed() as usize, kept.len() + 1);
+    }
+}

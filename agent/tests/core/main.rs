@@ -570,3 +570,34 @@ fn a_client_has_one_share_on_all_threads() {
     let begun = links.iter().cycle().take_while(begins).count();
     assert_eq!(begun, EXCHANGES_MAX / 2);
 }
+
+/// Pages beyond the export stay, none is taken, and each workload is told its part: those whose pagers know what that means.
+#[test]
+fn a_workload_is_told_how_many_pages_it_is_to_take_away() {
+    let mut bed = Bed::new(64);
+    let links = [bed.connect(1, 1), bed.connect(2, 2)];
+    for (link, workload) in links.into_iter().zip(WORKLOADS) {
+        assert_eq!(hello(&mut bed, link, workload).answer::<HelloReply>().features, 3);
+    }
+    let pages = |count: u64| (0..count).map(|page| (page, 2)).collect::<Vec<(u64, u8)>>();
+    put(&mut bed, links[0], WORKLOADS[0], &pages(30));
+    put(&mut bed, links[1], WORKLOADS[1], &pages(10));
+    let ask = |bed: &mut Bed, n: usize| {
+        bed.ask(links[n], Control::request(Op::Status, 3, WORKLOADS[n]), &[], 1).control
+    };
+    assert_eq!(ask(&mut bed, 0).feedback().recall, 0);
+    bed.core().shared().set_frames(20);
+    let told = [0, 1].map(|n| ask(&mut bed, n));
+    assert_eq!(told.map(|reply| reply.feedback().recall), [15, 5]);
+    let room = told.map(|reply| (reply.feedback().frames_free, reply.feedback().credits_put));
+    assert_eq!((room, told[0].answer::<StatusReply>().frames), ([(0, 0); 2], 20));
+    let refused = put(&mut bed, links[1], WORKLOADS[1], &[(40, 2)]);
+    assert_eq!(refused.status(), Status::Full);
+    let kept: Vec<u64> = (0..30).collect();
+    assert_eq!(fetch(&mut bed, links[0], WORKLOADS[0], &kept).len(), 30);
+    // They leave, and there is room again.
+    let gone: Vec<u8> = (0..25u64).flat_map(u64::to_le_bytes).collect();
+    bed.ask(links[0], Control::discard(4, WORKLOADS[0], 25), &gone, 100);
+    assert_eq!(ask(&mut bed, 1).feedback().recall, 0);
+    assert_eq!(put(&mut bed, links[1], WORKLOADS[1], &[(40, 2)]).status(), Status::Ok);
+}

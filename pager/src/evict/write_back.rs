@@ -90,6 +90,7 @@ impl<T: Transport> WriteBack<T> {
         let shortage = Shortage {
             copies: self.shared.copies + self.agents.lane().last_resorts().len(),
             leaving: self.leaving(now),
+            recalling: AgentSet::EMPTY,
             sources: self.agents.lane().agents().collect(),
         };
         lock(&self.shared.tables).short_of(&shortage)
@@ -247,7 +248,10 @@ impl<T: Transport> WriteBack<T> {
         let has_room =
             |view: &AgentView| takes_all || view.free_frames.0.min(view.credits.0) >= pages;
         let views = agents.lane().views();
-        let is_usable = |view: &&AgentView| !untrusted.has(view.id) && has_room(view);
+        // One that wants pages taken away is short of memory, whatever room it claims to have.
+        let recalls = |id: AgentId| !takes_all && agents.lane().recalled(id) > 0;
+        let is_usable =
+            |view: &&AgentView| !untrusted.has(view.id) && has_room(view) && !recalls(view.id);
         self.usable = views.iter().filter(is_usable).map(|view| view.id).collect();
         let others = self.usable.without(last).len();
         let disks = self.usable.len() - others;
@@ -275,6 +279,12 @@ impl<T: Transport> WriteBack<T> {
         let leaves = |&agent: &AgentId| lane.is_draining(agent) || gone(agent);
         let leaving: AgentSet = lane.agents().filter(leaves).collect();
         leaving.union(self.shared.unsound_agents())
+    }
+
+    /// Agents that want pages taken away, of those to which pages can be asked for.
+    fn recalling(&self) -> AgentSet {
+        let lane = self.agents.lane();
+        lane.agents().filter(|&agent| lane.is_up(agent) && lane.recalled(agent) > 0).collect()
     }
 
     /// Whether too few agents take pages.
@@ -591,6 +601,27 @@ mod tests {
         }
         assert!(of_all(&thread).iter().all(|set| *set == both()), "{:?}", of_all(&thread));
         assert_eq!(lock(&thread.shared.tables).held_by(AgentId(2)), 0);
+    }
+
+    /// Its host needs memory, by its own words, until it has 10 pages left.
+    #[test]
+    fn pages_that_an_agent_wants_taken_away_move_to_another() {
+        let (mut thread, mut now) = (write_back(2), Instant::now());
+        (1..200).for_each(|n| evict_zeros(&thread, n));
+        let held = |thread: &WriteBack<Script>, agent| {
+            lock(&thread.shared.tables).held_by(AgentId(agent)) as u32
+        };
+        for _ in 0..60 {
+            now += Duration::from_millis(100);
+            thread.turn(now, true);
+            thread.agents.ask_status(now);
+            let recall = held(&thread, 0).saturating_sub(10);
+            thread.agents.recall(AgentId(0), recall);
+            answer_with_pages(&mut thread, now);
+            assert_eq!(thread.short(now), 0, "told as a loss");
+        }
+        assert!(held(&thread, 0) <= 10 && held(&thread, 1) >= 189);
+        assert_eq!(thread.shortage_left().0, 0);
     }
 
     /// The lane of the fault thread hears of the restart before this one hears the answer of the session before.

@@ -19,7 +19,7 @@ pub const LEASE: Duration = Duration::from_secs(60);
 pub(super) const RETRY: Duration = Duration::from_millis(300);
 /// For an agent to answer the hello of a link that is up.
 const HELLO_DEADLINE: Duration = Duration::from_secs(3);
-/// Why an agent without [`FEATURE_LENGTHS`](crate::message::FEATURE_LENGTHS), the only feature so far, is not used.
+/// Why an agent without [`FEATURE_LENGTHS`](crate::message::FEATURE_LENGTHS), the only feature that is ever required, is not used.
 const NO_LENGTHS: &str = "it cannot hold sealed pages: upgrade it, or run with --seal off";
 
 /// An agent's address, its name for messages, and which node is there.
@@ -88,6 +88,8 @@ pub(super) struct Peer {
     refusals: u64,
     /// It serves pages and takes none, because it is about to end. Told by the replies to puts and status requests.
     draining: bool,
+    /// Pages that it wants taken away, as its last reply said.
+    recall: u32,
     /// Why it was last down.
     reason: String,
 }
@@ -123,6 +125,7 @@ impl Peer {
         if matches!(op, Op::Put | Op::Status) {
             self.draining = control.status() == Status::Draining;
         }
+        self.recall = control.feedback().recall;
         self.feedback.on_reply(reply);
     }
 }
@@ -153,6 +156,7 @@ impl<T: Transport> Lane<T> {
             inflight: 0,
             refusals: 0,
             draining: false,
+            recall: 0,
             reason: "not connected yet".into(),
         };
         Lane {
@@ -196,6 +200,11 @@ impl<T: Transport> Lane<T> {
     /// Whether the agent has said that it is about to end.
     pub fn is_draining(&self, agent: AgentId) -> bool {
         self.peers[usize::from(agent.0)].draining
+    }
+
+    /// Pages which the agent, that stays, wants taken away.
+    pub fn recalled(&self, agent: AgentId) -> u32 {
+        self.peers[usize::from(agent.0)].recall
     }
 
     /// Whether requests can be sent to one of them.
@@ -323,6 +332,7 @@ impl<T: Transport> Lane<T> {
         // An agent that drains takes no hello of a workload without pages, and says so in its next status otherwise.
         peer.draining = false;
         let elapsed = self.transport.path(link).map_or(Duration::ZERO, |path| path.rtt);
+        peer.recall = control.feedback().recall;
         peer.feedback.on_reply(reply_of(control, elapsed));
         Some(ClientEvent::Up { agent, session })
     }

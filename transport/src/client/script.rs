@@ -1,6 +1,6 @@
 //! A transport whose peers are the test, for tests of a client and of its owners: no socket, no clock.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -31,6 +31,8 @@ pub struct Script {
     pub(super) closed: Vec<(LinkId, CloseCode)>,
     /// Links on which nothing more can be sent.
     pub(super) busy: Vec<LinkId>,
+    /// Pages that agents want taken away.
+    recalls: BTreeMap<AgentId, u32>,
     pub(super) events: VecDeque<Event>,
 }
 
@@ -46,6 +48,7 @@ impl Script {
             abandoned: Vec::new(),
             closed: Vec::new(),
             busy: Vec::new(),
+            recalls: BTreeMap::new(),
             events: VecDeque::new(),
         }
     }
@@ -145,7 +148,12 @@ impl Lane<Script> {
         status: Status,
         edit: impl FnOnce(&mut Control),
     ) {
-        let room = Feedback { frames_free: 1000, credits_put: 1000, ..Feedback::default() };
+        let recall =
+            self.links.get(&exchange.link).and_then(|agent| self.transport.recalls.get(agent));
+        let recall = recall.copied().unwrap_or(0);
+        let taken = if recall > 0 { 0 } else { 1000 };
+        let room =
+            Feedback { frames_free: taken, credits_put: taken, recall, ..Feedback::default() };
         let mut control = request.reply(status).with_feedback(room);
         if request.op() == Some(Op::Hello) {
             let asked: HelloRequest = request.body();
@@ -253,6 +261,11 @@ impl Client<Script> {
         let hello = self.come_up(now, agent);
         self.lane.transport.sent.pop();
         self.play_reply(&hello, Status::Ok, |control| control.session = session);
+    }
+
+    /// From now on the agent has no room, and wants so many pages taken away; 0: as before.
+    pub fn recall(&mut self, agent: AgentId, pages: u32) {
+        self.lane.transport.recalls.insert(agent, pages);
     }
 
     /// Requests to an agent that is up cannot be sent from now on.

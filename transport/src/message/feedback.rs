@@ -21,8 +21,11 @@ pub struct Feedback {
     pub credits_put: u32,
     /// Pages that the sender may ask for at a time (0 = no bound of the agent's own).
     pub credits_get: u32,
+    /// Pages of the workload that the agent wants taken away, because its host needs the memory. Told to who has
+    /// [`FEATURE_RECALL`](super::FEATURE_RECALL) only.
+    pub recall: u32,
     /// Epoch of global memory management (0 = none).
-    pub epoch: u64,
+    pub epoch: u32,
 }
 
 impl Feedback {

@@ -29,7 +29,8 @@ pub use self::header::{DecodeError, Op, Priority, Status, Version, WorkloadId, f
 pub use self::pages::{DiscardReply, DiscardRequest, PageDescriptor, PagesReply, PagesRequest};
 pub use self::reserved::{AtomicReply, AtomicRequest, BlockRequest, EpochRequest};
 pub use self::session::{
-    FEATURE_LENGTHS, GrantRequest, HelloReply, HelloRequest, StatusReply, VERSION_MAX, VERSION_MIN,
+    FEATURE_LENGTHS, FEATURE_RECALL, GrantRequest, HelloReply, HelloRequest, StatusReply,
+    VERSION_MAX, VERSION_MIN,
 };
 
 /// Length of a control message in bytes.

@@ -10,8 +10,10 @@ pub const VERSION_MIN: u8 = Version::V1 as u8;
 pub const VERSION_MAX: u8 = Version::V2 as u8;
 /// Feature of a hello: pages have lengths of their own, see [`flags::LENGTHS`](super::flags::LENGTHS).
 pub const FEATURE_LENGTHS: u64 = 1;
+/// Feature of a hello: the feedback says which part of the pages is to be taken away ([`Feedback::recall`](super::Feedback::recall)).
+pub const FEATURE_RECALL: u64 = 2;
 /// What this build can do beyond its version, bit by bit.
-const FEATURES: u64 = FEATURE_LENGTHS;
+const FEATURES: u64 = FEATURE_LENGTHS | FEATURE_RECALL;
 
 /// The body of a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]

@@ -21,6 +21,7 @@ fn all() -> Vec<Control> {
         frames_free: 3,
         oldest_age_ms: 4,
         credits_put: 5,
+        recall: 6,
         ..Feedback::default()
     };
     let get = Control { session: 77, ..Control::get(4, WORKLOAD, 9) };
@@ -73,8 +74,9 @@ fn a_message_has_the_documented_bytes() {
     assert_eq!(bytes_of[40..48], [9, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(bytes_of[48..60], [0x0b, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 12, 0]);
     let reply = long(control.reply(Status::Ok).with_done(1), PAGE_LEN);
-    let feedback = Feedback { queue_ns: 1, credits_put: 6, ..Feedback::default() };
+    let feedback = Feedback { queue_ns: 1, credits_put: 6, recall: 7, ..Feedback::default() };
     let bytes_of = bytes(&reply.with_feedback(feedback));
+    assert_eq!(bytes_of[72], 7);
     assert_eq!(bytes_of[4..8], [2, 2, 0, 3]);
     assert_eq!((bytes_of[48], bytes_of[64]), (1, 6));
     assert_eq!(bytes_of[80..92], [0x0b, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 12, 0]);
@@ -194,7 +196,12 @@ fn version_1_says_the_same_as_far_as_it_can() {
             v1::decode(&wire, answers).unwrap_or_else(|error| panic!("{error}: {control:?}"));
         // Of the session only the reply to a hello tells; the others are of that of the link.
         let named = control.is_reply() && control.op() == Some(Op::Hello);
-        assert_eq!(read, Control { session: if named { control.session } else { 0 }, ..control });
+        let mut known = Control { session: if named { control.session } else { 0 }, ..control };
+        if control.is_reply() {
+            // It knows of no recalls.
+            known = known.with_feedback(Feedback { recall: 0, ..control.feedback() });
+        }
+        assert_eq!(read, known);
         if !control.is_reply() {
             asked = Control { session: 0, ..control };
         }

@@ -1,4 +1,5 @@
-//! Copies are made anew: of pages of which there are too few, because an agent was lost, or is about to leave.
+//! Copies are made anew: of pages of which there are too few, because an agent was lost, or is about to leave, and of pages which an agent that stays wants
+//! taken away, because its host needs the memory. Of those no more go than it wants, but for what has gone before it says so.
 //!
 //! `repair` searches the tables -> gets the pages of an agent that has them -> `arrived` puts them into the write-back buffer, as if they had just been
 //! evicted. It is slow on purpose: evictions and faults go first.
@@ -21,6 +22,8 @@ use crate::tables::Place;
 
 /// Pages fetched a second: 100 MB.
 const PAGES_PER_S: u32 = 25_600;
+/// The same while an agent's host waits for the memory: 400 MB.
+const RECALLED_PER_S: u32 = 102_400;
 /// Gets under way.
 const GETS_MAX: usize = 2;
 /// Entries of the page map looked at while the tables are locked: about 20 us.
@@ -50,8 +53,10 @@ pub(super) struct Repair {
     found: VecDeque<(Place, Content)>,
     gets: BTreeMap<GetId, Fetch>,
     next: Instant,
-    /// Pages of which there are too few copies.
+    /// Pages of which there are too few copies, or that are to be taken away.
     left: u64,
+    /// Whether there are some of the latter.
+    recalled: bool,
     since: Option<Instant>,
     told: bool,
 }
@@ -64,6 +69,7 @@ impl Repair {
             gets: BTreeMap::new(),
             next: now,
             left: 0,
+            recalled: false,
             since: None,
             told: false,
         }
@@ -183,10 +189,9 @@ impl<T: Transport> WriteBack<T> {
                 .iter()
                 .map(|(_, content)| client::Wanted { id: content.id, check: content.hash })
                 .collect();
-            self.repair.next = self
-                .repair
-                .next
-                .max(now + Duration::from_secs(1) * pages.len() as u32 / PAGES_PER_S);
+            let pace = if self.repair.recalled { RECALLED_PER_S } else { PAGES_PER_S };
+            let pause = Duration::from_secs(1) * pages.len() as u32 / pace;
+            self.repair.next = self.repair.next.max(now + pause);
             let get = self.agents.get(now, agent, wanted, Urgency::Bulk);
             self.repair.gets.insert(get, Fetch { agent, pages });
             return true;
@@ -240,11 +245,16 @@ impl<T: Transport> WriteBack<T> {
     fn note_shortage(&mut self, now: Instant, shortage: &Shortage) {
         let repair = &mut self.repair;
         // Where there is no agent to take a copy there is nothing to be done.
-        repair.left = match self.usable.is_empty() {
-            true => 0,
-            false => lock(&self.shared.tables).short_of(shortage),
+        let short = Shortage { recalling: AgentSet::EMPTY, ..*shortage };
+        let (all, short) = match self.usable.is_empty() {
+            true => (0, 0),
+            false => {
+                let tables = lock(&self.shared.tables);
+                (tables.short_of(shortage), tables.short_of(&short))
+            }
         };
-        let since = match repair.left {
+        (repair.left, repair.recalled) = (all, all > short);
+        let since = match short {
             0 => None,
             _ => Some(*repair.since.get_or_insert(now)),
         };
@@ -257,8 +267,8 @@ impl<T: Transport> WriteBack<T> {
             Some(since) if !repair.told && now.duration_since(since) > TOLD_AFTER => {
                 repair.told = true;
                 note(format_args!(
-                    "{} pages have fewer than {} {copies} at agents that stay: they are copied in the background",
-                    repair.left, shortage.copies
+                    "{short} pages have fewer than {} {copies} at agents that stay: they are copied in the background",
+                    shortage.copies
                 ));
             }
             None if std::mem::take(&mut repair.told) => {
@@ -275,6 +285,7 @@ impl<T: Transport> WriteBack<T> {
     fn shortage(&self, now: Instant) -> Shortage {
         let lane = self.agents.lane();
         let sources: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
-        Shortage { copies: self.copies_of_all, leaving: self.leaving(now), sources }
+        let (leaving, recalling) = (self.leaving(now), self.recalling());
+        Shortage { copies: self.copies_of_all, leaving, recalling, sources }
     }
 }

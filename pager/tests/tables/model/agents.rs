@@ -47,8 +47,12 @@ impl Model {
         let mut from = Some((space, 0));
         let mut steps = 0;
         while let Some(at) = from {
-            let shortage =
-                Shortage { copies, leaving, sources: (0..AGENTS).map(AgentId).collect() };
+            let shortage = Shortage {
+                copies,
+                leaving,
+                recalling: AgentSet::EMPTY,
+                sources: (0..AGENTS).map(AgentId).collect(),
+            };
             let short = self.tables.find_short(at, &shortage, (3, max));
             steps += 1;
             assert!(steps < 10_000, "the search does not end");
