@@ -21,7 +21,7 @@ use gms_transport::quic::Quic;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::config::{Disk, SessionConfig};
-use crate::disk;
+use crate::disk::{self, DiskProcess};
 use crate::evict::EvictThread;
 use crate::evictor;
 use crate::fault::FaultThread;
@@ -87,7 +87,7 @@ pub struct Session {
     shared: Arc<Shared>,
     parts: Mutex<Option<Parts>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    embedded: Option<Agent>,
+    own: Own,
 }
 
 impl Session {
@@ -99,7 +99,7 @@ impl Session {
         nix::sys::prctl::set_dumpable(false)
             .map_err(|e| SessionError::Fatal(format!("gms cannot guard its memory: {e}")))?;
         let trace = config.trace.as_deref().and_then(open_trace);
-        let (identity, agents, embedded) = agents(&config)?;
+        let (identity, agents, own) = agents(&config)?;
         let mut random = [0u8; 24];
         // SAFETY: the kernel fills the array, which is live and of this length.
         if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != 24 {
@@ -121,7 +121,7 @@ impl Session {
         let mut greetings = Vec::new();
         let mut clients =
             (0..=config.fault_threads).map(|_| client()).collect::<Result<Vec<_>, _>>()?;
-        if embedded.is_none() {
+        if own.embedded.is_none() {
             let missing = connect(&mut clients, &mut greetings)?;
             warn_of(&missing, agents.len(), config.quiet);
         }
@@ -133,7 +133,7 @@ impl Session {
             shared.agent_up(agent, bulk.lane().name(agent), session);
         }
         let parts = Mutex::new(Some(Parts { commands, trace, demand, bulk }));
-        Ok(Session { shared, parts, threads: Mutex::default(), embedded })
+        Ok(Session { shared, parts, threads: Mutex::default(), own })
     }
 
     /// Begins to page the tree below `root`. `attached` says that it was running before (`gms attach`): then a
@@ -211,7 +211,7 @@ impl Session {
         }
         let stats = stats(&self.shared);
         // The process is about to end, and with it the agent: it has nobody to say goodbye to.
-        std::mem::forget(self.embedded);
+        std::mem::forget(self.own.embedded);
         stats
     }
 }
@@ -277,7 +277,14 @@ fn open_trace(path: &Path) -> Option<Trace> {
     Trace::create(path).inspect_err(cannot).ok()
 }
 
-type Agents = (Identity, Vec<AgentAddress>, Option<Agent>);
+type Agents = (Identity, Vec<AgentAddress>, Own);
+
+/// Agents of the session's own, which end with it.
+#[derive(Default)]
+struct Own {
+    embedded: Option<Agent>,
+    disk: Option<DiskProcess>,
+}
 
 /// The agents to use, and the keys for them.
 fn agents(config: &SessionConfig) -> Result<Agents, SessionError> {
@@ -303,21 +310,26 @@ fn agents(config: &SessionConfig) -> Result<Agents, SessionError> {
         Some(error) if addresses.is_empty() => return Err(error),
         _ => {}
     }
+    let mut own = Own::default();
     if let Some(disk) = &config.disk {
-        let (address, trusting) = on_disk(disk, &identity)?;
+        let (process, address, trusting) = on_disk(disk, &identity)?;
+        (own.disk, identity) = (Some(process), trusting);
         addresses.push(address);
-        identity = trusting;
     }
-    Ok((identity, addresses, None))
+    Ok((identity, addresses, own))
 }
 
 /// An agent on a local disk, and our identity, which trusts it.
-fn on_disk(disk: &Disk, client: &Identity) -> Result<(AgentAddress, Identity), SessionError> {
+fn on_disk(
+    disk: &Disk,
+    client: &Identity,
+) -> Result<(DiskProcess, AgentAddress, Identity), SessionError> {
     let name = format!("on the disk at {}", disk.dir.display());
     let failed = |reason: String| SessionError::Agent { addr: name.clone(), reason };
     let (node, client) = keys::beside(client).map_err(|e| failed(e.to_string()))?;
-    let socket = disk::spawn(&disk.dir, Bytes(disk.bytes), &node).map_err(failed)?;
-    Ok((AgentAddress::new(name, socket).last_resort(), client))
+    let process = disk::spawn(&disk.dir, Bytes(disk.bytes), &node).map_err(failed)?;
+    let address = AgentAddress::new(name, process.addr).last_resort();
+    Ok((process, address, client))
 }
 
 fn embedded(config: &SessionConfig) -> Result<Agents, SessionError> {
@@ -327,7 +339,7 @@ fn embedded(config: &SessionConfig) -> Result<Agents, SessionError> {
     let settings = gms_agent::Config::new(listen, Bytes(config.export_bytes));
     let agent = Agent::spawn(&settings, &node).map_err(|e| failed(e.to_string()))?;
     let address = AgentAddress::new("embedded".into(), agent.addr());
-    Ok((client, vec![address], Some(agent)))
+    Ok((client, vec![address], Own { embedded: Some(agent), disk: None }))
 }
 
 fn resolve(name: &str) -> Result<AgentAddress, SessionError> {

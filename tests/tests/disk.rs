@@ -107,11 +107,12 @@ fn a_disk_that_cannot_be_used_is_refused_before_anything_starts() {
         let gms = Gms::run(&stage, &program).agents(agents);
         args.iter().fold(gms, |gms, arg| gms.arg(arg)).finish()
     };
-    let cases: [(&[&str], i32, &str); 4] = [
+    let cases: [(&[&str], i32, &str); 5] = [
         (&["--disk", "/nowhere"], 2, "--disk /nowhere: No such file or directory"),
-        (&["--disk", DIR, "--disk-size", "1K"], 2, "at least 1 MiB"),
+        (&["--disk", DIR, "--disk-size", "1K"], 2, "at least 4 MiB"),
+        (&["--disk", "/dev/shm"], 2, "/dev/shm: that is memory"),
         (&["--disk-size", "1G"], 2, "--disk-size needs --disk DIR"),
-        (&["--disk", "/dev/shm", "--disk-size", "3000G"], 125, "give another directory, or less"),
+        (&["--disk", DIR, "--disk-size", "3000G"], 125, "give another directory, or less"),
     ];
     for (args, code, reason) in cases {
         let refused = run(args, &[&agent]).expect_code(code);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
 use gms_policy::placement::{AgentView, TwoChoices, choose_set};
-use gms_policy::redundancy::{AgentSet, Redundancy, Shortage};
+use gms_policy::redundancy::{AgentSet, Copies, Redundancy, Shortage};
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent, LEASE, PutId};
 use gms_transport::message::Op;
@@ -48,12 +48,9 @@ pub struct WriteBack<T> {
     given: Vec<u64>,
     /// Agents of which the tables know that they may be down.
     untrusted: AgentSet,
-    /// Agents that can be used now, and to how many of them, beside last resorts, each page is given: to fewer than there are to be while fewer can be
-    /// used.
+    /// Agents that can be used now, and to which of them each page is given: to fewer than there are to be while fewer can be used.
     usable: AgentSet,
-    copies: u32,
-    /// With the last resorts.
-    copies_of_all: u32,
+    copies: Copies,
     /// Since when agents cannot be used.
     away_since: BTreeMap<AgentId, Instant>,
     discard_at: Instant,
@@ -70,8 +67,7 @@ impl<T: Transport> WriteBack<T> {
             puts: BTreeMap::new(),
             untrusted: AgentSet::default(),
             usable: AgentSet::EMPTY,
-            copies: 1,
-            copies_of_all: 1,
+            copies: Copies::at_agents(1),
             away_since: BTreeMap::new(),
             discard_at: now,
             repair: Repair::new(now),
@@ -88,7 +84,11 @@ impl<T: Transport> WriteBack<T> {
     /// Pages of which there are fewer copies than were asked for.
     pub fn short(&self, now: Instant) -> u64 {
         let shortage = Shortage {
-            copies: self.shared.copies + self.agents.lane().last_resorts().len(),
+            copies: Copies {
+                agents: self.shared.copies,
+                last_resorts: self.agents.lane().last_resorts(),
+                due: self.agents.lane().last_resorts(),
+            },
             leaving: self.leaving(now),
             recalling: AgentSet::EMPTY,
             sources: self.agents.lane().agents().collect(),
@@ -113,8 +113,8 @@ impl<T: Transport> WriteBack<T> {
         while puts && lock(&self.shared.tables).has_ready() {
             let views = self.takers(passed_over);
             let random = self.next_random();
-            let agents = choose_set(&TwoChoices, &views, self.copies, random);
-            if agents.is_empty() {
+            let agents = choose_set(&TwoChoices, &views, self.copies.agents, random);
+            if agents.is_empty() || !self.are_enough(&agents) {
                 break;
             }
             match self.put(now, agents) {
@@ -126,6 +126,20 @@ impl<T: Transport> WriteBack<T> {
         }
         self.discard(now);
         busy
+    }
+
+    /// A last resort that has no place for a batch now gets its pages later, by repair. But where it stands in for one of the agents that were asked for, it
+    /// is waited for.
+    fn are_enough(&self, agents: &[AgentId]) -> bool {
+        let due = self.copies.due;
+        let stands_in = self.takes_all() && self.copies.agents < self.shared.copies;
+        !stands_in || due.is_empty() || agents.iter().any(|&agent| due.has(agent))
+    }
+
+    /// Whether a number of copies was asked for: who has not asked gets as many as there is room for, in all that may be under way, since what one agent
+    /// refuses is written anew to all.
+    fn takes_all(&self) -> bool {
+        self.shared.config.redundancy != Redundancy::Auto
     }
 
     /// The agents that may be given pages now.
@@ -240,32 +254,33 @@ impl<T: Transport> WriteBack<T> {
             agents.keeps(now, agent) && shared.homes.all_reach(agent) && !unsound.has(agent)
         };
         let untrusted: AgentSet = agents.lane().agents().filter(|agent| !trusted(agent)).collect();
-        // Who has not asked for a number of copies gets as many as there is room for, in all that may be under way: what one agent refuses is written
-        // anew to all.
-        let last = agents.lane().last_resorts();
-        let takes_all = self.shared.config.redundancy != Redundancy::Auto && last.is_empty();
+        let (views, last_resorts) = (agents.lane().views(), agents.lane().last_resorts());
         let pages = (self.shared.sizes.put_pages * PUTS_MAX) as u64;
-        let has_room =
-            |view: &AgentView| takes_all || view.free_frames.0.min(view.credits.0) >= pages;
-        let views = agents.lane().views();
         // One that wants pages taken away is short of memory, whatever room it claims to have.
-        let recalls = |id: AgentId| !takes_all && agents.lane().recalled(id) > 0;
+        let has_room = |view: &AgentView| {
+            view.free_frames.0.min(view.credits.0) >= pages && agents.lane().recalled(view.id) == 0
+        };
         let is_usable =
-            |view: &&AgentView| !untrusted.has(view.id) && has_room(view) && !recalls(view.id);
-        self.usable = views.iter().filter(is_usable).map(|view| view.id).collect();
-        let others = self.usable.without(last).len();
-        let disks = self.usable.len() - others;
-        let copies = self.shared.copies.min(others).max(u32::from(disks == 0));
+            |view: &&AgentView, takes_all| !untrusted.has(view.id) && (takes_all || has_room(view));
+        let due = views.iter().filter(|view| view.last_resort && is_usable(view, false));
+        let due: AgentSet = due.map(|view| view.id).collect();
+        // With room at a last resort, none of the others needs to be waited for.
+        let takes_all = self.takes_all() && due.is_empty();
+        let others = views.iter().filter(|view| !view.last_resort && is_usable(view, takes_all));
+        let others: AgentSet = others.map(|view| view.id).collect();
+        self.usable = others.union(due);
+        let least = u32::from(due.is_empty());
+        let copies = self.shared.copies.min(others.len()).max(least);
+        let copies = Copies { agents: copies, last_resorts, due };
         for agent in agents.lane().agents() {
             match agents.lane().is_up(agent) {
                 true => drop(self.away_since.remove(&agent)),
                 false => drop(self.away_since.entry(agent).or_insert(now)),
             }
         }
-        let (known, all) = (self.untrusted, self.copies_of_all);
-        (self.untrusted, self.copies, self.copies_of_all) = (untrusted, copies, copies + disks);
-        if (known, all) != (untrusted, copies + disks) {
-            lock(&self.shared.tables).distrust(untrusted, copies + disks);
+        if (self.untrusted, self.copies) != (untrusted, copies) {
+            (self.untrusted, self.copies) = (untrusted, copies);
+            lock(&self.shared.tables).distrust(untrusted, copies);
         }
     }
 
@@ -291,11 +306,12 @@ impl<T: Transport> WriteBack<T> {
     pub fn agents_are_full(&self) -> bool {
         let pages = self.shared.sizes.put_pages as u64;
         // Of several, one that does not answer is soon done without.
-        let waits = |agent| self.copies > 1 && self.agents.under_way(agent, Op::Put) > 0;
-        let is_meant = |view: &&AgentView| view.last_resort == (self.copies == 0);
+        let asked = self.copies.agents;
+        let waits = |agent| asked > 1 && self.agents.under_way(agent, Op::Put) > 0;
+        let is_meant = |view: &&AgentView| view.last_resort == (asked == 0);
         let takes = |view: &&AgentView| view.up && (view.credits.0 >= pages || waits(view.id));
         let views = self.views();
-        (views.iter().filter(is_meant).filter(takes).count() as u32) < self.copies.max(1)
+        (views.iter().filter(is_meant).filter(takes).count() as u32) < asked.max(1)
     }
 
     /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it, or where wrong pages came from.
