@@ -154,10 +154,12 @@ pub enum ClientEvent {
 }
 
 /// What an exchange is about.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Request {
     Get(GetId),
     Put(PutId),
+    /// Nothing is done about its reply; if there is none, see [`Client::take_unheard`].
+    Discard(AgentId, Vec<ContentId>),
     /// Nothing is done about its reply.
     Other,
 }
@@ -172,6 +174,8 @@ pub struct Client<T> {
     /// The get whose bytes came last: they may hold more than one step.
     arriving: Option<GetId>,
     events: VecDeque<ClientEvent>,
+    /// Discards that were not answered.
+    unheard: Vec<(AgentId, Vec<ContentId>)>,
     /// Whether a get may be unsent.
     has_unsent: bool,
     next_expiry: Option<Instant>,
@@ -189,6 +193,7 @@ impl<T: Transport> Client<T> {
             requests: BTreeMap::new(),
             arriving: None,
             events: VecDeque::new(),
+            unheard: Vec::new(),
             has_unsent: false,
             next_expiry: None,
             next_id: 0,
@@ -263,7 +268,7 @@ impl<T: Transport> Client<T> {
         Ok(id)
     }
 
-    /// Lets an agent forget 1 to [`DISCARD_MAX`] pages. If it does not hear of it, it keeps them until the workload ends.
+    /// Lets an agent forget 1 to [`DISCARD_MAX`] pages. [`Client::take_unheard`] tells if it may not have heard of it.
     ///
     /// # Errors
     /// If the agent's link is down, or takes no more for now.
@@ -277,7 +282,14 @@ impl<T: Transport> Client<T> {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.0.to_le_bytes()).collect();
         let count = ids.len() as u16;
         let make = |request, workload| Control::discard(request, workload, count);
-        self.send_other(now, agent, make, &[&bytes])
+        let exchange = self.send_bulk(now, agent, make, &[&bytes])?;
+        self.requests.insert(exchange, Request::Discard(agent, ids.to_vec()));
+        Ok(())
+    }
+
+    /// Pages that agents were to forget, and may not have heard of: their links were lost, or they did not answer. To be discarded again.
+    pub fn take_unheard(&mut self) -> Vec<(AgentId, Vec<ContentId>)> {
+        std::mem::take(&mut self.unheard)
     }
 
     /// Asks every agent for its state, of which [`Lane::views`] tells.
@@ -297,10 +309,20 @@ impl<T: Transport> Client<T> {
         make: impl FnOnce(u64, WorkloadId) -> Control,
         payload: &[&[u8]],
     ) -> Result<(), TransportError> {
-        let make = |request, workload| make(request, workload).with_priority(Priority::Bulk);
-        let exchange = self.lane.send(now, agent, make, payload, 0)?;
+        let exchange = self.send_bulk(now, agent, make, payload)?;
         self.requests.insert(exchange, Request::Other);
         Ok(())
+    }
+
+    fn send_bulk(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        make: impl FnOnce(u64, WorkloadId) -> Control,
+        payload: &[&[u8]],
+    ) -> Result<ExchangeId, TransportError> {
+        let make = |request, workload| make(request, workload).with_priority(Priority::Bulk);
+        self.lane.send(now, agent, make, payload, 0)
     }
 
     fn take_id(&mut self) -> u64 {
@@ -478,7 +500,7 @@ impl<T: Transport> Client<T> {
                     put.handle_reply(&control);
                 }
             }
-            Some(Request::Other) | None => {}
+            Some(Request::Discard(..) | Request::Other) | None => {}
         }
     }
 
@@ -487,7 +509,7 @@ impl<T: Transport> Client<T> {
         match self.requests.remove(&exchange) {
             Some(Request::Get(id)) => self.end_request(id),
             Some(Request::Put(id)) => self.end_put(id, |put| put.stored),
-            Some(Request::Other) | None => {}
+            Some(Request::Discard(..) | Request::Other) | None => {}
         }
     }
 
@@ -497,6 +519,7 @@ impl<T: Transport> Client<T> {
             Some(Request::Get(id)) => self.end_request(id),
             // It may have been stored. The pages are placed under other names the next time.
             Some(Request::Put(id)) => self.end_put(id, |_| 0),
+            Some(Request::Discard(agent, ids)) => self.unheard.push((agent, ids)),
             Some(Request::Other) | None => {}
         }
     }
