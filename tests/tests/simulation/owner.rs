@@ -20,12 +20,14 @@ use gms_pager::tables::EvictOutcome;
 use gms_pager::victims::{choose_victims, finish, finish_marked, move_out, next_batch, read_moved};
 use gms_policy::full::WhenFull;
 use gms_policy::ids::SpaceId;
+use gms_policy::redundancy::Redundancy;
 use gms_tests::Dice;
 use gms_transport::client::{AgentAddress, Checksum, Client, Lane, Seal};
 use gms_transport::message::WorkloadId;
 use gms_transport::sim::{Net, Sim};
 
 use crate::kernel::zeros;
+use crate::ledger::Ledger;
 use crate::machine::{Handle, Process};
 
 /// What is secret in a simulation.
@@ -44,7 +46,7 @@ pub(crate) struct Owner {
     pub shared: Arc<Shared>,
     commands: Commands,
     fault: FaultCore<Sim>,
-    write_back: WriteBack<Sim>,
+    write_back: WriteBack<Ledger>,
     handle: Handle,
     process: Process,
     /// Pages that were moved, and are not noted as such yet.
@@ -61,7 +63,7 @@ impl Owner {
     pub(crate) fn new(
         net: &Net,
         now: Instant,
-        agents: &[AgentAddress],
+        (agents, redundancy): (&[AgentAddress], Redundancy),
         handle: Handle,
         budget: u64,
         dice: &mut Dice,
@@ -75,7 +77,7 @@ impl Owner {
             seal: true,
             export_bytes: 0,
             when_full: WhenFull::Wait,
-            redundancy: Default::default(),
+            redundancy,
             trace: None,
             verbose: false,
             quiet: true,
@@ -85,22 +87,22 @@ impl Owner {
         shared.ceiling.store(ceiling as i64, Ordering::Relaxed);
         // Of a key that nobody foresees: the bytes that travel are others each time, what happens is not.
         let seal = Arc::new(Seal::new(WORKLOAD).expect("random numbers"));
-        let client = |number| {
-            let node = net.node(([10, 0, 1, number], 1).into(), 99).expect("a descriptor");
-            let lane = Lane::new(now, node, WORKLOAD, agents);
-            Client::new(lane, Checksum::new(SECRET)).sealed(seal.clone())
-        };
+        let node = |number| net.node(([10, 0, 1, number], 1).into(), 99).expect("a descriptor");
+        let lane = Lane::new(now, node(1), WORKLOAD, agents);
+        let fault_agents = Client::new(lane, Checksum::new(SECRET)).sealed(seal.clone());
+        let lane = Lane::new(now, Ledger::new(node(2)), WORKLOAD, agents);
+        let evict_agents = Client::new(lane, Checksum::new(SECRET)).sealed(seal);
         let space = Arc::new(Space::new(shared.new_space(), Box::new(handle.clone())));
         // Known to have several threads.
         space.pid.store(1, Ordering::Relaxed);
         assert!(space.page_tables.set(Box::new(handle.clone())).is_ok());
         lock(&shared.tables).add_space(space.id);
-        let mut fault = FaultCore::new(now, shared.clone(), 0, client(1), |_| None, None);
+        let mut fault = FaultCore::new(now, shared.clone(), 0, fault_agents, |_| None, None);
         shared.homes.add(space.clone());
         commands.fault[0].try_iter().for_each(|command| fault.handle_command(command));
         Owner {
             fault,
-            write_back: WriteBack::new(now, shared.clone(), client(2)),
+            write_back: WriteBack::new(now, shared.clone(), evict_agents),
             process: Process::new(space, handle.clone(), Dice::new(dice.bits())),
             zero_hash: shared.checksum(&zeros()),
             shared,
@@ -122,6 +124,11 @@ impl Owner {
             Outcome::Killed(reason) => Some(reason),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Pages that lack copies, as `gms status` tells.
+    pub(crate) fn short(&self, now: Instant) -> u64 {
+        self.write_back.short(now)
     }
 
     // ---- the fault thread
