@@ -28,6 +28,7 @@ pub struct AgentSetup<'a> {
     namespace: Option<&'a Namespace>,
     args: Vec<String>,
     old: bool,
+    limit: Duration,
 }
 
 impl<'a> AgentSetup<'a> {
@@ -35,7 +36,7 @@ impl<'a> AgentSetup<'a> {
     pub fn new(export: Mib) -> AgentSetup<'a> {
         let listen = "127.0.0.1:0".to_string();
         let (keys, args) = (keys().to_path_buf(), Vec::new());
-        AgentSetup { export, listen, keys, namespace: None, args, old: false }
+        AgentSetup { export, listen, keys, namespace: None, args, old: false, limit: AGENT_LIMIT }
     }
 
     /// Inside a network namespace, on its address.
@@ -63,6 +64,12 @@ impl<'a> AgentSetup<'a> {
         self
     }
 
+    /// For longer than most tests need one.
+    pub fn limit(mut self, limit: Duration) -> AgentSetup<'a> {
+        self.limit = self.limit.max(limit);
+        self
+    }
+
     /// With further options.
     pub fn args<const N: usize>(mut self, args: [&str; N]) -> AgentSetup<'a> {
         self.args.extend(args.map(String::from));
@@ -82,7 +89,7 @@ impl<'a> AgentSetup<'a> {
         argv.extend(self.args.iter().map(Into::into));
         let program = Program::new(argv).env("NO_COLOR", "1").watch(Watch::Nobody);
         let program = if self.old { program.env("GMS_AGENT_OLD_PROTOCOL", "1") } else { program };
-        let proc = program.limit(AGENT_LIMIT).spawn();
+        let proc = program.limit(self.limit).spawn();
         let addr = proc.wait_error("where it listens", READY_LIMIT, |log| {
             log.split_inclusive('\n')
                 .filter(|line| line.ends_with('\n') && line.contains("listening"))
