@@ -96,7 +96,13 @@ pub(crate) fn draw_loss(dice: &mut Dice, agent: usize, lanes: usize, has_others:
     let (after, span) = (within(dice, 500_000), within(dice, AWAY_LONG_US));
     let mut is_lost = true;
     let plan = match dice.below(8) {
-        0 => vec![(Duration::ZERO, Trouble::Crash(agent))],
+        0 => {
+            let mut plan = vec![(Duration::ZERO, Trouble::Crash(agent))];
+            // A workload that has no page there, and nobody else to give one to, waits until it is back.
+            let back = (Duration::from_micros(AWAY_LONG_US), Trouble::Start(agent));
+            plan.extend((!has_others).then_some(back));
+            plan
+        }
         1 | 2 => vec![(Duration::ZERO, Trouble::Crash(agent)), (span, Trouble::Start(agent))],
         3 => vec![(Duration::ZERO, Trouble::Pause(agent, span))],
         4 => {
