@@ -454,6 +454,14 @@ impl Tables {
         queue.split_off(rest)
     }
 
+    /// Of these the agent has not heard. If more than `max` were to wait then, nobody tells it.
+    pub fn return_discards(&mut self, agent: AgentId, ids: Vec<ContentId>, max: usize) {
+        let queue = self.discards.entry(agent).or_default();
+        if queue.len() + ids.len() <= max {
+            queue.extend(ids);
+        }
+    }
+
     /// How many contents the agent may forget.
     pub fn discards_of(&self, agent: AgentId) -> usize {
         self.discards.get(&agent).map_or(0, Vec::len)

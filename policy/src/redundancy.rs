@@ -201,6 +201,12 @@ impl Placements {
         self.pages_where(|agents| shortage.is_of(agents))
     }
 
+    /// Whether a page is, or is being written, at some of these agents and at no other.
+    pub fn rests_on(&self, agents: AgentSet) -> bool {
+        let rests = |set: AgentSet| !set.is_empty() && set.without(agents).is_empty();
+        self.sets.iter().any(|set| !set.is_free() && rests(set.agents))
+    }
+
     fn pages_where(&self, is_meant: impl Fn(AgentSet) -> bool) -> u64 {
         self.sets.iter().filter(|set| is_meant(set.agents)).map(|set| set.pages).sum()
     }
@@ -402,6 +408,9 @@ mod tests {
             };
             for agent in (0..64).map(AgentId) {
                 let only = AgentSet::of(agent);
+                let is_only = |page: &(PlacementId, AgentSet)| page.1 == only;
+                let rests = written.iter().chain(&stored).any(is_only);
+                prop_assert_eq!(placements.rests_on(only), rests);
                 prop_assert_eq!(placements.held_by(agent), count(&|set| set.has(agent)));
                 prop_assert_eq!(placements.only_at(agent), count(&|set| set == only));
                 let few = |set: AgentSet| set.without(only).len() < 2 && set.0 & 0xff != 0;

@@ -31,6 +31,7 @@ pub struct AgentSetup<'a> {
     group: Option<&'a MemoryGroup>,
     args: Vec<String>,
     old: bool,
+    limit: Duration,
 }
 
 impl<'a> AgentSetup<'a> {
@@ -39,7 +40,8 @@ impl<'a> AgentSetup<'a> {
         let listen = "127.0.0.1:0".to_string();
         let (keys, args) = (keys().to_path_buf(), Vec::new());
         let export = vec!["--export".into(), format!("{}M", export.0).into()];
-        AgentSetup { export, listen, keys, namespace: None, group: None, args, old: false }
+        let (namespace, group, old, limit) = (None, None, false, AGENT_LIMIT);
+        AgentSetup { export, listen, keys, namespace, group, args, old, limit }
     }
 
     /// Which follows its host, up to an amount.
@@ -85,6 +87,12 @@ impl<'a> AgentSetup<'a> {
         self
     }
 
+    /// For longer than most tests need one.
+    pub fn limit(mut self, limit: Duration) -> AgentSetup<'a> {
+        self.limit = self.limit.max(limit);
+        self
+    }
+
     /// With further options.
     pub fn args<const N: usize>(mut self, args: [&str; N]) -> AgentSetup<'a> {
         self.args.extend(args.map(String::from));
@@ -105,7 +113,7 @@ impl<'a> AgentSetup<'a> {
         argv.extend(self.args.iter().map(Into::into));
         let program = Program::new(argv).env("NO_COLOR", "1").watch(Watch::Nobody);
         let program = if self.old { program.env("GMS_AGENT_OLD_PROTOCOL", "1") } else { program };
-        let proc = program.limit(AGENT_LIMIT).spawn();
+        let proc = program.limit(self.limit).spawn();
         let addr = proc.wait_error("where it listens", READY_LIMIT, |log| {
             log.split_inclusive('\n')
                 .filter(|line| line.ends_with('\n') && line.contains("listening"))

@@ -6,6 +6,7 @@
 
 mod agent;
 mod census;
+mod copies;
 mod dice;
 mod gms;
 mod keys;
@@ -29,6 +30,7 @@ mod workload;
 
 pub use agent::{AgentProc, AgentSetup};
 pub use census::Peak;
+pub use copies::{wait_until_copied, wait_until_missed};
 pub use dice::{Dice, mix};
 pub use gms::{Gms, gms_binary, status_of};
 pub use keys::keys;
@@ -46,7 +48,7 @@ pub use pty::Terminal;
 pub use redis::Redis;
 pub use relay::{Relay, Weather};
 pub use resp::{Connection, Reply};
-pub use stage::{Stage, has_huge_pages, skipped};
+pub use stage::{Stage, has_huge_pages, skipped, told};
 pub use stats::{AgentStats, Stats, Status};
 pub use torture::{Torture, torture_seeds};
 pub use traces::{Before, assert_let_go};

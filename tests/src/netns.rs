@@ -75,6 +75,21 @@ impl Namespace {
         }
     }
 
+    /// Nothing gets through in either direction, and nobody is told.
+    pub fn cut(&self) {
+        self.set_inner("down");
+    }
+
+    /// Everything gets through again.
+    pub fn mend(&self) {
+        self.set_inner("up");
+    }
+
+    fn set_inner(&self, state: &str) {
+        let inner = self.link.replace('x', "y");
+        run("ip", &format!("-n {} link set {inner} {state}", self.name)).expect_code(0);
+    }
+
     /// Command line prefix that enters it.
     pub(crate) fn enter(&self) -> Vec<OsString> {
         let ip: OsString = tool("ip").into();

@@ -1,7 +1,7 @@
 //! A redis-server: filled with known data, and asked for proofs.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
 use crate::mib::Mib;
@@ -110,6 +110,19 @@ impl Redis {
             let reply = self.ask(&["GET", &key(i)]);
             assert_eq!(reply, Reply::Bulk(Some(value(i))), "value of {}", key(i));
         }
+    }
+
+    /// Reads strings that [`Redis::fill`] wrote until `over`, all over the place, and compares them. Returns how long the slowest reply took.
+    pub fn check_until(&mut self, size: Mib, mut over: impl FnMut() -> bool) -> Duration {
+        let count = size.bytes() / (VALUE_BYTES as u64 + 96);
+        let (mut dice, mut slowest) = (Dice::new(count), Duration::ZERO);
+        while !over() {
+            let (i, asked) = (dice.below(count), Instant::now());
+            let reply = self.ask(&["GET", &key(i)]);
+            slowest = slowest.max(asked.elapsed());
+            assert_eq!(reply, Reply::Bulk(Some(value(i))), "value of {}", key(i));
+        }
+        slowest
     }
 
     /// DEBUG DIGEST: a checksum over every key and value.

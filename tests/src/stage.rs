@@ -68,7 +68,7 @@ pub fn skipped(why: &str) {
 }
 
 /// Says what must be known of a test that passes. Straight to the descriptor: the test runner would swallow eprintln.
-pub(crate) fn told(what: &str) {
+pub fn told(what: &str) {
     let name = std::thread::current().name().unwrap_or("a test").to_string();
     let _ = writeln!(std::io::stderr(), "{what}: {name}");
 }

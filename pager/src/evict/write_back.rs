@@ -28,7 +28,7 @@ const DISCARDS_BATCH: usize = 512;
 const DISCARDS_PAUSE: Duration = Duration::from_millis(50);
 /// Exchanges in flight to one agent that tell it what to discard.
 const DISCARDS_MAX: usize = 4;
-/// If more wait than this, an agent that does not answer those is told of no more: it keeps the pages until the workload ends.
+/// If more wait than this, an agent that does not answer those, or is away, is told of no more: it keeps the pages until the workload ends.
 const DISCARDS_KEPT: usize = 1 << 20;
 /// An agent that has been away for this long is not expected back: its pages get other copies. An agent keeps pages for longer ([`LEASE`]).
 const GONE_AFTER: Duration = Duration::from_secs(10);
@@ -197,6 +197,9 @@ impl<T: Transport> WriteBack<T> {
     }
 
     fn discard(&mut self, now: Instant) {
+        for (agent, ids) in self.agents.take_unheard() {
+            lock(&self.shared.tables).return_discards(agent, ids, DISCARDS_KEPT);
+        }
         let waiting = lock(&self.shared.tables).discards_waiting();
         if waiting < DISCARDS_BATCH && now < self.discard_at {
             return;
@@ -213,8 +216,9 @@ impl<T: Transport> WriteBack<T> {
             if ids.is_empty() || !may_ask {
                 continue;
             }
-            // What is not sent stays at the agent until the workload ends.
-            let _ = self.agents.discard(now, agent, &ids);
+            if self.agents.discard(now, agent, &ids).is_err() {
+                lock(&self.shared.tables).return_discards(agent, ids, DISCARDS_KEPT);
+            }
         }
     }
 

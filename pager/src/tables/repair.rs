@@ -27,6 +27,11 @@ impl Tables {
         !self.copies.are_at(self.holders(content).without(self.untrusted))
     }
 
+    /// Whether a page is, or is being written, at some of these agents and at no other.
+    pub fn rests_on(&self, agents: AgentSet) -> bool {
+        self.map.placements.rests_on(agents)
+    }
+
     /// Pages of which there are too few copies.
     pub fn short_of(&self, shortage: &Shortage) -> u64 {
         self.map.placements.short_of(shortage)

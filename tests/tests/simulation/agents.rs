@@ -14,9 +14,8 @@ use gms_agent::driver::Driver;
 use gms_agent::renewal::Renewal;
 use gms_agent::shared::Shared;
 use gms_agent::slab::Slab;
-use gms_agent::stats::Gauges;
 use gms_agent::stop::Stop;
-use gms_agent::store::Store;
+use gms_agent::store::{Reserved, Store};
 use gms_policy::Bytes;
 use gms_tests::Dice;
 use gms_transport::sim::{Net, Sim};
@@ -25,6 +24,9 @@ use gms_transport::{
 };
 use nix::sys::eventfd::EventFd;
 
+/// Between an agent's last word and its end.
+const FAREWELL: Duration = Duration::from_millis(200);
+
 /// One agent, running or not.
 pub(crate) struct SimAgent {
     pub addr: SocketAddr,
@@ -32,10 +34,25 @@ pub(crate) struct SimAgent {
     threads: usize,
     /// Which thread gets a link, and when each comes on.
     dice: Dice,
-    gauges: Arc<Gauges>,
-    drivers: Vec<Driver<Door>>,
+    run: Option<Run>,
     /// It does not run before this.
     pub paused_until: Instant,
+    /// Until when it runs no more often than this.
+    pub slow: (Instant, Duration),
+    turned: Instant,
+}
+
+/// From an agent's start to its end.
+struct Run {
+    shared: Arc<Shared>,
+    house: Rc<RefCell<House>>,
+    drivers: Vec<Driver<Door>>,
+    /// Frames that are others'.
+    hoard: Vec<Reserved>,
+    /// When it ends at the latest, if it drains.
+    drains_until: Option<Instant>,
+    /// When it ends, if it has said so.
+    ends: Option<Instant>,
 }
 
 impl SimAgent {
@@ -53,9 +70,10 @@ impl SimAgent {
             frames,
             threads: 1 + dice.place(2),
             dice,
-            gauges: Arc::default(),
-            drivers: Vec::new(),
+            run: None,
             paused_until: now,
+            slow: (now, Duration::ZERO),
+            turned: now,
         };
         agent.start(net, now);
         agent
@@ -66,12 +84,12 @@ impl SimAgent {
         let slab = Slab::new(Bytes(self.frames * 4096), false).expect("memory");
         let store = Store::new(slab, self.threads).expect("memory");
         let shared = Arc::new(Shared::new(now, store));
-        self.gauges = shared.gauges.clone();
         let node = net.node(self.addr, self.addr.port() as u8).expect("a descriptor");
         let house = House {
             node,
             dice: Dice::new(self.dice.bits()),
             doors: BTreeMap::new(),
+            lies: false,
             events: (0..self.threads).map(|_| VecDeque::new()).collect(),
         };
         let house = Rc::new(RefCell::new(house));
@@ -83,37 +101,94 @@ impl SimAgent {
             let door = Door { house: house.clone(), thread, fd };
             Driver::new(door, core, stop, renewal, Duration::ZERO)
         };
-        self.drivers = (0..self.threads).map(driver).collect();
+        let drivers = (0..self.threads).map(driver).collect();
+        let (hoard, drains_until, ends) = (Vec::new(), None, None);
+        self.run = Some(Run { shared, house, drivers, hoard, drains_until, ends });
     }
 
     /// Ends without a word.
     pub(crate) fn crash(&mut self, net: &Net, now: Instant) {
         net.crash(now, self.addr);
-        self.drivers.clear();
+        self.run = None;
+    }
+
+    /// Is to end: when its pages have gone, or the grace is over.
+    pub(crate) fn drain(&mut self, now: Instant, grace: Duration) {
+        if let Some(run) = &mut self.run {
+            run.shared.drain();
+            run.drains_until = Some(now + grace);
+        }
+    }
+
+    /// Others take all of its frames but for some, or give them back.
+    pub(crate) fn fill(&mut self, left: u32) {
+        let Some(run) = &mut self.run else { return };
+        let store = &run.shared.store;
+        let taken = store.frames_free().saturating_sub(left);
+        run.hoard.extend((0..taken).filter_map(|_| store.reserve(0)));
+    }
+
+    pub(crate) fn empty(&mut self) {
+        if let Some(run) = &mut self.run {
+            run.hoard.drain(..).for_each(|frame| run.shared.store.release(frame));
+        }
+    }
+
+    /// From now on it gives wrong pages now and then, or does so no more.
+    pub(crate) fn lie(&mut self, lies: bool) {
+        if let Some(run) = &self.run {
+            run.house.borrow_mut().lies = lies;
+        }
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        !self.drivers.is_empty()
+        self.run.is_some()
     }
 
-    /// Frames that hold something.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.drains_until.is_some())
+    }
+
+    /// Frames that hold something, or are set aside for what is coming in.
     pub(crate) fn used(&self) -> u64 {
-        self.frames - self.gauges.frames_free.value()
+        let used = |run: &Run| {
+            let store = &run.shared.store;
+            u64::from(store.frames() - store.frames_free()) - run.hoard.len() as u64
+        };
+        self.run.as_ref().map_or(0, used)
     }
 
     /// A turn of its loops: of one always, of two in any order, and now and then one of them is late.
-    pub(crate) fn turn(&mut self, now: Instant) {
-        if now < self.paused_until {
+    pub(crate) fn turn(&mut self, net: &Net, now: Instant) {
+        let (slow_until, pace) = self.slow;
+        let is_slow = now < slow_until && now < self.turned + pace;
+        let Some(run) = self.run.as_mut().filter(|_| now >= self.paused_until && !is_slow) else {
             return;
-        }
-        let mut order: Vec<usize> = (0..self.drivers.len()).collect();
+        };
+        self.turned = now;
+        let mut order: Vec<usize> = (0..run.drivers.len()).collect();
         if order.len() > 1 {
             self.dice.shuffle(&mut order);
             order.retain(|_| self.dice.below(8) > 0);
         }
         for thread in order {
-            self.drivers[thread].turn(|| now).expect("a socket in memory does not fail");
+            run.drivers[thread].turn(|| now).expect("a socket in memory does not fail");
         }
+        if run.is_over(now) {
+            self.crash(net, now);
+        }
+    }
+}
+
+impl Run {
+    /// As `Driver::drain`; true when it has ended.
+    fn is_over(&mut self, now: Instant) -> bool {
+        let Some(latest) = self.drains_until else { return false };
+        if self.ends.is_none() && (now >= latest || !self.shared.accounts().in_use()) {
+            self.ends = Some(now + FAREWELL);
+            self.house.borrow_mut().close_all(now);
+        }
+        self.ends.is_some_and(|ends| now >= ends)
     }
 }
 
@@ -123,11 +198,17 @@ struct House {
     dice: Dice,
     /// By link the thread that serves it.
     doors: BTreeMap<LinkId, usize>,
+    /// Of pages that it gives every other has a wrong bit.
+    lies: bool,
     /// What threads have not taken yet.
     events: Vec<VecDeque<Event>>,
 }
 
 impl House {
+    fn close_all(&mut self, now: Instant) {
+        self.doors.keys().for_each(|&link| self.node.close(now, link, CloseCode::Draining));
+    }
+
     /// Hands out what came.
     fn sort(&mut self, now: Instant) {
         while let Some(event) = self.node.poll(now) {
@@ -175,7 +256,13 @@ impl Transport for Door {
         control: &Control,
         payload: &[&[u8]],
     ) -> Result<(), TransportError> {
-        self.house.borrow_mut().node.reply(now, exchange, control, payload)
+        let mut house = self.house.borrow_mut();
+        if !(house.lies && house.dice.below(2) == 0) {
+            return house.node.reply(now, exchange, control, payload);
+        }
+        let mut bytes = payload.concat();
+        bytes.last_mut().into_iter().for_each(|byte| *byte ^= 1);
+        house.node.reply(now, exchange, control, &[&bytes])
     }
 
     fn abandon(&mut self, exchange: ExchangeId) {

@@ -21,12 +21,14 @@ use gms_pager::tables::EvictOutcome;
 use gms_pager::victims::{choose_victims, finish, finish_marked, move_out, next_batch, read_moved};
 use gms_policy::full::WhenFull;
 use gms_policy::ids::SpaceId;
+use gms_policy::redundancy::Redundancy;
 use gms_tests::Dice;
 use gms_transport::client::{AgentAddress, Checksum, Client, Lane, Seal};
 use gms_transport::message::WorkloadId;
 use gms_transport::sim::{Net, Sim};
 
 use crate::kernel::zeros;
+use crate::ledger::Ledger;
 use crate::machine::{Handle, Process};
 use crate::workers::{self, Workers};
 
@@ -43,7 +45,7 @@ const SLACK: u64 = 6;
 const LOOK: Duration = Duration::from_micros(1);
 const WORKLOAD: WorkloadId = WorkloadId([7; 16]);
 
-/// Of the home (0), the thread that writes back (1) and workers.
+/// Address of a lane: of the home (0), the thread that writes back (1) or a worker.
 pub(crate) fn address(number: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, 1, 1 + number as u8], 1))
 }
@@ -64,6 +66,25 @@ pub(crate) fn turn(
     time.get()
 }
 
+/// What is the same in every run.
+fn config(agents: &[AgentAddress]) -> SessionConfig {
+    SessionConfig {
+        budget_bytes: 0,
+        page_shift: 12,
+        fault_threads: 1,
+        agents: agents.iter().map(|agent| agent.name.clone()).collect(),
+        keys: None,
+        seal: true,
+        export_bytes: 0,
+        when_full: WhenFull::Wait,
+        redundancy: Redundancy::None,
+        disk: None,
+        trace: None,
+        verbose: false,
+        quiet: true,
+    }
+}
+
 /// See the module's documentation.
 pub(crate) struct Owner {
     pub shared: Arc<Shared>,
@@ -71,7 +92,7 @@ pub(crate) struct Owner {
     fault_threads: usize,
     /// The first of them, the home of the space. The others are its workers.
     home: FaultCore<Sim>,
-    write_back: WriteBack<Sim>,
+    write_back: WriteBack<Ledger>,
     handle: Handle,
     process: Process,
     /// Pages that were moved, and are not noted as such yet.
@@ -88,7 +109,7 @@ impl Owner {
     pub(crate) fn new(
         net: &Net,
         now: Instant,
-        agents: &[AgentAddress],
+        (agents, redundancy): (&[AgentAddress], Redundancy),
         handle: Handle,
         budget: u64,
         dice: &mut Dice,
@@ -99,27 +120,21 @@ impl Owner {
             budget_bytes: budget * PAGE,
             page_shift: 12 + dice.below(2) as u8,
             fault_threads,
-            agents: agents.iter().map(|agent| agent.name.clone()).collect(),
-            keys: None,
-            seal: true,
-            export_bytes: 0,
-            when_full: WhenFull::Wait,
-            redundancy: Default::default(),
-            disk: None,
-            trace: None,
-            verbose: false,
-            quiet: true,
+            redundancy,
+            ..config(agents)
         };
         let (shared, commands) = Shared::sized(config, SECRET, SIZES).expect("memory");
         let ceiling = (budget + SLACK) * PAGE;
         shared.ceiling.store(ceiling as i64, Ordering::Relaxed);
         // Of a key that nobody foresees: the bytes that travel are others each time, what happens is not.
         let seal = Arc::new(Seal::new(WORKLOAD).expect("random numbers"));
-        let client = |number: usize| {
-            let node = net.node(address(number), 99).expect("a descriptor");
-            let lane = Lane::new(now, node, WORKLOAD, agents);
+        let node = |number| net.node(address(number), 99).expect("a descriptor");
+        let client = |number| {
+            let lane = Lane::new(now, node(number), WORKLOAD, agents);
             Client::new(lane, Checksum::new(SECRET)).sealed(seal.clone())
         };
+        let lane = Lane::new(now, Ledger::new(node(1)), WORKLOAD, agents);
+        let evict_agents = Client::new(lane, Checksum::new(SECRET)).sealed(seal.clone());
         let space = Arc::new(Space::new(shared.new_space(), Box::new(handle.clone())));
         // Known to have several threads.
         space.pid.store(1, Ordering::Relaxed);
@@ -127,7 +142,6 @@ impl Owner {
         lock(&shared.tables).add_space(space.id);
         let core = |n, client| FaultCore::new(now, shared.clone(), n, client, |_| None, None);
         let mut home = core(0, client(0));
-        let write_back = WriteBack::new(now, shared.clone(), client(1));
         let workers = (1..fault_threads).map(|n| core(n, client(1 + n))).collect();
         Workers::new(now, shared.clone(), workers, handle.watch.clone(), workers_dice.bits())
             .begin();
@@ -136,7 +150,7 @@ impl Owner {
         Owner {
             fault_threads,
             home,
-            write_back,
+            write_back: WriteBack::new(now, shared.clone(), evict_agents),
             process: Process::new(space, handle.clone(), Dice::new(dice.bits())),
             zero_hash: shared.checksum(&zeros()),
             shared,
@@ -165,11 +179,21 @@ impl Owner {
         }
     }
 
+    /// Pages that lack copies, as `gms status` tells.
+    pub(crate) fn short(&self, now: Instant) -> u64 {
+        self.write_back.short(now)
+    }
+
     // ---- the fault threads
 
     /// How many there are.
     pub(crate) fn fault_threads(&self) -> usize {
         self.fault_threads
+    }
+
+    /// Endpoints of the pager: those of the fault threads, and that of the thread that writes back.
+    pub(crate) fn lanes(&self) -> usize {
+        self.fault_threads + 1
     }
 
     /// A turn of one of them, which takes as long as it looks at the clock; returns when it ends.

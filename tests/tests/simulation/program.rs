@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gms_pager::page_map::PAGE;
 use gms_policy::ids::PageAddr;
@@ -10,9 +10,15 @@ use gms_tests::Dice;
 
 use crate::kernel::{FIRST_ROOM, Kernel, PAGES, Page, ROOM_PAGES, ROOMS, room, zeros};
 
-/// Threads of the program, and what each does.
+/// Threads of the program.
 pub(crate) const THREADS: usize = 5;
-const STEPS: usize = 120;
+/// Steps of each thread while nothing is waited for.
+pub(crate) const STEPS: usize = 120;
+/// Pages that there are at most, and steps in which each thread reads its share of them.
+const ALL_PAGES: usize = PAGES as usize + ROOMS * ROOM_PAGES as usize;
+const LAST_STEPS: usize = ALL_PAGES.div_ceil(THREADS);
+/// Longest rest of a thread that ambles.
+const REST_US: u64 = 400_000;
 /// Steps that a failure tells.
 const TOLD: usize = 60;
 
@@ -33,6 +39,8 @@ struct Thread {
     left: usize,
     /// When it came on last.
     moved: Instant,
+    /// If it ambles, it begins nothing before this.
+    rests_until: Instant,
 }
 
 /// See the module's documentation.
@@ -42,6 +50,10 @@ pub(crate) struct Program {
     truth: BTreeMap<u64, Page>,
     dice: Dice,
     start: Instant,
+    /// Threads without steps left go on, with rests between them.
+    pub ambles: bool,
+    /// The steps that are left are the last ones: each thread reads its share of all pages.
+    last: bool,
     pub now: Instant,
     pub log: VecDeque<String>,
 }
@@ -54,12 +66,14 @@ impl fmt::Debug for Program {
 
 impl Program {
     pub(crate) fn new(start: Instant, dice: Dice) -> Program {
-        let thread = |_| Thread { act: Act::Ready, left: STEPS, moved: start };
+        let thread = |_| Thread { act: Act::Ready, left: 0, moved: start, rests_until: start };
         Program {
             threads: (0..THREADS).map(thread).collect(),
             truth: BTreeMap::new(),
             dice,
             start,
+            ambles: false,
+            last: false,
             now: start,
             log: VecDeque::new(),
         }
@@ -74,19 +88,39 @@ impl Program {
         }
     }
 
-    /// Whether all threads have ended.
+    /// Each thread is to make so many steps.
+    pub(crate) fn run(&mut self, steps: usize) {
+        self.ambles = false;
+        self.excuse();
+        self.threads.iter_mut().for_each(|thread| thread.left = steps);
+    }
+
+    /// Each thread is to read its share of all pages, and nothing else.
+    pub(crate) fn run_last(&mut self) {
+        self.last = true;
+        self.run(LAST_STEPS);
+    }
+
+    /// Whether all threads have made their steps, and are at nothing.
     pub(crate) fn is_over(&self) -> bool {
-        self.threads.iter().all(|thread| thread.left == 0)
+        let is_over = |thread: &Thread| thread.left == 0 && matches!(thread.act, Act::Ready);
+        self.threads.iter().all(is_over)
     }
 
     /// Whether any thread can come on.
     pub(crate) fn is_busy(&self, kernel: &Kernel) -> bool {
-        (0..THREADS).any(|n| self.threads[n].left > 0 && !kernel.sleeps(n))
+        (0..THREADS).any(|n| self.goes_on(n) && !kernel.sleeps(n))
     }
 
-    /// The thread that has not come on for longest, and since when.
+    fn goes_on(&self, n: usize) -> bool {
+        let Thread { act, left, rests_until, .. } = &self.threads[n];
+        *left > 0 || !matches!(act, Act::Ready) || self.ambles && *rests_until <= self.now
+    }
+
+    /// The thread that has not come on for longest although it should, and since when.
     pub(crate) fn laggard(&self) -> Option<(usize, Instant)> {
-        let running = self.threads.iter().enumerate().filter(|(_, thread)| thread.left > 0);
+        let is_at = |thread: &Thread| thread.left > 0 || !matches!(thread.act, Act::Ready);
+        let running = self.threads.iter().enumerate().filter(|(_, thread)| is_at(thread));
         running.map(|(n, thread)| (n, thread.moved)).min_by_key(|(_, moved)| *moved)
     }
 
@@ -112,7 +146,7 @@ impl Program {
     }
 
     fn go(&mut self, kernel: &mut Kernel, n: usize) {
-        if self.threads[n].left == 0 || kernel.sleeps(n) {
+        if !self.goes_on(n) || kernel.sleeps(n) {
             return;
         }
         let came_on = match &self.threads[n].act {
@@ -138,21 +172,21 @@ impl Program {
 
     fn end(&mut self, n: usize) {
         self.threads[n].act = Act::Ready;
-        self.threads[n].left -= 1;
+        self.threads[n].left = self.threads[n].left.saturating_sub(1);
     }
 
     fn begin(&mut self, kernel: &mut Kernel, n: usize) {
-        let left = self.threads[n].left;
-        let page = match left as u64 {
-            // At the end each thread reads its share of all.
-            left if left <= PAGES / THREADS as u64 + 1 => (left - 1) * THREADS as u64 + n as u64,
-            _ => self.dice.below(PAGES),
+        if self.last {
+            return self.begin_last(kernel, n);
         }
-        .min(PAGES - 1);
-        let ends = left as u64 <= PAGES / THREADS as u64 + 1;
+        if self.threads[n].left == 0 {
+            let rest = Duration::from_micros(self.dice.below(REST_US));
+            self.threads[n].rests_until = self.now + rest;
+        }
+        let page = self.dice.below(PAGES);
         let address = PageAddr::containing(page * PAGE);
         self.threads[n].act = match self.dice.below(20) {
-            0 if !ends => {
+            0 => {
                 let range = address.get()..(page + 1 + self.dice.below(8)).min(PAGES) * PAGE;
                 if !kernel.remove(n, range.clone()) {
                     return;
@@ -160,8 +194,8 @@ impl Program {
                 self.tell(format!("thread {n} removes {range:x?}"));
                 Act::Remove
             }
-            1..=3 if !ends => return self.change_rooms(kernel, n),
-            4..=7 if !ends => {
+            1..=3 => return self.change_rooms(kernel, n),
+            4..=7 => {
                 let number = self.dice.place(ROOMS);
                 if !kernel.is_mapped(number).0 {
                     return;
@@ -170,9 +204,23 @@ impl Program {
                 let value = (self.dice.below(2) == 0).then(|| self.dice.bits());
                 Act::Touch(PageAddr::containing(page * PAGE), value)
             }
-            8..=12 if !ends => Act::Touch(address, Some(self.dice.bits())),
+            8..=12 => Act::Touch(address, Some(self.dice.bits())),
             _ => Act::Touch(address, None),
         };
+    }
+
+    /// Reads the next page of the thread's share.
+    fn begin_last(&mut self, kernel: &Kernel, n: usize) {
+        let number = (self.threads[n].left - 1) * THREADS + n;
+        let in_rooms = number.checked_sub(PAGES as usize);
+        let page = in_rooms.map_or(number as u64, |number| FIRST_ROOM + number as u64);
+        let is_there = in_rooms.is_none_or(|at| {
+            at < ROOMS * ROOM_PAGES as usize && kernel.is_mapped(at / ROOM_PAGES as usize).0
+        });
+        match is_there {
+            true => self.threads[n].act = Act::Touch(PageAddr::containing(page * PAGE), None),
+            false => self.end(n),
+        }
     }
 
     /// A thread maps, unmaps or moves a room in which no other thread is at work.

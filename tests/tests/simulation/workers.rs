@@ -18,8 +18,8 @@ use gms_pager::sync::lock;
 use gms_tests::Dice;
 use gms_transport::sim::Sim;
 
-use crate::World;
 use crate::owner::turn;
+use crate::world::World;
 
 /// In one of so many calls of the pager a worker has its turn.
 const BETWEEN: u64 = 8;

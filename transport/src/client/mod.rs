@@ -136,10 +136,12 @@ pub enum ClientEvent {
 }
 
 /// Whom a reply is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Owner {
     Get(GetId),
     Put(PutId),
+    /// Nobody, but if none comes, see [`Client::take_unheard`].
+    Discard(Vec<ContentId>),
     Nobody,
 }
 
@@ -169,6 +171,8 @@ pub struct Client<T> {
     /// The get whose bytes came last: they may hold more than one step.
     arriving: Option<GetId>,
     events: VecDeque<ClientEvent>,
+    /// Discards that were not answered.
+    unheard: Vec<(AgentId, Vec<ContentId>)>,
     /// Whether a get may be unsent.
     has_unsent: bool,
     next_expiry: Option<Instant>,
@@ -189,6 +193,7 @@ impl<T: Transport> Client<T> {
             requests: BTreeMap::new(),
             arriving: None,
             events: VecDeque::new(),
+            unheard: Vec::new(),
             has_unsent: false,
             next_expiry: None,
             next_id: 0,
@@ -351,7 +356,7 @@ impl<T: Transport> Client<T> {
             Owner::Put(_) if matches!(status, Status::Ok | Status::Full | Status::Draining) => {
                 request.done = answer().done;
             }
-            Owner::Put(_) | Owner::Nobody => {}
+            Owner::Put(_) | Owner::Discard(_) | Owner::Nobody => {}
         }
     }
 
@@ -393,14 +398,17 @@ impl<T: Transport> Client<T> {
             Owner::Put(put) => {
                 self.events.push_back(ClientEvent::Stored { put, pages: request.done });
             }
-            Owner::Nobody => {}
+            Owner::Discard(_) | Owner::Nobody => {}
         }
     }
 
     /// No reply comes, or not all of it.
     fn fail(&mut self, request: Request) {
-        // What was put may have been stored. The pages are placed under other names the next time.
-        self.finish(Request { done: 0, ..request });
+        match request.owner {
+            Owner::Discard(ids) => self.unheard.push((request.agent, ids)),
+            // What was put may have been stored. The pages are placed under other names the next time.
+            owner => self.finish(Request { done: 0, owner, ..request }),
+        }
     }
 
     /// A get's exchange is over; it goes on if a page is open for which a thread waits.
@@ -455,7 +463,7 @@ impl<T: Transport> Client<T> {
         sent.map(|_| id)
     }
 
-    /// Lets an agent forget 1 to [`DISCARD_MAX`] pages. If it does not hear of it, it keeps them until the workload ends.
+    /// Lets an agent forget 1 to [`DISCARD_MAX`] pages. [`Client::take_unheard`] tells if it may not have heard of it.
     ///
     /// # Errors
     /// If the agent's link is down, or takes no more for now.
@@ -470,7 +478,13 @@ impl<T: Transport> Client<T> {
         let count = ids.len() as u16;
         let control = Control::discard(self.next_request, self.lane.workload, count);
         let control = control.with_priority(Priority::Bulk);
-        self.send(now, agent, control, &[&bytes], Owner::Nobody).map(drop)
+        self.send(now, agent, control, &[&bytes], Owner::Discard(ids.to_vec())).map(drop)
+    }
+
+    /// Pages that agents were to forget, and may not have heard of: their links were lost, or they did not answer. To be
+    /// discarded again.
+    pub fn take_unheard(&mut self) -> Vec<(AgentId, Vec<ContentId>)> {
+        std::mem::take(&mut self.unheard)
     }
 
     /// Asks every agent for its state, of which [`Lane::views`] tells.

@@ -151,12 +151,20 @@ impl<T: Transport> WriteBack<T> {
         let leaves = |&agent: &AgentId| lane.is_up(agent) && lane.is_draining(agent);
         let leaving: Vec<AgentId> = lane.agents().filter(leaves).collect();
         for agent in leaving {
-            let mut tables = lock(&self.shared.tables);
-            if tables.held_by(agent) > 0 && !tables.depends_on(agent) {
-                tables.lose(agent);
-                drop(tables);
-                self.agents.goodbye_to(now, agent);
+            let under_way = |op| self.agents.under_way(agent, op);
+            // What is being put may be stored yet; and who has not heard the goodbye is told again.
+            if under_way(Op::Put) + under_way(Op::Goodbye) > 0 {
+                continue;
             }
+            let mut tables = lock(&self.shared.tables);
+            if tables.depends_on(agent) {
+                continue;
+            }
+            if tables.held_by(agent) > 0 {
+                tables.lose(agent);
+            }
+            drop(tables);
+            self.agents.goodbye_to(now, agent);
         }
     }
 

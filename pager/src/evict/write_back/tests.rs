@@ -91,6 +91,27 @@ fn what_is_not_answered_is_given_up_whatever_it_is() {
 }
 
 #[test]
+fn what_an_agent_may_not_have_heard_of_is_told_again() {
+    let (mut thread, mut now) = (write_back(1), Instant::now());
+    evict(&thread, 1..2);
+    thread.turn(now, true);
+    answer(&mut thread, now, &[]);
+    lock(&thread.shared.tables).discarded((ID, page(1)));
+    let mut discards = |thread: &mut WriteBack<Script>| {
+        now += PUT_DEADLINE + DISCARDS_PAUSE;
+        thread.agents.expire(now);
+        thread.turn(now, true);
+        let sent = thread.agents.take_sent();
+        sent.into_iter().find(|(_, control)| control.op() == Some(Op::Discard))
+    };
+    assert!(discards(&mut thread).is_some());
+    let again = discards(&mut thread).expect("a frame is lost until the workload ends");
+    thread.agents.answer(&again, Vec::new());
+    network(&mut thread, Instant::now());
+    assert!(discards(&mut thread).is_none());
+}
+
+#[test]
 fn an_agent_to_which_nothing_can_be_sent_holds_up_no_other() {
     let (mut thread, now) = (write_back(2), Instant::now());
     thread.agents.block(AgentId(0));

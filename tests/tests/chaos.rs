@@ -1,0 +1,235 @@
+//! Chaos: agents, each in a network namespace, are killed, stopped, cut off, drained and restarted empty under programs whose pages they have, some at
+//! once, but always fewer than each page has copies, and the next ones when all copies have been restored.
+//!
+//! `tests/chaos.sh SECONDS SEED` runs longer. What happened is told on standard error.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gms_tests::*;
+use nix::sys::signal::Signal;
+
+/// Seconds of each test, and what is drawn, unless the environment says otherwise.
+const SECONDS: u64 = 12;
+const SEED: u64 = 11;
+/// Longest time for which an agent is stopped or cut off, but for [`LONG`].
+const SHORT_MS: u64 = 3000;
+/// An agent that has been away for 10 s is not expected back, and a page that nobody gives for 15 s is lost.
+const LONG: Duration = Duration::from_secs(20);
+/// Where a page has a copy that can be reached, nobody waits as long as for a link to be given up: 5 s.
+const STALL_MAX: Duration = Duration::from_secs(4);
+/// For what comes before and after.
+const AROUND: Duration = Duration::from_secs(300);
+/// Longer than an agent may live: one that waits for it has not been left by its workload, and fails the test.
+const GRACE: [&str; 2] = ["--drain", "10000"];
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().expect(name))
+}
+
+/// An agent, and the network that leads to it.
+struct Host {
+    namespace: Namespace,
+    agent: Option<AgentProc>,
+    address: String,
+}
+
+impl Host {
+    fn new(index: u8, limit: Duration) -> Host {
+        let namespace = Namespace::new(index);
+        let agent = start_agent(&namespace, limit);
+        Host { address: agent.addr(), namespace, agent: Some(agent) }
+    }
+
+    fn agent(&self) -> &AgentProc {
+        self.agent.as_ref().expect("an agent that runs")
+    }
+}
+
+fn start_agent(namespace: &Namespace, limit: Duration) -> AgentProc {
+    AgentSetup::new(Mib(256)).inside(namespace).args(GRACE).limit(limit).start()
+}
+
+/// How an agent fails.
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    /// Killed, and restarted with nothing.
+    Kill,
+    Stop(Duration),
+    Cut(Duration),
+    /// Asked to end, and replaced.
+    Drain,
+}
+
+impl Failure {
+    fn draw(dice: &mut Dice, left: Duration) -> Failure {
+        let short = Duration::from_millis(dice.below(SHORT_MS));
+        let away = if left > 2 * LONG && dice.below(4) == 0 { LONG } else { short };
+        match dice.below(4) {
+            0 => Failure::Kill,
+            1 => Failure::Stop(away),
+            2 => Failure::Cut(away),
+            _ => Failure::Drain,
+        }
+    }
+}
+
+struct Chaos {
+    hosts: Vec<Host>,
+    copies: usize,
+    dice: Dice,
+    began: Instant,
+    span: Duration,
+    failures: u32,
+}
+
+impl Chaos {
+    /// Of so many agents, and so many copies of each page.
+    fn new(hosts: u8, copies: usize, stream: usize) -> Chaos {
+        let seed = number("GMS_CHAOS_SEED", SEED);
+        let span = Duration::from_secs(number("GMS_CHAOS_SECONDS", SECONDS));
+        told(&format!("{} s of chaos with seed {seed}", span.as_secs()));
+        let hosts = (0..hosts).map(|index| Host::new(index, span + AROUND)).collect();
+        let dice = Dice::of_thread(seed, stream);
+        Chaos { hosts, copies, dice, began: Instant::now(), span, failures: 0 }
+    }
+
+    fn run(&self, stage: &Stage, program: &Program) -> (Gms, Proc) {
+        let agents: Vec<&AgentProc> = self.hosts.iter().map(Host::agent).collect();
+        let gms = Gms::run(stage, &program.clone().limit(self.span + AROUND));
+        let redundancy = format!("replica:{}", self.copies);
+        let gms = gms.local(Mib(24)).agents(&agents).redundancy(&redundancy);
+        let proc = gms.spawn();
+        (gms, proc)
+    }
+
+    fn tell(&self, what: &str) {
+        told(&format!("{:7.2} s: {what}", self.began.elapsed().as_secs_f64()));
+    }
+
+    /// Lets agents fail until the time is over.
+    fn rage(&mut self, proc: &Proc) {
+        self.began = Instant::now();
+        wait_until_copied(proc);
+        while self.failures == 0 || self.began.elapsed() < self.span {
+            let count = 1 + self.dice.place(self.copies - 1);
+            let mut victims: Vec<usize> = (0..self.hosts.len()).collect();
+            self.dice.shuffle(&mut victims);
+            let left = self.span.saturating_sub(self.began.elapsed());
+            let fails = |&host: &usize| (host, Failure::draw(&mut self.dice, left));
+            let failures: Vec<(usize, Failure)> = victims[..count].iter().map(fails).collect();
+            self.fail(proc, &failures);
+        }
+    }
+
+    /// Agents fail at once, and come back when that is known, or their time is over.
+    fn fail(&mut self, proc: &Proc, failures: &[(usize, Failure)]) {
+        for &(host, failure) in failures {
+            self.tell(&format!("agent {host}: {failure:?}"));
+            self.failures += 1;
+            self.begin(host, failure);
+        }
+        for &(host, failure) in failures {
+            self.end(proc, host, failure);
+            self.tell(&format!("agent {host} is back"));
+        }
+        wait_until_copied(proc);
+        self.tell("every page has its copies");
+    }
+
+    fn begin(&mut self, host: usize, failure: Failure) {
+        let host = &mut self.hosts[host];
+        match failure {
+            Failure::Kill => host.agent.take().expect("an agent that runs").kill(),
+            Failure::Stop(_) => host.agent().signal(Signal::SIGSTOP),
+            Failure::Cut(_) => host.namespace.cut(),
+            Failure::Drain => host.agent().signal(Signal::SIGTERM),
+        }
+    }
+
+    fn end(&mut self, proc: &Proc, host: usize, failure: Failure) {
+        let limit = self.span + AROUND;
+        let host = &mut self.hosts[host];
+        match failure {
+            Failure::Kill => wait_until_missed(proc, &host.address),
+            Failure::Drain => {
+                let agent = host.agent.take().expect("an agent that runs");
+                agent.terminate().expect_code(0);
+            }
+            // The time is what is tried.
+            Failure::Stop(span) => {
+                thread::sleep(span);
+                host.agent().signal(Signal::SIGCONT);
+            }
+            Failure::Cut(span) => {
+                thread::sleep(span);
+                host.namespace.mend();
+            }
+        }
+        if host.agent.is_none() {
+            host.agent = Some(start_agent(&host.namespace, limit));
+        }
+    }
+
+    fn report(&self, stall: Duration) {
+        self.tell(&format!("{} failures; the worst stall: {stall:?}", self.failures));
+        assert!(stall < patience(STALL_MAX), "the worst stall: {stall:?}");
+    }
+}
+
+fn worst_fault(outcome: &Outcome) -> Duration {
+    Duration::from_nanos((outcome.stats().fault_us.max * 1000.0) as u64)
+}
+
+#[test]
+fn a_program_that_verifies_each_page_finds_none_wrong_while_one_of_three_agents_fails() {
+    let Some(stage) = Stage::set() else { return };
+    let mut chaos = Chaos::new(3, 2, 1);
+    let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
+    let (gms, mut proc) = chaos.run(&stage, &program);
+    proc.wait_output(0, "round 1\n");
+    chaos.rage(&proc);
+    proc.wait_output(proc.output_len(), "round ");
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+    chaos.report(worst_fault(&outcome));
+}
+
+#[test]
+fn redis_keeps_its_digest_while_two_of_four_agents_fail() {
+    let Some(stage) = Stage::set() else { return };
+    let data = Mib(64);
+    let mut chaos = Chaos::new(4, 3, 2);
+    let (server, socket) = Redis::server(&stage, "chaos");
+    let (gms, mut proc) = chaos.run(&stage, &server);
+    let mut redis = Redis::connect(&mut proc, &socket);
+    redis.fill(data);
+    let digest = redis.digest();
+    let over = AtomicBool::new(false);
+    let stall = thread::scope(|scope| {
+        let client = scope.spawn(|| redis.check_until(data, || over.load(Ordering::Relaxed)));
+        // Also if it fails.
+        let client_ends = Over(&over);
+        wait_until_copied(&proc);
+        // In each run, however short.
+        chaos.fail(&proc, &[(0, Failure::Cut(LONG)), (1, Failure::Kill)]);
+        chaos.rage(&proc);
+        drop(client_ends);
+        client.join().expect("a client that finds nothing wrong")
+    });
+    assert_eq!(redis.digest(), digest);
+    redis.shut_down();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    chaos.report(stall.max(worst_fault(&outcome)));
+}
+
+/// Ends the client when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
