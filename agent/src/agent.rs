@@ -130,6 +130,7 @@ impl Agent {
         slab.warm_ahead(threads, &nodes)?;
         let frames = PageCount(u64::from(slab.frames()));
         let shared = Arc::new(Shared::new(Instant::now(), Store::new(slab, threads)?));
+        shared.accounts().clients.set_allowed(identity.allowed().cloned());
         shared.gauges.certificate_expires_s.set(seconds_since_1970(identity.expires()));
         let mut agent = Self {
             addr: servers[0].local_addr(),

@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE|N%")]
     #[serde(deserialize_with = "size")]
     export: Option<Size>,
-    /// Directory with ca.pem, node.pem, node-key.pem, and revoked.txt if somebody was revoked
+    /// Directory with ca.pem, node.pem, node-key.pem; revoked.txt if somebody was revoked, allowed.txt if not everybody may use it
     #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
     keys: Option<PathBuf>,
     /// Address or host name, and TCP port, to serve metrics on, at /metrics, for Prometheus [default: none]

@@ -68,6 +68,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         node = %identity.id(),
         certificate = %identity.fingerprint(),
         revoked = identity.revoked(),
+        allowed = identity.allowed_clients(),
         metrics = agent.metrics_addr().map(tracing::field::display),
         "listening"
     );

@@ -14,9 +14,9 @@ Drain: take no new workloads and pages, serve those which have pages here until 
 \fB\-\-drain\fR is over, then close all links and exit. A second one ends the agent at once.
 .TP
 SIGHUP
-Read the keys again, for links that are made from then on, and the list of who was revoked. Links of peers that are no
-longer good are closed. If something of it cannot be used, or a list that was there is gone, a line in the log says why,
-and the agent goes on with all that it has.
+Read the keys again, for links that are made from then on, and the lists of who was revoked and of who may use the agent.
+Links of peers that are no longer good are closed. If something of it cannot be used, or a list that was there is gone, a
+line in the log says why, and the agent goes on with all that it has.
 .SH "EXIT STATUS"
 .TP
 0
@@ -43,7 +43,9 @@ bytes. Relative paths start at the directory of the file.
 /etc/gms/keys
 Keys of the packaged service, made by \fBgms keys issue\fR(1): ca.pem, node.pem and node\-key.pem. The private key must be
 its owner's alone (mode 600), or root's and its group's (mode 640). With them revoked.txt, if somebody was revoked: see
-\fBgms\-keys\-revoke\fR(1).
+\fBgms\-keys\-revoke\fR(1); and allowed.txt, if not every client may use the agent, or some have a quota. A line of it is
+an id as \fBgms keys list\fR shows it, or * for all others, then memory=SIZE or memory=N%, links=N, requests=N, as far as
+they are to be bounded, and a comment after #.
 .SH EXAMPLES
 Keys of a cluster, with one of its own for a node, and an agent there:
 .PP

@@ -100,6 +100,70 @@ fn a_revoked_client_is_cut_off_and_its_workload_ends_with_the_reason() {
     agent.terminate().expect_code(0);
 }
 
+/// Writes the list of who may use the agent `n1`.
+fn allow(stage: &Stage, lines: &[String]) {
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(dir(stage, "n1").join("allowed.txt"), text).expect("the list");
+}
+
+#[test]
+fn who_is_let_in_no_longer_is_cut_off_and_its_workload_ends_with_the_reason() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
+    let [desk1, desk2] = ["desk1", "desk2"].map(|name| id(&stage, name, "client"));
+    allow(&stage, &[format!("{desk1} # desk1"), desk2.clone()]);
+    let agent = AgentSetup::new(Mib(512)).keys(dir(&stage, "n1")).start();
+    assert!(agent.log().contains("allowed=2"), "{}", agent.log());
+    let [lost, stays] = ["desk1", "desk2"].map(|client| paged(&stage, &forever(), &agent, client));
+    let (lost_proc, mut stays_proc) = (lost.spawn(), stays.spawn());
+    lost_proc.wait_output(0, "round 0\n");
+    stays_proc.wait_output(0, "round 0\n");
+    // A list that is damaged or gone shuts nobody out.
+    for (times, damaged) in [(1, "desk2"), (2, "#")] {
+        allow(&stage, &[damaged.into()]);
+        reload(&agent, "the keys stay as they are", times);
+    }
+    assert!(agent.log().contains("allowed.txt, line 1: an id"), "{}", agent.log());
+    fs::remove_file(dir(&stage, "n1").join("allowed.txt")).expect("the list");
+    reload(&agent, "allowed.txt is gone", 1);
+    for proc in [&lost_proc, &stays_proc] {
+        proc.wait_output(proc.output_len(), "round");
+    }
+    allow(&stage, &[desk2]);
+    reload(&agent, "keys renewed", 1);
+    let outcome = lost.finish_proc(lost_proc);
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
+    assert_nothing_wrong_was_read(&outcome);
+    let said = outcome.stderr.lines().find(|line| line.starts_with("gms: workload killed: "));
+    let reason = format!("{} does not let this key in: have its id", agent.addr());
+    assert!(said.is_some_and(|line| line.contains(&reason)), "{}", outcome.stderr);
+    let refused = paged(&stage, &forever(), &agent, "desk1").finish().expect_code(125);
+    assert!(refused.stderr.contains(&reason), "{}", refused.stderr);
+    assert_eq!(refused.stderr.lines().count(), 1, "{}", refused.stderr);
+    stays_proc.wait_output(stays_proc.output_len(), "round");
+    stays_proc.close_stdin();
+    assert_nothing_wrong_was_read(&stays.finish_proc(stays_proc).expect_code(0));
+    agent.terminate().expect_code(0);
+}
+
+#[test]
+fn a_client_holds_no_more_at_an_agent_than_its_quota() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
+    let [desk1, desk2] = ["desk1", "desk2"].map(|name| id(&stage, name, "client"));
+    allow(&stage, &[format!("{desk1} memory=25M"), format!("{desk2} memory=50%")]);
+    let agent = AgentSetup::new(Mib(256)).keys(dir(&stage, "n1")).start();
+    let program = Program::new([c_program("verify")]).args(["96", "1"]);
+    let outcome = paged(&stage, &program, &agent, "desk1").finish().expect_code(0);
+    let peak = outcome.stats().remote_peak_bytes;
+    // A slot more, as always, is being written: it is counted before it is refused.
+    assert!((Mib(20).bytes()..=Mib(25).bytes()).contains(&peak), "{peak} bytes");
+    assert!(outcome.stderr.contains("full"), "{}", outcome.stderr);
+    let outcome = paged(&stage, &program, &agent, "desk2").finish().expect_code(0);
+    assert_paged(&outcome, Mib(96), Mib(32));
+    agent.terminate().expect_code(0);
+}
+
 #[test]
 fn a_revoked_agent_is_refused_and_another_one_used() {
     let Some(stage) = Stage::set() else { return };

@@ -252,7 +252,7 @@ impl Authority {
             .map_err(|_| rcgen::Error::CouldNotParseKeyPair)?;
         let cert = cert.der().clone();
         let bearer = Bearer::of(&cert).map_err(|_| rcgen::Error::CouldNotParseCertificate)?;
-        let trust = Trust { roots: roots(ca, Path::new(CA))?, revoked: None };
+        let trust = Trust { roots: roots(ca, Path::new(CA))?, revoked: None, allowed: None };
         Ok(Identity { role, cert, key, bearer, trust })
     }
 }

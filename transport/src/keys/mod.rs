@@ -7,8 +7,10 @@
 //!
 //! The authority gives each node and each client an id, which [`renew`] keeps. A node certificate is good for serving
 //! and for connecting, since agents may connect to agents; a client certificate for connecting only, so that a pager's
-//! key which leaks cannot pose as an agent. Whom `revoked.txt` names is refused by who holds that list.
+//! key which leaks cannot pose as an agent. Whom `revoked.txt` names is refused by who holds that list, and an agent that
+//! holds `allowed.txt` lets in only whom that names.
 
+mod allowed;
 mod authority;
 pub(crate) mod bearer;
 mod error;
@@ -29,6 +31,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::{Fingerprint, PeerId};
+pub use allowed::{Allowed, Quota};
 #[cfg(test)]
 pub(crate) use authority::Authority;
 pub use authority::{Renewed, ephemeral, init, issue, renew};
@@ -52,6 +55,8 @@ const CA: &str = "ca.pem";
 const CA_KEY: &str = "ca-key.pem";
 /// The list of who was revoked.
 pub const REVOKED: &str = "revoked.txt";
+/// The list of who may use an agent.
+pub const ALLOWED: &str = "allowed.txt";
 
 /// What a certificate is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,6 +93,8 @@ impl Role {
 pub(crate) struct Trust {
     pub roots: Arc<RootCertStore>,
     pub revoked: Option<Arc<Revoked>>,
+    /// Who may connect; everybody without it. A pager has none: it chooses its agents.
+    pub allowed: Option<Arc<Allowed>>,
 }
 
 /// A checked certificate with its private key, and what peers are checked against.
@@ -133,6 +140,16 @@ impl Identity {
         self.trust.revoked.as_ref().map_or(0, |revoked| revoked.len())
     }
 
+    /// Who may connect, if a list says so.
+    pub fn allowed(&self) -> Option<&Arc<Allowed>> {
+        self.trust.allowed.as_ref()
+    }
+
+    /// Clients that this list names; `None` without one.
+    pub fn allowed_clients(&self) -> Option<usize> {
+        self.allowed().map(|allowed| allowed.len())
+    }
+
     /// Whether its own list names it, so that whoever has the same list refuses it.
     pub fn is_revoked(&self) -> bool {
         self.trust.revoked.as_ref().is_some_and(|revoked| revoked.names(&self.bearer))
@@ -142,11 +159,14 @@ impl Identity {
     /// says is to count.
     ///
     /// # Errors
-    /// As [`load`], and if the list of who was revoked is gone.
+    /// As [`load`], and if a list of who was revoked, or of who is let in, is gone.
     pub fn reload(&self, dir: &Path) -> Result<Identity, KeysError> {
         let identity = read(dir, self.role)?;
         if self.trust.revoked.is_some() && identity.trust.revoked.is_none() {
             return Err(KeysError::ListGone { path: dir.join(REVOKED) });
+        }
+        if self.trust.allowed.is_some() && identity.trust.allowed.is_none() {
+            return Err(KeysError::AllowedGone { path: dir.join(ALLOWED) });
         }
         Ok(identity)
     }
@@ -169,7 +189,11 @@ pub fn load(dir: &Path, role: Role) -> Result<Identity, KeysError> {
 fn read(dir: &Path, role: Role) -> Result<Identity, KeysError> {
     let [cert_path, key_path] = role.files().map(|file| dir.join(file));
     let roots = roots(load_cert(&dir.join(CA))?, &dir.join(CA))?;
-    let trust = Trust { roots, revoked: Revoked::read(dir)?.map(Arc::new) };
+    let allowed = match role {
+        Role::Node => Allowed::read(dir)?.map(Arc::new),
+        Role::Client => None,
+    };
+    let trust = Trust { roots, revoked: Revoked::read(dir)?.map(Arc::new), allowed };
     let (cert, key) = (load_cert(&cert_path)?, load_key(&key_path)?);
     let checked =
         owns(&cert, &key).and_then(|()| check(&trust.roots, role, &cert, UnixTime::now()));
@@ -221,7 +245,7 @@ fn check(
     cert: &CertificateDer<'_>,
     at: UnixTime,
 ) -> Result<Bearer, Fault> {
-    let trust = Trust { roots: roots.clone(), revoked: None };
+    let trust = Trust { roots: roots.clone(), revoked: None, allowed: None };
     let verified = match role {
         Role::Node => {
             let name = ServerName::try_from(NODE_NAME).map_err(Fault::other)?;
@@ -248,7 +272,8 @@ fn check(
 fn check_name(name: &str) -> Result<(), KeysError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let of_role = |role: Role| role.files().contains(&name.into()) || role.file_before() == name;
-    let is_file = [CA, CA_KEY, REVOKED].contains(&name) || Role::BOTH.into_iter().any(of_role);
+    let is_file =
+        [CA, CA_KEY, REVOKED, ALLOWED].contains(&name) || Role::BOTH.into_iter().any(of_role);
     let is_good = !name.is_empty()
         && name.len() <= NAME_MAX
         && !name.starts_with('.')
