@@ -2,6 +2,7 @@
 
 use gms_agent::agent::{Agent, AgentError};
 use gms_agent::cli::{Args, NameError, Options, Refusal};
+use gms_agent::limits::REMIND_EVERY;
 use gms_agent::log::Log;
 use gms_agent::memory::Memory;
 use gms_policy::Bytes;
@@ -13,6 +14,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::io;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::time::{Instant, SystemTime};
 
 /// Why the agent did not run, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +62,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     // Written to its end before a failure is told.
     let _log = Log::start(options.level)?;
     let mut identity = keys::load(&options.keys, Role::Node)?;
+    tell_endings(&identity);
     let agent = Agent::spawn(&options.agent(Bytes(Memory::read()?.total_bytes))?, &identity)?;
     tracing::info!(
         addr = %agent.addr(),
@@ -82,7 +85,8 @@ fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits for the request to end, or for the end of the agent. SIGHUP has the keys read again.
+/// Waits for the request to end, or for the end of the agent. SIGHUP has the keys read again; once a day it is told if they end
+/// soon.
 fn wait(
     signals: &SignalFd,
     agent: &Agent,
@@ -90,10 +94,16 @@ fn wait(
     identity: &mut Identity,
 ) -> io::Result<()> {
     let mut fds = [signals.as_fd(), agent.ended()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    let mut remind_at = Instant::now() + REMIND_EVERY;
     loop {
-        match poll(&mut fds, PollTimeout::NONE) {
+        let left = remind_at.saturating_duration_since(Instant::now());
+        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
+        }
+        if Instant::now() >= remind_at {
+            remind_at += REMIND_EVERY;
+            tell_endings(identity);
         }
         match signals.read_signal().map_err(io::Error::from)? {
             Some(signal) if signal.ssi_signo == Signal::SIGHUP as u32 => {
@@ -113,9 +123,17 @@ fn renew(agent: &Agent, options: &Options, identity: &mut Identity) {
             if renewed.is_revoked() {
                 tracing::error!("this agent was revoked itself: issue it keys under another name");
             }
+            tell_endings(&renewed);
             identity.clone_from(&renewed);
             agent.renew(renewed);
         }
         Err(error) => tracing::error!(%error, "the keys stay as they are"),
+    }
+}
+
+/// Says which certificates end soon.
+fn tell_endings(identity: &Identity) {
+    for ending in identity.endings(SystemTime::now()) {
+        tracing::warn!(%ending, "keys end soon");
     }
 }

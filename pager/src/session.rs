@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use gms_agent::Agent;
 use gms_policy::ids::{AgentId, Bytes};
@@ -287,6 +287,8 @@ fn agents(config: &SessionConfig) -> Result<Agents, SessionError> {
     let dir =
         config.keys.as_ref().ok_or_else(|| fatal("agents need keys: give --keys DIR".into()))?;
     let identity = keys::load(dir, Role::Client).map_err(|e| fatal(e.to_string()))?;
+    let ends = identity.endings(SystemTime::now());
+    ends.iter().filter(|_| !config.quiet).for_each(say);
     let mut addresses = Vec::new();
     let mut unknown = Vec::new();
     for name in &config.agents {

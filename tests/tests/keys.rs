@@ -222,6 +222,68 @@ fn renewed_keys_are_of_the_same_client_and_node_beside_those_before() {
     agent.terminate().expect_code(0);
 }
 
+#[test]
+fn an_agent_uses_renewed_keys_for_new_links_and_its_workloads_go_on() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
+    let agent = AgentSetup::new(Mib(512)).keys(dir(&stage, "n1")).start();
+    let running = paged(&stage, &forever(), &agent, "desk1");
+    let mut proc = running.spawn();
+    proc.wait_output(0, "round 0\n");
+    let told = keys(&stage, "renew", ["n1"]).expect_code(0).stderr;
+    let before = told.split("the certificate before, ").nth(1).and_then(|text| text.get(..64));
+    // Whoever starts now takes the certificate before for a lost one, and no other.
+    let list = dir(&stage, "desk2").join("revoked.txt");
+    fs::write(list, format!("{}\n", before.expect("a fingerprint"))).expect("the list");
+    let program = Program::new([c_program("verify")]).args(["96", "1"]);
+    let old = paged(&stage, &program, &agent, "desk2").finish().expect_code(125);
+    assert!(old.stderr.contains("has a certificate that was revoked"), "{}", old.stderr);
+    reload(&agent, "keys renewed", 1);
+    let new = paged(&stage, &program, &agent, "desk2").finish().expect_code(0);
+    assert_paged(&new, Mib(96), Mib(32));
+    proc.wait_output(proc.output_len(), "round");
+    proc.close_stdin();
+    assert_nothing_wrong_was_read(&running.finish_proc(proc).expect_code(0));
+    let cut = |line: &&str| line.contains("disconnected") && !line.contains("closed the link");
+    assert_eq!(agent.log().lines().find(cut), None, "no link was cut");
+    agent.terminate().expect_code(0);
+}
+
+#[test]
+fn keys_that_end_within_a_month_are_told_everywhere() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n2"), ("client", "desk2")]);
+    for (role, name) in [("node", "n1"), ("client", "desk1")] {
+        keys(&stage, "issue", [role, name, "--days", "20"]).expect_code(0);
+    }
+    let agent = AgentSetup::new(Mib(256)).keys(dir(&stage, "n1")).start();
+    let told = |log: &str| log.matches("node.pem expires on 20").count();
+    assert_eq!(told(&agent.log()), 1, "{}", agent.log());
+    assert!(agent.log().contains("in 19 days"), "{}", agent.log());
+    reload(&agent, "node.pem expires on", 2);
+    let program = Program::new([c_program("verify")]).args(["96", "1"]);
+    let lines = |outcome: &Outcome| outcome.stderr.matches("client.pem expires on 20").count();
+    let soon = paged(&stage, &program, &agent, "desk1").finish().expect_code(0);
+    assert_eq!(lines(&soon), 1, "{}", soon.stderr);
+    let quiet = paged(&stage, &program, &agent, "desk1").arg("-q").finish().expect_code(0);
+    assert_eq!(quiet.stderr, "");
+    let late = paged(&stage, &program, &agent, "desk2").finish().expect_code(0);
+    assert_eq!(lines(&late), 0, "{}", late.stderr);
+    for (name, verdict) in [("desk1", "WARN keys: client.pem expires on"), ("desk2", "OK   keys: ")]
+    {
+        let doctor = Gms::line(["doctor", "--keys"]).arg(dir(&stage, name)).finish();
+        assert!(doctor.text().lines().any(|line| line.starts_with(verdict)), "{}", doctor.text());
+    }
+    let text = keys(&stage, "list", []).expect_code(0).text();
+    let ending = text.lines().filter(|line| line.contains(" ending ")).count();
+    assert_eq!(ending, 2, "{text}");
+    // Renewed, for the usual time, nobody is told any more.
+    keys(&stage, "renew", ["n1"]).expect_code(0);
+    reload(&agent, "keys renewed", 2);
+    assert_eq!(told(&agent.log()), 2, "{}", agent.log());
+    agent.terminate().expect_code(0);
+}
+
 /// Runs a workload at an agent with the keys `n1`, which is replaced by one with `keys` at the same address.
 fn replaced(stage: &Stage, keys: &Path) -> (SocketAddr, Outcome) {
     let agent = AgentSetup::new(Mib(512)).keys(dir(stage, "n1")).start();

@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::fs;
 use std::io;
+use std::path::Path;
+use std::time::SystemTime;
 
 use gms_agent::memory::Memory;
 use gms_transport::keys::{self, Role};
@@ -61,12 +63,7 @@ pub(super) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     checks.extend(paging()?);
     checks.extend([device(), memory()?, swap()?, direct_reads()]);
     checks.extend([udp_buffer(), processors()]);
-    checks.extend(args.keys.as_deref().map(|dir| {
-        let keys = keys::load(dir, Role::Client);
-        let finding =
-            keys.as_ref().err().map_or(format!("{} is good", dir.display()), ToString::to_string);
-        needed("keys", keys.is_ok(), finding, "see 'gms keys --help'")
-    }));
+    checks.extend(args.keys.as_deref().map(keys));
     checks.extend(args.agents.iter().map(|addr| agent(addr, args)));
     if args.json {
         print(&json::lines(&checks)?)?;
@@ -119,6 +116,23 @@ fn paging() -> io::Result<Vec<Check>> {
         Some(problem) => needed(tried.name, false, problem.finding, &problem.cure),
     });
     Ok(tried.collect())
+}
+
+/// The keys of a client in `dir`.
+fn keys(dir: &Path) -> Check {
+    const CURE: &str = "see 'gms keys --help'";
+    match keys::load(dir, Role::Client) {
+        Err(error) => needed("keys", false, error, CURE),
+        Ok(identity) => {
+            let endings = identity.endings(SystemTime::now());
+            let ends: Vec<String> = endings.iter().map(ToString::to_string).collect();
+            let finding = match ends.is_empty() {
+                true => format!("{} is good", dir.display()),
+                false => ends.join("; "),
+            };
+            wished("keys", ends.is_empty(), finding, CURE)
+        }
+    }
 }
 
 /// File systems whose direct reads take plain references to pages: such a read writes in vain to a page that is moved out meanwhile.

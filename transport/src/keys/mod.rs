@@ -14,6 +14,7 @@ mod allowed;
 mod authority;
 pub(crate) mod bearer;
 mod error;
+mod expiry;
 mod files;
 mod listing;
 pub(crate) mod revoked;
@@ -34,9 +35,10 @@ use crate::{Fingerprint, PeerId};
 pub use allowed::{Allowed, Quota};
 #[cfg(test)]
 pub(crate) use authority::Authority;
-pub use authority::{Renewed, ephemeral, init, issue, renew};
+pub use authority::{Renewed, ephemeral, init, issue, issue_for, renew, renew_for};
 use bearer::Bearer;
 pub use error::KeysError;
+pub use expiry::{Ending, NOTICE};
 pub use listing::{Listed, Listing, State, list};
 use revoked::Revoked;
 pub use revoked::{Revocation, revoke};
@@ -104,13 +106,16 @@ pub struct Identity {
     pub(crate) key: PrivateKeyDer<'static>,
     pub(crate) bearer: Bearer,
     pub(crate) trust: Trust,
+    /// Seconds from 1970: until when its authority is good.
+    authority_until: u64,
 }
 
 impl Clone for Identity {
     fn clone(&self) -> Self {
-        let Self { role, cert, key, bearer, trust } = self;
+        let Self { role, cert, key, bearer, trust, authority_until } = self;
         let (cert, key, trust) = (cert.clone(), key.clone_key(), trust.clone());
-        Self { role: *role, cert, key, bearer: *bearer, trust }
+        let (role, bearer, authority_until) = (*role, *bearer, *authority_until);
+        Self { role, cert, key, bearer, trust, authority_until }
     }
 }
 
@@ -188,7 +193,9 @@ pub fn load(dir: &Path, role: Role) -> Result<Identity, KeysError> {
 /// Loads and checks all but whether the identity itself was revoked.
 fn read(dir: &Path, role: Role) -> Result<Identity, KeysError> {
     let [cert_path, key_path] = role.files().map(|file| dir.join(file));
-    let roots = roots(load_cert(&dir.join(CA))?, &dir.join(CA))?;
+    let (ca, ca_path) = (load_cert(&dir.join(CA))?, dir.join(CA));
+    let authority_until = ends(&ca, &ca_path)?;
+    let roots = roots(ca, &ca_path)?;
     let allowed = match role {
         Role::Node => Allowed::read(dir)?.map(Arc::new),
         Role::Client => None,
@@ -198,7 +205,7 @@ fn read(dir: &Path, role: Role) -> Result<Identity, KeysError> {
     let checked =
         owns(&cert, &key).and_then(|()| check(&trust.roots, role, &cert, UnixTime::now()));
     match checked {
-        Ok(bearer) => Ok(Identity { role, cert, key, bearer, trust }),
+        Ok(bearer) => Ok(Identity { role, cert, key, bearer, trust, authority_until }),
         Err(Fault::Mismatch) => Err(KeysError::Mismatch { cert: cert_path, key: key_path }),
         Err(fault) => Err(fault.of_cert(cert_path, role)),
     }
@@ -289,6 +296,12 @@ fn roots(ca: CertificateDer<'static>, path: &Path) -> Result<Arc<RootCertStore>,
     let mut roots = RootCertStore::empty();
     roots.add(ca).map_err(|error| invalid(path.to_owned(), "certificate", error))?;
     Ok(Arc::new(roots))
+}
+
+/// Until when a certificate is good, in seconds from 1970.
+fn ends(cert: &CertificateDer<'_>, path: &Path) -> Result<u64, KeysError> {
+    let bearer = Bearer::of(cert);
+    bearer.map(|b| b.until).map_err(|e| invalid(path.to_owned(), "certificate", e))
 }
 
 fn load_cert(path: &Path) -> Result<CertificateDer<'static>, KeysError> {
