@@ -56,6 +56,10 @@ pub struct Args {
     /// On SIGTERM or SIGINT wait so long for workloads to end or to take their pages away [default: 2]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<u32>,
+    /// Say what the agent would lack with these options, and what to do, instead of serving
+    #[arg(long)]
+    #[serde(skip)]
+    check: bool,
     /// TOML file with these options as keys, e.g. `export = "4G"`; the command line wins
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
@@ -76,9 +80,10 @@ Examples:
   gms keys init keys && gms keys issue keys node node1
   gms-agent --listen 0.0.0.0:7400 --export 8G --keys keys/node1
   gms-agent --config /etc/gms/agent.toml --metrics 127.0.0.1:9400
+  gms-agent --config /etc/gms/agent.toml --keys /etc/gms/keys --check
 
 Signals: SIGTERM and SIGINT drain and end it, a second one ends it at once; SIGHUP reads the keys again.
-Exit status: 0 after SIGTERM or SIGINT, 1 when the agent cannot be started or fails, 2 for wrong options.";
+Exit status: 0 after SIGTERM or SIGINT, 1 when the agent cannot be started (also with --check) or fails, 2 for wrong options.";
 
 /// A host, by name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,6 +199,8 @@ pub struct Options {
     pub drain: Duration,
     /// The latest version of the protocol to speak.
     pub protocol: Version,
+    /// Whether to say what is missing only.
+    pub check: bool,
     /// Log level.
     pub level: tracing::Level,
 }
@@ -235,6 +242,7 @@ impl Args {
             spin: duration("spin", self.spin.or(file.spin), micro, SPIN_MAX, SPIN_LIMIT)?,
             drain: duration("drain", self.drain.or(file.drain), second, DRAIN_DEFAULT, DRAIN_MAX)?,
             protocol: if std::env::var_os(OLD).is_some() { Version::V1 } else { Version::V2 },
+            check: self.check,
             level: match (quiet, verbose) {
                 (true, _) => tracing::Level::ERROR,
                 (false, 0) => tracing::Level::INFO,

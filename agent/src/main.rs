@@ -1,6 +1,7 @@
 //! `gms-agent`: see `gms-agent --help`.
 
 use gms_agent::agent::{Agent, AgentError};
+use gms_agent::check;
 use gms_agent::cli::{Args, NameError, Options, Refusal};
 use gms_agent::limits::REMIND_EVERY;
 use gms_agent::log::Log;
@@ -11,7 +12,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime};
@@ -42,6 +43,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if options.check {
+        return report(&options);
+    }
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -49,6 +53,22 @@ fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// Prints what an agent would lack; fails if it would not serve.
+fn report(options: &Options) -> ExitCode {
+    let memory = match Memory::read() {
+        Ok(memory) => memory,
+        Err(error) => {
+            eprintln!("gms-agent: {error}");
+            return ExitCode::from(1);
+        }
+    };
+    let checks = check::checks(options, &memory);
+    let lines: String = checks.iter().map(|check| format!("{check}\n")).collect();
+    // A reader that left early is no failure.
+    let _ = io::stdout().write_all(lines.as_bytes());
+    if check::can_serve(&checks) { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
 fn run(options: &Options) -> Result<(), Failure> {

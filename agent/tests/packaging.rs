@@ -23,7 +23,7 @@ line in the log says why, and the agent goes on with all that it has.
 After SIGTERM or SIGINT.
 .TP
 1
-The agent could not be started, or failed.
+The agent could not be started, or failed; with \fB\-\-check\fR: it could not.
 .TP
 2
 Wrong options or configuration.
@@ -132,6 +132,9 @@ fn the_unit_is_true() {
     // The service manager waits longer than the agent drains.
     assert!(number(&unit, "TimeoutStopSec=") > number(&config, "drain = "));
     assert!(unit.contains("Documentation=man:gms-agent(8)") && unit.contains("ExecReload="));
+    // What is looked at before is what is started.
+    let options = |key: &str| words_of(&unit, key).split_off(1);
+    assert_eq!(options("ExecStartPre"), [&options("ExecStart")[..], &["--check".into()]].concat());
 }
 
 fn unit() -> PathBuf {
@@ -182,4 +185,17 @@ fn systemd_understands_all_of_the_unit() {
     let said = String::from_utf8_lossy(&found.stderr);
     let of_ours: Vec<&str> = said.lines().filter(|line| line.contains("gms-agent")).collect();
     assert!(found.status.success() && of_ours.is_empty(), "{said}");
+}
+
+/// How much an agent that was taken over could do: the score of systemd's own review, from 0 (nothing) to 10.
+#[test]
+fn the_sandbox_of_the_unit_is_tight() {
+    const SCORE_MAX: &str = "--threshold=20"; // tenths
+    let args = ["security", "--offline=true", "--no-pager", SCORE_MAX];
+    let found = Command::new("systemd-analyze").args(args).arg(unit()).output();
+    let Ok(found) = found else {
+        return eprintln!("SKIPPED: systemd-analyze is not installed");
+    };
+    let said = String::from_utf8_lossy(&found.stdout);
+    assert!(found.status.success(), "{said}{}", String::from_utf8_lossy(&found.stderr));
 }

@@ -11,7 +11,7 @@ use crate::keys::keys;
 use crate::mib::Mib;
 use crate::netns::Namespace;
 use crate::procfs;
-use crate::program::{Outcome, Proc, Program};
+use crate::program::{Outcome, Proc, Program, tool};
 use crate::stage::binary;
 
 /// An agent that does not listen by then is broken.
@@ -19,6 +19,10 @@ const READY_LIMIT: Duration = Duration::from_secs(10);
 
 /// No test needs an agent for longer.
 const AGENT_LIMIT: Duration = Duration::from_secs(600);
+
+/// Options of setpriv: as nobody, without any capability, now or later.
+pub const RIGHTLESS: &str =
+    "--reuid=65534 --regid=65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs";
 
 /// How an agent is to be started.
 pub struct AgentSetup<'a> {
@@ -28,6 +32,8 @@ pub struct AgentSetup<'a> {
     namespace: Option<&'a Namespace>,
     args: Vec<String>,
     old: bool,
+    /// A copy of the program that everybody can execute, to be run by nobody.
+    unprivileged: Option<PathBuf>,
 }
 
 impl<'a> AgentSetup<'a> {
@@ -35,7 +41,7 @@ impl<'a> AgentSetup<'a> {
     pub fn new(export: Mib) -> AgentSetup<'a> {
         let listen = "127.0.0.1:0".to_string();
         let (keys, args) = (keys().to_path_buf(), Vec::new());
-        AgentSetup { export, listen, keys, namespace: None, args, old: false }
+        AgentSetup { export, listen, keys, namespace: None, args, old: false, unprivileged: None }
     }
 
     /// Inside a network namespace, on its address.
@@ -63,6 +69,12 @@ impl<'a> AgentSetup<'a> {
         self
     }
 
+    /// As the user nobody, without any capability, now or later. `copy` is the program, the keys are nobody's.
+    pub fn as_nobody(mut self, copy: PathBuf) -> AgentSetup<'a> {
+        self.unprivileged = Some(copy);
+        self
+    }
+
     /// With further options.
     pub fn args<const N: usize>(mut self, args: [&str; N]) -> AgentSetup<'a> {
         self.args.extend(args.map(String::from));
@@ -75,7 +87,14 @@ impl<'a> AgentSetup<'a> {
         if let Some(namespace) = self.namespace {
             argv.extend(namespace.enter());
         }
-        argv.push(binary("gms-agent").into());
+        match self.unprivileged {
+            None => argv.push(binary("gms-agent").into()),
+            Some(copy) => {
+                argv.push(tool("setpriv").into());
+                argv.extend(RIGHTLESS.split(' ').map(Into::into));
+                argv.push(copy.into());
+            }
+        }
         let export = format!("{}M", self.export.0);
         argv.extend(["--listen", &self.listen, "--export", &export, "--keys"].map(Into::into));
         argv.push(self.keys.into());
@@ -143,6 +162,11 @@ impl AgentProc {
         let found = procfs::patterns(self.proc.pid());
         self.signal(Signal::SIGCONT);
         found.expect("its memory")
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.proc.pid()
     }
 
     /// Kills it without warning.
