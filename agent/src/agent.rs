@@ -107,6 +107,16 @@ type Ended = (io::Result<()>, Driver<Quic>);
 impl Agent {
     /// Starts an agent which accepts the clients of `identity`'s authority. When this returns, it listens.
     pub fn spawn(config: &Config, identity: &Identity) -> Result<Self, AgentError> {
+        Self::spawn_bound(config, identity, || Ok(()))
+    }
+
+    /// As [`Agent::spawn`]. Calls `bound` when it has its sockets and no thread yet: what this thread gives up there, no
+    /// thread of the agent has.
+    pub fn spawn_bound(
+        config: &Config,
+        identity: &Identity,
+        bound: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Self, AgentError> {
         let memory = Memory::read()?;
         if config.export.0 > memory.total_bytes {
             return Err(AgentError::TooLarge { export: config.export, memory });
@@ -124,6 +134,7 @@ impl Agent {
             TransportError::Socket { addr, error } => AgentError::Listen { addr, error },
             other => AgentError::Transport(other),
         })?;
+        bound()?;
         let mut slab = Slab::new(config.export, config.huge)?;
         // One thread uses all memory, and is not kept anywhere.
         let nodes = if threads > 1 { Nodes::read() } else { Nodes::default() };

@@ -15,6 +15,7 @@ use crate::cli::DoctorArgs;
 use crate::config::{LOCAL_BYTES_MIN, SessionConfig};
 use crate::exit::EXIT_NO;
 use crate::json;
+use crate::privilege;
 use crate::probe;
 use crate::session::{Session, SessionError};
 use crate::size::Human;
@@ -61,7 +62,7 @@ fn wished(name: &str, good: bool, finding: impl ToString, cure: &str) -> Check {
 pub(super) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let mut checks = vec![architecture(), kernel()];
     checks.extend(paging()?);
-    checks.extend([device(), memory()?, swap()?, direct_reads()]);
+    checks.extend([capabilities(), device(), memory()?, swap()?, direct_reads()]);
     checks.extend([udp_buffer(), processors()]);
     checks.extend(args.keys.as_deref().map(keys));
     checks.extend(args.agents.iter().map(|addr| agent(addr, args)));
@@ -133,6 +134,18 @@ fn keys(dir: &Path) -> Check {
             wished("keys", ends.is_empty(), finding, CURE)
         }
     }
+}
+
+/// What gms can do without.
+fn capabilities() -> Check {
+    let missing = privilege::missing_comforts();
+    let finding = match missing.is_empty() {
+        true => "all that gms uses".into(),
+        false => format!("without {}", missing.join(", ")),
+    };
+    let cure =
+        "only needed for that: give them as CAP_SYS_PTRACE is given (see gms-run(1), PRIVILEGES)";
+    wished("capabilities", missing.is_empty(), finding, cure)
 }
 
 /// File systems whose direct reads take plain references to pages: such a read writes in vain to a page that is moved out meanwhile.
@@ -251,6 +264,7 @@ mod tests {
         let mut checks = vec![architecture(), kernel()];
         checks.extend(paging().unwrap());
         checks.extend([
+            capabilities(),
             device(),
             memory().unwrap(),
             swap().unwrap(),
