@@ -181,6 +181,16 @@ fn root_pages_with_the_one_capability_that_is_needed() {
 }
 
 #[test]
+fn a_program_that_changes_its_user_is_paged_by_roots_gms() {
+    let Some(stage) = Stage::set() else { return };
+    let line =
+        format!("./gms run --local 32M --export 256M --stats figures -- {AS_NOBODY} ./verify 96 1");
+    script(&stage, &line).finish().expect_code(0);
+    let stats = Stats::read(&stage.path("figures")).expect("figures");
+    assert!(stats.pages_out > 8000, "{stats:?}");
+}
+
+#[test]
 fn an_agent_that_is_away_at_the_start_is_told_and_used_later() {
     let Some(stage) = Stage::set() else { return };
     let there = AgentProc::start(Mib(512));

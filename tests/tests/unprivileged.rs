@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::UdpSocket;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use gms_tests::*;
 
@@ -39,7 +39,7 @@ fn an_agent_without_any_right_serves() {
 }
 
 /// `gms-agent --check` as nobody, with these options.
-fn check<const N: usize>(copy: &PathBuf, options: [&str; N]) -> Outcome {
+fn check<const N: usize>(copy: &Path, options: [&str; N]) -> Outcome {
     let argv = std::iter::once(tool("setpriv").into_os_string());
     let argv = argv.chain(RIGHTLESS.split(' ').map(Into::into)).chain([copy.into()]);
     Program::new(argv.chain(options.map(Into::into)).chain(["--check".into()])).finish()
