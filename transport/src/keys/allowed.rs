@@ -165,7 +165,7 @@ mod tests {
             (&format!("{A} requests=4294967296"), "requests=N"),
             (&format!("{A} links=1 links=2"), "each once"),
             (&format!("{A} pages=1"), "memory=SIZE"),
-            (&format!("{B}"), "named above"),
+            (B, "named above"),
         ] {
             let error = of(&format!("{B}\n{line}\n")).unwrap_err();
             assert!(error.starts_with("keys/allowed.txt, line 2: "), "{line}: {error}");

@@ -107,7 +107,7 @@ pub struct Identity {
     pub(crate) bearer: Bearer,
     pub(crate) trust: Trust,
     /// Seconds from 1970: until when its authority is good.
-    authority_until: u64,
+    pub(crate) authority_until: u64,
 }
 
 impl Clone for Identity {
