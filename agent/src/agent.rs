@@ -113,7 +113,17 @@ type Ended = (io::Result<()>, Driver<Quic>);
 impl Agent {
     /// Starts an agent which accepts the clients of `identity`'s authority. When this returns, it listens.
     pub fn spawn(config: &Config, identity: &Identity) -> Result<Self, AgentError> {
-        Self::spawn_with(config, identity, || {
+        Self::spawn_bound(config, identity, || Ok(()))
+    }
+
+    /// As [`Agent::spawn`]. Calls `bound` when it has its sockets and no thread yet: what this thread gives up there, no
+    /// thread of the agent has.
+    pub fn spawn_bound(
+        config: &Config,
+        identity: &Identity,
+        bound: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Self, AgentError> {
+        Self::spawn_with(config, identity, bound, || {
             let memory = Self::look_at_memory(config.export.floor)?;
             // Beyond all memory there is nothing to grow to.
             let most = Bytes(config.export.ceiling.0.min(memory.total_bytes));
@@ -125,14 +135,15 @@ impl Agent {
         })
     }
 
-    /// The same of one whose export lies in a file in `dir`: see [`Slab::in_file`].
+    /// As [`Agent::spawn_bound`], of an agent whose export lies in a file in `dir`: see [`Slab::in_file`].
     pub fn spawn_in_file(
         config: &Config,
         identity: &Identity,
+        bound: impl FnOnce() -> io::Result<()>,
         dir: &Path,
         failed: impl FnOnce(io::Error) + Send + 'static,
     ) -> Result<Self, AgentError> {
-        Self::spawn_with(config, identity, || {
+        Self::spawn_with(config, identity, bound, || {
             Ok(Slab::in_file(dir, config.export.ceiling, failed)?)
         })
     }
@@ -155,6 +166,7 @@ impl Agent {
     fn spawn_with(
         config: &Config,
         identity: &Identity,
+        bound: impl FnOnce() -> io::Result<()>,
         slab: impl FnOnce() -> Result<Slab, AgentError>,
     ) -> Result<Self, AgentError> {
         let threads = config.threads.clamp(1, THREADS_MAX);
@@ -163,11 +175,14 @@ impl Agent {
             TransportError::Socket { addr, error } => AgentError::Listen { addr, error },
             other => AgentError::Transport(other),
         })?;
+        bound()?;
+        // The first threads may be the slab's.
         let mut slab = slab()?;
         // One thread uses all memory, and is not kept anywhere.
         let nodes = if threads > 1 { Nodes::read() } else { Nodes::default() };
         slab.warm_ahead(threads, &nodes)?;
         let shared = Arc::new(Shared::new(Instant::now(), Store::new(slab, threads)?));
+        shared.accounts().clients.set_allowed(identity.allowed().cloned());
         shared.gauges.certificate_expires_s.set(seconds_since_1970(identity.expires()));
         let mut agent = Self {
             addr: servers[0].local_addr(),

@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE|N%|auto[:MIN..MAX]")]
     #[serde(deserialize_with = "export")]
     export: Option<Export>,
-    /// Directory with ca.pem, node.pem, node-key.pem, and revoked.txt if somebody was revoked
+    /// Directory with ca.pem, node.pem, node-key.pem; revoked.txt if somebody was revoked, allowed.txt if not everybody may use it
     #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
     keys: Option<PathBuf>,
     /// Address or host name, and TCP port, to serve metrics on, at /metrics, for Prometheus [default: none]
@@ -57,6 +57,10 @@ pub struct Args {
     /// On SIGTERM or SIGINT wait so long for workloads to end or to take their pages away [default: 2]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<u32>,
+    /// Say what the agent would lack with these options, and what to do, instead of serving
+    #[arg(long)]
+    #[serde(skip)]
+    check: bool,
     /// TOML file with these options as keys, e.g. `export = "4G"`; the command line wins
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
@@ -78,9 +82,10 @@ Examples:
   gms-agent --listen 0.0.0.0:7400 --export 8G --keys keys/node1
   gms-agent --listen 0.0.0.0:7400 --export auto:2G..24G --keys keys/node1
   gms-agent --config /etc/gms/agent.toml --metrics 127.0.0.1:9400
+  gms-agent --config /etc/gms/agent.toml --keys /etc/gms/keys --check
 
 Signals: SIGTERM and SIGINT drain and end it, a second one ends it at once; SIGHUP reads the keys and the export again.
-Exit status: 0 after SIGTERM or SIGINT, 1 when the agent cannot be started or fails, 2 for wrong options.";
+Exit status: 0 after SIGTERM or SIGINT, 1 when the agent cannot be started (also with --check) or fails, 2 for wrong options.";
 
 /// A host, by name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,6 +204,8 @@ pub struct Options {
     pub drain: Duration,
     /// The latest version of the protocol to speak.
     pub protocol: Version,
+    /// Whether to say what is missing only.
+    pub check: bool,
     /// Log level.
     pub level: tracing::Level,
 }
@@ -244,6 +251,7 @@ impl Args {
             spin: duration("spin", self.spin.or(file.spin), micro, SPIN_MAX, SPIN_LIMIT)?,
             drain: duration("drain", self.drain.or(file.drain), second, DRAIN_DEFAULT, DRAIN_MAX)?,
             protocol: if std::env::var_os(OLD).is_some() { Version::V1 } else { Version::V2 },
+            check: self.check,
             level: match (quiet, verbose) {
                 (true, _) => tracing::Level::ERROR,
                 (false, 0) => tracing::Level::INFO,

@@ -6,7 +6,7 @@
 //! which the link's certificate vouches for. Whatever the request, there is one answer, and a failed request has
 //! changed nothing.
 
-use crate::clients::{Bounded, ClientId};
+use crate::clients::{Bounded, ClientId, Room};
 use crate::exchange::Exchange;
 use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, SWEEP_PAUSE, SWEEP_SHARE, TICK};
 use crate::shared::Shared;
@@ -24,6 +24,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U64;
+
+#[cfg(test)]
+mod tests;
 
 /// Most slices of a reply's payload: the descriptors, and of each page what its frame holds and its tail.
 const SLICES_MAX: usize = 1 + 2 * PAGES_MAX;
@@ -227,23 +230,23 @@ impl Core {
     pub fn handle_control(&mut self, at: At, exchange: ExchangeId, control: Control) -> Answer<'_> {
         let mut accounts = self.shared.accounts();
         let admitted = self.admit(&accounts, exchange.link, &control);
-        let (client, tenant) = match admitted {
+        let (client, _) = match admitted {
             Ok(admitted) => admitted,
             Err(status) => {
-                let credits = self.credits(&accounts, None);
+                let room = self.room(&accounts, None);
                 drop(accounts);
-                return self.refuse(at, exchange, &control, status, credits);
+                return self.refuse(at, exchange, &control, status, room);
             }
         };
         let mut request = Exchange::new(at.now, client, control);
         let is_put = control.op() == Some(Op::Put);
-        let credits = self.credits(&accounts, tenant.map(|_| client));
-        let frames = if is_put { credits.min(control.count().into()) } else { 0 };
+        let room = self.room(&accounts, Some(client));
+        let frames = if is_put { room.credits.min(control.count().into()) } else { 0 };
         if (is_put && frames == 0) || !accounts.clients.begin(client, request.head_len(), frames) {
             drop(accounts);
             // The client may ask again when fewer of its requests are under way; others are not concerned.
             let status = if is_put { Status::Full } else { Status::Denied };
-            return self.refuse(at, exchange, &control, status, credits);
+            return self.refuse(at, exchange, &control, status, room);
         }
         drop(accounts);
         let missing = frames - request.set_aside(&self.shared.store, self.home, frames);
@@ -251,7 +254,7 @@ impl Core {
             self.shared.accounts().clients.give_frames(client, missing);
             if missing == frames {
                 self.end(request);
-                return self.refuse(at, exchange, &control, Status::Full, 0);
+                return self.refuse(at, exchange, &control, Status::Full, Room::default());
             }
         }
         if let Some(old) = self.exchanges.insert(exchange, request) {
@@ -315,11 +318,10 @@ impl Core {
         if let Some(tenant) = tenant {
             accounts.let_go(tenant, freed);
         }
-        let client = tenant.map(|_| request.client);
         accounts.clients.end(request.client, request.head_len(), left);
-        let credits = self.credits(&accounts, client);
+        let room = self.room(&accounts, Some(request.client));
         drop(accounts);
-        self.reply(at, exchange, reply, credits)
+        self.reply(at, exchange, reply, room)
     }
 
     /// The rest of a request will not come.
@@ -389,8 +391,8 @@ impl Core {
             }
         };
         self.handle_aborted(id);
-        let credits = self.credits(&self.shared.accounts(), None);
-        match self.reply(At { now, received: now }, id, control.reply(Status::Failed), credits) {
+        let room = self.room(&self.shared.accounts(), None);
+        match self.reply(At { now, received: now }, id, control.reply(Status::Failed), room) {
             Answer::Reply(reply) => Some(reply),
             Answer::Nothing | Answer::Close(_) => None,
         }
@@ -606,13 +608,7 @@ impl Core {
     }
 
     /// Completes a reply with the feedback that each carries. Pages found become its payload.
-    fn reply(
-        &mut self,
-        at: At,
-        exchange: ExchangeId,
-        control: Control,
-        credits: u64,
-    ) -> Answer<'_> {
+    fn reply(&mut self, at: At, exchange: ExchangeId, control: Control, room: Room) -> Answer<'_> {
         let queue_ns = at.now.saturating_duration_since(at.received).as_nanos() as u64;
         self.stats.queue.observe(queue_ns);
         let store = &self.shared.store;
@@ -621,9 +617,9 @@ impl Core {
         let feedback = Feedback {
             queue_ns: queue_ns.try_into().unwrap_or(u32::MAX),
             service_ns: 0,
-            frames_free: store.frames_free(),
+            frames_free: room.free.try_into().unwrap_or(u32::MAX),
             oldest_age_ms: store.oldest_age(seconds).saturating_mul(1000),
-            credits_put: credits.try_into().unwrap_or(u32::MAX),
+            credits_put: room.credits.try_into().unwrap_or(u32::MAX),
             recall: link.map_or(0, |link| self.shared.recall(link.session)),
             ..Feedback::default()
         };
@@ -633,15 +629,13 @@ impl Core {
         Answer::Reply(Reply { exchange, control, pages })
     }
 
-    /// Pages that a workload of the client, or of a new one, may put now. They reserve nothing: each put is measured when
-    /// it begins.
-    fn credits(&self, tenants: &Tenants, client: Option<ClientId>) -> u64 {
-        if self.shared.is_draining() {
-            return 0;
-        }
+    /// The room that a workload of the client, or of a new one, has now. It reserves nothing: each put is measured when it
+    /// begins.
+    fn room(&self, tenants: &Tenants, client: Option<ClientId>) -> Room {
         let store = &self.shared.store;
         let (free, frames) = (store.frames_free().into(), store.frames().into());
-        tenants.clients.credits(client, free, frames)
+        let room = tenants.clients.room(client, free, frames);
+        if self.shared.is_draining() { Room { credits: 0, ..room } } else { room }
     }
 
     fn refuse(
@@ -650,49 +644,17 @@ impl Core {
         exchange: ExchangeId,
         control: &Control,
         status: Status,
-        credits: u64,
+        room: Room,
     ) -> Answer<'_> {
         match status {
             Status::Full => self.stats.refusals.add(u64::from(control.count())),
             _ => self.stats.denied.add(1),
         }
-        self.reply(at, exchange, control.reply(status), credits)
+        self.reply(at, exchange, control.reply(status), room)
     }
 
     fn publish(&self, now: Instant) {
         self.shared.publish(now);
         self.stats.links.set(self.links.len() as u64);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use gms_policy::Bytes;
-
-    use super::*;
-    use crate::slab::Slab;
-    use crate::store::{Reserved, Store};
-
-    #[test]
-    fn a_thread_rests_when_another_has_given_the_last_frame_back() {
-        const FRAMES: u64 = 4096;
-        let now = Instant::now();
-        let slab = Slab::new(Bytes(FRAMES * 4096), false).expect("memory");
-        let shared = Arc::new(Shared::new(now, Store::new(slab, 2).expect("a clock")));
-        let store = &shared.store;
-        let frames: Vec<Reserved> =
-            (0..FRAMES).map(|_| store.reserve(0).expect("a frame")).collect();
-        frames.into_iter().for_each(|frame| store.release(frame));
-        let mut cores = [0, 1].map(|home| Core::new(now, shared.clone(), home, Arc::default()));
-        // Long after the last put.
-        let begun = now + std::time::Duration::from_secs(60);
-        assert!(cores.iter_mut().all(|core| core.deadline(begun) == Some(begun + TICK)));
-        let tick = begun + TICK;
-        cores.iter_mut().for_each(|core| core.handle_timeout(tick));
-        assert_eq!(cores[1].deadline(tick), Some(tick), "more is to be given back");
-        while store.can_trim() {
-            cores[0].handle_timeout(tick);
-        }
-        assert!(cores[1].deadline(tick).is_none_or(|due| due > tick));
     }
 }

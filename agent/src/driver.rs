@@ -85,6 +85,8 @@ impl<T: Transport> Driver<T> {
         let (identity, renewed) = (&offer.identity, self.transport.renew(&offer.identity));
         if renewed.is_ok() {
             self.expel_at = Instant::now();
+            // Every loop does so: the last one to come must not be awaited.
+            self.shared.accounts().clients.set_allowed(identity.allowed().cloned());
         }
         match renewed {
             _ if !offer.note_taken() => {}
@@ -92,8 +94,8 @@ impl<T: Transport> Driver<T> {
                 let expires = seconds_since_1970(identity.expires());
                 self.shared.gauges.certificate_expires_s.set(expires);
                 let (node, certificate) = (identity.id(), identity.fingerprint());
-                let revoked = identity.revoked();
-                tracing::info!(%node, %certificate, expires, revoked, "keys renewed");
+                let (revoked, allowed) = (identity.revoked(), identity.allowed_clients());
+                tracing::info!(%node, %certificate, expires, revoked, allowed, "keys renewed");
             }
             Err(error) => tracing::error!(%error, "the keys stay as they are"),
         }

@@ -191,7 +191,7 @@ fn view(shared: &Shared, available: u64, stalls: bool) -> HostView {
 }
 
 /// A file that polls as urgent when tasks have waited for memory: a trigger of PSI.
-fn watch(path: &Path) -> io::Result<File> {
+pub(crate) fn watch(path: &Path) -> io::Result<File> {
     let mut failure = io::ErrorKind::NotFound.into();
     for (stall_us, window_us) in STALLS {
         let open = || {

@@ -7,11 +7,12 @@
 //! | the loops, one a thread, the only users of the transport | [`driver`], [`spin`] |
 //! | reports | [`stats`], [`metrics`], [`log`] |
 //! | the machine | [`memory`] (how much there is), [`cgroup`], `follower` (the export follows it) |
-//! | the program | [`agent`], [`cli`] |
+//! | the program | [`agent`], [`cli`], [`check`] |
 
 pub mod agent;
 mod ages;
 pub mod cgroup;
+pub mod check;
 pub mod cli;
 pub mod clients;
 pub mod core;

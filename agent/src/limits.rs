@@ -76,6 +76,8 @@ pub const SPIN_MAX: Duration = Duration::from_micros(50);
 pub const FLUSH_EVENTS: usize = 32;
 /// Period at which links are looked over for certificates that have expired.
 pub const EXPEL_EVERY: Duration = Duration::from_secs(3600);
+/// Period at which the end of certificates is told again, once it is near.
+pub const REMIND_EVERY: Duration = Duration::from_secs(86400);
 /// Longest block of the loop, whatever the deadlines.
 pub const BLOCK_MAX: Duration = Duration::from_secs(60);
 /// Longest time that a drain waits for workloads to take their pages away.

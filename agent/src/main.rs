@@ -1,7 +1,9 @@
 //! `gms-agent`: see `gms-agent --help`.
 
 use gms_agent::agent::{Agent, AgentError};
+use gms_agent::check;
 use gms_agent::cli::{Args, NameError, Options, Refusal};
+use gms_agent::limits::REMIND_EVERY;
 use gms_agent::log::Log;
 use gms_agent::memory::Memory;
 use gms_policy::Bytes;
@@ -10,9 +12,10 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::time::{Instant, SystemTime};
 
 /// Why the agent did not run, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +43,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if options.check {
+        return report(&options);
+    }
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -47,6 +53,22 @@ fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// Prints what an agent would lack; fails if it would not serve.
+fn report(options: &Options) -> ExitCode {
+    let memory = match Memory::read() {
+        Ok(memory) => memory,
+        Err(error) => {
+            eprintln!("gms-agent: {error}");
+            return ExitCode::from(1);
+        }
+    };
+    let checks = check::checks(options, &memory);
+    let lines: String = checks.iter().map(|check| format!("{check}\n")).collect();
+    // A reader that left early is no failure.
+    let _ = io::stdout().write_all(lines.as_bytes());
+    if check::can_serve(&checks) { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
 fn run(options: &Options) -> Result<(), Failure> {
@@ -60,6 +82,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     // Written to its end before a failure is told.
     let _log = Log::start(options.level)?;
     let mut identity = keys::load(&options.keys, Role::Node)?;
+    tell_endings(&identity);
     let mut agent = Agent::spawn(&options.agent(Bytes(Memory::read()?.total_bytes))?, &identity)?;
     tracing::info!(
         addr = %agent.addr(),
@@ -68,6 +91,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         node = %identity.id(),
         certificate = %identity.fingerprint(),
         revoked = identity.revoked(),
+        allowed = identity.allowed_clients(),
         metrics = agent.metrics_addr().map(tracing::field::display),
         "listening"
     );
@@ -81,20 +105,27 @@ fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits for the request to end, or for the end of the agent. SIGHUP has the keys and the export read again.
+/// Waits for the request to end, or for the end of the agent. SIGHUP has the keys and the export read again; once a day it is
+/// told if the keys end soon.
 fn wait(
     signals: &SignalFd,
     agent: &mut Agent,
     options: &Options,
     identity: &mut Identity,
 ) -> io::Result<()> {
+    let mut remind_at = Instant::now() + REMIND_EVERY;
     loop {
         let mut fds = [signals.as_fd(), agent.ended()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        match poll(&mut fds, PollTimeout::NONE) {
+        let left = remind_at.saturating_duration_since(Instant::now());
+        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
         let has_ended = fds[1].any().unwrap_or(false);
+        if Instant::now() >= remind_at {
+            remind_at += REMIND_EVERY;
+            tell_endings(identity);
+        }
         match signals.read_signal().map_err(io::Error::from)? {
             Some(signal) if signal.ssi_signo == Signal::SIGHUP as u32 => {
                 renew(agent, options, identity);
@@ -107,13 +138,14 @@ fn wait(
     }
 }
 
-/// Reads the keys again, and who was revoked. Whatever is wrong with them, the agent goes on with those which it has.
+/// Reads the keys again, and the lists of who was revoked and who is let in. Whatever is wrong with them, the agent goes on with those which it has.
 fn renew(agent: &Agent, options: &Options, identity: &mut Identity) {
     match identity.reload(&options.keys) {
         Ok(renewed) => {
             if renewed.is_revoked() {
                 tracing::error!("this agent was revoked itself: issue it keys under another name");
             }
+            tell_endings(&renewed);
             identity.clone_from(&renewed);
             agent.renew(renewed);
         }
@@ -142,5 +174,12 @@ fn export_anew(agent: &mut Agent) {
         ),
         Ok(_) => tracing::info!(export_mib = exported.0 >> 20, "exports"),
         Err(error) => tracing::error!(%error, "the export stays as it is"),
+    }
+}
+
+/// Says which certificates end soon.
+fn tell_endings(identity: &Identity) {
+    for ending in identity.endings(SystemTime::now()) {
+        tracing::warn!(%ending, "keys end soon");
     }
 }

@@ -15,8 +15,8 @@ Drain: take no new workloads and pages, serve those which have pages here until 
 .TP
 SIGHUP
 Read the export again, and apply it, up to what the agent was started with: pages beyond it are to be taken away by their
-workloads, and stay until they are. Read the keys again, for links that are made from then on, and the list of who was
-revoked. Links of peers that are no longer good are closed. If something of it cannot be used, or a list that was there is gone, a line in the log says why,
+workloads, and stay until they are. Read the keys again, for links that are made from then on, and the lists of who was
+revoked and of who may use the agent. Links of peers that are no longer good are closed. If something of it cannot be used, or a list that was there is gone, a line in the log says why,
 and the agent goes on with all that it has.
 .SH "FOLLOWING THE HOST"
 With \fB\-\-export auto\fR the agent exports what the machine, or the memory cgroup that it is in, can spare. It leaves a reserve of a
@@ -32,7 +32,7 @@ CAP_IPC_LOCK.
 After SIGTERM or SIGINT.
 .TP
 1
-The agent could not be started, or failed.
+The agent could not be started, or failed; with \fB\-\-check\fR: it could not.
 .TP
 2
 Wrong options or configuration.
@@ -52,7 +52,9 @@ bytes; an export may be "auto" or "auto:1G..8G" too. Relative paths start at the
 /etc/gms/keys
 Keys of the packaged service, made by \fBgms keys issue\fR(1): ca.pem, node.pem and node\-key.pem. The private key must be
 its owner's alone (mode 600), or root's and its group's (mode 640). With them revoked.txt, if somebody was revoked: see
-\fBgms\-keys\-revoke\fR(1).
+\fBgms\-keys\-revoke\fR(1); and allowed.txt, if not every client may use the agent, or some have a quota. A line of it is
+an id as \fBgms keys list\fR shows it, or * for all others, then memory=SIZE or memory=N%, links=N, requests=N, as far as
+they are to be bounded, and a comment after #.
 .SH EXAMPLES
 Keys of a cluster, with one of its own for a node, and an agent there:
 .PP
@@ -139,6 +141,9 @@ fn the_unit_is_true() {
     // The service manager waits longer than the agent drains.
     assert!(number(&unit, "TimeoutStopSec=") > number(&config, "drain = "));
     assert!(unit.contains("Documentation=man:gms-agent(8)") && unit.contains("ExecReload="));
+    // What is looked at before is what is started.
+    let options = |key: &str| words_of(&unit, key).split_off(1);
+    assert_eq!(options("ExecStartPre"), [&options("ExecStart")[..], &["--check".into()]].concat());
 }
 
 fn unit() -> PathBuf {
@@ -189,4 +194,17 @@ fn systemd_understands_all_of_the_unit() {
     let said = String::from_utf8_lossy(&found.stderr);
     let of_ours: Vec<&str> = said.lines().filter(|line| line.contains("gms-agent")).collect();
     assert!(found.status.success() && of_ours.is_empty(), "{said}");
+}
+
+/// How much an agent that was taken over could do: the score of systemd's own review, from 0 (nothing) to 10.
+#[test]
+fn the_sandbox_of_the_unit_is_tight() {
+    const SCORE_MAX: &str = "--threshold=20"; // tenths
+    let args = ["security", "--offline=true", "--no-pager", SCORE_MAX];
+    let found = Command::new("systemd-analyze").args(args).arg(unit()).output();
+    let Ok(found) = found else {
+        return eprintln!("SKIPPED: systemd-analyze is not installed");
+    };
+    let said = String::from_utf8_lossy(&found.stdout);
+    assert!(found.status.success(), "{said}{}", String::from_utf8_lossy(&found.stderr));
 }

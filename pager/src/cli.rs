@@ -224,6 +224,9 @@ pub enum KeysAction {
         role: KeyRole,
         /// Name of the directory of the new key, in DIR
         name: String,
+        /// For how many days it is good, 1 to 730 [default: 730]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=730))]
+        days: Option<u32>,
     },
     /// Make new keys in the place of those which were issued, for the same nodes and clients
     ///
@@ -234,6 +237,9 @@ pub enum KeysAction {
         dir: PathBuf,
         /// Name under which they were issued [default: those which `gms keys init` made]
         name: Option<String>,
+        /// For how many days they are good, 1 to 730 [default: 730]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=730))]
+        days: Option<u32>,
     },
     /// Have a node or a client refused, by an entry in the list DIR/revoked.txt
     ///

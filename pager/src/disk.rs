@@ -18,6 +18,7 @@ use nix::unistd::{Pid, pipe2};
 
 use crate::kernel::pidfd::pidfd_open;
 use crate::kernel::proc::self_pid;
+use crate::privilege::Part;
 
 /// Its name: not one by which people end gms, because the workload may depend on it.
 const NAME: &CStr = c"far-disk";
@@ -119,7 +120,8 @@ fn serve(
         unsafe { libc::_exit(1) }
     };
     let config = Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), bytes);
-    let agent = Agent::spawn_in_file(&config, node, dir, failed);
+    let give_up = || Ok(Part::Disk.give_up_rest()?);
+    let agent = Agent::spawn_in_file(&config, node, give_up, dir, failed);
     let text = match &agent {
         Ok(agent) => format!("at {}", agent.addr()),
         Err(error) => format!("{error}: give another directory, or less by --disk-size"),

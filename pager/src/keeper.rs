@@ -24,6 +24,7 @@ use crate::kernel::proc::self_pid;
 use crate::kernel::uffd::{Userfaultfd, is_userfaultfd};
 use crate::kernel::{Event, Faults, Messages, PageFault, PageTables};
 use crate::page_map::PAGE;
+use crate::privilege::Part;
 use crate::shared::Outcome;
 use crate::speech::{self, note};
 
@@ -131,6 +132,7 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     let _ = nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0));
     let _ = fs::write("/proc/self/comm", NAME);
     hide_command_line();
+    let _ = Part::Keeper.give_up_rest();
     while !has_ended(pager.as_fd()) {
         let _ = poll(&mut [PollFd::new(pager.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE);
     }

@@ -1,10 +1,97 @@
-//! What a process must be given so that it can page programs, in the words of whatever started it.
+//! The capabilities of gms: what it must be given so that it can page programs, in the words of whatever started it, and what
+//! it gives up once it has started.
 
 use std::fs;
 use std::path::Path;
 
+use nix::errno::Errno;
+
 /// Bit of CAP_SYS_PTRACE in a capability set.
 const SYS_PTRACE: u32 = 19;
+/// Files of processes that belong to other users (`/proc/PID/mem`, `pagemap`), and a file on a local disk.
+const DAC_OVERRIDE: u32 = 1;
+/// To kill such processes.
+const KILL: u32 = 5;
+/// Niceness of stopped threads, and of eviction.
+const SYS_NICE: u32 = 23;
+/// Highest number that a capability can have.
+const CAPABILITY_MAX: u32 = u64::BITS - 1;
+
+/// A process of gms, which keeps what it needs of the capabilities that gms was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Pages the workload.
+    Pager,
+    /// Kills who faults when the pager has died.
+    Keeper,
+    /// Holds the copies on a local disk.
+    Disk,
+    /// Passes signals on, and kills the tree when the pager has died.
+    Front,
+}
+
+impl Part {
+    /// What it keeps, as a capability set.
+    fn kept(self) -> u64 {
+        let set = |capabilities: &[u32]| capabilities.iter().fold(0, |set, bit| set | 1 << bit);
+        match self {
+            Part::Pager => set(&[DAC_OVERRIDE, KILL, SYS_PTRACE, SYS_NICE]),
+            Part::Keeper => set(&[DAC_OVERRIDE, KILL, SYS_PTRACE]),
+            // For the file in the directory that it is given.
+            Part::Disk => set(&[DAC_OVERRIDE]),
+            Part::Front => set(&[KILL]),
+        }
+    }
+
+    /// Gives all other capabilities up, for this thread and those that it will start: also from the bounding set, as far as
+    /// CAP_SETPCAP allows that. gms executes nothing, so that what stays there gains it nothing.
+    pub(crate) fn give_up_rest(self) -> nix::Result<()> {
+        let kept = self.kept();
+        for bit in (0..=CAPABILITY_MAX).filter(|bit| kept >> bit & 1 == 0) {
+            // SAFETY: no pointer is passed. EINVAL: the kernel has no such capability.
+            unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(bit), 0, 0, 0) };
+        }
+        let (effective, permitted) = (capabilities("CapEff:"), capabilities("CapPrm:"));
+        // What is ambient is inheritable, and goes with that.
+        set_capabilities(effective & kept, permitted & kept, 0)
+    }
+}
+
+/// What gms can do without, and what it does less well then: the names of those which this process has not.
+pub(crate) fn missing_comforts() -> Vec<&'static str> {
+    let effective = capabilities("CapEff:");
+    let comforts = [
+        (DAC_OVERRIDE, "CAP_DAC_OVERRIDE (to page processes that change their user)"),
+        (KILL, "CAP_KILL (to end those if their pages are lost)"),
+        (SYS_NICE, "CAP_SYS_NICE (to attach and evict quickly on a busy machine)"),
+    ];
+    let missing = comforts.into_iter().filter(|(bit, _)| effective >> bit & 1 == 0);
+    missing.map(|(_, name)| name).collect()
+}
+
+/// Sets this thread's capabilities, by a system call alone: a forked child of a process with threads may call it.
+pub(crate) fn set_capabilities(
+    effective: u64,
+    permitted: u64,
+    inheritable: u64,
+) -> nix::Result<()> {
+    /// Header of capget(2) and capset(2): version 3, this thread.
+    #[repr(C)]
+    struct Header(u32, i32);
+    /// Effective, permitted and inheritable.
+    #[repr(C)]
+    struct Sets(u32, u32, u32);
+    let header = Header(0x2008_0522, 0);
+    let half = |shift: u32| {
+        let of = |set: u64| (set >> shift) as u32;
+        Sets(of(effective), of(permitted), of(inheritable))
+    };
+    let sets = [half(0), half(u32::BITS)];
+    // SAFETY: the kernel reads one header and two sets, which are live.
+    Errno::result(unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) })
+        .map(drop)
+}
+
 /// For whom no filter may stand.
 pub(crate) const NO_FILTER: &str = "start it without one (docker run --security-opt seccomp=unconfined --cap-add SYS_PTRACE; \
     Kubernetes: securityContext.seccompProfile.type: Unconfined; systemd: no SystemCallFilter=, nor LockPersonality=, RestrictNamespaces= and others that imply one)";
@@ -40,9 +127,9 @@ pub(crate) fn has_sys_ptrace() -> bool {
     capabilities("CapEff:") >> SYS_PTRACE & 1 == 1
 }
 
-/// A capability set of this process, by its name in /proc/PID/status.
+/// A capability set of this thread, by its name in /proc/PID/status.
 pub(crate) fn capabilities(set: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let bits = status.lines().find_map(|line| line.strip_prefix(set));
     bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
 }
@@ -63,8 +150,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_thread_keeps_what_its_part_needs_and_had() {
+        for part in [Part::Pager, Part::Keeper, Part::Disk, Part::Front] {
+            let had = capabilities("CapPrm:");
+            let (kept, bounding) = std::thread::spawn(move || {
+                part.give_up_rest().unwrap();
+                // Once more, without CAP_SETPCAP.
+                part.give_up_rest().unwrap();
+                let sets = ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"].map(capabilities);
+                (sets, capabilities("CapBnd:"))
+            })
+            .join()
+            .unwrap();
+            assert_eq!(kept, [had & part.kept(), had & part.kept(), 0, 0], "{part:?}");
+            assert!(had >> 8 & 1 == 0 || bounding & !part.kept() == 0, "{part:?}: {bounding:x}");
+            assert_eq!(capabilities("CapPrm:"), had, "another thread");
+        }
+    }
+
+    #[test]
     fn capabilities_are_read() {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let status = fs::read_to_string("/proc/thread-self/status").unwrap();
         let line = status.lines().find(|line| line.starts_with("CapBnd:")).unwrap();
         let bits = u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap();
         assert_eq!(capabilities("CapBnd:"), bits);

@@ -311,7 +311,8 @@ fn be_probed(
     unsafe {
         libc::close(go);
         if let Some(ambient) = ambient {
-            keep_capabilities(ambient);
+            // To give capabilities up is always allowed.
+            let _ = privilege::set_capabilities(ambient, ambient, ambient);
         }
         // As after an exec.
         libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
@@ -327,21 +328,6 @@ fn be_probed(
         while libc::read(wait, (&raw mut byte).cast(), 1) < 0 && Errno::last_raw() == libc::EINTR {}
         libc::_exit(0)
     }
-}
-
-/// Keeps no capabilities but these.
-fn keep_capabilities(kept: u64) {
-    /// Header of capget(2) and capset(2): version 3, this thread.
-    #[repr(C)]
-    struct Header(u32, i32);
-    /// Effective, permitted and inheritable.
-    #[repr(C)]
-    struct Sets(u32, u32, u32);
-    let (low, high) = (kept as u32, (kept >> 32) as u32);
-    let header = Header(0x2008_0522, 0);
-    let sets = [Sets(low, low, low), Sets(high, high, high)];
-    // SAFETY: the kernel reads one header and two sets. To give capabilities up is always allowed.
-    unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) };
 }
 
 /// All features that the kernel has, for a userfaultfd that has not been enabled.

@@ -10,10 +10,11 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use gms_agent::Agent;
 use gms_policy::ids::{AgentId, Bytes};
+use gms_transport::TransportError;
 use gms_transport::client::{AgentAddress, Checksum, Client, ClientEvent, Lane, Seal};
 use gms_transport::keys::{self, Identity, Role};
 use gms_transport::message::WorkloadId;
@@ -27,6 +28,7 @@ use crate::evictor;
 use crate::fault::FaultThread;
 use crate::kernel::proc;
 use crate::page_map::PAGE;
+use crate::privilege::Part;
 use crate::pulse::Pulse;
 use crate::shared::{Commands, Gauges, Outcome, Shared};
 use crate::speech::{self, note, say};
@@ -99,7 +101,13 @@ impl Session {
         nix::sys::prctl::set_dumpable(false)
             .map_err(|e| SessionError::Fatal(format!("gms cannot guard its memory: {e}")))?;
         let trace = config.trace.as_deref().and_then(open_trace);
-        let (identity, agents, own) = agents(&config)?;
+        let Peers { identity, mut agents, node, mut own } = peers(&config)?;
+        // Sockets first, then all rights that nothing needs any more are given up, and only then threads are started.
+        let sockets = sockets(&identity, &agents, 1 + config.fault_threads)?;
+        match node {
+            Some(node) => own.embedded = Some(embedded(&config, &node, &mut agents)?),
+            None => give_up_rights()?,
+        }
         let mut random = [0u8; 24];
         // SAFETY: the kernel fills the array, which is live and of this length.
         if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != 24 {
@@ -111,16 +119,16 @@ impl Session {
         // Every lane has the same key, and nobody else has it.
         let seal = config.seal.then(|| Seal::new(workload).map(Arc::new)).transpose();
         let seal = seal.map_err(|e| SessionError::Fatal(format!("no key for the pages: {e}")))?;
-        let client = || {
-            let client = client(&identity, workload, &agents, Checksum::new(seed));
-            client.map(|client| match &seal {
+        let client = |socket| {
+            let lane = Lane::new(Instant::now(), socket, workload, &agents);
+            let client = Client::new(lane, Checksum::new(seed));
+            match &seal {
                 Some(seal) => client.sealed(seal.clone()),
                 None => client,
-            })
+            }
         };
         let mut greetings = Vec::new();
-        let mut clients =
-            (0..=config.fault_threads).map(|_| client()).collect::<Result<Vec<_>, _>>()?;
+        let mut clients: Vec<Client<Quic>> = sockets.into_iter().map(client).collect();
         if own.embedded.is_none() {
             let missing = connect(&mut clients, &mut greetings)?;
             warn_of(&missing, agents.len(), config.quiet);
@@ -277,8 +285,6 @@ fn open_trace(path: &Path) -> Option<Trace> {
     Trace::create(path).inspect_err(cannot).ok()
 }
 
-type Agents = (Identity, Vec<AgentAddress>, Own);
-
 /// Agents of the session's own, which end with it.
 #[derive(Default)]
 struct Own {
@@ -287,36 +293,46 @@ struct Own {
 }
 
 /// The agents to use, and the keys for them.
-fn agents(config: &SessionConfig) -> Result<Agents, SessionError> {
+struct Peers {
+    identity: Identity,
+    agents: Vec<AgentAddress>,
+    /// The key of the embedded agent, which is to be started.
+    node: Option<Identity>,
+    own: Own,
+}
+
+fn peers(config: &SessionConfig) -> Result<Peers, SessionError> {
     if config.agents.is_empty() {
-        return embedded(config);
+        let (node, identity) = keys::ephemeral().map_err(not_embedded)?;
+        let own = Own::default();
+        return Ok(Peers { identity, agents: Vec::new(), node: Some(node), own });
     }
     let fatal = |reason: String| SessionError::Fatal(reason);
     let dir =
         config.keys.as_ref().ok_or_else(|| fatal("agents need keys: give --keys DIR".into()))?;
-    let identity = keys::load(dir, Role::Client).map_err(|e| fatal(e.to_string()))?;
-    let mut addresses = Vec::new();
-    let mut unknown = Vec::new();
+    let mut identity = keys::load(dir, Role::Client).map_err(|e| fatal(e.to_string()))?;
+    let ends = identity.endings(SystemTime::now());
+    ends.iter().filter(|_| !config.quiet).for_each(say);
+    let (mut agents, mut unknown) = (Vec::new(), Vec::new());
     for name in &config.agents {
         match resolve(name) {
-            Ok(address) => addresses.push(address),
+            Ok(address) => agents.push(address),
             Err(error) => unknown.push(error),
         }
     }
-    let (mut addresses, mut identity) = (addresses, identity);
-    let quiet = config.quiet || addresses.is_empty();
+    let quiet = config.quiet || agents.is_empty();
     unknown.iter().filter(|_| !quiet).for_each(|error| say(format!("{error}; left out")));
     match unknown.into_iter().next() {
-        Some(error) if addresses.is_empty() => return Err(error),
+        Some(error) if agents.is_empty() => return Err(error),
         _ => {}
     }
     let mut own = Own::default();
     if let Some(disk) = &config.disk {
         let (process, address, trusting) = on_disk(disk, &identity)?;
         (own.disk, identity) = (Some(process), trusting);
-        addresses.push(address);
+        agents.push(address);
     }
-    Ok((identity, addresses, own))
+    Ok(Peers { identity, agents, node: None, own })
 }
 
 /// An agent on a local disk, and our identity, which trusts it.
@@ -332,14 +348,27 @@ fn on_disk(
     Ok((process, address, client))
 }
 
-fn embedded(config: &SessionConfig) -> Result<Agents, SessionError> {
-    let failed = |reason: String| SessionError::Agent { addr: "embedded".into(), reason };
-    let (node, client) = keys::ephemeral().map_err(|e| failed(e.to_string()))?;
+fn not_embedded(error: impl ToString) -> SessionError {
+    SessionError::Agent { addr: "embedded".into(), reason: error.to_string() }
+}
+
+/// Starts the embedded agent, and adds it to `agents`. Gives up rights as soon as it has its socket.
+fn embedded(
+    config: &SessionConfig,
+    node: &Identity,
+    agents: &mut Vec<AgentAddress>,
+) -> Result<Agent, SessionError> {
     let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     let settings = gms_agent::Config::new(listen, Bytes(config.export_bytes));
-    let agent = Agent::spawn(&settings, &node).map_err(|e| failed(e.to_string()))?;
-    let address = AgentAddress::new("embedded".into(), agent.addr());
-    Ok((client, vec![address], Own { embedded: Some(agent), disk: None }))
+    let give_up = || Ok(Part::Pager.give_up_rest()?);
+    let agent = Agent::spawn_bound(&settings, node, give_up).map_err(not_embedded)?;
+    agents.push(AgentAddress::new("embedded".into(), agent.addr()));
+    Ok(agent)
+}
+
+fn give_up_rights() -> Result<(), SessionError> {
+    let cannot = |e| SessionError::Fatal(format!("gms cannot give up its capabilities: {e}"));
+    Part::Pager.give_up_rest().map_err(cannot)
 }
 
 fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
@@ -351,19 +380,18 @@ fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
     Ok(AgentAddress::new(name.to_owned(), socket))
 }
 
-/// A client of the agents, its links not made yet.
-fn client(
+/// Sockets for `count` lanes to these agents, or to the embedded one, which is to come.
+fn sockets(
     identity: &Identity,
-    workload: WorkloadId,
     agents: &[AgentAddress],
-    checksum: Checksum,
-) -> Result<Client<Quic>, SessionError> {
+    count: usize,
+) -> Result<Vec<Quic>, SessionError> {
     let v4 = agents.iter().all(|a| a.socket.is_ipv4());
     let any =
         if v4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-    let quic = Quic::client(SocketAddr::new(any, 0), identity)
-        .map_err(|e| SessionError::Fatal(e.to_string()))?;
-    Ok(Client::new(Lane::new(Instant::now(), quic, workload, agents), checksum))
+    let socket = |_| Quic::client(SocketAddr::new(any, 0), identity);
+    let sockets: Result<_, _> = (0..count).map(socket).collect();
+    sockets.map_err(|e: TransportError| SessionError::Fatal(e.to_string()))
 }
 
 /// An agent which does not answer at the start, and why.

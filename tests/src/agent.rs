@@ -13,7 +13,7 @@ use crate::memcg::MemoryGroup;
 use crate::mib::Mib;
 use crate::netns::Namespace;
 use crate::procfs;
-use crate::program::{Outcome, Proc, Program};
+use crate::program::{Outcome, Proc, Program, tool};
 use crate::stage::binary;
 
 /// An agent that does not listen by then is broken.
@@ -21,6 +21,10 @@ const READY_LIMIT: Duration = Duration::from_secs(10);
 
 /// No test needs an agent for longer.
 const AGENT_LIMIT: Duration = Duration::from_secs(600);
+
+/// Options of setpriv: as nobody, without any capability, now or later.
+pub const RIGHTLESS: &str =
+    "--reuid=65534 --regid=65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs";
 
 /// How an agent is to be started.
 pub struct AgentSetup<'a> {
@@ -32,6 +36,8 @@ pub struct AgentSetup<'a> {
     args: Vec<String>,
     old: bool,
     limit: Duration,
+    /// A copy of the program that everybody can execute, to be run by nobody.
+    unprivileged: Option<PathBuf>,
 }
 
 impl<'a> AgentSetup<'a> {
@@ -40,8 +46,8 @@ impl<'a> AgentSetup<'a> {
         let listen = "127.0.0.1:0".to_string();
         let (keys, args) = (keys().to_path_buf(), Vec::new());
         let export = vec!["--export".into(), format!("{}M", export.0).into()];
-        let (namespace, group, old, limit) = (None, None, false, AGENT_LIMIT);
-        AgentSetup { export, listen, keys, namespace, group, args, old, limit }
+        let (namespace, group, old, limit, unprivileged) = (None, None, false, AGENT_LIMIT, None);
+        AgentSetup { export, listen, keys, namespace, group, args, old, limit, unprivileged }
     }
 
     /// Which follows its host, up to an amount.
@@ -93,6 +99,12 @@ impl<'a> AgentSetup<'a> {
         self
     }
 
+    /// As the user nobody, without any capability, now or later. `copy` is the program, the keys are nobody's.
+    pub fn as_nobody(mut self, copy: PathBuf) -> AgentSetup<'a> {
+        self.unprivileged = Some(copy);
+        self
+    }
+
     /// With further options.
     pub fn args<const N: usize>(mut self, args: [&str; N]) -> AgentSetup<'a> {
         self.args.extend(args.map(String::from));
@@ -106,7 +118,14 @@ impl<'a> AgentSetup<'a> {
             argv.extend(namespace.enter());
         }
         argv.extend(self.group.iter().flat_map(|group| group.enter()));
-        argv.push(binary("gms-agent").into());
+        match self.unprivileged {
+            None => argv.push(binary("gms-agent").into()),
+            Some(copy) => {
+                argv.push(tool("setpriv").into());
+                argv.extend(RIGHTLESS.split(' ').map(Into::into));
+                argv.push(copy.into());
+            }
+        }
         argv.extend(self.export);
         argv.extend(["--listen", &self.listen, "--keys"].map(Into::into));
         argv.push(self.keys.into());

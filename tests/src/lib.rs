@@ -28,7 +28,7 @@ mod torture;
 mod traces;
 mod workload;
 
-pub use agent::{AgentProc, AgentSetup};
+pub use agent::{AgentProc, AgentSetup, RIGHTLESS};
 pub use census::Peak;
 pub use copies::{wait_until_copied, wait_until_missed};
 pub use dice::{Dice, mix};
@@ -40,8 +40,8 @@ pub use mib::Mib;
 pub use netns::Namespace;
 pub use pages::{ATTEMPTS, assert_paged, overshoot, pages_like_native, within_bound};
 pub use procfs::{
-    descendants, evictor_of, exists, fault_readers, has_uffd, is_of_gms, name, rss_anon,
-    spoil_page_map, write_memory,
+    capabilities, descendants, evictor_of, exists, fault_readers, has_uffd, is_of_gms, name,
+    rss_anon, spoil_page_map, write_memory,
 };
 pub use program::{Outcome, Proc, Program, patience, poll_until, tool};
 pub use pty::Terminal;

@@ -100,6 +100,70 @@ fn a_revoked_client_is_cut_off_and_its_workload_ends_with_the_reason() {
     agent.terminate().expect_code(0);
 }
 
+/// Writes the list of who may use the agent `n1`.
+fn allow(stage: &Stage, lines: &[String]) {
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(dir(stage, "n1").join("allowed.txt"), text).expect("the list");
+}
+
+#[test]
+fn who_is_let_in_no_longer_is_cut_off_and_its_workload_ends_with_the_reason() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
+    let [desk1, desk2] = ["desk1", "desk2"].map(|name| id(&stage, name, "client"));
+    allow(&stage, &[format!("{desk1} # desk1"), desk2.clone()]);
+    let agent = AgentSetup::new(Mib(512)).keys(dir(&stage, "n1")).start();
+    assert!(agent.log().contains("allowed=2"), "{}", agent.log());
+    let [lost, stays] = ["desk1", "desk2"].map(|client| paged(&stage, &forever(), &agent, client));
+    let (lost_proc, mut stays_proc) = (lost.spawn(), stays.spawn());
+    lost_proc.wait_output(0, "round 0\n");
+    stays_proc.wait_output(0, "round 0\n");
+    // A list that is damaged or gone shuts nobody out.
+    for (times, damaged) in [(1, "desk2"), (2, "#")] {
+        allow(&stage, &[damaged.into()]);
+        reload(&agent, "the keys stay as they are", times);
+    }
+    assert!(agent.log().contains("allowed.txt, line 1: an id"), "{}", agent.log());
+    fs::remove_file(dir(&stage, "n1").join("allowed.txt")).expect("the list");
+    reload(&agent, "allowed.txt is gone", 1);
+    for proc in [&lost_proc, &stays_proc] {
+        proc.wait_output(proc.output_len(), "round");
+    }
+    allow(&stage, &[desk2]);
+    reload(&agent, "keys renewed", 1);
+    let outcome = lost.finish_proc(lost_proc);
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
+    assert_nothing_wrong_was_read(&outcome);
+    let said = outcome.stderr.lines().find(|line| line.starts_with("gms: workload killed: "));
+    let reason = format!("{} does not let this key in: have its id", agent.addr());
+    assert!(said.is_some_and(|line| line.contains(&reason)), "{}", outcome.stderr);
+    let refused = paged(&stage, &forever(), &agent, "desk1").finish().expect_code(125);
+    assert!(refused.stderr.contains(&reason), "{}", refused.stderr);
+    assert_eq!(refused.stderr.lines().count(), 1, "{}", refused.stderr);
+    stays_proc.wait_output(stays_proc.output_len(), "round");
+    stays_proc.close_stdin();
+    assert_nothing_wrong_was_read(&stays.finish_proc(stays_proc).expect_code(0));
+    agent.terminate().expect_code(0);
+}
+
+#[test]
+fn a_client_holds_no_more_at_an_agent_than_its_quota() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
+    let [desk1, desk2] = ["desk1", "desk2"].map(|name| id(&stage, name, "client"));
+    allow(&stage, &[format!("{desk1} memory=25M"), format!("{desk2} memory=50%")]);
+    let agent = AgentSetup::new(Mib(256)).keys(dir(&stage, "n1")).start();
+    let program = Program::new([c_program("verify")]).args(["96", "1"]);
+    let outcome = paged(&stage, &program, &agent, "desk1").finish().expect_code(0);
+    let peak = outcome.stats().remote_peak_bytes;
+    // A slot more, as always, is being written: it is counted before it is refused.
+    assert!((Mib(20).bytes()..=Mib(25).bytes()).contains(&peak), "{peak} bytes");
+    assert!(outcome.stderr.contains("full"), "{}", outcome.stderr);
+    let outcome = paged(&stage, &program, &agent, "desk2").finish().expect_code(0);
+    assert_paged(&outcome, Mib(96), Mib(32));
+    agent.terminate().expect_code(0);
+}
+
 #[test]
 fn a_revoked_agent_is_refused_and_another_one_used() {
     let Some(stage) = Stage::set() else { return };
@@ -155,6 +219,70 @@ fn renewed_keys_are_of_the_same_client_and_node_beside_those_before() {
     assert_eq!(certificates.len(), 2, "one after the other: {log}");
     let renewed = log.lines().find(|line| line.contains("keys renewed")).unwrap_or_default();
     assert_eq!(word(renewed, "node="), ids[1], "{log}");
+    agent.terminate().expect_code(0);
+}
+
+#[test]
+fn an_agent_uses_renewed_keys_for_new_links_and_its_workloads_go_on() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
+    let agent = AgentSetup::new(Mib(512)).keys(dir(&stage, "n1")).start();
+    let running = paged(&stage, &forever(), &agent, "desk1");
+    let mut proc = running.spawn();
+    proc.wait_output(0, "round 0\n");
+    let told = keys(&stage, "renew", ["n1"]).expect_code(0).stderr;
+    let before = told.split("the certificate before, ").nth(1).and_then(|text| text.get(..64));
+    // Whoever starts now takes the certificate before for a lost one, and no other.
+    let list = dir(&stage, "desk2").join("revoked.txt");
+    fs::write(list, format!("{}\n", before.expect("a fingerprint"))).expect("the list");
+    let program = Program::new([c_program("verify")]).args(["96", "1"]);
+    let old = paged(&stage, &program, &agent, "desk2").finish().expect_code(125);
+    assert!(old.stderr.contains("has a certificate that was revoked"), "{}", old.stderr);
+    reload(&agent, "keys renewed", 1);
+    let new = paged(&stage, &program, &agent, "desk2").finish().expect_code(0);
+    assert_paged(&new, Mib(96), Mib(32));
+    proc.wait_output(proc.output_len(), "round");
+    proc.close_stdin();
+    assert_nothing_wrong_was_read(&running.finish_proc(proc).expect_code(0));
+    let cut = |line: &&str| line.contains("disconnected") && !line.contains("closed the link");
+    assert_eq!(agent.log().lines().find(cut), None, "no link was cut");
+    agent.terminate().expect_code(0);
+}
+
+#[test]
+fn keys_that_end_within_a_month_are_told_everywhere() {
+    let Some(stage) = Stage::set() else { return };
+    cluster(&stage, [("node", "n2"), ("client", "desk2")]);
+    for (role, name) in [("node", "n1"), ("client", "desk1")] {
+        keys(&stage, "issue", [role, name, "--days", "20"]).expect_code(0);
+    }
+    let agent = AgentSetup::new(Mib(256)).keys(dir(&stage, "n1")).start();
+    let told = |log: &str| log.matches("node.pem expires on 20").count();
+    assert_eq!(told(&agent.log()), 1, "{}", agent.log());
+    // Twenty, less what has passed since.
+    let left = ["in 19 days: renew it by", "in 20 days: renew it by"];
+    assert!(left.iter().any(|left| agent.log().contains(left)), "{}", agent.log());
+    reload(&agent, "node.pem expires on", 2);
+    let program = Program::new([c_program("verify")]).args(["96", "1"]);
+    let lines = |outcome: &Outcome| outcome.stderr.matches("client.pem expires on 20").count();
+    let soon = paged(&stage, &program, &agent, "desk1").finish().expect_code(0);
+    assert_eq!(lines(&soon), 1, "{}", soon.stderr);
+    let quiet = paged(&stage, &program, &agent, "desk1").arg("-q").finish().expect_code(0);
+    assert_eq!(quiet.stderr, "");
+    let late = paged(&stage, &program, &agent, "desk2").finish().expect_code(0);
+    assert_eq!(lines(&late), 0, "{}", late.stderr);
+    for (name, verdict) in [("desk1", "WARN keys: client.pem expires on"), ("desk2", "OK   keys: ")]
+    {
+        let doctor = Gms::line(["doctor", "--keys"]).arg(dir(&stage, name)).finish();
+        assert!(doctor.text().lines().any(|line| line.starts_with(verdict)), "{}", doctor.text());
+    }
+    let text = keys(&stage, "list", []).expect_code(0).text();
+    let ending = text.lines().filter(|line| line.contains(" ending ")).count();
+    assert_eq!(ending, 2, "{text}");
+    // Renewed, for the usual time, nobody is told any more.
+    keys(&stage, "renew", ["n1"]).expect_code(0);
+    reload(&agent, "keys renewed", 2);
+    assert_eq!(told(&agent.log()), 2, "{}", agent.log());
     agent.terminate().expect_code(0);
 }
 

@@ -111,6 +111,89 @@ fn each_cure_lets_a_user_page() {
     }
 }
 
+/// CAP_DAC_OVERRIDE, CAP_KILL, CAP_SYS_PTRACE and CAP_SYS_NICE.
+const PAGER_KEEPS: u64 = 1 << 1 | 1 << 5 | 1 << 19 | 1 << 23;
+
+#[test]
+fn gms_gives_up_what_it_does_not_need_and_the_command_keeps_its_own() {
+    let Some(stage) = Stage::set() else { return };
+    let ours = capabilities(std::process::id() as i32, "CapEff")[0];
+    assert_eq!(ours & PAGER_KEEPS, PAGER_KEEPS, "the tests run as root");
+    assert_ne!(ours & !PAGER_KEEPS, 0, "there is something to give up");
+    let agent = AgentProc::start(Mib(256));
+    let disk = ["--disk", "/var/tmp", "--disk-size", "128M"];
+    for agents in [&[&agent][..], &[]] {
+        let program = Program::new([c_program("verify")]).args(["96", "forever"]).stdin_open();
+        let gms = Gms::run(&stage, &program).local(Mib(32)).arg("--fault-threads").arg("2");
+        let gms = match agents {
+            [] => gms,
+            agents => disk.iter().fold(gms.agents(agents), |gms, arg| gms.arg(arg)),
+        };
+        let mut proc = gms.spawn();
+        proc.wait_output(0, "round 0\n");
+        let status = status_of(proc.pid()).expect("a workload");
+        let (front, pager) = (proc.pid(), status.supervisor_pid);
+        let named = |name: &str| {
+            let is = |pid: &i32| {
+                fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|n| n.trim() == name)
+            };
+            descendants(front).into_iter().find(is).expect(name)
+        };
+        let mut parts = vec![
+            (pager, PAGER_KEEPS),
+            (named("far-keeper"), PAGER_KEEPS & !(1 << 23)),
+            (front, 1 << 5),
+        ];
+        parts.extend(agents.first().map(|_| (named("far-disk"), 1 << 1)));
+        for (pid, kept) in parts {
+            for set in ["CapEff", "CapPrm", "CapBnd"] {
+                let sets = capabilities(pid, set);
+                assert!(
+                    sets.iter().all(|&found| found == kept),
+                    "{set} of {pid}: {sets:x?} {kept:x}"
+                );
+            }
+        }
+        assert!(capabilities(pager, "CapEff").len() >= 4, "all threads are looked at");
+        for set in ["CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"] {
+            let own = capabilities(std::process::id() as i32, set)[0];
+            assert_eq!(capabilities(status.pid, set), [own], "{set} of the command");
+        }
+        proc.close_stdin();
+        gms.finish_proc(proc).expect_code(0);
+    }
+}
+
+/// What docs/cli.md says of each capability.
+#[test]
+fn root_pages_with_the_one_capability_that_is_needed() {
+    let Some(stage) = Stage::set() else { return };
+    let run = "run --local 32M --export 256M --stats figures -- ./verify 96 1";
+    let line = format!("setpriv --inh-caps=-all --bounding-set=-all,+sys_ptrace ./gms {run}");
+    script(&stage, &line).finish().expect_code(0);
+    let stats = Stats::read(&stage.path("figures")).expect("figures");
+    assert!(stats.pages_out > 8000, "{stats:?}");
+    let line = "setpriv --inh-caps=-all --bounding-set=-all,+sys_ptrace ./gms doctor";
+    let told = script(&stage, line).finish().expect_code(0).text();
+    let told = told.lines().find(|line| line.starts_with("WARN capabilities: without "));
+    for missing in ["CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SYS_NICE"] {
+        assert!(told.is_some_and(|line| line.contains(missing)), "{told:?}");
+    }
+    let line = format!("setpriv --inh-caps=-all --bounding-set=-sys_ptrace ./gms {run}");
+    let refused = script(&stage, &line).finish().expect_code(125);
+    assert!(refused.stderr.contains("CAP_SYS_PTRACE is missing"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_program_that_changes_its_user_is_paged_by_roots_gms() {
+    let Some(stage) = Stage::set() else { return };
+    let line =
+        format!("./gms run --local 32M --export 256M --stats figures -- {AS_NOBODY} ./verify 96 1");
+    script(&stage, &line).finish().expect_code(0);
+    let stats = Stats::read(&stage.path("figures")).expect("figures");
+    assert!(stats.pages_out > 8000, "{stats:?}");
+}
+
 #[test]
 fn an_agent_that_is_away_at_the_start_is_told_and_used_later() {
     let Some(stage) = Stage::set() else { return };

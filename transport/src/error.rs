@@ -125,6 +125,22 @@ pub enum CloseReason {
         /// The peer.
         addr: SocketAddr,
     },
+    /// Our list of who may use this agent does not name the peer (told to agents).
+    #[error(
+        "{addr} has a certificate that allowed.txt in the key directory does not name: add a line with its id (`gms keys list` shows it) and send SIGHUP"
+    )]
+    NotAllowed {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// The agent's list of who may use it does not name us.
+    #[error(
+        "{addr} does not let this key in: have its id (`gms keys list` shows it) added to allowed.txt there, or use another agent"
+    )]
+    NotAllowedByPeer {
+        /// The agent.
+        addr: SocketAddr,
+    },
     /// The two sides speak different versions.
     #[error(
         "{addr} speaks another version of the protocol (ours are {VERSION_MIN} to {VERSION_MAX}): use gms releases that are next to each other"

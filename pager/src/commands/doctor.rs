@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::fs;
 use std::io;
+use std::path::Path;
+use std::time::SystemTime;
 
 use gms_agent::memory::Memory;
 use gms_transport::keys::{self, Role};
@@ -13,6 +15,7 @@ use crate::cli::DoctorArgs;
 use crate::config::{LOCAL_BYTES_MIN, SessionConfig};
 use crate::exit::EXIT_NO;
 use crate::json;
+use crate::privilege;
 use crate::probe;
 use crate::session::{Session, SessionError};
 use crate::size::Human;
@@ -59,14 +62,9 @@ fn wished(name: &str, good: bool, finding: impl ToString, cure: &str) -> Check {
 pub(super) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let mut checks = vec![architecture(), kernel()];
     checks.extend(paging()?);
-    checks.extend([device(), memory()?, swap()?, direct_reads()]);
+    checks.extend([capabilities(), device(), memory()?, swap()?, direct_reads()]);
     checks.extend([udp_buffer(), processors()]);
-    checks.extend(args.keys.as_deref().map(|dir| {
-        let keys = keys::load(dir, Role::Client);
-        let finding =
-            keys.as_ref().err().map_or(format!("{} is good", dir.display()), ToString::to_string);
-        needed("keys", keys.is_ok(), finding, "see 'gms keys --help'")
-    }));
+    checks.extend(args.keys.as_deref().map(keys));
     checks.extend(args.agents.iter().map(|addr| agent(addr, args)));
     if args.json {
         print(&json::lines(&checks)?)?;
@@ -119,6 +117,35 @@ fn paging() -> io::Result<Vec<Check>> {
         Some(problem) => needed(tried.name, false, problem.finding, &problem.cure),
     });
     Ok(tried.collect())
+}
+
+/// The keys of a client in `dir`.
+fn keys(dir: &Path) -> Check {
+    const CURE: &str = "see 'gms keys --help'";
+    match keys::load(dir, Role::Client) {
+        Err(error) => needed("keys", false, error, CURE),
+        Ok(identity) => {
+            let endings = identity.endings(SystemTime::now());
+            let ends: Vec<String> = endings.iter().map(ToString::to_string).collect();
+            let finding = match ends.is_empty() {
+                true => format!("{} is good", dir.display()),
+                false => ends.join("; "),
+            };
+            wished("keys", ends.is_empty(), finding, CURE)
+        }
+    }
+}
+
+/// What gms can do without.
+fn capabilities() -> Check {
+    let missing = privilege::missing_comforts();
+    let finding = match missing.is_empty() {
+        true => "all that gms uses".into(),
+        false => format!("without {}", missing.join(", ")),
+    };
+    let cure =
+        "only needed for that: give them as CAP_SYS_PTRACE is given (see gms-run(1), PRIVILEGES)";
+    wished("capabilities", missing.is_empty(), finding, cure)
 }
 
 /// File systems whose direct reads take plain references to pages: such a read writes in vain to a page that is moved out meanwhile.
@@ -238,6 +265,7 @@ mod tests {
         let mut checks = vec![architecture(), kernel()];
         checks.extend(paging().unwrap());
         checks.extend([
+            capabilities(),
             device(),
             memory().unwrap(),
             swap().unwrap(),

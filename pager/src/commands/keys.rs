@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::path::Path;
+use std::time::Duration;
 
 use gms_transport::PeerId;
 use gms_transport::keys::{self, KeysError, Listed, Listing, Renewed, Revocation, Role, State};
@@ -27,20 +28,20 @@ pub(super) fn keys(action: &KeysAction) -> Result<u8, Failure> {
                 "made keys in {dir}: 'gms-agent --keys {dir}' and 'gms run --keys {dir}' accept it as it is"
             ));
         }
-        KeysAction::Issue { dir, role, name } => {
+        KeysAction::Issue { dir, role, name, days } => {
             let role = match role {
                 KeyRole::Node => Role::Node,
                 KeyRole::Client => Role::Client,
             };
-            let made = keys::issue(dir, role, name).map_err(failed)?;
+            let made = keys::issue_for(dir, role, name, lifetime(*days)).map_err(failed)?;
             say(format!(
                 "made {}: copy it to the machine that needs it{}",
                 made.display(),
                 list(dir)
             ));
         }
-        KeysAction::Renew { dir, name } => {
-            for renewed in keys::renew(dir, name.as_deref()).map_err(failed)? {
+        KeysAction::Renew { dir, name, days } => {
+            for renewed in keys::renew_for(dir, name.as_deref(), lifetime(*days)).map_err(failed)? {
                 tell_renewed(dir, &renewed);
             }
         }
@@ -55,6 +56,11 @@ pub(super) fn keys(action: &KeysAction) -> Result<u8, Failure> {
         }
     }
     Ok(0)
+}
+
+/// Of a certificate, as `--days` says.
+fn lifetime(days: Option<u32>) -> Duration {
+    days.map_or(keys::LIFETIME, |days| Duration::from_secs(u64::from(days) * 86400))
 }
 
 /// What goes with new keys.
@@ -98,6 +104,7 @@ fn table(listed: &[Listed]) -> String {
     for listed in listed {
         let state = match listed.state {
             State::Good => "good",
+            State::Ending => "ending",
             State::Expired => "expired",
             State::Revoked => "revoked",
         };

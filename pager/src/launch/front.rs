@@ -18,6 +18,7 @@ use crate::keeper::Keeper;
 use crate::kernel::pidfd::pidfd_open;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
+use crate::privilege::Part;
 use crate::shared::Outcome;
 use crate::speech::{self, say};
 
@@ -92,6 +93,8 @@ impl Link {
 impl Front {
     /// Stands in for the command until the pager ends; returns the exit status.
     pub fn stand_in(mut self) -> u8 {
+        // Best effort: the pager tells if that cannot be.
+        let _ = Part::Front.give_up_rest();
         loop {
             let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
             let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gms_pager::sync::lock;
 use gms_policy::ids::AgentId;
-use gms_policy::redundancy::{AgentSet, Redundancy, Shortage};
+use gms_policy::redundancy::{AgentSet, Copies, Redundancy, Shortage};
 use gms_tests::Dice;
 use gms_transport::client::AgentAddress;
 use gms_transport::sim::{Conditions, Net};
@@ -331,7 +331,7 @@ impl World {
         let (fit, leaving, recalling) = (self.fit(), self.unfit(), AgentSet::EMPTY);
         let copies = if self.tight { 1 } else { self.copies().min(fit.len() as usize) };
         let is_whole = copies == self.copies() && leaving.is_empty();
-        let (copies, sources) = (copies as u32, fit.union(leaving));
+        let (copies, sources) = (Copies::at_agents(copies as u32), fit.union(leaving));
         let shortage = Shortage { copies, leaving, recalling, sources };
         let lacking = lock(&self.owner.shared.tables).short_of(&shortage);
         lacking.max(if is_whole { self.owner.short(self.now) } else { 0 })

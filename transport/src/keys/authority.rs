@@ -12,6 +12,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
+use super::allowed::Allowed;
 use super::bearer::{self, Bearer};
 use super::files::{self, File, Lock};
 use super::revoked::Revoked;
@@ -40,13 +41,23 @@ pub fn init(dir: &Path) -> Result<(), KeysError> {
 /// Issues a key of `role` by the authority in `dir` into the new directory `dir/name`, whose path it returns.
 /// Called for both roles with one name, it completes the directory.
 pub fn issue(dir: &Path, role: Role, name: &str) -> Result<PathBuf, KeysError> {
+    issue_for(dir, role, name, LIFETIME)
+}
+
+/// As [`issue`], for another time than [`LIFETIME`].
+pub fn issue_for(
+    dir: &Path,
+    role: Role,
+    name: &str,
+    lifetime: Duration,
+) -> Result<PathBuf, KeysError> {
     check_name(name)?;
     if name.parse::<PeerId>().is_ok() {
         return Err(KeysError::Name(name.to_owned()));
     }
     let authority = Authority::load(dir)?;
     let target = dir.join(name);
-    let issued = authority.issue(role, new_id()?, valid_for(LIFETIME))?;
+    let issued = authority.issue(role, new_id()?, valid_for(lifetime))?;
     let mut files = Vec::from(issued.files(&target, role));
     match files::read(&target.join(CA)) {
         Ok(pem) if pem == authority.pem.as_bytes() => {}
@@ -75,6 +86,15 @@ pub struct Renewed {
 /// Makes a new key pair and certificate in the place of each that was issued as `dir/name`, or without a name of those
 /// that [`init`] made in `dir` itself. Who held the one before is the same node or client with the new one.
 pub fn renew(dir: &Path, name: Option<&str>) -> Result<Vec<Renewed>, KeysError> {
+    renew_for(dir, name, LIFETIME)
+}
+
+/// As [`renew`], for another time than [`LIFETIME`].
+pub fn renew_for(
+    dir: &Path,
+    name: Option<&str>,
+    lifetime: Duration,
+) -> Result<Vec<Renewed>, KeysError> {
     name.map_or(Ok(()), check_name)?;
     let authority = Authority::load(dir)?;
     let _lock = Lock::of(dir)?;
@@ -99,7 +119,7 @@ pub fn renew(dir: &Path, name: Option<&str>) -> Result<Vec<Renewed>, KeysError> 
         return Err(KeysError::Missing { path: target.join(&Role::Client.files()[0]) });
     }
     let mut files = Vec::new();
-    let succeed = |(role, bearer)| authority.succeed(&target, role, bearer, &mut files);
+    let succeed = |(role, bearer)| authority.succeed((&target, role), bearer, lifetime, &mut files);
     let renewed = held.into_iter().map(succeed).collect::<Result<_, _>>()?;
     files::replace(&files)?;
     Ok(renewed)
@@ -112,15 +132,18 @@ pub fn ephemeral() -> Result<(Identity, Identity), KeysError> {
     Ok((make(Role::Node)?, make(Role::Client)?))
 }
 
-/// Makes a key for an agent that a pager with the identity `client` starts beside itself: the node trusts whom `client` trusts. Returns it, and a `client`
-/// which trusts that node too, and nobody more: the authority which signed it is gone.
+/// Makes a key for an agent that a pager with the identity `client` starts beside itself. The node lets in the bearer of that
+/// identity alone. Returns it, and a `client` which trusts that node too, and nobody more: the authority which signed it is
+/// gone.
 pub fn beside(client: &Identity) -> Result<(Identity, Identity), KeysError> {
     let authority = Authority::generate()?;
     let node = authority.identity(Role::Node, valid_for(LIFETIME))?;
     let mut roots = RootCertStore::clone(&client.trust.roots);
     roots.roots.extend(node.trust.roots.roots.iter().cloned());
     let trust = Trust { roots: Arc::new(roots), ..client.trust.clone() };
-    Ok((Identity { trust: client.trust.clone(), ..node }, Identity { trust, ..client.clone() }))
+    let allowed = Some(Arc::new(Allowed::only(client.id())));
+    let node = Identity { trust: Trust { allowed, ..client.trust.clone() }, ..node };
+    Ok((node, Identity { trust, ..client.clone() }))
 }
 
 /// A certificate and its key in PEM.
@@ -216,12 +239,12 @@ impl Authority {
         self.adopt(role, self.issue_before_ids(role)).unwrap()
     }
 
-    /// Adds to `files` what takes the place of the key pair of `role` in `dir`, which is `bearer`'s.
+    /// Adds to `files` what takes the place of the key pair of a role in a directory, which is `bearer`'s.
     fn succeed(
         &self,
-        dir: &Path,
-        role: Role,
+        (dir, role): (&Path, Role),
         bearer: Bearer,
+        lifetime: Duration,
         files: &mut Vec<File>,
     ) -> Result<Renewed, KeysError> {
         let (id, kept_id) = match bearer.id {
@@ -243,7 +266,7 @@ impl Authority {
             // Whatever else is in the file stays as private as it may have been.
             files.push(File::private(path, certs));
         }
-        files.extend(self.issue(role, id, valid_for(LIFETIME))?.files(dir, role));
+        files.extend(self.issue(role, id, valid_for(lifetime))?.files(dir, role));
         let (id, before) = (PeerId::Issued(id), bearer.fingerprint);
         Ok(Renewed { dir: dir.to_owned(), role, id, kept_id, before })
     }
@@ -263,10 +286,12 @@ impl Authority {
             .map_err(|_| rcgen::Error::CouldNotParseCertificate)?;
         let key = PrivateKeyDer::try_from(key.serialize_der())
             .map_err(|_| rcgen::Error::CouldNotParseKeyPair)?;
+        let bad = |_| rcgen::Error::CouldNotParseCertificate;
+        let authority_until = Bearer::of(&ca).map_err(bad)?.until;
         let cert = cert.der().clone();
-        let bearer = Bearer::of(&cert).map_err(|_| rcgen::Error::CouldNotParseCertificate)?;
-        let trust = Trust { roots: roots(ca, Path::new(CA))?, revoked: None };
-        Ok(Identity { role, cert, key, bearer, trust })
+        let bearer = Bearer::of(&cert).map_err(bad)?;
+        let trust = Trust { roots: roots(ca, Path::new(CA))?, revoked: None, allowed: None };
+        Ok(Identity { role, cert, key, bearer, trust, authority_until })
     }
 }
 

@@ -134,6 +134,31 @@ pub enum KeysError {
         /// The list.
         path: PathBuf,
     },
+    /// A line of a list of who may use an agent is something else.
+    #[error("{}, line {line}: {detail}", path.display())]
+    BadAllowance {
+        /// The list.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What should be there.
+        detail: &'static str,
+    },
+    /// A list of who may use an agent lets nobody in.
+    #[error(
+        "{} names nobody: write the ids of clients in it, or `*` for all of the authority, or remove it before the agent starts",
+        path.display()
+    )]
+    AllowsNobody {
+        /// The list.
+        path: PathBuf,
+    },
+    /// A list of who may use an agent was there before.
+    #[error("{} is gone: bring it back, or write `*` in it to let in every client of the authority", path.display())]
+    AllowedGone {
+        /// The list.
+        path: PathBuf,
+    },
     /// Nobody is known by that name.
     #[error(
         "`{name}` is no id, and {} holds no certificate: give a name, id or fingerprint that `gms keys list` shows",

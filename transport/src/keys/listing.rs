@@ -5,9 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
-use x509_parser::time::ASN1Time;
-
 use super::bearer::Bearer;
+use super::expiry::{day, is_near};
 use super::revoked::Revoked;
 use super::{CA, KeysError, Role, files, load_bearers};
 use crate::{Fingerprint, PeerId};
@@ -37,6 +36,8 @@ pub struct Listed {
 pub enum State {
     /// It is.
     Good,
+    /// It is, but ends within [`NOTICE`](super::NOTICE).
+    Ending,
     /// It has expired: `gms keys renew` makes another.
     Expired,
     /// The directory's list names it, or its holder.
@@ -56,7 +57,7 @@ pub struct Listing {
 pub fn list(dir: &Path) -> Result<Listing, KeysError> {
     files::read(&dir.join(CA))?;
     let revoked = Revoked::read(dir)?.unwrap_or_default();
-    let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+    let now = SystemTime::now();
     let (mut certificates, mut faults) = (Vec::new(), Vec::new());
     for name in std::iter::once(None).chain(directories(dir)?.into_iter().map(Some)) {
         let target = name.as_ref().map_or(dir.to_owned(), |name| dir.join(name));
@@ -69,8 +70,11 @@ pub fn list(dir: &Path) -> Result<Listing, KeysError> {
                 expires: day(bearer.until),
                 state: match revoked.names(&bearer) {
                     true => State::Revoked,
-                    false if bearer.until < now => State::Expired,
-                    false => State::Good,
+                    false => match is_near(bearer.until, now) {
+                        Some(0) => State::Expired,
+                        Some(_) => State::Ending,
+                        None => State::Good,
+                    },
                 },
             };
             match load_bearers(&target, role) {
@@ -80,11 +84,6 @@ pub fn list(dir: &Path) -> Result<Listing, KeysError> {
         }
     }
     Ok(Listing { certificates, faults })
-}
-
-fn day(seconds: u64) -> String {
-    let time = i64::try_from(seconds).ok().and_then(|time| ASN1Time::from_timestamp(time).ok());
-    time.map_or("?".into(), |time| time.to_datetime().date().to_string())
 }
 
 fn directories(dir: &Path) -> Result<Vec<OsString>, KeysError> {

@@ -7,11 +7,14 @@
 //!
 //! The authority gives each node and each client an id, which [`renew`] keeps. A node certificate is good for serving
 //! and for connecting, since agents may connect to agents; a client certificate for connecting only, so that a pager's
-//! key which leaks cannot pose as an agent. Whom `revoked.txt` names is refused by who holds that list.
+//! key which leaks cannot pose as an agent. Whom `revoked.txt` names is refused by who holds that list, and an agent that
+//! holds `allowed.txt` lets in only whom that names.
 
+mod allowed;
 mod authority;
 pub(crate) mod bearer;
 mod error;
+mod expiry;
 mod files;
 mod listing;
 pub(crate) mod revoked;
@@ -29,11 +32,13 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::{Fingerprint, PeerId};
+pub use allowed::{Allowed, Quota};
 #[cfg(test)]
 pub(crate) use authority::Authority;
-pub use authority::{Renewed, beside, ephemeral, init, issue, renew};
+pub use authority::{Renewed, beside, ephemeral, init, issue, issue_for, renew, renew_for};
 use bearer::Bearer;
 pub use error::KeysError;
+pub use expiry::{Ending, NOTICE};
 pub use listing::{Listed, Listing, State, list};
 use revoked::Revoked;
 pub use revoked::{Revocation, revoke};
@@ -52,6 +57,8 @@ const CA: &str = "ca.pem";
 const CA_KEY: &str = "ca-key.pem";
 /// The list of who was revoked.
 pub const REVOKED: &str = "revoked.txt";
+/// The list of who may use an agent.
+pub const ALLOWED: &str = "allowed.txt";
 
 /// What a certificate is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,6 +95,8 @@ impl Role {
 pub(crate) struct Trust {
     pub roots: Arc<RootCertStore>,
     pub revoked: Option<Arc<Revoked>>,
+    /// Who may connect; everybody without it. A pager has none: it chooses its agents.
+    pub allowed: Option<Arc<Allowed>>,
 }
 
 /// A checked certificate with its private key, and what peers are checked against.
@@ -97,13 +106,16 @@ pub struct Identity {
     pub(crate) key: PrivateKeyDer<'static>,
     pub(crate) bearer: Bearer,
     pub(crate) trust: Trust,
+    /// Seconds from 1970: until when its authority is good.
+    pub(crate) authority_until: u64,
 }
 
 impl Clone for Identity {
     fn clone(&self) -> Self {
-        let Self { role, cert, key, bearer, trust } = self;
+        let Self { role, cert, key, bearer, trust, authority_until } = self;
         let (cert, key, trust) = (cert.clone(), key.clone_key(), trust.clone());
-        Self { role: *role, cert, key, bearer: *bearer, trust }
+        let (role, bearer, authority_until) = (*role, *bearer, *authority_until);
+        Self { role, cert, key, bearer, trust, authority_until }
     }
 }
 
@@ -133,6 +145,16 @@ impl Identity {
         self.trust.revoked.as_ref().map_or(0, |revoked| revoked.len())
     }
 
+    /// Who may connect, if a list says so.
+    pub fn allowed(&self) -> Option<&Arc<Allowed>> {
+        self.trust.allowed.as_ref()
+    }
+
+    /// Clients that this list names; `None` without one.
+    pub fn allowed_clients(&self) -> Option<usize> {
+        self.allowed().map(|allowed| allowed.len())
+    }
+
     /// Whether its own list names it, so that whoever has the same list refuses it.
     pub fn is_revoked(&self) -> bool {
         self.trust.revoked.as_ref().is_some_and(|revoked| revoked.names(&self.bearer))
@@ -142,11 +164,14 @@ impl Identity {
     /// says is to count.
     ///
     /// # Errors
-    /// As [`load`], and if the list of who was revoked is gone.
+    /// As [`load`], and if a list of who was revoked, or of who is let in, is gone.
     pub fn reload(&self, dir: &Path) -> Result<Identity, KeysError> {
         let identity = read(dir, self.role)?;
         if self.trust.revoked.is_some() && identity.trust.revoked.is_none() {
             return Err(KeysError::ListGone { path: dir.join(REVOKED) });
+        }
+        if self.trust.allowed.is_some() && identity.trust.allowed.is_none() {
+            return Err(KeysError::AllowedGone { path: dir.join(ALLOWED) });
         }
         Ok(identity)
     }
@@ -168,13 +193,19 @@ pub fn load(dir: &Path, role: Role) -> Result<Identity, KeysError> {
 /// Loads and checks all but whether the identity itself was revoked.
 fn read(dir: &Path, role: Role) -> Result<Identity, KeysError> {
     let [cert_path, key_path] = role.files().map(|file| dir.join(file));
-    let roots = roots(load_cert(&dir.join(CA))?, &dir.join(CA))?;
-    let trust = Trust { roots, revoked: Revoked::read(dir)?.map(Arc::new) };
+    let (ca, ca_path) = (load_cert(&dir.join(CA))?, dir.join(CA));
+    let authority_until = ends(&ca, &ca_path)?;
+    let roots = roots(ca, &ca_path)?;
+    let allowed = match role {
+        Role::Node => Allowed::read(dir)?.map(Arc::new),
+        Role::Client => None,
+    };
+    let trust = Trust { roots, revoked: Revoked::read(dir)?.map(Arc::new), allowed };
     let (cert, key) = (load_cert(&cert_path)?, load_key(&key_path)?);
     let checked =
         owns(&cert, &key).and_then(|()| check(&trust.roots, role, &cert, UnixTime::now()));
     match checked {
-        Ok(bearer) => Ok(Identity { role, cert, key, bearer, trust }),
+        Ok(bearer) => Ok(Identity { role, cert, key, bearer, trust, authority_until }),
         Err(Fault::Mismatch) => Err(KeysError::Mismatch { cert: cert_path, key: key_path }),
         Err(fault) => Err(fault.of_cert(cert_path, role)),
     }
@@ -221,7 +252,7 @@ fn check(
     cert: &CertificateDer<'_>,
     at: UnixTime,
 ) -> Result<Bearer, Fault> {
-    let trust = Trust { roots: roots.clone(), revoked: None };
+    let trust = Trust { roots: roots.clone(), revoked: None, allowed: None };
     let verified = match role {
         Role::Node => {
             let name = ServerName::try_from(NODE_NAME).map_err(Fault::other)?;
@@ -248,7 +279,8 @@ fn check(
 fn check_name(name: &str) -> Result<(), KeysError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let of_role = |role: Role| role.files().contains(&name.into()) || role.file_before() == name;
-    let is_file = [CA, CA_KEY, REVOKED].contains(&name) || Role::BOTH.into_iter().any(of_role);
+    let is_file =
+        [CA, CA_KEY, REVOKED, ALLOWED].contains(&name) || Role::BOTH.into_iter().any(of_role);
     let is_good = !name.is_empty()
         && name.len() <= NAME_MAX
         && !name.starts_with('.')
@@ -264,6 +296,12 @@ fn roots(ca: CertificateDer<'static>, path: &Path) -> Result<Arc<RootCertStore>,
     let mut roots = RootCertStore::empty();
     roots.add(ca).map_err(|error| invalid(path.to_owned(), "certificate", error))?;
     Ok(Arc::new(roots))
+}
+
+/// Until when a certificate is good, in seconds from 1970.
+fn ends(cert: &CertificateDer<'_>, path: &Path) -> Result<u64, KeysError> {
+    let bearer = Bearer::of(cert);
+    bearer.map(|b| b.until).map_err(|e| invalid(path.to_owned(), "certificate", e))
 }
 
 fn load_cert(path: &Path) -> Result<CertificateDer<'static>, KeysError> {

@@ -402,6 +402,7 @@ fn the_listing_tells_who_holds_what() {
     let dir = Dir::with_keys();
     issue(&dir.0, Role::Client, "b").unwrap();
     issue(&dir.0, Role::Node, "a").unwrap();
+    issue_for(&dir.0, Role::Node, "c", NOTICE / 2).unwrap();
     fs::create_dir(dir.0.join("other")).unwrap();
     revoke(&dir.0, "b").unwrap();
     fs::create_dir(dir.0.join("bad")).unwrap();
@@ -419,6 +420,7 @@ fn the_listing_tells_who_holds_what() {
             (None, Client, Good),
             (Some("a"), Node, Good),
             (Some("b"), Client, Revoked),
+            (Some("c"), Node, Ending),
         ]
     );
     let client = load(&dir.0, Role::Client).unwrap();

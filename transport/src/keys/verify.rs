@@ -11,12 +11,12 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
     AlertDescription, CertificateError, DigitallySignedStruct, DistinguishedName, Error,
-    SignatureScheme,
+    OtherError, SignatureScheme,
 };
 
-use super::Trust;
 use super::bearer::Bearer;
 use super::revoked::Revoked;
+use super::{Allowed, Trust};
 use crate::TransportError;
 
 /// aws-lc-rs with the one suite which is fastest on CPUs with AES instructions, and which QUIC requires anyway.
@@ -31,18 +31,18 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
 pub(crate) fn server_verifier(
     trust: &Trust,
 ) -> Result<Arc<dyn ServerCertVerifier>, TransportError> {
-    let Trust { roots, revoked } = trust.clone();
+    let Trust { roots, revoked, .. } = trust.clone();
     let inner = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
-    Ok(Arc::new(Direct { inner: inner.map_err(keys)?, revoked }))
+    Ok(Arc::new(Direct { inner: inner.map_err(keys)?, revoked, allowed: None }))
 }
 
 /// Checks the certificates of clients and agents that connect.
 pub(crate) fn client_verifier(
     trust: &Trust,
 ) -> Result<Arc<dyn ClientCertVerifier>, TransportError> {
-    let Trust { roots, revoked } = trust.clone();
+    let Trust { roots, revoked, allowed } = trust.clone();
     let inner = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
-    Ok(Arc::new(Direct { inner: inner.map_err(keys)?, revoked }))
+    Ok(Arc::new(Direct { inner: inner.map_err(keys)?, revoked, allowed }))
 }
 
 /// Takes certificates that the authority has issued itself. The search for a chain through others takes seconds where a stranger has made them for that,
@@ -51,19 +51,21 @@ pub(crate) fn client_verifier(
 struct Direct<V: ?Sized> {
     inner: Arc<V>,
     revoked: Option<Arc<Revoked>>,
+    allowed: Option<Arc<Allowed>>,
 }
 
 impl<V: ?Sized> Direct<V> {
-    /// Refuses who was revoked. Asked once all else is good, so that nobody learns from us whom the list names.
-    fn refuse_revoked(&self, cert: &CertificateDer<'_>) -> Result<(), Error> {
-        let refused = |error| Err(Error::InvalidCertificate(error));
-        match (Bearer::of(cert), &self.revoked) {
-            (Err(_), _) => refused(CertificateError::ApplicationVerificationFailure),
-            (Ok(bearer), Some(revoked)) if revoked.names(&bearer) => {
-                refused(CertificateError::Revoked)
-            }
-            _ => Ok(()),
+    /// Refuses who was revoked, or is not let in. Asked once all else is good, so that nobody learns from us whom a list names.
+    fn refuse_unwanted(&self, cert: &CertificateDer<'_>) -> Result<(), Error> {
+        let bearer = Bearer::of(cert)
+            .map_err(|unreadable| CertificateError::Other(OtherError(Arc::new(unreadable))))?;
+        if self.revoked.as_ref().is_some_and(|revoked| revoked.names(&bearer)) {
+            return Err(CertificateError::Revoked.into());
         }
+        if self.allowed.as_ref().is_some_and(|allowed| !allowed.admits(&bearer)) {
+            return Err(CertificateError::ApplicationVerificationFailure.into());
+        }
+        Ok(())
     }
 }
 
@@ -112,7 +114,7 @@ impl ServerCertVerifier for Direct<WebPkiServerVerifier> {
     ) -> Result<ServerCertVerified, Error> {
         refuse_chain(others)?;
         let verified = self.inner.verify_server_cert(own, others, name, ocsp, now)?;
-        self.refuse_revoked(own).map(|()| verified)
+        self.refuse_unwanted(own).map(|()| verified)
     }
 
     as_inner!();
@@ -131,7 +133,7 @@ impl ClientCertVerifier for Direct<dyn ClientCertVerifier> {
     ) -> Result<ClientCertVerified, Error> {
         refuse_chain(others)?;
         let verified = self.inner.verify_client_cert(own, others, now)?;
-        self.refuse_revoked(own).map(|()| verified)
+        self.refuse_unwanted(own).map(|()| verified)
     }
 
     as_inner!();
@@ -167,6 +169,8 @@ pub(crate) enum Verdict {
     WrongRole,
     /// On a list of who was revoked.
     Revoked,
+    /// Not on the agent's list of who is let in.
+    NotAllowed,
     /// No common version of the application protocol.
     Version,
     /// Something else.
@@ -185,6 +189,7 @@ impl Verdict {
                 Verdict::WrongRole
             }
             A::CertificateRevoked => Verdict::Revoked,
+            A::AccessDenied => Verdict::NotAllowed,
             A::NoApplicationProtocol => Verdict::Version,
             _ => Verdict::Other,
         }

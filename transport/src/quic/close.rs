@@ -22,6 +22,7 @@ pub(super) fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> Clo
             Verdict::WrongCa => CloseReason::WrongCa { addr },
             Verdict::WrongRole => CloseReason::WrongRole { addr },
             Verdict::Revoked => CloseReason::Revoked { addr },
+            Verdict::NotAllowed => CloseReason::NotAllowed { addr },
             Verdict::Version => CloseReason::Version { addr },
             Verdict::Other => failed(found.to_string()),
         },
@@ -30,6 +31,7 @@ pub(super) fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> Clo
             Verdict::WrongCa => refused(addr, "it is of another authority"),
             Verdict::WrongRole => refused(addr, "it is of the wrong role"),
             Verdict::Revoked => CloseReason::RevokedByPeer { addr },
+            Verdict::NotAllowed => CloseReason::NotAllowedByPeer { addr },
             Verdict::Version => CloseReason::Version { addr },
             Verdict::Other if told.error_code == TransportErrorCode::CONNECTION_REFUSED => {
                 let detail = "too many handshakes are under way there".into();
@@ -59,6 +61,7 @@ pub(super) fn expelled(addr: SocketAddr, error: &rustls::Error) -> CloseReason {
     match Verdict::of(error) {
         Verdict::Expired => CloseReason::Expired { addr },
         Verdict::Revoked => CloseReason::Revoked { addr },
+        Verdict::NotAllowed => CloseReason::NotAllowed { addr },
         _ => CloseReason::WrongCa { addr },
     }
 }

@@ -392,6 +392,7 @@ impl Link {
         let detail = match &why {
             CloseReason::Malformed { error, .. } => error.to_string(),
             CloseReason::Revoked { .. } => "the certificate was revoked".into(),
+            CloseReason::NotAllowed { .. } => "this key is let in no longer".into(),
             CloseReason::Expired { .. } => "the certificate has expired".into(),
             CloseReason::WrongCa { .. } => "the certificate is of another authority".into(),
             CloseReason::Overload { .. } => "replies were not read".into(),

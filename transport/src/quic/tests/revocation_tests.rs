@@ -2,14 +2,63 @@
 
 use super::*;
 use crate::Fingerprint;
-use crate::keys::Trust;
 use crate::keys::revoked::Revoked;
+use crate::keys::{Allowed, Quota, Trust};
 
 /// The same identity, which revokes `peers`.
 fn revoking(identity: &Identity, peers: &[PeerId]) -> Identity {
     let revoked = Some(Arc::new(Revoked::from_iter(peers.iter().copied())));
     let trust = Trust { revoked, ..identity.trust.clone() };
     Identity { trust, ..identity.clone() }
+}
+
+/// The same identity, which lets in these clients only.
+fn allowing(identity: &Identity, clients: &[PeerId]) -> Identity {
+    let named = clients.iter().map(|&client| (client, Quota::default()));
+    let allowed = Some(Arc::new(Allowed::from_iter(named)));
+    let trust = Trust { allowed, ..identity.trust.clone() };
+    Identity { trust, ..identity.clone() }
+}
+
+#[test]
+fn who_is_not_on_the_list_is_not_let_in_or_no_longer() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let others = [node.id(), PeerId::Certificate(client.fingerprint())];
+    let mut pair = Pair::of(&allowing(&node, &others), &client);
+    let reason = pair.refusal();
+    assert!(matches!(reason, CloseReason::NotAllowedByPeer { .. }), "{reason}");
+    let told = pair.until(|pair| pair.server.failures.all.pop_front());
+    assert!(matches!(told, CloseReason::NotAllowed { .. }), "{told}");
+    // Whoever is on it stays until it is renewed without.
+    let mut pair = Pair::of(&allowing(&node, &[client.id()]), &client);
+    pair.connect();
+    pair.server.expel(Instant::now(), SystemTime::now());
+    pair.server.renew(&allowing(&node, &others)).unwrap();
+    pair.server.expel(Instant::now(), SystemTime::now());
+    let reason = pair.server_sees(closed);
+    assert!(matches!(reason, CloseReason::NotAllowed { .. }), "{reason}");
+    let reason = pair.client_sees(closed).to_string();
+    assert!(reason.contains("this key is let in no longer"), "{reason}");
+    let reason = pair.refusal();
+    assert!(matches!(reason, CloseReason::NotAllowedByPeer { .. }), "{reason}");
+}
+
+#[test]
+fn an_agent_beside_a_client_lets_in_that_client_alone() {
+    let authority = Authority::generate().unwrap();
+    let now = SystemTime::now();
+    let identity = |role| authority.identity(role, [now - HOUR, now + HOUR]).unwrap();
+    let client = identity(Role::Client);
+    let (node, trusting) = keys::beside(&client).unwrap();
+    Pair::of(&node, &trusting).connect();
+    for other in [Role::Client, Role::Node].map(identity) {
+        // It trusts that node as the client does.
+        let other = Identity { trust: trusting.trust.clone(), ..other };
+        let reason = Pair::of(&node, &other).refusal();
+        assert!(matches!(reason, CloseReason::NotAllowedByPeer { .. }), "{reason}");
+    }
+    // The agents of the client are not concerned.
+    Pair::of(&identity(Role::Node), &trusting).connect();
 }
 
 #[test]

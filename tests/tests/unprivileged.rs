@@ -1,0 +1,93 @@
+//! An agent that may do nothing but what its packaged unit lets it do.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use gms_tests::*;
+
+const NOBODY: u32 = 65534;
+
+/// A copy of gms-agent that everybody can execute, and keys that are nobody's.
+fn for_nobody(stage: &Stage) -> (PathBuf, PathBuf) {
+    let all = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(stage.dir(), all.clone()).expect("permissions");
+    let (copy, dir) = (stage.path("gms-agent"), stage.path("keys"));
+    fs::copy(gms_binary().with_file_name("gms-agent"), &copy).expect("a copy");
+    fs::set_permissions(&copy, all).expect("permissions");
+    Gms::line(["keys", "init"]).arg(&dir).finish().expect_code(0);
+    for file in ["", "ca.pem", "node.pem", "node-key.pem"] {
+        chown(dir.join(file), Some(NOBODY), Some(NOBODY)).expect("an owner");
+    }
+    (copy, dir)
+}
+
+#[test]
+fn an_agent_without_any_right_serves() {
+    let Some(stage) = Stage::set() else { return };
+    let (copy, dir) = for_nobody(&stage);
+    let agent = AgentSetup::new(Mib(256)).keys(&dir).as_nobody(copy).start();
+    for set in ["CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"] {
+        assert!(capabilities(agent.pid(), set).iter().all(|&set| set == 0), "{set}");
+    }
+    let program = Program::new([c_program("verify")]).args(["96", "2"]);
+    let gms = Gms::run(&stage, &program).local(Mib(32)).arg("--agent").arg(agent.addr());
+    let outcome = gms.arg("--keys").arg(&dir).finish().expect_code(0);
+    assert_paged(&outcome, Mib(96), Mib(32));
+    agent.terminate().expect_code(0);
+}
+
+/// `gms-agent --check` as nobody, with these options.
+fn check<const N: usize>(copy: &Path, options: [&str; N]) -> Outcome {
+    let argv = std::iter::once(tool("setpriv").into_os_string());
+    let argv = argv.chain(RIGHTLESS.split(' ').map(Into::into)).chain([copy.into()]);
+    Program::new(argv.chain(options.map(Into::into)).chain(["--check".into()])).finish()
+}
+
+#[test]
+fn what_an_agent_lacks_is_told_before_it_starts() {
+    let Some(stage) = Stage::set() else { return };
+    let (copy, dir) = for_nobody(&stage);
+    let keys = dir.to_str().expect("UTF-8");
+    let good = ["--listen", "127.0.0.1:0", "--export", "8M", "--keys", keys];
+    let outcome = check(&copy, good).expect_code(0);
+    let text = outcome.text();
+    let has = |text: &str, start: &str| text.lines().any(|line| line.starts_with(start));
+    for start in [
+        "OK   keys: ",
+        "OK   clients: every client",
+        "OK   listen: ",
+        "OK   export: 8 MiB",
+        "OK   rights: user 65534",
+    ] {
+        assert!(has(&text, start), "{start}: {text}");
+    }
+    for line in text.lines().filter(|line| !line.starts_with("OK   ")) {
+        assert!(line.starts_with("WARN ") && line.contains("; "), "a cure: {line}");
+    }
+    let auto = ["--listen", "127.0.0.1:0", "--export", "auto:8M..16M", "--keys", keys];
+    let text = check(&copy, auto).expect_code(0).text();
+    assert!(has(&text, "OK   export: 8 MiB to 16 MiB") && text.contains(" pressure: "), "{text}");
+    // One thing at a time keeps it from serving, and the agent itself does not start either.
+    let taken = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().expect("an address").to_string();
+    let cases = [
+        (["--listen", &taken, "--export", "8M", "--keys", keys], "FAIL listen: "),
+        (["--listen", "127.0.0.1:0", "--export", "900T", "--keys", keys], "FAIL export: "),
+        (["--listen", "127.0.0.1:0", "--export", "8M", "--keys", "/no/such"], "FAIL keys: "),
+        (["--listen", "no-such-host.invalid:0", "--export", "8M", "--keys", keys], "FAIL listen: "),
+    ];
+    for (options, start) in cases {
+        let text = check(&copy, options).expect_code(1).text();
+        assert!(has(&text, start), "{start}: {text}");
+        assert_eq!(text.matches("FAIL ").count(), 1, "{text}");
+        Program::new([copy.as_os_str()]).args(options).finish().expect_code(1);
+    }
+    fs::write(dir.join("allowed.txt"), "desk1\n").expect("a list");
+    assert!(has(&check(&copy, good).expect_code(1).text(), "FAIL keys: "));
+    // Root's file, which nobody cannot read.
+    fs::write(dir.join("allowed.txt"), "*\n").expect("a list");
+    fs::set_permissions(dir.join("allowed.txt"), fs::Permissions::from_mode(0o600)).expect("mode");
+    assert!(has(&check(&copy, good).expect_code(1).text(), "FAIL keys: cannot read"));
+}
