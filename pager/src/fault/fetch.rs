@@ -104,6 +104,7 @@ impl<T: Transport> FaultCore<T> {
         let source = |wanted: Wanted| self.source(wanted.content);
         let first = demanded.and_then(source);
         if let (Some(demanded), None) = (demanded, first) {
+            self.give_up(&ahead);
             return self.lost(demanded.place);
         }
         if let (Some(demanded), Some(agent), true) = (demanded, first, ahead.is_empty()) {
@@ -396,7 +397,7 @@ impl<T: Transport> FaultCore<T> {
         let (id, start) = (run[0].place.0, run[0].place.1.get());
         self.trace(|trace| trace.opened(run[0].place));
         let (shared, space) = (self.shared.clone(), self.space_of(id).cloned());
-        let unread = space.as_ref().and_then(|space| self.keep_unread(clock, space));
+        let unread = space.as_ref().and_then(|space| self.keep_unread(clock, space, awaited));
         // The lock is held from the look to the copy: in between nobody may install, change and evict a page, or forget that it is being removed.
         let mut tables = lock(&shared.tables);
         let now = clock();

@@ -105,14 +105,16 @@ impl<T: Transport> FaultCore<T> {
         self.wake(place);
     }
 
-    /// If this thread is a worker of the space: keeps it unread, when what was read of it is applied, or is not soon.
+    /// If this thread is a worker of the space: keeps it unread, when what was read of it is applied, or is not soon. For pages that nobody awaits that
+    /// is not waited for.
     pub(super) fn keep_unread<'a>(
         &self,
         clock: &impl Fn() -> Instant,
         space: &'a Space,
+        awaited: bool,
     ) -> Option<RwLockReadGuard<'a, ()>> {
         self.guests.get(&space.id)?;
-        let until = clock() + APPLIED_SOON;
+        let until = clock() + if awaited { APPLIED_SOON } else { Duration::ZERO };
         Some(space.keep_unread(|| clock() < until))
     }
 
