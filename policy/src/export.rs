@@ -282,7 +282,7 @@ mod tests {
                 self.free = 0;
             }
             if self.held > export.0 {
-                let leave = (moves as u128 * look_again.as_micros() / 1_000_000) as u64;
+                let leave = (u128::from(moves) * look_again.as_micros() / 1_000_000) as u64;
                 let leave = leave.min(self.held - export.0);
                 (self.held, self.free) = (self.held - leave, self.free + leave);
             } else {
