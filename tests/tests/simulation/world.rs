@@ -333,7 +333,13 @@ impl World {
         let is_whole = copies == self.copies() && leaving.is_empty();
         let (copies, sources) = (Copies::at_agents(copies as u32), fit.union(leaving));
         let shortage = Shortage { copies, leaving, recalling, sources };
-        let lacking = lock(&self.owner.shared.tables).short_of(&shortage);
+        let tables = lock(&self.owner.shared.tables);
+        // What an agent has lost by a restart lacks copies also before the pager knows of it.
+        let lost = |agent: AgentId| {
+            tables.held_by(agent).saturating_sub(self.agents[usize::from(agent.0)].used())
+        };
+        let lacking = tables.short_of(&shortage) + fit.agents().map(lost).sum::<u64>();
+        drop(tables);
         lacking.max(if is_whole { self.owner.short(self.now) } else { 0 })
     }
 
