@@ -24,8 +24,10 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const LOCAL_PERCENT: u8 = 80;
 /// Default `--export`, in percent of the memory available.
 const EXPORT_PERCENT: u8 = 50;
-/// Default `--disk-size`, in percent of what is free there.
-const DISK_PERCENT: u8 = 50;
+/// Least workable `--disk-size`: below it the file would have no room for all that may be on its way there.
+const DISK_BYTES_MIN: u64 = 4 << 20;
+/// Default `--disk-size`, in all memory of the machine, if half of what is free there is not less: the index of the file's frames takes a part of memory.
+const DISK_MEMORIES: u64 = 4;
 /// `--local` is rounded down to pages.
 const PAGE_BYTES: u64 = 4096;
 
@@ -178,7 +180,7 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         ));
     }
     let disk = match args.disk {
-        Some(dir) => Some(disk(dir, args.disk_size, args.agents.len())?),
+        Some(dir) => Some(disk(dir, args.disk_size, args.agents.len(), memory)?),
         None if args.disk_size.is_some() => return wrong("--disk-size needs --disk DIR".into()),
         None => None,
     };
@@ -226,29 +228,52 @@ fn redundancy(asked: Option<Redundancy>, agents: usize) -> Result<Redundancy, Co
 }
 
 /// The file that is to have each page too.
-fn disk(dir: PathBuf, asked: Option<Size>, agents: usize) -> Result<Disk, ConfigError> {
-    let wrong = |reason: String| ConfigError::Options(reason);
+fn disk(
+    dir: PathBuf,
+    asked: Option<Size>,
+    agents: usize,
+    memory: &Memory,
+) -> Result<Disk, ConfigError> {
+    let wrong = |reason: String| Err(ConfigError::Options(reason));
     if agents == 0 {
         let reason = "--disk needs --agent: the agent inside gms is lost with gms only";
-        return Err(wrong(reason.into()));
+        return wrong(reason.into());
     }
     if agents == AGENTS_MAX {
         let most = AGENTS_MAX - 1;
-        return Err(wrong(format!("with --disk {most} agents work at most, {agents} are given")));
+        return wrong(format!("with --disk {most} agents work at most, {agents} are given"));
     }
-    let found = nix::sys::statvfs::statvfs(&dir).map_err(|error| {
-        wrong(format!("--disk {}: {}: give a directory", dir.display(), error.desc()))
-    })?;
+    let found = match nix::sys::statvfs::statvfs(&dir) {
+        Ok(found) => found,
+        Err(error) => {
+            let dir = dir.display();
+            return wrong(format!("--disk {dir}: {}: give a directory", error.desc()));
+        }
+    };
+    if is_memory(&dir) {
+        return wrong(format!(
+            "--disk {}: that is memory: give a directory on a disk",
+            dir.display()
+        ));
+    }
     let free = found.blocks_available() as u64 * found.fragment_size() as u64;
-    let bytes = asked.unwrap_or(Size::Percent(DISK_PERCENT)).of(Bytes(free)).0;
-    if bytes < EXPORT_BYTES_MIN {
-        let least = Human(EXPORT_BYTES_MIN);
-        return Err(wrong(format!(
+    let usual = Bytes(free / 2).min(Bytes(memory.total_bytes.saturating_mul(DISK_MEMORIES)));
+    let bytes = asked.map_or(usual, |size| size.of(Bytes(free))).0;
+    if bytes < DISK_BYTES_MIN {
+        let least = Human(DISK_BYTES_MIN);
+        return wrong(format!(
             "the file of --disk would be of {}, but needs at least {least}: give more by --disk-size",
             Human(bytes)
-        )));
+        ));
     }
     Ok(Disk { dir, bytes })
+}
+
+/// Whether files there lie in memory, or in swap.
+fn is_memory(dir: &Path) -> bool {
+    use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
+    const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
+    statfs(dir).is_ok_and(|found| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&found.filesystem_type()))
 }
 
 fn load(path: &Path) -> Result<PagingArgs, ConfigError> {

@@ -22,7 +22,7 @@ use gms_transport::quic::Quic;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::config::{Disk, SessionConfig};
-use crate::disk;
+use crate::disk::{self, DiskProcess};
 use crate::evict::EvictThread;
 use crate::evictor;
 use crate::fault::FaultThread;
@@ -89,7 +89,7 @@ pub struct Session {
     shared: Arc<Shared>,
     parts: Mutex<Option<Parts>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    embedded: Option<Agent>,
+    own: Own,
 }
 
 impl Session {
@@ -101,13 +101,14 @@ impl Session {
         nix::sys::prctl::set_dumpable(false)
             .map_err(|e| SessionError::Fatal(format!("gms cannot guard its memory: {e}")))?;
         let trace = config.trace.as_deref().and_then(open_trace);
-        let Peers { identity, mut agents, node } = peers(&config)?;
+        let Peers { identity, mut agents, node, disk } = peers(&config)?;
         // Sockets first, then all rights that nothing needs any more are given up, and only then threads are started.
         let sockets = sockets(&identity, &agents, 1 + config.fault_threads)?;
         let embedded = match node {
             Some(node) => Some(embedded(&config, &node, &mut agents)?),
             None => give_up_rights().map(|()| None)?,
         };
+        let own = Own { embedded, _disk: disk };
         let mut random = [0u8; 24];
         // SAFETY: the kernel fills the array, which is live and of this length.
         if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != 24 {
@@ -129,7 +130,7 @@ impl Session {
         };
         let mut greetings = Vec::new();
         let mut clients: Vec<Client<Quic>> = sockets.into_iter().map(client).collect();
-        if embedded.is_none() {
+        if own.embedded.is_none() {
             let missing = connect(&mut clients, &mut greetings)?;
             warn_of(&missing, agents.len(), config.quiet);
         }
@@ -141,7 +142,7 @@ impl Session {
             shared.agent_up(agent, bulk.lane().name(agent), session);
         }
         let parts = Mutex::new(Some(Parts { commands, trace, demand, bulk }));
-        Ok(Session { shared, parts, threads: Mutex::default(), embedded })
+        Ok(Session { shared, parts, threads: Mutex::default(), own })
     }
 
     /// Begins to page the tree below `root`. `attached` says that it was running before (`gms attach`): then a
@@ -219,7 +220,7 @@ impl Session {
         }
         let stats = stats(&self.shared);
         // The process is about to end, and with it the agent: it has nobody to say goodbye to.
-        std::mem::forget(self.embedded);
+        std::mem::forget(self.own.embedded);
         stats
     }
 }
@@ -285,18 +286,26 @@ fn open_trace(path: &Path) -> Option<Trace> {
     Trace::create(path).inspect_err(cannot).ok()
 }
 
+/// Agents of the session's own, which end with it.
+struct Own {
+    embedded: Option<Agent>,
+    _disk: Option<DiskProcess>,
+}
+
 /// The agents to use, and the keys for them.
 struct Peers {
     identity: Identity,
     agents: Vec<AgentAddress>,
     /// The key of the embedded agent, which is to be started.
     node: Option<Identity>,
+    /// The agent on a local disk, which is one of `agents`.
+    disk: Option<DiskProcess>,
 }
 
 fn peers(config: &SessionConfig) -> Result<Peers, SessionError> {
     if config.agents.is_empty() {
         let (node, identity) = keys::ephemeral().map_err(not_embedded)?;
-        return Ok(Peers { identity, agents: Vec::new(), node: Some(node) });
+        return Ok(Peers { identity, agents: Vec::new(), node: Some(node), disk: None });
     }
     let fatal = |reason: String| SessionError::Fatal(reason);
     let dir =
@@ -317,21 +326,26 @@ fn peers(config: &SessionConfig) -> Result<Peers, SessionError> {
         Some(error) if agents.is_empty() => return Err(error),
         _ => {}
     }
+    let mut started = None;
     if let Some(disk) = &config.disk {
-        let (address, trusting) = on_disk(disk, &identity)?;
+        let (process, address, trusting) = on_disk(disk, &identity)?;
+        (started, identity) = (Some(process), trusting);
         agents.push(address);
-        identity = trusting;
     }
-    Ok(Peers { identity, agents, node: None })
+    Ok(Peers { identity, agents, node: None, disk: started })
 }
 
 /// An agent on a local disk, and our identity, which trusts it.
-fn on_disk(disk: &Disk, client: &Identity) -> Result<(AgentAddress, Identity), SessionError> {
+fn on_disk(
+    disk: &Disk,
+    client: &Identity,
+) -> Result<(DiskProcess, AgentAddress, Identity), SessionError> {
     let name = format!("on the disk at {}", disk.dir.display());
     let failed = |reason: String| SessionError::Agent { addr: name.clone(), reason };
     let (node, client) = keys::beside(client).map_err(|e| failed(e.to_string()))?;
-    let socket = disk::spawn(&disk.dir, Bytes(disk.bytes), &node).map_err(failed)?;
-    Ok((AgentAddress::new(name, socket).last_resort(), client))
+    let process = disk::spawn(&disk.dir, Bytes(disk.bytes), &node).map_err(failed)?;
+    let address = AgentAddress::new(name, process.addr).last_resort();
+    Ok((process, address, client))
 }
 
 fn not_embedded(error: impl ToString) -> SessionError {

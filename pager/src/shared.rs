@@ -312,12 +312,17 @@ impl Shared {
             self.fail(format!("agent {name} was restarted and has lost the workload's pages; end workloads before their agents"));
             return;
         }
-        if tables.lose(agent) == LOSSES_MAX && self.copies > 1 {
+        if tables.lose(agent) == LOSSES_MAX && self.has_copies() {
             note(format!(
                 "agent {name} has been restarted {LOSSES_MAX} times: others are used in its place"
             ));
             self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
         }
+    }
+
+    /// Whether a page has more than one holder.
+    fn has_copies(&self) -> bool {
+        self.copies > 1 || self.config.disk.is_some()
     }
 
     /// An agent does `what`: gives a page that is not the one it was given, or does not have it any more. The first time is told. After some it is used no
@@ -331,12 +336,12 @@ impl Shared {
         let advice = "test its machine's memory, or do without it";
         match count {
             1 => note(format!("{text}: {advice}")),
-            BLAME_MAX if self.copies > 1 => {
+            BLAME_MAX if self.has_copies() => {
                 note(format!("{text} again: others are used in its place; {advice}"));
                 self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
                 self.kick_evict();
             }
-            BLAME_MAX.. if self.copies == 1 && !self.detaching.load(Ordering::Relaxed) => {
+            BLAME_MAX.. if !self.has_copies() && !self.detaching.load(Ordering::Relaxed) => {
                 self.fail(format!("{text}: {advice}"));
             }
             _ => {}

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use gms_policy::eviction::{Clock, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
-use gms_policy::redundancy::{AgentSet, PlacementId};
+use gms_policy::redundancy::{AgentSet, Copies, PlacementId};
 
 use self::roomless::Roomless;
 use self::space::SpaceState;
@@ -159,9 +159,9 @@ pub struct Tables {
     lent: HashSet<Place>,
     /// Pages that nobody has any more, and whose markers have been taken away: they are about to be poisoned.
     doomed: HashSet<Place>,
-    /// Agents whose copies do not count, and how many others must have a page that is not written anew.
+    /// Agents whose copies do not count, and which copies there must be at others of a page that is not written anew.
     untrusted: AgentSet,
-    copies: u32,
+    copies: Copies,
     /// Those of each agent, the latest last: a lane may tell of an earlier one after another has told of a restart.
     sessions: BTreeMap<AgentId, VecDeque<u64>>,
     /// Agents that have lost what they had, and how often.
@@ -206,7 +206,7 @@ impl Tables {
             lent: HashSet::new(),
             doomed: HashSet::new(),
             untrusted: AgentSet::default(),
-            copies: 1,
+            copies: Copies::at_agents(1),
             sessions: BTreeMap::new(),
             losses: BTreeMap::new(),
             discards: BTreeMap::new(),
@@ -475,7 +475,7 @@ impl Tables {
     }
 
     /// An unchanged page is left to the agents that have it only if `copies` of them are not among these, which are away, leaving or silent.
-    pub fn distrust(&mut self, agents: AgentSet, copies: u32) {
+    pub fn distrust(&mut self, agents: AgentSet, copies: Copies) {
         (self.untrusted, self.copies) = (agents, copies);
     }
 

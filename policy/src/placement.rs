@@ -19,6 +19,8 @@ pub struct AgentView {
     pub id: AgentId,
     /// Connected, and not draining.
     pub up: bool,
+    /// Connected: it gives pages back.
+    pub linked: bool,
     /// Frames which it said were free, less the pages sent since.
     pub free_frames: PageCount,
     /// Pages which it still lets us put.
@@ -62,11 +64,11 @@ pub trait Placement {
     fn choose(&self, views: &[AgentView], random: u64) -> Option<AgentId>;
 }
 
-/// Whom of several agents that hold a page to ask for it: one that is up, no last resort, the one of least cost.
+/// Whom of several agents that hold a page to ask for it: one that is connected, no last resort, rather one that does not drain, the one of least cost.
 pub fn nearest(views: impl IntoIterator<Item = AgentView>) -> Option<AgentId> {
+    let rank = |view: &AgentView| (!view.linked, view.last_resort, !view.up);
     let order = |a: &AgentView, b: &AgentView| {
-        let first = (!b.up, b.last_resort);
-        (!a.up, a.last_resort).cmp(&first).then(a.cost().total_cmp(&b.cost())).then(a.id.cmp(&b.id))
+        rank(a).cmp(&rank(b)).then(a.cost().total_cmp(&b.cost())).then(a.id.cmp(&b.id))
     };
     views.into_iter().min_by(order).map(|view| view.id)
 }
@@ -204,6 +206,7 @@ impl Feedback {
         AgentView {
             id,
             up,
+            linked: up,
             free_frames: self.frames_free,
             credits: self.credits,
             queue: Duration::from_nanos(self.queue_ns),
@@ -233,6 +236,7 @@ mod tests {
         AgentView {
             id: AgentId(id),
             up: true,
+            linked: true,
             free_frames: PageCount(free),
             credits: PageCount(64),
             queue: Duration::ZERO,
@@ -246,7 +250,7 @@ mod tests {
 
     #[test]
     fn of_those_who_have_a_page_the_nearest_that_is_up_is_asked() {
-        let down = AgentView { up: false, ..view(0, 100, 10) };
+        let down = AgentView { up: false, linked: false, ..view(0, 100, 10) };
         // Room is of no matter.
         let views = [down, view(1, 100, 80), view(2, 0, 40)];
         assert_eq!(nearest(views), Some(AgentId(2)));
@@ -255,6 +259,9 @@ mod tests {
         let disk = AgentView { last_resort: true, ..view(3, 100, 1) };
         assert_eq!(nearest([down, views[1], disk]), Some(AgentId(1)));
         assert_eq!(nearest([down, disk]), Some(AgentId(3)));
+        let drains = AgentView { up: false, ..views[1] };
+        assert_eq!(nearest([drains, disk]), Some(AgentId(1)), "it still gives pages");
+        assert_eq!(nearest([drains, view(4, 100, 900)]), Some(AgentId(4)));
         assert_eq!(nearest([down]), Some(AgentId(0)), "nobody is up");
         assert_eq!(nearest([]), None);
     }
@@ -328,6 +335,7 @@ mod tests {
             |((id, up, free, credits, queue, service), (rtt, inflight, refusals))| AgentView {
                 id: AgentId(id),
                 up,
+                linked: up,
                 free_frames: PageCount(free % 3),
                 credits: PageCount(credits % 3),
                 queue: Duration::from_nanos(queue),

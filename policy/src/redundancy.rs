@@ -206,11 +206,35 @@ impl Placements {
     }
 }
 
+/// Which copies of a page there are to be: at some agents, and at each of some last resorts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copies {
+    /// At how many agents that are no last resorts.
+    pub agents: u32,
+    /// The last resorts.
+    pub last_resorts: AgentSet,
+    /// Those of them that are to have it.
+    pub due: AgentSet,
+}
+
+impl Copies {
+    /// At so many agents, where there are no last resorts.
+    pub const fn at_agents(agents: u32) -> Self {
+        Self { agents, last_resorts: AgentSet::EMPTY, due: AgentSet::EMPTY }
+    }
+
+    /// Whether these agents are enough.
+    pub const fn are_at(self, agents: AgentSet) -> bool {
+        agents.without(self.last_resorts).len() >= self.agents
+            && self.due.without(agents).is_empty()
+    }
+}
+
 /// When there are too few copies of a page, and more can be made.
 #[derive(Clone, Copy, Debug)]
 pub struct Shortage {
-    /// How many there are to be.
-    pub copies: u32,
+    /// Which there are to be.
+    pub copies: Copies,
     /// At agents other than these.
     pub leaving: AgentSet,
     /// Agents that stay and want pages taken away: those are written anew, whoever else has them.
@@ -222,7 +246,7 @@ pub struct Shortage {
 impl Shortage {
     /// Whether it is so of a page that these agents have.
     pub const fn is_of(&self, agents: AgentSet) -> bool {
-        let is_short = agents.without(self.leaving).len() < self.copies;
+        let is_short = !self.copies.are_at(agents.without(self.leaving));
         (is_short || agents.0 & self.recalling.0 != 0) && agents.0 & self.sources.0 != 0
     }
 }
@@ -239,8 +263,10 @@ pub enum Redundancy {
     Replica(u8),
 }
 
-/// Most copies of a page.
+/// Most copies of a page at agents, a last resort aside.
 pub const COPIES_MAX: u8 = 4;
+/// Most agents that have a page: one may be a last resort.
+pub const HOLDERS_MAX: usize = COPIES_MAX as usize + 1;
 
 impl Redundancy {
     /// Copies of each page in a session with so many agents.
@@ -380,7 +406,7 @@ mod tests {
                 prop_assert_eq!(placements.only_at(agent), count(&|set| set == only));
                 let few = |set: AgentSet| set.without(only).len() < 2 && set.0 & 0xff != 0;
                 let shortage = Shortage {
-                    copies: 2,
+                    copies: Copies::at_agents(2),
                     leaving: only,
                     recalling: AgentSet::EMPTY,
                     sources: AgentSet(0xff),
@@ -419,6 +445,18 @@ mod tests {
         let again = placements.begin_write(AgentSet(u64::MAX), 1).expect("a number");
         assert_eq!(placements.agents(again), AgentSet(u64::MAX));
         assert_eq!(placements.begin_write(AgentSet(u64::MAX - 1), 1), None);
+    }
+
+    #[test]
+    fn copies_at_agents_do_not_stand_for_one_at_a_last_resort_nor_the_other_way_round() {
+        let [a, b, disk] = [0, 1, 2].map(|n| AgentSet::of(AgentId(n)));
+        let copies = Copies { agents: 1, last_resorts: disk, due: disk };
+        assert!(copies.are_at(a.union(disk)));
+        assert!(!copies.are_at(a.union(b)) && !copies.are_at(disk));
+        // One that cannot be used is not asked for.
+        assert!(Copies { due: AgentSet::EMPTY, ..copies }.are_at(a));
+        assert!(!Copies { due: AgentSet::EMPTY, ..copies }.are_at(disk));
+        assert!(Copies { agents: 0, ..copies }.are_at(disk));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
 use gms_policy::placement::{AgentView, TwoChoices, choose_set};
-use gms_policy::redundancy::{AgentSet, Redundancy, Shortage};
+use gms_policy::redundancy::{AgentSet, Copies, Redundancy, Shortage};
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent, LEASE, PutId};
 use gms_transport::message::Op;
@@ -48,12 +48,9 @@ pub struct WriteBack<T> {
     given: Vec<u64>,
     /// Agents of which the tables know that they may be down.
     untrusted: AgentSet,
-    /// Agents that can be used now, and to how many of them, beside last resorts, each page is given: to fewer than there are to be while fewer can be
-    /// used.
+    /// Agents that can be used now, and to which of them each page is given: to fewer than there are to be while fewer can be used.
     usable: AgentSet,
-    copies: u32,
-    /// With the last resorts.
-    copies_of_all: u32,
+    copies: Copies,
     /// Since when agents cannot be used.
     away_since: BTreeMap<AgentId, Instant>,
     discard_at: Instant,
@@ -70,8 +67,7 @@ impl<T: Transport> WriteBack<T> {
             puts: BTreeMap::new(),
             untrusted: AgentSet::default(),
             usable: AgentSet::EMPTY,
-            copies: 1,
-            copies_of_all: 1,
+            copies: Copies::at_agents(1),
             away_since: BTreeMap::new(),
             discard_at: now,
             repair: Repair::new(now),
@@ -88,7 +84,11 @@ impl<T: Transport> WriteBack<T> {
     /// Pages of which there are fewer copies than were asked for.
     pub fn short(&self, now: Instant) -> u64 {
         let shortage = Shortage {
-            copies: self.shared.copies + self.agents.lane().last_resorts().len(),
+            copies: Copies {
+                agents: self.shared.copies,
+                last_resorts: self.agents.lane().last_resorts(),
+                due: self.agents.lane().last_resorts(),
+            },
             leaving: self.leaving(now),
             recalling: AgentSet::EMPTY,
             sources: self.agents.lane().agents().collect(),
@@ -113,8 +113,8 @@ impl<T: Transport> WriteBack<T> {
         while puts && lock(&self.shared.tables).has_ready() {
             let views = self.takers(passed_over);
             let random = self.next_random();
-            let agents = choose_set(&TwoChoices, &views, self.copies, random);
-            if agents.is_empty() {
+            let agents = choose_set(&TwoChoices, &views, self.copies.agents, random);
+            if agents.is_empty() || !self.are_enough(&agents) {
                 break;
             }
             match self.put(now, agents) {
@@ -126,6 +126,20 @@ impl<T: Transport> WriteBack<T> {
         }
         self.discard(now);
         busy
+    }
+
+    /// A last resort that has no place for a batch now gets its pages later, by repair. But where it stands in for one of the agents that were asked for, it
+    /// is waited for.
+    fn are_enough(&self, agents: &[AgentId]) -> bool {
+        let due = self.copies.due;
+        let stands_in = self.takes_all() && self.copies.agents < self.shared.copies;
+        !stands_in || due.is_empty() || agents.iter().any(|&agent| due.has(agent))
+    }
+
+    /// Whether a number of copies was asked for: who has not asked gets as many as there is room for, in all that may be under way, since what one agent
+    /// refuses is written anew to all.
+    fn takes_all(&self) -> bool {
+        self.shared.config.redundancy != Redundancy::Auto
     }
 
     /// The agents that may be given pages now.
@@ -240,32 +254,33 @@ impl<T: Transport> WriteBack<T> {
             agents.keeps(now, agent) && shared.homes.all_reach(agent) && !unsound.has(agent)
         };
         let untrusted: AgentSet = agents.lane().agents().filter(|agent| !trusted(agent)).collect();
-        // Who has not asked for a number of copies gets as many as there is room for, in all that may be under way: what one agent refuses is written
-        // anew to all.
-        let last = agents.lane().last_resorts();
-        let takes_all = self.shared.config.redundancy != Redundancy::Auto && last.is_empty();
+        let (views, last_resorts) = (agents.lane().views(), agents.lane().last_resorts());
         let pages = (self.shared.sizes.put_pages * PUTS_MAX) as u64;
-        let has_room =
-            |view: &AgentView| takes_all || view.free_frames.0.min(view.credits.0) >= pages;
-        let views = agents.lane().views();
         // One that wants pages taken away is short of memory, whatever room it claims to have.
-        let recalls = |id: AgentId| !takes_all && agents.lane().recalled(id) > 0;
+        let has_room = |view: &AgentView| {
+            view.free_frames.0.min(view.credits.0) >= pages && agents.lane().recalled(view.id) == 0
+        };
         let is_usable =
-            |view: &&AgentView| !untrusted.has(view.id) && has_room(view) && !recalls(view.id);
-        self.usable = views.iter().filter(is_usable).map(|view| view.id).collect();
-        let others = self.usable.without(last).len();
-        let disks = self.usable.len() - others;
-        let copies = self.shared.copies.min(others).max(u32::from(disks == 0));
+            |view: &&AgentView, takes_all| !untrusted.has(view.id) && (takes_all || has_room(view));
+        let due = views.iter().filter(|view| view.last_resort && is_usable(view, false));
+        let due: AgentSet = due.map(|view| view.id).collect();
+        // With room at a last resort, none of the others needs to be waited for.
+        let takes_all = self.takes_all() && due.is_empty();
+        let others = views.iter().filter(|view| !view.last_resort && is_usable(view, takes_all));
+        let others: AgentSet = others.map(|view| view.id).collect();
+        self.usable = others.union(due);
+        let least = u32::from(due.is_empty());
+        let copies = self.shared.copies.min(others.len()).max(least);
+        let copies = Copies { agents: copies, last_resorts, due };
         for agent in agents.lane().agents() {
             match agents.lane().is_up(agent) {
                 true => drop(self.away_since.remove(&agent)),
                 false => drop(self.away_since.entry(agent).or_insert(now)),
             }
         }
-        let (known, all) = (self.untrusted, self.copies_of_all);
-        (self.untrusted, self.copies, self.copies_of_all) = (untrusted, copies, copies + disks);
-        if (known, all) != (untrusted, copies + disks) {
-            lock(&self.shared.tables).distrust(untrusted, copies + disks);
+        if (self.untrusted, self.copies) != (untrusted, copies) {
+            (self.untrusted, self.copies) = (untrusted, copies);
+            lock(&self.shared.tables).distrust(untrusted, copies);
         }
     }
 
@@ -291,11 +306,12 @@ impl<T: Transport> WriteBack<T> {
     pub fn agents_are_full(&self) -> bool {
         let pages = self.shared.sizes.put_pages as u64;
         // Of several, one that does not answer is soon done without.
-        let waits = |agent| self.copies > 1 && self.agents.under_way(agent, Op::Put) > 0;
-        let is_meant = |view: &&AgentView| view.last_resort == (self.copies == 0);
+        let asked = self.copies.agents;
+        let waits = |agent| asked > 1 && self.agents.under_way(agent, Op::Put) > 0;
+        let is_meant = |view: &&AgentView| view.last_resort == (asked == 0);
         let takes = |view: &&AgentView| view.up && (view.credits.0 >= pages || waits(view.id));
         let views = self.views();
-        (views.iter().filter(is_meant).filter(takes).count() as u32) < self.copies.max(1)
+        (views.iter().filter(is_meant).filter(takes).count() as u32) < asked.max(1)
     }
 
     /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it, or where wrong pages came from.
@@ -319,388 +335,4 @@ impl<T: Transport> WriteBack<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use gms_policy::ids::{PageAddr, SpaceId};
-
-    use super::*;
-    use crate::fault::tests::{shared, shared_auto, shared_redundant};
-    use crate::page_map::PAGE;
-    use crate::range_set::RangeSet;
-    use crate::tables::{EvictOutcome, FaultAction};
-    use gms_transport::client::script::Script;
-    use gms_transport::client::{Checksum, PUT_DEADLINE};
-    use gms_transport::message::{Control, Feedback, PAGES_MAX, Status};
-    use gms_transport::{Event, ExchangeId};
-
-    const ID: SpaceId = SpaceId(1);
-
-    fn write_back(agents: u16) -> WriteBack<Script> {
-        write_back_of(shared().0, agents)
-    }
-
-    /// Each page is to have two copies.
-    fn redundant(agents: u16) -> WriteBack<Script> {
-        write_back_of(shared_redundant(2).0, agents)
-    }
-
-    fn write_back_of(shared: Arc<Shared>, agents: u16) -> WriteBack<Script> {
-        lock(&shared.tables).add_space(ID);
-        lock(&shared.tables).register(ID, 0..PAGE << 20, &RangeSet::default());
-        let agents = Client::scripted(agents, Checksum::new(7));
-        let mut write_back = WriteBack::new(Instant::now(), shared, agents);
-        write_back.agents.take_sent();
-        for agent in write_back.agents.lane().agents() {
-            write_back.shared.agent_up(agent, "a", 1);
-        }
-        write_back
-    }
-
-    fn network(write_back: &mut WriteBack<Script>, now: Instant) {
-        write_back.agents.drive(now).expect("a script");
-        while write_back.poll(now).is_some() {}
-    }
-
-    /// Moves some pages to the write-back buffer.
-    fn evict(thread: &WriteBack<Script>, pages: impl Iterator<Item = u64>) {
-        let pages: Vec<PageAddr> = pages.map(|n| PageAddr::containing(n * PAGE)).collect();
-        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
-        let mut tables = lock(&thread.shared.tables);
-        tables.begin_evict(ID, &pages, &mut leaving);
-        for (page, slot) in leaving {
-            tables.finish_evict(slot, EvictOutcome::Moved(page.get()), &mut wake);
-        }
-    }
-
-    /// The agents answer what was sent, but for some operations; true if a write was among that.
-    fn answer(thread: &mut WriteBack<Script>, now: Instant, mute: &[Op]) -> bool {
-        let mut sent = thread.agents.take_sent();
-        sent.retain(|request| !mute.iter().any(|op| request.1.op() == Some(*op)));
-        sent.iter().for_each(|request| thread.agents.answer(request, Vec::new()));
-        network(thread, now);
-        sent.iter().any(|request| request.1.op() == Some(Op::Put))
-    }
-
-    #[test]
-    fn what_is_not_answered_is_given_up_whatever_it_is() {
-        // As many requests for its state as one deadline holds.
-        let open_max = DISCARDS_MAX + PUT_DEADLINE.as_secs() as usize + 1;
-        for mute in [&[Op::Status][..], &[Op::Discard], &[Op::Status, Op::Discard]] {
-            let (mut thread, start) = (write_back(1), Instant::now());
-            evict(&thread, 0..256);
-            thread.turn(start, true);
-            answer(&mut thread, start, &[]);
-            let mut last_write = Duration::ZERO;
-            for step in 0..240 {
-                let time = Duration::from_millis(50) * step;
-                let now = start + time;
-                let page = PageAddr::containing(u64::from(step) * PAGE);
-                lock(&thread.shared.tables).discarded((ID, page));
-                evict(&thread, std::iter::once(256 + u64::from(step)));
-                thread.discard_at = now;
-                thread.agents.expire(now);
-                thread.agents.send_unsent(now);
-                if step % 20 == 0 {
-                    thread.agents.ask_status(now);
-                }
-                thread.turn(now, true);
-                if answer(&mut thread, now, mute) {
-                    last_write = time;
-                }
-                assert!(thread.agents.open() <= open_max, "{mute:?}: {}", thread.agents.open());
-            }
-            assert!(
-                last_write > Duration::from_secs(11),
-                "{mute:?}: no write after {last_write:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn an_agent_to_which_nothing_can_be_sent_holds_up_no_other() {
-        let (mut thread, now) = (write_back(2), Instant::now());
-        thread.agents.block(AgentId(0));
-        let batches = PUTS_MAX;
-        evict(&thread, 0..(batches * PAGES_MAX) as u64);
-        assert!(thread.turn(now, true));
-        let sent = thread.agents.take_sent();
-        let to_other = |(exchange, control): &(ExchangeId, Control)| {
-            control.op() == Some(Op::Put) && thread.agents.agent_of(*exchange) == AgentId(1)
-        };
-        assert_eq!(sent.iter().filter(|sent| to_other(sent)).count(), batches);
-        let views = thread.agents.lane().views();
-        assert!(views[0].refusals > 0 && views[1].refusals == 0, "{views:?}");
-    }
-
-    /// An agent bounds its links: it may refuse one to a fault thread and not to us.
-    #[test]
-    fn nothing_is_put_where_a_fault_thread_could_not_fetch_it() {
-        let (mut thread, now) = (write_back(2), Instant::now());
-        let reach = |thread: &WriteBack<Script>, agent, up| {
-            thread.shared.homes.tell_link(0, AgentId(agent), up);
-        };
-        reach(&thread, 0, false);
-        evict(&thread, 0..4 * PAGES_MAX as u64);
-        assert!(thread.turn(now, true) && !thread.agents_are_full());
-        let puts = thread.agents.take_sent();
-        assert_eq!(puts.len(), 4);
-        assert!(puts.iter().all(|&(put, _)| thread.agents.agent_of(put) == AgentId(1)));
-        reach(&thread, 1, false);
-        evict(&thread, 256..257);
-        assert!(!thread.turn(now, true) && thread.agents_are_full());
-        reach(&thread, 0, true);
-        assert!(thread.turn(now, true) && !thread.agents_are_full());
-    }
-
-    /// Each lane hears of it, the one some time after the other.
-    #[test]
-    fn a_restart_of_an_agent_is_for_the_lane_that_sees_it_first() {
-        let (mut thread, now, agent) = (write_back(1), Instant::now(), AgentId(0));
-        let other_lane = |thread: &WriteBack<Script>, session| {
-            thread.shared.agent_up(agent, "a", session);
-        };
-        // A page comes back, and the agent has a copy.
-        evict(&thread, 1..2);
-        thread.turn(now, true);
-        answer(&mut thread, now, &[]);
-        let place = (ID, PageAddr::containing(PAGE));
-        let FaultAction::Fetch(content) = lock(&thread.shared.tables).fault(place) else {
-            panic!("not written")
-        };
-        assert!(lock(&thread.shared.tables).fetched(place, content, true));
-        thread.agents.restart(agent, 2);
-        network(&mut thread, now);
-        evict(&thread, 1..2);
-        assert!(
-            lock(&thread.shared.tables).has_ready(),
-            "it was left to an agent that has lost it"
-        );
-        thread.turn(now, true);
-        answer(&mut thread, now, &[]);
-        assert!(!lock(&thread.shared.tables).has_ready());
-        // Of the other lane an earlier greeting may be read later.
-        for session in [2, 1, 2] {
-            other_lane(&thread, session);
-            assert!(!thread.shared.has_failed(), "what it has it was given after the restart");
-        }
-        // One that never had a link before is the first to see it.
-        other_lane(&thread, 3);
-        assert!(thread.shared.has_failed());
-    }
-
-    fn page(n: u64) -> PageAddr {
-        PageAddr::containing(n * PAGE)
-    }
-
-    fn holders(thread: &WriteBack<Script>, n: u64) -> Option<AgentSet> {
-        match lock(&thread.shared.tables).fault((ID, page(n))) {
-            FaultAction::Fetch(content) => Some(content.holders),
-            _ => None,
-        }
-    }
-
-    fn both() -> AgentSet {
-        [AgentId(0), AgentId(1)].into_iter().collect()
-    }
-
-    /// Answers one of the two puts of a page, and looks whether that was enough.
-    #[test]
-    fn a_page_has_gone_out_when_each_of_two_agents_has_it() {
-        let (mut thread, now) = (redundant(3), Instant::now());
-        evict(&thread, 1..2);
-        thread.turn(now, true);
-        let sent = thread.agents.take_sent();
-        assert_eq!(sent.len(), 2);
-        let to: AgentSet = sent.iter().map(|(put, _)| thread.agents.agent_of(*put)).collect();
-        assert_eq!(to.len(), 2);
-        thread.agents.answer(&sent[0], Vec::new());
-        network(&mut thread, now);
-        assert_eq!(holders(&thread, 1), None, "one has it");
-        thread.agents.answer(&sent[1], Vec::new());
-        network(&mut thread, now);
-        assert_eq!(holders(&thread, 1), Some(to));
-    }
-
-    #[test]
-    fn while_one_agent_is_away_the_other_gets_the_pages_alone_and_both_when_it_is_back() {
-        let (mut thread, now) = (redundant(2), Instant::now());
-        thread.agents.lose(AgentId(1));
-        network(&mut thread, now);
-        evict_zeros(&thread, 1);
-        thread.turn(now, true);
-        answer(&mut thread, now, &[]);
-        assert_eq!(holders(&thread, 1), Some(AgentSet::of(AgentId(0))));
-        // Back, with all that it had: nothing is missing there but what came since.
-        thread.agents.restart(AgentId(1), 1);
-        for step in 1..=20 {
-            let later = now + Duration::from_millis(200) * step;
-            network(&mut thread, later);
-            thread.turn(later, true);
-            answer_with_pages(&mut thread, later);
-        }
-        assert_eq!(holders(&thread, 1), Some(both()));
-        assert_eq!(thread.shortage_left().0, 0);
-    }
-
-    /// Answers gets with the bytes that [`evict`] has left in the buffer (zeros), everything else as it is.
-    fn answer_with_pages(thread: &mut WriteBack<Script>, now: Instant) {
-        let sent = thread.agents.take_sent();
-        for request in &sent {
-            let payload = match (request.1.op(), request.1.count()) {
-                (Some(Op::Get), 1) => vec![0; PAGE as usize],
-                (Some(Op::Get), count) => vec![0; usize::from(count) * (PAGE as usize + 16)],
-                _ => Vec::new(),
-            };
-            thread.agents.answer(request, payload);
-        }
-        network(thread, now);
-    }
-
-    fn evict_zeros(thread: &WriteBack<Script>, n: u64) {
-        let hash = thread.shared.checksum(&[0; PAGE as usize]);
-        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
-        let mut tables = lock(&thread.shared.tables);
-        tables.begin_evict(ID, &[page(n)], &mut leaving);
-        tables.finish_evict(leaving[0].1, EvictOutcome::Moved(hash), &mut wake);
-    }
-
-    /// Of three agents one is restarted, and one drains: each page ends with two copies at the agents that stay.
-    #[test]
-    fn pages_of_agents_that_were_lost_or_leave_are_copied_anew() {
-        let (mut thread, start) = (redundant(3), Instant::now());
-        (1..40).for_each(|n| evict_zeros(&thread, n));
-        thread.turn(start, true);
-        answer_with_pages(&mut thread, start);
-        let lost = holders(&thread, 1).and_then(|set| set.agents().next()).expect("a copy");
-        thread.agents.restart(lost, 2);
-        network(&mut thread, start);
-        assert!(!thread.shared.has_failed(), "another has each page");
-        assert_eq!(holders(&thread, 1).map(AgentSet::len), Some(1));
-        let mut now = start;
-        for _ in 0..20 {
-            now += Duration::from_millis(100);
-            thread.turn(now, true);
-            answer_with_pages(&mut thread, now);
-        }
-        assert_eq!(thread.shortage_left().0, 0);
-        let of_all = |thread: &WriteBack<Script>| -> Vec<AgentSet> {
-            (1..40).map(|n| holders(thread, n).expect("at agents")).collect()
-        };
-        assert!(of_all(&thread).iter().all(|set| set.len() == 2), "{:?}", of_all(&thread));
-
-        thread.agents.ask_status(now);
-        for request in thread.agents.take_sent() {
-            let leaves = thread.agents.agent_of(request.0) == AgentId(2);
-            let status = if leaves { Status::Draining } else { Status::Ok };
-            thread.agents.answer_with(&request, status, 0, Vec::new());
-        }
-        network(&mut thread, now);
-        for _ in 0..20 {
-            now += Duration::from_millis(100);
-            thread.turn(now, true);
-            answer_with_pages(&mut thread, now);
-        }
-        assert!(of_all(&thread).iter().all(|set| *set == both()), "{:?}", of_all(&thread));
-        assert_eq!(lock(&thread.shared.tables).held_by(AgentId(2)), 0);
-    }
-
-    /// Its host needs memory, by its own words, until it has 10 pages left.
-    #[test]
-    fn pages_that_an_agent_wants_taken_away_move_to_another() {
-        let (mut thread, mut now) = (write_back(2), Instant::now());
-        (1..200).for_each(|n| evict_zeros(&thread, n));
-        let held = |thread: &WriteBack<Script>, agent| {
-            lock(&thread.shared.tables).held_by(AgentId(agent)) as u32
-        };
-        for _ in 0..60 {
-            now += Duration::from_millis(100);
-            thread.turn(now, true);
-            thread.agents.ask_status(now);
-            let recall = held(&thread, 0).saturating_sub(10);
-            thread.agents.recall(AgentId(0), recall);
-            answer_with_pages(&mut thread, now);
-            assert_eq!(thread.short(now), 0, "told as a loss");
-        }
-        assert!(held(&thread, 0) <= 10 && held(&thread, 1) >= 189);
-        assert_eq!(thread.shortage_left().0, 0);
-    }
-
-    /// The lane of the fault thread hears of the restart before this one hears the answer of the session before.
-    #[test]
-    fn what_was_stored_before_a_restart_is_not_believed_after_it() {
-        let (mut thread, now) = (write_back(1), Instant::now());
-        evict(&thread, 1..2);
-        thread.turn(now, true);
-        thread.shared.agent_up(AgentId(0), "a", 2);
-        answer(&mut thread, now, &[]);
-        assert!(lock(&thread.shared.tables).has_ready(), "the only bytes were let go");
-        assert_eq!(holders(&thread, 1), None);
-    }
-
-    #[test]
-    fn an_unchanged_page_is_not_left_where_a_fault_thread_could_not_fetch_it() {
-        let (mut thread, now) = (write_back(2), Instant::now());
-        evict(&thread, 1..2);
-        thread.turn(now, true);
-        answer(&mut thread, now, &[]);
-        let place = (ID, page(1));
-        let FaultAction::Fetch(content) = lock(&thread.shared.tables).fault(place) else {
-            panic!("not away")
-        };
-        assert!(lock(&thread.shared.tables).fetched(place, content, true));
-        let agent = content.holders.agents().next().expect("one");
-        thread.shared.homes.tell_link(0, agent, false);
-        thread.turn(now, true);
-        evict(&thread, 1..2);
-        assert!(lock(&thread.shared.tables).has_ready(), "it was left there");
-    }
-
-    /// It says so in all its words, with frames that are left for others, or with less than a turn's worth.
-    #[test]
-    fn an_agent_without_room_is_given_no_page_alone_and_holds_up_no_other() {
-        for (frames, credits) in [(1000, 0), (511, 511)] {
-            let (mut thread, now) = (write_back_of(shared_auto().0, 2), Instant::now());
-            assert_eq!(thread.shared.copies, 2);
-            for _ in 0..20 {
-                thread.agents.ask_status(now);
-                for request in thread.agents.take_sent() {
-                    let little = thread.agents.agent_of(request.0) == AgentId(1);
-                    let op = request.1.op();
-                    thread.agents.play_reply(&request, Status::Ok, |control| {
-                        if op == Some(Op::Put) {
-                            *control = control.with_done(u64::MAX >> (64 - request.1.count()));
-                        }
-                        let told = control.feedback();
-                        let room = (frames, credits);
-                        let (frames_free, credits_put) =
-                            if little { room } else { (told.frames_free, told.credits_put) };
-                        *control =
-                            control.with_feedback(Feedback { frames_free, credits_put, ..told });
-                    });
-                    thread.agents.play(Event::Complete { exchange: request.0 });
-                }
-                network(&mut thread, now);
-                let first = lock(&thread.shared.tables).remote_pages() + 1;
-                evict(&thread, first..first + 64);
-                thread.turn(now, true);
-            }
-            let tables = lock(&thread.shared.tables);
-            assert!(tables.remote_pages() >= 64 * 10, "held up: {}", tables.remote_pages());
-            assert_eq!(tables.held_by(AgentId(1)), 0);
-        }
-    }
-
-    #[test]
-    fn nothing_is_waited_for_when_no_more_copies_are_to_be_made() {
-        let (mut thread, now) = (redundant(2), Instant::now());
-        evict_zeros(&thread, 1);
-        thread.turn(now, true);
-        answer_with_pages(&mut thread, now);
-        thread.agents.restart(AgentId(1), 2);
-        network(&mut thread, now);
-        let later = now + Duration::from_millis(200);
-        thread.turn(later, true);
-        assert!(thread.shortage_left().0 > 0);
-        thread.turn(later, false);
-        assert_eq!(thread.shortage_left(), (0, None));
-    }
-}
+mod tests;

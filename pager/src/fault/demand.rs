@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::AgentId;
 use gms_policy::limits::HEDGE_AFTER_MAX;
-use gms_policy::redundancy::{AgentSet, COPIES_MAX};
+use gms_policy::redundancy::{AgentSet, HOLDERS_MAX};
 use gms_transport::Transport;
 use gms_transport::client::{Failure, GetId};
 use gms_transport::message::Status;
@@ -26,7 +26,7 @@ const HEDGE_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Demand {
     content: Content,
     /// The gets by which it is asked for, and the agents: one, and others when those before took long.
-    asked: [Option<(GetId, AgentId)>; COPIES_MAX as usize],
+    asked: [Option<(GetId, AgentId)>; HOLDERS_MAX],
     /// Agents that have not given it when they were asked.
     failed: AgentSet,
     /// When it was asked for first, and the removals in its space by then: its marker was looked for after that, perhaps not since.
@@ -39,14 +39,7 @@ pub(super) struct Demand {
 impl Demand {
     fn new(now: Instant, content: Content, removals: u64) -> Demand {
         let failed = AgentSet::EMPTY;
-        Demand {
-            content,
-            asked: [None; COPIES_MAX as usize],
-            failed,
-            began: now,
-            removals,
-            hedge_at: None,
-        }
+        Demand { content, asked: [None; HOLDERS_MAX], failed, began: now, removals, hedge_at: None }
     }
 
     /// It is asked for by this get, too.

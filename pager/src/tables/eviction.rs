@@ -277,6 +277,7 @@ mod tests {
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
     use crate::tables::FaultAction;
+    use gms_policy::redundancy::Copies;
 
     fn evict(tables: &mut Tables, page: PageAddr, hash: u64) {
         let (mut leaving, mut wake) = (Vec::new(), Vec::new());
@@ -300,7 +301,7 @@ mod tests {
         write_all(&mut tables, AgentId(0));
         let FaultAction::Fetch(first) = tables.fault((space, page)) else { panic!("not away") };
         assert!(tables.fetched((space, page), first, true));
-        tables.distrust(AgentSet::of(AgentId(0)), 1);
+        tables.distrust(AgentSet::of(AgentId(0)), Copies::at_agents(1));
         evict(&mut tables, page, 7);
         assert!(matches!(tables.fault((space, page)), FaultAction::Buffered(_)), "it was dropped");
         let second = write_all(&mut tables, AgentId(1));
@@ -310,7 +311,7 @@ mod tests {
         assert_eq!(tables.take_discards(AgentId(0), 9), [first.id]);
         // Trusted again, it is as good as any.
         assert!(tables.fetched((space, page), now, true));
-        tables.distrust(AgentSet::of(AgentId(0)), 1);
+        tables.distrust(AgentSet::of(AgentId(0)), Copies::at_agents(1));
         evict(&mut tables, page, 7);
         assert_eq!(tables.counters.clean_drops, 1);
     }

@@ -24,7 +24,7 @@ impl Tables {
 
     /// Whether there are fewer copies than there are to be.
     pub(super) fn is_short(&self, content: Content) -> bool {
-        self.holders(content).without(self.untrusted).len() < self.copies
+        !self.copies.are_at(self.holders(content).without(self.untrusted))
     }
 
     /// Pages of which there are too few copies.

@@ -7,7 +7,7 @@ use gms_pager::page_map::{Content, PAGE};
 use gms_pager::range_set::RangeSet;
 use gms_pager::tables::{EvictOutcome, FaultAction, Place, Remap, Tables};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
-use gms_policy::redundancy::AgentSet;
+use gms_policy::redundancy::{AgentSet, Copies};
 
 use crate::truth::{Call, Truth};
 
@@ -619,7 +619,7 @@ impl Model {
             }
             Op::Distrust(agents, copies) => {
                 let agents = (0..AGENTS).filter(|n| agents >> n & 1 == 1).map(AgentId).collect();
-                self.tables.distrust(agents, copies);
+                self.tables.distrust(agents, Copies::at_agents(copies));
             }
             Op::Restart(agent) => self.restart(AgentId(agent)),
             Op::EndWrite(stored) => self.end_write(stored),

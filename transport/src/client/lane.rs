@@ -237,8 +237,9 @@ impl<T: Transport> Lane<T> {
 
     fn view(&self, id: AgentId, peer: &Peer) -> AgentView {
         let last_resort = peer.address.last_resort;
-        let up = self.is_up(id) && !peer.draining;
-        AgentView { last_resort, ..peer.feedback.view(id, up, peer.inflight) }
+        let linked = self.is_up(id);
+        let up = linked && !peer.draining;
+        AgentView { last_resort, linked, ..peer.feedback.view(id, up, peer.inflight) }
     }
 
     /// The agents that are asked when no other one can give a page.

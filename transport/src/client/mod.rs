@@ -475,21 +475,19 @@ impl<T: Transport> Client<T> {
 
     /// Asks every agent for its state, of which [`Lane::views`] tells.
     pub fn ask_status(&mut self, now: Instant) {
-        self.tell_all(now, Op::Status);
+        self.lane.agents().for_each(|agent| self.tell(now, agent, Op::Status));
     }
 
-    /// Tells the agents that the workload has ended: its pages are freed. [`Client::under_way`] tells who has not answered.
+    /// Tells the agents that the workload has ended: its pages are freed. [`Client::under_way`] tells who has not answered. Last resorts end with it.
     pub fn goodbye(&mut self, now: Instant) {
-        self.tell_all(now, Op::Goodbye);
+        let last = self.lane.last_resorts();
+        let others = self.lane.agents().filter(|&agent| !last.has(agent));
+        others.for_each(|agent| self.tell(now, agent, Op::Goodbye));
     }
 
     /// Tells one agent that the workload has no pages there any more.
     pub fn goodbye_to(&mut self, now: Instant, agent: AgentId) {
         self.tell(now, agent, Op::Goodbye);
-    }
-
-    fn tell_all(&mut self, now: Instant, op: Op) {
-        self.lane.agents().for_each(|agent| self.tell(now, agent, op));
     }
 
     /// Sends a request without pages. An agent that does not take it now is asked for its state the next time, and frees the

@@ -9,12 +9,12 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, SpaceId};
-use gms_policy::redundancy::{AgentSet, Shortage};
+use gms_policy::redundancy::{AgentSet, Copies, Shortage};
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, Urgency};
-use gms_transport::message::{PAGES_MAX, Status};
+use gms_transport::message::{Op, PAGES_MAX, Status};
 
-use super::WriteBack;
+use super::{PUTS_MAX, WriteBack};
 use crate::page_map::{Content, PAGE};
 use crate::speech::note;
 use crate::sync::lock;
@@ -121,7 +121,8 @@ impl<T: Transport> WriteBack<T> {
             return false;
         }
         let free = lock(&self.shared.tables).free_slots();
-        if free < self.shared.sizes.slots as usize / 2 || self.agents_are_full() {
+        let is_busy = free < self.shared.sizes.slots as usize / 2;
+        if is_busy || self.agents_are_full() || self.would_be_in_vain(&shortage) {
             self.repair.next = now + PAUSE;
             return false;
         }
@@ -133,6 +134,15 @@ impl<T: Transport> WriteBack<T> {
             fetched = true;
         }
         fetched
+    }
+
+    /// Whether only last resorts lack pages, none of which takes any now.
+    fn would_be_in_vain(&self, shortage: &Shortage) -> bool {
+        let takes = |&agent: &AgentId| self.agents.under_way(agent, Op::Put) < PUTS_MAX / 2;
+        let copies = shortage.copies;
+        let due: AgentSet = copies.due.agents().filter(takes).collect();
+        let now = Shortage { copies: Copies { due, ..copies }, ..*shortage };
+        due != copies.due && lock(&self.shared.tables).short_of(&now) == 0
     }
 
     /// Agents that drain, and of whose pages there are enough copies elsewhere, need not wait any longer.
@@ -175,8 +185,12 @@ impl<T: Transport> WriteBack<T> {
             let holders = tables.holders(content);
             let lane = self.agents.lane();
             let up: AgentSet = holders.agents().filter(|&agent| lane.is_up(agent)).collect();
-            let last = up.without(lane.last_resorts()).is_empty();
-            let up = if last { up } else { up.without(lane.last_resorts()) };
+            // Rather not of those that give wrong pages, nor of a last resort.
+            let but = |set: AgentSet, those| match set.without(those) {
+                AgentSet::EMPTY => set,
+                others => others,
+            };
+            let up = but(but(up, self.shared.unsound_agents()), lane.last_resorts());
             let sources: Vec<AgentId> = up.agents().collect();
             let Some(&agent) = sources.get(random % sources.len().max(1)) else {
                 // Somebody may be there the next time.
@@ -262,20 +276,17 @@ impl<T: Transport> WriteBack<T> {
         if self.shared.config.quiet {
             return;
         }
-        let copies = if shortage.copies == 1 { "copy" } else { "copies" };
+        let copies = shortage.copies.agents + shortage.copies.due.len();
+        let copies = if copies == 1 { "1 copy" } else { &format!("{copies} copies") };
         match since {
             Some(since) if !repair.told && now.duration_since(since) > TOLD_AFTER => {
                 repair.told = true;
                 note(format_args!(
-                    "{short} pages have fewer than {} {copies} at agents that stay: they are copied in the background",
-                    shortage.copies
+                    "{short} pages have fewer than {copies} at agents that stay: they are copied in the background"
                 ));
             }
             None if std::mem::take(&mut repair.told) => {
-                note(format_args!(
-                    "every page has {} {copies} at agents that stay again",
-                    shortage.copies
-                ));
+                note(format_args!("every page has {copies} at agents that stay again"));
             }
             _ => {}
         }
@@ -286,6 +297,6 @@ impl<T: Transport> WriteBack<T> {
         let lane = self.agents.lane();
         let sources: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
         let (leaving, recalling) = (self.leaving(now), self.recalling());
-        Shortage { copies: self.copies_of_all, leaving, recalling, sources }
+        Shortage { copies: self.copies, leaving, recalling, sources }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gms_pager::tables::WriteOutcome;
 use gms_policy::ids::{AgentId, ContentId, SpaceId};
-use gms_policy::redundancy::{AgentSet, Shortage};
+use gms_policy::redundancy::{AgentSet, Copies, Shortage};
 
 use super::{AGENTS, Model, hash};
 
@@ -48,7 +48,7 @@ impl Model {
         let mut steps = 0;
         while let Some(at) = from {
             let shortage = Shortage {
-                copies,
+                copies: Copies::at_agents(copies),
                 leaving,
                 recalling: AgentSet::EMPTY,
                 sources: (0..AGENTS).map(AgentId).collect(),
