@@ -263,15 +263,19 @@ pub fn write_memory(pid: i32, bytes: &[u8]) -> std::io::Result<()> {
     OpenOptions::new().write(true).open(format!("/proc/{pid}/mem"))?.write_all_at(bytes, middle)
 }
 
-/// A capability set of each thread of a process, by its name in `/proc/PID/status`.
+/// A capability set of each thread of a process, by its name in `/proc/PID/status`. Threads that end meanwhile are left out.
 pub fn capabilities(pid: i32, set: &str) -> Vec<u64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("threads of a process");
     let of = |task: fs::DirEntry| {
-        let status = fs::read_to_string(task.path().join("status")).expect("a thread");
+        let status = match fs::read_to_string(task.path().join("status")) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return None,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            status => status.expect("a thread"),
+        };
         let bits = status.lines().find_map(|line| line.strip_prefix(set)?.strip_prefix(':'));
-        u64::from_str_radix(bits.expect(set).trim(), 16).expect("a set")
+        Some(u64::from_str_radix(bits.expect(set).trim(), 16).expect("a set"))
     };
-    tasks.map(|task| of(task.expect("a thread"))).collect()
+    tasks.filter_map(|task| of(task.expect("a thread"))).collect()
 }
 
 #[cfg(test)]
