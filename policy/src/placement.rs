@@ -370,10 +370,6 @@ mod tests {
             let (last, eligible): (Vec<&AgentView>, Vec<&AgentView>) =
                 eligible.partition(|view| view.last_resort);
             let eligible: Vec<AgentId> = eligible.iter().map(|view| view.id).collect();
-            if eligible.len() >= count as usize {
-                let added = chosen.split_off(count as usize);
-                prop_assert_eq!(added, last.iter().map(|view| view.id).collect::<Vec<_>>());
-            }
             let mut distinct = eligible.clone();
             distinct.sort_unstable();
             distinct.dedup();
@@ -381,6 +377,10 @@ mod tests {
                 return Ok(());
             }
             let enough = eligible.len() >= count as usize;
+            if enough {
+                let added = chosen.split_off(count as usize);
+                prop_assert_eq!(added, last.iter().map(|view| view.id).collect::<Vec<_>>());
+            }
             prop_assert_eq!(chosen.len(), if enough { count as usize } else { 0 });
             prop_assert!(chosen.iter().all(|id| eligible.contains(id)));
             prop_assert!(chosen.iter().enumerate().all(|(i, id)| !chosen[..i].contains(id)));
