@@ -129,7 +129,7 @@ impl Follow {
     }
 
     fn set(&self, export: u64) {
-        self.shared.set_frames((export / FRAME_LEN as u64) as u32);
+        self.shared.set_frames((export / FRAME_LEN as u64).try_into().unwrap_or(u32::MAX));
     }
 
     /// Waits for the next look. True if tasks wait for memory.

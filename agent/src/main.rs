@@ -164,6 +164,9 @@ fn export_anew(agent: &mut Agent) {
     };
     let set = Memory::read().and_then(|memory| {
         let export = options.export.of(Bytes(memory.total_bytes));
+        if export.floor.0 > memory.total_bytes {
+            return Err(io::Error::other("it would be more than all memory"));
+        }
         agent.set_export(export).map(|()| export)
     });
     let exported = agent.frames().bytes();

@@ -272,6 +272,9 @@ impl<T: Transport> WriteBack<T> {
         let takes_all = self.takes_all() && due.is_empty();
         let others = views.iter().filter(|view| !view.last_resort && is_usable(view, takes_all));
         let others: AgentSet = others.map(|view| view.id).collect();
+        // An agent that is given pages is not relieved of any: whatever it asks for, it would be asked for ever.
+        let staying = others.without(self.recalling());
+        let others = if staying.len() >= self.shared.copies { staying } else { others };
         self.usable = others.union(due);
         let least = u32::from(due.is_empty());
         let copies = self.shared.copies.min(others.len()).max(least);

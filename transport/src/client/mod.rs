@@ -356,6 +356,10 @@ impl<T: Transport> Client<T> {
             Owner::Put(_) if matches!(status, Status::Ok | Status::Full | Status::Draining) => {
                 request.done = answer().done;
             }
+            // Else it had no room for the request, and does not know of it.
+            Owner::Discard(_) if !matches!(status, Status::Denied | Status::Failed) => {
+                request.done = u64::MAX;
+            }
             Owner::Put(_) | Owner::Discard(_) | Owner::Nobody => {}
         }
     }
@@ -398,17 +402,14 @@ impl<T: Transport> Client<T> {
             Owner::Put(put) => {
                 self.events.push_back(ClientEvent::Stored { put, pages: request.done });
             }
+            Owner::Discard(ids) if request.done == 0 => self.unheard.push((request.agent, ids)),
             Owner::Discard(_) | Owner::Nobody => {}
         }
     }
 
-    /// No reply comes, or not all of it.
+    /// No reply comes, or not all of it. What was put may have been stored: the pages are placed under other names the next time.
     fn fail(&mut self, request: Request) {
-        match request.owner {
-            Owner::Discard(ids) => self.unheard.push((request.agent, ids)),
-            // What was put may have been stored. The pages are placed under other names the next time.
-            owner => self.finish(Request { done: 0, owner, ..request }),
-        }
+        self.finish(Request { done: 0, ..request });
     }
 
     /// A get's exchange is over; it goes on if a page is open for which a thread waits.

@@ -55,7 +55,10 @@ fn contents(path: &Path, max: u64) -> Result<(Vec<u8>, fs::Metadata), KeysError>
         }
         Ok(read) => Ok(read),
         Err(error) => Err(match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            // A link that leads nowhere is not taken for a list that nobody has made.
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                if path.symlink_metadata().is_err() =>
+            {
                 KeysError::Missing { path: path.to_owned() }
             }
             _ => KeysError::Unreadable { path: path.to_owned(), error },

@@ -304,7 +304,7 @@ impl<T: Transport> WriteBack<T> {
     fn shortage(&self, now: Instant) -> Shortage {
         let lane = self.agents.lane();
         let sources: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
-        let (leaving, recalling) = (self.leaving(now), self.recalling());
+        let (leaving, recalling) = (self.leaving(now), self.recalling().without(self.usable));
         Shortage { copies: self.copies, leaving, recalling, sources }
     }
 }

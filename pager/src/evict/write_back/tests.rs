@@ -106,6 +106,11 @@ fn what_an_agent_may_not_have_heard_of_is_told_again() {
     };
     assert!(discards(&mut thread).is_some());
     let again = discards(&mut thread).expect("a frame is lost until the workload ends");
+    // It had no room for the request.
+    thread.agents.play_reply(&again, Status::Denied, |_| {});
+    thread.agents.play(Event::Complete { exchange: again.0 });
+    network(&mut thread, Instant::now());
+    let again = discards(&mut thread).expect("a frame is lost until the workload ends");
     thread.agents.answer(&again, Vec::new());
     network(&mut thread, Instant::now());
     assert!(discards(&mut thread).is_none());
