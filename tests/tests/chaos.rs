@@ -22,7 +22,7 @@ const STALL_MAX: Duration = Duration::from_secs(4);
 /// For what comes before and after.
 const AROUND: Duration = Duration::from_secs(300);
 /// Longer than an agent may live: one that waits for it has not been left by its workload, and fails the test.
-const GRACE: [&str; 2] = ["--drain", "10000"];
+const GRACE: [&str; 2] = ["--drain", "3600"];
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().expect(name))
