@@ -158,7 +158,7 @@ impl Chaos {
                 let agent = host.agent.take().expect("an agent that runs");
                 agent.terminate().expect_code(0);
             }
-            // The time is what is tried.
+            // The outage lasts that long: nothing is waited for by these two sleeps.
             Failure::Stop(span) => {
                 thread::sleep(span);
                 host.agent().signal(Signal::SIGCONT);

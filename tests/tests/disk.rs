@@ -26,20 +26,6 @@ fn wait_rounds(proc: &Proc, count: usize) {
     }
 }
 
-fn wait_until_copied(proc: &Proc) {
-    poll_until("copies of every page", SLOW, || {
-        let status = status_of(proc.pid())?;
-        let used = status.agents.iter().all(|agent| agent.up && agent.pages_held > 0);
-        (used && status.short_bytes == 0).then_some(())
-    });
-}
-
-fn wait_until_missed(proc: &Proc, agent: usize) {
-    poll_until("the loss of an agent", SLOW, || {
-        (!status_of(proc.pid())?.agents.get(agent)?.up).then_some(())
-    });
-}
-
 fn end_well(gms: &Gms, mut proc: Proc) -> Outcome {
     proc.close_stdin();
     let outcome = gms.finish_proc(proc).expect_code(0);
@@ -63,12 +49,12 @@ fn the_only_agent_is_killed_and_the_disk_has_every_page_until_it_is_back() {
     wait_until_copied(&proc);
     let address = agent.addr();
     agent.kill();
-    wait_until_missed(&proc, 0);
+    wait_until_missed(&proc, &address);
     wait_rounds(&proc, 2);
     let agent = AgentSetup::new(Mib(256)).listen(address.parse().expect("an address")).start();
     wait_until_copied(&proc);
     kill(disk_process(&proc), Signal::SIGKILL).expect("it runs");
-    wait_until_missed(&proc, 1);
+    wait_until_missed(&proc, &format!("on the disk at {DIR}"));
     wait_rounds(&proc, 2);
     let outcome = end_well(&gms, proc);
     assert!(outcome.stderr.contains("at an agent, and one on the disk"), "{}", outcome.stderr);
