@@ -1,6 +1,8 @@
 //! The kernel, as it is asked from outside the workload: one interface a file. Of [`Faults`] and [`PageTables`] the simulation has a model.
 
 pub mod cgroup;
+#[cfg(test)]
+pub(crate) mod hooked;
 pub mod pagemap;
 pub mod pidfd;
 pub mod proc;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use gms_policy::ids::{PageAddr, SpaceId};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::kernel::{Faults, Messages, PageTables, ReadError};
 use crate::page_map::PAGE;
@@ -80,18 +81,27 @@ impl Space {
         self.read_alone(several, into)
     }
 
-    /// The same without the gate, where a fault is expected: reads one message.
+    /// The same without the gate: reads a fault, if there is one. It may have been woken since something was readable, and an event come in its place.
     ///
     /// # Errors
     /// As [`Faults::read`].
     pub fn read_ungated(&self, into: &mut Messages) -> Result<(), ReadError> {
         // First, because whoever holds the tables' lock, for which a worker may wait, may wait for the end of such a read.
         let _alone = self.without_workers();
+        // An event counts before it can be read: if none does afterwards, what is readable is a fault, which now only a signal can take back.
+        if !self.is_readable() || self.faults.has_event() {
+            return Ok(());
+        }
         let read = || {
             let read = self.read_alone(false, into);
             (read, !into.events.is_empty())
         };
         self.ungated.read(read, |(_, is_event)| *is_event).0
+    }
+
+    fn is_readable(&self) -> bool {
+        let mut fds = [PollFd::new(self.faults.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     fn without_workers(&self) -> Option<RwLockWriteGuard<'_, ()>> {
@@ -148,9 +158,13 @@ impl Space {
 
     /// Whether a page's address is known to have a marker.
     pub fn has_marker(&self, page: PageAddr) -> bool {
-        let range = page.get()..page.get() + PAGE;
-        let marked = self.page_tables.get().and_then(|tables| tables.marked(range).ok());
-        marked.is_some_and(|marked| !marked.is_empty())
+        self.is_marked(page) == Some(true)
+    }
+
+    /// Whether a page's address has a marker; `None` without page tables, of a child that nobody has met yet.
+    pub fn is_marked(&self, page: PageAddr) -> Option<bool> {
+        let marked = self.page_tables.get()?.marked(page.get()..page.get() + PAGE);
+        Some(marked.is_ok_and(|marked| !marked.is_empty()))
     }
 }
 
@@ -229,8 +243,11 @@ impl Ungated {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
-    use crate::fault::tests::own_userfaultfd;
+    use crate::fault::tests::{map, own_userfaultfd};
+    use crate::kernel::hooked::Hooked;
     use crate::kernel::proc;
     use crate::kernel::uffd::Userfaultfd;
 
@@ -262,6 +279,40 @@ mod tests {
         let alone = lock_shared(&space.installing);
         space.read(true, &mut Messages::default()).expect("nobody is waited for");
         drop(alone);
+    }
+
+    /// By a page that came with an answer just now, say: its thread may go on to change its memory.
+    #[test]
+    fn no_event_is_read_in_the_place_of_a_fault_that_was_woken() {
+        let (from, to) = (map(PAGE), map(PAGE));
+        let mut faults = Hooked::new(Userfaultfd::of_child(own_userfaultfd()));
+        assert!(faults.register(from..from + PAGE));
+        let (begin, begun) = std::sync::mpsc::channel::<()>();
+        let fd = faults.as_fd().try_clone_to_owned().expect("a descriptor");
+        faults.after_has_event = Some(Box::new(move || {
+            let _ = begin.send(());
+            let mut event = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut event, PollTimeout::from(10_000u16)), Ok(1));
+        }));
+        let space = Arc::new(Space::new(SpaceId(1), Box::new(faults)));
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                begun.recv().expect("the hook");
+                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                let (from, to) = (from as *mut libc::c_void, to as *mut libc::c_void);
+                // SAFETY: both pages are the test's own.
+                unsafe { libc::mremap(from, PAGE as usize, PAGE as usize, flags, to) };
+            });
+            // As it was found by whoever looked first, when the fault was there.
+            let mut messages = Messages::default();
+            space.read_ungated(&mut messages).expect("read");
+            assert!(messages.is_empty() && space.ungated.is_intact());
+            assert!(!space.faults.has_event());
+            space.read_ungated(&mut messages).expect("read");
+            assert!(messages.is_empty() && space.ungated.is_intact());
+            space.read(true, &mut messages).expect("read");
+            assert_eq!(messages.events.len(), 1);
+        });
     }
 
     #[test]

@@ -212,13 +212,15 @@ pub(crate) fn look(tables: &mut Tables, space: &Space, place: Place) -> Probe {
 /// overwrite it with bytes that the program has given up. Without page tables, of a child that nobody has met yet, it cannot be told from one.
 pub(crate) fn look_for_marker(tables: &mut Tables, space: &Space, place: Place) -> Probe {
     let is_removed = tables.is_being_removed(place);
-    if !is_removed && space.has_marker(place.1) {
+    // Asked once: the child may be met from one moment to the next.
+    let is_marked = space.is_marked(place.1);
+    if !is_removed && is_marked == Some(true) {
         return Probe::Occupied;
     }
     // A marker that has just moved away with its memory shows as a change: that begins before the move, and ends when its event has been read.
     match look(tables, space, place) {
         // In quarantine the look has taken the marker away, if there was one.
-        Probe::Occupied if is_removed || space.page_tables.get().is_some() => {
+        Probe::Occupied if is_removed || is_marked.is_some() => {
             tables.discarded(place);
             Probe::Taken
         }
@@ -274,3 +276,6 @@ impl SpaceFaults {
         self.zero_streams.truncate(ZERO_STREAMS);
     }
 }
+
+#[cfg(test)]
+mod tests;

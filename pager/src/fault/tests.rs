@@ -69,7 +69,7 @@ fn dead_userfaultfd() -> Uffd {
 }
 
 /// New memory, which stays.
-fn map(bytes: u64) -> u64 {
+pub(crate) fn map(bytes: u64) -> u64 {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping, which stays.
