@@ -59,14 +59,16 @@ fn free_frames_go_back_to_a_program_that_fills_its_hosts_memory() {
         told
     };
     let agent = AgentSetup::auto(HOST).within(&host).start();
-    // What it was given just before its workload ended is still there: most of it would go back after 10 s.
-    let program = Program::new([c_program("fastalloc")]).args(["640", "4k"]);
-    // On a busy machine some of it has gone back by then.
-    let kept = (0..ATTEMPTS).any(|_| {
-        Gms::run(&stage, &program).local(Mib(64)).agents(&[&agent]).finish().expect_code(0);
-        host.used() > Mib(500)
-    });
-    assert!(kept, "the agent has {:?} only", host.used());
+    let program = Program::new([c_program("still")]).args(["640", "sleep"]).stdin_open();
+    let gms = Gms::run(&stage, &program.limit(SLOW)).local(Mib(64)).agents(&[&agent]);
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "ready\n");
+    let is_given = || (host.used() > Mib(500)).then_some(());
+    poll_until("the agent to have most of it", SLOW, is_given);
+    proc.close_stdin();
+    gms.finish_proc(proc).expect_code(0);
+    // Most of it would go back after 10 s.
+    assert!(is_given().is_some(), "the agent has {:?} only", host.used());
     let mut hog = hog(&host);
     let (time, longest) = fill(&mut hog, size);
     println!("{size:?}: {time} us, 2 MiB at most {longest} us; without an agent {alone:?}");
