@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds gms and lets Python work on 400 MiB while 64 MiB of it may stay resident; the rest lives in the agent that
-# gms starts inside itself. gms prints its summary at the end.
+# Builds gms and lets Python work on 400 MiB while 64 MiB of it may stay resident; the rest lives in an agent that
+# gms starts itself. gms prints its summary at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash tests/setup.sh demo

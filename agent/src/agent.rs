@@ -1,4 +1,4 @@
-//! An agent in threads of its own: for the program `gms-agent`, or, in one, embedded in a pager.
+//! An agent in threads of its own: for the program `gms-agent`, or, in one, for a pager's own agent.
 
 use crate::core::Core;
 use crate::driver::{Driver, seconds_since_1970};
@@ -46,6 +46,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// The latest version of the protocol that it speaks.
     pub protocol: Version,
+    /// Whether a workload's pages stay however long it has no link: of an agent that ends with its only client.
+    pub endless_leases: bool,
 }
 
 impl Config {
@@ -53,7 +55,8 @@ impl Config {
     pub fn new(listen: SocketAddr, export: Bytes) -> Self {
         let (spin, protocol) = (SPIN_MAX, Version::V2);
         let export = ExportRange::fixed(export);
-        Self { listen, export, lock: false, huge: false, threads: 1, spin, metrics: None, protocol }
+        let (lock, huge, metrics, endless_leases) = (false, false, None, false);
+        Self { listen, export, lock, huge, threads: 1, spin, metrics, protocol, endless_leases }
     }
 }
 
@@ -183,6 +186,7 @@ impl Agent {
         slab.warm_ahead(threads, &nodes)?;
         let shared = Arc::new(Shared::new(Instant::now(), Store::new(slab, threads)?));
         shared.accounts().clients.set_allowed(identity.allowed().cloned());
+        shared.accounts().endless = config.endless_leases;
         shared.gauges.certificate_expires_s.set(seconds_since_1970(identity.expires()));
         let mut agent = Self {
             addr: servers[0].local_addr(),

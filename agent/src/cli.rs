@@ -277,6 +277,7 @@ impl Options {
             spin: self.spin,
             protocol: self.protocol,
             metrics: self.metrics.as_ref().map(HostPort::resolve).transpose()?,
+            endless_leases: false,
         })
     }
 }

@@ -29,7 +29,7 @@ pub struct Session {
 /// Where a tenant stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Has `links` links; until the last closes or the workload says goodbye.
+    /// Has `links` links; until the last closes or the workload says goodbye. None, where leases do not end.
     Linked { links: u32 },
     /// Has none; until one comes back or the lease ends.
     Leased { until: Instant },
@@ -55,6 +55,8 @@ struct Tenant {
 pub struct Tenants {
     /// Whose they are, and what else clients hold.
     pub clients: Clients,
+    /// Leases do not end: a tenant with pages stays until it says goodbye.
+    pub endless: bool,
     entries: Vec<Option<Tenant>>,
     free: Vec<u16>,
     by_key: HashMap<TenantKey, TenantId>,
@@ -100,9 +102,11 @@ impl Tenants {
 
     /// A link of the tenant closed. One without pages has nothing to lease and ends with its last link.
     pub fn unlink(&mut self, now: Instant, session: Session) {
+        let endless = self.endless;
         let Some(tenant) = self.live_mut(session) else { return };
         match tenant.state {
             State::Linked { links: 0 | 1 } if tenant.pages == 0 => self.end(session.tenant),
+            State::Linked { links: 0 | 1 } if endless => tenant.state = State::Linked { links: 0 },
             State::Linked { links: 0 | 1 } => {
                 tenant.state = State::Leased { until: now + tenant.lease };
                 self.leased += 1;
@@ -320,6 +324,23 @@ mod tests {
             (vec![(key(1), 1)], 0, 1)
         );
         assert!(tenants.key(id).is_none() && !tenants.knows(&key(1)));
+    }
+
+    #[test]
+    fn an_endless_lease_lasts_until_the_goodbye() {
+        let (mut tenants, start) =
+            (Tenants { endless: true, ..Tenants::default() }, Instant::now());
+        let (id, lease) = tenants.link(key(1), 1000).expect("room");
+        hold_page(&mut tenants, id);
+        tenants.unlink(start, id);
+        assert_eq!((tenants.leased(), tenants.expire(start + LEASE_MAX * 1000)), (0, vec![]));
+        assert_eq!(tenants.link(key(1), 1000), Some((id, lease)), "the same session");
+        tenants.goodbye(id);
+        assert_eq!((tenants.dead_pages(), tenants.knows(&key(1))), (1, false));
+        // Without pages there is nothing to keep.
+        let (empty, _) = tenants.link(key(2), 1000).expect("room");
+        tenants.unlink(start, empty);
+        assert!(!tenants.knows(&key(2)));
     }
 
     #[test]

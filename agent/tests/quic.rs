@@ -7,7 +7,7 @@ use gms_agent::{Agent, AgentError, Config};
 use gms_policy::Bytes;
 use gms_transport::keys::ephemeral;
 use gms_transport::message::{Control, HelloReply, Op, PageDescriptor, PagesReply, Status};
-use gms_transport::{CloseCode, CloseReason};
+use gms_transport::{CloseCode, CloseReason, Transport};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -89,6 +89,27 @@ fn frames_are_freed_when_the_lease_is_lost_and_when_the_workload_ends() {
     while !freed(&mut other) {
         assert!(Instant::now() < end);
     }
+}
+
+#[test]
+fn pages_of_an_endless_lease_are_there_when_a_longer_one_has_ended() {
+    let (node, key) = ephemeral().expect("keys");
+    let endless = Config { endless_leases: true, ..config(1 << 20) };
+    let leases = [(endless, 1000), (config(1 << 20), 2000)];
+    let [kept, lost] = leases.map(|(config, lease_ms)| {
+        let agent = Agent::spawn(&config, &node).expect("an agent");
+        let mut client = Client::connect(agent.addr(), &key);
+        client.ask(&Control::hello(1, WORKLOAD, lease_ms), &[]);
+        client.put(0, 64);
+        client.quic.close(Instant::now(), client.link, CloseCode::Goodbye);
+        client.until("close", |client| client.closed.is_some());
+        agent
+    });
+    let mut other = Client::connect(kept.addr(), &key);
+    other.until("an end of a lease", |_| lost.stats()[0].expired.value() == 1);
+    other.hello();
+    assert_eq!(other.ask(&Control::get(1, WORKLOAD, 1), &[]).0.status(), Status::Ok);
+    assert_eq!(kept.stats()[0].expired.value(), 0);
 }
 
 #[test]

@@ -35,7 +35,7 @@ const EXCESS_MIB: usize = 16;
 /// Memory of a process that sleeps and of a thread's stack, in KiB, which is not to press on the budget.
 const PROCESS_KIB: usize = 128;
 const THREAD_KIB: usize = 16;
-/// Room of the agent inside gms.
+/// Room of the agent of gms's own.
 const EXPORT_MIB: usize = 2048;
 /// Changes of each kind, and forks, usual and `--quick`.
 const CHANGES: (usize, usize) = (300, 50);

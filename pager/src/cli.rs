@@ -99,7 +99,7 @@ pub struct PagingArgs {
     /// At most 16. Each of them has a link to every agent.
     #[arg(long, value_name = "N")]
     pub fault_threads: Option<u32>,
-    /// An agent which holds pages; give it once for each. Without any, gms starts one inside itself
+    /// An agent which holds pages; give it once for each. Without any, gms starts one of its own
     ///
     /// One that does not answer at the start is told, and used once it does, as long as another answers.
     #[arg(long = "agent", value_name = "HOST:PORT", value_parser = parse_agent)]
@@ -115,7 +115,7 @@ pub struct PagingArgs {
     #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true)]
     #[serde(deserialize_with = "values::sealing")]
     pub seal: Option<Sealing>,
-    /// Size of the agent inside gms, used without --agent [default: half of the memory available]
+    /// Size of gms's own agent, used without --agent [default: half of the memory available]
     ///
     /// A share (40%) is of the same as that of --local.
     #[arg(long, value_name = "SIZE|N%")]

@@ -236,7 +236,7 @@ fn disk(
 ) -> Result<Disk, ConfigError> {
     let wrong = |reason: String| Err(ConfigError::Options(reason));
     if agents == 0 {
-        let reason = "--disk needs --agent: the agent inside gms is lost with gms only";
+        let reason = "--disk needs --agent: gms's own agent is on the disk's machine";
         return wrong(reason.into());
     }
     if agents == AGENTS_MAX {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use gms_policy::budget::Budget;
-use gms_policy::ids::{Bytes, PageAddr, SpaceId};
+use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent};
 use gms_transport::message::Op;
@@ -35,6 +35,8 @@ use self::room::Fullness;
 use self::write_back::WriteBack;
 use crate::evictor::Ending;
 use crate::inject::{Frozen, is_outside_madvise};
+use crate::kernel::pidfd::has_ended;
+use crate::own_agent::OwnAgent;
 use crate::page_map::PAGE;
 use crate::process::Process;
 use crate::pulse::Pulse;
@@ -92,6 +94,8 @@ pub struct EvictThread<T> {
     shared: Arc<Shared>,
     commands: Receiver<EvictCommand>,
     write_back: WriteBack<T>,
+    /// The agent of the session's own, until it has ended.
+    own: Option<(AgentId, Arc<OwnAgent>)>,
     tree: Tree,
     /// The process that gms was told to attach to.
     attached_root: Option<i32>,
@@ -156,6 +160,7 @@ impl<T: Transport> EvictThread<T> {
         EvictThread {
             commands,
             write_back: WriteBack::new(now, shared.clone(), agents),
+            own: None,
             tree: Tree::new(root),
             attached_root: match root {
                 Root::Process(pid) => Some(pid),
@@ -196,6 +201,11 @@ impl<T: Transport> EvictThread<T> {
             gauges,
             shared,
         }
+    }
+
+    /// Misses the session's own agent, which is the last one, as soon as it has ended.
+    pub(crate) fn watch(&mut self, own: Option<Arc<OwnAgent>>) {
+        self.own = self.write_back.agents.lane().agents().last().zip(own);
     }
 
     /// Works until the session stops.
@@ -274,6 +284,7 @@ impl<T: Transport> EvictThread<T> {
     /// A look, and what it costs.
     fn look_counted(&mut self, now: Instant) {
         let before = thread_cpu();
+        self.miss_own();
         self.look(now);
         self.gauges.looks += 1;
         self.gauges.looks_cpu += thread_cpu().saturating_sub(before);
@@ -281,25 +292,34 @@ impl<T: Transport> EvictThread<T> {
 
     /// Waits for the next look, a kick, or packets (or that the transport's timers are due): true if for those. Not longer than it takes
     /// until threads that stop late are to be looked at.
-    fn wait(&self, late: Option<Duration>) -> bool {
+    fn wait(&mut self, late: Option<Duration>) -> bool {
         let now = Instant::now();
         let deadline =
             self.write_back.agents.deadline().unwrap_or(self.next_look).min(self.next_look);
         let deadline = self.write_back.shortage_left().1.map_or(deadline, |due| due.min(deadline));
         let limit = deadline.saturating_duration_since(now).min(late.unwrap_or(Duration::MAX));
-        let mut fds = [
-            PollFd::new(self.shared.evict_kicks().as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.write_back.agents.fd(), PollFlags::POLLIN),
-        ];
+        let (kicks, agents) = (self.shared.evict_kicks().as_fd(), self.write_back.agents.fd());
+        let own = self.own.as_ref().map_or(kicks, |(_, own)| own.ended());
+        let mut fds = [kicks, agents, own].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         let millis = limit.min(WAIT_MAX).as_micros().div_ceil(1000) as u16;
         // An interrupted or failed poll only means to look sooner.
-        let _ = poll(&mut fds, PollTimeout::from(millis));
-        let [kicked, received] = fds.map(|fd| fd.any().unwrap_or(true));
+        let _ = poll(&mut fds[..2 + usize::from(self.own.is_some())], PollTimeout::from(millis));
+        let [kicked, received, ended] = fds.map(|fd| fd.any().unwrap_or(true));
         if kicked {
             drain(self.shared.evict_kicks());
         }
+        if ended {
+            self.miss_own();
+        }
         received
             || self.write_back.agents.deadline().is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    fn miss_own(&mut self) {
+        if let Some((agent, own)) = self.own.take_if(|(_, own)| has_ended(own.ended())) {
+            let name = self.write_back.agents.lane().name(agent);
+            self.shared.agent_ended(agent, &format!("agent {name}: its {own} has ended"));
+        }
     }
 
     fn network(&mut self, now: Instant) -> bool {
@@ -330,7 +350,9 @@ impl<T: Transport> EvictThread<T> {
             ClientEvent::Ended { get } => self.ended(now, get),
             // Nobody waited for the embedded agent; of others one was up before the command was started.
             ClientEvent::Down { agent, reason }
-                if self.shared.config.agents.is_empty() && !lane.has_been_up(agent) =>
+                if self.shared.config.agents.is_empty()
+                    && !lane.has_been_up(agent)
+                    && !self.is_detaching() =>
             {
                 self.shared.fail(format!("agent {}: {reason}", lane.name(agent)));
             }
@@ -618,7 +640,7 @@ impl<T: Transport> EvictThread<T> {
         }
         self.await_endings();
         let deadline = Instant::now() + GOODBYE_DEADLINE;
-        // The embedded agent ends with this process.
+        // The embedded agent ends with the session.
         if !self.shared.config.agents.is_empty() {
             self.write_back.agents.goodbye(Instant::now());
         }

@@ -24,6 +24,8 @@ pub(crate) enum Part {
     Pager,
     /// Kills who faults when the pager has died.
     Keeper,
+    /// Holds pages in memory, where no other agent is given.
+    Agent,
     /// Holds the copies on a local disk.
     Disk,
     /// Passes signals on, and kills the tree when the pager has died.
@@ -37,6 +39,7 @@ impl Part {
         match self {
             Part::Pager => set(&[DAC_OVERRIDE, KILL, SYS_PTRACE, SYS_NICE]),
             Part::Keeper => set(&[DAC_OVERRIDE, KILL, SYS_PTRACE]),
+            Part::Agent => 0,
             // For the file in the directory that it is given.
             Part::Disk => set(&[DAC_OVERRIDE]),
             Part::Front => set(&[KILL]),
@@ -151,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_what_its_part_needs_and_had() {
-        for part in [Part::Pager, Part::Keeper, Part::Disk, Part::Front] {
+        for part in [Part::Pager, Part::Keeper, Part::Agent, Part::Disk, Part::Front] {
             let had = capabilities("CapPrm:");
             let (kept, bounding) = std::thread::spawn(move || {
                 part.give_up_rest().unwrap();

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use gms_agent::Agent;
 use gms_policy::ids::{AgentId, Bytes};
 use gms_transport::TransportError;
 use gms_transport::client::{AgentAddress, Checksum, Client, ClientEvent, Lane, Seal};
@@ -22,11 +21,11 @@ use gms_transport::quic::Quic;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::config::{Disk, SessionConfig};
-use crate::disk::{self, DiskProcess};
 use crate::evict::EvictThread;
 use crate::evictor;
 use crate::fault::FaultThread;
 use crate::kernel::proc;
+use crate::own_agent::{Kind, OwnAgent};
 use crate::page_map::PAGE;
 use crate::privilege::Part;
 use crate::pulse::Pulse;
@@ -38,6 +37,8 @@ use crate::sync::lock;
 use crate::trace::Trace;
 use crate::tree::Root;
 
+/// Name of the embedded agent.
+const EMBEDDED: &str = "embedded";
 /// For an agent to answer before the command starts.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// For the other agents to answer once one has.
@@ -89,7 +90,7 @@ pub struct Session {
     shared: Arc<Shared>,
     parts: Mutex<Option<Parts>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    own: Own,
+    own: Option<Arc<OwnAgent>>,
 }
 
 impl Session {
@@ -101,13 +102,10 @@ impl Session {
         nix::sys::prctl::set_dumpable(false)
             .map_err(|e| SessionError::Fatal(format!("gms cannot guard its memory: {e}")))?;
         let trace = config.trace.as_deref().and_then(open_trace);
-        let Peers { identity, mut agents, node, mut own } = peers(&config)?;
+        let Peers { identity, agents, own } = peers(&config)?;
         // Sockets first, then all rights that nothing needs any more are given up, and only then threads are started.
         let sockets = sockets(&identity, &agents, 1 + config.fault_threads)?;
-        match node {
-            Some(node) => own.embedded = Some(embedded(&config, &node, &mut agents)?),
-            None => give_up_rights()?,
-        }
+        give_up_rights()?;
         let mut random = [0u8; 24];
         // SAFETY: the kernel fills the array, which is live and of this length.
         if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != 24 {
@@ -129,7 +127,7 @@ impl Session {
         };
         let mut greetings = Vec::new();
         let mut clients: Vec<Client<Quic>> = sockets.into_iter().map(client).collect();
-        if own.embedded.is_none() {
+        if !config.agents.is_empty() {
             let missing = connect(&mut clients, &mut greetings)?;
             warn_of(&missing, agents.len(), config.quiet);
         }
@@ -141,6 +139,7 @@ impl Session {
             shared.agent_up(agent, bulk.lane().name(agent), session);
         }
         let parts = Mutex::new(Some(Parts { commands, trace, demand, bulk }));
+        let own = own.map(Arc::new);
         Ok(Session { shared, parts, threads: Mutex::default(), own })
     }
 
@@ -154,7 +153,8 @@ impl Session {
         *lock(&self.shared.gauges) = gauges.clone();
         let tree = if attached { Root::Process(root) } else { Root::OwnChildren(root) };
         let Parts { commands, trace, demand, bulk } = parts;
-        let evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, tree, gauges);
+        let mut evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, tree, gauges);
+        evict.watch(self.own.clone());
         // The first fault thread keeps the trace.
         let mut trace = trace;
         let mut faults = Vec::new();
@@ -217,10 +217,7 @@ impl Session {
         if let Some(Err(error)) = trace.map(Trace::write) {
             say(format!("--trace: cannot be written: {error}"));
         }
-        let stats = stats(&self.shared);
-        // The process is about to end, and with it the agent: it has nobody to say goodbye to.
-        std::mem::forget(self.own.embedded);
-        stats
+        stats(&self.shared)
     }
 }
 
@@ -285,27 +282,17 @@ fn open_trace(path: &Path) -> Option<Trace> {
     Trace::create(path).inspect_err(cannot).ok()
 }
 
-/// Agents of the session's own, which end with it.
-#[derive(Default)]
-struct Own {
-    embedded: Option<Agent>,
-    disk: Option<DiskProcess>,
-}
-
-/// The agents to use, and the keys for them.
+/// The agents to use, and the key for them.
 struct Peers {
     identity: Identity,
     agents: Vec<AgentAddress>,
-    /// The key of the embedded agent, which is to be started.
-    node: Option<Identity>,
-    own: Own,
+    /// The last of the agents, if it is the session's own.
+    own: Option<OwnAgent>,
 }
 
 fn peers(config: &SessionConfig) -> Result<Peers, SessionError> {
     if config.agents.is_empty() {
-        let (node, identity) = keys::ephemeral().map_err(not_embedded)?;
-        let own = Own::default();
-        return Ok(Peers { identity, agents: Vec::new(), node: Some(node), own });
+        return embedded(config.export_bytes);
     }
     let fatal = |reason: String| SessionError::Fatal(reason);
     let dir =
@@ -326,44 +313,36 @@ fn peers(config: &SessionConfig) -> Result<Peers, SessionError> {
         Some(error) if agents.is_empty() => return Err(error),
         _ => {}
     }
-    let mut own = Own::default();
+    let mut own = None;
     if let Some(disk) = &config.disk {
         let (process, address, trusting) = on_disk(disk, &identity)?;
-        (own.disk, identity) = (Some(process), trusting);
+        (own, identity) = (Some(process), trusting);
         agents.push(address);
     }
-    Ok(Peers { identity, agents, node: None, own })
+    Ok(Peers { identity, agents, own })
+}
+
+/// The embedded agent alone.
+fn embedded(bytes: u64) -> Result<Peers, SessionError> {
+    let failed = |reason: String| SessionError::Agent { addr: EMBEDDED.into(), reason };
+    let (node, identity) = keys::ephemeral().map_err(|e| failed(e.to_string()))?;
+    let own = OwnAgent::spawn(Kind::Embedded, Bytes(bytes), &node).map_err(failed)?;
+    let agents = vec![AgentAddress::new(EMBEDDED.into(), own.addr)];
+    Ok(Peers { identity, agents, own: Some(own) })
 }
 
 /// An agent on a local disk, and our identity, which trusts it.
 fn on_disk(
     disk: &Disk,
     client: &Identity,
-) -> Result<(DiskProcess, AgentAddress, Identity), SessionError> {
+) -> Result<(OwnAgent, AgentAddress, Identity), SessionError> {
     let name = format!("on the disk at {}", disk.dir.display());
     let failed = |reason: String| SessionError::Agent { addr: name.clone(), reason };
     let (node, client) = keys::beside(client).map_err(|e| failed(e.to_string()))?;
-    let process = disk::spawn(&disk.dir, Bytes(disk.bytes), &node).map_err(failed)?;
+    let process =
+        OwnAgent::spawn(Kind::Disk(&disk.dir), Bytes(disk.bytes), &node).map_err(failed)?;
     let address = AgentAddress::new(name, process.addr).last_resort();
     Ok((process, address, client))
-}
-
-fn not_embedded(error: impl ToString) -> SessionError {
-    SessionError::Agent { addr: "embedded".into(), reason: error.to_string() }
-}
-
-/// Starts the embedded agent, and adds it to `agents`. Gives up rights as soon as it has its socket.
-fn embedded(
-    config: &SessionConfig,
-    node: &Identity,
-    agents: &mut Vec<AgentAddress>,
-) -> Result<Agent, SessionError> {
-    let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-    let settings = gms_agent::Config::new(listen, Bytes(config.export_bytes));
-    let give_up = || Ok(Part::Pager.give_up_rest()?);
-    let agent = Agent::spawn_bound(&settings, node, give_up).map_err(not_embedded)?;
-    agents.push(AgentAddress::new("embedded".into(), agent.addr()));
-    Ok(agent)
 }
 
 fn give_up_rights() -> Result<(), SessionError> {
@@ -380,7 +359,7 @@ fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
     Ok(AgentAddress::new(name.to_owned(), socket))
 }
 
-/// Sockets for `count` lanes to these agents, or to the embedded one, which is to come.
+/// Sockets for `count` lanes to these agents.
 fn sockets(
     identity: &Identity,
     agents: &[AgentAddress],

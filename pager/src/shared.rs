@@ -320,6 +320,25 @@ impl Shared {
         }
     }
 
+    /// The session's own agent does not come back, as `what` says: what it had is lost. If any page was only there, the workload is stopped. The embedded agent,
+    /// which is the only one, leaves it without any: it is let go.
+    pub fn agent_ended(&self, agent: AgentId, what: &str) {
+        let mut tables = lock(&self.tables);
+        let detaching = self.detaching.load(Ordering::Relaxed);
+        if !detaching && tables.depends_on(agent) {
+            drop(tables);
+            return self.fail(format!("{what}, and with it pages that were only there"));
+        }
+        tables.lose(agent);
+        drop(tables);
+        let is_only = self.config.agents.is_empty();
+        let then = if is_only { "without paging" } else { "with the copies that are elsewhere" };
+        note(format!("{what}: the workload goes on {then}"));
+        if is_only {
+            self.detaching.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Whether a page has more than one holder.
     fn has_copies(&self) -> bool {
         self.copies > 1 || self.config.disk.is_some()

@@ -1,4 +1,4 @@
-//! The pager dies: no page may ever read as zero.
+//! The pager dies, or the agent of its own: no page may ever read as zero.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -20,6 +20,27 @@ fn start_paged(stage: &Stage, program: &Program, budget: Mib, agent: &AgentProc)
         status_of(gms.pid()).filter(|status| status.remote_bytes > Mib(32).bytes())
     });
     (gms, status)
+}
+
+/// For what is seen at once, where to wait for a lost agent would take 15 s.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+/// Starts it with an agent of gms's own, and waits for its pages to be there; and the process of that agent.
+fn start_embedded(gms: Gms, remote: Mib) -> (Proc, Status, i32) {
+    let mut proc = gms.arg("--export").arg("512M").spawn();
+    let status = poll_until("pages at the agent", Duration::from_secs(30), || {
+        if proc.poll().is_some() {
+            proc.fail("gms ended early");
+        }
+        status_of(proc.pid()).filter(|status| status.remote_bytes >= remote.bytes())
+    });
+    let below = descendants(proc.pid());
+    let agent = below.into_iter().find(|&pid| name(pid) == "far-agent");
+    (proc, status, agent.expect("a process beside the pager"))
+}
+
+fn wait_end(what: &str, pid: i32) {
+    poll_until(what, AT_ONCE, || (!exists(pid)).then_some(()));
 }
 
 fn kill_now(pid: i32) {
@@ -247,4 +268,67 @@ fn a_standard_error_that_nobody_reads_delays_nobody() {
     // If it does not end, it does when the reader is gone.
     let ended = poll_until("the end of gms", Duration::from_secs(60), || gms.try_wait().unwrap());
     assert_eq!(ended.code(), Some(0));
+}
+
+#[test]
+fn killing_its_own_agent_kills_the_workload_at_once_with_a_message() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(32));
+    let (gms, status, agent) = start_embedded(gms, Mib(32));
+    kill_now(agent);
+    wait_end("the end of the workload", status.pid);
+    let outcome = gms.finish();
+    assert_nothing_wrong_was_read(&outcome);
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
+    let told = format!("agent embedded: its process {agent} (far-agent) has ended, and with it");
+    assert!(
+        outcome.stderr.contains(&format!("gms: workload killed: {told}")),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn a_workload_of_which_its_own_agent_had_no_page_outlives_that() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("verify")]).args(["32", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(256));
+    let (mut proc, status, agent) = start_embedded(gms, Mib(0));
+    kill_now(agent);
+    proc.wait_error("the loss", AT_ONCE, |text| {
+        text.contains("(far-agent) has ended: the workload goes on").then_some(())
+    });
+    proc.wait_output(proc.output_len(), "round ");
+    assert!(exists(status.pid));
+    proc.close_stdin();
+    assert!(proc.finish().expect_code(0).text().ends_with("ended, every page right\n"));
+}
+
+/// Without a front, which would kill what the pager leaves.
+#[test]
+fn an_agent_ends_with_the_pager_whose_own_it_is() {
+    let Some(_stage) = Stage::set() else { return };
+    let program = Program::new([c_program("verify")]).args(["96", "forever"]).stdin_open();
+    let workload = program.spawn();
+    let line = ["attach", &workload.pid().to_string(), "--local", "32M"].map(String::from);
+    let (gms, _, agent) = start_embedded(Gms::line(line), Mib(32));
+    kill_now(gms.pid());
+    wait_end("the end of the agent", agent);
+    drop(gms.finish());
+    assert_nothing_wrong_was_read(&workload.finish());
+}
+
+/// The agent is a process of its own, and goes when its pages have been brought home, though the pager stays.
+#[test]
+fn an_agent_ends_with_the_session_whose_own_it_is() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("verify")]).args(["96", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(32));
+    let (mut proc, status, agent) = start_embedded(gms, Mib(32));
+    Gms::line(["detach".to_string(), status.pid.to_string()]).finish().expect_code(0);
+    wait_end("the end of the agent", agent);
+    assert!(exists(status.supervisor_pid) && exists(status.pid));
+    proc.close_stdin();
+    assert!(proc.finish().expect_code(0).text().ends_with("ended, every page right\n"));
 }

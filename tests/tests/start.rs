@@ -148,7 +148,10 @@ fn gms_gives_up_what_it_does_not_need_and_the_command_keeps_its_own() {
             (named("far-keeper"), PAGER_KEEPS & !(1 << 23)),
             (front, 1 << 5),
         ];
-        parts.extend(agents.first().map(|_| (named("far-disk"), 1 << 1)));
+        parts.push(match agents {
+            [] => (named("far-agent"), 0),
+            _ => (named("far-disk"), 1 << 1),
+        });
         for (pid, kept) in parts {
             for set in ["CapEff", "CapPrm", "CapBnd"] {
                 let sets = capabilities(pid, set);

@@ -90,7 +90,7 @@ const PROSE: &[Prose] = &[
                 &[
                     (
                         "gms run --local 4G -- redis-server",
-                        "Keeps 4 GiB of redis resident; the rest goes to an agent inside gms.",
+                        "Keeps 4 GiB of redis resident; the rest goes to gms's own agent.",
                     ),
                     (
                         "gms doctor --agent node1:7400 --keys keys",
