@@ -93,8 +93,6 @@ pub struct EvictThread<T> {
     commands: Receiver<EvictCommand>,
     write_back: WriteBack<T>,
     tree: Tree,
-    /// The process that gms was told to attach to.
-    attached_root: Option<i32>,
     /// Whether the budget has been met once.
     settled: bool,
     processes: BTreeMap<i32, Process>,
@@ -156,12 +154,8 @@ impl<T: Transport> EvictThread<T> {
         EvictThread {
             commands,
             write_back: WriteBack::new(now, shared.clone(), agents),
-            tree: Tree::new(root),
-            attached_root: match root {
-                Root::Process(pid) => Some(pid),
-                Root::OwnChildren(_) => None,
-            },
             settled: !matches!(root, Root::Process(_)),
+            tree: Tree::new(root),
             processes: BTreeMap::new(),
             spaces: BTreeMap::new(),
             leaving: BTreeMap::new(),
