@@ -620,7 +620,7 @@ impl Core {
             frames_free: room.free.try_into().unwrap_or(u32::MAX),
             oldest_age_ms: store.oldest_age(seconds).saturating_mul(1000),
             credits_put: room.credits.try_into().unwrap_or(u32::MAX),
-            recall: link.map_or(0, |link| self.shared.recall(link.session)),
+            recall: link.map_or(0, |link| self.shared.recall(at.now, link.session)),
             ..Feedback::default()
         };
         let descriptors = if self.found.is_empty() { &[] } else { &self.descriptors[..] };

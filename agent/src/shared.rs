@@ -8,6 +8,7 @@ use crate::quota::Quota;
 use crate::stats::Gauges;
 use crate::store::{Store, lock};
 use crate::tenants::{Session, Tenants};
+use gms_policy::{PageCount, Recall};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -25,6 +26,7 @@ pub struct Shared {
     dead_pages: AtomicU64,
     leased: AtomicUsize,
     quota: Mutex<Quota>,
+    recall: Mutex<Recall>,
     started: Instant,
     /// Since `started`.
     last_put_ms: AtomicU64,
@@ -48,6 +50,7 @@ impl Shared {
             dead_pages: 0.into(),
             leased: 0.into(),
             quota: Mutex::default(),
+            recall: Mutex::default(),
             started: now,
             last_put_ms: 0.into(),
             draining: false.into(),
@@ -119,12 +122,17 @@ impl Shared {
         self.gauges.tenants.set(self.accounts().len() as u64);
     }
 
-    /// Pages that a workload is to take away: of those beyond the export its part.
-    pub fn recall(&self, session: Option<Session>) -> u32 {
+    /// Pages that a workload is to take away now: its part of those that are asked for, and more as they go.
+    pub fn recall(&self, now: Instant, session: Option<Session>) -> u32 {
         let (over, used) = (self.store.frames_over(), self.store.frames_used());
         let session = session.filter(|_| over > 0);
         let pages = session.and_then(|session| self.accounts().key(session)).map_or(0, |key| key.1);
-        let part = (u128::from(pages) * u128::from(over)).div_ceil(used.max(1).into());
+        if pages == 0 {
+            return 0;
+        }
+        let (held, over) = (PageCount(used.into()), PageCount(over.into()));
+        let asked = lock(&self.recall).ask(now, held, over);
+        let part = (u128::from(pages) * u128::from(asked.0)).div_ceil(used.max(1).into());
         part.try_into().unwrap_or(u32::MAX)
     }
 

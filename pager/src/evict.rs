@@ -97,8 +97,6 @@ pub struct EvictThread<T> {
     /// The agent of the session's own, until it has ended.
     own: Option<(AgentId, Arc<OwnAgent>)>,
     tree: Tree,
-    /// The process that gms was told to attach to.
-    attached_root: Option<i32>,
     /// Whether the budget has been met once.
     settled: bool,
     processes: BTreeMap<i32, Process>,
@@ -161,12 +159,8 @@ impl<T: Transport> EvictThread<T> {
             commands,
             write_back: WriteBack::new(now, shared.clone(), agents),
             own: None,
-            tree: Tree::new(root),
-            attached_root: match root {
-                Root::Process(pid) => Some(pid),
-                Root::OwnChildren(_) => None,
-            },
             settled: !matches!(root, Root::Process(_)),
+            tree: Tree::new(root),
             processes: BTreeMap::new(),
             spaces: BTreeMap::new(),
             leaving: BTreeMap::new(),

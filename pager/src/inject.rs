@@ -128,8 +128,9 @@ impl Frozen {
         self.threads.first().map_or(self.pid, |thread| thread.tid.as_raw())
     }
 
-    /// Starts an evictor: by a thread that ran, so that no system call is interrupted, or else by one that is blocked.
-    pub fn inject(&mut self) -> Result<Injected> {
+    /// Starts an evictor: by a thread that ran, so that no system call is interrupted, or else by one that is blocked. Before it does anything, that
+    /// thread has stopped, and `may_be` tells whether it is one of the process that is meant.
+    pub fn inject(&mut self, may_be: impl Fn(i32) -> Result<()>) -> Result<Injected> {
         may_be_injected(self.pid)?;
         let deadline = Instant::now() + INJECT_DEADLINE;
         let mut failure = InjectError::Unstoppable;
@@ -138,7 +139,10 @@ impl Frozen {
         for mut thread in running {
             if injected.is_none() && Instant::now() < deadline {
                 match thread.settle() {
-                    Ok(()) => injected = Some(thread.inject(self.pid)),
+                    Ok(()) => {
+                        let is_one = may_be(thread.tid.as_raw());
+                        injected = Some(is_one.and_then(|()| thread.inject(self.pid)));
+                    }
                     Err(InjectError::Unstoppable) => {}
                     Err(other) => failure = other,
                 }
@@ -155,7 +159,8 @@ impl Frozen {
             }
             match Stopped::new(tid) {
                 Ok(mut thread) => {
-                    let injected = thread.inject(self.pid);
+                    let is_one = may_be(thread.tid.as_raw());
+                    let injected = is_one.and_then(|()| thread.inject(self.pid));
                     self.threads.push(thread);
                     return injected;
                 }

@@ -30,6 +30,7 @@ use crate::shared::Outcome;
 use crate::speech::say;
 use crate::stats::Stats;
 use crate::stopped;
+use crate::tree::Root;
 
 /// Looks at everything at least this often, in case a notice is lost, and for the deadlines of control clients.
 const LOOK_MS: u16 = 1000;
@@ -39,7 +40,7 @@ const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// What the loops need of a [`Session`]; tests put another in its place.
 pub trait Paging {
     /// See [`Session::adopt`].
-    fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError>;
+    fn adopt(&self, root: Root) -> Result<(), SessionError>;
     /// See [`Session::detach`].
     fn detach(&self);
     /// See [`Session::fd`].
@@ -55,8 +56,8 @@ pub trait Paging {
 }
 
 impl Paging for Session {
-    fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError> {
-        Session::adopt(self, root, attached)
+    fn adopt(&self, root: Root) -> Result<(), SessionError> {
+        Session::adopt(self, root)
     }
     fn detach(&self) {
         Session::detach(self);
@@ -395,7 +396,7 @@ impl<P: Paging> Running<P> {
         })?;
         // It may have ended already, and have left children, which are to be paged.
         let Some(paged) = self.paged.as_ref().filter(|_| self.children_left) else { return Ok(()) };
-        paged.session().adopt(self.root, false).map_err(|error| {
+        paged.session().adopt(Root::OwnChildren(self.root)).map_err(|error| {
             child::kill_all(&self.signals, &[], Duration::ZERO);
             error.into()
         })

@@ -36,5 +36,5 @@ pub mod tables;
 mod target;
 mod torture;
 mod trace;
-mod tree;
+pub mod tree;
 pub mod victims;

@@ -31,6 +31,7 @@ use crate::shared::Shared;
 use crate::space::Space;
 use crate::stopped::InjectError;
 use crate::sync::lock;
+use crate::target::Target;
 use crate::torture;
 use crate::victims::{BATCH, Evicted, MovedPages, Sweep, runs};
 
@@ -118,15 +119,20 @@ struct Parts {
 
 impl Process {
     /// Attaches a process which has been frozen, and had not ended then. `orphans` are spaces of forked children whose process is not known yet: if this process
-    /// is one of them, its space is taken from there.
+    /// is one of them, its space is taken from there. `target` is what is known of it if gms was told to attach to it.
     pub(crate) fn attach(
         shared: &Shared,
-        pid: i32,
-        pidfd: OwnedFd,
+        (pid, pidfd, target): (i32, OwnedFd, Option<&Target>),
         frozen: &mut Frozen,
         orphans: &mut Vec<Arc<Space>>,
     ) -> Result<Process, InjectError> {
-        let injected = frozen.inject()?;
+        let injected = frozen.inject(|tid| {
+            // Numbers: a thread that has stopped keeps its own, and while the process has not ended nobody else is called like that.
+            if proc::status_field(tid, "Tgid:") != Some(pid.into()) || has_ended(pidfd.as_fd()) {
+                return Err(InjectError::Gone);
+            }
+            target.map_or(Ok(()), |target| target.check_again(tid).map_err(InjectError::Changed))
+        })?;
         let evictor_pid = injected.evictor.as_raw();
         lock(&shared.evictors).push(evictor_pid);
         let mut mapped = vec![(injected.base, crate::arch::BLOB_LEN as u64)];

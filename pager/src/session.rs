@@ -143,17 +143,17 @@ impl Session {
         Ok(Session { shared, parts, threads: Mutex::default(), own })
     }
 
-    /// Begins to page the tree below `root`. `attached` says that it was running before (`gms attach`): then a
-    /// process that cannot be paged is an error instead of being left resident.
-    pub fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError> {
+    /// Begins to page the tree below `root`. If that was running before (`gms attach`), a process that cannot be paged
+    /// is an error instead of being left resident.
+    pub fn adopt(&self, root: Root) -> Result<(), SessionError> {
         let Some(parts) = lock(&self.parts).take() else {
             return Err(SessionError::Fatal("the session has a workload already".into()));
         };
-        let gauges = Gauges { root, command: proc::command_line(root), ..Gauges::default() };
+        let pid = root.pid();
+        let gauges = Gauges { root: pid, command: proc::command_line(pid), ..Gauges::default() };
         *lock(&self.shared.gauges) = gauges.clone();
-        let tree = if attached { Root::Process(root) } else { Root::OwnChildren(root) };
         let Parts { commands, trace, demand, bulk } = parts;
-        let mut evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, tree, gauges);
+        let mut evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, root, gauges);
         evict.watch(self.own.clone());
         // The first fault thread keeps the trace.
         let mut trace = trace;

@@ -61,6 +61,9 @@ pub enum InjectError {
     /// Its next child is to be the first process of a PID namespace, which an evictor must not become.
     #[error("it is about to start a PID namespace")]
     Namespace,
+    /// It is not any more what gms was told to attach to.
+    #[error("{0}")]
+    Changed(String),
     /// 32-bit code.
     #[error("it runs 32-bit code: only 64-bit processes can be paged")]
     NotNative,

@@ -1,11 +1,13 @@
-//! Which processes can be attached to.
+//! Which processes can be attached to, and that the one which is stopped later is still the one that was looked at.
 
 use std::fs;
 use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::unistd::{getegid, geteuid};
 
 use crate::control;
+use crate::kernel::pidfd::{has_ended, pidfd_open};
 use crate::kernel::proc::{self, descends, self_pid};
 use crate::privilege::capabilities;
 
@@ -14,8 +16,77 @@ const KERNEL_THREAD: u64 = 0x0020_0000;
 /// Byte 4 of an ELF file: 64-bit.
 const ELF_CLASS_64: u8 = 2;
 
-/// Checks that a process can be attached to; the error says what it is and what to do.
-pub(crate) fn check(pid: i32) -> Result<(), String> {
+/// A process that may be attached to. It is held, so that its number is no other process's as long as it has not ended.
+#[derive(Debug)]
+pub struct Target {
+    pid: i32,
+    process: OwnedFd,
+    rights: Rights,
+}
+
+impl Target {
+    /// Checks that a process can be attached to; the error says what it is and what to do.
+    pub(crate) fn check(pid: i32) -> Result<Target, String> {
+        // What is no process is told by its number.
+        let held = pidfd_open(pid);
+        check(pid)?;
+        let process = held.map_err(|errno| format!("cannot be held ({errno}): try again"))?;
+        let rights = Rights::of(pid).ok_or(ENDED)?;
+        // What was looked up by the number was true of this process.
+        if has_ended(process.as_fd()) {
+            return Err(ENDED.into());
+        }
+        Ok(Target { pid, process, rights })
+    }
+
+    /// Checks that thread `tid` of it, which has been stopped, and the process have the rights that they had. Whoever executes another program from now on
+    /// ends the thread, and what is injected into that fails.
+    pub(crate) fn check_again(&self, tid: i32) -> Result<(), String> {
+        match [self.pid, tid].iter().all(|&id| Rights::of(id).as_ref() == Some(&self.rights)) {
+            true => Ok(()),
+            false => Err("it has other rights now than when gms was told to attach (its user has changed, or it has executed a setuid program): \
+                attach again if it is still the right one"
+                .into()),
+        }
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The process.
+    pub(crate) fn process(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
+    }
+
+    /// One that has ended, under an id that no process has.
+    #[cfg(test)]
+    pub(crate) fn nobody() -> Target {
+        let ended = nix::sys::eventfd::EventFd::from_value(1).expect("a descriptor");
+        let rights = Rights::of(self_pid()).expect("our own");
+        Target { pid: i32::MAX, process: ended.into(), rights }
+    }
+}
+
+/// By what the kernel decides what a process or thread may do: the lines of /proc/PID/status.
+#[derive(Debug, PartialEq, Eq)]
+struct Rights(Vec<String>);
+
+impl Rights {
+    const LINES: [&'static str; 4] = ["Uid:", "Gid:", "Groups:", "CapPrm:"];
+
+    fn of(id: i32) -> Option<Rights> {
+        let status = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+        let is_one = |line: &&str| Rights::LINES.iter().any(|name| line.starts_with(name));
+        let lines: Vec<String> = status.lines().filter(is_one).map(String::from).collect();
+        (lines.len() == Rights::LINES.len()).then_some(Rights(lines))
+    }
+}
+
+const ENDED: &str = "has ended already";
+
+fn check(pid: i32) -> Result<(), String> {
     let field = |name| proc::status_field(pid, name);
     let Some(group) = field("Tgid:") else {
         return Err("there is no such process: look it up by ps".into());
@@ -29,7 +100,7 @@ pub(crate) fn check(pid: i32) -> Result<(), String> {
         );
     }
     if matches!(proc::state(pid), Some('Z' | 'X') | None) {
-        return Err("has ended already".into());
+        return Err(ENDED.into());
     }
     if descends(self_pid(), pid) {
         return Err("is this gms, or started it: attach from another terminal".into());
@@ -113,13 +184,20 @@ mod tests {
 
     #[test]
     fn what_cannot_be_attached_to_is_told() {
-        let of = |pid| check(pid).unwrap_err();
+        let of = |pid| Target::check(pid).unwrap_err();
         assert!(of(i32::MAX).contains("no such process"));
         assert!(of(self_pid()).contains("is this gms"));
         assert!(of(nix::unistd::getppid().as_raw()).contains("is this gms"));
         assert!(of(1).contains("started it"));
         let thread = std::thread::spawn(move || of(nix::unistd::gettid().as_raw()));
         assert!(thread.join().unwrap().contains("is a thread"));
+    }
+
+    fn await_cat(pid: i32) {
+        while !proc::thread_name(pid).is_some_and(|name| name.starts_with("cat")) {
+            assert_ne!(proc::state(pid), Some('Z'), "setpriv failed");
+            std::thread::yield_now();
+        }
     }
 
     /// What user 65534 is told of a process that setpriv starts so.
@@ -131,10 +209,7 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id() as i32;
-        while !proc::thread_name(pid).is_some_and(|name| name.starts_with("cat")) {
-            assert_ne!(proc::state(pid), Some('Z'), "setpriv failed");
-            std::thread::yield_now();
-        }
+        await_cat(pid);
         let told = check_rights(pid, 65534, 65534, ambient);
         drop(child.stdin.take());
         child.wait().unwrap();
@@ -174,12 +249,42 @@ mod tests {
     fn a_program_can_be_attached_to_until_it_ends() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
-        assert_eq!(check(pid), Ok(()));
+        let target = Target::check(pid).unwrap();
+        assert_eq!(target.check_again(pid), Ok(()));
         child.kill().unwrap();
         while proc::state(pid) != Some('Z') {
             std::thread::yield_now();
         }
-        assert!(check(pid).unwrap_err().contains("ended"));
+        assert!(Target::check(pid).unwrap_err().contains("ended"));
         child.wait().unwrap();
+        // Whoever gets the number now is another.
+        assert!(has_ended(target.process()) && target.check_again(pid).is_err());
+    }
+
+    /// It executes another program, with other rights or not, after it was checked.
+    #[test]
+    fn who_has_taken_other_rights_is_not_who_was_checked() {
+        if !geteuid().is_root() {
+            return eprintln!("SKIPPED: only root can start processes of another user");
+        }
+        for (options, is_same) in [
+            ("", true),
+            ("--reuid=65534", false),
+            ("--regid=65534 --keep-groups", false),
+            ("--groups=65534", false),
+            ("--euid=65534", false),
+        ] {
+            let script = format!("read line; exec setpriv {options} cat");
+            let mut child =
+                Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).spawn().unwrap();
+            let pid = child.id() as i32;
+            let target = Target::check(pid).unwrap();
+            let mut stdin = child.stdin.take().unwrap();
+            std::io::Write::write_all(&mut stdin, b"\n").unwrap();
+            await_cat(pid);
+            assert_eq!(target.check_again(pid).is_ok(), is_same, "{options}");
+            drop(stdin);
+            child.wait().unwrap();
+        }
     }
 }

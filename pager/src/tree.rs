@@ -16,14 +16,25 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use crate::kernel::pidfd::{has_ended, kill, pidfd_open};
 use crate::kernel::proc;
+use crate::target::Target;
 
 /// Where the tree begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Root {
     /// Our own children: we are their subreaper, so that none gets lost. The process is the first of them.
     OwnChildren(i32),
     /// A process that was running before; descendants whose parent ends stay known, but not *their* later children.
-    Process(i32),
+    Process(Target),
+}
+
+impl Root {
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        match self {
+            Root::OwnChildren(first) => *first,
+            Root::Process(target) => target.pid(),
+        }
+    }
 }
 
 /// Processes known to be alive, or not yet seen to have ended.
@@ -81,7 +92,6 @@ pub(crate) fn are_in_quarters(newest: &OwnedFd, share: u64) -> bool {
 impl Tree {
     /// A tree of which only the first process is known yet.
     pub(crate) fn new(root: Root) -> Tree {
-        let (Root::OwnChildren(first) | Root::Process(first)) = root;
         let mut tree = Tree {
             root,
             members: BTreeMap::new(),
@@ -94,12 +104,25 @@ impl Tree {
             next_walk: Instant::now(),
             walk_owed: true,
         };
-        tree.add(first, |tree| match root {
+        match &tree.root {
             // It may have ended, and its id be another's by now.
-            Root::OwnChildren(_) => tree.parent_of(first),
-            Root::Process(_) => Some(0),
-        });
+            &Root::OwnChildren(first) => drop(tree.add(first, |tree| tree.parent_of(first))),
+            Root::Process(target) => {
+                let (pid, process) = (target.pid(), target.process().try_clone_to_owned());
+                if let Some(process) = process.ok().filter(|process| !has_ended(process.as_fd())) {
+                    tree.insert(pid, process, 0);
+                }
+            }
+        }
         tree
+    }
+
+    /// The process that gms was told to attach to, if this is it.
+    pub(crate) fn target(&self, pid: i32) -> Option<&Target> {
+        match &self.root {
+            Root::Process(target) if target.pid() == pid => Some(target),
+            _ => None,
+        }
     }
 
     /// Adds a process, if what was opened under its id has a parent by which it belongs here.
@@ -108,13 +131,17 @@ impl Tree {
         // While it has not ended its id is no other process's: what was looked up by that is true of this one.
         let parent = parent(self).filter(|_| !has_ended(process.as_fd()));
         if let Some(parent) = parent {
-            self.seen += 1;
-            // Half of the descriptors are left to what cannot do without.
-            let spare = are_in_quarters(&process, 2);
-            let size = spare.then(|| proc::Measure::open(pid).ok()).flatten();
-            self.members.insert(pid, Member { process, parent, size, resident: Cell::new(0) });
+            self.insert(pid, process, parent);
         }
         parent.is_some()
+    }
+
+    fn insert(&mut self, pid: i32, process: OwnedFd, parent: i32) {
+        self.seen += 1;
+        // Half of the descriptors are left to what cannot do without.
+        let spare = are_in_quarters(&process, 2);
+        let size = spare.then(|| proc::Measure::open(pid).ok()).flatten();
+        self.members.insert(pid, Member { process, parent, size, resident: Cell::new(0) });
     }
 
     /// The parent of a process, if that is a member that has not ended, or this process, as a subreaper of the members' children.
@@ -224,7 +251,7 @@ impl Tree {
         self.unborn = recent.into_iter().flatten().map(|pid| (pid, 0)).collect();
         let start = match self.root {
             Root::OwnChildren(_) => proc::children(std::process::id() as i32),
-            Root::Process(pid) => vec![pid],
+            Root::Process(_) => vec![self.root.pid()],
         };
         let mut queue: Vec<i32> = start.into_iter().chain(self.members.keys().copied()).collect();
         let mut visited: HashSet<i32> = evictors.iter().copied().collect();

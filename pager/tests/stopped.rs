@@ -417,7 +417,7 @@ fn threads_of_the_kernel_are_not_stopped() {
     subject.thread("rests");
     let pid = subject.pid();
     let mut frozen = Frozen::new(pid).unwrap();
-    let injected = frozen.inject().unwrap();
+    let injected = frozen.inject(|_| Ok(())).unwrap();
     let tracers: Vec<_> =
         workers(pid).iter().map(|&tid| proc::status_field(tid, "TracerPid:")).collect();
     drop(frozen);
@@ -444,7 +444,7 @@ fn a_process_that_is_stopped_meanwhile_stays_so() {
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let mut frozen = Frozen::new(pid).unwrap();
     kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
-    let injected = frozen.inject();
+    let injected = frozen.inject(|_| Ok(()));
     drop(frozen);
     until("all are let go", || release_late().is_none());
     // It takes the signal as soon as it has a CPU.

@@ -4,6 +4,10 @@
 //! the law has no loop through the agent itself: it follows the other programs of the host. It shrinks at once and grows slowly (additive increase would
 //! take an hour on a large host, a part of what is missing takes as long on any), and neither within a dead band, which the noise of two readings taken
 //! one after the other does not leave.
+//!
+//! Tasks that wait for memory while little is available say that not all of it can be had: it lies on another node, or in pieces. But a container that
+//! thrashes at a limit of its own says the same, for as long as it runs. So stalls make the reserve half as large again, however many there are, until
+//! there has been none for a while.
 
 use crate::ids::Bytes;
 use crate::limits::{
@@ -128,7 +132,7 @@ pub struct HostView {
 pub struct HostVerdict {
     /// Most that pages may take from now on.
     pub export: Bytes,
-    /// The memory of free frames is to be given back at once.
+    /// The memory of free frames is to be given back at once: others take it.
     pub pressed: bool,
     /// When to look again.
     pub look_again: Duration,
@@ -141,6 +145,8 @@ pub struct ExportLaw {
     reserve: u64,
     export: u64,
     last: Instant,
+    /// When tasks last waited for memory of which little was available.
+    stalled: Option<Instant>,
     /// Since when more could be spared, without a break.
     calm_since: Instant,
 }
@@ -149,8 +155,8 @@ impl ExportLaw {
     /// For a host with `whole` memory, which is so now: the export is what it can spare.
     pub fn new(now: Instant, range: ExportRange, whole: Bytes, host: HostView) -> Self {
         let reserve = (whole.0 / RESERVE_PART).clamp(RESERVE_MIN, RESERVE_MAX).min(whole.0 / 2);
-        let mut law = Self { range, reserve, export: 0, last: now, calm_since: now };
-        law.export = range.clamp(law.spared(host));
+        let mut law = Self { range, reserve, export: 0, last: now, stalled: None, calm_since: now };
+        law.export = range.clamp(law.spared(now, host));
         law
     }
 
@@ -164,26 +170,27 @@ impl ExportLaw {
         Bytes(self.reserve)
     }
 
-    fn spared(&self, host: HostView) -> u64 {
-        (host.available.0.saturating_add(host.occupied.0)).saturating_sub(self.reserve)
+    fn spared(&self, now: Instant, host: HostView) -> u64 {
+        let is_recent = |at| now.saturating_duration_since(at) < EXPORT_CALM;
+        let doubted = if self.stalled.is_some_and(is_recent) { self.reserve / 2 } else { 0 };
+        (host.available.0.saturating_add(host.occupied.0)).saturating_sub(self.reserve + doubted)
     }
 
     /// Takes in a look at the host.
     pub fn handle_look(&mut self, now: Instant, host: HostView) -> HostVerdict {
         let since = now.saturating_duration_since(self.last);
         self.last = now;
-        let (spared, band) = (self.spared(host), self.reserve / EXPORT_BAND_PART);
         let near = host.available.0 < 2 * self.reserve;
-        let stalls = host.stalls && near;
-        let before = self.export;
-        if spared + band < self.export {
+        if host.stalls && near {
+            self.stalled = Some(now);
+        }
+        let (spared, band) = (self.spared(now, host), self.reserve / EXPORT_BAND_PART);
+        // At rest an agent that is full leaves just the reserve: that alone costs no free frame its memory.
+        let pressed = near && spared.saturating_add(band) < self.export.max(host.occupied.0);
+        if spared.saturating_add(band) < self.export {
             self.export = spared;
         }
-        if stalls {
-            // What is said to be available is not to be had: another node's, or in pieces.
-            self.export = self.export.min(spared).saturating_sub(self.reserve / 2);
-        }
-        if self.export < before || stalls || spared <= self.export + band {
+        if spared <= self.export.saturating_add(band) {
             self.calm_since = now;
         } else if now.saturating_duration_since(self.calm_since) >= EXPORT_CALM {
             let most = since.min(Duration::from_secs(1)).as_micros();
@@ -192,7 +199,7 @@ impl ExportLaw {
         }
         self.export = self.range.clamp(self.export);
         let look_again = self.look_again(host);
-        HostVerdict { export: Bytes(self.export), pressed: near, look_again }
+        HostVerdict { export: Bytes(self.export), pressed, look_again }
     }
 
     /// Before a program that fills memory as fast as it can has taken what is left of the reserve's second half; seldom if there is nothing to give.
@@ -250,6 +257,8 @@ mod tests {
         held: u64,
         free: u64,
         law: ExportLaw,
+        /// Whether tasks wait for memory all the time.
+        stalls: bool,
         shrunk: u32,
         grown: u32,
     }
@@ -260,7 +269,7 @@ mod tests {
             let host =
                 HostView { available: Bytes(WHOLE - others), occupied: Bytes(0), stalls: false };
             let law = ExportLaw::new(now, range, Bytes(WHOLE), host);
-            Host { now, others, held: 0, free: 0, law, shrunk: 0, grown: 0 }
+            Host { now, others, held: 0, free: 0, law, stalls: false, shrunk: 0, grown: 0 }
         }
 
         fn available(&self) -> u64 {
@@ -272,7 +281,7 @@ mod tests {
             let host = HostView {
                 available: Bytes(self.available()),
                 occupied: Bytes(self.held + self.free),
-                stalls: false,
+                stalls: self.stalls,
             };
             let before = self.law.export().0;
             let HostVerdict { export, pressed, look_again } = self.law.handle_look(self.now, host);
@@ -361,6 +370,43 @@ mod tests {
         assert_eq!(host.law.handle_look(now, look(2048 * MIB)).export, export);
         let verdict = host.law.handle_look(now, look(RESERVE + 1));
         assert!(verdict.export.0 < 1024 * MIB && verdict.pressed, "{verdict:?}");
+    }
+
+    /// Of another container, say, which thrashes at a limit of its own: the host has its reserve all the time.
+    #[test]
+    fn stalls_that_do_not_end_cost_a_full_agent_half_a_reserve_once() {
+        let mut host = Host::new(ALL, 1024 * MIB);
+        host.run(Duration::from_secs(10), WHOLE);
+        let full = host.held;
+        host.stalls = true;
+        for _ in 0..60 {
+            host.run(Duration::from_secs(2), WHOLE);
+            assert_eq!((host.shrunk, host.held), (1, full - RESERVE / 2));
+        }
+        host.stalls = false;
+        host.run(Duration::from_secs(180), WHOLE);
+        assert!(host.held + RESERVE / EXPORT_BAND_PART >= full, "{} of {full}", host.held);
+    }
+
+    #[test]
+    fn free_frames_of_a_full_agent_keep_their_memory_until_others_take_it() {
+        let mut host = Host::new(ALL, 1024 * MIB);
+        host.run(Duration::from_secs(10), WHOLE);
+        // Pages go and come: at each moment some frames are free.
+        let free = 64 * MIB;
+        (host.held, host.free) = (host.held - free, free);
+        for noise in (0..RESERVE / EXPORT_BAND_PART).step_by(1 << 20) {
+            host.others = 1024 * MIB + noise;
+            host.run(Duration::from_secs(1), 0);
+            assert_eq!(host.free, free, "given back for {noise} B");
+        }
+        host.others += 2 * MIB;
+        host.run(Duration::from_secs(1), 0);
+        assert_eq!(host.free, 0);
+        // Of pages that leave because the export has shrunk nothing is kept either.
+        host.others += 128 * MIB;
+        host.run(Duration::from_secs(10), WHOLE);
+        assert!(host.held <= host.law.export().0 && host.free <= RESERVE / EXPORT_BAND_PART);
     }
 
     proptest! {

@@ -11,6 +11,7 @@
 //! | when to act at all | [`budget`] | watermarks |
 //! | what if no agent takes pages | [`full`] | the user |
 //! | how much does an agent export | [`export`] | what its host can spare |
+//! | how many pages beyond that does it ask to be taken away | [`recall`] | a window of a second, as measured |
 //!
 //! Besides, [`size`] reads sizes as people write them, the same in every command.
 #![forbid(unsafe_code)]
@@ -24,6 +25,7 @@ pub mod ids;
 pub mod limits;
 pub mod placement;
 pub mod prefetch;
+pub mod recall;
 pub mod redundancy;
 pub mod size;
 
@@ -35,5 +37,6 @@ pub use hedge::Hedge;
 pub use ids::{AgentId, Bytes, ContentId, PageAddr, PageCount, SpaceId};
 pub use placement::{AgentView, Feedback, Placement, Reply, TwoChoices, choose_set, nearest};
 pub use prefetch::{Streams, Window};
+pub use recall::Recall;
 pub use redundancy::{AgentSet, PlacementId, Placements, Redundancy, Shortage};
 pub use size::{Size, SizeError};

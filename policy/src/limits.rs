@@ -92,7 +92,18 @@ pub const HOST_LOOK_MIN: Duration = Duration::from_millis(5);
 /// Latest next look at it.
 pub const HOST_LOOK_MAX: Duration = Duration::from_millis(250);
 
+/// Fewest pages that an agent asks its clients to take away at a time, where so many are to go: without any under way nothing can be measured.
+pub const RECALL_MIN: u64 = 1024;
+/// Most of them: 512 MiB.
+pub const RECALL_MAX: u64 = 512 * MIB / FRAME_BYTES;
+/// It is measured this often how many go.
+pub const RECALL_SAMPLE: Duration = Duration::from_millis(100);
+/// A measurement that was begun longer ago counts for nothing. Pagers with nothing to do hear of what is asked for once a second.
+pub const RECALL_STALE: Duration = Duration::from_secs(3);
+
 const _: () = {
+    assert!(RECALL_MIN >= 4 * EXCHANGE_PAGES_MAX as u64 && RECALL_MIN < RECALL_MAX);
+    assert!(RECALL_SAMPLE.as_millis() < RECALL_STALE.as_millis());
     // What is filled between two looks is there: half of the reserve at least.
     assert!(FILL_BYTES_PER_S / 1000 * (HOST_LOOK_MIN.as_millis() as u64) < RESERVE_MIN / 2);
     assert!(EXPORT_BAND_PART >= 4 && RESERVE_MIN < RESERVE_MAX);

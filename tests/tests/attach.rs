@@ -231,6 +231,30 @@ fn an_evictor_has_nothing_that_the_program_should_not() {
     attach.finish_proc(pager).expect_code(0);
 }
 
+/// Small, it is not stopped yet when gms is told to attach to it. Whoever has executed a program with other rights by the time at which it is, is not
+/// who was looked at.
+#[test]
+fn a_program_that_has_taken_other_rights_since_it_was_looked_at_is_left_alone() {
+    let Some(stage) = Stage::set() else { return };
+    let verify = stage.path("verify");
+    fs::copy(c_program("verify"), &verify).expect("a copy that everybody may execute");
+    let (setpriv, verify) = (tool("setpriv"), verify.display());
+    let script = format!(
+        "read line; exec {} --reuid=65534 --clear-groups {verify} 64 forever",
+        setpriv.display()
+    );
+    let shell = Program::new([tool("sh")]).args(["-c", &script]).dir(stage.dir());
+    let mut proc = shell.stdin_open().spawn();
+    let attach = Gms::attach(&stage, proc.pid()).local(Mib(32)).arg("--export").arg("256M");
+    let pager = attach.spawn();
+    poll_until("gms to have looked at it", SOON, || status_of(pager.pid()));
+    proc.write_stdin(b"\n");
+    let refused = attach.finish_proc(pager).expect_code(125);
+    assert!(refused.stderr.contains("it has other rights now"), "{}", refused.stderr);
+    proc.wait_output(0, "round 1\n");
+    end_well(proc);
+}
+
 fn kinds_of_wait() -> Vec<String> {
     let list = Program::new([c_program("eintr")]).args(["list"]).finish().expect_code(0).text();
     let kinds: Vec<String> = list.lines().map(String::from).collect();

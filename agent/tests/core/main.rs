@@ -12,6 +12,7 @@ use gms_agent::limits::{
     EXCHANGE_TIMEOUT, EXCHANGES_MAX, FRAME_LEN, LEASE_MIN, LINKS_MAX, PAGE_LEN_MAX, TENANTS_MAX,
     TRIM_IDLE,
 };
+use gms_policy::limits::{RECALL_MIN, RECALL_SAMPLE};
 use gms_transport::message::{
     CONTROL_LEN, Control, HelloReply, Op, PageDescriptor, PagesReply, PagesRequest, Status,
     StatusReply, WorkloadId,
@@ -600,4 +601,29 @@ fn a_workload_is_told_how_many_pages_it_is_to_take_away() {
     bed.ask(links[0], Control::discard(4, WORKLOADS[0], 25), &gone, 100);
     assert_eq!(ask(&mut bed, 1).feedback().recall, 0);
     assert_eq!(put(&mut bed, links[1], WORKLOADS[1], &[(40, 2)]).status(), Status::Ok);
+}
+
+/// However many are beyond the export: of those that have gone it is measured how many that is.
+#[test]
+fn a_workload_is_asked_for_no_more_pages_at_a_time_than_go_in_a_second() {
+    let mut bed = Bed::new(6000);
+    let link = bed.connect(1, 1);
+    hello(&mut bed, link, WORKLOADS[0]);
+    let all: Vec<(u64, u8)> = (0..6000).map(|page| (page, 2)).collect();
+    for pages in all.chunks(64) {
+        put(&mut bed, link, WORKLOADS[0], pages);
+    }
+    bed.core().shared().set_frames(100);
+    let asked = |bed: &mut Bed| {
+        let status = Control::request(Op::Status, 3, WORKLOADS[0]);
+        u64::from(bed.ask(link, status, &[], 1).control.feedback().recall)
+    };
+    assert_eq!(asked(&mut bed), RECALL_MIN);
+    let gone: Vec<u8> = (0..400u64).flat_map(u64::to_le_bytes).collect();
+    bed.ask(link, Control::discard(4, WORKLOADS[0], 400), &gone, 100);
+    bed.now += RECALL_SAMPLE;
+    // 4000 a second, after none.
+    assert_eq!(asked(&mut bed), 2000);
+    bed.core().shared().set_frames(5590);
+    assert_eq!(asked(&mut bed), 10);
 }

@@ -19,7 +19,9 @@ use crate::session::Session;
 use crate::shared::Outcome;
 use crate::speech::say;
 use crate::stats::Stats;
-use crate::{config, probe, stopped, target};
+use crate::target::Target;
+use crate::tree::Root;
+use crate::{config, probe, stopped};
 
 /// Pages the process until it ends, or until gms is told to leave it.
 pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
@@ -28,14 +30,14 @@ pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
     if let Some(problem) = probe::problem()? {
         return Err(cannot(format!("cannot be paged: {problem}")));
     }
-    target::check(args.pid).map_err(cannot)?;
+    let target = Target::check(args.pid).map_err(cannot)?;
     let stats_file = StatsFile::open(options.stats.as_deref());
     let signals = Signals::block()?;
     let keeper = Keeper::new().map_err(std::io::Error::from)?;
     keeper.spawn(false).map_err(std::io::Error::from)?;
     let session = Session::prepare(options.session)?;
     let paged = Paged::new(session, args.pid, proc::command_line(args.pid), self_pid());
-    if let Err(error) = paged.session().adopt(args.pid, true) {
+    if let Err(error) = paged.session().adopt(Root::Process(target)) {
         paged.finish();
         return Err(error.into());
     }

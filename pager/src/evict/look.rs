@@ -343,7 +343,8 @@ impl<T: Transport> EvictThread<T> {
             // Whoever has been stopped has got its id since.
             return Err(InjectError::Gone);
         }
-        let process = Process::attach(&self.shared, pid, member, frozen, &mut self.orphans)?;
+        let member = (pid, member, self.tree.target(pid));
+        let process = Process::attach(&self.shared, member, frozen, &mut self.orphans)?;
         let space = process.space.clone();
         if self.spaces.insert(space.id, space.clone()).is_none() {
             lock(&self.shared.tables).add_space(space.id);
@@ -381,7 +382,7 @@ impl<T: Transport> EvictThread<T> {
             InjectError::Traced(_) => String::from("traced"),
             _ => error.to_string(),
         };
-        if self.attached_root == Some(pid) && self.processes.is_empty() && !passing {
+        if self.tree.target(pid).is_some() && self.processes.is_empty() && !passing {
             self.shared.finish(Outcome::Refused(format!("cannot be paged: {error}")));
         } else if !told && !passing && self.unpaged.insert(reason) {
             self.notice(format_args!(

@@ -27,6 +27,7 @@ use crate::range_set::RangeSet;
 use crate::shared::Outcome;
 use crate::shared::{Commands, Gauges};
 use crate::tables::{Change, EvictOutcome, Remap};
+use crate::target::Target;
 use crate::tree::Root;
 use crate::victims;
 
@@ -155,8 +156,7 @@ impl Play {
     ) -> Play {
         let client = || Client::scripted(agents, Checksum::new(7));
         let mut fault = FaultCore::new(Instant::now(), shared.clone(), 0, client(), |_| None, None);
-        // No process has this id.
-        let root = Root::Process(i32::MAX);
+        let root = Root::Process(Target::nobody());
         let evict =
             EvictThread::new(shared.clone(), commands.evict, client(), root, Gauges::default());
         let page = map(pages * PAGE);

@@ -13,6 +13,7 @@ use gms_pager::session::{Session, SessionError};
 use gms_pager::shared::Outcome;
 use gms_pager::speech::{self, say};
 use gms_pager::stats::Stats;
+use gms_pager::tree::Root;
 use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, pipe};
@@ -51,8 +52,8 @@ impl Fake {
 }
 
 impl Paging for Fake {
-    fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError> {
-        assert!(!attached);
+    fn adopt(&self, root: Root) -> Result<(), SessionError> {
+        let Root::OwnChildren(root) = root else { panic!("nobody attaches") };
         match std::env::var(PLAY).as_deref() {
             Ok("kill") => {
                 kill(Pid::from_raw(root), Signal::SIGKILL).expect("the command");
@@ -127,8 +128,8 @@ impl Late {
 }
 
 impl Paging for Late {
-    fn adopt(&self, root: i32, attached: bool) -> Result<(), SessionError> {
-        self.session.adopt(root, attached)
+    fn adopt(&self, root: Root) -> Result<(), SessionError> {
+        self.session.adopt(root)
     }
     fn detach(&self) {
         self.session.detach();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use gms_pager::kernel::{
     Faults, Installed, Messages, Occupant, Occupied, PageTables, Probe, ReadError, Registration,
@@ -29,12 +29,14 @@ pub(crate) struct Machine {
     pub program: Program,
     /// Calls of the pager before which something happened.
     pub interrupted: u64,
+    /// What went wrong, for a failure.
+    pub story: Vec<String>,
     dice: Dice,
 }
 
 impl Machine {
     pub(crate) fn new(program: Program, dice: Dice) -> Machine {
-        Machine { kernel: Kernel::default(), program, interrupted: 0, dice }
+        Machine { kernel: Kernel::default(), program, interrupted: 0, story: Vec::new(), dice }
     }
 
     /// A moment in which everybody may come on.
@@ -90,6 +92,15 @@ impl Handle {
     /// The machine as it stands.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, unless somebody has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Machine>> {
+        match self.machine.try_lock() {
+            Ok(machine) => Some(machine),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Something may happen before the pager's call, and a worker have its turn.

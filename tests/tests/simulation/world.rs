@@ -61,8 +61,6 @@ pub(crate) struct World {
     /// Names of agents whose pages may be gone, where there is one copy.
     bereft: BTreeSet<String>,
     pub happened: BTreeMap<&'static str, u64>,
-    /// What went wrong, for a failure.
-    pub story: Vec<String>,
     start: Instant,
     pub steps: u64,
 }
@@ -119,7 +117,6 @@ impl World {
             liars: AgentSet::EMPTY,
             bereft: BTreeSet::new(),
             happened: WHAT.into_iter().map(|what| (what, 0)).collect(),
-            story: Vec::new(),
             start,
             steps: 0,
         }
@@ -244,7 +241,7 @@ impl World {
 
     fn tell(&mut self, text: String) {
         let at = (self.now - self.start).as_secs_f64();
-        self.story.push(format!("{at:>12.6} {text}"));
+        self.handle.lock().story.push(format!("{at:>12.6} {text}"));
     }
 
     fn begin_losses(&mut self) {

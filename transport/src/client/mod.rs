@@ -523,6 +523,12 @@ impl<T: Transport> Client<T> {
         self.requests.values().filter(|request| request.agent == agent && request.op == op).count()
     }
 
+    /// Pages that the agent has been told to forget, and has not said that it has.
+    pub fn discards_under_way(&self, agent: AgentId) -> usize {
+        let is_one = |request: &&Request| request.agent == agent && request.op == Op::Discard;
+        self.requests.values().filter(is_one).map(|request| usize::from(request.pages)).sum()
+    }
+
     /// Whether the agent can be trusted to keep the only copy of a page: it is up, does not drain, and answers.
     pub fn keeps(&self, now: Instant, agent: AgentId) -> bool {
         let silent = |request: &Request| {

@@ -1,8 +1,9 @@
 //! Who may use an agent, and how much of it: `allowed.txt` in the agent's key directory, a client a line.
 //!
 //! A line is an id as `gms keys list` shows it, or `*` for every client that no other line names, and the client's quota:
-//! `ID [memory=SIZE|N%] [links=N] [requests=N] # comment`. Without the file every client of the authority is let in. A
-//! file that names nobody is an error, and so is one whose last line does not end: it was cut when it was copied.
+//! `ID [memory=SIZE|N%] [links=N] [requests=N] # comment`. A fingerprint is an error. Without the file every client of the
+//! authority is let in. A file that names nobody is an error, and so is one whose last line does not end: it was cut when
+//! it was copied.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -88,12 +89,7 @@ fn parse(dir: &Path, text: &[u8]) -> Result<Allowed, KeysError> {
         let quota = quota(words).map_err(bad)?;
         let before = match who {
             OTHERS => allowed.others.replace(quota),
-            id => {
-                let id = str::from_utf8(id).ok().and_then(|id| id.parse().ok());
-                let id =
-                    id.ok_or_else(|| bad("an id (32 hexadecimal digits) or `*` comes first"))?;
-                allowed.named.insert(id, quota)
-            }
+            id => allowed.named.insert(client(id).map_err(bad)?, quota),
         };
         if before.is_some() {
             return Err(bad("it names again who is named above"));
@@ -102,6 +98,17 @@ fn parse(dir: &Path, text: &[u8]) -> Result<Allowed, KeysError> {
     match (allowed.others, allowed.named.is_empty()) {
         (None, true) => Err(KeysError::AllowsNobody { path: path() }),
         _ => Ok(allowed),
+    }
+}
+
+/// The client with this id. A fingerprint names none: it is of one certificate, which its client may renew, and may have others beside.
+fn client(id: &[u8]) -> Result<PeerId, &'static str> {
+    match str::from_utf8(id).ok().and_then(|id| id.parse().ok()) {
+        Some(id @ PeerId::Issued(_)) => Ok(id),
+        Some(PeerId::Certificate(_)) => Err(
+            "a fingerprint names a certificate, not a client: write the client's id instead (`gms keys list`; `gms keys renew` gives one to who has none)",
+        ),
+        None => Err("an id (32 hexadecimal digits) or `*` comes first"),
     }
 }
 
@@ -162,6 +169,7 @@ mod tests {
         for (line, says) in [
             ("desk1", "an id (32 hexadecimal digits) or `*`"),
             ("\u{e9}", "an id"),
+            (&"ab".repeat(32), "a fingerprint names a certificate, not a client"),
             (&format!("{A} memory"), "memory=SIZE"),
             (&format!("{A} memory=0"), "memory=SIZE"),
             (&format!("{A} memory=101%"), "memory=SIZE"),

@@ -1,5 +1,5 @@
 //! Copies are made anew: of pages of which there are too few, because an agent was lost, or is about to leave, and of pages which an agent that stays wants
-//! taken away, because its host needs the memory. Of those no more go than it wants, but for what has gone before it says so.
+//! taken away, because its host needs the memory. Of those as many are under way as it wants, and no more but for a get or two: it wants others as they go.
 //!
 //! `repair` searches the tables -> gets the pages of an agent that has them -> `arrived` puts them into the write-back buffer, as if they had just been
 //! evicted. It is slow on purpose: evictions and faults go first.
@@ -305,6 +305,16 @@ impl<T: Transport> WriteBack<T> {
         let lane = self.agents.lane();
         let sources: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
         let (leaving, recalling) = (self.leaving(now), self.recalling().without(self.usable));
+        let recalling = recalling.agents().filter(|&agent| self.wants_more(agent)).collect();
         Shortage { copies: self.copies, leaving, recalling, sources }
+    }
+
+    /// Whether fewer pages are on their way from an agent than it wants taken away. They are until it has said that it has forgotten them.
+    fn wants_more(&self, agent: AgentId) -> bool {
+        let asked = self.repair.gets.values().filter(|get| get.agent == agent);
+        let asked: usize = asked.map(|get| get.pages.len()).sum();
+        let told = lock(&self.shared.tables).discards_of(agent);
+        let under_way = asked + told + self.agents.discards_under_way(agent);
+        under_way < self.agents.lane().recalled(agent) as usize
     }
 }

@@ -242,7 +242,11 @@ fn while_one_agent_is_away_the_other_gets_the_pages_alone_and_both_when_it_is_ba
 /// Answers gets with the bytes that [`evict`] has left in the buffer (zeros), everything else as it is.
 fn answer_with_pages(thread: &mut WriteBack<Script>, now: Instant) {
     let sent = thread.agents.take_sent();
-    for request in &sent {
+    answer_all(thread, now, &sent);
+}
+
+fn answer_all(thread: &mut WriteBack<Script>, now: Instant, sent: &[(ExchangeId, Control)]) {
+    for request in sent {
         let payload = match (request.1.op(), request.1.count()) {
             (Some(Op::Get), 1) => vec![0; PAGE as usize],
             (Some(Op::Get), count) => vec![0; usize::from(count) * (PAGE as usize + 16)],
@@ -320,6 +324,30 @@ fn pages_that_an_agent_wants_taken_away_move_to_another() {
     }
     assert!(held(&thread, 0) <= 10 && held(&thread, 1) >= 189);
     assert_eq!(thread.shortage_left().0, 0);
+}
+
+/// It says of none that it has forgotten it, so all that it was relieved of is still under way.
+#[test]
+fn no_more_pages_are_under_way_than_an_agent_wants_taken_away() {
+    let (mut thread, mut now) = (write_back(2), Instant::now());
+    (1..1000).for_each(|n| evict_zeros(&thread, n));
+    let held = |thread: &WriteBack<Script>| lock(&thread.shared.tables).held_by(AgentId(0));
+    let mut before = 0;
+    for step in 0..40 {
+        now += Duration::from_millis(100);
+        thread.turn(now, true);
+        thread.agents.ask_status(now);
+        if step == 10 {
+            before = held(&thread);
+            thread.agents.recall(AgentId(0), 100);
+        }
+        let forgets = |request: &(ExchangeId, Control)| request.1.op() == Some(Op::Discard);
+        let sent = thread.agents.take_sent();
+        let (_unanswered, sent): (Vec<_>, Vec<_>) = sent.into_iter().partition(forgets);
+        answer_all(&mut thread, now, &sent);
+    }
+    let relieved = before - held(&thread);
+    assert!(before > 300 && (100..=100 + 2 * PAGES_MAX as u64).contains(&relieved), "{relieved}");
 }
 
 /// The lane of the fault thread hears of the restart before this one hears the answer of the session before.
