@@ -4,6 +4,7 @@ use crate::core::Core;
 use crate::driver::{Driver, seconds_since_1970};
 use crate::follower::Follower;
 use crate::limits::{SPIN_MAX, THREADS_MAX};
+use crate::members::{JoinError, Joining, Members};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::numa::{Nodes, stay_on};
@@ -107,6 +108,7 @@ pub struct Agent {
     ended: Arc<Stop>,
     threads: Vec<JoinHandle<Ended>>,
     metrics: Option<Metrics>,
+    members: Option<Members>,
 }
 
 /// A loop that has ended, and why. Its socket is closed only when all have ended: until then the kernel divides the
@@ -199,6 +201,7 @@ impl Agent {
             ended: Arc::new(Stop::new()?),
             threads: Vec::new(),
             metrics: None,
+            members: None,
         };
         agent.set_export(config.export)?;
         if let Some(addr) = config.metrics {
@@ -232,6 +235,18 @@ impl Agent {
             (driver.run(), driver)
         };
         self.threads.push(std::thread::Builder::new().name("agent".into()).spawn(run)?);
+        self.renewals.push(renewal);
+        Ok(())
+    }
+
+    /// Becomes a member of the cluster: finds the other agents, and is found by them, until it is asked to stop.
+    ///
+    /// # Errors
+    /// If it cannot; it serves all the same.
+    pub fn join(&mut self, identity: &Identity, joining: Joining) -> Result<(), JoinError> {
+        let renewal = Arc::new(Renewal::new()?);
+        let parts = (self.shared.clone(), self.stop.clone(), renewal.clone());
+        self.members = Some(Members::spawn(parts, identity, self.addr, joining)?);
         self.renewals.push(renewal);
         Ok(())
     }
@@ -310,6 +325,9 @@ impl Agent {
 
     fn finish(&mut self, grace: Duration) -> io::Result<()> {
         self.stop.request(grace);
+        if let Some(members) = self.members.take() {
+            members.join();
+        }
         let ended: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
         if let Some(metrics) = self.metrics.take() {
             metrics.join();

@@ -2,9 +2,10 @@
 
 use crate::agent::Config;
 use crate::limits::{DRAIN_MAX, SPIN_MAX, THREADS_MAX, THREADS_USUAL};
+use crate::members::Joining;
 use clap::{ArgAction, Parser};
 use gms_policy::{Bytes, Export, Size};
-use gms_transport::message::Version;
+use gms_transport::message::{Version, Zone};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Error as _, Visitor};
 use std::fmt;
@@ -44,6 +45,14 @@ pub struct Args {
     /// Address or host name, and TCP port, to serve metrics on, at /metrics, for Prometheus [default: none]
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<HostPort>,
+    /// Agents of the cluster to become a member with; may be given several times, and each may be a name with many addresses.
+    /// Without it the agent is a member that others join
+    #[arg(long, value_name = "HOST:PORT")]
+    join: Vec<HostPort>,
+    /// Where this machine stands, as rack-7: members are told [default: none]
+    #[arg(long, value_name = "LABEL")]
+    #[serde(deserialize_with = "zone")]
+    zone: Option<Zone>,
     /// Export huge pages of 2 MiB; as many must be free (vm.nr_hugepages)
     #[arg(long)]
     huge: bool,
@@ -194,6 +203,8 @@ pub struct Options {
     pub keys: PathBuf,
     /// Where to serve metrics.
     pub metrics: Option<HostPort>,
+    /// Whom to join, and where the agent stands.
+    pub joining: Joining,
     /// Whether to export huge pages.
     pub huge: bool,
     /// Threads that serve.
@@ -241,11 +252,16 @@ impl Args {
         if (self.huge || file.huge) && matches!(export, Ok(Export::Auto { .. })) {
             return Err(UsageError::Huge);
         }
+        let join = if self.join.is_empty() { file.join } else { self.join };
         Ok(Options {
             listen: need("listen", self.listen.or(file.listen))?,
             export: export?,
             keys: need("keys", self.keys.or(file.keys))?,
             metrics: self.metrics.or(file.metrics),
+            joining: Joining {
+                seeds: join.into_iter().map(|HostPort(name)| name).collect(),
+                zone: self.zone.or(file.zone).unwrap_or_default(),
+            },
             huge: self.huge || file.huge,
             threads: threads(self.threads.or(file.threads))?,
             spin: duration("spin", self.spin.or(file.spin), micro, SPIN_MAX, SPIN_LIMIT)?,
@@ -323,6 +339,15 @@ fn read(path: &Path) -> Result<Args, UsageError> {
         let message = error.message().lines().collect::<Vec<_>>().join("; ");
         UsageError::Config { path: path.into(), line, message }
     })
+}
+
+/// Reads a zone from a configuration file.
+///
+/// # Errors
+/// If it is none.
+fn zone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Zone>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(|error| D::Error::custom(format!("'{text}' is {error}")))
 }
 
 /// Reads a size from a configuration file: a string, or a whole number of bytes.
@@ -424,6 +449,24 @@ mod tests {
         assert_eq!((options.spin, options.drain), (Duration::ZERO, DRAIN_DEFAULT));
         assert_eq!(options.level, tracing::Level::ERROR);
         assert_eq!(resolve(&[], file).expect("complete").level, tracing::Level::DEBUG);
+    }
+
+    #[test]
+    fn whom_to_join_is_a_list_and_a_zone_a_label() {
+        let file = "listen = \"[::1]:1\"\nexport = \"4G\"\nkeys = \"k\"\n";
+        let more = format!("{file}join = [\"a:1\", \"b:2\"]\nzone = \"rack-7\"\n");
+        let joining = resolve(&[], &more).expect("complete").joining;
+        assert_eq!(
+            (&joining.seeds[..], joining.zone.label()),
+            (&["a:1".into(), "b:2".into()][..], "rack-7")
+        );
+        let joining =
+            resolve(&["--join", "c:3", "--zone", "r.8"], &more).expect("complete").joining;
+        assert_eq!((&joining.seeds[..], joining.zone.label()), (&["c:3".into()][..], "r.8"));
+        assert_eq!(resolve(&[], file).expect("complete").joining, Joining::default());
+        let wrong = resolve(&[], &format!("{file}zone = \"a b\"\n")).expect_err("wrong");
+        assert!(wrong.to_string().contains(".toml:4: 'a b' is not a zone"), "{wrong}");
+        assert!(resolve(&[], &format!("{file}join = [\"nowhere\"]\n")).is_err());
     }
 
     #[test]

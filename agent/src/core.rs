@@ -15,8 +15,9 @@ use crate::store::{Found, Store, TenantId};
 use crate::tenants::{Session, TenantKey, Tenants};
 use gms_policy::ContentId;
 use gms_transport::message::{
-    Control, FEATURE_RECALL, Feedback, HelloReply, HelloRequest, Op, PAGE_SHIFT, PAGES_MAX,
-    PageDescriptor, PagesRequest, Status, StatusReply, WorkloadId,
+    Control, FEATURE_RECALL, Feedback, GossipReply, HelloReply, HelloRequest, MemberEntry,
+    MembersReply, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor, PagesRequest, Status, StatusReply,
+    WorkloadId,
 };
 use gms_transport::{CloseCode, ExchangeId, LinkId, PeerIdentity};
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ use zerocopy::byteorder::little_endian::U64;
 #[cfg(test)]
 mod tests;
 
-/// Most slices of a reply's payload: the descriptors, and of each page what its frame holds and its tail.
+/// Most slices of a reply's payload: the descriptors (or members), and of each page what its frame holds and its tail.
 const SLICES_MAX: usize = 1 + 2 * PAGES_MAX;
 
 /// When something is handled.
@@ -70,9 +71,9 @@ impl Reply<'_> {
     /// The payload's slices, in order, and how many of the array they are.
     pub fn payload(&self) -> ([&[u8]; SLICES_MAX], usize) {
         let (mut slices, mut used) = ([&[][..]; SLICES_MAX], 0);
-        let Pages { store, found, descriptors } = &self.pages;
+        let Pages { store, found, head } = &self.pages;
         let pages = found.iter().flat_map(|page| store.read(page));
-        for slice in std::iter::once(descriptors.as_bytes()).chain(pages) {
+        for slice in std::iter::once(*head).chain(pages) {
             if !slice.is_empty() {
                 slices[used] = slice;
                 used += 1;
@@ -86,7 +87,8 @@ impl Reply<'_> {
 struct Pages<'a> {
     store: &'a Store,
     found: &'a mut Vec<Found>,
-    descriptors: &'a [PageDescriptor],
+    /// What comes before them: their descriptors, or instead of them the members.
+    head: &'a [u8],
 }
 
 impl std::fmt::Debug for Pages<'_> {
@@ -136,6 +138,8 @@ pub struct Core {
     /// Pages of the reply at hand, and their descriptors if it has any.
     found: Vec<Found>,
     descriptors: Vec<PageDescriptor>,
+    /// The members, if the reply at hand tells them.
+    members: Vec<MemberEntry>,
     stats: Arc<Stats>,
     tick_at: Option<Instant>,
     /// When few dead pages are looked for next.
@@ -167,6 +171,7 @@ impl Core {
             exchanges: BTreeMap::new(),
             found: Vec::with_capacity(PAGES_MAX),
             descriptors: Vec::with_capacity(PAGES_MAX),
+            members: Vec::new(),
             stats,
             tick_at: None,
             sweep_at: now,
@@ -310,6 +315,8 @@ impl Core {
                 (Some(Op::Discard), Some(tenant)) => self.discard(tenant, &request),
                 (Some(Op::Goodbye), Some(_)) => (self.goodbye(at.now, exchange.link, &control), 0),
                 (Some(Op::Status | Op::Grant), _) => (self.status(&control), 0),
+                (Some(Op::Gossip), _) => (self.gossip(exchange.link, &request), 0),
+                (Some(Op::Members), _) => (self.tell_members(&control), 0),
                 _ => (control.reply(Status::Unsupported), 0),
             },
         };
@@ -432,6 +439,9 @@ impl Core {
             None | Some(Op::Delegate | Op::Epoch | Op::Atomic | Op::Block) => {
                 return Err(Status::Unsupported);
             }
+            Some(Op::Gossip | Op::Members) if self.shared.bulletin.get().is_none() => {
+                return Err(Status::Unsupported);
+            }
             _ => {}
         }
         let admitted = self.admit_session(tenants, link, control)?;
@@ -452,7 +462,10 @@ impl Core {
         control: &Control,
     ) -> Result<Admitted, Status> {
         let link = self.links.get(&link).ok_or(Status::Denied)?;
-        if matches!(control.op(), Some(Op::Hello | Op::Status)) {
+        if control.op() == Some(Op::Gossip) && !link.peer.is_node {
+            return Err(Status::Denied);
+        }
+        if matches!(control.op(), Some(Op::Hello | Op::Status | Op::Gossip | Op::Members)) {
             return Ok((link.client, None));
         }
         let session = link.session.ok_or(Status::Denied)?;
@@ -518,6 +531,25 @@ impl Core {
             }
             _ => reply,
         }
+    }
+
+    /// A packet for the thread that gossips.
+    fn gossip(&self, link: LinkId, request: &Exchange) -> Control {
+        let control = &request.control;
+        let (Some(link), Some(bulletin)) = (self.links.get(&link), self.shared.bulletin.get())
+        else {
+            return control.reply(Status::Denied);
+        };
+        let known = bulletin.incarnation(link.peer.id);
+        let answer = GossipReply::new(self.shared.store.frames(), known);
+        control.reply(bulletin.post(&link.peer, request.head())).with_answer(answer)
+    }
+
+    /// Who is a member.
+    fn tell_members(&mut self, control: &Control) -> Control {
+        let (store, bulletin) = (&self.shared.store, self.shared.bulletin.get());
+        self.members = bulletin.map(|bulletin| bulletin.list(store)).unwrap_or_default();
+        control.reply(Status::Ok).with_answer(MembersReply::new(self.members.len() as u16))
     }
 
     fn get(&mut self, tenant: TenantId, request: &Exchange) -> Control {
@@ -623,8 +655,12 @@ impl Core {
             recall: link.map_or(0, |link| self.shared.recall(at.now, link.session)),
             ..Feedback::default()
         };
-        let descriptors = if self.found.is_empty() { &[] } else { &self.descriptors[..] };
-        let pages = Pages { store, found: &mut self.found, descriptors };
+        let head = match (control.op(), self.found.is_empty()) {
+            (Some(Op::Members), _) => self.members.as_bytes(),
+            (_, true) => &[],
+            (_, false) => self.descriptors.as_bytes(),
+        };
+        let pages = Pages { store, found: &mut self.found, head };
         let control = control.with_feedback(feedback);
         Answer::Reply(Reply { exchange, control, pages })
     }

@@ -141,7 +141,7 @@ impl<T: Transport> Driver<T> {
         let (link, answer) = match event {
             Event::Connected { link, peer } => {
                 if shared.may_log(at.now) {
-                    let PeerIdentity { id, fingerprint, addr } = peer;
+                    let PeerIdentity { id, fingerprint, addr, .. } = peer;
                     tracing::info!(%addr, client = %id, certificate = %fingerprint, "connected");
                 }
                 (link, core.handle_connected(at.now, link, peer))

@@ -136,6 +136,11 @@ impl Exchange {
         self.received == self.control.payload_len as usize
     }
 
+    /// Its payload, if it brings no pages.
+    pub(crate) fn head(&self) -> &[u8] {
+        &self.head
+    }
+
     /// The pages named by descriptors; none if the request names none so.
     pub(crate) fn descriptors(&self) -> &[PageDescriptor] {
         <[PageDescriptor]>::ref_from_bytes(&self.head).unwrap_or_default()

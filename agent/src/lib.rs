@@ -4,13 +4,15 @@
 //! |---|---|
 //! | pages | [`slab`] (frames), `warmer`, `write_behind`, [`numa`], [`store`] (which page is where) |
 //! | decisions, without sockets or clocks | [`core`] (one a thread), [`shared`] by all of them: [`clients`], [`tenants`]; `exchange` |
-//! | the loops, one a thread, the only users of the transport | [`driver`], [`spin`] |
+//! | the loops, one a thread, the only users of the transport that serves | [`driver`], [`spin`] |
+//! | which other agents there are | [`members`], a thread with links of its own; `bulletin` between it and the loops |
 //! | reports | [`stats`], [`metrics`], [`log`] |
 //! | the machine | [`memory`] (how much there is), [`cgroup`], `follower` (the export follows it) |
 //! | the program | [`agent`], [`cli`], [`check`] |
 
 pub mod agent;
 mod ages;
+mod bulletin;
 pub mod cgroup;
 pub mod check;
 pub mod cli;
@@ -21,6 +23,7 @@ mod exchange;
 mod follower;
 pub mod limits;
 pub mod log;
+pub mod members;
 pub mod memory;
 pub mod metrics;
 pub mod numa;

@@ -85,6 +85,41 @@ pub const DRAIN_MAX: Duration = Duration::from_secs(3600);
 /// Time for the last packets of a drain.
 pub const FAREWELL: Duration = Duration::from_millis(200);
 
+/// A member is probed this often.
+pub const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// If it does not answer by then, others are asked to probe it.
+pub const PROBE_RTT: Duration = Duration::from_millis(300);
+/// So many others; also to how many at a time changes are told.
+pub const PROBES_INDIRECT: usize = 3;
+/// A member that did not answer a probe is gone unless it contradicts by then.
+pub const SUSPECT_FOR: Duration = Duration::from_secs(3);
+/// For how long it is known that a node is gone.
+pub const GONE_FOR: Duration = Duration::from_secs(300);
+/// Each change is told so many times, at most this often.
+pub const GOSSIP_TIMES: u8 = 10;
+/// See [`GOSSIP_TIMES`].
+pub const GOSSIP_EVERY: Duration = Duration::from_millis(200);
+/// Period at which a member, one that is gone, and who is meant by `--join` are asked for members: what a broken network has parted unites.
+pub const UNITE_EVERY: Duration = Duration::from_secs(15);
+/// The same for who is meant by `--join`, while no member is known.
+pub const JOIN_EVERY: Duration = Duration::from_secs(1);
+/// Shortest time between two incarnations that an agent takes because others believe in later ones.
+pub const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// Packets of gossip that wait to be sent, or to be read; more are lost, as SWIM can bear.
+pub const PACKETS_MAX: usize = 256;
+/// Packets of one node that wait to be read.
+pub const PACKETS_OF_ONE_MAX: usize = 16;
+/// Packets that wait for one link to come up.
+pub const PACKETS_BEHIND_MAX: usize = 8;
+/// Links to other agents.
+pub const PEER_LINKS_MAX: usize = 64;
+/// A link to another agent that has carried nothing for this long is closed.
+pub const PEER_LINK_IDLE: Duration = Duration::from_secs(60);
+/// Addresses that the names after `--join` may have together.
+pub const SEEDS_MAX: usize = 64;
+/// Time in which an agent that ends tells members.
+pub const LEAVE: Duration = Duration::from_secs(1);
+
 /// Lines of the log that wait to be written; more are lost.
 pub const LOG_LINES_MAX: usize = 1024;
 /// Lines of the log a second about links and workloads that come and go.
@@ -109,6 +144,8 @@ const _: () = {
     assert!(THREADS_USUAL <= THREADS_MAX && RETRY_MARK.is_multiple_of(THREADS_MAX));
     assert!(WARM_STEP < WARM_AHEAD && WARM_STEP.is_power_of_two());
     assert!(CREDITS_MAX <= u32::MAX as u64);
+    assert!(PROBE_RTT.as_millis() * 3 <= PROBE_EVERY.as_millis());
+    assert!(PACKETS_OF_ONE_MAX < PACKETS_MAX && PEER_LINKS_MAX < LINKS_MAX);
     assert!(TICK.as_millis() < LEASE_MIN.as_millis());
     assert!(FAREWELL.as_millis() < LEASE_MIN.as_millis());
 };

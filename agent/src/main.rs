@@ -8,6 +8,7 @@ use gms_agent::log::Log;
 use gms_agent::memory::Memory;
 use gms_policy::Bytes;
 use gms_transport::keys::{self, Identity, KeysError, Role};
+use gms_transport::message::Version;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
@@ -95,6 +96,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         metrics = agent.metrics_addr().map(tracing::field::display),
         "listening"
     );
+    join(&mut agent, options, &identity);
     wait(&signals, &mut agent, options, &mut identity)?;
     // A second signal ends the process at once, as it would any other. SIGHUP stays blocked.
     ends.thread_unblock().map_err(io::Error::from)?;
@@ -103,6 +105,16 @@ fn run(options: &Options) -> Result<(), Failure> {
     agent.stop(options.drain)?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Becomes a member of the cluster. An agent that cannot serves all the same.
+fn join(agent: &mut Agent, options: &Options, identity: &Identity) {
+    if options.protocol < Version::V2 {
+        return;
+    }
+    if let Err(error) = agent.join(identity, options.joining.clone()) {
+        tracing::warn!(%error, "the agent is no member: others do not find it");
+    }
 }
 
 /// Waits for the request to end, or for the end of the agent. SIGHUP has the keys and the export read again; once a day it is

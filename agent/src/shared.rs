@@ -3,6 +3,7 @@
 //! Accounts have one lock, held for tens of nanoseconds two or three times a request, and never over work on pages: whoever does that
 //! [holds](Tenants::hold) the tenant meanwhile. Lock order: accounts, or any lock of the [`Store`]; never both.
 
+use crate::bulletin::Bulletin;
 use crate::limits::TRIM_IDLE;
 use crate::quota::Quota;
 use crate::stats::Gauges;
@@ -12,7 +13,7 @@ use gms_policy::{PageCount, Recall};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 /// The state of an agent that is not of one thread.
@@ -21,6 +22,8 @@ pub struct Shared {
     pub store: Store,
     /// What is told of all threads together.
     pub gauges: Arc<Gauges>,
+    /// Once the agent is a member.
+    pub(crate) bulletin: OnceLock<Arc<Bulletin>>,
     accounts: Mutex<Tenants>,
     /// What every turn of a loop asks of the accounts, without their lock.
     dead_pages: AtomicU64,
@@ -45,6 +48,7 @@ impl Shared {
         Self {
             store,
             gauges: Arc::default(),
+            bulletin: OnceLock::new(),
             // The standard library's hashers are the random numbers which it has.
             accounts: Tenants::new(RandomState::new().build_hasher().finish()).into(),
             dead_pages: 0.into(),

@@ -205,6 +205,7 @@ numbers! {
     oldest_age_s "oldest_page_age_seconds" "Age of the oldest page",
     tenants "tenants" "Workloads which have not ended",
     certificate_expires_s "certificate_expiry_timestamp_seconds" "When the agent's certificate expires, in seconds since 1970",
+    members "members" "Agents that are members, this one included; 0: it is none",
     draining "draining" "1 from the request to stop on, else 0",
     ;
     gauge links "links" "Links open",

@@ -23,7 +23,7 @@ _gms__agent() {
 
     case "${cmd}" in
         gms__agent)
-            opts="-q -v -h -V --listen --export --keys --metrics --huge --threads --spin --drain --check --config --quiet --verbose --help --version"
+            opts="-q -v -h -V --listen --export --keys --metrics --join --zone --huge --threads --spin --drain --check --config --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -42,6 +42,14 @@ _gms__agent() {
                     return 0
                     ;;
                 --metrics)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --join)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --zone)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -2,6 +2,8 @@ complete -c gms-agent -l listen -d 'Address or host name, and UDP port, to liste
 complete -c gms-agent -l export -d 'Memory to export: 512M, 4G, or a share of all memory (of the machine, or what its cgroup allows), as 40%; or auto, what the host can spare from moment to moment, as auto:1G..16G at least and at most so much' -r
 complete -c gms-agent -l keys -d 'Directory with ca.pem, node.pem, node-key.pem; revoked.txt if somebody was revoked, allowed.txt if not everybody may use it' -r -F
 complete -c gms-agent -l metrics -d 'Address or host name, and TCP port, to serve metrics on, at /metrics, for Prometheus [default: none]' -r
+complete -c gms-agent -l join -d 'Agents of the cluster to become a member with; may be given several times, and each may be a name with many addresses. Without it the agent is a member that others join' -r
+complete -c gms-agent -l zone -d 'Where this machine stands, as rack-7: members are told [default: none]' -r
 complete -c gms-agent -l threads -d 'Threads that serve, 1 to 16, each kept to one NUMA node if there are several; links are divided among them [default: half of the CPUs that the agent may use, at least 1 and at most 8]' -r
 complete -c gms-agent -l spin -d 'Longest spin before blocking, in microseconds; 0 never spins [default: 50]' -r
 complete -c gms-agent -l drain -d 'On SIGTERM or SIGINT wait so long for workloads to end or to take their pages away [default: 2]' -r

@@ -33,6 +33,8 @@ pub struct AgentSetup<'a> {
     keys: PathBuf,
     namespace: Option<&'a Namespace>,
     group: Option<&'a MemoryGroup>,
+    /// The program that runs it, with its arguments.
+    through: Vec<OsString>,
     args: Vec<String>,
     old: bool,
     limit: Duration,
@@ -44,10 +46,21 @@ impl<'a> AgentSetup<'a> {
     /// On a free port of the loopback, with the keys of the tests.
     pub fn new(export: Mib) -> AgentSetup<'a> {
         let listen = "127.0.0.1:0".to_string();
-        let (keys, args) = (keys().to_path_buf(), Vec::new());
+        let (keys, args, through) = (keys().to_path_buf(), Vec::new(), Vec::new());
         let export = vec!["--export".into(), format!("{}M", export.0).into()];
         let (namespace, group, old, limit, unprivileged) = (None, None, false, AGENT_LIMIT, None);
-        AgentSetup { export, listen, keys, namespace, group, args, old, limit, unprivileged }
+        AgentSetup {
+            export,
+            listen,
+            keys,
+            namespace,
+            group,
+            through,
+            args,
+            old,
+            limit,
+            unprivileged,
+        }
     }
 
     /// Which follows its host, up to an amount.
@@ -105,6 +118,15 @@ impl<'a> AgentSetup<'a> {
         self
     }
 
+    /// Run by another program, which is given its command line.
+    pub fn through(
+        mut self,
+        line: impl IntoIterator<Item = impl Into<OsString>>,
+    ) -> AgentSetup<'a> {
+        self.through = line.into_iter().map(Into::into).collect();
+        self
+    }
+
     /// With further options.
     pub fn args<const N: usize>(mut self, args: [&str; N]) -> AgentSetup<'a> {
         self.args.extend(args.map(String::from));
@@ -118,6 +140,7 @@ impl<'a> AgentSetup<'a> {
             argv.extend(namespace.enter());
         }
         argv.extend(self.group.iter().flat_map(|group| group.enter()));
+        argv.extend(self.through);
         match self.unprivileged {
             None => argv.push(binary("gms-agent").into()),
             Some(copy) => {

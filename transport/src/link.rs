@@ -122,6 +122,8 @@ pub struct PeerIdentity {
     pub fingerprint: Fingerprint,
     /// Where it is.
     pub addr: SocketAddr,
+    /// Whether its certificate is a node's, with an id: then it is an agent.
+    pub is_node: bool,
 }
 
 /// Measurements of a link's path.

@@ -183,7 +183,8 @@ impl Client<Script> {
     pub(super) fn come_up(&mut self, now: Instant, agent: AgentId) -> (ExchangeId, Control) {
         let addr = self.lane.peers[usize::from(agent.0)].address.socket;
         let (id, fingerprint) = (PeerId::Issued([agent.0; 16]), Fingerprint([agent.0; 32]));
-        let (link, peer) = (self.lane.link(agent), PeerIdentity { id, fingerprint, addr });
+        let peer = PeerIdentity { id, fingerprint, addr, is_node: true };
+        let link = self.lane.link(agent);
         self.play(Event::Connected { link, peer });
         self.settle(now);
         *self.lane.transport.sent.last().expect("a hello")

@@ -78,11 +78,15 @@ pub enum Op {
     Atomic = 10,
     /// Reserved: a block of the cluster's file cache.
     Block = 11,
+    /// What an agent tells another of the members: a packet of SWIM.
+    Gossip = 12,
+    /// Ask which agents are members.
+    Members = 13,
 }
 
 impl Op {
     /// Every operation that this build knows.
-    pub const ALL: [Op; 11] = [
+    pub const ALL: [Op; 13] = [
         Op::Hello,
         Op::Get,
         Op::Put,
@@ -94,7 +98,14 @@ impl Op {
         Op::Epoch,
         Op::Atomic,
         Op::Block,
+        Op::Gossip,
+        Op::Members,
     ];
+
+    /// Whether version 1 of the protocol has it.
+    pub(super) fn is_of_version_1(self) -> bool {
+        (self as u8) < Op::Block as u8
+    }
 
     pub(super) fn from_byte(byte: u8) -> Option<Op> {
         Op::ALL.into_iter().find(|op| *op as u8 == byte)

@@ -13,6 +13,7 @@
 
 mod feedback;
 mod header;
+pub mod members;
 mod pages;
 mod reserved;
 mod session;
@@ -26,6 +27,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use self::feedback::Feedback;
 pub use self::header::{DecodeError, Op, Priority, Status, Version, WorkloadId, flags};
+pub use self::members::{GossipReply, MemberEntry, MembersReply, Zone};
 pub use self::pages::{DiscardReply, DiscardRequest, PageDescriptor, PagesReply, PagesRequest};
 pub use self::reserved::{AtomicReply, AtomicRequest, BlockRequest, EpochRequest};
 pub use self::session::{
@@ -337,7 +339,9 @@ impl Control {
             (Op::Atomic, true) => self.answer::<AtomicReply>().is_valid(),
             (Op::Epoch, false) => self.body::<EpochRequest>().is_valid(),
             (Op::Block, false) => self.body::<BlockRequest>().is_valid(),
-            (Op::Status | Op::Goodbye | Op::Delegate, false) => {
+            (Op::Gossip, true) => self.answer::<GossipReply>().is_valid(),
+            (Op::Members, true) => self.answer::<MembersReply>().is_valid(),
+            (Op::Status | Op::Goodbye | Op::Delegate | Op::Gossip | Op::Members, false) => {
                 self.body::<Nothing<BODY_LEN>>().is_valid()
             }
             (_, true) => self.answer::<Nothing<ANSWER_LEN>>().is_valid(),
@@ -387,6 +391,7 @@ impl Control {
     pub fn reply_max(&self) -> usize {
         let payload = match (self.op(), self.is_reply()) {
             (Some(Op::Get), false) => self.body::<PagesRequest>().reply_max(),
+            (Some(Op::Members), false) => members::MEMBERS_MAX * MemberEntry::LEN,
             _ => 0,
         };
         CONTROL_LEN + payload
@@ -400,6 +405,11 @@ impl Control {
             (Op::Discard, false) => {
                 let ids = u32::from(self.body::<DiscardRequest>().count) * 8;
                 ids..=ids
+            }
+            (Op::Gossip, false) => 1..=members::GOSSIP_LEN_MAX as u32,
+            (Op::Members, true) => {
+                let entries = usize::from(self.answer::<MembersReply>().count) * MemberEntry::LEN;
+                entries as u32..=entries as u32
             }
             _ => 0..=0,
         }

@@ -50,9 +50,23 @@ fn all() -> Vec<Control> {
     ]
 }
 
+/// What came after version 1.
+fn newer() -> Vec<Control> {
+    let gossip = Control::request(Op::Gossip, 11, WORKLOAD);
+    let members = Control::request(Op::Members, 12, WORKLOAD);
+    vec![
+        long(gossip, 1),
+        long(gossip, super::members::GOSSIP_LEN_MAX),
+        gossip.reply(Status::Ok).with_answer(GossipReply::new(7, Some(u64::MAX))),
+        gossip.reply(Status::Denied),
+        members,
+        long(members.reply(Status::Ok).with_answer(MembersReply::new(3)), 3 * MemberEntry::LEN),
+    ]
+}
+
 #[test]
 fn what_constructors_make_decodes_to_itself() {
-    for control in all() {
+    for control in all().into_iter().chain(newer()) {
         assert_eq!(Control::decode(&bytes(&control)), Ok(control));
     }
     for op in [Op::Delegate, Op::Epoch, Op::Atomic, Op::Block] {
@@ -219,7 +233,7 @@ fn version_1_echoes_what_its_pagers_check() {
     let mut long = Control::put(3, WORKLOAD, 5);
     long.flags |= flags::LENGTHS;
     let block = Control::request(Op::Block, 1, WORKLOAD);
-    for new in [long, block] {
+    for new in [long, block].into_iter().chain(newer()) {
         assert_eq!(v1::encode(&new), Err(DecodeError::TooNew));
     }
 }
@@ -254,10 +268,11 @@ fn version_1_has_the_bytes_that_it_always_had() {
 proptest! {
     #[test]
     fn whatever_comes_is_refused_or_within_its_bounds(
-        which in 0usize..15, damage in prop::collection::vec((0usize..CONTROL_LEN, any::<u8>()), 0..6),
+        which in 0usize..21, damage in prop::collection::vec((0usize..CONTROL_LEN, any::<u8>()), 0..6),
         old in any::<bool>(),
     ) {
-        let control = all()[which];
+        let control = all().into_iter().chain(newer()).nth(which).expect("so many");
+        let old = old && which < 15;
         let mut wire = if old { v1::encode(&control).unwrap() } else { bytes(&control) };
         damage.into_iter().for_each(|(at, byte)| wire[at] = byte);
         let asked = Control::get(1, WORKLOAD, 9);

@@ -53,7 +53,7 @@ const _: () = assert!(size_of::<Wire>() == CONTROL_LEN);
 /// # Errors
 /// If that version has no such message.
 pub(crate) fn encode(control: &Control) -> Result<[u8; CONTROL_LEN], DecodeError> {
-    if control.has_lengths() || control.op().is_none_or(|op| op == Op::Block) {
+    if control.has_lengths() || control.op().is_none_or(|op| !op.is_of_version_1()) {
         return Err(DecodeError::TooNew);
     }
     let mut wire = Wire::new_zeroed();
@@ -114,7 +114,7 @@ pub(crate) fn decode(
     if wire.version != VERSION {
         return Err(DecodeError::Version { theirs: wire.version });
     }
-    let op = Op::from_byte(wire.op).filter(|op| *op != Op::Block);
+    let op = Op::from_byte(wire.op).filter(|op| op.is_of_version_1());
     let status = Status::from_byte(wire.status);
     let (Some(op), Some(status)) = (op, status) else {
         return Err(DecodeError::Unknown { op: wire.op, status: wire.status });

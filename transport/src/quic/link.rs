@@ -18,7 +18,7 @@ use super::limits::{
     CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX, SEND_WINDOW,
 };
 use super::{close, tls};
-use crate::keys::bearer::Bearer;
+use crate::keys::{Role, bearer::Bearer};
 use crate::message::{DecodeError, PAYLOAD_MAX, Priority, Version, v1};
 use crate::reader::{MessageReader, Piece};
 use crate::{
@@ -469,7 +469,9 @@ impl Link {
         self.state = State::Open;
         self.version = tls::version(&self.conn);
         self.counts_until = None;
-        let peer = PeerIdentity { id: bearer.id, fingerprint: bearer.fingerprint, addr };
+        let (id, fingerprint) = (bearer.id, bearer.fingerprint);
+        let is_node = bearer.role == Some(Role::Node);
+        let peer = PeerIdentity { id, fingerprint, addr, is_node };
         events.push_back(Event::Connected { link: self.id, peer });
         self.accept(now, events);
     }

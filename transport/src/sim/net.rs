@@ -406,7 +406,8 @@ impl State {
         let peer = link.peer;
         let identity = self.nodes.get(&peer).map_or(0, |node| node.identity);
         let fingerprint = Fingerprint([identity; 32]);
-        let peer = PeerIdentity { id: PeerId::Issued([identity; 16]), fingerprint, addr: peer };
+        let node = PeerId::Issued([identity; 16]);
+        let peer = PeerIdentity { id: node, fingerprint, addr: peer, is_node: false };
         self.tell(at, addr, Event::Connected { link: id, peer });
     }
 

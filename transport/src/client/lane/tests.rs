@@ -97,7 +97,7 @@ impl Play {
     /// The link comes up, and this node is at its other end.
     fn meet(&mut self, agent: AgentId, id: PeerId) -> Vec<ClientEvent> {
         let addr = self.client.lane.peers[usize::from(agent.0)].address.socket;
-        let peer = PeerIdentity { id, fingerprint: Fingerprint([9; 32]), addr };
+        let peer = PeerIdentity { id, fingerprint: Fingerprint([9; 32]), addr, is_node: true };
         let link = self.client.lane.link(agent);
         self.event(Event::Connected { link, peer })
     }

@@ -1,0 +1,146 @@
+//! Between the threads that serve and the one that gossips: packets one way, the list of members the other.
+
+use crate::limits::{PACKETS_MAX, PACKETS_OF_ONE_MAX};
+use crate::store::{Store, lock};
+use gms_transport::message::{MemberEntry, Status};
+use gms_transport::{PeerId, PeerIdentity};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+/// A packet of gossip, and on whose link it came.
+#[derive(Debug)]
+pub(crate) struct Letter {
+    pub from: [u8; 16],
+    pub ip: IpAddr,
+    pub packet: Vec<u8>,
+}
+
+/// What has come for the thread that gossips.
+#[derive(Debug, Default)]
+pub(crate) struct Mail {
+    pub letters: Vec<Letter>,
+    /// Addresses of the names after `--join`, when they were looked up, and what was wrong.
+    pub seeds: Option<(Vec<SocketAddr>, Vec<String>)>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Bulletin {
+    mail: Mutex<Mail>,
+    members: Mutex<Arc<[MemberEntry]>>,
+    has_left: AtomicBool,
+    /// Readable while there is mail.
+    wake: EventFd,
+}
+
+impl Bulletin {
+    /// Without members yet.
+    pub(crate) fn new() -> io::Result<Self> {
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let (mail, members) = (Mutex::default(), Mutex::new(Arc::new([]) as Arc<[_]>));
+        Ok(Self { mail, members, has_left: false.into(), wake })
+    }
+
+    /// Takes a packet that came on a link of `peer`. One that is lost is answered by ok as well: SWIM asks others then.
+    pub(crate) fn post(&self, peer: &PeerIdentity, packet: &[u8]) -> Status {
+        let (PeerId::Issued(from), true) = (peer.id, peer.is_node) else { return Status::Denied };
+        if self.has_left.load(Relaxed) {
+            return Status::Draining;
+        }
+        let letters = &mut lock(&self.mail).letters;
+        let of_one = letters.iter().filter(|letter| letter.from == from).count();
+        if letters.len() < PACKETS_MAX && of_one < PACKETS_OF_ONE_MAX {
+            let ip = peer.addr.ip().to_canonical();
+            letters.push(Letter { from, ip, packet: packet.to_vec() });
+            self.wake();
+        }
+        Status::Ok
+    }
+
+    /// The names after `--join` have been looked up.
+    pub(crate) fn post_seeds(&self, found: (Vec<SocketAddr>, Vec<String>)) {
+        lock(&self.mail).seeds = Some(found);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // Fails only when its count is full, and then it is readable, which is all that is wanted.
+        let _ = self.wake.write(1);
+    }
+
+    /// What has come since.
+    pub(crate) fn take(&self) -> Mail {
+        // Fails only when it was not readable.
+        let _ = self.wake.read();
+        std::mem::take(&mut *lock(&self.mail))
+    }
+
+    /// Tells the threads that serve who is a member.
+    pub(crate) fn publish(&self, members: Vec<MemberEntry>) {
+        *lock(&self.members) = members.into();
+    }
+
+    /// From now on this agent is no member.
+    pub(crate) fn leave(&self) {
+        self.has_left.store(true, Relaxed);
+    }
+
+    /// The members, this agent the first.
+    pub(crate) fn members(&self) -> Arc<[MemberEntry]> {
+        lock(&self.members).clone()
+    }
+
+    /// The same with what this agent knows of itself.
+    pub(crate) fn list(&self, store: &Store) -> Vec<MemberEntry> {
+        let mut members = self.members().to_vec();
+        if let Some(own) = members.first_mut() {
+            (own.frames, own.frames_free) = (store.frames(), store.frames_free());
+            own.load_age_ms = 0;
+        }
+        members
+    }
+
+    /// The incarnation in which `peer` is known.
+    pub(crate) fn incarnation(&self, peer: PeerId) -> Option<u64> {
+        let members = self.members();
+        let known = members.iter().find(|member| PeerId::Issued(member.node) == peer)?;
+        Some(known.incarnation)
+    }
+}
+
+impl AsFd for Bulletin {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gms_transport::Fingerprint;
+
+    fn peer(id: u8, is_node: bool) -> PeerIdentity {
+        let (id, addr) = (PeerId::Issued([id; 16]), ([127, 0, 0, 1], 7).into());
+        PeerIdentity { id, fingerprint: Fingerprint([0; 32]), addr, is_node }
+    }
+
+    #[test]
+    fn gossip_is_of_nodes_only_and_one_node_does_not_take_the_place_of_others() {
+        let bulletin = Bulletin::new().expect("a descriptor");
+        assert_eq!(bulletin.post(&peer(1, false), &[0]), Status::Denied);
+        for _ in 0..2 * PACKETS_MAX {
+            assert_eq!(bulletin.post(&peer(2, true), &[0]), Status::Ok);
+        }
+        assert_eq!(bulletin.post(&peer(3, true), &[0]), Status::Ok);
+        let letters = bulletin.take().letters;
+        assert_eq!(letters.len(), PACKETS_OF_ONE_MAX + 1);
+        assert_eq!(letters.last().map(|letter| letter.from), Some([3; 16]));
+        assert!(bulletin.take().letters.is_empty());
+        bulletin.leave();
+        assert_eq!(bulletin.post(&peer(3, true), &[0]), Status::Draining);
+    }
+}

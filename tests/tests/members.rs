@@ -1,0 +1,240 @@
+//! Agents that find each other: real ones, each with a node key of its own.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use gms_tests::*;
+use gms_transport::keys::{self, Role};
+use gms_transport::message::{Control, MemberEntry, Op, Status, WorkloadId};
+use gms_transport::{Event, LinkId, Quic, Transport};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+
+const SOON: Duration = Duration::from_secs(30);
+/// A member that does not answer is suspect for this long before it is gone.
+const SUSPECT: Duration = Duration::from_secs(3);
+
+/// A cluster's keys, removed at the end.
+struct Cluster(PathBuf);
+
+impl Cluster {
+    /// With node keys of these names.
+    fn new(name: &str, nodes: &[&str]) -> Cluster {
+        let dir = std::env::temp_dir().join(format!("gms-members-{name}-{}", std::process::id()));
+        keys::init(&dir).expect("keys");
+        nodes.iter().for_each(|node| drop(keys::issue(&dir, Role::Node, node).expect("keys")));
+        Cluster(dir)
+    }
+
+    fn agent(&self, node: &str) -> AgentSetup<'static> {
+        AgentSetup::new(Mib(16)).keys(self.0.join(node))
+    }
+
+    /// What the agent at `addr` says of the members; `None` while it does not answer.
+    fn members(&self, addr: &str) -> Option<Vec<MemberEntry>> {
+        let ask = Control::request(Op::Members, 1, WorkloadId::default());
+        let (reply, payload) = Caller::call(&self.0, addr)?.ask(&ask, &[])?;
+        assert_eq!(reply.status(), Status::Ok);
+        MemberEntry::read_all(&payload)
+    }
+
+    fn addrs(&self, of: &str) -> Vec<String> {
+        let members = self.members(of).unwrap_or_default();
+        let mut addrs: Vec<String> = members.iter().map(|m| m.addr().to_string()).collect();
+        addrs.sort();
+        addrs
+    }
+
+    /// Waits until each of these agents names just these as members.
+    fn wait_until_members(&self, agents: &[&AgentProc]) -> Duration {
+        let began = Instant::now();
+        let mut all: Vec<String> = agents.iter().map(|agent| agent.addr()).collect();
+        all.sort();
+        poll_until("members", SOON, || {
+            all.iter().all(|addr| self.addrs(addr) == all).then_some(())
+        });
+        began.elapsed()
+    }
+
+    /// In which life the agent at `of` knows the one at `whom`.
+    fn incarnation(&self, of: &AgentProc, whom: &str) -> Option<u64> {
+        let members = self.members(&of.addr())?;
+        let found = members.iter().find(|member| member.addr().to_string() == whom);
+        found.map(|member| member.incarnation)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // What is left is the system's to clean.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A client, which asks one question.
+struct Caller {
+    quic: Quic,
+    link: LinkId,
+}
+
+impl Caller {
+    fn call(keys: &Path, addr: &str) -> Option<Caller> {
+        let identity = keys::load(keys, Role::Client).expect("keys");
+        let mut quic = Quic::client(([127, 0, 0, 1], 0).into(), &identity).expect("a socket");
+        let addr: SocketAddr = addr.parse().expect("an address");
+        let link = quic.connect(Instant::now(), addr).expect("an address");
+        let mut caller = Caller { quic, link };
+        let up = caller.wait(|event| match event {
+            Event::Connected { .. } => Some(true),
+            Event::Closed { .. } => Some(false),
+            _ => None,
+        });
+        (up == Some(true)).then_some(caller)
+    }
+
+    fn ask(&mut self, request: &Control, payload: &[u8]) -> Option<(Control, Vec<u8>)> {
+        self.quic.request(Instant::now(), self.link, request, &[payload]).expect("room");
+        let (mut reply, mut bytes) = (None, Vec::new());
+        let whole = self.wait(|event| match event {
+            Event::Control { control, .. } => {
+                reply = Some(control);
+                None
+            }
+            Event::Payload { bytes: more, .. } => {
+                bytes.extend_from_slice(&more);
+                None
+            }
+            Event::Complete { .. } => Some(true),
+            Event::Aborted { .. } | Event::Closed { .. } => Some(false),
+            Event::Connected { .. } => None,
+        });
+        reply.filter(|_| whole == Some(true)).map(|reply| (reply, bytes))
+    }
+
+    /// Drives the endpoint until `take` says what came; `None` after some seconds.
+    fn wait<T>(&mut self, mut take: impl FnMut(Event) -> Option<T>) -> Option<T> {
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            let now = Instant::now();
+            self.quic.drive(now).expect("a socket");
+            while let Some(event) = self.quic.poll(now) {
+                if let Some(taken) = take(event) {
+                    return Some(taken);
+                }
+            }
+            self.quic.flush(now).expect("a socket");
+            if now >= end {
+                return None;
+            }
+            let until = self.quic.deadline().unwrap_or(end).min(end);
+            let ms = until.saturating_duration_since(now).as_millis().min(100) as u16;
+            poll(&mut [PollFd::new(self.quic.fd(), PollFlags::POLLIN)], PollTimeout::from(ms))
+                .expect("poll");
+        }
+    }
+}
+
+#[test]
+fn agents_find_each_other_by_any_of_the_addresses_that_they_are_told() {
+    let Some(_stage) = Stage::set() else { return };
+    let cluster = Cluster::new("find", &["a", "b", "c"]);
+    let port = free_port();
+    let metrics = format!("127.0.0.1:{port}");
+    let a = cluster.agent("a").args(["--zone", "rack-1", "--metrics", &metrics]).start();
+    let b = cluster.agent("b").args(["--join", &a.addr(), "--zone", "rack-2"]).start();
+    // Nobody is at the first address; at the second there is one that has joined another itself.
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let c = cluster.agent("c").args(["--join", &nobody, "--join", &b.addr()]).start();
+    cluster.wait_until_members(&[&a, &b, &c]);
+    let mut zones: Vec<String> = cluster
+        .members(&c.addr())
+        .expect("an answer")
+        .iter()
+        .map(|member| member.zone().to_string())
+        .collect();
+    zones.sort();
+    assert_eq!(zones, ["", "rack-1", "rack-2"]);
+    // Each tells the others what it has.
+    poll_until("the loads of all", SOON, || {
+        let members = cluster.members(&c.addr())?;
+        members
+            .iter()
+            .all(|member| member.frames == 4096 && member.frames_free == 4096)
+            .then_some(())
+    });
+    assert_eq!(metric(port, "gms_agent_members"), Some(3.0));
+    assert!(a.log().matches("member joined").count() >= 2, "{}", a.log());
+}
+
+#[test]
+fn a_killed_agent_is_gone_and_known_by_another_incarnation_when_it_is_back() {
+    let Some(_stage) = Stage::set() else { return };
+    let cluster = Cluster::new("kill", &["a", "b", "c"]);
+    let a = cluster.agent("a").start();
+    let b = cluster.agent("b").args(["--join", &a.addr()]).start();
+    let c = cluster.agent("c").args(["--join", &a.addr()]).start();
+    cluster.wait_until_members(&[&a, &b, &c]);
+    let before = cluster.incarnation(&b, &a.addr()).expect("a member");
+    // The one that the others were told of, and which is told of nobody.
+    let addr: SocketAddr = a.addr().parse().expect("an address");
+    a.kill();
+    let took = cluster.wait_until_members(&[&b, &c]);
+    assert!(took < patience(Duration::from_secs(15)), "{took:?}");
+    let a = cluster.agent("a").listen(addr).start();
+    cluster.wait_until_members(&[&a, &b, &c]);
+    for of in [&b, &c] {
+        let after = cluster.incarnation(of, &a.addr()).expect("a member");
+        assert_ne!(before, after, "it has lost its pages");
+    }
+    // Without its being missed in between.
+    let before = cluster.incarnation(&b, &a.addr());
+    a.kill();
+    let a = cluster.agent("a").listen(addr).start();
+    poll_until("another incarnation", SOON, || {
+        let after = cluster.incarnation(&b, &a.addr())?;
+        (Some(after) != before && cluster.addrs(&a.addr()).len() == 3).then_some(())
+    });
+}
+
+#[test]
+fn an_agent_that_is_asked_to_end_is_gone_at_once() {
+    let Some(_stage) = Stage::set() else { return };
+    let cluster = Cluster::new("leave", &["a", "b", "c"]);
+    let a = cluster.agent("a").start();
+    let b = cluster.agent("b").args(["--join", &a.addr()]).start();
+    let c = cluster.agent("c").args(["--join", &a.addr()]).start();
+    cluster.wait_until_members(&[&a, &b, &c]);
+    c.signal(Signal::SIGTERM);
+    let took = cluster.wait_until_members(&[&a, &b]);
+    assert!(took < patience(SUSPECT), "it was missed, it did not say so: {took:?}");
+}
+
+#[test]
+fn all_addresses_of_a_name_are_asked() {
+    let Some(_stage) = Stage::set() else { return };
+    let cluster = Cluster::new("name", &["a", "b"]);
+    let a = cluster.agent("a").start();
+    let port = a.addr().parse::<SocketAddr>().expect("an address").port();
+    let hosts = cluster.0.join("hosts");
+    fs::write(&hosts, "127.0.0.9 seeds.gms.test\n127.0.0.1 seeds.gms.test\n").expect("a file");
+    // In a mount namespace of its own, where that is /etc/hosts.
+    let line = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";
+    let setup = cluster.agent("b").args(["--join", &format!("seeds.gms.test:{port}")]);
+    let hosts = hosts.to_str().expect("UTF-8");
+    let b = setup.through(["unshare", "-m", "sh", "-c", line, "sh", hosts]).start();
+    cluster.wait_until_members(&[&a, &b]);
+}
+
+#[test]
+fn a_client_may_ask_who_is_a_member_and_not_say_it() {
+    let Some(_stage) = Stage::set() else { return };
+    let cluster = Cluster::new("client", &["a"]);
+    let a = cluster.agent("a").start();
+    let gossip = Control::request(Op::Gossip, 1, WorkloadId::default());
+    let mut caller = Caller::call(&cluster.0, &a.addr()).expect("a link");
+    let (reply, _) = caller.ask(&gossip, &[0; 138]).expect("a reply");
+    assert_eq!(reply.status(), Status::Denied);
+    assert_eq!(cluster.addrs(&a.addr()), [a.addr()]);
+}
