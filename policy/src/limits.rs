@@ -81,7 +81,7 @@ pub const RESERVE_MIN: u64 = 64 * MIB;
 pub const RESERVE_MAX: u64 = 2048 * MIB;
 /// Its export neither grows nor shrinks for less than one part in so many of the reserve.
 pub const EXPORT_BAND_PART: u64 = 8;
-/// It grows when more could be spared for this long without a break,
+/// It grows when more could be spared for this long without a break (tasks that have waited for memory count for as long),
 pub const EXPORT_CALM: Duration = Duration::from_secs(10);
 /// by as large a part of what it could be a second as one is of this.
 pub const EXPORT_GROW_TIME: Duration = Duration::from_secs(30);

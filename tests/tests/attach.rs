@@ -246,6 +246,7 @@ fn a_program_that_has_taken_other_rights_since_it_was_looked_at_is_left_alone() 
     let shell = Program::new([tool("sh")]).args(["-c", &script]).dir(stage.dir());
     let mut proc = shell.stdin_open().spawn();
     let attach = Gms::attach(&stage, proc.pid()).local(Mib(32)).arg("--export").arg("256M");
+    let attach = attach.limit(SOON);
     let pager = attach.spawn();
     poll_until("gms to have looked at it", SOON, || status_of(pager.pid()));
     proc.write_stdin(b"\n");

@@ -13,21 +13,21 @@ fn verify(mib: u64) -> Program {
 fn an_agent_that_refuses_is_replaced_by_another() {
     let Some(stage) = Stage::set() else { return };
     let native = verify(160).finish().expect_code(0);
-    let (tiny, large) = (AgentProc::start(Mib(16)), AgentProc::start(Mib(512)));
-    let paged = Gms::run(&stage, &verify(160))
-        .local(Mib(40))
-        .agents(&[&tiny, &large])
-        .finish()
-        .expect_code(0);
-    assert_eq!(paged.stdout, native.stdout);
-    assert_paged(&paged, Mib(160), Mib(40));
-    let stats = paged.stats();
-    let (tiny, large) = (stats.agent(&tiny.addr()), stats.agent(&large.addr()));
-    // It says in every reply how much room is left, so that it is filled, and seldom has to refuse: at most the eight lists that were under way.
-    let filled = tiny.refusals > 0 || tiny.pages * 4096 >= 12 << 20;
-    assert!(filled, "the tiny agent was not used up to its size: {stats:?}");
-    assert!(tiny.refusals <= 8 * 64, "it is asked again and again: {stats:?}");
-    assert!(large.pages > tiny.pages && large.refusals == 0, "{stats:?}");
+    // Where each page is to be at two agents, one without room is done without. Where it is to be at one, which one is chosen by the room that is left alone.
+    for redundancy in ["auto", "none"] {
+        let (tiny, large) = (AgentProc::start(Mib(16)), AgentProc::start(Mib(512)));
+        let gms = Gms::run(&stage, &verify(160)).local(Mib(40)).agents(&[&tiny, &large]);
+        let paged = gms.redundancy(redundancy).finish().expect_code(0);
+        assert_eq!(paged.stdout, native.stdout);
+        assert_paged(&paged, Mib(160), Mib(40));
+        let stats = paged.stats();
+        let (tiny, large) = (stats.agent(&tiny.addr()), stats.agent(&large.addr()));
+        // It says in every reply how much room is left, so that it is filled, and seldom has to refuse: at most the eight lists that were under way.
+        let filled = tiny.refusals > 0 || tiny.pages * 4096 >= 12 << 20;
+        assert!(filled, "the tiny agent was not used up to its size: {stats:?}");
+        assert!(tiny.refusals <= 8 * 64, "it is asked again and again: {stats:?}");
+        assert!(large.pages > tiny.pages && large.refusals == 0, "{stats:?}");
+    }
 }
 
 #[test]
