@@ -1,8 +1,16 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds gms, and runs all tests. Arguments go to `cargo test` (a test's name, -p CRATE ...).
+# Installs what is missing, builds gms, and runs all tests: of the crates with overflow checks and debug assertions, then of the programs as they are
+# shipped. Arguments go to `cargo test` (a test's name, -p CRATE ...), for which all is built as it is shipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+exec </dev/null
 bash tests/setup.sh
+crates=(gms-policy gms-transport gms-agent gms-pager)
+which=("$@")
+if [ $# = 0 ]; then
+  cargo test --release --config .ci/checked.toml "${crates[@]/#/--package=}" --locked --no-fail-fast --quiet
+  which=("${crates[@]/#/--exclude=}")
+fi
 # One profile and one set of packages in both commands, so that nothing is compiled twice.
 cargo build --release --workspace --bins --locked --quiet
-exec cargo test --release --workspace --locked --no-fail-fast --quiet "$@" </dev/null
+exec cargo test --release --workspace --locked --no-fail-fast --quiet "${which[@]}"

@@ -36,7 +36,7 @@ use self::demand::Demand;
 pub use self::driver::FaultThread;
 use self::events::{Proof, Stuck};
 use self::fetch::Fetch;
-pub(crate) use self::local::look_for_marker;
+pub(crate) use self::fetch::look_for_marker;
 use self::unread::Unread;
 use crate::homes::{FaultCommand, ThreadIndex};
 use crate::kernel::{Event, Messages, PageFault, ReadError};
@@ -298,7 +298,7 @@ impl<T: Transport> FaultCore<T> {
         }
     }
 
-    /// What is due, or could not be done before; requests go out.
+    /// What could not be done before, and what is due; requests go out. Those of the faults go first: threads wait for them.
     pub fn turn(&mut self, clock: &impl Fn() -> Instant) {
         self.unread_again(clock);
         self.settle(clock);
@@ -307,18 +307,23 @@ impl<T: Transport> FaultCore<T> {
             self.fault(now, fault);
         }
         self.take_loans(now);
+        self.kick_workers();
+        self.flush(now);
+        self.trace(Trace::sent);
+        self.prove_demanded(now);
         self.relieve(now);
         self.calm(now);
         self.excuse(now);
         self.repeat(now, clock);
         self.hedge(now);
-        self.kick_workers();
+        self.flush(now);
+        self.let_guests_go();
+    }
+
+    fn flush(&mut self, now: Instant) {
         if let Err(error) = self.agents.flush(now) {
             self.shared.fail(format!("sending to the agents failed: {error}"));
         }
-        self.trace(Trace::sent);
-        self.prove_demanded(now);
-        self.let_guests_go();
     }
 
     /// The session is over.

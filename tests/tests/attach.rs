@@ -208,13 +208,13 @@ fn an_evictor_has_nothing_that_the_program_should_not() {
     let user = ["--reuid=65534", "--clear-groups", "nice", "-n", "5"];
     let proc = Program::new([tool("setpriv")])
         .args(user)
-        .args([verify.display().to_string().as_str(), "64", "forever"])
+        .args([verify.display().to_string().as_str(), "32", "forever"])
         .dir(stage.dir())
         .stdin_open()
         .spawn();
     proc.wait_output(0, "round 1\n");
     let own = niceness(proc.pid());
-    let attach = Gms::attach(&stage, proc.pid()).local(Mib(32)).arg("--export").arg("256M");
+    let attach = Gms::attach(&stage, proc.pid()).local(Mib(16)).arg("--export").arg("256M");
     let mut pager = attach.spawn();
     wait_until_paged(&mut pager, Mib(8));
     let evictor = evictor_of(proc.pid());

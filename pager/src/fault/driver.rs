@@ -94,7 +94,7 @@ impl<T: Transport> FaultThread<T> {
                 busy |= self.wait(now, spin);
                 now = Instant::now();
             }
-            for id in std::mem::take(&mut self.readable) {
+            for id in self.readable.drain(..) {
                 self.core.handle_readable(&Instant::now, id);
             }
             self.core.turn(&Instant::now);

@@ -171,6 +171,9 @@ impl<T: Transport> FaultCore<T> {
 
     /// What could not be applied yet is, as soon as no change is under way.
     pub(super) fn settle(&mut self, clock: &impl Fn() -> Instant) {
+        if self.behind.is_empty() {
+            return;
+        }
         // Who has been let through must have gone on before anything is read.
         for id in self.behind.clone() {
             let relieved = self.stuck.get(&id).is_some_and(|stuck| stuck.relief.is_some());
@@ -276,6 +279,9 @@ impl<T: Transport> FaultCore<T> {
 
     /// Has those stopped who keep others from being served.
     pub(super) fn calm(&mut self, now: Instant) {
+        if self.waiting.is_empty() && self.behind.is_empty() && self.again.is_empty() {
+            return;
+        }
         self.waiting.extend(&self.behind);
         self.waiting.extend(self.again.iter().map(|fault| fault.place.0));
         self.waiting.retain(|id| {
@@ -297,6 +303,9 @@ impl<T: Transport> FaultCore<T> {
 
     /// Faults that wait for an event, none of which comes: their threads are let through to the kernel's own zeros.
     pub(super) fn relieve(&mut self, now: Instant) {
+        if self.stuck.is_empty() && self.again.is_empty() {
+            return;
+        }
         let again = &self.again;
         let waits = |id| again.iter().any(|fault| fault.place.0 == id);
         self.stuck.retain(|&id, stuck| stuck.relief.is_some() || waits(id));

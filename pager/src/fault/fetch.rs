@@ -12,8 +12,9 @@ use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
+use nix::errno::Errno;
 
-use super::{FaultCore, look_for_marker};
+use super::FaultCore;
 use crate::kernel::{Installed, Probe};
 use crate::loans::Wanted;
 use crate::page_map::{Content, PAGE};
@@ -25,6 +26,8 @@ use crate::tables::{Place, Tables};
 use crate::torture::{self, Point};
 use crate::trace::Trace;
 
+/// Most pages come within this, also where many are asked for at once.
+const SOON: Duration = Duration::from_millis(1);
 /// A page that comes later than this after it was asked for has its marker looked for again: MADV_GUARD_INSTALL replaces a marker without an
 /// event, and COPY would overwrite the guard.
 const PROOF_LASTS: Duration = Duration::from_micros(100);
@@ -228,11 +231,11 @@ impl<T: Transport> FaultCore<T> {
     /// Sends what could not be sent, or was not answered.
     pub(super) fn repeat(&mut self, now: Instant, clock: &impl Fn() -> Instant) {
         self.agents.expire(now);
-        self.handle_events(clock);
+        self.handle_events(now, clock);
         self.cancel_discarded(now);
         self.agents.send_unsent(now);
         self.give_back_unsent(now);
-        self.handle_events(clock);
+        self.handle_events(now, clock);
     }
 
     /// Pages that have been discarded, or whose process has ended, while their agent was away: nobody is to wait for them.
@@ -288,16 +291,16 @@ impl<T: Transport> FaultCore<T> {
     /// True if anything came or was due.
     pub fn network(&mut self, clock: &impl Fn() -> Instant) -> bool {
         self.trace(Trace::receiving);
-        let busy = self.agents.drive(clock()).unwrap_or_else(|error| {
+        let now = clock();
+        let busy = self.agents.drive(now).unwrap_or_else(|error| {
             self.shared.fail(format!("receiving from the agents failed: {error}"));
             false
         });
-        self.handle_events(clock);
+        self.handle_events(now, clock);
         busy
     }
 
-    fn handle_events(&mut self, clock: &impl Fn() -> Instant) {
-        let now = clock();
+    fn handle_events(&mut self, now: Instant, clock: &impl Fn() -> Instant) {
         while let Some(event) = self.agents.poll(now) {
             torture::at(Point::BeforeReply);
             match event {
@@ -447,6 +450,46 @@ impl<T: Transport> FaultCore<T> {
         wake.into_iter().for_each(|place| self.wake(place));
     }
 
+    /// Looks for the markers of the pages which were asked for just now, while the agent works. What has none was discarded by the program. Where several
+    /// threads wait, what will have come soon is looked for then.
+    pub(super) fn prove_demanded(&mut self, now: Instant) {
+        for at in (0..self.unproved.len()).rev() {
+            let (place, content, asked) = self.unproved[at];
+            let comes_soon = now.saturating_duration_since(asked) < SOON
+                && self.agents.lane().is_any_up(content.holders);
+            if self.pending.len() > 1 && comes_soon {
+                continue;
+            }
+            if self.prove(place, content) {
+                self.unproved.swap_remove(at);
+            }
+        }
+    }
+
+    /// False if that cannot be known before an event is read.
+    pub(super) fn prove(&mut self, place: Place, content: Content) -> bool {
+        let Some(space) = self.space_of(place.0) else { return true };
+        let is_guest = self.guests.contains_key(&place.0);
+        let unread = is_guest.then(|| space.keep_unread(|| false));
+        if !space.ungated.is_applied() {
+            return false;
+        }
+        let mut tables = lock(&self.shared.tables);
+        if !tables.is_remote(place, content) {
+            return true;
+        }
+        let probe = look_for_marker(&mut tables, space, place);
+        drop(tables);
+        drop(unread);
+        if probe == Probe::Absent {
+            self.shared.count_zeros(1, false);
+        }
+        if matches!(probe, Probe::Absent | Probe::Taken) {
+            self.wake(place);
+        }
+        probe != Probe::Changing
+    }
+
     /// Where pages of the run may be installed.
     fn prove_run(
         &mut self,
@@ -558,6 +601,44 @@ fn proved_ahead(tables: &Tables, space: &Space, range: Range<u64>) -> RangeSet {
         return RangeSet::default();
     }
     space.page_tables.get().and_then(|t| t.marked(range).ok()).unwrap_or_default()
+}
+
+/// What is at the address of a page which the tables know. If nothing was, the program has discarded the page: the probe has put zeros there,
+/// and the tables are told. A page in the range of a removal that was reported and may not be done yet went out before the report: its marker
+/// is taken away first, so that it counts as discarded. `Changing` if an event must be read before that can be known.
+pub(crate) fn look(tables: &mut Tables, space: &Space, place: Place) -> Probe {
+    let range = place.1.get()..place.1.get() + PAGE;
+    if tables.is_being_removed(place)
+        && space.faults.mark(range.clone(), false) == Err(Errno::EAGAIN)
+    {
+        return Probe::Changing;
+    }
+    let probe = space.faults.probe(range.start);
+    if probe == Probe::Absent {
+        tables.discarded(place);
+        tables.zeroed(place.0, range);
+    }
+    probe
+}
+
+/// Whether an evicted page's address still has its marker (`Occupied`). A guard (MADV_GUARD_INSTALL), which comes without an event, is no marker: a copy would
+/// overwrite it with bytes that the program has given up. Without page tables, of a child that nobody has met yet, it cannot be told from one.
+pub(crate) fn look_for_marker(tables: &mut Tables, space: &Space, place: Place) -> Probe {
+    let is_removed = tables.is_being_removed(place);
+    // Asked once: the child may be met from one moment to the next.
+    let is_marked = space.is_marked(place.1);
+    if !is_removed && is_marked == Some(true) {
+        return Probe::Occupied;
+    }
+    // A marker that has just moved away with its memory shows as a change: that begins before the move, and ends when its event has been read.
+    match look(tables, space, place) {
+        // In quarantine the look has taken the marker away, if there was one.
+        Probe::Occupied if is_removed || is_marked.is_some() => {
+            tables.discarded(place);
+            Probe::Taken
+        }
+        probe => probe,
+    }
 }
 
 #[cfg(test)]

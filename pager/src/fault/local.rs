@@ -3,22 +3,18 @@
 //! Everything is decided and done under the tables' lock: what was true when the fault was read may no longer be.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
 
 use gms_transport::Transport;
-use nix::errno::Errno;
 
+use super::fetch::{look, look_for_marker};
 use super::{Fault, FaultCore, SpaceFaults};
 use crate::kernel::{Installed, Probe};
-use crate::page_map::{Content, PAGE};
-use crate::space::Space;
+use crate::page_map::PAGE;
 use crate::sync::lock;
-use crate::tables::{FaultAction, Place, Tables};
+use crate::tables::{FaultAction, Place};
 
 /// Most pages filled with zeros for one fault.
 const ZERO_RUN_MAX: u64 = 64;
-/// Most pages come within this, also where many are asked for at once.
-const SOON: Duration = Duration::from_millis(1);
 /// Streams of first touches followed in each space.
 pub(super) const ZERO_STREAMS: usize = 8;
 
@@ -140,46 +136,6 @@ impl<T: Transport> FaultCore<T> {
         self.probed(fault, probe);
     }
 
-    /// Looks for the markers of the pages which were asked for just now, while the agent works. What has none was discarded by the program. Where several
-    /// threads wait, what will have come soon is looked for then.
-    pub(super) fn prove_demanded(&mut self, now: Instant) {
-        for at in (0..self.unproved.len()).rev() {
-            let (place, content, asked) = self.unproved[at];
-            let comes_soon = now.saturating_duration_since(asked) < SOON
-                && self.agents.lane().is_any_up(content.holders);
-            if self.pending.len() > 1 && comes_soon {
-                continue;
-            }
-            if self.prove(place, content) {
-                self.unproved.swap_remove(at);
-            }
-        }
-    }
-
-    /// False if that cannot be known before an event is read.
-    pub(super) fn prove(&mut self, place: Place, content: Content) -> bool {
-        let Some(space) = self.space_of(place.0) else { return true };
-        let is_guest = self.guests.contains_key(&place.0);
-        let unread = is_guest.then(|| space.keep_unread(|| false));
-        if !space.ungated.is_applied() {
-            return false;
-        }
-        let mut tables = lock(&self.shared.tables);
-        if !tables.is_remote(place, content) {
-            return true;
-        }
-        let probe = look_for_marker(&mut tables, space, place);
-        drop(tables);
-        drop(unread);
-        if probe == Probe::Absent {
-            self.shared.count_zeros(1, false);
-        }
-        if matches!(probe, Probe::Absent | Probe::Taken) {
-            self.wake(place);
-        }
-        probe != Probe::Changing
-    }
-
     fn probed(&mut self, fault: Fault, probe: Probe) {
         match probe {
             Probe::Changing => return self.again.push(fault),
@@ -187,44 +143,6 @@ impl<T: Transport> FaultCore<T> {
             Probe::Occupied | Probe::Taken | Probe::Gone => {}
         }
         self.wake(fault.place);
-    }
-}
-
-/// What is at the address of a page which the tables know. If nothing was, the program has discarded the page: the probe has put zeros there,
-/// and the tables are told. A page in the range of a removal that was reported and may not be done yet went out before the report: its marker
-/// is taken away first, so that it counts as discarded. `Changing` if an event must be read before that can be known.
-pub(crate) fn look(tables: &mut Tables, space: &Space, place: Place) -> Probe {
-    let range = place.1.get()..place.1.get() + PAGE;
-    if tables.is_being_removed(place)
-        && space.faults.mark(range.clone(), false) == Err(Errno::EAGAIN)
-    {
-        return Probe::Changing;
-    }
-    let probe = space.faults.probe(range.start);
-    if probe == Probe::Absent {
-        tables.discarded(place);
-        tables.zeroed(place.0, range);
-    }
-    probe
-}
-
-/// Whether an evicted page's address still has its marker (`Occupied`). A guard (MADV_GUARD_INSTALL), which comes without an event, is no marker: a copy would
-/// overwrite it with bytes that the program has given up. Without page tables, of a child that nobody has met yet, it cannot be told from one.
-pub(crate) fn look_for_marker(tables: &mut Tables, space: &Space, place: Place) -> Probe {
-    let is_removed = tables.is_being_removed(place);
-    // Asked once: the child may be met from one moment to the next.
-    let is_marked = space.is_marked(place.1);
-    if !is_removed && is_marked == Some(true) {
-        return Probe::Occupied;
-    }
-    // A marker that has just moved away with its memory shows as a change: that begins before the move, and ends when its event has been read.
-    match look(tables, space, place) {
-        // In quarantine the look has taken the marker away, if there was one.
-        Probe::Occupied if is_removed || is_marked.is_some() => {
-            tables.discarded(place);
-            Probe::Taken
-        }
-        probe => probe,
     }
 }
 
@@ -276,6 +194,3 @@ impl SpaceFaults {
         self.zero_streams.truncate(ZERO_STREAMS);
     }
 }
-
-#[cfg(test)]
-mod tests;
