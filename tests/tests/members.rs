@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gms_tests::*;
 use gms_transport::keys::{self, Role};
 use gms_transport::message::{Control, MemberEntry, Op, Status, WorkloadId};
-use gms_transport::{Event, LinkId, Quic, Transport};
+use gms_transport::{CloseCode, Event, LinkId, Quic, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
@@ -136,6 +136,15 @@ impl Caller {
     }
 }
 
+/// A link that is not closed counts at the agent until it has been silent for seconds, and a client may have so many.
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.quic.close(Instant::now(), self.link, CloseCode::Goodbye);
+        // The agent may have gone.
+        let _ = self.quic.flush(Instant::now());
+    }
+}
+
 #[test]
 fn agents_find_each_other_by_any_of_the_addresses_that_they_are_told() {
     let Some(_stage) = Stage::set() else { return };
@@ -215,10 +224,12 @@ fn an_agent_that_is_asked_to_end_is_gone_at_once() {
 fn all_addresses_of_a_name_are_asked() {
     let Some(_stage) = Stage::set() else { return };
     let cluster = Cluster::new("name", &["a", "b"]);
-    let a = cluster.agent("a").start();
+    let listen = ([127, 0, 0, 9], 0).into();
+    let a = cluster.agent("a").listen(listen).start();
     let port = a.addr().parse::<SocketAddr>().expect("an address").port();
     let hosts = cluster.0.join("hosts");
-    fs::write(&hosts, "127.0.0.9 seeds.gms.test\n127.0.0.1 seeds.gms.test\n").expect("a file");
+    // The resolver has the nearest first, and nobody is there.
+    fs::write(&hosts, "127.0.0.1 seeds.gms.test\n127.0.0.9 seeds.gms.test\n").expect("a file");
     // In a mount namespace of its own, where that is /etc/hosts.
     let line = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";
     let setup = cluster.agent("b").args(["--join", &format!("seeds.gms.test:{port}")]);
