@@ -99,7 +99,9 @@ pub struct PagingArgs {
     /// At most 16. Each of them has a link to every agent.
     #[arg(long, value_name = "N")]
     pub fault_threads: Option<u32>,
-    /// An agent which holds pages; give it once for each. Without any, gms starts one of its own
+    /// An agent which holds pages; may be given several times. Without any, gms starts one of its own
+    ///
+    /// One is enough if agents of the cluster know each other (`gms-agent --join`): it tells of the others, and of those that come later.
     ///
     /// One that does not answer at the start is told, and used once it does, as long as another answers.
     #[arg(long = "agent", value_name = "HOST:PORT", value_parser = parse_agent)]
@@ -127,7 +129,7 @@ pub struct PagingArgs {
     pub when_full: Option<OnFull>,
     /// Agents that get each page: auto, none (one) or replica:N (N of them, 2 to 4) [default: auto]
     ///
-    /// With auto it is two where two or more agents are given, else one. With two a workload outlives the loss of either agent, and each can be stopped or
+    /// With auto it is two where two or more agents are known, else one. With two a workload outlives the loss of either agent, and each can be stopped or
     /// upgraded under it: pages of which there are too few copies are copied anew in the background. It takes twice the memory at the agents, and twice
     /// the traffic for what is written to them.
     #[arg(long, value_name = "WHAT")]

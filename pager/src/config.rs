@@ -214,14 +214,13 @@ fn fault_threads(asked: Option<u32>) -> Result<usize, ConfigError> {
     }
 }
 
-/// What was asked for, if there are agents for it.
+/// What was asked for. How many agents there are for it is known when one has told of the others.
 fn redundancy(asked: Option<Redundancy>, agents: usize) -> Result<Redundancy, ConfigError> {
     let redundancy = asked.unwrap_or_default();
     let copies = redundancy.copies(agents) as usize;
-    if copies > agents.max(1) {
-        let given = if agents == 1 { "1 is given" } else { &format!("{agents} are given") };
+    if agents == 0 && copies > 1 {
         return Err(ConfigError::Options(format!(
-            "--redundancy {redundancy} needs at least {copies} agents, {given}: add --agent, or say --redundancy none"
+            "--redundancy {redundancy} needs at least {copies} agents, 0 are given: add --agent, or say --redundancy none"
         )));
     }
     Ok(redundancy)
@@ -427,10 +426,6 @@ mod tests {
             ("fault-threads = 0", "--fault-threads must be between 1 and 16"),
             ("fault-threads = 17", "--fault-threads must be between 1 and 16"),
             ("redundancy = 'raid'", "etc/gms.toml:1: redundancy: \"raid\" is none of auto, none"),
-            (
-                "agent = 'a:1'\nkeys = 'k'\nredundancy = 'replica:2'",
-                "--redundancy replica:2 needs at least 2 agents, 1 is given: add --agent",
-            ),
             ("redundancy = 'replica:3'", "--redundancy replica:3 needs at least 3 agents, 0 are"),
             ("disk = '/'", "--disk needs --agent"),
             ("disk-size = '1G'", "--disk-size needs --disk DIR"),

@@ -353,6 +353,7 @@ impl<T: Transport> EvictThread<T> {
             ClientEvent::Up { agent, .. } => self.is_back(agent),
             ClientEvent::Down { .. }
             | ClientEvent::Answered { .. }
+            | ClientEvent::Members { .. }
             | ClientEvent::Stored { .. } => {}
         }
     }

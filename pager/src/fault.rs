@@ -27,7 +27,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use gms_policy::hedge::Hedge;
-use gms_policy::ids::SpaceId;
+use gms_policy::ids::{AgentId, SpaceId};
+use gms_policy::limits::AGENTS_MAX;
 use gms_policy::prefetch::Streams;
 use gms_transport::Transport;
 use gms_transport::client::{Client, GetId, RETRY};
@@ -166,8 +167,11 @@ impl<T: Transport> FaultCore<T> {
         threads: fn(i32) -> Option<i64>,
         trace: Option<Trace>,
     ) -> FaultCore<T> {
-        for agent in agents.lane().agents() {
-            shared.homes.tell_link(thread, agent, agents.lane().is_up(agent));
+        // Also those that nobody has told of yet: nothing is put at one before this thread can fetch it there.
+        let known = agents.lane().agents().count();
+        for agent in (0..AGENTS_MAX).map(|agent| AgentId(agent as u8)) {
+            let is_up = usize::from(agent.0) < known && agents.lane().is_up(agent);
+            shared.homes.tell_link(thread, agent, is_up);
         }
         FaultCore {
             shared,

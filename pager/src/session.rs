@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use gms_policy::ids::{AgentId, Bytes};
 use gms_transport::TransportError;
-use gms_transport::client::{AgentAddress, Checksum, Client, ClientEvent, Lane, Seal};
+use gms_transport::client::{AgentAddress, Checksum, Client, ClientEvent, Lane, Roster, Seal};
 use gms_transport::keys::{self, Identity, Role};
 use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
@@ -96,7 +96,7 @@ pub struct Session {
 impl Session {
     /// Connects to the agents before the command starts, with a deadline of 5 s, or starts the embedded one, for whose links nobody waits.
     /// An agent that does not answer is told and used once it does, as long as another answers.
-    pub fn prepare(config: SessionConfig) -> Result<Session, SessionError> {
+    pub fn prepare(mut config: SessionConfig) -> Result<Session, SessionError> {
         abort_on_panic();
         // Before there is a key: it is in no core dump, and no other process of the user reads it.
         nix::sys::prctl::set_dumpable(false)
@@ -117,8 +117,10 @@ impl Session {
         // Every lane has the same key, and nobody else has it.
         let seal = config.seal.then(|| Seal::new(workload).map(Arc::new)).transpose();
         let seal = seal.map_err(|e| SessionError::Fatal(format!("no key for the pages: {e}")))?;
+        let roster = Roster::new(&agents);
         let client = |socket| {
             let lane = Lane::new(Instant::now(), socket, workload, &agents);
+            let lane = lane.following(roster.clone());
             let client = Client::new(lane, Checksum::new(seed));
             match &seal {
                 Some(seal) => client.sealed(seal.clone()),
@@ -129,7 +131,9 @@ impl Session {
         let mut clients: Vec<Client<Quic>> = sockets.into_iter().map(client).collect();
         if !config.agents.is_empty() {
             let missing = connect(&mut clients, &mut greetings)?;
-            warn_of(&missing, agents.len(), config.quiet);
+            config.agents.extend(roster.learned());
+            warn_of(&missing, roster.count(), config.quiet);
+            are_enough(&config)?;
         }
         let bulk = clients.remove(0);
         let demand = clients;
@@ -373,6 +377,19 @@ fn sockets(
     sockets.map_err(|e: TransportError| SessionError::Fatal(e.to_string()))
 }
 
+/// Whether so many copies as were asked for can be made by the agents that there are.
+fn are_enough(config: &SessionConfig) -> Result<(), SessionError> {
+    let (redundancy, agents) = (config.redundancy, config.agents.len());
+    let copies = redundancy.copies(agents) as usize;
+    if copies <= agents {
+        return Ok(());
+    }
+    let known = if agents == 1 { "1 is known" } else { &format!("{agents} are known") };
+    Err(SessionError::Fatal(format!(
+        "--redundancy {redundancy} needs at least {copies} agents, {known}: add --agent, or say --redundancy none"
+    )))
+}
+
 /// An agent which does not answer at the start, and why.
 struct Missing {
     name: String,
@@ -380,21 +397,27 @@ struct Missing {
 }
 
 /// Waits until every client has a link to every agent, or for the time that agents have to answer. One agent of each client is enough;
-/// the others are returned. `greetings` gets the sessions that agents give meanwhile.
+/// the others are returned. Agents that those tell of are used like those that the user named. `greetings` gets the sessions that agents give meanwhile.
 fn connect(
     clients: &mut [Client<Quic>],
     greetings: &mut Vec<(AgentId, u64)>,
 ) -> Result<Vec<Missing>, SessionError> {
     let mut deadline = Instant::now() + CONNECT_DEADLINE;
     let mut failed: BTreeMap<AgentId, String> = BTreeMap::new();
-    let mut usable = false;
+    let (mut usable, mut asked) = (false, false);
     loop {
         let now = Instant::now();
+        let mut has_learned = false;
         for client in clients.iter_mut() {
             for event in drive(client, now).map_err(|e| SessionError::Fatal(format!("UDP: {e}")))? {
                 match event {
                     ClientEvent::Up { agent, session } => greetings.push((agent, session)),
                     ClientEvent::Down { agent, reason } => drop(failed.insert(agent, reason)),
+                    ClientEvent::Members { agent, members } => {
+                        let lane = client.lane();
+                        lane.roster().learn(lane.name(agent), &members);
+                        (asked, has_learned) = (false, true);
+                    }
                     _ => {}
                 }
             }
@@ -405,8 +428,12 @@ fn connect(
         let last = clients[0].lane().last_resorts();
         if up.iter().any(|&agent| !last.has(agent)) && !usable {
             (usable, deadline) = (true, deadline.min(now + OTHERS_DEADLINE));
+            asked = clients[0].ask_members(now);
+            clients[0].flush(now).map_err(|e| SessionError::Fatal(format!("UDP: {e}")))?;
         }
-        if away.iter().all(|agent| failed.contains_key(agent)) || now > deadline {
+        // Those that were told of are called in the next turn.
+        let waits = asked || has_learned;
+        if !waits && away.iter().all(|agent| failed.contains_key(agent)) || now > deadline {
             let name = |agent| clients[0].lane().name(agent).to_owned();
             let missing = away.iter().map(|&agent| {
                 let late = || format!("does not answer: {}", clients[0].lane().reason(agent));

@@ -23,6 +23,9 @@ pub struct FaultLatency {
 pub struct AgentStats {
     /// Address as the user gave it (`embedded` for the embedded agent).
     pub addr: String,
+    /// Which agent of this list, from 0, told of it; none if the user named it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learned_from: Option<usize>,
     /// Pages which it was given over the whole session.
     pub pages: u64,
     /// Pages which it holds now.

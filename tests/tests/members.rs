@@ -29,7 +29,11 @@ impl Cluster {
     }
 
     fn agent(&self, node: &str) -> AgentSetup<'static> {
-        AgentSetup::new(Mib(16)).keys(self.0.join(node))
+        self.large_agent(node, Mib(16))
+    }
+
+    fn large_agent(&self, node: &str, export: Mib) -> AgentSetup<'static> {
+        AgentSetup::new(export).keys(self.0.join(node))
     }
 
     /// What the agent at `addr` says of the members; `None` while it does not answer.
@@ -248,4 +252,49 @@ fn a_client_may_ask_who_is_a_member_and_not_say_it() {
     let (reply, _) = caller.ask(&gossip, &[0; 138]).expect("a reply");
     assert_eq!(reply.status(), Status::Denied);
     assert_eq!(cluster.addrs(&a.addr()), [a.addr()]);
+}
+
+#[test]
+fn a_pager_told_of_one_agent_uses_all_and_those_that_join_later_and_outlives_the_one() {
+    let Some(stage) = Stage::set() else { return };
+    let cluster = Cluster::new("pager", &["a", "b", "c", "d"]);
+    let start = |node, seed: &AgentProc| {
+        cluster.large_agent(node, Mib(128)).args(["--join", &seed.addr()]).start()
+    };
+    let a = cluster.large_agent("a", Mib(128)).start();
+    let (b, c) = (start("b", &a), start("c", &a));
+    cluster.wait_until_members(&[&a, &b, &c]);
+    let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program.limit(Duration::from_secs(200))).local(Mib(24));
+    let gms =
+        gms.arg("--agent").arg(a.addr()).arg("--keys").arg(&cluster.0).redundancy("replica:2");
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "round 1\n");
+    let wait_until_used = |agents: &[&AgentProc]| {
+        poll_until("all agents to have pages", SOON, || {
+            let used = status_of(proc.pid())?.agents;
+            let is_used = |agent: &&AgentProc| {
+                let found = used.iter().find(|used| used.addr == agent.addr());
+                found.is_some_and(|found| found.up && found.pages_held > 0)
+            };
+            (used.len() == agents.len() && agents.iter().all(is_used)).then_some(())
+        });
+    };
+    wait_until_used(&[&a, &b, &c]);
+    let d = start("d", &b);
+    wait_until_used(&[&a, &b, &c, &d]);
+    wait_until_copied(&proc);
+    let seed = a.addr();
+    a.kill();
+    for _ in 0..2 {
+        proc.wait_output(proc.output_len(), "round ");
+    }
+    wait_until_missed(&proc, &seed);
+    proc.wait_output(proc.output_len(), "round ");
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+    assert_paged(&outcome, Mib(64), Mib(24));
+    let told = format!("agent {} (told of by {seed}): ", b.addr());
+    assert!(outcome.stderr.contains(&told), "{}", outcome.stderr);
 }

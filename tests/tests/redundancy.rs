@@ -189,7 +189,7 @@ fn copies_of_which_there_can_be_no_agents_are_refused_before_anything_starts() {
     let mark = stage.path("started");
     let program = Program::new([tool("touch")]).args([mark.display()]);
     let gms = Gms::run(&stage, &program).agents(&[&agent]).redundancy("replica:2");
-    let refused = gms.finish().expect_code(2);
+    let refused = gms.finish().expect_code(125);
     assert!(refused.stderr.contains("needs at least 2 agents"), "{}", refused.stderr);
     assert!(!mark.exists());
 }

@@ -53,7 +53,8 @@ pub(super) fn paragraph(stats: &Stats) -> String {
         lines.push(format!("{} could not be paged", Human(stats.unpageable_bytes)));
     }
     lines.extend(redundancy(stats));
-    lines.extend(stats.agents.iter().map(agent));
+    let teller = |one: &AgentStats| Some(&stats.agents.get(one.learned_from?)?.addr);
+    lines.extend(stats.agents.iter().map(|one| agent(one, teller(one))));
     lines.join("\n")
 }
 
@@ -72,7 +73,7 @@ fn redundancy(stats: &Stats) -> Option<String> {
     (stats.agents.len() > 1).then_some(copies)
 }
 
-fn agent(agent: &AgentStats) -> String {
+fn agent(agent: &AgentStats, teller: Option<&String>) -> String {
     let AgentStats { addr, pages, rtt_us, queue_us, refusals, up, draining, .. } = agent;
     let refused = if *refusals > 0 { format!(", {refusals} refused") } else { String::new() };
     let state = match (up, draining) {
@@ -81,8 +82,9 @@ fn agent(agent: &AgentStats) -> String {
         (true, true) => ", draining: it is about to end",
         (true, false) => "",
     };
+    let teller = teller.map_or_else(String::new, |teller| format!(" (told of by {teller})"));
     format!(
-        "agent {addr}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{state}"
+        "agent {addr}{teller}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{state}"
     )
 }
 
@@ -168,7 +170,8 @@ mod tests {
 
     #[test]
     fn an_agent_that_drains_is_not_said_to_be_lost() {
-        let told = |up, draining| agent(&AgentStats { up, draining, ..AgentStats::default() });
+        let told =
+            |up, draining| agent(&AgentStats { up, draining, ..AgentStats::default() }, None);
         assert!(told(false, false).ends_with(", connection lost"));
         assert!(told(true, true).ends_with(", draining: it is about to end"));
         assert!(told(false, true).ends_with(", it has drained and ended"));

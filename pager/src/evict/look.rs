@@ -126,6 +126,10 @@ impl<T: Transport> EvictThread<T> {
         if now >= self.next_status {
             self.next_status = now + STATUS_EVERY;
             self.write_back.agents.ask_status(now);
+            // The embedded agent knows no other.
+            if !self.shared.config.agents.is_empty() {
+                self.write_back.agents.ask_members(now);
+            }
         }
         let crowded = lock(&self.shared.tables).roomless() > 0;
         let calm = resident as i64 - counted < GROWTH_CALM && !self.halt.is_wary(now);
@@ -400,6 +404,7 @@ impl<T: Transport> EvictThread<T> {
             .zip(&paths)
             .map(|(id, view)| AgentStats {
                 addr: lane.name(id).to_owned(),
+                learned_from: lane.learned_from(id),
                 pages: self.write_back.given(id),
                 pages_held: lock(&self.shared.tables).held_by(id),
                 rtt_us: view.rtt.as_secs_f64() * 1e6,

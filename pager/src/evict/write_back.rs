@@ -45,7 +45,7 @@ pub struct WriteBack<T> {
     /// The agents.
     pub agents: Client<T>,
     puts: BTreeMap<PutId, Put>,
-    given: Vec<u64>,
+    given: BTreeMap<AgentId, u64>,
     /// Agents of which the tables know that they may be down.
     untrusted: AgentSet,
     /// Agents that can be used now, and to which of them each page is given: to fewer than there are to be while fewer can be used.
@@ -62,7 +62,7 @@ impl<T: Transport> WriteBack<T> {
     /// Of a session that begins.
     pub fn new(now: Instant, shared: Arc<Shared>, agents: Client<T>) -> WriteBack<T> {
         WriteBack {
-            given: vec![0; agents.lane().agents().count()],
+            given: BTreeMap::new(),
             agents,
             puts: BTreeMap::new(),
             untrusted: AgentSet::default(),
@@ -78,7 +78,7 @@ impl<T: Transport> WriteBack<T> {
 
     /// Pages that the agent has been given.
     pub fn given(&self, agent: AgentId) -> u64 {
-        self.given[usize::from(agent.0)]
+        self.given.get(&agent).copied().unwrap_or(0)
     }
 
     /// Pages of which there are fewer copies than were asked for.
@@ -238,8 +238,12 @@ impl<T: Transport> WriteBack<T> {
                         true => WriteOutcome::Stored,
                         false => WriteOutcome::Failed,
                     });
-                    self.given[usize::from(agent.0)] += u64::from(pages.count_ones());
+                    *self.given.entry(agent).or_default() += u64::from(pages.count_ones());
                 }
+            }
+            ClientEvent::Members { agent, ref members } => {
+                let lane = self.agents.lane();
+                lane.roster().learn(lane.name(agent), members);
             }
             ClientEvent::Up { agent, session } => {
                 self.shared.agent_up(agent, self.agents.lane().name(agent), session);

@@ -322,7 +322,7 @@ impl<T: Transport> FaultCore<T> {
                 ClientEvent::Down { agent, .. } => {
                     self.shared.homes.tell_link(self.thread, agent, false);
                 }
-                ClientEvent::Stored { .. } => {}
+                ClientEvent::Stored { .. } | ClientEvent::Members { .. } => {}
             }
             torture::at(Point::AfterReply);
         }

@@ -1,8 +1,6 @@
 //! One endpoint and a link to each agent, kept up; and what agents say of themselves.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, PageCount};
@@ -10,6 +8,7 @@ use gms_policy::placement::{AgentView, Feedback, Reply, nearest};
 use gms_policy::redundancy::AgentSet;
 
 use super::ClientEvent;
+use super::roster::{AgentAddress, Roster};
 use crate::message::{Control, HelloReply, Op, PagesReply, Status, WorkloadId};
 use crate::{CloseCode, CloseReason, ExchangeId, LinkId, PeerId, Transport};
 
@@ -21,49 +20,6 @@ pub(super) const RETRY: Duration = Duration::from_millis(300);
 const HELLO_DEADLINE: Duration = Duration::from_secs(3);
 /// Why an agent without [`FEATURE_LENGTHS`](crate::message::FEATURE_LENGTHS), the only feature that is ever required, is not used.
 const NO_LENGTHS: &str = "it cannot hold sealed pages: upgrade it, or run with --seal off";
-
-/// An agent's address, its name for messages, and which node is there.
-#[derive(Clone, Debug)]
-pub struct AgentAddress {
-    /// As the user gave it.
-    pub name: String,
-    /// Resolved.
-    pub socket: SocketAddr,
-    /// See [`AgentView::last_resort`].
-    last_resort: bool,
-    /// The first that has taken the workload, in any lane: the only one that is taken for the agent from then on.
-    node: Arc<OnceLock<PeerId>>,
-}
-
-impl AgentAddress {
-    /// An agent of which no node is known yet. All lanes to it are made from one such value.
-    pub fn new(name: String, socket: SocketAddr) -> AgentAddress {
-        AgentAddress { name, socket, last_resort: false, node: Arc::default() }
-    }
-
-    /// The same of an agent that is asked when no other one can give a page.
-    pub fn last_resort(self) -> AgentAddress {
-        AgentAddress { last_resort: true, ..self }
-    }
-
-    /// The node has taken the workload: it is the agent from now on. A certificate without an id binds the address to no node. Returns why it is not,
-    /// if another was the first.
-    fn bind(&self, node: PeerId) -> Option<String> {
-        if matches!(node, PeerId::Issued(_)) {
-            self.node.get_or_init(|| node);
-        }
-        self.refusal(node)
-    }
-
-    /// Why a node that answers at the address is not the agent. A certificate without an id does not fit where a node is known.
-    fn refusal(&self, node: PeerId) -> Option<String> {
-        let known = self.node.get().filter(|known| **known != node)?;
-        Some(format!(
-            "{} is another node now ({node}, it was {known}), which never had the workload's pages: start the former one there again",
-            self.socket
-        ))
-    }
-}
 
 enum Phase {
     /// Left by `connect`.
@@ -95,6 +51,20 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    fn new(now: Instant, address: AgentAddress) -> Peer {
+        Peer {
+            address,
+            phase: Phase::Down { retry_at: now },
+            feedback: Feedback::default(),
+            session: None,
+            inflight: 0,
+            refusals: 0,
+            draining: false,
+            recall: 0,
+            reason: "not connected yet".into(),
+        }
+    }
+
     /// The link and the session on it, if the agent can be used.
     pub(super) fn link(&self) -> Option<(LinkId, u64)> {
         match self.phase {
@@ -137,6 +107,8 @@ pub struct Lane<T> {
     /// Features without which an agent is not used.
     required: u64,
     pub(super) peers: Vec<Peer>,
+    /// May have more agents than there are peers: they are added when links are looked after.
+    roster: Roster,
     pub(super) links: BTreeMap<LinkId, AgentId>,
 }
 
@@ -148,24 +120,19 @@ impl<T: Transport> Lane<T> {
         workload: WorkloadId,
         agents: &[AgentAddress],
     ) -> Lane<T> {
-        let peer = |address: &AgentAddress| Peer {
-            address: address.clone(),
-            phase: Phase::Down { retry_at: now },
-            feedback: Feedback::default(),
-            session: None,
-            inflight: 0,
-            refusals: 0,
-            draining: false,
-            recall: 0,
-            reason: "not connected yet".into(),
-        };
         Lane {
             transport,
             workload,
             required: 0,
-            peers: agents.iter().map(peer).collect(),
+            peers: agents.iter().map(|address| Peer::new(now, address.clone())).collect(),
+            roster: Roster::new(agents),
             links: BTreeMap::new(),
         }
+    }
+
+    /// The same, whose agents are the first of `roster`: others may be added there.
+    pub fn following(self, roster: Roster) -> Lane<T> {
+        Lane { roster, ..self }
     }
 
     pub(super) fn peer(&mut self, agent: AgentId) -> &mut Peer {
@@ -185,6 +152,17 @@ impl<T: Transport> Lane<T> {
     /// The name of an agent.
     pub fn name(&self, agent: AgentId) -> &str {
         &self.peers[usize::from(agent.0)].address.name
+    }
+
+    /// The agents, for all lanes.
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// The number of the agent that told of it; `None` if the user named it.
+    pub fn learned_from(&self, agent: AgentId) -> Option<usize> {
+        let teller = self.peers[usize::from(agent.0)].address.learned_from.as_ref()?;
+        self.peers.iter().position(|peer| peer.address.name == *teller)
     }
 
     /// Why the agent is, or was last, not usable.
@@ -255,6 +233,10 @@ impl<T: Transport> Lane<T> {
 
     /// Connects again where it is time, and gives up who does not answer a hello.
     pub(super) fn keep_up(&mut self, now: Instant) {
+        if self.roster.count() > self.peers.len() {
+            let added = self.roster.since(self.peers.len());
+            self.peers.extend(added.into_iter().map(|address| Peer::new(now, address)));
+        }
         for index in 0..self.peers.len() {
             match self.peers[index].phase {
                 Phase::Down { retry_at } if retry_at <= now => self.connect(now, index),
@@ -319,7 +301,7 @@ impl<T: Transport> Lane<T> {
         let missing = self.required & !control.answer::<HelloReply>().features;
         let refusal = match control.status() {
             Status::Ok if missing != 0 => Some(NO_LENGTHS.into()),
-            Status::Ok => peer.address.bind(node),
+            Status::Ok => self.roster.bind(&peer.address, node),
             status => Some(format!("it refused the workload ({status:?})")),
         };
         if let Some(reason) = refusal {

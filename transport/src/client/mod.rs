@@ -8,6 +8,7 @@
 
 mod get;
 mod lane;
+mod roster;
 #[cfg(any(test, feature = "script"))]
 pub mod script;
 mod seal;
@@ -27,12 +28,13 @@ use zerocopy::IntoBytes;
 
 use self::get::{Get, Step};
 pub use self::get::{Urgency, Wanted};
-pub use self::lane::{AgentAddress, LEASE, Lane};
+pub use self::lane::{LEASE, Lane};
+pub use self::roster::{AgentAddress, Roster};
 use self::seal::Envelope;
 pub use self::seal::{Checksum, NoRandomness, SEALED_LEN, Seal};
 use crate::message::{
-    Control, DISCARD_MAX, FEATURE_LENGTHS, Op, PAGES_MAX, PageDescriptor, PagesReply, Priority,
-    Status,
+    Control, DISCARD_MAX, FEATURE_LENGTHS, MemberEntry, Op, PAGES_MAX, PageDescriptor, PagesReply,
+    Priority, Status,
 };
 use crate::{CloseCode, Event, ExchangeId, LinkId, Transport, TransportError};
 
@@ -133,6 +135,13 @@ pub enum ClientEvent {
         /// The pages that the agent has stored.
         pages: u64,
     },
+    /// What an agent says of who is a member; none if it does not say.
+    Members {
+        /// The agent.
+        agent: AgentId,
+        /// The members.
+        members: Vec<MemberEntry>,
+    },
 }
 
 /// Whom a reply is for.
@@ -142,6 +151,8 @@ enum Owner {
     Put(PutId),
     /// Nobody, but if none comes, see [`Client::take_unheard`].
     Discard(Vec<ContentId>),
+    /// A question who is a member, and what has come of the answer.
+    Members(Vec<u8>),
     Nobody,
 }
 
@@ -360,16 +371,22 @@ impl<T: Transport> Client<T> {
             Owner::Discard(_) if !matches!(status, Status::Denied | Status::Failed) => {
                 request.done = u64::MAX;
             }
-            Owner::Put(_) | Owner::Discard(_) | Owner::Nobody => {}
+            Owner::Members(_) if status == Status::Ok => request.done = 1,
+            Owner::Put(_) | Owner::Discard(_) | Owner::Members(_) | Owner::Nobody => {}
         }
     }
 
     fn handle_payload(&mut self, exchange: ExchangeId, offset: usize, bytes: Bytes) {
-        if let Some(&Request { owner: Owner::Get(id), .. }) = self.requests.get(&exchange)
-            && let Some(get) = self.gets.get_mut(&id)
-        {
-            get.handle_payload(offset, bytes);
-            self.arriving = Some(id);
+        match self.requests.get_mut(&exchange).map(|request| &mut request.owner) {
+            Some(Owner::Get(id)) => {
+                if let Some(get) = self.gets.get_mut(id) {
+                    get.handle_payload(offset, bytes);
+                    self.arriving = Some(*id);
+                }
+            }
+            // As much as its control message has announced.
+            Some(Owner::Members(told)) => told.extend_from_slice(&bytes),
+            _ => {}
         }
     }
 
@@ -403,6 +420,11 @@ impl<T: Transport> Client<T> {
                 self.events.push_back(ClientEvent::Stored { put, pages: request.done });
             }
             Owner::Discard(ids) if request.done == 0 => self.unheard.push((request.agent, ids)),
+            Owner::Members(told) => {
+                let members = MemberEntry::read_all(&told).filter(|_| request.done != 0);
+                let (agent, members) = (request.agent, members.unwrap_or_default());
+                self.events.push_back(ClientEvent::Members { agent, members });
+            }
             Owner::Discard(_) | Owner::Nobody => {}
         }
     }
@@ -491,6 +513,18 @@ impl<T: Transport> Client<T> {
     /// Asks every agent for its state, of which [`Lane::views`] tells.
     pub fn ask_status(&mut self, now: Instant) {
         self.lane.agents().for_each(|agent| self.tell(now, agent, Op::Status));
+    }
+
+    /// Asks an agent who is a member, another one each time; a [`ClientEvent::Members`] follows. False if none can be asked.
+    pub fn ask_members(&mut self, now: Instant) -> bool {
+        let last = self.lane.last_resorts();
+        let up = |agent: &AgentId| self.lane.is_up(*agent) && !last.has(*agent);
+        let agents: Vec<AgentId> = self.lane.agents().filter(up).collect();
+        let turn = self.next_request as usize % agents.len().max(1);
+        let Some(&agent) = agents.get(turn) else { return false };
+        let control = Control::request(Op::Members, self.next_request, self.lane.workload);
+        let control = control.with_priority(Priority::Bulk);
+        self.send(now, agent, control, &[], Owner::Members(Vec::new())).is_ok()
     }
 
     /// Tells the agents that the workload has ended: its pages are freed. [`Client::under_way`] tells who has not answered. Last resorts end with it.
@@ -648,7 +682,10 @@ impl ClientEvent {
             | ClientEvent::Wrong { get, .. }
             | ClientEvent::Failed { get, .. }
             | ClientEvent::Ended { get } => Some(get),
-            ClientEvent::Up { .. } | ClientEvent::Down { .. } | ClientEvent::Stored { .. } => None,
+            ClientEvent::Up { .. }
+            | ClientEvent::Down { .. }
+            | ClientEvent::Members { .. }
+            | ClientEvent::Stored { .. } => None,
         }
     }
 }
