@@ -175,8 +175,8 @@ const PROSE: &[Prose] = &[
                         "Move to another workload.",
                     ),
                     (
-                        "p, r, m, f, l, c",
-                        "Sort by process id, resident, remote, faults a second, p99 latency, command; again: the other way round.",
+                        "p, r, m, f, l, s, c",
+                        "Sort by process id, resident, remote, faults a second, p99 latency, state, command; again: the other way round.",
                     ),
                     ("q, Ctrl-C", "Quit."),
                 ],
