@@ -288,6 +288,11 @@ impl Agent {
         Ok(())
     }
 
+    /// Pages of workloads that have not ended.
+    pub fn held(&self) -> PageCount {
+        PageCount(self.shared.accounts().held())
+    }
+
     /// What it holds, all threads together.
     pub fn gauges(&self) -> &Gauges {
         &self.shared.gauges

@@ -15,7 +15,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// Grace of a drain unless `--drain` says otherwise.
-const DRAIN_DEFAULT: Duration = Duration::from_secs(2);
+const DRAIN_DEFAULT: Duration = Duration::from_secs(60);
 /// For testers: if it is set, the version before this one's is spoken, as an older agent does.
 const OLD: &str = "GMS_AGENT_OLD_PROTOCOL";
 /// Longest spin that may be configured.
@@ -63,7 +63,7 @@ pub struct Args {
     /// Longest spin before blocking, in microseconds; 0 never spins [default: 50]
     #[arg(long, value_name = "MICROSECONDS")]
     spin: Option<u32>,
-    /// On SIGTERM or SIGINT wait so long for workloads to end or to take their pages away [default: 2]
+    /// On SIGTERM or SIGINT wait so long for workloads to end or to take their pages away [default: 60]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<u32>,
     /// Say what the agent would lack with these options, and what to do, instead of serving
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(options.agent(Bytes(1000)).expect("an address").export, fixed);
         let beside = std::env::temp_dir().join("k");
         assert_eq!(options.keys, beside, "relative paths start at the file");
-        assert_eq!((options.spin, options.drain), (Duration::ZERO, DRAIN_DEFAULT));
+        assert_eq!((options.spin, options.drain), (Duration::ZERO, Duration::from_secs(60)));
         assert_eq!(options.level, tracing::Level::ERROR);
         assert_eq!(resolve(&[], file).expect("complete").level, tracing::Level::DEBUG);
     }

@@ -206,7 +206,7 @@ impl<T: Transport> Driver<T> {
         loop {
             let grace = self.stop.requested().unwrap_or_default().min(DRAIN_MAX);
             let now = Instant::now();
-            if now >= began + grace || !self.shared.accounts().in_use() {
+            if now >= began + grace || self.shared.accounts().held() == 0 {
                 break;
             }
             self.renew();

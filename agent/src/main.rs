@@ -102,7 +102,12 @@ fn run(options: &Options) -> Result<(), Failure> {
     ends.thread_unblock().map_err(io::Error::from)?;
     agent.drain(options.drain);
     wait(&signals, &mut agent, options, &mut identity)?;
+    let left = agent.held().0;
     agent.stop(options.drain)?;
+    if left > 0 {
+        let cure = "those of one copy are lost: give it another agent, or longer by --drain";
+        tracing::warn!(pages = left, cure, "workloads did not take all of their pages away");
+    }
     tracing::info!("stopped");
     Ok(())
 }

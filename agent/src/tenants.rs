@@ -247,9 +247,10 @@ impl Tenants {
         self.leased
     }
 
-    /// Whether a tenant has pages, with a link or about to come back: for those a drain waits.
-    pub fn in_use(&self) -> bool {
-        self.ids().any(|(_, tenant)| tenant.pages > 0 && tenant.state != State::Dead)
+    /// Pages of tenants with a link or about to come back: for those a drain waits.
+    pub fn held(&self) -> u64 {
+        let live = self.ids().filter(|(_, tenant)| tenant.state != State::Dead);
+        live.map(|(_, tenant)| tenant.pages).sum()
     }
 
     fn ids(&self) -> impl Iterator<Item = (TenantId, &Tenant)> {

@@ -49,6 +49,7 @@ fn it_serves_until_sigterm_and_tells_its_clients() {
         matches!(closed, Some(CloseReason::ByPeer { code: Some(CloseCode::Draining), .. })),
         "{closed:?}"
     );
+    log.line_with(&["did not take all of their pages away", "pages=8"]);
     assert_eq!(agent.wait().code(), Some(0));
     assert!((1.5..5.0).contains(&asked.elapsed().as_secs_f64()), "{:?}", asked.elapsed());
 }

@@ -6,7 +6,7 @@ complete -c gms-agent -l join -d 'Agents of the cluster to become a member with;
 complete -c gms-agent -l zone -d 'Where this machine stands, as rack-7: members are told [default: none]' -r
 complete -c gms-agent -l threads -d 'Threads that serve, 1 to 16, each kept to one NUMA node if there are several; links are divided among them [default: half of the CPUs that the agent may use, at least 1 and at most 8]' -r
 complete -c gms-agent -l spin -d 'Longest spin before blocking, in microseconds; 0 never spins [default: 50]' -r
-complete -c gms-agent -l drain -d 'On SIGTERM or SIGINT wait so long for workloads to end or to take their pages away [default: 2]' -r
+complete -c gms-agent -l drain -d 'On SIGTERM or SIGINT wait so long for workloads to end or to take their pages away [default: 60]' -r
 complete -c gms-agent -l config -d 'TOML file with these options as keys, e.g. `export = "4G"`; the command line wins' -r -F
 complete -c gms-agent -l huge -d 'Export huge pages of 2 MiB; as many must be free (vm.nr_hugepages)'
 complete -c gms-agent -l check -d 'Say what the agent would lack with these options, and what to do, instead of serving'

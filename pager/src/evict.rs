@@ -140,6 +140,8 @@ pub struct EvictThread<T> {
     warned: bool,
     /// Why processes could not be attached, as far as it has been told.
     unpaged: BTreeSet<String>,
+    /// Agents of which it was told that they are away.
+    away: BTreeSet<AgentId>,
     gauges: Gauges,
 }
 
@@ -192,6 +194,7 @@ impl<T: Transport> EvictThread<T> {
             unpageable: BTreeMap::new(),
             warned: false,
             unpaged: BTreeSet::new(),
+            away: BTreeSet::new(),
             gauges,
             shared,
         }
@@ -350,7 +353,20 @@ impl<T: Transport> EvictThread<T> {
             {
                 self.shared.fail(format!("agent {}: {reason}", lane.name(agent)));
             }
-            ClientEvent::Up { agent, .. } => self.is_back(agent),
+            // Of an agent that has never been up the session's start has told.
+            ClientEvent::Down { agent, reason } if lane.has_been_up(agent) => {
+                if self.away.insert(agent) {
+                    let name = self.write_back.agents.lane().name(agent);
+                    self.notice(format_args!("agent {name} is away: {reason}"));
+                }
+            }
+            ClientEvent::Up { agent, .. } => {
+                if self.away.remove(&agent) {
+                    let name = self.write_back.agents.lane().name(agent);
+                    self.notice(format_args!("agent {name} answers again"));
+                }
+                self.is_back(agent);
+            }
             ClientEvent::Down { .. }
             | ClientEvent::Answered { .. }
             | ClientEvent::Members { .. }

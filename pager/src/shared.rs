@@ -309,7 +309,10 @@ impl Shared {
         let detaching = self.detaching.load(Ordering::Relaxed);
         if !detaching && tables.depends_on(agent) {
             drop(tables);
-            self.fail(format!("agent {name} was restarted and has lost the workload's pages; end workloads before their agents"));
+            self.fail(format!(
+                "agent {name} has lost the workload's pages: it was restarted, or had no link to gms for over a minute (a cut, or gms was frozen); \
+                 copies outlive both (--redundancy, --disk), a longer --drain there a restart"
+            ));
             return;
         }
         if tables.lose(agent) == LOSSES_MAX && self.has_copies() {

@@ -153,6 +153,10 @@ impl<'a> AgentSetup<'a> {
         argv.extend(["--listen", &self.listen, "--keys"].map(Into::into));
         argv.push(self.keys.into());
         argv.extend(self.args.iter().map(Into::into));
+        // No test waits for the default of a minute.
+        if !self.args.iter().any(|arg| arg == "--drain") {
+            argv.extend(["--drain", "2"].map(Into::into));
+        }
         let program = Program::new(argv).env("NO_COLOR", "1").watch(Watch::Nobody);
         let program = if self.old { program.env("GMS_AGENT_OLD_PROTOCOL", "1") } else { program };
         let proc = program.limit(self.limit).spawn();

@@ -312,7 +312,7 @@ fn another_node_at_an_agents_address_is_not_taken_for_it() {
     assert!(outcome.stderr.contains(&reason), "{}", outcome.stderr);
     // The same node is the agent, and says that it has been started anew.
     let (_, outcome) = replaced(&stage, &dir(&stage, "n1"));
-    assert!(outcome.stderr.contains("was restarted and has lost"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("has lost the workload's pages"), "{}", outcome.stderr);
 }
 
 #[test]

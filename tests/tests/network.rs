@@ -116,7 +116,10 @@ fn a_program_ends_when_its_agent_has_been_restarted() {
     let (gms, proc) = start(&stage, &[address.clone(), other.addr()]);
     first.kill();
     let _again = AgentSetup::new(Mib(256)).listen(address.parse().expect("an address")).start();
-    assert_killed(&gms.finish_proc(proc), &[&address, "was restarted and has lost"]);
+    assert_killed(
+        &gms.finish_proc(proc),
+        &[&address, "has lost the workload's pages", "no link to gms for over a minute"],
+    );
 }
 
 #[test]

@@ -41,6 +41,13 @@ fn agents<const N: usize>() -> [AgentProc; N] {
     std::array::from_fn(|_| AgentSetup::new(Mib(256)).args(GRACE).start())
 }
 
+/// Waits until gms has said each of these once more than it had `rounds` times.
+fn wait_told(proc: &Proc, rounds: usize, what: [&str; 2]) {
+    proc.wait_error("what gms says of its agents", SLOW, |log| {
+        what.iter().all(|text| log.matches(text).count() > rounds).then_some(())
+    });
+}
+
 #[test]
 fn a_killed_agent_costs_no_page_and_when_it_is_back_the_other_may_be_killed() {
     let Some(stage) = Stage::set() else { return };
@@ -48,19 +55,28 @@ fn a_killed_agent_costs_no_page_and_when_it_is_back_the_other_may_be_killed() {
     let (gms, proc) = start(&stage, &[&first, &second]);
     let mut alive = second;
     let mut dead = first;
-    for _ in 0..2 {
+    for round in 0..2 {
         let address = dead.addr();
         dead.kill();
         wait_rounds(&proc, 2);
         // Until then it passes for an agent that has every page.
         wait_until_missed(&proc, &address);
+        wait_told(
+            &proc,
+            round,
+            [" is away: ", "pages have fewer than 2 copies at agents that stay"],
+        );
         dead = again(&address);
         wait_until_copied(&proc);
+        wait_told(&proc, round, [" answers again", "every page has 2 copies at agents that stay"]);
         std::mem::swap(&mut dead, &mut alive);
     }
     wait_rounds(&proc, 1);
     let outcome = end_well(&gms, proc);
     assert!(outcome.stderr.contains("2 copies of each page"), "{}", outcome.stderr);
+    for change in [" is away: ", " answers again"] {
+        assert_eq!(outcome.stderr.matches(change).count(), 2, "{}", outcome.stderr);
+    }
 }
 
 #[test]

@@ -85,7 +85,7 @@ pub enum CloseReason {
     },
     /// Its certificate has expired, or is not valid yet.
     #[error(
-        "{addr} has an expired certificate (or one of the two clocks is wrong): issue a new one by `gms keys issue`"
+        "{addr} has an expired certificate (or one of the two clocks is wrong): renew it by `gms keys renew` where it was issued"
     )]
     Expired {
         /// The peer.
@@ -108,6 +108,14 @@ pub enum CloseReason {
         addr: SocketAddr,
         /// What is wrong with it.
         detail: &'static str,
+    },
+    /// The peer refuses our certificate, which has expired.
+    #[error(
+        "{addr} refuses our certificate (it has expired, or its clock is wrong): renew it by `gms keys renew` where it was issued"
+    )]
+    ExpiredByPeer {
+        /// The peer.
+        addr: SocketAddr,
     },
     /// Our list of who was revoked names the peer.
     #[error(

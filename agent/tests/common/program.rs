@@ -41,6 +41,8 @@ impl Agent {
     pub(crate) fn start(args: &[&str], stderr: impl Into<Stdio>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gms-agent"));
         command
+            // No test waits for the default of a minute.
+            .args(["--drain", "2"])
             .args(args)
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())

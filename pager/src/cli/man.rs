@@ -51,8 +51,8 @@ const PRIVILEGES: Entries = &[
 
 const CONFIGURATION: (&str, &str) = (
     "the file of --config",
-    "TOML. Keys are the long options without the dashes: local, page-size, fault-threads, agent (a string or a list), keys, export, \
-     when-full, stats, trace, best-effort, quiet, verbose. A size is a string or a number of bytes. Relative paths start at the file's directory.",
+    "TOML. Keys are the long options without the dashes: local, page-size, fault-threads, agent (a string or a list), keys, seal, export, \
+     when-full, redundancy, disk, disk-size, stats, trace, best-effort, quiet, verbose. A size is a string or a number of bytes. Relative paths start at the file's directory.",
 );
 const SOCKET: (&str, &str) = (
     "$XDG_RUNTIME_DIR/gms/PID.sock, /run/gms/PID.sock (root), /tmp/gms-UID/PID.sock",
@@ -175,8 +175,8 @@ const PROSE: &[Prose] = &[
                         "Move to another workload.",
                     ),
                     (
-                        "p, r, m, f, l, c",
-                        "Sort by process id, resident, remote, faults a second, p99 latency, command; again: the other way round.",
+                        "p, r, m, f, l, s, c",
+                        "Sort by process id, resident, remote, faults a second, p99 latency, state, command; again: the other way round.",
                     ),
                     ("q, Ctrl-C", "Quit."),
                 ],
@@ -308,6 +308,21 @@ mod tests {
         for Prose { page, .. } in PROSE {
             assert!(names.contains(&format!("{page}.1")), "{page} is no page");
         }
+    }
+
+    #[test]
+    fn every_option_that_a_file_may_have_is_told() {
+        let keys = CONFIGURATION.1.split_once(": ").unwrap().1.split_once('.').unwrap().0;
+        let mut told: Vec<&str> =
+            keys.split(", ").filter_map(|key| key.split(' ').next()).collect();
+        let command = Cli::command();
+        let run = command.find_subcommand("run").unwrap();
+        let options = run.get_arguments().filter_map(|option| option.get_long());
+        let mut options: Vec<&str> =
+            options.filter(|option| !["config", "torture", "help"].contains(option)).collect();
+        options.sort_unstable();
+        told.sort_unstable();
+        assert_eq!(told, options);
     }
 
     #[test]

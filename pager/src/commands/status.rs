@@ -66,7 +66,7 @@ fn table(workloads: &[Workload]) -> String {
 }
 
 /// What is to be known at once.
-fn state(stats: &Stats) -> &'static str {
+pub(super) fn state(stats: &Stats) -> &'static str {
     let drains = stats.agents.iter().any(|agent| agent.up && agent.draining);
     let down = stats.agents.iter().any(|agent| !agent.up && !agent.draining);
     match stats {

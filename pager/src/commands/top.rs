@@ -153,7 +153,7 @@ fn draw(frame: &mut Frame<'_>, view: &mut View, colours: bool) {
     if let Some(workload) = view.selected() {
         draw_detail(frame, below, view, workload, colours);
     }
-    let help = "q quit   up/down/PgUp/PgDn/Home/End move   sort: p pid  r resident  m remote  f faults  l p99  c command";
+    let help = "q quit   up/down/PgUp/PgDn/Home/End move   sort: p pid  r resident  m remote  f faults  l p99  s state  c command";
     frame.render_widget(Line::from(help).dim(), foot);
 }
 
@@ -257,6 +257,20 @@ mod tests {
         let drains = AgentStats { up: true, draining: true, ..AgentStats::default() };
         assert!(agent(&drains).ends_with("queue 0 us  drains"));
         assert!(!text.contains('\x1b'), "{text:?}");
+    }
+
+    #[test]
+    fn on_80_columns_the_state_and_the_command_are_seen() {
+        let mut view = View::default();
+        let mut well = workload(4_194_303, 63, "well");
+        well.stats.agents.clear();
+        view.update(Instant::now(), vec![well, workload(7, 16, "ill")]);
+        view.handle(Key::Letter('s'));
+        let lines = screen(&mut view, 80, 24);
+        let of = |what: &str| lines.iter().position(|line| line.contains(what));
+        let (ill, well) = (of("agent down   ill"), of("ok           well"));
+        assert!(ill.is_some() && ill < well, "{lines:#?}");
+        assert!(lines.iter().any(|line| line.contains("4194303 63 MiB of 64 MiB")), "{lines:#?}");
     }
 
     #[test]

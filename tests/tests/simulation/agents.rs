@@ -184,7 +184,7 @@ impl Run {
     /// As `Driver::drain`; true when it has ended.
     fn is_over(&mut self, now: Instant) -> bool {
         let Some(latest) = self.drains_until else { return false };
-        if self.ends.is_none() && (now >= latest || !self.shared.accounts().in_use()) {
+        if self.ends.is_none() && (now >= latest || self.shared.accounts().held() == 0) {
             self.ends = Some(now + FAREWELL);
             self.house.borrow_mut().close_all(now);
         }

@@ -83,7 +83,7 @@ pub enum KeysError {
         key: PathBuf,
     },
     /// The certificate has expired or is not valid yet.
-    #[error("{} has expired or is not valid yet: check the clock, or issue a new one by `gms keys issue`", path.display())]
+    #[error("{} has expired or is not valid yet: check the clock, or renew it by `gms keys renew` where it was issued", path.display())]
     Expired {
         /// The certificate.
         path: PathBuf,

@@ -27,7 +27,7 @@ pub(super) fn reason(addr: SocketAddr, up: bool, error: &ConnectionError) -> Clo
             Verdict::Other => failed(found.to_string()),
         },
         ConnectionError::ConnectionClosed(told) => match verdict(told.error_code) {
-            Verdict::Expired => refused(addr, "it has expired, or its clock is wrong"),
+            Verdict::Expired => CloseReason::ExpiredByPeer { addr },
             Verdict::WrongCa => refused(addr, "it is of another authority"),
             Verdict::WrongRole => refused(addr, "it is of the wrong role"),
             Verdict::Revoked => CloseReason::RevokedByPeer { addr },

@@ -285,8 +285,9 @@ fn expired_certificates_are_refused_on_either_side() {
     let reason = Pair::of(&identity(Role::Node, over), &identity(Role::Client, valid)).refusal();
     assert!(matches!(reason, CloseReason::Expired { .. }), "{reason}");
     let reason = Pair::of(&identity(Role::Node, valid), &identity(Role::Client, over)).refusal();
-    assert!(matches!(reason, CloseReason::Refused { .. }), "{reason}");
-    assert!(reason.to_string().contains("expired"), "{reason}");
+    assert!(matches!(reason, CloseReason::ExpiredByPeer { .. }), "{reason}");
+    let text = reason.to_string();
+    assert!(text.contains("expired") && text.contains("gms keys renew"), "{text}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use ratatui::layout::Constraint;
 use ratatui::widgets::TableState;
 
 use super::keys::Key;
+use crate::commands::status::state;
 use crate::control::Workload;
 use crate::size::Human;
 use crate::stats::Stats;
@@ -32,18 +33,18 @@ pub(super) struct Column {
 type Cell = fn(&Stats, &Rates) -> String;
 type Order = fn((&Stats, &Rates), (&Stats, &Rates)) -> Ordering;
 
-/// The columns, from the left.
-pub(super) const COLUMNS: [Column; 6] = [
+/// The columns, from the left: 80 characters at least.
+pub(super) const COLUMNS: [Column; 7] = [
     Column {
         title: "PID",
-        width: Constraint::Length(8),
+        width: Constraint::Length(7),
         letter: 'p',
         cell: |stats, _| stats.pid.to_string(),
         order: |a, b| a.0.pid.cmp(&b.0.pid),
     },
     Column {
         title: "RESIDENT",
-        width: Constraint::Length(22),
+        width: Constraint::Length(20),
         letter: 'r',
         cell: |stats, _| {
             format!("{} of {}", Human(stats.resident_bytes), Human(stats.budget_bytes))
@@ -52,28 +53,36 @@ pub(super) const COLUMNS: [Column; 6] = [
     },
     Column {
         title: "REMOTE",
-        width: Constraint::Length(10),
+        width: Constraint::Length(9),
         letter: 'm',
         cell: |stats, _| Human(stats.remote_bytes).to_string(),
         order: |a, b| b.0.remote_bytes.cmp(&a.0.remote_bytes),
     },
     Column {
         title: "FAULTS/s",
-        width: Constraint::Length(9),
+        width: Constraint::Length(8),
         letter: 'f',
         cell: |_, rates| format!("{:.0}", rates.faults),
         order: |a, b| b.1.faults.total_cmp(&a.1.faults),
     },
     Column {
         title: "P99 us",
-        width: Constraint::Length(9),
+        width: Constraint::Length(8),
         letter: 'l',
         cell: |stats, _| format!("{:.1}", stats.fault_us.p99),
         order: |a, b| b.0.fault_us.p99.total_cmp(&a.0.fault_us.p99),
     },
     Column {
+        title: "STATE",
+        width: Constraint::Length(12),
+        letter: 's',
+        cell: |stats, _| state(stats).into(),
+        // What is not well first.
+        order: |a, b| (state(a.0) == "ok", state(a.0)).cmp(&(state(b.0) == "ok", state(b.0))),
+    },
+    Column {
         title: "COMMAND",
-        width: Constraint::Min(10),
+        width: Constraint::Min(9),
         letter: 'c',
         cell: |stats, _| printable(&stats.command, COMMAND_CHARS_MAX),
         order: |a, b| a.0.command.cmp(&b.0.command),

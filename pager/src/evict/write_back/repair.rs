@@ -265,6 +265,8 @@ impl<T: Transport> WriteBack<T> {
     }
 
     fn note_shortage(&mut self, now: Instant, shortage: &Shortage) {
+        // Of what was asked for, whoever could take it now.
+        let lacking = self.short(now);
         let repair = &mut self.repair;
         // Where there is no agent to take a copy there is nothing to be done.
         let short = Shortage { recalling: AgentSet::EMPTY, ..*shortage };
@@ -276,7 +278,7 @@ impl<T: Transport> WriteBack<T> {
             }
         };
         (repair.left, repair.recalled) = (all, all > short);
-        let since = match short {
+        let since = match lacking {
             0 => None,
             _ => Some(*repair.since.get_or_insert(now)),
         };
@@ -284,14 +286,19 @@ impl<T: Transport> WriteBack<T> {
         if self.shared.config.quiet {
             return;
         }
-        let copies = shortage.copies.agents + shortage.copies.due.len();
+        let copies = self.shared.copies + self.agents.lane().last_resorts().len();
         let copies = if copies == 1 { "1 copy" } else { &format!("{copies} copies") };
         match since {
             Some(since) if !repair.told && now.duration_since(since) > TOLD_AFTER => {
                 repair.told = true;
-                note(format_args!(
-                    "{short} pages have fewer than {copies} at agents that stay: they are copied in the background"
-                ));
+                match short {
+                    0 => note(format_args!(
+                        "pages have fewer than {copies} at agents that stay: they are copied once an agent takes them"
+                    )),
+                    _ => note(format_args!(
+                        "{short} pages have fewer than {copies} at agents that stay: they are copied in the background"
+                    )),
+                }
             }
             None if std::mem::take(&mut repair.told) => {
                 note(format_args!("every page has {copies} at agents that stay again"));
