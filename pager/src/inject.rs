@@ -129,7 +129,7 @@ impl Frozen {
     }
 
     /// Starts an evictor: by a thread that ran, so that no system call is interrupted, or else by one that is blocked. Before it does anything, that
-    /// thread has stopped, and `may_be` tells whether it is one of the process that is meant.
+    /// thread has stopped, and `may_be` tells whether it is one of the process that is meant (`Unstoppable`: another one is to be tried).
     pub fn inject(&mut self, may_be: impl Fn(i32) -> Result<()>) -> Result<Injected> {
         may_be_injected(self.pid)?;
         let deadline = Instant::now() + INJECT_DEADLINE;
@@ -138,11 +138,8 @@ impl Frozen {
         let mut injected = None;
         for mut thread in running {
             if injected.is_none() && Instant::now() < deadline {
-                match thread.settle() {
-                    Ok(()) => {
-                        let is_one = may_be(thread.tid.as_raw());
-                        injected = Some(is_one.and_then(|()| thread.inject(self.pid)));
-                    }
+                match thread.settle().and_then(|()| may_be(thread.tid.as_raw())) {
+                    Ok(()) => injected = Some(thread.inject(self.pid)),
                     Err(InjectError::Unstoppable) => {}
                     Err(other) => failure = other,
                 }
@@ -160,9 +157,13 @@ impl Frozen {
             match Stopped::new(tid) {
                 Ok(mut thread) => {
                     let is_one = may_be(thread.tid.as_raw());
-                    let injected = is_one.and_then(|()| thread.inject(self.pid));
+                    let injected = is_one.map(|()| thread.inject(self.pid));
                     self.threads.push(thread);
-                    return injected;
+                    match injected {
+                        Ok(injected) => return injected,
+                        Err(InjectError::Unstoppable) => {}
+                        Err(other) => failure = other,
+                    }
                 }
                 Err(InjectError::Unstoppable) => {}
                 Err(other) => failure = other,

@@ -131,7 +131,7 @@ impl Process {
             if proc::status_field(tid, "Tgid:") != Some(pid.into()) || has_ended(pidfd.as_fd()) {
                 return Err(InjectError::Gone);
             }
-            target.map_or(Ok(()), |target| target.check_again(tid).map_err(InjectError::Changed))
+            target.map_or(Ok(()), |target| target.check_again(tid))
         })?;
         let evictor_pid = injected.evictor.as_raw();
         lock(&shared.evictors).push(evictor_pid);

@@ -328,15 +328,21 @@ impl Shared {
     pub fn agent_ended(&self, agent: AgentId, what: &str) {
         let mut tables = lock(&self.tables);
         let detaching = self.detaching.load(Ordering::Relaxed);
-        if !detaching && tables.depends_on(agent) {
+        let is_needed = tables.depends_on(agent);
+        if is_needed && !detaching {
             drop(tables);
             return self.fail(format!("{what}, and with it pages that were only there"));
         }
         tables.lose(agent);
         drop(tables);
         let is_only = self.config.agents.is_empty();
-        let then = if is_only { "without paging" } else { "with the copies that are elsewhere" };
-        note(format!("{what}: the workload goes on {then}"));
+        note(match (is_needed, is_only) {
+            (true, _) => format!("{what}, and with it pages that were only there"),
+            (false, true) => format!("{what}: the workload goes on without paging"),
+            (false, false) => {
+                format!("{what}: the workload goes on with the copies that are elsewhere")
+            }
+        });
         if is_only {
             self.detaching.store(true, Ordering::Relaxed);
         }

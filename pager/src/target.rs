@@ -10,6 +10,7 @@ use crate::control;
 use crate::kernel::pidfd::{has_ended, pidfd_open};
 use crate::kernel::proc::{self, descends, self_pid};
 use crate::privilege::capabilities;
+use crate::stopped::InjectError;
 
 /// Flag of kernel threads in field 9 of `/proc/PID/stat` (PF_KTHREAD).
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -39,14 +40,18 @@ impl Target {
         Ok(Target { pid, process, rights })
     }
 
-    /// Checks that thread `tid` of it, which has been stopped, and the process have the rights that they had. Whoever executes another program from now on
-    /// ends the thread, and what is injected into that fails.
-    pub(crate) fn check_again(&self, tid: i32) -> Result<(), String> {
-        match [self.pid, tid].iter().all(|&id| Rights::of(id).as_ref() == Some(&self.rights)) {
-            true => Ok(()),
-            false => Err("it has other rights now than when gms was told to attach (its user has changed, or it has executed a setuid program): \
-                attach again if it is still the right one"
-                .into()),
+    /// Checks that the process has the rights that it had, and that thread `tid` of it, which has been stopped, has the same: each thread has its own, and one
+    /// with others is left alone (`Unstoppable`). Whoever executes another program from now on ends the thread, and what is injected into that fails.
+    pub(crate) fn check_again(&self, tid: i32) -> Result<(), InjectError> {
+        let has_these = |id| Rights::of(id).as_ref() == Some(&self.rights);
+        match (has_these(self.pid), has_these(tid)) {
+            (true, true) => Ok(()),
+            (true, false) => Err(InjectError::Unstoppable),
+            (false, _) => Err(InjectError::Changed(
+                "it has other rights now than when gms was told to attach (its user has changed, or it has executed a setuid program): \
+                 attach again if it is still the right one"
+                    .into(),
+            )),
         }
     }
 

@@ -29,8 +29,9 @@ impl Recall {
             // If nobody has looked for that long, nobody was asked either.
             if elapsed < RECALL_STALE {
                 let gone = u128::from(before.0.saturating_sub(held.0));
-                let measured = (gone * 1_000_000 / elapsed.as_micros()) as u64;
-                self.rate = (self.rate + measured) / 2;
+                let measured = gone * 1_000_000 / elapsed.as_micros();
+                // One absurd look is not to decide for long.
+                self.rate = (self.rate + measured.min(RECALL_MAX.into()) as u64) / 2;
             }
         }
         PageCount(over.0.min(self.rate.clamp(RECALL_MIN, RECALL_MAX)))
