@@ -505,6 +505,7 @@ fn stats(shared: &Shared) -> Stats {
         // Inferred for whole windows, of which some pages may have been resident already.
         prefetch_hits: load(&shared.prefetch_hits).min(load(&shared.prefetched)),
         lent_faults: load(&shared.lent_faults),
+        lent_hedges: load(&shared.lent_hedges),
         resident_bytes: shared.resident.load(Ordering::Relaxed).max(0) as u64,
         resident_peak_bytes: gauges.resident_peak,
         remote_bytes: remote * PAGE,

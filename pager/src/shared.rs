@@ -140,6 +140,8 @@ pub struct Shared {
     pub prefetch_hits: AtomicU64,
     /// Pages that workers installed for threads that waited.
     pub lent_faults: AtomicU64,
+    /// See [`Stats`](crate::stats::Stats).
+    pub lent_hedges: AtomicU64,
     /// Latency of fetches in ns.
     pub latency: Mutex<Histogram<u64>>,
     /// Figures which only the evict thread can tell.
@@ -234,6 +236,7 @@ impl Shared {
             prefetched: AtomicU64::new(0),
             prefetch_hits: AtomicU64::new(0),
             lent_faults: AtomicU64::new(0),
+            lent_hedges: AtomicU64::new(0),
             latency: Mutex::new(latency),
             gauges: Mutex::default(),
             started: Instant::now(),

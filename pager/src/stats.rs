@@ -77,6 +77,9 @@ pub struct Stats {
     /// Faults whose pages another fault thread fetched than the home of their address space.
     #[serde(default)]
     pub lent_faults: u64,
+    /// Of the pages that were lent, how often one that took long was asked of another agent too.
+    #[serde(default)]
+    pub lent_hedges: u64,
     /// Resident anonymous memory of the tree now, in bytes.
     pub resident_bytes: u64,
     /// Highest resident anonymous memory of the tree seen, in bytes.

@@ -50,6 +50,8 @@ pub struct Stats {
     /// Not told by builds of before.
     #[serde(default)]
     pub lent_faults: u64,
+    #[serde(default)]
+    pub lent_hedges: u64,
     pub resident_peak_bytes: u64,
     pub remote_peak_bytes: u64,
     pub budget_bytes: u64,

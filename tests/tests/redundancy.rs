@@ -104,9 +104,11 @@ fn workers_ask_another_agent_as_their_home_does() {
     let program = Program::new([c_program("crowd")]).args(["48", "12000", "held"]);
     let native = program.clone().stdin("\n").finish().expect_code(0);
     let program = program.stdin_open().limit(SLOW);
-    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
-        let [first, second] = agents();
-        let gms = Gms::run(&stage, &program).local(Mib(16)).agents(&[&first, &second]);
+    // Of two that are alike one is asked for nearly all pages: it is one of those that are stopped.
+    let mut hedges = 0;
+    for (signal, who) in [(Signal::SIGKILL, 0), (Signal::SIGSTOP, 0), (Signal::SIGSTOP, 1)] {
+        let agents = agents::<2>();
+        let gms = Gms::run(&stage, &program).local(Mib(16)).agents(&[&agents[0], &agents[1]]);
         let gms = gms.arg("--fault-threads").arg("3");
         let mut proc = gms.spawn();
         proc.wait_output(0, "held\n");
@@ -116,14 +118,19 @@ fn workers_ask_another_agent_as_their_home_does() {
         poll_until("faults of the crowd", SLOW, || {
             (status_of(proc.pid())?.faults > before + 2000).then_some(())
         });
-        first.signal(signal);
+        agents[who].signal(signal);
         let outcome = gms.finish_proc(proc).expect_code(0);
-        first.signal(Signal::SIGCONT);
+        agents[who].signal(Signal::SIGCONT);
         assert_eq!(outcome.stdout, native.stdout);
         let stats = outcome.stats();
         assert!(stats.lent_faults > 0, "{stats:?}");
-        assert!(signal == Signal::SIGKILL || stats.fault_us.max < 3e6, "{stats:?}");
+        if signal == Signal::SIGSTOP {
+            assert!(stats.fault_us.max < 3e6, "{stats:?}");
+            hedges += stats.lent_hedges;
+        }
     }
+    // What a worker asks nobody else for it gives back after 2 s, and its home asks: no time tells that from a busy machine.
+    assert!(hedges > 0, "workers have waited for an agent that was stopped");
 }
 
 #[test]

@@ -187,6 +187,8 @@ impl<T: Transport> FaultCore<T> {
             return;
         }
         if is_vain || self.hedge.take(waited) {
+            let is_lent = !is_vain && self.guests.contains_key(&place.0);
+            self.shared.lent_hedges.fetch_add(is_lent.into(), Ordering::Relaxed);
             let agent = self.agents.lane().nearest(others);
             self.ask(now, agent, vec![Wanted { place, content }], true);
         }
