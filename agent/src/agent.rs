@@ -103,6 +103,7 @@ pub struct Agent {
     follower: Option<Follower>,
     stats: Vec<Arc<Stats>>,
     stop: Arc<Stop>,
+    /// Of the loops that serve: the last of them says that the keys are renewed.
     renewals: Vec<Arc<Renewal>>,
     /// Readable when a loop has ended.
     ended: Arc<Stop>,
@@ -244,10 +245,8 @@ impl Agent {
     /// # Errors
     /// If it cannot; it serves all the same.
     pub fn join(&mut self, identity: &Identity, joining: Joining) -> Result<(), JoinError> {
-        let renewal = Arc::new(Renewal::new()?);
-        let parts = (self.shared.clone(), self.stop.clone(), renewal.clone());
+        let parts = (self.shared.clone(), self.stop.clone());
         self.members = Some(Members::spawn(parts, identity, self.addr, joining)?);
-        self.renewals.push(renewal);
         Ok(())
     }
 
@@ -307,6 +306,9 @@ impl Agent {
     pub fn renew(&self, identity: Identity) {
         let offer = Offer::new(identity, self.renewals.len());
         self.renewals.iter().for_each(|renewal| renewal.offer(offer.clone()));
+        if let Some(members) = &self.members {
+            members.renew(offer);
+        }
     }
 
     /// Has it drain, and then end, as [`Agent::stop`] does, without waiting: it takes [new keys](Agent::renew) meanwhile.

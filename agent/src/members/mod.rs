@@ -11,7 +11,7 @@ use crate::limits::{
     BLOCK_MAX, JOIN_EVERY, LEAVE, PACKETS_BEHIND_MAX, PEER_LINK_IDLE, PEER_LINKS_MAX, SEEDS_MAX,
     UNITE_EVERY,
 };
-use crate::renewal::Renewal;
+use crate::renewal::{Offer, Renewal};
 use crate::shared::Shared;
 use crate::stop::Stop;
 use codec::Node;
@@ -56,12 +56,15 @@ pub enum JoinError {
 
 /// The thread. It ends when the agent is asked to stop.
 #[derive(Debug)]
-pub(crate) struct Members(JoinHandle<()>);
+pub(crate) struct Members {
+    thread: JoinHandle<()>,
+    renewal: Arc<Renewal>,
+}
 
 impl Members {
     /// Begins to gossip, for the agent at `listen`.
     pub(crate) fn spawn(
-        (shared, stop, renewal): (Arc<Shared>, Arc<Stop>, Arc<Renewal>),
+        (shared, stop): (Arc<Shared>, Arc<Stop>),
         identity: &Identity,
         listen: SocketAddr,
         joining: Joining,
@@ -74,13 +77,14 @@ impl Members {
         // The standard library's hashers are the random numbers which it has.
         let swim = Swim::new(now, node, RandomState::new().build_hasher().finish());
         let transport = Quic::client(SocketAddr::new(listen.ip(), 0), identity)?;
+        let renewal = Arc::new(Renewal::new()?);
         let fresh = Arc::new(Bulletin::new()?);
         let bulletin = shared.bulletin.get_or_init(|| fresh).clone();
         let mut gossip = Gossip {
             shared,
             bulletin,
             stop,
-            renewal,
+            renewal: renewal.clone(),
             transport,
             swim,
             links: BTreeMap::new(),
@@ -97,12 +101,18 @@ impl Members {
                 tracing::error!(%error, "the agent is no member any more");
             }
         };
-        Ok(Self(std::thread::Builder::new().name("members".into()).spawn(run)?))
+        let thread = std::thread::Builder::new().name("members".into()).spawn(run)?;
+        Ok(Self { thread, renewal })
+    }
+
+    /// Has it take new keys.
+    pub(crate) fn renew(&self, offer: Arc<Offer>) {
+        self.renewal.offer(offer);
     }
 
     /// Waits for its end, after the request to stop.
     pub(crate) fn join(self) {
-        if self.0.join().is_err() {
+        if self.thread.join().is_err() {
             tracing::error!("the thread that gossips panicked");
         }
     }
