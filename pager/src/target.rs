@@ -255,7 +255,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
         let target = Target::check(pid).unwrap();
-        assert_eq!(target.check_again(pid), Ok(()));
+        target.check_again(pid).unwrap();
         child.kill().unwrap();
         while proc::state(pid) != Some('Z') {
             std::thread::yield_now();
@@ -264,6 +264,27 @@ mod tests {
         child.wait().unwrap();
         // Whoever gets the number now is another.
         assert!(has_ended(target.process()) && target.check_again(pid).is_err());
+    }
+
+    #[test]
+    fn a_thread_with_rights_of_its_own_is_passed_over() {
+        if !geteuid().is_root() {
+            return eprintln!("SKIPPED: only root can give a thread other groups");
+        }
+        let pid = self_pid();
+        let (process, rights) = (pidfd_open(pid).unwrap(), Rights::of(pid).unwrap());
+        let target = Target { pid, process, rights };
+        let told = std::thread::spawn(move || {
+            let tid = nix::unistd::gettid().as_raw();
+            let before = target.check_again(tid);
+            let group = 65533u32;
+            // SAFETY: it reads one group. The system call is of this thread alone, which ends here.
+            let set = unsafe { libc::syscall(libc::SYS_setgroups, 1, &raw const group) };
+            (before, set, target.check_again(tid))
+        });
+        let (before, set, after) = told.join().unwrap();
+        assert!(before.is_ok() && set == 0, "{before:?}");
+        assert!(matches!(after, Err(InjectError::Unstoppable)), "{after:?}");
     }
 
     /// It executes another program, with other rights or not, after it was checked.
