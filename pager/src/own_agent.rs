@@ -12,6 +12,7 @@ use std::path::Path;
 use gms_agent::{Agent, AgentError, Config};
 use gms_policy::Bytes;
 use gms_transport::keys::Identity;
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
@@ -104,8 +105,14 @@ impl OwnAgent {
         let sibling = nix::sys::prctl::get_child_subreaper().unwrap_or(false);
         flags.set(CloneFlags::CLONE_PARENT, sibling);
         let serve = Box::new(|| {
-            leave_alone(kind.name(), &[outlet.as_raw_fd(), lives.as_raw_fd(), pager.as_raw_fd()]);
-            serve(kind, bytes, node, outlet.as_fd(), [lives.as_fd(), pager.as_fd()]);
+            let kept = [outlet.as_raw_fd(), lives.as_raw_fd(), pager.as_raw_fd()];
+            match leave_alone(kind.name(), &kept) {
+                Ok(()) => serve(kind, bytes, node, outlet.as_fd(), [lives.as_fd(), pager.as_fd()]),
+                Err(errno) => {
+                    let text = format!("cannot be parted from gms (close_range: {errno})");
+                    let _ = nix::unistd::write(&outlet, text.as_bytes());
+                }
+            }
             // SAFETY: it does not return: nothing of what belongs to the pager is dropped here.
             unsafe { libc::_exit(0) }
         });
@@ -145,8 +152,9 @@ fn read_word(word: &OwnedFd) -> io::Result<String> {
     }
 }
 
-/// Parts the process from the pager: from its descriptors but these and standard error, its name and its signals.
-fn leave_alone(name: &CStr, kept: &[RawFd]) {
+/// Parts the process from the pager: from its descriptors but these and standard error, its name and its signals. With the others it would not see the end of
+/// the session: it has the other end of that pipe.
+fn leave_alone(name: &CStr, kept: &[RawFd]) -> nix::Result<()> {
     let _ = nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0));
     let _ = nix::sys::prctl::set_name(name);
     let null = File::options().read(true).write(true).open("/dev/null").map(IntoRawFd::into_raw_fd);
@@ -160,10 +168,11 @@ fn leave_alone(name: &CStr, kept: &[RawFd]) {
     for next in kept.into_iter().chain([RawFd::MAX]) {
         if from < next {
             // SAFETY: their owners are the pager's, and none of them is dropped in this process.
-            unsafe { libc::close_range(from as u32, (next - 1) as u32, 0) };
+            Errno::result(unsafe { libc::close_range(from as u32, (next - 1) as u32, 0) })?;
         }
         from = next.saturating_add(1);
     }
+    Ok(())
 }
 
 /// Serves until one of the ends says that it is no longer wanted, or the agent has ended by itself.

@@ -22,6 +22,8 @@ pub(super) struct Unread {
 impl<T: Transport> FaultCore<T> {
     /// For want of a descriptor, nothing of the space was read. It is not asked for what is readable meanwhile: that would not let the thread rest.
     pub(super) fn leave_unread(&mut self, now: Instant, space: &Space) {
+        // Time in which this process was stopped does not count.
+        self.excuse(now);
         let first = !self.unread.contains_key(&space.id);
         let unread = self.unread.entry(space.id).or_insert(Unread { since: now, next: now });
         unread.next = now + AGAIN;
@@ -63,5 +65,27 @@ impl<T: Transport> FaultCore<T> {
     /// The space has ended.
     pub(super) fn forget_unread(&mut self, id: SpaceId) {
         self.unread.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::tests::{ID, Play};
+
+    #[test]
+    fn forks_that_wait_for_a_descriptor_are_not_blamed_for_a_stop_of_the_pager() {
+        let (mut play, mut now) = (Play::with(None, 1, 1), Instant::now());
+        let space = play.fault.spaces[&ID].space.clone();
+        play.fault.leave_unread(now, &space);
+        now += UNREAD_MAX * 10;
+        play.fault.leave_unread(now, &space);
+        assert!(!play.shared.has_failed(), "it was stopped for that time");
+        let until = now + UNREAD_MAX * 2;
+        while now < until {
+            now += AGAIN;
+            play.fault.leave_unread(now, &space);
+        }
+        assert!(play.shared.has_failed());
     }
 }
