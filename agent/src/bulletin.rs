@@ -32,6 +32,7 @@ pub(crate) struct Mail {
 pub(crate) struct Bulletin {
     mail: Mutex<Mail>,
     members: Mutex<Arc<[MemberEntry]>>,
+    lives: Mutex<Vec<([u8; 16], u64)>>,
     has_left: AtomicBool,
     /// Readable while there is mail.
     wake: EventFd,
@@ -42,7 +43,7 @@ impl Bulletin {
     pub(crate) fn new() -> io::Result<Self> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let (mail, members) = (Mutex::default(), Mutex::new(Arc::new([]) as Arc<[_]>));
-        Ok(Self { mail, members, has_left: false.into(), wake })
+        Ok(Self { mail, members, lives: Mutex::default(), has_left: false.into(), wake })
     }
 
     /// Takes a packet that came on a link of `peer`. One that is lost is answered by ok as well: SWIM asks others then.
@@ -79,9 +80,10 @@ impl Bulletin {
         std::mem::take(&mut *lock(&self.mail))
     }
 
-    /// Tells the threads that serve who is a member.
-    pub(crate) fn publish(&self, members: Vec<MemberEntry>) {
+    /// Tells the threads that serve who is a member, and which incarnation of each known node must be outlived.
+    pub(crate) fn publish(&self, members: Vec<MemberEntry>, lives: Vec<([u8; 16], u64)>) {
         *lock(&self.members) = members.into();
+        *lock(&self.lives) = lives;
     }
 
     /// From now on this agent is no member.
@@ -104,11 +106,10 @@ impl Bulletin {
         members
     }
 
-    /// The incarnation in which `peer` is known.
+    /// The incarnation in which `peer` is known; one more than that if this is over.
     pub(crate) fn incarnation(&self, peer: PeerId) -> Option<u64> {
-        let members = self.members();
-        let known = members.iter().find(|member| PeerId::Issued(member.node) == peer)?;
-        Some(known.incarnation)
+        let lives = lock(&self.lives);
+        lives.iter().find(|(id, _)| PeerId::Issued(*id) == peer).map(|(_, life)| *life)
     }
 }
 

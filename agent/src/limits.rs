@@ -103,8 +103,11 @@ pub const GOSSIP_EVERY: Duration = Duration::from_millis(200);
 pub const UNITE_EVERY: Duration = Duration::from_secs(15);
 /// The same for who is meant by `--join`, while no member is known.
 pub const JOIN_EVERY: Duration = Duration::from_secs(1);
-/// Shortest time between two incarnations that an agent takes because others believe in later ones.
-pub const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// Shortest time between two incarnations that an agent takes because others believe in later ones: each begins its probes of others anew.
+pub const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// Nanoseconds, 73 years: hearsay of incarnations, which are times, that are further from an agent's own start than this is a lie. So all that
+/// are believed lie within one half of the circle on which they are compared, whatever the agents' clocks say.
+pub const LIFE_DISTANCE_MAX: u64 = 1 << 61;
 /// Packets of gossip that wait to be sent, or to be read; more are lost, as SWIM can bear.
 pub const PACKETS_MAX: usize = 256;
 /// Packets of one node that wait to be read.
@@ -145,6 +148,7 @@ const _: () = {
     assert!(WARM_STEP < WARM_AHEAD && WARM_STEP.is_power_of_two());
     assert!(CREDITS_MAX <= u32::MAX as u64);
     assert!(PROBE_RTT.as_millis() * 3 <= PROBE_EVERY.as_millis());
+    assert!(PROBE_EVERY.as_millis() + SUSPECT_FOR.as_millis() <= RENEW_EVERY.as_millis());
     assert!(PACKETS_OF_ONE_MAX < PACKETS_MAX && PEER_LINKS_MAX < LINKS_MAX);
     assert!(TICK.as_millis() < LEASE_MIN.as_millis());
     assert!(FAREWELL.as_millis() < LEASE_MIN.as_millis());

@@ -16,7 +16,7 @@ use crate::shared::Shared;
 use crate::stop::Stop;
 use codec::Node;
 use gms_transport::keys::Identity;
-use gms_transport::message::members::GOSSIP_LEN_MAX;
+use gms_transport::message::members::{GOSSIP_LEN_MAX, is_of_host};
 use gms_transport::message::{Control, GossipReply, Op, Status, WorkloadId, Zone};
 use gms_transport::{CloseCode, Event, LinkId, PeerId, Quic, Transport, TransportError};
 use nix::errno::Errno;
@@ -189,9 +189,9 @@ impl Gossip {
             self.handle(now, event);
         }
         let mail = self.bulletin.take();
-        for mut letter in mail.letters {
+        for letter in mail.letters {
             let from = (letter.from, letter.ip);
-            if let Err(error) = self.swim.handle_packet(now, from, &mut letter.packet) {
+            if let Err(error) = self.swim.handle_packet(now, from, &letter.packet) {
                 let node = PeerId::Issued(letter.from);
                 tracing::debug!(%node, %error, "a packet of gossip is refused");
             }
@@ -300,7 +300,7 @@ impl Gossip {
         if let Some((link, _)) = up {
             return self.request(now, *link, &packet);
         }
-        if to.addr.ip().is_unspecified() || to.addr.ip().is_multicast() {
+        if !is_of_host(to.addr) {
             return;
         }
         let begun = self.links.iter().find(|(_, peer)| peer.id.is_none() && peer.addr == to.addr);
@@ -397,7 +397,7 @@ impl Gossip {
         }
         let members = self.swim.members(now);
         self.shared.gauges.members.set(members.len() as u64);
-        self.bulletin.publish(members);
+        self.bulletin.publish(members, self.swim.lives());
     }
 
     /// Waits for packets, mail, new keys, a deadline, or (unless it came already) the request to stop.
