@@ -110,12 +110,24 @@ pub const RENEW_EVERY: Duration = Duration::from_secs(5);
 pub const LIFE_DISTANCE_MAX: u64 = 1 << 61;
 /// Packets of gossip that wait to be sent, or to be read; more are lost, as SWIM can bear.
 pub const PACKETS_MAX: usize = 256;
-/// Packets of one node that wait to be read.
+/// Packets of one node that wait to be read, and that are read at once.
 pub const PACKETS_OF_ONE_MAX: usize = 16;
+/// Beyond that, one packet of a node is read this often.
+pub const PACKET_EVERY: Duration = Duration::from_millis(20);
+/// Packets to one node without a reply, and how long one is waited for: then the link is closed.
+pub const PACKETS_OPEN_MAX: usize = 32;
+/// See [`PACKETS_OPEN_MAX`].
+pub const PACKET_REPLY: Duration = Duration::from_secs(5);
 /// Packets that wait for one link to come up.
 pub const PACKETS_BEHIND_MAX: usize = 8;
-/// Links to other agents.
+/// Links to other agents that are up, and as many that are not yet.
 pub const PEER_LINKS_MAX: usize = 64;
+/// An agent that is not meant by `--join` is called this often at most, but for the first [`PEER_CALLS`].
+pub const PEER_CALL_EVERY: Duration = Duration::from_millis(64);
+/// See [`PEER_CALL_EVERY`].
+pub const PEER_CALLS: u32 = 32;
+/// An address at which nobody, or somebody else, was is not called for this long, unless who is to be there sends a packet.
+pub const PEER_SHUN: Duration = Duration::from_secs(15);
 /// A link to another agent that has carried nothing for this long is closed.
 pub const PEER_LINK_IDLE: Duration = Duration::from_secs(60);
 /// Addresses that the names after `--join` may have together.
@@ -150,6 +162,7 @@ const _: () = {
     assert!(PROBE_RTT.as_millis() * 3 <= PROBE_EVERY.as_millis());
     assert!(PROBE_EVERY.as_millis() + SUSPECT_FOR.as_millis() <= RENEW_EVERY.as_millis());
     assert!(PACKETS_OF_ONE_MAX < PACKETS_MAX && PEER_LINKS_MAX < LINKS_MAX);
+    assert!(PACKETS_BEHIND_MAX < PACKETS_OPEN_MAX);
     assert!(TICK.as_millis() < LEASE_MIN.as_millis());
     assert!(FAREWELL.as_millis() < LEASE_MIN.as_millis());
 };

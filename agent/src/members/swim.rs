@@ -18,7 +18,7 @@ use gms_transport::message::{Feedback, GossipReply, MemberEntry};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU8, NonZeroUsize};
 use std::time::{Duration, Instant};
 
@@ -346,12 +346,17 @@ impl Swim {
         loop {
             let (to, packet, calls) = self.effects.packets.pop_front()?;
             // What a packet says of where a node is, whom it wants to be asked, is not followed.
-            match self.entry(to.id).map(|member| self.proved(member.id()).addr) {
+            match self.addr(to.id) {
                 Some(addr) => return Some((Node { addr, ..to }, packet)),
                 None if calls => return Some((to, packet)),
                 None => {}
             }
         }
+    }
+
+    /// Where this node is, if it is known.
+    pub(crate) fn addr(&self, id: [u8; 16]) -> Option<SocketAddr> {
+        self.entry(id).map(|member| self.proved(member.id()).addr)
     }
 
     /// What has changed, for the log.
