@@ -6,7 +6,7 @@
 //! which the link's certificate vouches for. Whatever the request, there is one answer, and a failed request has
 //! changed nothing.
 
-use crate::clients::{Bounded, ClientId, Room};
+use crate::clients::{ClientId, Room};
 use crate::exchange::Exchange;
 use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, SWEEP_PAUSE, SWEEP_SHARE, TICK};
 use crate::shared::Shared;
@@ -207,7 +207,7 @@ impl Core {
         if self.shared.is_draining() && known.is_none_or(|client| clients.live(client) == 0) {
             return Answer::Close(CloseCode::Draining);
         }
-        let Some(client) = clients.take(peer.id, Bounded::Link) else {
+        let Some(client) = clients.take_link(&peer) else {
             return Answer::Close(CloseCode::Overload);
         };
         drop(accounts);
@@ -225,7 +225,7 @@ impl Core {
         if let Some(session) = session {
             accounts.unlink(now, session);
         }
-        accounts.clients.give(client, Bounded::Link, 1);
+        accounts.clients.give_link(client, &peer);
         drop(accounts);
         self.publish(now);
         Some(Departure { peer, workload })

@@ -16,6 +16,8 @@ pub const FRAMES_MAX: u64 = 1 << 30;
 pub const TENANTS_MAX: usize = 4096;
 /// Most links at a time.
 pub const LINKS_MAX: usize = 256;
+/// Most of these that agents have made to gossip; the rest is for pagers.
+pub const NODE_LINKS_MAX: usize = LINKS_MAX / 4;
 /// Most threads that serve.
 pub const THREADS_MAX: usize = 16;
 /// Most of them unless the user says how many.
@@ -120,8 +122,8 @@ pub const PACKETS_OPEN_MAX: usize = 32;
 pub const PACKET_REPLY: Duration = Duration::from_secs(5);
 /// Packets that wait for one link to come up.
 pub const PACKETS_BEHIND_MAX: usize = 8;
-/// Links to other agents that are up, and as many that are not yet.
-pub const PEER_LINKS_MAX: usize = 64;
+/// Links to other agents that are up, and as many that are not yet. Fewer than an agent takes: on average, as many are made to each.
+pub const PEER_LINKS_MAX: usize = 48;
 /// An agent that is not meant by `--join` is called this often at most, but for the first [`PEER_CALLS`].
 pub const PEER_CALL_EVERY: Duration = Duration::from_millis(64);
 /// See [`PEER_CALL_EVERY`].
@@ -161,7 +163,7 @@ const _: () = {
     assert!(CREDITS_MAX <= u32::MAX as u64);
     assert!(PROBE_RTT.as_millis() * 3 <= PROBE_EVERY.as_millis());
     assert!(PROBE_EVERY.as_millis() + SUSPECT_FOR.as_millis() <= RENEW_EVERY.as_millis());
-    assert!(PACKETS_OF_ONE_MAX < PACKETS_MAX && PEER_LINKS_MAX < LINKS_MAX);
+    assert!(PACKETS_OF_ONE_MAX < PACKETS_MAX && PEER_LINKS_MAX < NODE_LINKS_MAX);
     assert!(PACKETS_BEHIND_MAX < PACKETS_OPEN_MAX);
     assert!(TICK.as_millis() < LEASE_MIN.as_millis());
     assert!(FAREWELL.as_millis() < LEASE_MIN.as_millis());

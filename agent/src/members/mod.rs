@@ -1,23 +1,24 @@
 //! Membership: a thread that gossips with the other agents over links of its own, and the list of members that anybody may ask for.
 //!
 //! Not in the loops that serve pages: it looks up names, which blocks, and no page is to wait for a handshake. The loops hand it what
-//! comes from other agents ([`Bulletin`]); what it believes is in [`swim`], how that travels in [`codec`].
+//! comes from other agents ([`Bulletin`]); what it believes is in [`swim`], how that travels in [`codec`], whom it calls for that in [`calls`].
 
+mod calls;
 mod codec;
 mod swim;
 
 use crate::bulletin::Bulletin;
 use crate::limits::{
     BLOCK_MAX, JOIN_EVERY, LEAVE, PACKET_REPLY, PACKETS_BEHIND_MAX, PACKETS_OPEN_MAX,
-    PEER_CALL_EVERY, PEER_CALLS, PEER_LINK_IDLE, PEER_LINKS_MAX, PEER_SHUN, SEEDS_MAX, UNITE_EVERY,
+    PEER_LINK_IDLE, PEER_LINKS_MAX, SEEDS_MAX, UNITE_EVERY,
 };
-use crate::pace::Pace;
 use crate::renewal::{Offer, Renewal};
 use crate::shared::Shared;
 use crate::stop::Stop;
+use calls::Calls;
 use codec::Node;
 use gms_transport::keys::Identity;
-use gms_transport::message::members::{GOSSIP_LEN_MAX, MEMBERS_MAX, is_of_host};
+use gms_transport::message::members::{GOSSIP_LEN_MAX, is_of_host};
 use gms_transport::message::{Control, GossipReply, Op, Status, WorkloadId, Zone};
 use gms_transport::{
     CloseCode, Event, ExchangeId, LinkId, PeerId, Quic, Transport, TransportError,
@@ -97,8 +98,7 @@ impl Members {
             told: BTreeSet::new(),
             has_told_twin: false,
             requests: 0,
-            calls: Pace::new(now),
-            shunned: BTreeMap::new(),
+            calls: Calls::new(now),
         };
         gossip.publish(now);
         let run = move || {
@@ -175,10 +175,8 @@ struct Gossip {
     told: BTreeSet<String>,
     has_told_twin: bool,
     requests: u64,
-    /// How often others than seeds are called.
-    calls: Pace,
-    /// Addresses that are not called until then.
-    shunned: BTreeMap<SocketAddr, Instant>,
+    /// To others than seeds.
+    calls: Calls,
 }
 
 impl Gossip {
@@ -227,7 +225,7 @@ impl Gossip {
                 // It is there now, whoever was there before.
                 Ok(()) => {
                     let addr = self.swim.addr(letter.from);
-                    addr.and_then(|addr| self.shunned.remove(&addr));
+                    addr.into_iter().for_each(|addr| self.calls.trust(addr));
                 }
                 Err(Refused::Twin) => self.tell_twin(letter.ip),
                 Err(error) => tracing::debug!(%node, %error, "a packet of gossip is refused"),
@@ -273,7 +271,7 @@ impl Gossip {
                 Some(Peer { is_seed: true, id: None, .. }) => self.tell_once(reason.to_string()),
                 Some(Peer { id: None, addr, .. }) => {
                     tracing::debug!(%reason, "another agent cannot be called");
-                    self.shun(now, addr);
+                    self.calls.shun(now, addr);
                 }
                 _ => tracing::debug!(%reason, "a link to another agent ended"),
             },
@@ -313,7 +311,7 @@ impl Gossip {
             PeerId::Issued(id) if is_seed || peer.behind.iter().any(|(to, _)| *to == id) => id,
             // Somebody else is there.
             _ => {
-                self.shun(now, addr);
+                self.calls.shun(now, addr);
                 return self.close(now, link);
             }
         };
@@ -373,7 +371,10 @@ impl Gossip {
         }
         let begun = self.links.iter().find(|(_, peer)| peer.id.is_none() && peer.addr == to.addr);
         let begun = begun.map(|(link, _)| *link);
-        let link = begun.or_else(|| self.call(now, to.addr));
+        let link = begun.or_else(|| {
+            let admits = self.calls.admits(now, to.addr);
+            admits.then(|| self.connect(now, to.addr, false)).flatten()
+        });
         let peer = link.and_then(|link| self.links.get_mut(&link));
         if let Some(peer) = peer.filter(|peer| peer.behind.len() < PACKETS_BEHIND_MAX) {
             peer.behind.push((to.id, packet));
@@ -393,21 +394,6 @@ impl Gossip {
             Err(error) => tracing::debug!(%error, "a packet of gossip is lost"),
         }
         peer.used_at = now;
-    }
-
-    /// Connects to an agent by what was heard of its address, which may be a lie.
-    fn call(&mut self, now: Instant, addr: SocketAddr) -> Option<LinkId> {
-        let is_shunned = self.shunned.get(&addr).is_some_and(|until| now < *until);
-        let may = !is_shunned && self.calls.admits(now, PEER_CALL_EVERY, PEER_CALLS);
-        may.then(|| self.connect(now, addr, false)).flatten()
-    }
-
-    /// Nobody was at this address, or somebody else.
-    fn shun(&mut self, now: Instant, addr: SocketAddr) {
-        self.shunned.retain(|_, until| now < *until);
-        if self.shunned.len() < MEMBERS_MAX {
-            self.shunned.insert(addr, now + PEER_SHUN);
-        }
     }
 
     fn connect(&mut self, now: Instant, addr: SocketAddr, is_seed: bool) -> Option<LinkId> {
