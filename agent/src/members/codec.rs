@@ -40,7 +40,7 @@ pub(crate) struct Node {
     pub zone: Zone,
 }
 
-/// By which members tell lives of nodes apart. What else is said of one is what was heard first.
+/// By which members tell lives of nodes apart. What foca keeps and tells of the rest is what it heard first; see `Swim::proved`.
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
         (self.id, self.incarnation) == (other.id, other.incarnation)
