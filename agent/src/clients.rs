@@ -6,11 +6,12 @@
 //! agent's list gives a quota has that as a bound besides, however much is free.
 
 use crate::limits::{
-    CREDITS_MAX, EXCHANGES_MAX, FRAME_LEN, HEADS_MAX, LINKS_MAX, RESERVE_SHARE, TENANTS_MAX,
+    CREDITS_MAX, EXCHANGES_MAX, FRAME_LEN, HEADS_MAX, LINKS_MAX, NODE_LINKS_MAX, RESERVE_SHARE,
+    TENANTS_MAX,
 };
 use gms_policy::Bytes;
-use gms_transport::PeerId;
 use gms_transport::keys::{Allowed, Quota};
+use gms_transport::{PeerId, PeerIdentity};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -32,10 +33,13 @@ pub enum Bounded {
     Exchange,
     /// Bytes set aside for their descriptors and page ids.
     Head,
+    /// Those of the open links that agents have made.
+    NodeLink,
 }
 
 impl Bounded {
-    const MOST: [usize; 4] = [LINKS_MAX, TENANTS_MAX, EXCHANGES_MAX, HEADS_MAX];
+    const MOST: [usize; 5] = [LINKS_MAX, TENANTS_MAX, EXCHANGES_MAX, HEADS_MAX, NODE_LINKS_MAX];
+    const NONE: [usize; 5] = [0; 5];
 }
 
 /// What a workload is told of the room for it, in pages.
@@ -51,7 +55,7 @@ pub struct Room {
 struct Client {
     key: PeerId,
     quota: Quota,
-    held: [usize; 4],
+    held: [usize; Bounded::MOST.len()],
     /// Workloads that have not ended.
     live: usize,
     /// Frames with its pages, and those set aside for puts that are coming in.
@@ -64,7 +68,7 @@ impl Client {
         let bound = match what {
             Bounded::Link => self.quota.links,
             Bounded::Exchange => self.quota.requests,
-            Bounded::Tenant | Bounded::Head => None,
+            Bounded::Tenant | Bounded::Head | Bounded::NodeLink => None,
         };
         bound.map_or(usize::MAX, |bound| bound as usize)
     }
@@ -85,7 +89,7 @@ pub struct Clients {
     by_key: HashMap<PeerId, ClientId>,
     /// Who has which quota, if there is a list.
     allowed: Option<Arc<Allowed>>,
-    held: [usize; 4],
+    held: [usize; Bounded::MOST.len()],
     /// Clients with a workload that has not ended.
     active: usize,
 }
@@ -117,6 +121,25 @@ impl Clients {
         }
     }
 
+    /// Takes a link for `peer`; agents leave most of them to pagers.
+    pub fn take_link(&mut self, peer: &PeerIdentity) -> Option<ClientId> {
+        let id = self.take(peer.id, Bounded::Link)?;
+        if peer.is_node && !self.take_more(id, Bounded::NodeLink, 1) {
+            self.give(id, Bounded::Link, 1);
+            return None;
+        }
+        Some(id)
+    }
+
+    /// Gives a link of `peer` back.
+    pub fn give_link(&mut self, id: ClientId, peer: &PeerIdentity) {
+        // Before the rest: a client that holds nothing more is forgotten.
+        if peer.is_node {
+            self.give(id, Bounded::NodeLink, 1);
+        }
+        self.give(id, Bounded::Link, 1);
+    }
+
     /// As [`Clients::take`] of `count` for a client that is known; false if refused.
     fn take_more(&mut self, id: ClientId, what: Bounded, count: usize) -> bool {
         let (at, total) = (what as usize, &mut self.held[what as usize]);
@@ -136,7 +159,7 @@ impl Clients {
         let Some(client) = entry else { return };
         client.held[what as usize] -= count;
         self.held[what as usize] -= count;
-        if client.held == [0; 4] {
+        if client.held == Bounded::NONE {
             self.by_key.remove(&client.key);
             *entry = None;
             self.free.push(id.0);
@@ -215,7 +238,7 @@ impl Clients {
 
     fn insert(&mut self, key: PeerId) -> ClientId {
         let quota = quota(self.allowed.as_deref(), &key);
-        let client = Some(Client { key, quota, held: [0; 4], live: 0, frames: 0 });
+        let client = Some(Client { key, quota, held: Bounded::NONE, live: 0, frames: 0 });
         let id = ClientId(self.free.pop().unwrap_or(self.entries.len() as u16));
         match self.entries.get_mut(usize::from(id.0)) {
             Some(entry) => *entry = client,
@@ -234,7 +257,7 @@ fn quota(allowed: Option<&Allowed>, key: &PeerId) -> Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gms_transport::keys;
+    use gms_transport::{Fingerprint, keys};
 
     fn key(n: u16) -> PeerId {
         PeerId::Issued(u128::from(n).to_le_bytes())
@@ -262,6 +285,25 @@ mod tests {
             // As if it had been the first: half of what the other leaves.
             assert_eq!(grab(&mut clients, 3, what), (most - most / 4) / 2);
         }
+    }
+
+    #[test]
+    fn agents_leave_most_links_to_pagers() {
+        let mut clients = Clients::default();
+        let peer = |n: u16, is_node| PeerIdentity {
+            id: key(n),
+            fingerprint: Fingerprint([0; 32]),
+            addr: ([127, 0, 0, 1], 7).into(),
+            is_node,
+        };
+        let all = 1..LINKS_MAX as u16;
+        let agents: Vec<_> = all.filter_map(|n| clients.take_link(&peer(n, true))).collect();
+        assert_eq!(agents.len(), NODE_LINKS_MAX);
+        let pagers = (1000..2000).filter_map(|n| clients.take_link(&peer(n, false)));
+        assert_eq!(pagers.count(), LINKS_MAX - NODE_LINKS_MAX);
+        clients.give_link(agents[0], &peer(1, true));
+        assert_eq!(clients.find(&key(1)), None);
+        assert!(clients.take_link(&peer(900, true)).is_some());
     }
 
     #[test]

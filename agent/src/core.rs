@@ -6,7 +6,7 @@
 //! which the link's certificate vouches for. Whatever the request, there is one answer, and a failed request has
 //! changed nothing.
 
-use crate::clients::{Bounded, ClientId, Room};
+use crate::clients::{ClientId, Room};
 use crate::exchange::Exchange;
 use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, SWEEP_PAUSE, SWEEP_SHARE, TICK};
 use crate::shared::Shared;
@@ -207,7 +207,7 @@ impl Core {
         if self.shared.is_draining() && known.is_none_or(|client| clients.live(client) == 0) {
             return Answer::Close(CloseCode::Draining);
         }
-        let Some(client) = clients.take(peer.id, Bounded::Link) else {
+        let Some(client) = clients.take_link(&peer) else {
             return Answer::Close(CloseCode::Overload);
         };
         drop(accounts);
@@ -225,7 +225,7 @@ impl Core {
         if let Some(session) = session {
             accounts.unlink(now, session);
         }
-        accounts.clients.give(client, Bounded::Link, 1);
+        accounts.clients.give_link(client, &peer);
         drop(accounts);
         self.publish(now);
         Some(Departure { peer, workload })
@@ -315,7 +315,7 @@ impl Core {
                 (Some(Op::Discard), Some(tenant)) => self.discard(tenant, &request),
                 (Some(Op::Goodbye), Some(_)) => (self.goodbye(at.now, exchange.link, &control), 0),
                 (Some(Op::Status | Op::Grant), _) => (self.status(&control), 0),
-                (Some(Op::Gossip), _) => (self.gossip(exchange.link, &request), 0),
+                (Some(Op::Gossip), _) => (self.gossip(at.now, exchange.link, &request), 0),
                 (Some(Op::Members), _) => (self.tell_members(&control), 0),
                 _ => (control.reply(Status::Unsupported), 0),
             },
@@ -534,7 +534,7 @@ impl Core {
     }
 
     /// A packet for the thread that gossips.
-    fn gossip(&self, link: LinkId, request: &Exchange) -> Control {
+    fn gossip(&self, now: Instant, link: LinkId, request: &Exchange) -> Control {
         let control = &request.control;
         let (Some(link), Some(bulletin)) = (self.links.get(&link), self.shared.bulletin.get())
         else {
@@ -542,14 +542,16 @@ impl Core {
         };
         let known = bulletin.incarnation(link.peer.id);
         let answer = GossipReply::new(self.shared.store.frames(), known);
-        control.reply(bulletin.post(&link.peer, request.head())).with_answer(answer)
+        control.reply(bulletin.post(now, &link.peer, request.head())).with_answer(answer)
     }
 
-    /// Who is a member.
+    /// Who is a member, as long as this agent is one.
     fn tell_members(&mut self, control: &Control) -> Control {
         let (store, bulletin) = (&self.shared.store, self.shared.bulletin.get());
-        self.members = bulletin.map(|bulletin| bulletin.list(store)).unwrap_or_default();
-        control.reply(Status::Ok).with_answer(MembersReply::new(self.members.len() as u16))
+        let members = bulletin.and_then(|bulletin| bulletin.list(store));
+        let status = if members.is_some() { Status::Ok } else { Status::Draining };
+        self.members = members.unwrap_or_default();
+        control.reply(status).with_answer(MembersReply::new(self.members.len() as u16))
     }
 
     fn get(&mut self, tenant: TenantId, request: &Exchange) -> Control {

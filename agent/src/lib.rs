@@ -27,6 +27,7 @@ pub mod members;
 pub mod memory;
 pub mod metrics;
 pub mod numa;
+mod pace;
 mod quota;
 pub mod renewal;
 pub mod shared;

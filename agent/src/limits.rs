@@ -16,6 +16,8 @@ pub const FRAMES_MAX: u64 = 1 << 30;
 pub const TENANTS_MAX: usize = 4096;
 /// Most links at a time.
 pub const LINKS_MAX: usize = 256;
+/// Most of these that agents have made to gossip; the rest is for pagers.
+pub const NODE_LINKS_MAX: usize = LINKS_MAX / 4;
 /// Most threads that serve.
 pub const THREADS_MAX: usize = 16;
 /// Most of them unless the user says how many.
@@ -103,16 +105,31 @@ pub const GOSSIP_EVERY: Duration = Duration::from_millis(200);
 pub const UNITE_EVERY: Duration = Duration::from_secs(15);
 /// The same for who is meant by `--join`, while no member is known.
 pub const JOIN_EVERY: Duration = Duration::from_secs(1);
-/// Shortest time between two incarnations that an agent takes because others believe in later ones.
-pub const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// Shortest time between two incarnations that an agent takes because others believe in later ones: each begins its probes of others anew.
+pub const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// Nanoseconds, 73 years: hearsay of incarnations, which are times, that are further from an agent's own start than this is a lie. So all that
+/// are believed lie within one half of the circle on which they are compared, whatever the agents' clocks say.
+pub const LIFE_DISTANCE_MAX: u64 = 1 << 61;
 /// Packets of gossip that wait to be sent, or to be read; more are lost, as SWIM can bear.
 pub const PACKETS_MAX: usize = 256;
-/// Packets of one node that wait to be read.
+/// Packets of one node that wait to be read, and that are read at once.
 pub const PACKETS_OF_ONE_MAX: usize = 16;
+/// Beyond that, one packet of a node is read this often.
+pub const PACKET_EVERY: Duration = Duration::from_millis(20);
+/// Packets to one node without a reply, and how long one is waited for: then the link is closed.
+pub const PACKETS_OPEN_MAX: usize = 32;
+/// See [`PACKETS_OPEN_MAX`].
+pub const PACKET_REPLY: Duration = Duration::from_secs(5);
 /// Packets that wait for one link to come up.
 pub const PACKETS_BEHIND_MAX: usize = 8;
-/// Links to other agents.
-pub const PEER_LINKS_MAX: usize = 64;
+/// Links to other agents that are up, and as many that are not yet. Fewer than an agent takes: on average, as many are made to each.
+pub const PEER_LINKS_MAX: usize = 48;
+/// An agent that is not meant by `--join` is called this often at most, but for the first [`PEER_CALLS`].
+pub const PEER_CALL_EVERY: Duration = Duration::from_millis(64);
+/// See [`PEER_CALL_EVERY`].
+pub const PEER_CALLS: u32 = 32;
+/// An address at which nobody, or somebody else, was is not called for this long, unless who is to be there sends a packet.
+pub const PEER_SHUN: Duration = Duration::from_secs(15);
 /// A link to another agent that has carried nothing for this long is closed.
 pub const PEER_LINK_IDLE: Duration = Duration::from_secs(60);
 /// Addresses that the names after `--join` may have together.
@@ -145,7 +162,9 @@ const _: () = {
     assert!(WARM_STEP < WARM_AHEAD && WARM_STEP.is_power_of_two());
     assert!(CREDITS_MAX <= u32::MAX as u64);
     assert!(PROBE_RTT.as_millis() * 3 <= PROBE_EVERY.as_millis());
-    assert!(PACKETS_OF_ONE_MAX < PACKETS_MAX && PEER_LINKS_MAX < LINKS_MAX);
+    assert!(PROBE_EVERY.as_millis() + SUSPECT_FOR.as_millis() <= RENEW_EVERY.as_millis());
+    assert!(PACKETS_OF_ONE_MAX < PACKETS_MAX && PEER_LINKS_MAX < NODE_LINKS_MAX);
+    assert!(PACKETS_BEHIND_MAX < PACKETS_OPEN_MAX);
     assert!(TICK.as_millis() < LEASE_MIN.as_millis());
     assert!(FAREWELL.as_millis() < LEASE_MIN.as_millis());
 };

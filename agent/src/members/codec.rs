@@ -21,8 +21,6 @@ use std::net::SocketAddr;
 
 /// Bytes of a node.
 pub(crate) const NODE_LEN: usize = 16 + 16 + 8 + 2 + 1 + ZONE_LEN_MAX;
-/// Where in a packet the sender's address stands.
-pub(crate) const SENDER_IP: std::ops::Range<usize> = 16..32;
 const HEAD_LEN: usize = NODE_LEN + 2 + NODE_LEN + 2;
 const UPDATE_LEN: usize = NODE_LEN + 3;
 
@@ -42,7 +40,7 @@ pub(crate) struct Node {
     pub zone: Zone,
 }
 
-/// By which members tell lives of nodes apart. What else is said of one is what was heard first.
+/// By which members tell lives of nodes apart. What foca keeps and tells of the rest is what it heard first; see `Swim::proved`.
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
         (self.id, self.incarnation) == (other.id, other.incarnation)
@@ -54,6 +52,11 @@ impl Eq for Node {}
 /// Whether incarnation `a` is later than `b`, on a circle (RFC 1982).
 pub(crate) fn is_later(a: u64, b: u64) -> bool {
     a.wrapping_sub(b).cast_signed() > 0
+}
+
+/// How far two incarnations are from each other, on that circle.
+pub(crate) fn distance(a: u64, b: u64) -> u64 {
+    a.wrapping_sub(b).cast_signed().unsigned_abs()
 }
 
 impl Identity for Node {
@@ -120,7 +123,6 @@ impl Codec<Node> for Wire {
             6 => Message::Announce,
             7 => Message::Feed,
             8 => Message::Gossip,
-            9 => Message::TurnUndead,
             _ => return Err(Malformed),
         };
         Ok(Header { src, src_incarnation, dst, message })
@@ -170,6 +172,7 @@ fn parts(message: &Message<Node>) -> (u8, u8, Option<&Node>) {
         Message::Feed => (7, 0, None),
         // Nothing is broadcast but updates.
         Message::Gossip | Message::Broadcast => (8, 0, None),
+        // Not sent, and not read: who is taken for dead learns it from the reply to its own packet, which nobody else can send.
         Message::TurnUndead => (9, 0, None),
     }
 }
@@ -218,6 +221,18 @@ impl Packet {
             false => Err(Malformed),
         }
     }
+
+    /// The reverse of [`Packet::read`].
+    pub(crate) fn write(&self) -> Result<Vec<u8>, Malformed> {
+        let mut bytes = Vec::new();
+        Wire.encode_header(&self.head, &mut bytes)?;
+        // None may have any behind it.
+        if self.head.message != Message::Announce {
+            bytes.put_u16(self.updates.len().try_into().map_err(|_| Malformed)?);
+        }
+        self.updates.iter().try_for_each(|update| Wire.encode_member(update, &mut bytes))?;
+        Ok(bytes)
+    }
 }
 
 #[cfg(test)]
@@ -233,7 +248,7 @@ mod tests {
     }
 
     fn message() -> impl Strategy<Value = Message<Node>> {
-        (0u8..10, any::<u8>(), node()).prop_map(|(tag, probe_number, third)| match tag {
+        (0u8..9, any::<u8>(), node()).prop_map(|(tag, probe_number, third)| match tag {
             0 => Message::Ping(probe_number),
             1 => Message::Ack(probe_number),
             2 => Message::PingReq { target: third, probe_number },
@@ -242,8 +257,7 @@ mod tests {
             5 => Message::ForwardedAck { origin: third, probe_number },
             6 => Message::Announce,
             7 => Message::Feed,
-            8 => Message::Gossip,
-            _ => Message::TurnUndead,
+            _ => Message::Gossip,
         })
     }
 
@@ -262,6 +276,9 @@ mod tests {
             let read = Packet::read(&bytes).expect("a packet");
             prop_assert_eq!((read.head.src.addr, read.head.src.zone), (src.addr, src.zone));
             prop_assert_eq!((&read.head, &read.updates), (&head, &updates));
+            if read.head.message != Message::Announce {
+                prop_assert_eq!(read.write(), Ok(bytes.clone()));
+            }
             for cut in 0..bytes.len() {
                 let cut = Packet::read(&bytes[..cut]);
                 prop_assert!(cut.is_err() || cut.is_ok_and(|cut| cut.updates.is_empty()));

@@ -1,35 +1,39 @@
 //! Membership: a thread that gossips with the other agents over links of its own, and the list of members that anybody may ask for.
 //!
 //! Not in the loops that serve pages: it looks up names, which blocks, and no page is to wait for a handshake. The loops hand it what
-//! comes from other agents ([`Bulletin`]); what it believes is in [`swim`], how that travels in [`codec`].
+//! comes from other agents ([`Bulletin`]); what it believes is in [`swim`], how that travels in [`codec`], whom it calls for that in [`calls`].
 
+mod calls;
 mod codec;
 mod swim;
 
 use crate::bulletin::Bulletin;
 use crate::limits::{
-    BLOCK_MAX, JOIN_EVERY, LEAVE, PACKETS_BEHIND_MAX, PEER_LINK_IDLE, PEER_LINKS_MAX, SEEDS_MAX,
-    UNITE_EVERY,
+    BLOCK_MAX, JOIN_EVERY, LEAVE, PACKET_REPLY, PACKETS_BEHIND_MAX, PACKETS_OPEN_MAX,
+    PEER_LINK_IDLE, PEER_LINKS_MAX, SEEDS_MAX, UNITE_EVERY,
 };
 use crate::renewal::{Offer, Renewal};
 use crate::shared::Shared;
 use crate::stop::Stop;
+use calls::Calls;
 use codec::Node;
 use gms_transport::keys::Identity;
-use gms_transport::message::members::GOSSIP_LEN_MAX;
+use gms_transport::message::members::{GOSSIP_LEN_MAX, is_of_host};
 use gms_transport::message::{Control, GossipReply, Op, Status, WorkloadId, Zone};
-use gms_transport::{CloseCode, Event, LinkId, PeerId, Quic, Transport, TransportError};
+use gms_transport::{
+    CloseCode, Event, ExchangeId, LinkId, PeerId, Quic, Transport, TransportError,
+};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
-use swim::{Change, Swim};
+use swim::{Change, Refused, Swim};
 
 /// How an agent is to be a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,13 +94,16 @@ impl Members {
             links: BTreeMap::new(),
             seeds,
             seek_at: now,
-            seeks: false,
+            seeks: None,
             told: BTreeSet::new(),
+            has_told_twin: false,
             requests: 0,
-            open: 0,
+            calls: Calls::new(now),
         };
         gossip.publish(now);
         let run = move || {
+            // Whatever happens, a panic included: a list that nobody keeps up is not to be told.
+            let _leave = Leave(gossip.shared.clone());
             if let Err(error) = gossip.run() {
                 tracing::error!(%error, "the agent is no member any more");
             }
@@ -118,6 +125,18 @@ impl Members {
     }
 }
 
+/// Says that the agent is no member any more.
+struct Leave(Arc<Shared>);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        if let Some(bulletin) = self.0.bulletin.get() {
+            bulletin.leave();
+        }
+        self.0.gauges.members.set(0);
+    }
+}
+
 /// A link to another agent.
 struct Peer {
     /// The address that it is called by.
@@ -128,7 +147,16 @@ struct Peer {
     is_seed: bool,
     /// What is sent when it is up, and to whom.
     behind: Vec<([u8; 16], Vec<u8>)>,
+    /// Requests without a reply, and when each was sent.
+    open: Vec<(ExchangeId, Instant)>,
     used_at: Instant,
+}
+
+impl Peer {
+    /// When the link is to be closed: a node that does not answer must not have more and more kept for it.
+    fn ends_at(&self) -> Instant {
+        self.open.first().map_or(self.used_at + PEER_LINK_IDLE, |(_, sent)| *sent + PACKET_REPLY)
+    }
 }
 
 struct Gossip {
@@ -141,13 +169,14 @@ struct Gossip {
     links: BTreeMap<LinkId, Peer>,
     seeds: Vec<String>,
     seek_at: Instant,
-    /// Whether they are being looked up.
-    seeks: bool,
+    /// Looks them up, if it has not ended.
+    seeks: Option<JoinHandle<()>>,
     /// What the log has said of them since a member joined.
     told: BTreeSet<String>,
+    has_told_twin: bool,
     requests: u64,
-    /// Requests without a reply.
-    open: usize,
+    /// To others than seeds.
+    calls: Calls,
 }
 
 impl Gossip {
@@ -161,7 +190,8 @@ impl Gossip {
                 leaves_by = Some(now + LEAVE);
             }
             let busy = self.turn(now)?;
-            let waits = self.open > 0 || self.links.values().any(|peer| !peer.behind.is_empty());
+            let mut peers = self.links.values();
+            let waits = peers.any(|peer| !(peer.open.is_empty() && peer.behind.is_empty()));
             if leaves_by.is_some_and(|end| now >= end || !waits) {
                 break;
             }
@@ -189,17 +219,23 @@ impl Gossip {
             self.handle(now, event);
         }
         let mail = self.bulletin.take();
-        for mut letter in mail.letters {
-            let from = (letter.from, letter.ip);
-            if let Err(error) = self.swim.handle_packet(now, from, &mut letter.packet) {
-                let node = PeerId::Issued(letter.from);
-                tracing::debug!(%node, %error, "a packet of gossip is refused");
+        for letter in mail.letters {
+            let (node, from) = (PeerId::Issued(letter.from), (letter.from, letter.ip));
+            match self.swim.handle_packet(now, from, &letter.packet) {
+                // It is there now, whoever was there before.
+                Ok(()) => {
+                    let addr = self.swim.addr(letter.from);
+                    addr.into_iter().for_each(|addr| self.calls.trust(addr));
+                }
+                Err(Refused::Twin) => self.tell_twin(letter.ip),
+                Err(error) => tracing::debug!(%node, %error, "a packet of gossip is refused"),
             }
         }
-        if let Some((found, problems)) = mail.seeds {
-            self.seeks = false;
-            problems.into_iter().for_each(|problem| self.tell_once(problem));
-            self.join(now, found);
+        for found in mail.seeds {
+            match found {
+                Ok(addrs) => self.join(now, addrs),
+                Err(problem) => self.tell_once(problem),
+            }
         }
         self.swim.handle_timeout(now);
         if now >= self.seek_at && self.stop.requested().is_none() {
@@ -221,7 +257,7 @@ impl Gossip {
         match Quic::client(bind, &offer.identity) {
             Ok(transport) => {
                 self.hang_up(now)?;
-                (self.transport, self.open) = (transport, 0);
+                self.transport = transport;
             }
             Err(error) => tracing::error!(%error, "gossip goes on with the keys before"),
         }
@@ -233,6 +269,10 @@ impl Gossip {
             Event::Connected { link, peer } => self.meet(now, link, peer.id),
             Event::Closed { link, reason } => match self.links.remove(&link) {
                 Some(Peer { is_seed: true, id: None, .. }) => self.tell_once(reason.to_string()),
+                Some(Peer { id: None, addr, .. }) => {
+                    tracing::debug!(%reason, "another agent cannot be called");
+                    self.calls.shun(now, addr);
+                }
                 _ => tracing::debug!(%reason, "a link to another agent ended"),
             },
             Event::Control { exchange, control } => {
@@ -255,8 +295,10 @@ impl Gossip {
                 }
             }
             Event::Payload { .. } => {}
-            Event::Complete { .. } | Event::Aborted { .. } => {
-                self.open = self.open.saturating_sub(1);
+            Event::Complete { exchange } | Event::Aborted { exchange, .. } => {
+                if let Some(peer) = self.links.get_mut(&exchange.link) {
+                    peer.open.retain(|(open, _)| *open != exchange);
+                }
             }
         }
     }
@@ -264,13 +306,24 @@ impl Gossip {
     /// A link is up.
     fn meet(&mut self, now: Instant, link: LinkId, id: PeerId) {
         let Some(peer) = self.links.get_mut(&link) else { return };
-        let PeerId::Issued(id) = id else {
-            return self.transport.close(now, link, CloseCode::Goodbye);
-        };
-        peer.id = Some(id);
         let (addr, is_seed) = (peer.addr, peer.is_seed);
-        for (to, packet) in std::mem::take(&mut peer.behind) {
-            // Another agent may be there now.
+        let id = match id {
+            PeerId::Issued(id) if is_seed || peer.behind.iter().any(|(to, _)| *to == id) => id,
+            // Somebody else is there.
+            _ => {
+                self.calls.shun(now, addr);
+                return self.close(now, link);
+            }
+        };
+        (peer.id, peer.used_at) = (Some(id), now);
+        let behind = std::mem::take(&mut peer.behind);
+        let up = self.links.iter().filter(|(_, peer)| peer.id.is_some());
+        let oldest = up.clone().min_by_key(|(_, peer)| peer.used_at).map(|(link, _)| *link);
+        if let Some(oldest) = oldest.filter(|_| up.count() > PEER_LINKS_MAX) {
+            self.close(now, oldest);
+        }
+        for (to, packet) in behind {
+            // A seed may be another agent now.
             if to == id {
                 self.request(now, link, &packet);
             }
@@ -282,9 +335,22 @@ impl Gossip {
 
     /// Asks the agent with this id to be let in.
     fn announce(&mut self, now: Instant, id: [u8; 16], addr: SocketAddr) {
+        let own = self.swim.node();
         // A name may be of all agents, this one among them.
-        if id != self.swim.node().id {
+        if id == own.id {
+            if is_of_host(own.addr) && addr != own.addr {
+                self.tell_twin(addr.ip());
+            }
+        } else {
             self.swim.announce(now, Node { id, addr, incarnation: 0, zone: Zone::default() });
+        }
+    }
+
+    /// Warns, once, that there are two of the same id: others take each for a new life of the other.
+    fn tell_twin(&mut self, ip: IpAddr) {
+        if !std::mem::replace(&mut self.has_told_twin, true) {
+            let cure = "issue keys for each agent (gms keys issue)";
+            tracing::warn!(%ip, cure, "an agent elsewhere has the id of this one");
         }
     }
 
@@ -300,12 +366,15 @@ impl Gossip {
         if let Some((link, _)) = up {
             return self.request(now, *link, &packet);
         }
-        if to.addr.ip().is_unspecified() || to.addr.ip().is_multicast() {
+        if !is_of_host(to.addr) {
             return;
         }
         let begun = self.links.iter().find(|(_, peer)| peer.id.is_none() && peer.addr == to.addr);
         let begun = begun.map(|(link, _)| *link);
-        let link = begun.or_else(|| self.connect(now, to.addr, false));
+        let link = begun.or_else(|| {
+            let admits = self.calls.admits(now, to.addr);
+            admits.then(|| self.connect(now, to.addr, false)).flatten()
+        });
         let peer = link.and_then(|link| self.links.get_mut(&link));
         if let Some(peer) = peer.filter(|peer| peer.behind.len() < PACKETS_BEHIND_MAX) {
             peer.behind.push((to.id, packet));
@@ -314,58 +383,64 @@ impl Gossip {
 
     fn request(&mut self, now: Instant, link: LinkId, packet: &[u8]) {
         debug_assert!(packet.len() <= GOSSIP_LEN_MAX);
+        let Some(peer) = self.links.get_mut(&link) else { return };
+        if peer.open.len() >= PACKETS_OPEN_MAX {
+            return self.close(now, link);
+        }
         self.requests += 1;
         let control = Control::request(Op::Gossip, self.requests, WorkloadId::default());
         match self.transport.request(now, link, &control, &[packet]) {
-            Ok(_) => self.open += 1,
+            Ok(exchange) => peer.open.push((exchange, now)),
             Err(error) => tracing::debug!(%error, "a packet of gossip is lost"),
         }
-        if let Some(peer) = self.links.get_mut(&link) {
-            peer.used_at = now;
-        }
+        peer.used_at = now;
     }
 
     fn connect(&mut self, now: Instant, addr: SocketAddr, is_seed: bool) -> Option<LinkId> {
-        if self.links.len() >= PEER_LINKS_MAX {
-            let oldest = self.links.iter().min_by_key(|(_, peer)| peer.used_at);
-            let oldest = oldest.map(|(link, _)| *link)?;
-            self.links.remove(&oldest);
-            self.transport.close(now, oldest, CloseCode::Goodbye);
+        if self.links.values().filter(|peer| peer.id.is_none()).count() >= PEER_LINKS_MAX {
+            return None;
         }
         let link = self.transport.connect(now, addr);
         let link =
             link.inspect_err(|error| tracing::debug!(%error, "cannot call an agent")).ok()?;
-        let peer = Peer { addr, id: None, is_seed, behind: Vec::new(), used_at: now };
+        let (behind, open) = (Vec::new(), Vec::new());
+        let peer = Peer { addr, id: None, is_seed, behind, open, used_at: now };
         self.links.insert(link, peer);
         Some(link)
     }
 
+    fn close(&mut self, now: Instant, link: LinkId) {
+        self.links.remove(&link);
+        self.transport.close(now, link, CloseCode::Goodbye);
+    }
+
+    /// Closes links that are not used, and those to whom does not answer.
     fn close_idle(&mut self, now: Instant) {
-        let idle = self.links.iter().filter(|(_, peer)| now >= peer.used_at + PEER_LINK_IDLE);
+        let idle = self.links.iter().filter(|(_, peer)| now >= peer.ends_at());
         let idle: Vec<LinkId> = idle.map(|(link, _)| *link).collect();
-        for link in idle {
-            self.links.remove(&link);
-            self.transport.close(now, link, CloseCode::Goodbye);
-        }
+        idle.into_iter().for_each(|link| self.close(now, link));
     }
 
     /// Has the names after `--join` looked up, by a thread that may block.
     fn seek(&mut self, now: Instant) {
         self.seek_at = now + if self.swim.is_alone() { JOIN_EVERY } else { UNITE_EVERY };
         // One at a time.
-        if self.seeds.is_empty() || self.seeks {
+        if self.seeds.is_empty() || self.seeks.as_ref().is_some_and(|seeks| !seeks.is_finished()) {
             return;
         }
         let (names, bulletin) = (self.seeds.clone(), self.bulletin.clone());
-        let look_up = move || bulletin.post_seeds(look_up(&names));
+        let look_up = move || look_up(names, |found| bulletin.post_seeds(found));
         match std::thread::Builder::new().name("seeds".into()).spawn(look_up) {
-            Ok(_) => self.seeks = true,
+            Ok(thread) => self.seeks = Some(thread),
             Err(error) => self.tell_once(format!("no thread to look names up: {error}")),
         }
     }
 
     /// Asks agents at these addresses to be let in, unless they are members.
     fn join(&mut self, now: Instant, found: Vec<SocketAddr>) {
+        if self.stop.requested().is_some() {
+            return;
+        }
         let members = self.bulletin.members();
         for addr in found {
             if members.iter().any(|member| member.addr() == addr) {
@@ -395,14 +470,13 @@ impl Gossip {
                 Change::Restarted(_) => tracing::info!(node = %id, %addr, "member restarted"),
             }
         }
-        let members = self.swim.members(now);
-        self.shared.gauges.members.set(members.len() as u64);
-        self.bulletin.publish(members);
+        self.bulletin.publish(self.swim.members(now), self.swim.lives());
+        self.shared.gauges.members.set(self.bulletin.members().len() as u64);
     }
 
     /// Waits for packets, mail, new keys, a deadline, or (unless it came already) the request to stop.
     fn block(&mut self, now: Instant, leaves_by: Option<Instant>) -> io::Result<()> {
-        let idle = self.links.values().map(|peer| peer.used_at + PEER_LINK_IDLE).min();
+        let idle = self.links.values().map(Peer::ends_at).min();
         let deadlines = [self.transport.deadline(), self.swim.deadline(), idle, leaves_by];
         let latest = if leaves_by.is_some() { now + BLOCK_MAX } else { self.seek_at };
         let deadline = deadlines.into_iter().flatten().fold(latest, Instant::min);
@@ -418,15 +492,27 @@ impl Gossip {
     }
 }
 
-/// The addresses of these names, and which have none.
-fn look_up(names: &[String]) -> (Vec<SocketAddr>, Vec<String>) {
-    let (mut found, mut problems) = (Vec::new(), Vec::new());
-    for name in names {
-        match name.to_socket_addrs() {
-            Ok(addrs) => found.extend(addrs.take(SEEDS_MAX)),
-            Err(error) => problems.push(format!("{name}: {error}")),
-        }
+/// Looks up one name after the other, those that are addresses first: a server of names may be slow. Each has its part of [`SEEDS_MAX`].
+fn look_up(mut names: Vec<String>, mut post: impl FnMut(Result<Vec<SocketAddr>, String>)) {
+    names.sort_by_key(|name| name.parse::<SocketAddr>().is_err());
+    let share = (SEEDS_MAX / names.len().max(1)).max(1);
+    for name in names.iter().take(SEEDS_MAX) {
+        let found = name.to_socket_addrs().map(|addrs| addrs.take(share).collect());
+        post(found.map_err(|error| format!("{name}: {error}")));
     }
-    found.truncate(SEEDS_MAX);
-    (found, problems)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_posted_before_names_and_each_by_itself() {
+        let names = ["nobody.invalid:1", "127.0.0.1:7", "127.0.0.2:7"].map(String::from).to_vec();
+        let mut posted = Vec::new();
+        look_up(names, |found| posted.push(found));
+        let addr = |host| Ok(vec![([127, 0, 0, host], 7).into()]);
+        assert_eq!(posted[..2], [addr(1), addr(2)]);
+        assert!(posted[2].as_ref().is_err_and(|problem| problem.starts_with("nobody.invalid:1: ")));
+    }
 }

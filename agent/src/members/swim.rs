@@ -5,18 +5,20 @@
 //! of third nodes is hearsay, and may be a lie: see `docs/security.md`. Hearsay gives no one a life which it cannot outlive
 //! ([`Node::incarnation`]), takes a bounded amount of memory, and makes no page believed: pagers ask the agent itself.
 
-use super::codec::{Node, Packet, SENDER_IP, Wire, is_later};
+use super::codec::{Node, Packet, Wire, distance, is_later};
 use crate::limits::{
-    GONE_FOR, GOSSIP_EVERY, GOSSIP_TIMES, PACKETS_MAX, PROBE_EVERY, PROBE_RTT, PROBES_INDIRECT,
-    RENEW_EVERY, SUSPECT_FOR, UNITE_EVERY,
+    GONE_FOR, GOSSIP_EVERY, GOSSIP_TIMES, LIFE_DISTANCE_MAX, PACKETS_MAX, PROBE_EVERY, PROBE_RTT,
+    PROBES_INDIRECT, RENEW_EVERY, SUSPECT_FOR, UNITE_EVERY,
 };
-use foca::{Config, Foca, Identity, Message, Notification, PeriodicParams, Runtime, State, Timer};
-use gms_transport::message::members::{GOSSIP_LEN_MAX, MEMBERS_MAX, ip_bytes};
+use foca::{
+    Config, Foca, Identity, Member, Message, Notification, PeriodicParams, Runtime, State, Timer,
+};
+use gms_transport::message::members::{GOSSIP_LEN_MAX, MEMBERS_MAX, is_of_host};
 use gms_transport::message::{Feedback, GossipReply, MemberEntry};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU8, NonZeroUsize};
 use std::time::{Duration, Instant};
 
@@ -38,7 +40,9 @@ pub(crate) enum Refused {
     Malformed,
     #[error("it names another sender than the link's")]
     Forged,
-    #[error("it names more nodes than there may be members")]
+    #[error("it names this agent as its sender")]
+    Twin,
+    #[error("there are as many members as there may be")]
     TooMany,
 }
 
@@ -108,8 +112,15 @@ pub(crate) struct Swim {
     foca: Foca<Node, Wire, SmallRng, foca::NoCustomBroadcast>,
     effects: Effects,
     loads: BTreeMap<[u8; 16], Load>,
-    /// Before then it does not contradict what is said of its incarnation.
+    /// What known nodes have said of themselves, on links of their own. foca goes by what it heard first.
+    proved: BTreeMap<[u8; 16], Node>,
+    /// The incarnation in which this agent started.
+    start: u64,
+    /// Before then it takes no other incarnation.
     renews_at: Instant,
+    /// Before then it contradicts no suspicion.
+    refutes_at: Instant,
+    has_left: bool,
 }
 
 fn config() -> Config {
@@ -124,7 +135,8 @@ fn config() -> Config {
         suspect_to_down_after: SUSPECT_FOR,
         remove_down_after: Some(GONE_FOR),
         max_packet_size: count(GOSSIP_LEN_MAX),
-        notify_down_members: true,
+        // Anybody could send that: the reply to its packet tells a node.
+        notify_down_members: false,
         periodic_announce: every(UNITE_EVERY, 1),
         periodic_announce_to_down_members: every(UNITE_EVERY, 1),
         periodic_gossip: every(GOSSIP_EVERY, PROBES_INDIRECT),
@@ -137,7 +149,9 @@ impl Swim {
         let foca = Foca::new(node, config(), SmallRng::seed_from_u64(seed), Wire);
         let (timers, packets, changes) = (Vec::new(), VecDeque::new(), VecDeque::new());
         let effects = Effects { now, timers, packets, calls: false, changes };
-        Self { foca, effects, loads: BTreeMap::new(), renews_at: now }
+        let (loads, proved) = (BTreeMap::new(), BTreeMap::new());
+        let (start, has_left) = (node.incarnation, false);
+        Self { foca, effects, loads, proved, start, renews_at: now, refutes_at: now, has_left }
     }
 
     /// This agent.
@@ -164,40 +178,103 @@ impl Swim {
         &mut self,
         now: Instant,
         (from, ip): ([u8; 16], IpAddr),
-        packet: &mut [u8],
+        packet: &[u8],
     ) -> Result<(), Refused> {
+        if self.has_left {
+            return Ok(());
+        }
         self.effects.now = now;
-        let Packet { mut head, updates } = Packet::read(packet).map_err(|_| Refused::Malformed)?;
-        if head.src.id != from || from == self.node().id {
+        let mut packet = Packet::read(packet).map_err(|_| Refused::Malformed)?;
+        let own = self.node();
+        if from == own.id {
+            return Err(Refused::Twin);
+        }
+        if packet.head.src.id != from {
             return Err(Refused::Forged);
         }
-        let named = updates.iter().map(|update| update.id().id).chain([from]);
-        let strangers = named.filter(|id| self.entry(*id).is_none()).count();
-        // One is this agent.
-        if self.foca.iter_membership_state().len() + strangers >= MEMBERS_MAX {
-            return Err(Refused::TooMany);
-        }
         // An agent which listens at all addresses does not know its own.
-        if head.src.addr.ip().is_unspecified() {
-            head.src.addr.set_ip(ip);
-            packet[SENDER_IP].copy_from_slice(&ip_bytes(head.src.addr));
+        if packet.head.src.addr.ip().is_unspecified() {
+            packet.head.src.addr.set_ip(ip);
         }
-        let done = self.foca.handle_data(packet, &mut self.effects);
+        let passed = self.sift(now, &mut packet.updates);
+        self.bound(from, &mut packet.updates)?;
+        let bytes = packet.write().map_err(|_| Refused::Malformed)?;
+        let done = self.foca.handle_data(&bytes, &mut self.effects);
         self.settle(done);
+        let head = packet.head;
+        self.note_proved(head.src);
         // Whoever addresses a life of this agent that is over does not know of this one. Who addresses a later one than there is, or
         // tells of one, has heard a lie.
-        let (own, addressed) = (self.node(), head.dst);
-        if addressed.id == own.id && head.message != Message::Announce {
-            match is_later(own.incarnation, addressed.incarnation) {
+        if head.dst.id == own.id && head.message != Message::Announce {
+            match is_later(own.incarnation, head.dst.incarnation) {
                 true => self.announce(now, head.src),
-                false => self.outlive(now, addressed.incarnation),
+                false => self.outlive(now, head.dst.incarnation),
             }
         }
-        let said = self.entry(self.node().id).map(|member| member.id().incarnation);
-        if let Some(said) = said {
-            self.outlive(now, said);
+        if let Some(passed) = passed {
+            self.outlive(now, passed);
         }
         Ok(())
+    }
+
+    /// Takes out what nobody believes, and what `updates` say of this agent, but for a suspicion that foca is to contradict. The incarnation that is to be outlived, if
+    /// one is: each other life but this one is not the agent's, and this one is over if it is down or suspected beyond contradiction.
+    fn sift(&mut self, now: Instant, updates: &mut Vec<Member<Node>>) -> Option<u64> {
+        let own = self.node();
+        let (mut passed, mut refutes): (Option<u64>, _) = (None, now >= self.refutes_at);
+        updates.retain(|update| {
+            let said = update.id().incarnation;
+            if distance(said, self.start) > LIFE_DISTANCE_MAX {
+                return false;
+            }
+            if update.id().id != own.id {
+                return true;
+            }
+            let is_over = match update.state() {
+                State::Alive => false,
+                // foca counts them, from there on in vain.
+                State::Suspect => update.incarnation() >= u16::MAX - 1,
+                State::Down => true,
+            };
+            let said = if is_over { said.wrapping_add(1) } else { said };
+            if is_later(said, passed.unwrap_or(own.incarnation)) {
+                passed = Some(said);
+            }
+            let is_suspicion = update.id() == &own && update.state() == State::Suspect && !is_over;
+            is_suspicion && std::mem::take(&mut refutes)
+        });
+        if updates.iter().any(|update| update.id().id == own.id) {
+            self.refutes_at = now + GOSSIP_EVERY;
+        }
+        passed
+    }
+
+    /// Takes out `updates` of nodes for which there is no room, now that `from` is to have one.
+    fn bound(&self, from: [u8; 16], updates: &mut Vec<Member<Node>>) -> Result<(), Refused> {
+        let known = self.foca.iter_membership_state().map(|member| member.id().id);
+        let mut known: BTreeSet<_> = known.chain([self.node().id]).collect();
+        let mut admits =
+            |id| known.contains(&id) || (known.len() < MEMBERS_MAX && known.insert(id));
+        if !admits(from) {
+            return Err(Refused::TooMany);
+        }
+        updates.retain(|update| admits(update.id().id));
+        Ok(())
+    }
+
+    /// A known node said this of itself.
+    fn note_proved(&mut self, node: Node) {
+        let before = self.proved.get(&node.id);
+        if self.entry(node.id).is_some()
+            && before.is_none_or(|before| !is_later(before.incarnation, node.incarnation))
+        {
+            self.proved.insert(node.id, node);
+        }
+    }
+
+    /// What is known of `node` in its incarnation: what it said itself, if it did.
+    fn proved<'a>(&'a self, node: &'a Node) -> &'a Node {
+        self.proved.get(&node.id).filter(|proved| *proved == node).unwrap_or(node)
     }
 
     /// Node `from` replied to a packet.
@@ -216,10 +293,12 @@ impl Swim {
         }
     }
 
-    /// Takes a later incarnation than `said`, if others believe that one to be this agent's.
+    /// Takes a later incarnation than `said`, if others believe that one to be this agent's. They do not believe in one that is further from
+    /// their own start, which is no further from that of this agent.
     fn outlive(&mut self, now: Instant, said: u64) {
         let node = self.node();
-        if !is_later(said, node.incarnation) || now < self.renews_at {
+        let is_near = distance(said, self.start) <= 2 * LIFE_DISTANCE_MAX;
+        if self.has_left || now < self.renews_at || !is_near || !is_later(said, node.incarnation) {
             return;
         }
         self.effects.now = now;
@@ -233,6 +312,7 @@ impl Swim {
     /// Leaves: members are told at once.
     pub(crate) fn leave(&mut self, now: Instant) {
         self.effects.now = now;
+        self.has_left = true;
         let done = self.foca.leave_cluster(&mut self.effects);
         if let Err(error) = done {
             tracing::debug!(%error, "members were not told");
@@ -266,7 +346,7 @@ impl Swim {
         loop {
             let (to, packet, calls) = self.effects.packets.pop_front()?;
             // What a packet says of where a node is, whom it wants to be asked, is not followed.
-            match self.entry(to.id).map(|member| member.id().addr) {
+            match self.addr(to.id) {
                 Some(addr) => return Some((Node { addr, ..to }, packet)),
                 None if calls => return Some((to, packet)),
                 None => {}
@@ -274,19 +354,37 @@ impl Swim {
         }
     }
 
+    /// Where this node is, if it is known.
+    pub(crate) fn addr(&self, id: [u8; 16]) -> Option<SocketAddr> {
+        self.entry(id).map(|member| self.proved(member.id()).addr)
+    }
+
     /// What has changed, for the log.
     pub(crate) fn poll_change(&mut self) -> Option<Change> {
         self.effects.changes.pop_front()
     }
 
-    /// All members, this agent the first.
+    /// For each node that is known, also one that is gone: the incarnation that it must have, or outlive, to be heard. A life that is over
+    /// counts as one more.
+    pub(crate) fn lives(&self) -> Vec<([u8; 16], u64)> {
+        let life = |member: &Member<Node>| {
+            let is_over = member.state() == State::Down;
+            (member.id().id, member.id().incarnation.wrapping_add(is_over.into()))
+        };
+        self.foca.iter_membership_state().map(life).collect()
+    }
+
+    /// All members at addresses which hosts can have, this agent the first.
     pub(crate) fn members(&mut self, now: Instant) -> Vec<MemberEntry> {
-        let known: Vec<_> =
+        let known: BTreeSet<_> =
             self.foca.iter_membership_state().map(|member| member.id().id).collect();
         self.loads.retain(|id, _| known.contains(id));
+        self.proved.retain(|id, _| known.contains(id));
         let entry = |node: &Node| MemberEntry::new(node.id, node.addr, node.incarnation, node.zone);
-        let others = self.foca.iter_members().map(|member| {
-            let entry = entry(member.id());
+        let listed =
+            self.foca.iter_members().filter(|member| is_of_host(self.proved(member.id()).addr));
+        let others = listed.map(|member| {
+            let entry = entry(self.proved(member.id()));
             let entry = match member.state() {
                 State::Suspect => entry.suspected(),
                 State::Alive | State::Down => entry,
@@ -303,7 +401,7 @@ impl Swim {
         std::iter::once(entry(self.foca.identity())).chain(others).collect()
     }
 
-    fn entry(&self, id: [u8; 16]) -> Option<&foca::Member<Node>> {
+    fn entry(&self, id: [u8; 16]) -> Option<&Member<Node>> {
         self.foca.iter_membership_state().find(|member| member.id().id == id)
     }
 

@@ -24,7 +24,8 @@ const _: () = assert!(GOSSIP_LEN_MAX <= super::PAYLOAD_MAX && MEMBERS_MAX <= u16
 )]
 #[repr(C)]
 pub struct GossipReply {
-    /// The incarnation in which the agent knows the one that asks, if it `knows` it: that one takes a later one if it has fallen behind.
+    /// The incarnation in which the agent knows the one that asks, if it `knows` it; one more than that, if it takes this life of it to be over. The
+    /// one that asks takes a later one than this if it has fallen behind.
     pub incarnation: u64,
     /// Frames exported; how many are free is in the feedback.
     pub frames: u32,
@@ -142,12 +143,14 @@ impl MemberEntry {
         Zone { len: self.zone_len, bytes: self.zone }
     }
 
-    /// The members in the payload of a reply; `None` if they are none.
+    /// The members in the payload of a reply; `None` if they are none. Only the first, who replies, may have no host's address.
     pub fn read_all(payload: &[u8]) -> Option<Vec<MemberEntry>> {
-        let entries = payload.chunks(MemberEntry::LEN);
-        entries
-            .map(|bytes| MemberEntry::read_from_bytes(bytes).ok().filter(Self::is_valid))
-            .collect()
+        let entries = payload.chunks(MemberEntry::LEN).enumerate();
+        let read = entries.map(|(number, bytes)| {
+            let entry = MemberEntry::read_from_bytes(bytes).ok().filter(Self::is_valid)?;
+            (number == 0 || is_of_host(entry.addr())).then_some(entry)
+        });
+        read.collect()
     }
 
     fn is_valid(&self) -> bool {
@@ -156,6 +159,11 @@ impl MemberEntry {
 }
 
 const _: () = assert!(size_of::<MemberEntry>() == MemberEntry::LEN);
+
+/// Whether a host can have this address: it is neither all addresses nor a group's.
+pub fn is_of_host(addr: SocketAddr) -> bool {
+    !(addr.ip().is_unspecified() || addr.ip().is_multicast())
+}
 
 /// An IP address as it travels: IPv4 as IPv6.
 pub fn ip_bytes(addr: SocketAddr) -> [u8; 16] {
@@ -239,11 +247,12 @@ mod tests {
     #[test]
     fn a_member_is_read_as_it_was_written() {
         let zone: Zone = "rack-7".parse().expect("a zone");
-        for addr in ["10.0.0.7:7400", "[2001:db8::1]:7400", "0.0.0.0:1"] {
+        for addr in ["10.0.0.7:7400", "[2001:db8::1]:7400", "0.0.0.0:1", "[ff02::1]:1"] {
             let addr = addr.parse().expect("an address");
             let entry = MemberEntry::new([9; 16], addr, 5, zone).suspected();
             let read = MemberEntry::read_all(&[entry.as_bytes(), entry.as_bytes()].concat());
-            assert_eq!(read, Some(vec![entry; 2]));
+            assert_eq!(read, is_of_host(addr).then(|| vec![entry; 2]), "{addr}");
+            assert_eq!(MemberEntry::read_all(entry.as_bytes()), Some(vec![entry]));
             assert_eq!((entry.addr(), entry.zone().label()), (addr, "rack-7"));
         }
         for bad in ["", "a b", "é", &"x".repeat(ZONE_LEN_MAX + 1), "a\n"] {

@@ -13,6 +13,8 @@ struct Net {
     swims: Vec<Swim>,
     /// Neither hears nor is heard.
     silent: Vec<bool>,
+    /// Packets.
+    delivered: usize,
 }
 
 fn node(number: u8, incarnation: u64) -> Node {
@@ -35,7 +37,8 @@ impl Net {
     fn of(count: u8) -> Self {
         let now = Instant::now();
         let swims = (0..count).map(|number| Swim::new(now, node(number, 1000), number.into()));
-        let mut net = Self { now, swims: swims.collect(), silent: vec![false; count.into()] };
+        let (swims, silent) = (swims.collect(), vec![false; count.into()]);
+        let mut net = Self { now, swims, silent, delivered: 0 };
         for number in 1..count.into() {
             net.swims[number].announce(now, Node { incarnation: 0, ..node(0, 0) });
         }
@@ -54,6 +57,15 @@ impl Net {
         seen
     }
 
+    /// Whether all but the last, which lies, have each other as members.
+    fn honest_see_each_other(&mut self) -> bool {
+        let honest = 0..self.swims.len() as u8 - 1;
+        honest.clone().all(|number| {
+            let seen = self.seen_by(number.into());
+            honest.clone().all(|other| seen.contains(&other))
+        })
+    }
+
     /// The incarnation of `whom`, as one believes.
     fn incarnation(&mut self, number: usize, whom: u8) -> Option<u64> {
         let now = self.now;
@@ -61,13 +73,15 @@ impl Net {
         members.iter().find(|member| member.node == [whom; 16]).map(|member| member.incarnation)
     }
 
-    fn deliver(&mut self, from: usize, to: usize, mut packet: Vec<u8>) {
+    fn deliver(&mut self, from: usize, to: usize, packet: Vec<u8>) {
         if self.silent[from] || self.silent[to] {
             return;
         }
+        self.delivered += 1;
         let sender = (node(from as u8, 0).id, node(from as u8, 0).addr.ip());
-        let known = self.incarnation(to, from as u8);
-        let _ = self.swims[to].handle_packet(self.now, sender, &mut packet);
+        let lives = self.swims[to].lives();
+        let known = lives.iter().find(|(id, _)| *id == sender.0).map(|(_, life)| *life);
+        let _ = self.swims[to].handle_packet(self.now, sender, &packet);
         let reply = (GossipReply::new(9, known), Feedback::default());
         self.swims[from].handle_reply(self.now, node(to as u8, 0).id, reply);
     }
@@ -154,7 +168,9 @@ fn one_that_starts_anew_is_known_by_its_new_life() {
 /// What no other member believes of it must not keep an agent out.
 #[test]
 fn no_lie_about_an_incarnation_keeps_a_member_out() {
-    for lie in [u64::MAX, 1000 + (i64::MAX as u64), 1001] {
+    let half = 1 << 63;
+    let far = LIFE_DISTANCE_MAX;
+    for lie in [u64::MAX, 999 + half, 1000 + half, 1001 + half, 1000 + far, 1001 + far, 1001] {
         for state in [State::Alive, State::Suspect, State::Down] {
             let mut net = Net::of(4);
             let about = Member::new(node(1, lie), u16::MAX, state);
@@ -166,12 +182,15 @@ fn no_lie_about_an_incarnation_keeps_a_member_out() {
                     packet(from, dst, Message::Gossip, std::slice::from_ref(&about)),
                 );
             }
-            net.run(RENEW_EVERY);
-            net.run_until("the truth to be known", |net| {
+            let is_known = |net: &mut Net| {
                 let own = net.swims[1].node().incarnation;
                 let known = (0..4).all(|number| net.incarnation(number, 1) == Some(own));
-                known && is_later(own, lie) && net.seen_by(1).len() == 4
-            });
+                known && own != lie && net.seen_by(1).len() == 4
+            };
+            net.run(RENEW_EVERY);
+            net.run_until("the truth to be known", is_known);
+            net.run(RENEW_EVERY * 2);
+            assert!(is_known(&mut net), "{lie} {state:?}");
         }
     }
 }
@@ -189,14 +208,151 @@ fn no_suspicion_keeps_a_member_out() {
     }
 }
 
+/// Who tells the others that a later life of a node has ended, and not the node: they hear none of its packets then.
+#[test]
+fn a_member_that_the_others_take_for_dead_learns_which_life_to_outlive_from_replies() {
+    for lie in [1000 + (1 << 62), 1000 + LIFE_DISTANCE_MAX, 1001, 1000] {
+        let mut net = Net::of(4);
+        for to in [0, 2] {
+            let (from, dst) = (net.swims[3].node(), net.swims[to].node());
+            let about = Member::down(node(1, lie));
+            net.deliver(3, to, packet(from, dst, Message::Gossip, &[about]));
+        }
+        net.silent[3] = true;
+        let (before, began) = (net.delivered, net.now);
+        net.run_until("the honest to see each other", Net::honest_see_each_other);
+        let took = net.now - began;
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        net.run(Duration::from_secs(10));
+        assert!(net.delivered - before < 1000, "{} packets", net.delivered - before);
+    }
+}
+
+#[test]
+fn an_agent_that_is_back_with_its_clock_set_back_is_let_in() {
+    let mut net = Net::of(3);
+    net.silent[2] = true;
+    let both = |net: &mut Net| (0..2).all(|number| net.seen_by(number) == [0, 1]);
+    net.run_until("the silent one to be gone", both);
+    net.swims[2] = Swim::new(net.now, node(2, 999), 7);
+    net.silent[2] = false;
+    let began = net.now;
+    while !(0..3).all(|number| net.seen_by(number) == [0, 1, 2]) {
+        assert!(net.now - began < Duration::from_secs(10), "it is not let in");
+        let now = net.now;
+        net.swims[2].announce(now, node(0, 0));
+        net.run(Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn inventions_do_not_part_members_that_know_each_other() {
+    let mut net = Net::of(3);
+    for round in 0..2000 {
+        for to in 0..2u8 {
+            for part in 0..10u8 {
+                let invented = (0..25u8).map(|number| {
+                    let mut id = [0xee; 16];
+                    id[13..].copy_from_slice(&[to, part, number]);
+                    Member::alive(Node { id, ..node(9, round) })
+                });
+                let invented: Vec<_> = invented.collect();
+                let (from, dst) = (net.swims[2].node(), net.swims[usize::from(to)].node());
+                net.deliver(2, to.into(), packet(from, dst, Message::Gossip, &invented));
+            }
+        }
+        net.run(Duration::from_secs(1));
+        for (number, other) in [(0, 1), (1, 0)] {
+            assert!(net.seen_by(number).contains(&other), "{number} lost {other}");
+        }
+    }
+}
+
+#[test]
+fn lies_make_a_member_take_new_lives_at_a_bounded_pace() {
+    for message in [Message::Gossip, Message::TurnUndead] {
+        for (state, count) in [(State::Down, 0), (State::Suspect, u16::MAX)] {
+            let mut net = Net::of(4);
+            let end = net.now + RENEW_EVERY * 3;
+            while net.now < end {
+                let (from, own) = (net.swims[3].node(), net.swims[1].node());
+                let about = Member::new(own, count, state);
+                net.deliver(3, 1, packet(from, own, message.clone(), &[about]));
+                let later = Node { incarnation: own.incarnation + 1, ..own };
+                let about = Member::new(later, count, state);
+                net.deliver(3, 1, packet(from, own, message.clone(), &[about]));
+                net.step();
+            }
+            let lives = net.swims[1].node().incarnation - 1000;
+            assert!(lives <= 4 * 2, "{lives} lives, by {message:?}");
+            net.run_until("all to see all", |net| (0..4).all(|n| net.seen_by(n).len() == 4));
+        }
+    }
+}
+
+#[test]
+fn what_a_node_says_of_itself_goes_before_what_was_heard_of_it_first() {
+    let mut net = Net::of(2);
+    let zone = |label: &str| label.parse().expect("a zone");
+    let heard = Node { addr: ([10, 9, 9, 9], 9).into(), zone: zone("wrong"), ..node(2, 1000) };
+    for to in [0, 1] {
+        let (from, dst) = (net.swims[1 - to].node(), net.swims[to].node());
+        let gossip = packet(from, dst, Message::Gossip, &[Member::alive(heard)]);
+        net.deliver(1 - to, to, gossip);
+    }
+    let own = Node { zone: zone("right"), ..node(2, 1000) };
+    net.swims.push(Swim::new(net.now, own, 2));
+    net.silent.push(false);
+    let now = net.now;
+    net.swims[2].announce(now, node(0, 0));
+    net.run_until("all to see all", |net| (0..3).all(|number| net.seen_by(number).len() == 3));
+    net.run(Duration::from_secs(5));
+    let members = net.swims[0].members(net.now);
+    let found = members.iter().find(|member| member.node == own.id).expect("a member");
+    assert_eq!((found.addr(), found.zone()), (own.addr, own.zone));
+    let now = net.now;
+    net.swims[0].leave(now);
+    while let Some((to, _)) = net.swims[0].poll_packet() {
+        assert!(to.id != own.id || to.addr == own.addr, "{to:?}");
+    }
+}
+
+#[test]
+fn members_at_addresses_that_no_host_has_are_not_listed() {
+    let mut net = Net::of(2);
+    for (number, ip) in [(7, [0, 0, 0, 0]), (8, [224, 0, 0, 1])] {
+        let heard = Node { addr: (ip, 7400).into(), ..node(number, 1000) };
+        let (from, dst) = (net.swims[1].node(), net.swims[0].node());
+        net.deliver(1, 0, packet(from, dst, Message::Gossip, &[Member::alive(heard)]));
+    }
+    assert_eq!(net.seen_by(0), [0, 1]);
+}
+
+#[test]
+fn one_that_has_left_stays_away_whatever_it_is_told() {
+    let mut net = Net::of(3);
+    let now = net.now;
+    net.swims[2].leave(now);
+    net.run(Duration::from_secs(1));
+    let left = net.swims[2].node();
+    let reply = (GossipReply::new(1, Some(left.incarnation + 1)), Feedback::default());
+    let now = net.now;
+    net.swims[2].handle_reply(now, [0; 16], reply);
+    let (from, about) = (net.swims[0].node(), Member::down(left));
+    net.deliver(0, 2, packet(from, left, Message::Gossip, &[about]));
+    net.run(Duration::from_secs(2));
+    assert_eq!(net.swims[2].node(), left);
+    assert!((0..2).all(|number| net.seen_by(number) == [0, 1]));
+}
+
 #[test]
 fn a_packet_in_the_name_of_another_is_refused() {
     let mut net = Net::of(3);
     let (forged, dst) = (net.swims[1].node(), net.swims[0].node());
     let sender = (node(2, 0).id, node(2, 0).addr.ip());
-    let mut bytes = packet(forged, dst, Message::Gossip, &[Member::down(forged)]);
+    let bytes = packet(forged, dst, Message::Gossip, &[Member::down(forged)]);
     let now = net.now;
-    assert_eq!(net.swims[0].handle_packet(now, sender, &mut bytes), Err(Refused::Forged));
+    assert_eq!(net.swims[0].handle_packet(now, sender, &bytes), Err(Refused::Forged));
     assert_eq!(net.seen_by(0), [0, 1, 2]);
 }
 
