@@ -81,8 +81,8 @@ struct Aim {
     missing: usize,
     /// If there are none, those with no more live pages than this.
     live: usize,
-    /// How many more.
-    room: u64,
+    /// How many may be closing.
+    most: u64,
 }
 
 impl Stripes {
@@ -94,11 +94,15 @@ impl Stripes {
         let round = self.stripes.range(from..).chain(self.stripes.range(..from));
         let seen: Vec<StripeId> = round.take(look).map(|(&id, _)| id).collect();
         self.closing.from = seen.last().map_or(from, |last| StripeId(last.0 + 1));
-        let before = self.closing.count;
+        // First those that are lost: they may have been closing, and make room.
+        for &id in &seen {
+            if self.next_phase(placements, id, &aim) == Some(Phase::Lost) {
+                self.give_up(placements, id);
+            }
+        }
         for id in seen {
             match self.next_phase(placements, id, &aim) {
-                Some(Phase::Lost) => self.give_up(placements, id),
-                Some(phase) if self.closing.count < before + aim.room => self.enter(id, phase),
+                Some(phase) if self.closing.count < aim.most => self.enter(id, phase),
                 _ => {}
             }
         }
@@ -128,7 +132,7 @@ impl Stripes {
             false => 0,
         };
         let is_due = room > 0 && (missing > 0 || live > 0) || !beyond.is_empty();
-        is_due.then_some(Aim { leaving, missing, live, room })
+        is_due.then_some(Aim { leaving, missing, live, most: batch })
     }
 
     /// Whether dead pages, and stripes with few, take more than they may.
