@@ -40,6 +40,7 @@ use crate::own_agent::OwnAgent;
 use crate::page_map::PAGE;
 use crate::process::Process;
 use crate::pulse::Pulse;
+use crate::reminder::Reminder;
 use crate::shared::Outcome;
 use crate::shared::{EvictCommand, Gauges, Shared};
 use crate::space::Space;
@@ -142,6 +143,8 @@ pub struct EvictThread<T> {
     unpaged: BTreeSet<String>,
     /// Agents of which it was told that they are away.
     away: BTreeSet<AgentId>,
+    /// Of the keys for the agents, if they are anybody's.
+    pub(crate) reminder: Option<Reminder>,
     gauges: Gauges,
 }
 
@@ -195,6 +198,7 @@ impl<T: Transport> EvictThread<T> {
             warned: false,
             unpaged: BTreeSet::new(),
             away: BTreeSet::new(),
+            reminder: None,
             gauges,
             shared,
         }

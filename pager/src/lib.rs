@@ -24,6 +24,7 @@ mod probe;
 mod process;
 mod pulse;
 pub mod range_set;
+mod reminder;
 pub mod session;
 pub mod shared;
 mod size;

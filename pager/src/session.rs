@@ -29,6 +29,7 @@ use crate::own_agent::{Kind, OwnAgent};
 use crate::page_map::PAGE;
 use crate::privilege::Part;
 use crate::pulse::Pulse;
+use crate::reminder::Reminder;
 use crate::shared::{Commands, Gauges, Outcome, Shared};
 use crate::speech::{self, note, say};
 use crate::stats::{FaultLatency, Stats};
@@ -80,6 +81,7 @@ pub enum SessionError {
 struct Parts {
     commands: Commands,
     trace: Option<Trace>,
+    reminder: Option<Reminder>,
     /// Of each fault thread.
     demand: Vec<Client<Quic>>,
     bulk: Client<Quic>,
@@ -105,6 +107,8 @@ impl Session {
         let Peers { identity, agents, own } = peers(&config)?;
         // Sockets first, then all rights that nothing needs any more are given up, and only then threads are started.
         let sockets = sockets(&identity, &agents, 1 + config.fault_threads)?;
+        // Keys made for an embedded agent are nobody's to renew.
+        let reminder = (!config.agents.is_empty()).then(|| Reminder::new(Instant::now(), identity));
         give_up_rights()?;
         let mut random = [0u8; 24];
         // SAFETY: the kernel fills the array, which is live and of this length.
@@ -142,7 +146,7 @@ impl Session {
         for (agent, session) in greetings {
             shared.agent_up(agent, bulk.lane().name(agent), session);
         }
-        let parts = Mutex::new(Some(Parts { commands, trace, demand, bulk }));
+        let parts = Mutex::new(Some(Parts { commands, trace, reminder, demand, bulk }));
         let own = own.map(Arc::new);
         Ok(Session { shared, parts, threads: Mutex::default(), own })
     }
@@ -154,10 +158,13 @@ impl Session {
             return Err(SessionError::Fatal("the session has a workload already".into()));
         };
         let pid = root.pid();
-        let gauges = Gauges { root: pid, command: proc::command_line(pid), ..Gauges::default() };
+        let Parts { commands, trace, reminder, demand, bulk } = parts;
+        let (command, key_until) =
+            (proc::command_line(pid), reminder.as_ref().map(Reminder::expires));
+        let gauges = Gauges { root: pid, command, key_until, ..Gauges::default() };
         *lock(&self.shared.gauges) = gauges.clone();
-        let Parts { commands, trace, demand, bulk } = parts;
         let mut evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, root, gauges);
+        evict.reminder = reminder;
         evict.watch(self.own.clone());
         // The first fault thread keeps the trace.
         let mut trace = trace;
@@ -519,6 +526,10 @@ fn stats(shared: &Shared) -> Stats {
         short_bytes: gauges.short * PAGE,
         detaching: shared.detaching.load(Ordering::Relaxed),
         sealed: shared.config.seal,
+        key_days_left: gauges.key_until.map(|until| {
+            let left = until.duration_since(SystemTime::now()).unwrap_or_default();
+            left.as_secs() / 86400
+        }),
         budget_bytes: shared.config.budget_bytes,
         unpageable_bytes: gauges.unpageable,
         attach_us: gauges.attach.as_secs_f64() * 1e6,

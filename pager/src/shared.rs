@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::budget::Budget;
@@ -167,6 +167,8 @@ pub struct Gauges {
     pub full_time: Duration,
     /// Pages of which there are too few copies.
     pub short: u64,
+    /// When the keys for the agents end, if they are anybody's.
+    pub key_until: Option<SystemTime>,
     /// Longest stop for an attach.
     pub attach: Duration,
     /// Looks at the tree's size.

@@ -115,6 +115,9 @@ pub struct Stats {
     /// Whether agents hold the pages sealed (`--seal`).
     #[serde(default)]
     pub sealed: bool,
+    /// Whole days until the certificate of `--keys` ends (none without agents).
+    #[serde(default)]
+    pub key_days_left: Option<u64>,
     /// `--local`.
     pub budget_bytes: u64,
     /// Anonymous memory which cannot be paged now (shared, locked, pinned, read-only ...), in bytes.

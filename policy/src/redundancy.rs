@@ -90,6 +90,9 @@ impl PlacementId {
 /// A set that has a number.
 #[derive(Clone, Copy, Debug)]
 struct Numbered {
+    /// The set as it was when it got the number.
+    members: AgentSet,
+    /// Those of them that have not lost their pages.
     agents: AgentSet,
     /// Pages that are stored there.
     pages: u64,
@@ -144,7 +147,7 @@ impl Placements {
         if let Some(id) = self.ids.get(&set) {
             return Some(*id);
         }
-        let numbered = Numbered { agents: set, pages: 0, writes: 0 };
+        let numbered = Numbered { members: set, agents: set, pages: 0, writes: 0 };
         let unused = NUMBERS - self.sets.len();
         let at = if unused > 0 && (set.len() == 1 || unused > AGENTS_MAX) {
             self.sets.push(numbered);
@@ -170,6 +173,17 @@ impl Placements {
     /// The set of a number: those of it that have not lost their pages. Empty if there is none.
     pub fn agents(&self, id: PlacementId) -> AgentSet {
         self.sets.get(usize::from(id.0)).map(|set| set.agents).unwrap_or_default()
+    }
+
+    /// The set of a number as it was before any of it lost its pages.
+    pub fn members(&self, id: PlacementId) -> AgentSet {
+        self.sets.get(usize::from(id.0)).map(|set| set.members).unwrap_or_default()
+    }
+
+    /// The numbers of sets that hold pages, or held them until they lost them.
+    pub fn in_use(&self) -> impl Iterator<Item = PlacementId> + '_ {
+        let used = self.sets.iter().enumerate().filter(|(_, set)| set.pages > 0);
+        used.map(|(at, _)| PlacementId(at as u16))
     }
 
     /// The agent has lost every page that was written to it before.

@@ -94,6 +94,7 @@ pub struct Status {
     pub agents_full: bool,
     pub detaching: bool,
     pub sealed: bool,
+    pub key_days_left: Option<u64>,
     pub faults: u64,
     pub pages_out: u64,
     pub pages_in: u64,

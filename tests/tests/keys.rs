@@ -269,6 +269,13 @@ fn keys_that_end_within_a_month_are_told_everywhere() {
     assert_eq!(lines(&soon), 1, "{}", soon.stderr);
     let quiet = paged(&stage, &program, &agent, "desk1").arg("-q").finish().expect_code(0);
     assert_eq!(quiet.stderr, "");
+    let running = paged(&stage, &forever(), &agent, "desk1");
+    let mut proc = running.spawn();
+    proc.wait_output(0, "round 0\n");
+    let left = status_of(proc.pid()).and_then(|status| status.key_days_left);
+    assert!(matches!(left, Some(19 | 20)), "{left:?}");
+    proc.close_stdin();
+    running.finish_proc(proc).expect_code(0);
     let late = paged(&stage, &program, &agent, "desk2").finish().expect_code(0);
     assert_eq!(lines(&late), 0, "{}", late.stderr);
     for (name, verdict) in [("desk1", "WARN keys: client.pem expires on"), ("desk2", "OK   keys: ")]

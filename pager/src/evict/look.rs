@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use gms_policy::budget::Decision;
 use gms_policy::ids::{Bytes, SpaceId};
@@ -130,6 +130,9 @@ impl<T: Transport> EvictThread<T> {
             if !self.shared.config.agents.is_empty() {
                 self.write_back.agents.ask_members(now);
             }
+            let reminder = self.reminder.as_mut();
+            let told = reminder.map(|reminder| reminder.poll(now, SystemTime::now()));
+            told.iter().flatten().for_each(|text| self.notice(format_args!("{text}")));
         }
         let crowded = lock(&self.shared.tables).roomless() > 0;
         let calm = resident as i64 - counted < GROWTH_CALM && !self.halt.is_wary(now);

@@ -1,0 +1,55 @@
+//! Warns once a day of keys that end soon: a workload may run for longer than they are good.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use gms_transport::keys::Identity;
+
+/// As often as an agent does.
+const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// See the module's documentation.
+pub(crate) struct Reminder {
+    identity: Identity,
+    due: Instant,
+}
+
+impl Reminder {
+    /// Of a session that begins `now`, when it has warned already.
+    pub(crate) fn new(now: Instant, identity: Identity) -> Reminder {
+        Reminder { identity, due: now + EVERY }
+    }
+
+    /// What is to be told now, which is `today` by the clock that certificates go by.
+    pub(crate) fn poll(&mut self, now: Instant, today: SystemTime) -> Vec<String> {
+        if now < self.due {
+            return Vec::new();
+        }
+        self.due = now + EVERY;
+        self.identity.endings(today).iter().map(ToString::to_string).collect()
+    }
+
+    /// When the key ends.
+    pub(crate) fn expires(&self) -> SystemTime {
+        self.identity.expires()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_ends_soon_is_told_each_day_and_another_is_not() {
+        let (_, client) = gms_transport::keys::ephemeral().unwrap();
+        let (start, expires) = (Instant::now(), client.expires());
+        let mut reminder = Reminder::new(start, client);
+        let soon = expires - 2 * EVERY;
+        assert!(reminder.poll(start, soon).is_empty(), "it was told at the start");
+        for day in 1..4_u32 {
+            let told = reminder.poll(start + day * EVERY, soon);
+            assert!(told.len() == 1 && told[0].contains("in 2 days"), "{told:?}");
+            assert!(reminder.poll(start + day * EVERY + EVERY / 2, soon).is_empty());
+        }
+        assert!(reminder.poll(start + 9 * EVERY, expires - 60 * EVERY).is_empty());
+    }
+}

@@ -1,0 +1,95 @@
+//! How a stripe lies at agents: from the content id of a page and its set of agents follows which stripe it is of, and which agent has it.
+
+use crate::ids::{AgentId, ContentId};
+use crate::redundancy::AgentSet;
+
+/// Most pages of a stripe.
+pub const DATA_MAX: usize = 12;
+/// Most parity parts of a stripe.
+pub const PARITY_MAX: usize = 4;
+const _: () = assert!(DATA_MAX + PARITY_MAX <= u16::BITS as usize, "a bit for each part");
+
+/// `K+M`: a stripe has K pages and M parity parts, each at another agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    data: u8,
+    parity: u8,
+}
+
+/// A stripe, by its number. Numbers are never used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StripeId(pub(super) u64);
+
+/// Which part of its stripe a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// The bytes of a page.
+    Data(u8),
+    /// A sum of all pages.
+    Parity(u8),
+}
+
+/// A part of a stripe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Names its bytes.
+    pub id: ContentId,
+    /// Who has them, or is to get them.
+    pub agent: AgentId,
+    /// Which part it is.
+    pub role: Role,
+}
+
+impl Shape {
+    /// `None` but for 2 to [`DATA_MAX`] pages and 1 to [`PARITY_MAX`] parity parts. (Of a single page there would be copies.)
+    pub const fn new(data: u8, parity: u8) -> Option<Shape> {
+        let is_data = 2 <= data && data as usize <= DATA_MAX;
+        let is_parity = 1 <= parity && parity as usize <= PARITY_MAX;
+        if is_data && is_parity { Some(Shape { data, parity }) } else { None }
+    }
+
+    /// K: pages of a full stripe.
+    pub const fn data(self) -> usize {
+        self.data as usize
+    }
+
+    /// M: parity parts of each stripe, and how many of its agents may be lost at once.
+    pub const fn parity(self) -> usize {
+        self.parity as usize
+    }
+
+    /// K+M: parts of a full stripe, and agents of each stripe.
+    pub const fn parts(self) -> usize {
+        self.data() + self.parity()
+    }
+
+    /// The stripe of a content.
+    pub const fn stripe_of(self, id: ContentId) -> StripeId {
+        StripeId(id.0 / self.parts() as u64)
+    }
+
+    /// Which part of its stripe a content is.
+    pub const fn role_of(self, id: ContentId) -> Role {
+        let position = (id.0 % self.parts() as u64) as u8;
+        match position.checked_sub(self.data) {
+            None => Role::Data(position),
+            Some(row) => Role::Parity(row),
+        }
+    }
+
+    /// The part of a content that was written to these agents. Its place among them, in the order of their numbers, is another one in the next stripe: so each
+    /// has as many parity parts as the others. `None` if they are not K+M.
+    pub fn part(self, id: ContentId, members: AgentSet) -> Option<Part> {
+        let place = (id.0 % self.parts() as u64 + self.stripe_of(id).0) % self.parts() as u64;
+        let agent = members.agents().nth(place as usize)?;
+        let is_set = members.len() as usize == self.parts();
+        is_set.then(|| Part { id, agent, role: self.role_of(id) })
+    }
+
+    /// The contents of a stripe with so many pages: those, and the parity.
+    pub(super) fn contents(self, stripe: StripeId, pages: u8) -> impl Iterator<Item = ContentId> {
+        let positions = (0..pages).chain(self.data..self.data + self.parity);
+        let first = stripe.0 * self.parts() as u64;
+        positions.map(move |position| ContentId(first + u64::from(position)))
+    }
+}
