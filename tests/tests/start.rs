@@ -224,10 +224,7 @@ fn an_agent_that_is_away_at_the_start_is_told_and_used_later() {
     // The last comes when the first page has gone out.
     let [unanswered, unknown, few] =
         [away.to_string().as_str(), "no-such-host.invalid:7", "fewer than 2 copies"].map(of);
-    assert!(
-        unanswered == 1 && unknown == 1 && few <= 1 && told.len() == 2 + few,
-        "{told:?}"
-    );
+    assert!(unanswered == 1 && unknown == 1 && few <= 1 && told.len() == 2 + few, "{told:?}");
     drop(place);
     let late = AgentSetup::new(Mib(512)).listen(away).start();
     poll_until("pages at the agent that came late", Duration::from_secs(60), || {
