@@ -204,9 +204,9 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    /// Misses the session's own agent, which is the last one, as soon as it has ended.
-    pub(crate) fn watch(&mut self, own: Option<Arc<OwnAgent>>) {
-        self.own = self.write_back.agents.lane().agents().last().zip(own);
+    /// Misses the session's own agent as soon as it has ended.
+    pub(crate) fn watch(&mut self, own: Option<(AgentId, Arc<OwnAgent>)>) {
+        self.own = own;
     }
 
     /// Works until the session stops.

@@ -92,7 +92,7 @@ pub struct Session {
     shared: Arc<Shared>,
     parts: Mutex<Option<Parts>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    own: Option<Arc<OwnAgent>>,
+    own: Option<(AgentId, Arc<OwnAgent>)>,
 }
 
 impl Session {
@@ -147,7 +147,8 @@ impl Session {
             shared.agent_up(agent, bulk.lane().name(agent), session);
         }
         let parts = Mutex::new(Some(Parts { commands, trace, reminder, demand, bulk }));
-        let own = own.map(Arc::new);
+        // Whoever was told of meanwhile comes behind it.
+        let own = own.map(|own| (AgentId((agents.len() - 1) as u8), Arc::new(own)));
         Ok(Session { shared, parts, threads: Mutex::default(), own })
     }
 

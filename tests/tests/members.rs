@@ -10,7 +10,8 @@ use gms_transport::keys::{self, Role};
 use gms_transport::message::{Control, MemberEntry, Op, Status, WorkloadId};
 use gms_transport::{CloseCode, Event, LinkId, Quic, Transport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 const SOON: Duration = Duration::from_secs(30);
 /// A member that does not answer is suspect for this long before it is gone.
@@ -297,4 +298,36 @@ fn a_pager_told_of_one_agent_uses_all_and_those_that_join_later_and_outlives_the
     assert_paged(&outcome, Mib(64), Mib(24));
     let told = format!("agent {} (told of by {seed}): ", b.addr());
     assert!(outcome.stderr.contains(&told), "{}", outcome.stderr);
+}
+
+/// Agents that were told of come behind the session's own in its list.
+#[test]
+fn the_end_of_a_disk_is_not_taken_for_that_of_an_agent_which_was_told_of() {
+    let Some(stage) = Stage::set() else { return };
+    let cluster = Cluster::new("disk", &["a", "b"]);
+    let a = cluster.large_agent("a", Mib(128)).start();
+    let b = cluster.large_agent("b", Mib(128)).args(["--join", &a.addr()]).start();
+    cluster.wait_until_members(&[&a, &b]);
+    let program = Program::new([c_program("verify")]).args(["32", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program.limit(Duration::from_secs(200))).local(Mib(12));
+    let gms = gms.arg("--agent").arg(a.addr()).arg("--keys").arg(&cluster.0);
+    let gms = gms.arg("--disk").arg("/var/tmp").arg("--disk-size").arg("256M");
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "round 1\n");
+    wait_until_copied(&proc);
+    let disk = descendants(proc.pid()).into_iter().find(|&pid| name(pid) == "far-disk");
+    kill(Pid::from_raw(disk.expect("it runs beside the pager")), Signal::SIGKILL).expect("a kill");
+    wait_until_missed(&proc, "on the disk at /var/tmp");
+    for _ in 0..2 {
+        proc.wait_output(proc.output_len(), "round ");
+    }
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+    for told in [
+        format!("agent {} (told of by {}): ", b.addr(), a.addr()),
+        "agent on the disk at /var/tmp: its process ".into(),
+    ] {
+        assert!(outcome.stderr.contains(&told), "{told} is not in {}", outcome.stderr);
+    }
 }
