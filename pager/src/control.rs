@@ -312,8 +312,9 @@ pub fn find(pid: i32) -> Option<Workload> {
 pub fn pager_of(pid: i32) -> Option<Workload> {
     let above = ancestors(pid);
     workloads().into_iter().find(|workload| {
-        above.contains(&workload.stats.pid)
-            || above::is_launched_beside(workload.stats.supervisor_pid, &above)
+        let pager = workload.stats.supervisor_pid;
+        [workload.stats.pid, pager].iter().any(|pid| above.contains(pid))
+            || above::is_launched_beside(pager, &above)
     })
 }
 
