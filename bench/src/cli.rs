@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Scale(ScaleOptions),
     /// CPU time of all processes for a remote fault, a page scanned and a page written back, beside that of the floors
     Cost(CostOptions),
+    /// Remote faults and write-back with copies of pages, and with sealing, beside the same without
+    Redundancy(RedundancyOptions),
     /// What changes, looks, forks, exits and a detach cost with many threads, mappings, processes and pages
     Shape(ShapeOptions),
     /// What `gms run` costs a program which stays under its budget
@@ -99,6 +101,7 @@ impl Command {
             Command::Evict(options) => Some(&options.paging.programs),
             Command::Scale(options) => Some(&options.paging.programs),
             Command::Cost(options) => Some(&options.paging.programs),
+            Command::Redundancy(options) => Some(&options.paging.programs),
             Command::Peers(options) => Some(&options.paging.programs),
             Command::Shape(options) => Some(&options.programs),
             Command::IdleCost(options) => Some(&options.programs),
@@ -298,6 +301,23 @@ pub(crate) struct CostOptions {
     /// Where the agents are.
     #[command(flatten)]
     pub route: Route,
+}
+
+/// `gms-bench redundancy`.
+#[derive(Args, Debug)]
+pub(crate) struct RedundancyOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// What is paged.
+    #[command(flatten)]
+    pub paging: Paging,
+    /// Where the agents are.
+    #[command(flatten)]
+    pub route: Route,
+    /// Agents over which the pages are spread
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(3..=8))]
+    pub agents: u32,
 }
 
 /// `gms-bench shape`.

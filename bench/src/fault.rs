@@ -1,6 +1,8 @@
 //! `gms-bench fault`: random or strided remote faults through the whole stack (`gms run`, `gms-agent`, each a process of its own),
 //! beside the floors measured just before.
 
+use std::ffi::OsStr;
+
 use gms_tests::Stats;
 
 use crate::cli::{Effort, FaultOptions, PageSize, Protocol};
@@ -129,7 +131,8 @@ fn measure(
     let orders = Orders::Fault(orders);
     let (found, stats): (Found, Stats) = if options.stages {
         let trace = stack.path("trace.csv");
-        let ran: (Found, Stats) = stack.run_traced(size, local, &orders, &trace)?;
+        let ran: (Found, Stats) =
+            stack.run_with(&[OsStr::new("--trace"), trace.as_ref()], size, local, &orders)?;
         stages::report(size.name(), &trace, &ran.0.stamps, report)?;
         ran
     } else {

@@ -25,6 +25,7 @@ mod peers;
 mod placement;
 mod procfs;
 mod ranking;
+mod redundancy;
 mod region;
 mod report;
 mod room;
@@ -112,6 +113,9 @@ fn subjects(command: &Command, report: &mut Report) -> Result<(), BenchError> {
         Command::Scale(options) => scale::run(options, report),
         Command::Cost(options) => over(options.route.network, report, |network, report| {
             cost::run(options, network, report)
+        }),
+        Command::Redundancy(options) => over(options.route.network, report, |network, report| {
+            redundancy::run(options, network, report)
         }),
         Command::Shape(options) => shape::run(options, report),
         Command::App(options) => app::run(options, report),

@@ -109,7 +109,7 @@ impl Room<'_> {
             }
             Room::Gms(stack, mib) => {
                 let stats = stack.path("stats.json");
-                let mut command = stack.command(PageSize::Small, *mib, &stats, None);
+                let mut command = stack.command::<&str>(&[], PageSize::Small, *mib, &stats);
                 command.args(line);
                 command
             }

@@ -1,6 +1,7 @@
 //! Real agents with keys made for the run, and `gms run` around workloads.
 
 use std::cell::Cell;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -148,18 +149,18 @@ impl Stack {
         local_mib: u32,
         orders: &Orders,
     ) -> Result<(F, Stats), BenchError> {
-        self.spawn(size, local_mib, orders)?.finish()
+        self.run_with::<_, &str>(&[], size, local_mib, orders)
     }
 
-    /// As [`Stack::run`], and gms writes the time stamps of some faults to `trace`.
-    pub(crate) fn run_traced<F: DeserializeOwned>(
+    /// As [`Stack::run`], with further options of `gms run`.
+    pub(crate) fn run_with<F: DeserializeOwned, O: AsRef<OsStr>>(
         &self,
+        options: &[O],
         size: PageSize,
         local_mib: u32,
         orders: &Orders,
-        trace: &Path,
     ) -> Result<(F, Stats), BenchError> {
-        self.spawn_with(size, local_mib, orders, Some(trace))?.finish()
+        self.spawn_with(options, size, local_mib, orders)?.finish()
     }
 
     /// Starts a workload on all agents.
@@ -169,41 +170,42 @@ impl Stack {
         local_mib: u32,
         orders: &Orders,
     ) -> Result<Session, BenchError> {
-        self.spawn_with(size, local_mib, orders, None)
+        self.spawn_with::<&str>(&[], size, local_mib, orders)
     }
 
-    fn spawn_with(
+    fn spawn_with<O: AsRef<OsStr>>(
         &self,
+        options: &[O],
         size: PageSize,
         local_mib: u32,
         orders: &Orders,
-        trace: Option<&Path>,
     ) -> Result<Session, BenchError> {
         let number = self.sessions.replace(self.sessions.get() + 1);
         let found = self.path(&format!("found-{number}.json"));
         let stats = self.path(&format!("stats-{number}.json"));
-        let mut command = self.command(size, local_mib, &stats, trace);
+        let mut command = self.command(options, size, local_mib, &stats);
         command.args(orders.command(&found)?);
         Ok(Session { process: Process::start(&mut command)?, found, stats })
     }
 
-    /// `gms run` on all agents; what to run is to be added.
-    pub(crate) fn command(
+    /// `gms run` on all agents, with further options; what to run is to be added.
+    pub(crate) fn command<O: AsRef<OsStr>>(
         &self,
+        options: &[O],
         size: PageSize,
         local_mib: u32,
         stats: &Path,
-        trace: Option<&Path>,
     ) -> Command {
         let mut command = Command::new(&self.gms);
         command.args(["run", "-q", "--page-size", size.name(), "--keys"]).arg(self.path("keys"));
         for agent in &self.agents {
             command.args(["--agent", &agent.addr]);
         }
-        if let Some(trace) = trace {
-            command.arg("--trace").arg(trace);
-        }
-        command.args(["--local", &format!("{local_mib}M"), "--stats"]).arg(stats).arg("--");
+        command
+            .args(options)
+            .args(["--local", &format!("{local_mib}M"), "--stats"])
+            .arg(stats)
+            .arg("--");
         command
     }
 }

@@ -223,6 +223,22 @@ fn eviction_is_measured() {
 }
 
 #[test]
+fn the_cost_of_copies_and_seals_is_measured() {
+    let Some(report) = report(&["redundancy"]) else { return };
+    let modes = ["none, not sealed", "none", "replica:2", "replica:3"];
+    let fault = |mode: &str| p50(&report, &format!("remote fault, {mode}"));
+    let rate = |mode: &str| figure(&report, &format!("write-back, {mode}"));
+    for mode in &modes[1..] {
+        let name = format!("p50, {mode} / {}", modes[0]);
+        check_ratio(&report, &name, fault(mode), fault(modes[0]));
+    }
+    for mode in &modes[2..] {
+        let name = format!("write-back, {mode} / {}", modes[1]);
+        check_ratio(&report, &name, rate(mode), rate(modes[1]));
+    }
+}
+
+#[test]
 fn scaling_is_measured() {
     let Some(report) = report(&["scale"]) else { return };
     let rate = |what: &str, count| figure(&report, &format!("faults/s, {what}: {count}"));

@@ -1,6 +1,8 @@
 //! A redis-server: filled with known data, and asked for proofs.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
@@ -13,6 +15,15 @@ use crate::stage::Stage;
 const REPLY_LIMIT: Duration = Duration::from_secs(120);
 /// Bytes of one string value.
 const VALUE_BYTES: usize = 4000;
+
+/// Ends the client when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// A client connected to a server.
 pub struct Redis {
@@ -112,11 +123,23 @@ impl Redis {
         }
     }
 
-    /// Reads strings that [`Redis::fill`] wrote until `over`, all over the place, and compares them. Returns how long the slowest reply took.
-    pub fn check_until(&mut self, size: Mib, mut over: impl FnMut() -> bool) -> Duration {
+    /// Reads strings that [`Redis::fill`] wrote while `work` is done, all over the place, and compares them. Returns how long the slowest reply took.
+    pub fn check_while(&mut self, size: Mib, work: impl FnOnce()) -> Duration {
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let client = scope.spawn(|| self.check_until(size, &over));
+            // Also if the work fails.
+            let client_ends = Over(&over);
+            work();
+            drop(client_ends);
+            client.join().expect("a client that finds nothing wrong")
+        })
+    }
+
+    fn check_until(&mut self, size: Mib, over: &AtomicBool) -> Duration {
         let count = size.bytes() / (VALUE_BYTES as u64 + 96);
         let (mut dice, mut slowest) = (Dice::new(count), Duration::ZERO);
-        while !over() {
+        while !over.load(Ordering::Relaxed) {
             let (i, asked) = (dice.below(count), Instant::now());
             let reply = self.ask(&["GET", &key(i)]);
             slowest = slowest.max(asked.elapsed());

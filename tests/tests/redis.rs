@@ -1,5 +1,7 @@
 //! redis-server with a data set several times its budget.
 
+use std::time::Duration;
+
 use gms_tests::*;
 
 /// Data set, as redis accounts for it roughly.
@@ -64,4 +66,48 @@ fn redis(percent: u64) {
 
 at_25_and_50_percent! {
     redis_keeps_its_digest_through_benchmark_and_bgsave => redis;
+}
+
+/// The longest that one request may take while agents are replaced.
+const STALL_MAX: Duration = Duration::from_secs(1);
+/// Longer than an agent may live: one that waits for it has not been left by the workload, and fails the test.
+const GRACE: [&str; 2] = ["--drain", "3600"];
+
+/// As an administrator upgrades a cluster: each agent in turn is asked to end, and another takes its place when it has gone.
+fn rolling_drain(redundancy: &str) {
+    let Some(stage) = Stage::set() else { return };
+    let mut agents: Vec<AgentProc> =
+        (0..4).map(|_| AgentSetup::new(DATA).args(GRACE).start()).collect();
+    let (server, socket) = Redis::server(&stage, "rolling");
+    let gms = Gms::run(&stage, &server).local(DATA.percent(25));
+    let gms = gms.agents(&agents.iter().collect::<Vec<_>>()).redundancy(redundancy);
+    let mut proc = gms.spawn();
+    let mut redis = Redis::connect(&mut proc, &socket);
+    redis.fill(DATA);
+    let digest = redis.digest();
+    let slowest = redis.check_while(DATA, || {
+        for turn in 0..agents.len() {
+            wait_until_copied(&proc);
+            let listen = agents[turn].addr().parse().expect("an address");
+            agents.remove(turn).terminate().expect_code(0);
+            agents.insert(turn, AgentSetup::new(DATA).listen(listen).args(GRACE).start());
+        }
+        wait_until_copied(&proc);
+    });
+    assert_eq!(redis.digest(), digest);
+    redis.shut_down();
+    let paged = gms.finish_proc(proc).expect_code(0);
+    assert_paged(&paged, DATA, DATA.percent(25));
+    told(&format!("{redundancy}: the slowest request took {slowest:?}"));
+    assert!(slowest < patience(STALL_MAX), "the slowest request took {slowest:?}");
+}
+
+#[test]
+fn a_rolling_upgrade_of_four_agents_stops_no_client_of_redis_for_a_second() {
+    rolling_drain("auto");
+}
+
+#[test]
+fn nor_does_it_where_each_page_is_at_one_agent_alone() {
+    rolling_drain("none");
 }
