@@ -22,7 +22,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-use crate::kernel::proc::{descends, self_pid};
+use crate::kernel::proc::{ancestors, self_pid};
 use crate::stats::{AgentStats, Stats};
 pub use above::pager_above;
 use doors::Door;
@@ -310,8 +310,11 @@ pub fn find(pid: i32) -> Option<Workload> {
 
 /// The workload to whose tree a process belongs.
 pub fn pager_of(pid: i32) -> Option<Workload> {
+    let above = ancestors(pid);
     workloads().into_iter().find(|workload| {
-        descends(pid, workload.stats.pid) || descends(pid, workload.stats.supervisor_pid)
+        let pager = workload.stats.supervisor_pid;
+        [workload.stats.pid, pager].iter().any(|pid| above.contains(pid))
+            || above::is_launched_beside(pager, &above)
     })
 }
 

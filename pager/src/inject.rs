@@ -15,6 +15,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::arch;
+use crate::board;
 use crate::evictor::{Evictor, Injected};
 use crate::kernel::pidfd::{self, has_ended, pidfd_open, same_memory};
 use crate::kernel::proc::descends;
@@ -501,11 +502,14 @@ fn end_abandoned(memory: &File, base: u64) {
     }
 }
 
-/// Whether somebody in the workload would get the evictor's end from wait: whoever is its parent now, unless that is us or above us.
+/// Whether somebody in the workload would get the evictor's end from wait: whoever is its parent now, unless that is of gms or above us.
 fn is_seen_in_workload(injected: &Injected, pid: i32) -> bool {
     let Some(parent) = proc::status_field(injected.evictor.as_raw(), "PPid:") else { return false };
     let parent = parent as i32;
     let us = std::process::id() as i32;
+    if board::reaper() == Some(parent) {
+        return false;
+    }
     // Above the workload's first process, or above us: an init, a service manager. They know how to deal with orphans.
     parent != us && parent != 0 && !descends(us, parent) && descends(pid, parent) || parent == pid
 }

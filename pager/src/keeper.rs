@@ -6,17 +6,16 @@ use std::fs;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, pipe2};
 use userfaultfd::Uffd;
 
+use crate::board::Board;
 use crate::kernel::pagemap::Pagemap;
 use crate::kernel::pidfd::{has_ended, kill, pidfd_open};
 use crate::kernel::proc;
@@ -44,60 +43,34 @@ const ARG_START: usize = 45;
 
 static OUTLET: OnceLock<OwnedFd> = OnceLock::new();
 
-/// The pager's hold on its keeper.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Keeper {
-    board: &'static Board,
+/// Starts the keeper, as a sibling of this process or as its child. This process must have one thread only.
+pub(crate) fn spawn(board: &'static Board, sibling: bool) -> nix::Result<()> {
+    raise_descriptor_limit();
+    let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    // Set already only if there is another keeper, which there is not.
+    let _ = OUTLET.set(outlet);
+    let pager = pidfd_open(self_pid())?;
+    let mut stack = vec![0; STACK_LEN];
+    let mut flags = CloneFlags::CLONE_FILES;
+    flags.set(CloneFlags::CLONE_PARENT, sibling);
+    let keep = Box::new(|| {
+        keep(&pager, board, &words);
+        speech::end();
+        // SAFETY: it does not return. To return would end this thread only, and the process wait for the one that writes.
+        unsafe { libc::_exit(0) }
+    });
+    // SAFETY: there is no other thread whose locks the child could miss; it has a copy of the stack, as of all memory.
+    let pid = unsafe { clone(keep, &mut stack, flags, None)? };
+    board.set_keeper(pid.as_raw());
+    // Its descriptor must stay open: the table is shared.
+    std::mem::forget((pager, words));
+    Ok(())
 }
 
-/// What the pager, the keeper and the front share.
-#[derive(Debug, Default)]
-struct Board {
-    /// Nothing is left to be kept.
-    over: AtomicBool,
-    /// The keeper's process id.
-    keeper: AtomicI32,
-}
-
-impl Keeper {
-    /// A keeper to be: also processes that are forked now will know it.
-    pub(crate) fn new() -> nix::Result<Keeper> {
-        Ok(Keeper { board: shared_board()? })
-    }
-
-    /// Its process id, once it has been started.
-    pub(crate) fn pid(&self) -> i32 {
-        self.board.keeper.load(Ordering::Acquire)
-    }
-
-    /// Starts the keeper, as a sibling of this process or as its child. This process must have one thread only.
-    pub(crate) fn spawn(&self, sibling: bool) -> nix::Result<()> {
-        raise_descriptor_limit();
-        let board = self.board;
-        let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        // Set already only if there is another keeper, which there is not.
-        let _ = OUTLET.set(outlet);
-        let pager = pidfd_open(self_pid())?;
-        let mut stack = vec![0; STACK_LEN];
-        let mut flags = CloneFlags::CLONE_FILES;
-        flags.set(CloneFlags::CLONE_PARENT, sibling);
-        let keep = Box::new(|| {
-            keep(&pager, &board.over, &words);
-            speech::end();
-            // SAFETY: it does not return. To return would end this thread only, and the process wait for the one that writes.
-            unsafe { libc::_exit(0) }
-        });
-        // SAFETY: there is no other thread whose locks the child could miss; it has a copy of the stack, as of all memory.
-        let pid = unsafe { clone(keep, &mut stack, flags, None)? };
-        board.keeper.store(pid.as_raw(), Ordering::Release);
-        // Its descriptor must stay open: the table is shared.
-        std::mem::forget((pager, words));
-        Ok(())
-    }
-
-    /// The session has ended. Unless the workload had to be killed, no process depends on a page any more.
-    pub(crate) fn dismiss(&self, outcome: &Outcome) {
-        self.board.over.store(!matches!(outcome, Outcome::Killed(_)), Ordering::Release);
+/// The session has ended. Unless the workload had to be killed, no process depends on a page any more, and the keeper ends.
+pub(crate) fn dismiss(board: &Board, outcome: &Outcome) {
+    if !matches!(outcome, Outcome::Killed(_)) {
+        board.set_over();
     }
 }
 
@@ -105,16 +78,6 @@ impl Keeper {
 /// the evictor too, and may be another user than the one to whom that terminal belongs.
 pub(crate) fn outlet() -> Option<BorrowedFd<'static>> {
     OUTLET.get().map(AsFd::as_fd)
-}
-
-fn shared_board() -> nix::Result<&'static Board> {
-    let length = std::num::NonZeroUsize::MIN;
-    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new mapping; it is never unmapped, and all-zero is a value of the type.
-    unsafe {
-        let page = mmap_anonymous(None, length, access, MapFlags::MAP_SHARED)?;
-        Ok(page.cast::<Board>().as_ref())
-    }
 }
 
 /// A descriptor or more for each process of the workload: as many as the system lets us have.
@@ -126,7 +89,7 @@ fn raise_descriptor_limit() {
 }
 
 /// Waits for the end of the pager; then kills who faults, until the address spaces have gone.
-fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
+fn keep(pager: &OwnedFd, board: &Board, words: &OwnedFd) {
     // Best effort, like all here: signals and job control are for the pager.
     let _ = SigSet::all().thread_block();
     let _ = nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0));
@@ -136,7 +99,7 @@ fn keep(pager: &OwnedFd, over: &AtomicBool, words: &OwnedFd) {
     while !has_ended(pager.as_fd()) {
         let _ = poll(&mut [PollFd::new(pager.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE);
     }
-    if over.load(Ordering::Acquire) {
+    if board.is_over() {
         return;
     }
     let (mut left, mut told) = (inherit(words.as_raw_fd()), Told::default());

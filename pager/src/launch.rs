@@ -1,29 +1,28 @@
 //! `gms run`: starts a command, pages its tree and stands for it towards the shell.
 //!
-//! Two processes of gms take part, see [`front`]; what is below runs in the pager. Order matters: the command's process
-//! is forked first, when gms has changed and opened nothing that it could inherit; then agents are connected; only
+//! Three processes of gms take part, see [`front`]; what is below runs in the pager. Order matters: the command's process
+//! is forked first, from a process that has changed and opened nothing that it could inherit; then agents are connected; only
 //! then the command is executed and adopted.
 
 mod child;
 mod front;
+mod reaper;
 mod signals;
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::{Pid, getpgid};
+use nix::unistd::Pid;
 
-use child::{End, State};
 pub use front::{Front, Link, Side, split};
+pub use reaper::Reaper;
 pub use signals::{Arrival, Signals, note_inheritance};
 
 use crate::control::{self, Workload};
 use crate::exit::EXIT_GMS;
-use crate::kernel::pidfd::has_ended;
-use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 use crate::session::{Session, SessionError};
 use crate::shared::Outcome;
@@ -47,8 +46,6 @@ pub trait Paging {
     fn fd(&self) -> BorrowedFd<'_>;
     /// See [`Session::outcome`].
     fn outcome(&self) -> Option<Outcome>;
-    /// See [`Session::evictors`].
-    fn evictors(&self) -> Vec<i32>;
     /// See [`Session::stats`].
     fn stats(&self) -> Stats;
     /// See [`Session::finish`].
@@ -67,9 +64,6 @@ impl Paging for Session {
     }
     fn outcome(&self) -> Option<Outcome> {
         Session::outcome(self)
-    }
-    fn evictors(&self) -> Vec<i32> {
-        Session::evictors(self)
     }
     fn stats(&self) -> Stats {
         Session::stats(self)
@@ -184,36 +178,21 @@ pub fn wait_ms(fds: &mut [PollFd<'_>], millis: u16) {
 /// Runs a command to its end, in the pager process behind [`split`]. `prepare` makes the session.
 pub fn run<P: Paging>(
     command: &[OsString],
-    link: Link,
+    mut link: Link,
     signals: Signals,
     prepare: impl FnOnce() -> Result<P, SessionError>,
 ) -> Result<Finished, LaunchError> {
     let front_pid = nix::unistd::getppid().as_raw();
-    let inherited = signals.inherited();
-    nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)?;
-    let held = child::hold(command, &inherited)?;
-    // Out of the shell's job, so that stopping it does not stop the pager; the command stays in it.
+    // Out of the shell's job, so that stopping it does not stop the pager.
     nix::unistd::setpgid(Pid::this(), Pid::from_raw(0)).map_err(io::Error::from)?;
+    link.spawn_keeper().map_err(io::Error::from)?;
+    let (root, reaper) = link.command().map_err(io::Error::from)?;
     let session = prepare()?;
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-    let root = held.pid;
     let paged = Paged::new(session, root, words.join(" "), front_pid);
-    let mut running = Running {
-        root,
-        front_pid,
-        end: None,
-        launched: None,
-        paged: Some(paged),
-        past: None,
-        stopped: false,
-        front_alive: true,
-        children_left: true,
-        link,
-        signals,
-    };
-    // What came meanwhile is for the command, which can still be kept from beginning.
-    running.heed();
-    running.launched = Some(held.launch());
+    let launched = link.take_held().map(child::Held::launch);
+    let mut running =
+        Running { root, reaper, launched, paged: Some(paged), past: None, link, signals };
     while !running.over() {
         if let Err(error) = running.turn() {
             running.paged.take().map(Paged::finish);
@@ -240,35 +219,30 @@ fn name_error(error: LaunchError, command: &OsString) -> LaunchError {
     }
 }
 
-/// A command and its tree.
+/// A command and its tree. Whatever is left of it when this process ends is killed by its parent.
 struct Running<P> {
     root: i32,
-    front_pid: i32,
-    /// How the command ended, once it did; its background children may live on.
-    end: Option<End>,
+    reaper: i32,
     /// Until the command was executed.
     launched: Option<child::Launched>,
     /// Until the session ended.
     paged: Option<Paged<P>>,
     /// How the session ended, its last figures and when.
     past: Option<(Outcome, Stats, Instant)>,
-    stopped: bool,
-    front_alive: bool,
-    children_left: bool,
     link: Link,
     signals: Signals,
 }
 
 impl<P: Paging> Running<P> {
     fn over(&self) -> bool {
+        let left = self.link.has_children();
         match &self.past {
-            None | Some((Outcome::Detached { .. } | Outcome::Refused(_), ..)) => {
-                !self.children_left
-            }
+            Some(_) if self.link.is_forsaken() => true,
+            None | Some((Outcome::Detached { .. } | Outcome::Refused(_), ..)) => !left,
             // An evictor may be left which has not yet seen the end of its process.
-            Some((Outcome::TreeGone, ..)) => self.end.is_some() || !self.children_left,
+            Some((Outcome::TreeGone, ..)) => self.link.end().is_some() || !left,
             Some((Outcome::Killed(_), _, since)) => {
-                self.end.is_some() || !self.children_left || since.elapsed() > KILL_DEADLINE
+                self.link.end().is_some() || !left || since.elapsed() > KILL_DEADLINE
             }
         }
     }
@@ -276,19 +250,10 @@ impl<P: Paging> Running<P> {
     /// Waits for something to happen and acts on it.
     fn turn(&mut self) -> Result<(), LaunchError> {
         let executed = self.wait();
-        let child_changed = self.heed();
-        let (root, end) = (self.root, &mut self.end);
-        self.children_left = child::reap(|pid, how| {
-            if pid == root {
-                *end = Some(how);
-            }
-        });
-        if child_changed {
-            stopped::reap_ended();
-        }
-        self.mirror_stop(child_changed);
+        self.heed();
+        self.link.hear();
         // One that has ended had executed it, or could not.
-        if executed || self.end.is_some() {
+        if executed || self.link.end().is_some() {
             self.adopt()?;
         }
         if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
@@ -302,104 +267,38 @@ impl<P: Paging> Running<P> {
         Ok(())
     }
 
-    /// Passes on the signals that have come, and the end of the front. True if they tell of a child.
-    fn heed(&mut self) -> bool {
-        let (mut child_changed, mut continued) = (false, false);
+    /// Signals are for the command, but those that tell of what this process traces.
+    fn heed(&self) {
         while let Some(arrival) = self.signals.next() {
-            child_changed |= arrival.number == libc::SIGCHLD;
-            continued |= arrival.tells_of_continuation();
-            let stale = arrival.number == libc::SIGCONT && self.stopped_since(continued);
-            if arrival.is_for_the_command(self_pid()) && !stale {
-                self.pass_on(arrival.number);
+            if arrival.number == libc::SIGCHLD {
+                stopped::reap_ended();
+            } else if arrival.is_for_the_command(self.reaper) {
+                child::send(self.reaper, arrival.number);
             }
         }
-        if self.front_alive && has_ended(self.link.fd()) {
-            self.front_alive = false;
-            self.pass_on(libc::SIGKILL);
-        }
-        child_changed
     }
 
     /// True when the command was executed, or could not be.
     fn wait(&mut self) -> bool {
         let mut fds = self.paged.as_ref().map(Paged::fds).unwrap_or_default();
         let last = fds.len();
-        fds.push(PollFd::new(std::os::fd::AsFd::as_fd(&self.signals), PollFlags::POLLIN));
-        fds.extend(
-            self.launched.iter().map(|launched| PollFd::new(launched.report(), PollFlags::POLLIN)),
-        );
-        if self.front_alive {
-            fds.push(PollFd::new(self.link.fd(), PollFlags::POLLIN));
-        }
+        let launched = self.launched.iter().map(child::Launched::report);
+        let others = launched.chain([self.signals.as_fd()]).chain(self.link.news());
+        fds.extend(others.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         wait(&mut fds);
-        let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
-        self.launched.is_some() && fds.get(last + 1).is_some_and(ready)
-    }
-
-    /// To the command; once it has ended, to what it left in the background.
-    fn pass_on(&self, signal: i32) {
-        if !self.has_ended() {
-            return child::send(self.root, signal);
-        }
-        self.orphans().into_iter().for_each(|orphan| child::send(orphan, signal));
-    }
-
-    /// Whether the command has ended, which need not have been reaped.
-    fn has_ended(&self) -> bool {
-        self.end.is_some() || matches!(child::state(self.root), State::Ended(_))
-    }
-
-    /// What the command has left.
-    fn orphans(&self) -> Vec<i32> {
-        let ours = self.paged.as_ref().map(|paged| paged.session().evictors());
-        let mut orphans = proc::children(self_pid());
-        orphans.retain(|orphan| !ours.iter().flatten().any(|evictor| evictor == orphan));
-        orphans
-    }
-
-    /// Whether the command is stopped; once it has ended, what it left in the shell's job, all of it.
-    fn is_stopped(&self) -> bool {
-        let is_stopped = |pid| matches!(child::state(pid), State::Stopped(_));
-        if !self.has_ended() {
-            return is_stopped(self.root);
-        }
-        let group = |pid| getpgid(Some(Pid::from_raw(pid))).ok();
-        let job = group(self.front_pid);
-        let mut of_job = self.orphans();
-        of_job.retain(|&pid| job.is_some() && group(pid) == job);
-        !of_job.is_empty() && of_job.into_iter().all(is_stopped)
-    }
-
-    /// Whether the command is stopped, but not by the stop that was mirrored last. A shell continues its whole job,
-    /// command and front: the SIGCONT of the front, passed on, would undo a stop that the user asked for since.
-    fn stopped_since(&self, continued: bool) -> bool {
-        self.is_stopped() && (continued || !self.stopped)
-    }
-
-    /// Stops and continues the front with the command, so that the shell sees it. A change may have been followed by
-    /// its opposite before this looks.
-    fn mirror_stop(&mut self, child_changed: bool) {
-        let stopped = self.is_stopped();
-        if stopped && (child_changed || !self.stopped) {
-            self.link.send(libc::SIGSTOP);
-        } else if !stopped && self.stopped {
-            self.link.send(libc::SIGCONT);
-        }
-        self.stopped = stopped;
+        self.launched.is_some() && fds[last].any().unwrap_or(false)
     }
 
     fn adopt(&mut self) -> Result<(), LaunchError> {
         let Some(launched) = self.launched.take() else { return Ok(()) };
-        launched.executed().map_err(|reason| {
-            child::kill_all(&self.signals, &[], Duration::ZERO);
-            LaunchError::NotExecutable { command: String::new(), reason }
-        })?;
+        launched
+            .executed()
+            .map_err(|reason| LaunchError::NotExecutable { command: String::new(), reason })?;
         // It may have ended already, and have left children, which are to be paged.
-        let Some(paged) = self.paged.as_ref().filter(|_| self.children_left) else { return Ok(()) };
-        paged.session().adopt(Root::OwnChildren(self.root)).map_err(|error| {
-            child::kill_all(&self.signals, &[], Duration::ZERO);
-            error.into()
-        })
+        let Some(paged) = self.paged.as_ref().filter(|_| self.link.has_children()) else {
+            return Ok(());
+        };
+        Ok(paged.session().adopt(Root::Command { pid: self.root, reaper: self.reaper })?)
     }
 
     fn finish(mut self) -> Result<Finished, LaunchError> {
@@ -412,7 +311,7 @@ impl<P: Paging> Running<P> {
             }
             (None, None) => (Outcome::TreeGone, Stats::default()),
         };
-        let status = match (&outcome, self.end) {
+        let status = match (&outcome, self.link.end()) {
             (Outcome::Killed(_), _) => EXIT_GMS,
             (_, Some(end)) => end.status(),
             (_, None) => return Err(LaunchError::StatusLost),

@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::unistd::{Pid, pipe2};
 
+use crate::board;
 use crate::kernel::pidfd::pidfd_open;
 use crate::kernel::proc::self_pid;
 use crate::privilege::Part;
@@ -100,10 +101,9 @@ impl OwnAgent {
         let (lives, life) = pipe2(OFlag::O_CLOEXEC).map_err(|error| cannot(error.into()))?;
         // The keeper has the pipe too, and may outlive the pager.
         let pager = pidfd_open(self_pid()).map_err(|error| cannot(error.into()))?;
-        // Where all our children are the workload's, it must not be one of them.
+        // Where there is a front, that reaps it.
         let mut flags = CloneFlags::empty();
-        let sibling = nix::sys::prctl::get_child_subreaper().unwrap_or(false);
-        flags.set(CloneFlags::CLONE_PARENT, sibling);
+        flags.set(CloneFlags::CLONE_PARENT, board::reaper().is_some());
         let serve = Box::new(|| {
             let kept = [outlet.as_raw_fd(), lives.as_raw_fd(), pager.as_raw_fd()];
             match leave_alone(kind.name(), &kept) {

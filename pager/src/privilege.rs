@@ -28,7 +28,7 @@ pub(crate) enum Part {
     Agent,
     /// Holds the copies on a local disk.
     Disk,
-    /// Passes signals on, and kills the tree when the pager has died.
+    /// Front and reaper: pass signals on, and kill the tree when the pager has died.
     Front,
 }
 

@@ -206,11 +206,6 @@ impl Session {
         self.shared.outcome()
     }
 
-    /// Processes of ours inside the workload, which signals to that are not for.
-    pub fn evictors(&self) -> Vec<i32> {
-        lock(&self.shared.evictors).clone()
-    }
-
     /// The figures now. Cheap enough for once a second.
     pub fn stats(&self) -> Stats {
         stats(&self.shared)

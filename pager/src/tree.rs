@@ -21,8 +21,13 @@ use crate::target::Target;
 /// Where the tree begins.
 #[derive(Debug)]
 pub enum Root {
-    /// Our own children: we are their subreaper, so that none gets lost. The process is the first of them.
-    OwnChildren(i32),
+    /// A command and all else that is below its parent: a subreaper, so that none gets lost, which has no other children.
+    Command {
+        /// The command's process id.
+        pid: i32,
+        /// Its parent's.
+        reaper: i32,
+    },
     /// A process that was running before; descendants whose parent ends stay known, but not *their* later children.
     Process(Target),
 }
@@ -31,7 +36,7 @@ impl Root {
     /// Its process id.
     pub fn pid(&self) -> i32 {
         match self {
-            Root::OwnChildren(first) => *first,
+            Root::Command { pid, .. } => *pid,
             Root::Process(target) => target.pid(),
         }
     }
@@ -106,7 +111,7 @@ impl Tree {
         };
         match &tree.root {
             // It may have ended, and its id be another's by now.
-            &Root::OwnChildren(first) => drop(tree.add(first, |tree| tree.parent_of(first))),
+            &Root::Command { pid, .. } => drop(tree.add(pid, |tree| tree.parent_of(pid))),
             Root::Process(target) => {
                 let (pid, process) = (target.pid(), target.process().try_clone_to_owned());
                 if let Some(process) = process.ok().filter(|process| !has_ended(process.as_fd())) {
@@ -144,12 +149,13 @@ impl Tree {
         self.members.insert(pid, Member { process, parent, size, resident: Cell::new(0) });
     }
 
-    /// The parent of a process, if that is a member that has not ended, or this process, as a subreaper of the members' children.
+    /// The parent of a process, if that is a member that has not ended, or the subreaper of the members' children.
     fn parent_of(&self, pid: i32) -> Option<i32> {
         let parent_now = || proc::status_field(pid, "PPid:").map(|parent| parent as i32);
-        let ours = std::process::id() as i32;
         let has_ended = |parent: i32| match self.members.get(&parent) {
-            _ if parent == ours && matches!(self.root, Root::OwnChildren(_)) => Some(false),
+            _ if matches!(self.root, Root::Command { reaper, .. } if reaper == parent) => {
+                Some(false)
+            }
             member => member.map(|member| has_ended(member.process.as_fd())),
         };
         living_parent(parent_now, has_ended)
@@ -213,9 +219,9 @@ impl Tree {
     /// Adds those who have one of these ids and belong here.
     fn add_born(&mut self, ids: Vec<i32>, evictors: &[i32]) {
         let before: HashMap<i32, u32> = std::mem::take(&mut self.unborn).into_iter().collect();
-        // Who must wait is known by its parent, which may end meanwhile: only its adoption by this process tells then.
+        // Who must wait is known by its parent, which may end meanwhile: only its adoption by the reaper tells then.
         let most = match self.root {
-            Root::OwnChildren(_) => self.seen + BORN_MAX,
+            Root::Command { .. } => self.seen + BORN_MAX,
             Root::Process(_) => u64::MAX,
         };
         for pid in ids {
@@ -250,7 +256,7 @@ impl Tree {
         let recent = self.last_pid.0.map(|last| last - IDS_BEFORE_WALK + 1..=last);
         self.unborn = recent.into_iter().flatten().map(|pid| (pid, 0)).collect();
         let start = match self.root {
-            Root::OwnChildren(_) => proc::children(std::process::id() as i32),
+            Root::Command { reaper, .. } => proc::children(reaper),
             Root::Process(_) => vec![self.root.pid()],
         };
         let mut queue: Vec<i32> = start.into_iter().chain(self.members.keys().copied()).collect();
@@ -375,7 +381,8 @@ mod tests {
         let sleep = || Command::new("sleep").arg("100").spawn().unwrap();
         let mut members = [sleep(), sleep()];
         let [first, missed] = [0, 1].map(|one| members[one].id() as i32);
-        let mut tree = Tree::new(Root::OwnChildren(first));
+        let reaper = std::process::id() as i32;
+        let mut tree = Tree::new(Root::Command { pid: first, reaper });
         let last = tree.births.last_pid();
         (tree.last_pid, tree.known_pid) = ((last, LOOKS_AFTER_BIRTH), last);
         assert!(tree.refresh(&[], false) && tree.contains(missed));

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use gms_pager::kernel::proc;
 use gms_tests::*;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -142,6 +143,28 @@ fn killing_the_pager_kills_forked_children_too() {
     assert_told(&outcome);
 }
 
+/// Nobody is left to print what evictors say, but each kills its process.
+#[test]
+fn killing_pager_and_keeper_kills_the_workload() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    for keeper_first in [true, false] {
+        let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+        let below = descendants(gms.pid());
+        let keeper = below.into_iter().find(|&pid| name(pid) == "far-keeper").expect("a keeper");
+        let pager = status.supervisor_pid;
+        let order = if keeper_first { [keeper, pager] } else { [pager, keeper] };
+        order.into_iter().for_each(kill_now);
+        wait_end("the end of the workload", status.pid);
+        let outcome = gms.finish();
+        assert_nothing_wrong_was_read(&outcome);
+        assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
+        let told = "the pager was ended by signal 9, so the command was killed";
+        assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
+    }
+}
+
 /// Children under seccomp have no evictor which would kill them.
 #[test]
 fn killing_the_pager_kills_children_without_an_evictor() {
@@ -191,6 +214,30 @@ fn killing_the_process_before_the_shell_spoils_no_page() {
         (!exists(status.pid)).then_some(())
     });
     assert_nothing_wrong_was_read(&gms.finish());
+}
+
+#[test]
+fn killing_the_commands_parent_spoils_no_page() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+    let reaper = proc::status_field(status.pid, "PPid:").expect("a parent") as i32;
+    // Nobody kills the workload before the front gets CPU again: until then it is paged.
+    let front = Pid::from_raw(gms.pid());
+    kill(front, Signal::SIGSTOP).expect("the front");
+    kill_now(reaper);
+    for _ in 0..2 {
+        gms.wait_output(gms.output_len(), "round ");
+    }
+    assert!(exists(status.supervisor_pid));
+    kill(front, Signal::SIGCONT).expect("the front");
+    wait_end("the end of the workload", status.pid);
+    let outcome = gms.finish();
+    assert_nothing_wrong_was_read(&outcome);
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
+    let told = "the command's parent was ended by signal 9, so the command was killed";
+    assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
 }
 
 /// A full pipe that nobody reads: whoever waits to write to it is freed by dropping the reader.

@@ -101,16 +101,32 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Process ids of the pager and the command behind a front.
+/// The processes behind a front.
+#[derive(Clone, Copy, Default)]
+struct Behind {
+    pager: i32,
+    /// The command's parent.
+    reaper: i32,
+    command: i32,
+}
+
+/// The same before the command is executed, or after; zero is nobody.
+fn family(front: i32) -> Behind {
+    let beside = proc::children(front);
+    let pager = beside.first().copied().unwrap_or(0);
+    let ours = |&pid: &i32| pid != pager && proc::command_line(pid).contains(GMS);
+    let reaper = beside.into_iter().find(ours).unwrap_or(0);
+    let command = proc::children(reaper).first().copied().unwrap_or(0);
+    Behind { pager, reaper, command }
+}
+
 #[track_caller]
-fn behind(front: i32) -> (i32, i32) {
-    let mut found = (0, 0);
+fn behind(front: i32) -> Behind {
+    let mut found = Behind::default();
     until("the command runs", || {
-        let pager = proc::children(front).first().copied().unwrap_or(0);
-        let command = proc::children(pager).first().copied().unwrap_or(0);
-        found = (pager, command);
-        let words = proc::command_line(command);
-        command > 0 && !words.is_empty() && !words.contains(GMS)
+        found = family(front);
+        let words = proc::command_line(found.command);
+        found.command > 0 && !words.is_empty() && !words.contains(GMS)
     });
     found
 }
@@ -257,14 +273,14 @@ fn children_that_gms_was_born_with_are_no_part_of_the_command() {
     let _turn = turn();
     let is = |pid: &i32, words| proc::command_line(*pid).trim() == words;
     let below = |pid, words| proc::children(pid).into_iter().find(|child| is(child, words));
-    let pager =
+    let reaper =
         |pid| proc::children(pid).into_iter().find(|&pid| below(pid, "sleep 101").is_some());
 
     let told =
         format!("exec 3<&0; (read line <&3; kill -TERM $$) & echo up; exec {GMS} sleep 101 3<&-");
     let mut child = plain(&["bash", "-c", &told]).stdin(Stdio::piped()).spawn().unwrap();
     until_up(&mut child);
-    until("the command runs", || pager(child.id() as i32).is_some());
+    until("the command runs", || reaper(child.id() as i32).is_some());
     drop(child.stdin.take());
     assert_eq!(finish(child).status.code(), Some(143), "its signal is for the command");
 
@@ -272,15 +288,15 @@ fn children_that_gms_was_born_with_are_no_part_of_the_command() {
     let mut child = plain(&["bash", "-c", &beside]).spawn().unwrap();
     until_up(&mut child);
     let front = child.id() as i32;
-    until("the command runs", || pager(front).is_some());
+    until("the command runs", || reaper(front).is_some());
     let foreign = below(front, "sleep 100").unwrap();
-    kill(Pid::from_raw(pager(front).unwrap()), Signal::SIGKILL).unwrap();
+    kill(Pid::from_raw(reaper(front).unwrap()), Signal::SIGKILL).unwrap();
     assert_eq!(finish(child).status.code(), Some(125));
     let lives = is(&foreign, "sleep 100");
     assert!(kill(Pid::from_raw(foreign), Signal::SIGKILL).is_ok() && lives, "it was killed");
 }
 
-/// As on a busy machine: the pager gets no CPU while the command ends.
+/// As on a busy machine: the command's parent gets no CPU while the command ends.
 #[test]
 fn a_signal_reaches_what_a_command_leaves_that_has_just_ended() {
     let _turn = turn();
@@ -289,21 +305,21 @@ fn a_signal_reaches_what_a_command_leaves_that_has_just_ended() {
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         until_up(&mut child);
         let front = child.id() as i32;
-        let (pager, shell) = behind(front);
+        let Behind { reaper, command: shell, .. } = behind(front);
         let left = proc::children(shell)[0];
-        kill(Pid::from_raw(pager), Signal::SIGSTOP).unwrap();
+        kill(Pid::from_raw(reaper), Signal::SIGSTOP).unwrap();
         drop(child.stdin.take());
         until("the shell ends", || proc::state(shell) == Some('Z'));
         kill(Pid::from_raw(front), signal).unwrap();
         let waits = || {
-            let bits = proc::status_line(pager, "ShdPnd:").unwrap();
+            let bits = proc::status_line(reaper, "ShdPnd:").unwrap();
             u64::from_str_radix(bits.trim(), 16).unwrap() & 1 << (Signal::SIGTERM as u32 - 1) > 0
         };
         match signal {
             Signal::SIGTERM => until("the front passes it on", waits),
             _ => until("the front ends", || proc::state(front) == Some('Z')),
         }
-        kill(Pid::from_raw(pager), Signal::SIGCONT).unwrap();
+        kill(Pid::from_raw(reaper), Signal::SIGCONT).unwrap();
         until("what was left ends", || matches!(proc::state(left), None | Some('Z')));
         let status = finish(child).status;
         assert!(signal == Signal::SIGKILL || status.code() == Some(3), "{status}");
@@ -317,13 +333,13 @@ fn a_command_is_not_executed_that_was_told_to_end_before() {
     let mut command = gms(&["sh", "-c", "echo ran"]);
     let child = command.env(PLAY, "slow").spawn().unwrap();
     let front = child.id() as i32;
-    let pager = || proc::children(front).first().copied().unwrap_or(0);
-    until("it waits for its agents", || proc::state(pager()) == Some('T'));
-    let pager = pager();
-    kill(Pid::from_raw(front), Signal::SIGTERM).unwrap();
-    until("the front passes it on", || {
-        proc::status_line(pager, "ShdPnd:").is_some_and(|bits| bits.trim() != "0000000000000000")
+    until("it waits for its agents", || {
+        let Behind { pager, command, .. } = family(front);
+        command > 0 && proc::state(pager) == Some('T')
     });
+    let Behind { pager, command, .. } = family(front);
+    kill(Pid::from_raw(front), Signal::SIGTERM).unwrap();
+    until("the command has ended", || proc::state(command).is_none());
     kill(Pid::from_raw(pager), Signal::SIGCONT).unwrap();
     let ended = finish(child);
     assert_eq!((text(&ended.stdout).as_str(), ended.status.code()), ("", Some(143)));
@@ -336,8 +352,8 @@ fn orphans_are_reaped() {
     let mut command = gms(&["sh", "-c", script]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
     until_up(&mut child);
-    let (pager, shell) = behind(child.id() as i32);
-    until("only the shell is left", || proc::children(pager) == [shell]);
+    let Behind { reaper, command: shell, .. } = behind(child.id() as i32);
+    until("only the shell is left", || proc::children(reaper) == [shell]);
     drop(child.stdin.take());
     assert_eq!(finish(child).status.code(), Some(1));
 }
@@ -346,7 +362,7 @@ fn orphans_are_reaped() {
 fn a_killed_front_takes_the_command_along() {
     let _turn = turn();
     let mut child = gms(&["sleep", "100"]).spawn().unwrap();
-    let (pager, command) = behind(child.id() as i32);
+    let Behind { pager, command, .. } = behind(child.id() as i32);
     child.kill().unwrap();
     child.wait().unwrap();
     until("the command ends", || proc::state(command).is_none());
@@ -357,7 +373,7 @@ fn a_killed_front_takes_the_command_along() {
 fn a_killed_pager_is_told() {
     let _turn = turn();
     let child = gms(&["sleep", "100"]).spawn().unwrap();
-    let (pager, command) = behind(child.id() as i32);
+    let Behind { pager, command, .. } = behind(child.id() as i32);
     kill(Pid::from_raw(pager), Signal::SIGKILL).unwrap();
     let spoken = finish(child);
     assert_eq!(spoken.status.code(), Some(125));
@@ -373,7 +389,7 @@ fn no_name_outlives_the_pager() {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
         fs::copy("/bin/sleep", &path).unwrap();
         let child = gms(&[path.to_str().unwrap(), "100"]).spawn().unwrap();
-        let (pager, command) = behind(child.id() as i32);
+        let Behind { pager, command, .. } = behind(child.id() as i32);
         until("it has its name", || proc::thread_name(command).is_some_and(|n| n.trim() == name));
         kill(Pid::from_raw(pager), Signal::SIGKILL).unwrap();
         assert_eq!(finish(child).status.code(), Some(125));
@@ -388,7 +404,7 @@ fn a_stop_is_mirrored() {
     let _turn = turn();
     let child = gms(&["sleep", "100"]).spawn().unwrap();
     let front = child.id() as i32;
-    let (pager, command) = behind(front);
+    let Behind { pager, command, .. } = behind(front);
     for _ in 0..20 {
         kill(Pid::from_raw(command), Signal::SIGSTOP).unwrap();
         until("the front stops", || proc::state(front) == Some('T'));
@@ -405,6 +421,63 @@ fn a_stop_is_mirrored() {
     assert_eq!(finish(child).status.code(), Some(143));
 }
 
+/// As on a busy machine, or while another pager takes over: job control and the command's end need no pager.
+#[test]
+fn the_command_is_seen_to_while_the_pager_gets_no_cpu() {
+    let _turn = turn();
+    for (signal, status) in [(Signal::SIGKILL, 137), (Signal::SIGTERM, 143)] {
+        let child = gms(&["sleep", "100"]).spawn().unwrap();
+        let front = child.id() as i32;
+        let Behind { pager, command, .. } = behind(front);
+        kill(Pid::from_raw(pager), Signal::SIGSTOP).unwrap();
+        until("the pager stops", || proc::state(pager) == Some('T'));
+        for _ in 0..3 {
+            kill(Pid::from_raw(command), Signal::SIGSTOP).unwrap();
+            until("the front stops", || proc::state(front) == Some('T'));
+            kill(Pid::from_raw(command), Signal::SIGCONT).unwrap();
+            until("the front continues", || proc::state(front) != Some('T'));
+        }
+        // To the front, which cannot pass on what nobody can block.
+        let to = if signal == Signal::SIGKILL { command } else { front };
+        kill(Pid::from_raw(to), signal).unwrap();
+        until("the command is reaped", || proc::state(command).is_none());
+        kill(Pid::from_raw(pager), Signal::SIGCONT).unwrap();
+        assert_eq!(finish(child).status.code(), Some(status));
+    }
+}
+
+/// The shell is told of the end of a job that it has stopped.
+#[test]
+fn a_pager_that_is_killed_while_the_job_is_stopped_is_told() {
+    let _turn = turn();
+    let child = gms(&["sleep", "100"]).spawn().unwrap();
+    let front = child.id() as i32;
+    let Behind { pager, command, .. } = behind(front);
+    kill(Pid::from_raw(command), Signal::SIGSTOP).unwrap();
+    until("the front stops", || proc::state(front) == Some('T'));
+    kill(Pid::from_raw(pager), Signal::SIGKILL).unwrap();
+    let spoken = finish(child);
+    assert_eq!(spoken.status.code(), Some(125));
+    assert!(text(&spoken.stderr).contains("ended by signal 9"), "{}", text(&spoken.stderr));
+    assert!(matches!(proc::state(command), None | Some('Z')), "the command lives");
+}
+
+/// Nobody mirrors its stops any more, or would tell how it ends.
+#[test]
+fn a_command_whose_parent_is_killed_is_killed_too() {
+    let _turn = turn();
+    let child = gms(&["sleep", "100"]).spawn().unwrap();
+    let Behind { pager, reaper, command } = behind(child.id() as i32);
+    kill(Pid::from_raw(reaper), Signal::SIGKILL).unwrap();
+    let spoken = finish(child);
+    assert_eq!(spoken.status.code(), Some(125));
+    let told = text(&spoken.stderr);
+    assert!(told.contains("the command's parent was ended by signal 9"), "{told}");
+    for pid in [pager, command] {
+        until("both end", || matches!(proc::state(pid), None | Some('Z')));
+    }
+}
+
 /// A shell has one job, which is stopped when all of it is: also when the command has ended and its children live on.
 #[test]
 fn a_stop_of_what_the_command_has_left_is_mirrored() {
@@ -415,8 +488,7 @@ fn a_stop_of_what_the_command_has_left_is_mirrored() {
     let mut job = (0, Vec::new());
     until("only the two are left", || {
         let front = proc::children(terminal.shell()).first().copied().unwrap_or(0);
-        let pager = proc::children(front).first().copied().unwrap_or(0);
-        job = (front, proc::children(pager));
+        job = (front, proc::children(family(front).reaper));
         job.1.len() == 2 && job.1.iter().all(|&pid| proc::command_line(pid).trim() == "sleep 100")
     });
     let (front, left) = job;
@@ -442,7 +514,7 @@ fn a_detached_command_runs_on() {
     let mut command = gms(&["sh", "-c", "read line; exit 5"]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
     let front = child.id() as i32;
-    let (pager, root) = behind(front);
+    let Behind { pager, command: root, .. } = behind(front);
     let workload = control::find(root).expect("not in the list");
     assert_eq!(
         (workload.stats.supervisor_pid, workload.front_pid, workload.stats.faults),
@@ -468,7 +540,7 @@ fn a_terminal_stops_and_continues_the_job() {
     terminal.type_in(&format!("{GMS} bash -c \"{script}\"\n"));
     terminal.expect("started");
     let front = proc::children(terminal.shell())[0];
-    let (pager, command) = behind(front);
+    let Behind { pager, command, .. } = behind(front);
     // Once by the terminal, not again by gms.
     terminal.type_in("\x03");
     terminal.expect("interrupted");

@@ -6,6 +6,7 @@ use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use gms_pager::kernel::proc;
 use gms_tests::*;
 
 /// As the user nobody, without capabilities.
@@ -147,6 +148,7 @@ fn gms_gives_up_what_it_does_not_need_and_the_command_keeps_its_own() {
             (pager, PAGER_KEEPS),
             (named("far-keeper"), PAGER_KEEPS & !(1 << 23)),
             (front, 1 << 5),
+            (proc::status_field(status.pid, "PPid:").expect("a parent") as i32, 1 << 5),
         ];
         parts.push(match agents {
             [] => (named("far-agent"), 0),
@@ -286,7 +288,10 @@ fn gms_inside_gms_is_refused_and_names_the_outer() {
     let Some(stage) = Stage::set() else { return };
     let run = "./gms run -q --local 64M --export 64M";
     for user in ["", &format!("{AS_NOBODY} --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace")] {
-        let line = format!("{run} -- sh -c 'echo $PPID; {user} {run} -- touch started'");
+        // The pager is the front's first child; the command's parent is another.
+        let pager = "front=$(sed -n \"s/^PPid:[^0-9]*//p\" /proc/$PPID/status); \
+                     read pager others </proc/$front/task/$front/children; echo $pager";
+        let line = format!("{run} -- sh -c '{pager}; {user} {run} -- touch started'");
         let refused = script(&stage, &line).finish().expect_code(125);
         let pager = refused.text().trim().to_string();
         let told = lines(&refused.stderr);

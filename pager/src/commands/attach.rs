@@ -9,9 +9,9 @@ use nix::poll::{PollFd, PollFlags};
 use super::progress::{self, Progress};
 use super::summary::StatsFile;
 use super::{Failure, summary};
+use crate::board::Board;
 use crate::cli::AttachArgs;
 use crate::exit::EXIT_GMS;
-use crate::keeper::Keeper;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 use crate::launch::{self, Paged, Paging, Signals};
@@ -21,7 +21,7 @@ use crate::speech::say;
 use crate::stats::Stats;
 use crate::target::Target;
 use crate::tree::Root;
-use crate::{config, probe, stopped};
+use crate::{config, keeper, probe, stopped};
 
 /// Pages the process until it ends, or until gms is told to leave it.
 pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
@@ -33,8 +33,8 @@ pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
     let target = Target::check(args.pid).map_err(cannot)?;
     let stats_file = StatsFile::open(options.stats.as_deref());
     let signals = Signals::block()?;
-    let keeper = Keeper::new().map_err(std::io::Error::from)?;
-    keeper.spawn(false).map_err(std::io::Error::from)?;
+    let board = Board::new().map_err(std::io::Error::from)?;
+    keeper::spawn(board, false).map_err(std::io::Error::from)?;
     let session = Session::prepare(options.session)?;
     let paged = Paged::new(session, args.pid, proc::command_line(args.pid), self_pid());
     if let Err(error) = paged.session().adopt(Root::Process(target)) {
@@ -42,7 +42,7 @@ pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
         return Err(error.into());
     }
     let (outcome, stats) = watch(paged, &signals, Progress::new(options.quiet));
-    keeper.dismiss(&outcome);
+    keeper::dismiss(board, &outcome);
     if !options.quiet && !matches!(outcome, Outcome::Refused(_)) {
         say(summary::paragraph(&stats));
     }

@@ -16,7 +16,7 @@ use crate::{config, control, probe, torture};
 /// Status of a command that SIGBUS ended.
 const BUS_ERROR: u8 = 128 + libc::SIGBUS as u8;
 
-/// Runs the command; both processes of gms return from here, see [`launch::split`].
+/// Runs the command; all processes of gms return from here, see [`launch::split`].
 pub(super) fn run(args: RunArgs) -> Result<u8, Failure> {
     let mut paging = args.paging;
     paging.best_effort = args.best_effort;
@@ -30,6 +30,10 @@ pub(super) fn run(args: RunArgs) -> Result<u8, Failure> {
     let stats_file = StatsFile::open(options.stats.as_deref());
     let (link, signals) = match launch::split()? {
         Side::Front(front) => return Ok(front.stand_in()),
+        Side::Reaper(reaper) => {
+            reaper.serve(&args.command);
+            return Ok(0);
+        }
         Side::Pager(link, signals) => (link, signals),
     };
     let config = options.session;

@@ -6,7 +6,7 @@ use crate::kernel::proc;
 use crate::kernel::proc::ancestors;
 
 /// The pager of the workload to which a process of any user's belongs, without asking anybody: one of the process's ancestors is the
-/// pager, or a process that the pager was told to attach to.
+/// pager, the reaper beside it, or a process that the pager was told to attach to.
 pub fn pager_above(pid: i32) -> Option<i32> {
     pagers_above(pid).into_iter().next()
 }
@@ -14,18 +14,27 @@ pub fn pager_above(pid: i32) -> Option<i32> {
 fn pagers_above(pid: i32) -> Vec<i32> {
     let sockets = bound_sockets();
     let bound: Vec<(i32, i32)> = bound(&sockets).collect();
-    // Ids of another PID namespace that shares this network (a pod) may look like ours.
-    let is_gms = |pager: i32| proc::thread_name(pager).is_some_and(|name| name.starts_with("gms"));
     let above = if bound.is_empty() { Vec::new() } else { ancestors(pid) };
     let pages_us = |&(pager, root): &(i32, i32)| {
-        above.contains(&pager) || above.contains(&root) && has_attached(pager, root)
+        above.contains(&pager)
+            || is_launched_beside(pager, &above)
+            || above.contains(&root) && has_attached(pager, root)
     };
-    bound
-        .into_iter()
-        .filter(pages_us)
-        .map(|(pager, _)| pager)
-        .filter(|&pager| is_gms(pager))
-        .collect()
+    let pagers = bound.into_iter().filter(pages_us).map(|(pager, _)| pager);
+    pagers.filter(|&pager| is_gms(pager)).collect()
+}
+
+/// Ids of another PID namespace that shares this network (a pod) may look like ours.
+fn is_gms(pid: i32) -> bool {
+    proc::thread_name(pid).is_some_and(|name| name.starts_with("gms"))
+}
+
+/// Whether one of these, a process and those above it, is the reaper beside the pager, which has the same front. What the front had before is not below that.
+pub(super) fn is_launched_beside(pager: i32, above: &[i32]) -> bool {
+    let front = proc::status_field(pager, "PPid:").map(|front| front as i32);
+    let Some(front) = front.filter(|&front| is_gms(front)) else { return false };
+    let mut parents = above.iter().skip(1).zip(above.iter().skip(2));
+    parents.any(|(&reaper, &parent)| parent == front && is_gms(reaper))
 }
 
 /// The text of /proc/net/unix. Any user can bind a socket with a name like ours, or one that is no text.

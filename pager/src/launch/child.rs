@@ -6,28 +6,34 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::unistd::{ForkResult, fork, pipe2, read, write};
 
 use super::signals::{Inherited, Signals, restore_pipe};
+use crate::board::End;
 use crate::inject::EVICTOR_NAME;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 
+/// For evictors to execute their wills when the pager has ended. They are known by their name only, which anybody can have.
+const WILL_DEADLINE: Duration = Duration::from_secs(1);
 /// For killed processes to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks for processes that were forked while their parent was being killed.
 const KILL_LOOK_MS: u8 = 100;
 
-/// A child which will become the command, or end with this value.
-///
-/// It was forked before gms opened or changed anything, so that the command inherits what gms was given and no more.
+/// A child which will become the command, or end, as this is used or dropped.
 pub(super) struct Held {
-    /// Its process.
-    pub pid: i32,
     go: OwnedFd,
     report: OwnedFd,
+}
+
+/// That child's side of it.
+pub(super) struct Hold {
+    wait: OwnedFd,
+    tell: OwnedFd,
 }
 
 /// The child after it was told to execute the command.
@@ -38,7 +44,7 @@ pub(super) struct Launched {
 /// What a wait would tell of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It runs, or its state is the business of a tracer.
+    /// It runs, or somebody traces it and has to see its end first.
     Running,
     /// Stopped by this signal.
     Stopped(i32),
@@ -46,25 +52,6 @@ pub(super) enum State {
     Ended(End),
     /// Not a child (any more).
     Gone,
-}
-
-/// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// By itself, with this status.
-    Exited(u8),
-    /// By this signal.
-    Killed(i32),
-}
-
-impl End {
-    /// The exit status as a shell gives it.
-    pub(super) fn status(self) -> u8 {
-        match self {
-            End::Exited(status) => status,
-            End::Killed(signal) => 128_u8.wrapping_add(signal as u8),
-        }
-    }
 }
 
 /// Turns this process, which has changed nothing yet, into the command. Returns only when that cannot be executed.
@@ -81,20 +68,27 @@ fn c_strings(command: &[OsString]) -> io::Result<Vec<CString>> {
     Ok(arguments.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Forks the child. This process must have one thread only.
-pub(super) fn hold(command: &[OsString], inherited: &Inherited) -> io::Result<Held> {
-    let arguments = c_strings(command)?;
+/// Both sides of a child to be.
+pub(super) fn sides() -> nix::Result<(Held, Hold)> {
     let (wait, go) = pipe2(OFlag::O_CLOEXEC)?;
     let (report, tell) = pipe2(OFlag::O_CLOEXEC)?;
-    // SAFETY: there is no other thread whose locks the child could miss.
-    match unsafe { fork()? } {
-        ForkResult::Parent { child } => Ok(Held { pid: child.as_raw(), go, report }),
-        ForkResult::Child => {
-            drop((go, report));
-            let error = become_command(&arguments, &wait, inherited);
-            let _ = write(&tell, &error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes());
-            // SAFETY: _exit does not return and runs no code of this process.
-            unsafe { libc::_exit(127) }
+    Ok((Held { go, report }, Hold { wait, tell }))
+}
+
+impl Hold {
+    /// Forks the child and returns its process id. This process must have one thread only, and have opened and changed nothing but what `inherited`
+    /// restores: the command inherits what gms was given and no more.
+    pub(super) fn fork(self, command: &[OsString], inherited: &Inherited) -> nix::Result<i32> {
+        let arguments = c_strings(command).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: there is no other thread whose locks the child could miss.
+        match unsafe { fork()? } {
+            ForkResult::Parent { child } => Ok(child.as_raw()),
+            ForkResult::Child => {
+                let error = become_command(&arguments, &self.wait, inherited);
+                let _ = write(&self.tell, &error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes());
+                // SAFETY: _exit does not return and runs no code of this process.
+                unsafe { libc::_exit(127) }
+            }
         }
     }
 }
@@ -108,7 +102,7 @@ fn become_command(arguments: &[CString], wait: &OwnedFd, inherited: &Inherited) 
     loop {
         match read(wait, &mut byte) {
             Ok(1) => break,
-            Err(nix::errno::Errno::EINTR) => {}
+            Err(Errno::EINTR) => {}
             // SAFETY: _exit does not return. gms gave up; nobody waits for a report.
             _ => unsafe { libc::_exit(125) },
         }
@@ -150,40 +144,27 @@ pub(super) fn send(child: i32, signal: i32) {
     unsafe { libc::kill(child, signal) };
 }
 
-/// Looks at a child without consuming anything: while a thread of this process traces it, an ordinary wait would
-/// take the tracer's stops away.
+/// Looks at a child without consuming anything.
 pub(super) fn state(pid: i32) -> State {
     look(libc::P_PID, pid as u32, libc::WSTOPPED | libc::WNOWAIT).1
 }
 
-/// Reaps every ended child. Calls `ended` with the process and its end; false when no child is left.
+/// Reaps every ended child. Calls `ended` with the process and its end; false when no child is left. One that somebody traces ends for its parent when its
+/// tracer has seen that.
 pub(super) fn reap(mut ended: impl FnMut(i32, End)) -> bool {
-    let mut take = |pid: i32| {
-        if let (_, State::Ended(end)) = look(libc::P_PID, pid as u32, 0) {
-            ended(pid, end);
-        }
-    };
     loop {
-        match look(libc::P_ALL, 0, libc::WNOWAIT) {
-            (pid, State::Ended(_)) => take(pid),
+        match look(libc::P_ALL, 0, 0) {
+            (pid, State::Ended(end)) => ended(pid, end),
             (_, State::Gone) => return false,
-            (0, _) => return true,
-            // A traced child hides the ended ones behind it.
-            _ => break,
+            _ => return true,
         }
     }
-    let ended =
-        proc::children(self_pid()).into_iter().filter(|&pid| matches!(state(pid), State::Ended(_)));
-    ended.for_each(take);
-    true
 }
 
-/// Kills and reaps every process of the workload: the children of those that end become ours. Not those that are `spared`, and what is
-/// named like evictors only after a while.
-pub(super) fn kill_all(signals: &Signals, spared: &[i32], spared_for: Duration) {
+/// Kills and reaps every child, and their children, which become ours when they end. Not those that are `spared`, and what is named like evictors only
+/// after a while.
+pub(super) fn kill_all(signals: &Signals, spared: &[i32]) {
     let start = Instant::now();
-    let is_named_ours =
-        |pid| proc::thread_name(pid).is_some_and(|name| name.trim_end() == EVICTOR_NAME);
     loop {
         reap(|_, _| ());
         let mut left = proc::children(self_pid());
@@ -191,11 +172,22 @@ pub(super) fn kill_all(signals: &Signals, spared: &[i32], spared_for: Duration) 
         if left.is_empty() || start.elapsed() > KILL_DEADLINE {
             return;
         }
-        left.retain(|&pid| start.elapsed() > spared_for || !is_named_ours(pid));
+        left.retain(|&pid| start.elapsed() > WILL_DEADLINE || !is_named_evictor(pid));
         left.into_iter().for_each(|pid| send(pid, libc::SIGKILL));
         let _ = poll(&mut [PollFd::new(signals.as_fd(), PollFlags::POLLIN)], KILL_LOOK_MS);
         while signals.next().is_some() {}
     }
+}
+
+fn is_named_evictor(pid: i32) -> bool {
+    proc::thread_name(pid).is_some_and(|name| name.trim_end() == EVICTOR_NAME)
+}
+
+/// Whether a process is to be taken for an evictor. Anybody can have the name: then it blocks all signals as well, so that none would reach it.
+pub(super) fn is_evictor(pid: i32) -> bool {
+    const NEVER_BLOCKED: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
+    let blocked = || u64::from_str_radix(proc::status_line(pid, "SigBlk:")?.trim(), 16).ok();
+    is_named_evictor(pid) && blocked().is_some_and(|mask| mask | NEVER_BLOCKED == u64::MAX)
 }
 
 /// waitid; the process is 0 if there is nothing to tell.

@@ -1,20 +1,23 @@
 //! The process which the shell sees.
 //!
-//! `gms run` splits in two. The front stays in the shell's job: it passes signals on, and is stopped when the command
-//! stops. The pager behind it is in a process group of its own, so that it keeps serving faults, and its agents keep
-//! its leases, however long the job is stopped.
+//! `gms run` splits in three. The front stays in the shell's job: it passes signals on, and is stopped when the command
+//! stops. Behind it, in process groups of their own, are the pager, which keeps serving faults, and whose agents keep its
+//! leases, however long the job is stopped, and the command's parent, the [`Reaper`].
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::{ForkResult, fork};
+use nix::unistd::{ForkResult, fork, pipe2, read};
 
-use super::child::{self, End, State};
+use super::child::{self, Held, State};
+use super::reaper::Reaper;
 use super::signals::Signals;
+use crate::board::{Board, End};
 use crate::exit::EXIT_GMS;
-use crate::keeper::Keeper;
+use crate::keeper;
 use crate::kernel::pidfd::pidfd_open;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
@@ -22,112 +25,176 @@ use crate::privilege::Part;
 use crate::shared::Outcome;
 use crate::speech::{self, say};
 
-/// For evictors to execute their wills. They are known by their name only, which anybody can have.
-const WILL_DEADLINE: Duration = Duration::from_secs(1);
 /// Looks at everything at least this often, in case a notice is lost.
 const LOOK_MS: u16 = 1000;
 
-/// Which of the two processes this is.
+/// Which of the three processes this is.
 pub enum Side {
     /// Before the shell.
     Front(Front),
-    /// Behind it.
+    /// The command's parent.
+    Reaper(Reaper),
+    /// Serves the command's memory.
     Pager(Link, Signals),
 }
 
 /// The process before the shell.
 pub struct Front {
+    board: &'static Board,
     pager: i32,
-    keeper: Keeper,
+    reaper: i32,
     /// Children that were this process's before it became gms. Of their descendants nothing is known.
     foreign: Vec<i32>,
     signals: Signals,
 }
 
-/// The pager's hold on the front.
+/// The pager's hold on the command, by way of its parent.
 pub struct Link {
-    front: OwnedFd,
-    keeper: Keeper,
+    board: &'static Board,
+    held: Option<Held>,
+    /// Until the reaper has ended.
+    news: Option<OwnedFd>,
 }
 
-/// Splits this process, which must have one thread only, with all signals blocked in both.
+/// Splits this process, which must have one thread only, with all signals blocked in all.
 pub fn split() -> io::Result<Side> {
     let signals = Signals::block()?;
-    let front = pidfd_open(self_pid())?;
-    let keeper = Keeper::new()?;
-    let foreign = proc::children(self_pid());
-    // Were the pager killed, its children come here.
+    let front_pid = self_pid();
+    let front = pidfd_open(front_pid)?;
+    let board = Board::new()?;
+    let (held, hold) = child::sides()?;
+    let (heard, news) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    let foreign = proc::children(front_pid);
+    // Were the reaper killed, its children come here.
     nix::sys::prctl::set_child_subreaper(true)?;
     // SAFETY: there is no other thread whose locks the child could miss.
-    match unsafe { fork()? } {
-        ForkResult::Parent { child } => {
-            Ok(Side::Front(Front { pager: child.as_raw(), keeper, foreign, signals }))
-        }
+    let pager = match unsafe { fork()? } {
+        ForkResult::Parent { child } => child.as_raw(),
         ForkResult::Child => {
-            keeper.spawn(true)?;
-            Ok(Side::Pager(Link { front, keeper }, signals))
+            let link = Link { board, held: Some(held), news: Some(heard) };
+            return Ok(Side::Pager(link, signals));
+        }
+    };
+    drop((held, heard));
+    // SAFETY: as above.
+    let forked = pidfd_open(pager).and_then(|process| Ok((process, unsafe { fork()? })));
+    match forked.inspect_err(|_| child::send(pager, libc::SIGKILL))? {
+        (_, ForkResult::Parent { child }) => {
+            let reaper = child.as_raw();
+            Ok(Side::Front(Front { board, pager, reaper, foreign, signals }))
+        }
+        (pager, ForkResult::Child) => {
+            Ok(Side::Reaper(Reaper { board, front_pid, front, pager, hold, news, signals }))
         }
     }
 }
 
 impl Link {
-    /// See [`Keeper::dismiss`].
-    pub fn dismiss_keeper(&self, outcome: &Outcome) {
-        self.keeper.dismiss(outcome);
+    /// Starts the keeper beside this process, which must have one thread only.
+    pub(super) fn spawn_keeper(&self) -> nix::Result<()> {
+        keeper::spawn(self.board, true)
     }
 
-    /// Sends the front a signal: SIGSTOP when the command stopped, SIGCONT when it goes on.
-    pub fn send(&self, signal: i32) {
-        // SAFETY: pidfd_send_signal reads no memory when the info is null. A front which is gone is seen by poll.
-        unsafe {
-            libc::syscall(libc::SYS_pidfd_send_signal, self.front.as_raw_fd(), signal, 0_usize, 0);
+    /// See [`keeper::dismiss`].
+    pub(super) fn dismiss_keeper(&self, outcome: &Outcome) {
+        keeper::dismiss(self.board, outcome);
+    }
+
+    /// Waits until the command waits to be executed; the process ids of it and of its parent.
+    pub(super) fn command(&mut self) -> nix::Result<(i32, i32)> {
+        loop {
+            if let Some(command) = self.board.command() {
+                return command;
+            }
+            let news = self.news().ok_or(Errno::ECHILD)?;
+            let _ = poll(&mut [PollFd::new(news, PollFlags::POLLIN)], PollTimeout::NONE);
+            self.hear();
         }
     }
 
-    /// Readable when the front is gone.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.front.as_fd()
+    /// The command, to be executed.
+    pub(super) fn take_held(&mut self) -> Option<Held> {
+        self.held.take()
+    }
+
+    /// Readable when [`Link::end`] or [`Link::has_children`] may have changed.
+    pub(super) fn news(&self) -> Option<BorrowedFd<'_>> {
+        self.news.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Takes note of what has made [`Link::news`] readable.
+    pub(super) fn hear(&mut self) {
+        let mut bytes = [0; 64];
+        while let Some(news) = &self.news {
+            match read(news, &mut bytes) {
+                Ok(0) => self.news = None,
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// How the command ended, once it did; its background children may live on.
+    pub(super) fn end(&self) -> Option<End> {
+        self.board.end()
+    }
+
+    /// Whether the command or something that it has left has not ended, as far as is known.
+    pub(super) fn has_children(&self) -> bool {
+        !self.board.is_childless()
+    }
+
+    /// Whether nobody is left to tell how the command fares. The front kills it then; its memory has to be served until that is done.
+    pub(super) fn is_forsaken(&self) -> bool {
+        self.news.is_none()
     }
 }
 
 impl Front {
-    /// Stands in for the command until the pager ends; returns the exit status.
+    /// Stands in for the command until the pager and what is left of the command have ended; returns the exit status.
     pub fn stand_in(mut self) -> u8 {
         // Best effort: the pager tells if that cannot be.
         let _ = Part::Front.give_up_rest();
+        let (mut pager, mut reaper) = (None, None);
         loop {
             let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
             let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
             while let Some(arrival) = self.signals.next() {
-                if arrival.is_for_the_command(self.pager) {
-                    child::send(self.pager, arrival.number);
+                if arrival.is_for_the_command(self.reaper) && reaper.is_none() {
+                    child::send(self.reaper, arrival.number);
                 }
             }
-            let mut end = None;
             child::reap(|pid, how| {
-                end = end.or((pid == self.pager).then_some(how));
+                pager = pager.or((pid == self.pager).then_some(how));
+                reaper = reaper.or((pid == self.reaper).then_some(how));
                 self.foreign.retain(|&foreign| foreign != pid);
             });
-            match end {
-                Some(End::Exited(status)) => return status,
-                Some(End::Killed(signal)) => return self.forsaken(signal),
-                None if child::state(self.pager) == State::Gone => return EXIT_GMS,
-                None => {}
+            // It ends after the pager, unless it is killed.
+            match (reaper, pager) {
+                (Some(End::Exited(_)), Some(End::Exited(status))) => return status,
+                (Some(End::Exited(_)), Some(End::Killed(signal))) => {
+                    return forsaken("pager", signal);
+                }
+                (Some(how), _) => {
+                    // Not the keeper: memory that nobody else serves would read as zeros.
+                    let spared = [&self.foreign[..], &[self.board.keeper()]].concat();
+                    child::kill_all(&self.signals, &spared);
+                    return forsaken("command's parent", i32::from(how.status()) & 0x7f);
+                }
+                (None, _) if child::state(self.reaper) == State::Gone => return EXIT_GMS,
+                (None, _) => {}
             }
         }
     }
+}
 
-    /// The pager was killed: evictors kill their processes then, and this what has no evictor.
-    fn forsaken(&self, signal: i32) -> u8 {
-        // Not the keeper: memory that nobody else serves would read as zeros.
-        let spared = [&self.foreign[..], &[self.keeper.pid()]].concat();
-        child::kill_all(&self.signals, &spared, WILL_DEADLINE);
-        // The shell waits for this process, and must not for somebody who reads.
-        speech::begin();
-        say(format!(
-            "the pager was ended by signal {signal}, so the command was killed: start it again"
-        ));
-        speech::end();
-        EXIT_GMS
-    }
+/// Tells why the command was killed.
+fn forsaken(by: &str, signal: i32) -> u8 {
+    // The shell waits for this process, and must not for somebody who reads.
+    speech::begin();
+    say(format!(
+        "the {by} was ended by signal {signal}, so the command was killed: start it again"
+    ));
+    speech::end();
+    EXIT_GMS
 }

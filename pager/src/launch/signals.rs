@@ -50,9 +50,9 @@ impl Arrival {
         self.number == libc::SIGCHLD && self.code == libc::CLD_CONTINUED
     }
 
-    /// Whether the command has to be told: somebody outside of the tree below the pager sent it here. A sender that has gone counts as outside.
-    pub fn is_for_the_command(&self, pager: i32) -> bool {
-        self.code <= 0 && self.number != libc::SIGCHLD && !descends(self.sender, pager)
+    /// Whether the command has to be told: somebody outside of the tree below its parent sent it here. A sender that has gone counts as outside.
+    pub fn is_for_the_command(&self, reaper: i32) -> bool {
+        self.code <= 0 && self.number != libc::SIGCHLD && !descends(self.sender, reaper)
     }
 }
 

@@ -5,9 +5,12 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::{Mutex, Once};
+use std::thread::sleep;
+use std::time::Duration;
 
 use gms_pager::commands::Failure;
 use gms_pager::config::SessionConfig;
+use gms_pager::kernel::proc;
 use gms_pager::launch::{self, Finished, LaunchError, Paging, Side, note_inheritance};
 use gms_pager::session::{Session, SessionError};
 use gms_pager::shared::Outcome;
@@ -15,8 +18,7 @@ use gms_pager::speech::{self, say};
 use gms_pager::stats::Stats;
 use gms_pager::tree::Root;
 use nix::sys::signal::{Signal, kill, raise};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
-use nix::unistd::{Pid, pipe};
+use nix::unistd::{Pid, getppid, pipe};
 
 /// Environment: what the session does when it adopts the command.
 const PLAY: &str = "GMS_TEST_PLAY";
@@ -31,6 +33,7 @@ static NOTE_INHERITANCE: extern "C" fn() = note_inheritance;
 struct Fake {
     outcome: Mutex<Option<Outcome>>,
     done: (OwnedFd, Mutex<Option<OwnedFd>>),
+    command: Option<i32>,
     waited: Once,
 }
 
@@ -38,9 +41,17 @@ fn is_played(play: &str) -> bool {
     std::env::var(PLAY).as_deref() == Ok(play)
 }
 
+/// The command, which waits to be executed: the only process below one beside this one. None if it has ended already.
+fn command() -> Option<i32> {
+    let beside = proc::children(getppid().as_raw());
+    beside.into_iter().find_map(|pid| proc::children(pid).first().copied())
+}
+
 /// The pager gets no CPU until the command has ended.
-fn wait_for_the_command() {
-    waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).expect("the command");
+fn wait_for(command: i32) {
+    while proc::state(command).is_some_and(|state| state != 'Z') {
+        sleep(Duration::from_millis(1));
+    }
 }
 
 impl Fake {
@@ -53,7 +64,7 @@ impl Fake {
 
 impl Paging for Fake {
     fn adopt(&self, root: Root) -> Result<(), SessionError> {
-        let Root::OwnChildren(root) = root else { panic!("nobody attaches") };
+        let Root::Command { pid: root, .. } = root else { panic!("nobody attaches") };
         match std::env::var(PLAY).as_deref() {
             Ok("kill") => {
                 kill(Pid::from_raw(root), Signal::SIGKILL).expect("the command");
@@ -69,15 +80,12 @@ impl Paging for Fake {
     }
     fn fd(&self) -> BorrowedFd<'_> {
         if is_played("slow") {
-            self.waited.call_once(wait_for_the_command);
+            self.waited.call_once(|| self.command.into_iter().for_each(wait_for));
         }
         self.done.0.as_fd()
     }
     fn outcome(&self) -> Option<Outcome> {
         self.outcome.lock().expect("no thread panics").clone()
-    }
-    fn evictors(&self) -> Vec<i32> {
-        Vec::new()
     }
     fn stats(&self) -> Stats {
         Stats { faults: 42, ..Stats::default() }
@@ -91,18 +99,20 @@ fn prepare() -> Result<Fake, SessionError> {
     if is_played("unprepared") {
         return Err(SessionError::Fatal("no agent".into()));
     }
+    let command = command();
     if is_played("slow") {
         // Until the test has done what is to happen meanwhile.
         raise(Signal::SIGSTOP).expect("this process");
     }
     let (read, write) = pipe().expect("a pipe");
     let done = (read, Mutex::new(Some(write)));
-    Ok(Fake { outcome: Mutex::new(None), done, waited: Once::new() })
+    Ok(Fake { outcome: Mutex::new(None), done, command, waited: Once::new() })
 }
 
 /// A session of a pager that gets no CPU until the command has ended.
 struct Late {
     session: Session,
+    command: Option<i32>,
     waited: Once,
 }
 
@@ -123,7 +133,8 @@ impl Late {
             verbose: false,
             quiet: false,
         };
-        Ok(Late { session: Session::prepare(config)?, waited: Once::new() })
+        let command = command();
+        Ok(Late { session: Session::prepare(config)?, command, waited: Once::new() })
     }
 }
 
@@ -135,14 +146,11 @@ impl Paging for Late {
         self.session.detach();
     }
     fn fd(&self) -> BorrowedFd<'_> {
-        self.waited.call_once(wait_for_the_command);
+        self.waited.call_once(|| self.command.into_iter().for_each(wait_for));
         self.session.fd()
     }
     fn outcome(&self) -> Option<Outcome> {
         self.session.outcome()
-    }
-    fn evictors(&self) -> Vec<i32> {
-        self.session.evictors()
     }
     fn stats(&self) -> Stats {
         self.session.stats()
@@ -168,6 +176,10 @@ fn play(
 fn run(command: &[OsString]) -> u8 {
     let (link, signals) = match launch::split().expect("two processes") {
         Side::Front(front) => return front.stand_in(),
+        Side::Reaper(reaper) => {
+            reaper.serve(command);
+            return 0;
+        }
         Side::Pager(link, signals) => (link, signals),
     };
     match play(command, link, signals) {

@@ -1,0 +1,155 @@
+//! What the processes of one `gms run` or `gms attach` share: one page of memory, which is there before the first of them is forked. It tells how far the command is
+//! and who holds its pages, also to one of them that was stopped meanwhile, or comes late.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// By itself, with this status.
+    Exited(u8),
+    /// By this signal.
+    Killed(i32),
+}
+
+/// This process's.
+static BOARD: OnceLock<&'static Board> = OnceLock::new();
+
+/// Added to a status or signal, so that no end is zero.
+const EXITED: u32 = 1 << 8;
+const KILLED: u32 = 2 << 8;
+
+impl End {
+    /// The exit status as a shell gives it.
+    pub(crate) fn status(self) -> u8 {
+        match self {
+            End::Exited(status) => status,
+            End::Killed(signal) => 128_u8.wrapping_add(signal as u8),
+        }
+    }
+
+    fn to_word(self) -> u32 {
+        match self {
+            End::Exited(status) => EXITED | u32::from(status),
+            End::Killed(signal) => KILLED | signal as u32,
+        }
+    }
+
+    fn of_word(word: u32) -> Option<End> {
+        let low = word & (EXITED - 1);
+        match word - low {
+            EXITED => Some(End::Exited(low as u8)),
+            KILLED => Some(End::Killed(low as i32)),
+            _ => None,
+        }
+    }
+}
+
+/// The process id of the command's parent, in a pager beside which there is one. Both are children of the front.
+pub(crate) fn reaper() -> Option<i32> {
+    let pid = BOARD.get()?.reaper.load(Ordering::Acquire);
+    (pid != 0).then_some(pid)
+}
+
+/// The page. All zero before anything has happened.
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    over: AtomicBool,
+    keeper: AtomicI32,
+    reaper: AtomicI32,
+    command: AtomicI32,
+    end: AtomicU32,
+    childless: AtomicBool,
+}
+
+impl Board {
+    /// The board of this process, and of those that are forked from now on. It is empty: there is one for the life of a process.
+    pub(crate) fn new() -> nix::Result<&'static Board> {
+        let length = std::num::NonZeroUsize::MIN;
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping; it is never unmapped, and all-zero is a value of the type.
+        unsafe {
+            let page = mmap_anonymous(None, length, access, MapFlags::MAP_SHARED)?;
+            Ok(BOARD.get_or_init(|| page.cast::<Board>().as_ref()))
+        }
+    }
+
+    /// Whether the session has ended such that no process depends on a page any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Says so.
+    pub(crate) fn set_over(&self) {
+        self.over.store(true, Ordering::Release);
+    }
+
+    /// The keeper's process id; zero before it has been started.
+    pub(crate) fn keeper(&self) -> i32 {
+        self.keeper.load(Ordering::Acquire)
+    }
+
+    /// Notes the keeper's process id.
+    pub(crate) fn set_keeper(&self, pid: i32) {
+        self.keeper.store(pid, Ordering::Release);
+    }
+
+    /// The process ids of the command and of its parent, or the error because of which there is no command; `None` before that is known.
+    pub(crate) fn command(&self) -> Option<nix::Result<(i32, i32)>> {
+        match self.command.load(Ordering::Acquire) {
+            0 => None,
+            pid @ 1.. => Some(Ok((pid, self.reaper.load(Ordering::Relaxed)))),
+            errno => Some(Err(nix::errno::Errno::from_raw(-errno))),
+        }
+    }
+
+    /// Notes that.
+    pub(crate) fn set_command(&self, command: nix::Result<i32>, reaper: i32) {
+        self.reaper.store(reaper, Ordering::Release);
+        let pid = command.unwrap_or_else(|errno| -(errno as i32));
+        self.command.store(pid, Ordering::Release);
+    }
+
+    /// How the command ended, once it did; its background children may live on.
+    pub(crate) fn end(&self) -> Option<End> {
+        End::of_word(self.end.load(Ordering::Acquire))
+    }
+
+    /// Notes that.
+    pub(crate) fn set_end(&self, end: End) {
+        self.end.store(end.to_word(), Ordering::Release);
+    }
+
+    /// Whether nothing is left of the command's tree. Then also its end is known.
+    pub(crate) fn is_childless(&self) -> bool {
+        self.childless.load(Ordering::Acquire)
+    }
+
+    /// Notes that.
+    pub(crate) fn set_childless(&self) {
+        self.childless.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::errno::Errno;
+
+    #[test]
+    fn what_is_noted_is_what_is_read() {
+        let board = Board::default();
+        assert_eq!((board.end(), board.command()), (None, None));
+        for end in [End::Exited(0), End::Exited(255), End::Killed(1), End::Killed(64)] {
+            board.set_end(end);
+            assert_eq!(board.end(), Some(end));
+        }
+        board.set_command(Err(Errno::EAGAIN), 7);
+        assert_eq!(board.command(), Some(Err(Errno::EAGAIN)));
+        board.set_command(Ok(8), 7);
+        assert_eq!(board.command(), Some(Ok((8, 7))));
+    }
+}

@@ -1,0 +1,174 @@
+//! The command's parent: it starts the command, reaps what it leaves, and stands between it and the front.
+//!
+//! It is in a process group of its own and pages nothing: neither a stop of the job nor the end of the pager keeps it from seeing how the command fares.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags};
+use nix::unistd::{Pid, getpgid, setpgid, write};
+
+use super::child::{self, Hold, State};
+use super::signals::Signals;
+use super::wait;
+use crate::board::Board;
+use crate::kernel::pidfd::has_ended;
+use crate::kernel::proc;
+use crate::kernel::proc::self_pid;
+use crate::privilege::Part;
+
+/// What the reaper is started with.
+pub struct Reaper {
+    pub(super) board: &'static Board,
+    pub(super) front_pid: i32,
+    pub(super) front: OwnedFd,
+    pub(super) pager: OwnedFd,
+    pub(super) hold: Hold,
+    /// A byte for each change of the board. The pager has the other end.
+    pub(super) news: OwnedFd,
+    pub(super) signals: Signals,
+}
+
+impl Reaper {
+    /// Sees the command from before its start to the end of the pager, which outlives what the command leaves; kills what is left if the pager ends before.
+    pub fn serve(self, command: &[OsString]) {
+        let Reaper { board, front_pid, front, pager, hold, news, signals } = self;
+        let root = nix::sys::prctl::set_child_subreaper(true)
+            .and_then(|()| hold.fork(command, &signals.inherited()));
+        // Out of the shell's job, so that stopping it does not stop this process; the command stays in it. It is no leader, so that it can.
+        let _ = setpgid(Pid::this(), Pid::from_raw(0));
+        // Best effort: the pager tells if that cannot be.
+        let _ = Part::Front.give_up_rest();
+        board.set_command(root, self_pid());
+        let root = root.unwrap_or(0);
+        let mut tree = Family { root, board, front_pid, front, news, signals, stopped: false };
+        tree.tell();
+        let mut front_alive = true;
+        while !has_ended(pager.as_fd()) {
+            let mut fds = vec![
+                PollFd::new(tree.signals.as_fd(), PollFlags::POLLIN),
+                PollFd::new(pager.as_fd(), PollFlags::POLLIN),
+            ];
+            if front_alive {
+                fds.push(PollFd::new(tree.front.as_fd(), PollFlags::POLLIN));
+            }
+            wait(&mut fds);
+            let child_changed = tree.heed();
+            if front_alive && has_ended(tree.front.as_fd()) {
+                front_alive = false;
+                tree.pass_on(libc::SIGKILL);
+            }
+            tree.reap();
+            tree.mirror_stop(child_changed);
+        }
+        child::kill_all(&tree.signals, &[]);
+        // While it is stopped it does not see how this ends.
+        if tree.stopped {
+            tree.send_to_front(libc::SIGCONT);
+        }
+    }
+}
+
+/// The command and what it leaves.
+struct Family {
+    root: i32,
+    board: &'static Board,
+    front_pid: i32,
+    front: OwnedFd,
+    news: OwnedFd,
+    signals: Signals,
+    stopped: bool,
+}
+
+impl Family {
+    /// Passes on the signals that have come. True if they tell of a child.
+    fn heed(&mut self) -> bool {
+        let (mut child_changed, mut continued) = (false, false);
+        while let Some(arrival) = self.signals.next() {
+            child_changed |= arrival.number == libc::SIGCHLD;
+            continued |= arrival.tells_of_continuation();
+            let stale = arrival.number == libc::SIGCONT && self.stopped_since(continued);
+            if arrival.is_for_the_command(self_pid()) && !stale {
+                self.pass_on(arrival.number);
+            }
+        }
+        child_changed
+    }
+
+    /// Reaps who has ended, and tells the pager what that changes.
+    fn reap(&self) {
+        let (root, board) = (self.root, self.board);
+        let mut news = false;
+        let left = child::reap(|pid, how| {
+            if pid == root {
+                board.set_end(how);
+                news = true;
+            }
+        });
+        if !left && !board.is_childless() {
+            board.set_childless();
+            news = true;
+        }
+        if news {
+            self.tell();
+        }
+    }
+
+    fn tell(&self) {
+        // A full pipe is news enough; if the pager has ended, that is seen.
+        let _ = write(&self.news, &[0]);
+    }
+
+    /// To the command; once it has ended, to what it left in the background.
+    fn pass_on(&self, signal: i32) {
+        if !self.has_ended() {
+            return child::send(self.root, signal);
+        }
+        let orphans = proc::children(self_pid()).into_iter();
+        orphans.filter(|&pid| !child::is_evictor(pid)).for_each(|pid| child::send(pid, signal));
+    }
+
+    /// Whether the command has ended, which need not have been reaped.
+    fn has_ended(&self) -> bool {
+        self.board.end().is_some()
+            || !matches!(child::state(self.root), State::Running | State::Stopped(_))
+    }
+
+    /// Whether the command is stopped; once it has ended, what it left in the shell's job, all of it.
+    fn is_stopped(&self) -> bool {
+        let is_stopped = |pid| matches!(child::state(pid), State::Stopped(_));
+        if !self.has_ended() {
+            return is_stopped(self.root);
+        }
+        let group = |pid| getpgid(Some(Pid::from_raw(pid))).ok();
+        let job = group(self.front_pid);
+        let mut of_job = proc::children(self_pid());
+        of_job.retain(|&pid| job.is_some() && group(pid) == job && !child::is_evictor(pid));
+        !of_job.is_empty() && of_job.into_iter().all(is_stopped)
+    }
+
+    /// Whether the command is stopped, but not by the stop that was mirrored last. A shell continues its whole job,
+    /// command and front: the SIGCONT of the front, passed on, would undo a stop that the user asked for since.
+    fn stopped_since(&self, continued: bool) -> bool {
+        self.is_stopped() && (continued || !self.stopped)
+    }
+
+    /// Stops and continues the front with the command, so that the shell sees it. A change may have been followed by
+    /// its opposite before this looks.
+    fn mirror_stop(&mut self, child_changed: bool) {
+        let stopped = self.is_stopped();
+        if stopped && (child_changed || !self.stopped) {
+            self.send_to_front(libc::SIGSTOP);
+        } else if !stopped && self.stopped {
+            self.send_to_front(libc::SIGCONT);
+        }
+        self.stopped = stopped;
+    }
+
+    fn send_to_front(&self, signal: i32) {
+        // SAFETY: pidfd_send_signal reads no memory when the info is null. A front which is gone is seen by poll.
+        unsafe {
+            libc::syscall(libc::SYS_pidfd_send_signal, self.front.as_raw_fd(), signal, 0_usize, 0);
+        }
+    }
+}
