@@ -510,7 +510,10 @@ mod tests {
             let mut mates: BTreeMap<AgentId, BTreeSet<AgentId>> = BTreeMap::new();
             for random in randoms {
                 let mut chosen = choose_set(&TwoChoices, &views, count, random);
-                let Some(best) = best else { return Ok(prop_assert!(chosen.is_empty())) };
+                let Some(best) = best else {
+                    prop_assert!(chosen.is_empty());
+                    return Ok(());
+                };
                 chosen.truncate(count as usize);
                 let site = |id: &AgentId| views.iter().find(|view| view.id == *id).map(|view| view.site);
                 prop_assert_eq!(apart(chosen.iter().filter_map(site)), best);

@@ -322,7 +322,8 @@ fn a_zone_that_is_lost_as_a_whole_has_no_page_that_the_other_has_not() {
     zones.sort_unstable();
     assert_eq!(zones, ["north", "north", "south", "south"]);
     let lost = [a.addr(), b.addr()];
-    (a.kill(), b.kill());
+    a.kill();
+    b.kill();
     for _ in 0..2 {
         proc.wait_output(proc.output_len(), "round ");
     }

@@ -336,7 +336,9 @@ impl<T: Transport> WriteBack<T> {
                 "{pages} pages have copies in one zone, or on one host, that could be farther apart: they are moved once agents elsewhere take them"
             )),
             Some(false) => {
-                note(format_args!("the copies of every page are as far apart as they can be again"))
+                note(format_args!(
+                    "the copies of every page are as far apart as they can be again"
+                ));
             }
             None => {}
         }
