@@ -138,6 +138,8 @@ pub struct Shared {
     pub prefetched: AtomicU64,
     /// Of those, used.
     pub prefetch_hits: AtomicU64,
+    /// Pages made of the other parts of their stripes.
+    pub pages_made: AtomicU64,
     /// Pages that workers installed for threads that waited.
     pub lent_faults: AtomicU64,
     /// See [`Stats`](crate::stats::Stats).
@@ -209,8 +211,12 @@ impl Shared {
         let budget = Budget::new(Bytes(config.budget_bytes));
         let latency = Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, 3)
             .map_err(|e| std::io::Error::other(e.to_string()))?;
+        let tables = Tables::new(sizes.slots, config.budget_bytes / PAGE)?;
         let shared = Shared {
-            tables: Mutex::new(Tables::new(sizes.slots, config.budget_bytes / PAGE)?),
+            tables: Mutex::new(match config.redundancy.shape() {
+                Some(shape) => tables.striped(shape),
+                None => tables,
+            }),
             frames: Frames::new(sizes.slots)?,
             seed,
             resident: AtomicI64::new(0),
@@ -237,6 +243,7 @@ impl Shared {
             pages_in: AtomicU64::new(0),
             prefetched: AtomicU64::new(0),
             prefetch_hits: AtomicU64::new(0),
+            pages_made: AtomicU64::new(0),
             lent_faults: AtomicU64::new(0),
             lent_hedges: AtomicU64::new(0),
             latency: Mutex::new(latency),
