@@ -2,7 +2,7 @@
 
 use gms_policy::ids::{AgentId, ContentId};
 use gms_policy::redundancy::{AgentSet, Placements};
-use gms_policy::stripes::{Answer, Part, Read, Shape, Stripes, Written};
+use gms_policy::stripes::{AgentsNow, Answer, Part, Read, Shape, Stripes, Written};
 
 use super::{Phase, Tables};
 use crate::page_map::{CONTENT_ID_MAX, Content, State};
@@ -92,10 +92,10 @@ impl Tables {
         self.forget_parts();
     }
 
-    /// Chooses stripes whose pages are to be dealt anew, of up to `look`: to `able` agents, and none to those that leave.
-    pub fn close_stripes(&mut self, leaving: AgentSet, able: usize, look: usize) {
+    /// Chooses stripes whose pages are to be dealt anew, of up to `look`.
+    pub fn close_stripes(&mut self, agents: AgentsNow, look: usize) {
         let Some(stripes) = &mut self.stripes else { return };
-        stripes.close(&self.map.placements, leaving, able, look);
+        stripes.close(&self.map.placements, agents, look);
         self.forget_parts();
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use gms_policy::ids::{AgentId, SpaceId};
 use gms_policy::redundancy::{AgentSet, Copies, Shortage};
 use gms_policy::spread::Spread;
-use gms_policy::stripes::Read;
+use gms_policy::stripes::{AgentsNow, Read};
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, Urgency};
 use gms_transport::message::{Op, PAGES_MAX, Status};
@@ -146,7 +146,8 @@ impl<T: Transport> WriteBack<T> {
         let shortage = self.shortage(now);
         if self.repair.begins_pass() {
             let able = self.copies.agents as usize;
-            lock(&self.shared.tables).close_stripes(shortage.leaving, able, STRIPES_MAX);
+            let agents = AgentsNow { askable: shortage.sources, leaving: shortage.leaving, able };
+            lock(&self.shared.tables).close_stripes(agents, STRIPES_MAX);
             self.repair.pass_began = now;
         }
         self.note_shortage(now, &shortage);
