@@ -13,12 +13,14 @@
 //! But a stripe of which not all pages can be read now, with one agent lost and another away, keeps nobody waiting. What can be read of it is dealt anew; then
 //! it is *stuck*, until somebody is back.
 //!
-//! Stripes are looked at in the order of their numbers, a few at a time, round and round: nothing but counters is kept to find them by.
+//! Stripes are looked at in the order of their numbers, a few at a time, round and round: but for counters nothing is kept to find them by, other than the
+//! numbers of those that are closing.
 
 use super::{Phase, Read, Stripe, Stripes};
 use crate::ids::ContentId;
 use crate::redundancy::{AgentSet, PlacementId, Placements};
 use crate::shape::{DATA_MAX, Shape, StripeId};
+use std::collections::BTreeSet;
 
 /// Parts that agents hold at most, of those that hold as many live pages without a dead one, in percent.
 pub const PARTS_PERCENT_MAX: u64 = 120;
@@ -40,7 +42,7 @@ pub(super) struct Closing {
     /// Safe stripes, by the number of their live pages.
     by_live: [u64; DATA_MAX + 1],
     /// Stripes that are closing.
-    count: u64,
+    stripes: BTreeSet<StripeId>,
     /// Their parts.
     parts: u64,
     /// Where the search goes on.
@@ -52,9 +54,16 @@ impl Closing {
     pub(super) fn replace(
         &mut self,
         shape: Shape,
+        id: StripeId,
         before: Option<&Stripe>,
         after: Option<&Stripe>,
     ) {
+        let closes = |stripe: Option<&Stripe>| stripe.is_some_and(|s| s.phase == Phase::Closing);
+        match (closes(before), closes(after)) {
+            (false, true) => drop(self.stripes.insert(id)),
+            (true, false) => drop(self.stripes.remove(&id)),
+            _ => {}
+        }
         after.into_iter().for_each(|after| self.count(shape, after, u64::wrapping_add));
         before.into_iter().for_each(|before| self.count(shape, before, u64::wrapping_sub));
     }
@@ -68,7 +77,7 @@ impl Closing {
             }
             Phase::Closing => {
                 let parts = usize::from(stripe.pages) + shape.parity();
-                (self.count, self.parts) = (by(self.count, 1), by(self.parts, parts as u64));
+                self.parts = by(self.parts, parts as u64);
             }
             Phase::Writing { .. } | Phase::Stuck | Phase::Lost => {}
         }
@@ -157,7 +166,17 @@ impl Stripes {
 
     /// Stripes that are closing.
     pub fn closing(&self) -> u64 {
-        self.closing.count
+        self.closing.stripes.len() as u64
+    }
+
+    /// The last of those stripes that are closing which, with those before it, have no more live pages than that; `None` if the first has more, or none is closing.
+    pub fn closing_within(&self, pages: usize) -> Option<StripeId> {
+        let mut live = 0;
+        let fits = |id: &&StripeId| {
+            live += self.stripes.get(id).map_or(0, |stripe| stripe.live.count_ones() as usize);
+            live <= pages
+        };
+        self.closing.stripes.iter().take_while(fits).last().copied()
     }
 
     /// What to look for; `None` if nothing is to be found.

@@ -218,7 +218,7 @@ impl Stripes {
             Phase::Lost => self.given_up -= 1,
             _ => self.live -= 1,
         }
-        self.closing.replace(self.shape, Some(&before), Some(&after));
+        self.closing.replace(self.shape, number, Some(&before), Some(&after));
         if !matches!(after.phase, Phase::Writing { .. }) {
             placements.release(after.placement);
             self.end_if_dead(placements, number);
@@ -309,7 +309,7 @@ impl Stripes {
         let Some(stripe) = self.stripes.get_mut(&number) else { return };
         let before = std::mem::replace(stripe, Stripe { phase, ..*stripe });
         let after = *stripe;
-        self.closing.replace(self.shape, Some(&before), Some(&after));
+        self.closing.replace(self.shape, number, Some(&before), Some(&after));
     }
 
     /// No live page is left that could be read: its agents may forget all parts.
@@ -329,7 +329,7 @@ impl Stripes {
 
     fn end(&mut self, placements: &Placements, number: StripeId) {
         let Some(stripe) = self.stripes.remove(&number) else { return };
-        self.closing.replace(self.shape, Some(&stripe), None);
+        self.closing.replace(self.shape, number, Some(&stripe), None);
         // Of what is lost no part is left since that was found.
         if stripe.phase != Phase::Lost {
             self.forget(placements, number, &stripe);

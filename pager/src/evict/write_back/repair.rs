@@ -66,6 +66,8 @@ pub(super) struct Repair {
     few: Lack,
     /// Copies that are not as far apart as they could be.
     near: Lack,
+    /// Pages that nobody can make.
+    lost: Lack,
 }
 
 /// Something that copies lack, which is told once it has lasted, and when it is over.
@@ -98,6 +100,7 @@ impl Repair {
             recalled: false,
             few: Lack::default(),
             near: Lack::default(),
+            lost: Lack::default(),
         }
     }
 
@@ -152,15 +155,16 @@ impl<T: Transport> WriteBack<T> {
         }
         self.note_shortage(now, &shortage);
         self.note_spread(now);
+        self.note_lost(now);
         if self.repair.left == 0 {
             self.repair.next = now + LOOK_EVERY;
             self.repair.found.clear();
+            // Stripes are chosen where a pass begins.
+            self.repair.from = START;
             self.take_leave(now);
             return false;
         }
-        let free = lock(&self.shared.tables).free_slots();
-        let is_busy = free < self.shared.sizes.slots as usize / 2;
-        if is_busy || self.agents_are_full() || self.would_be_in_vain(&shortage) {
+        if !self.has_room() || self.would_be_in_vain(&shortage) {
             self.repair.next = now + PAUSE;
             return false;
         }
@@ -172,6 +176,15 @@ impl<T: Transport> WriteBack<T> {
             fetched = true;
         }
         fetched
+    }
+
+    /// Whether there is room for pages that are to be written anew. Where agents are full it is closing that makes some.
+    fn has_room(&self) -> bool {
+        let tables = lock(&self.shared.tables);
+        match self.agents_are_full() {
+            true => self.has_parity() && tables.room_to_renew() > 0,
+            false => tables.free_slots() >= self.shared.sizes.slots as usize / 2,
+        }
     }
 
     /// Whether only last resorts lack pages, none of which takes any now.
@@ -329,7 +342,9 @@ impl<T: Transport> WriteBack<T> {
         for (&(place, content), bytes) in came.iter().zip(bytes.chunks_exact(PAGE as usize)) {
             // With the tables locked, so that nobody reads the slot before its bytes are there.
             let mut tables = lock(&self.shared.tables);
-            if let Some(slot) = tables.rewrite(place, content) {
+            if tables.room_to_renew() > 0
+                && let Some(slot) = tables.rewrite(place, content)
+            {
                 self.shared.frames.fill(slot, bytes);
             }
         }
@@ -350,7 +365,9 @@ impl<T: Transport> WriteBack<T> {
                 [shortage, &short, &few].map(|shortage| tables.short_of(shortage))
             }
         };
-        let closing = lock(&self.shared.tables).closing_stripes();
+        let tables = lock(&self.shared.tables);
+        let (closing, lost) = (tables.closing_stripes(), tables.lost_pages());
+        drop(tables);
         (repair.left, repair.recalled) = (all.max(closing), all > short);
         let news = repair.few.note(now, lacking > 0);
         if self.shared.config.quiet {
@@ -371,9 +388,21 @@ impl<T: Transport> WriteBack<T> {
                 "{few} pages have {few_of_it} at agents that stay: they are {made} in the background"
             )),
             (Some(false), _) => {
-                note(format_args!("every page has {all_of_it} at agents that stay again"));
+                let but = if lost > 0 { " that is not lost" } else { "" };
+                note(format_args!("every page{but} has {all_of_it} at agents that stay again"));
             }
             (None, _) => {}
+        }
+    }
+
+    /// Tells of pages that are lost, though the workload runs on until it needs one.
+    fn note_lost(&mut self, now: Instant) {
+        let lost = lock(&self.shared.tables).lost_pages();
+        let is_news = self.repair.lost.note(now, lost > 0) == Some(true);
+        if is_news && !self.shared.config.quiet {
+            note(format_args!(
+                "{lost} pages or more are lost: more agents of their stripes have lost their parts than there is parity; the workload ends if it needs one"
+            ));
         }
     }
 

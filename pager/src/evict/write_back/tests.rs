@@ -11,7 +11,7 @@ use gms_transport::client::{Checksum, PUT_DEADLINE};
 use gms_transport::message::{Control, Feedback, MemberEntry, PAGES_MAX, Status};
 use gms_transport::{Event, ExchangeId};
 
-const ID: SpaceId = SpaceId(1);
+pub(super) const ID: SpaceId = SpaceId(1);
 
 fn write_back(agents: u16) -> WriteBack<Script> {
     write_back_of(shared().0, agents)
