@@ -357,7 +357,8 @@ fn give_up_rights() -> Result<(), SessionError> {
     Part::Pager.give_up_rest().map_err(cannot)
 }
 
-fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
+/// The address of an agent.
+pub(crate) fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
     let failed = |reason: String| SessionError::Agent { addr: name.to_owned(), reason };
     let mut found = name
         .to_socket_addrs()
