@@ -340,7 +340,7 @@ impl Shared {
         }
         tables.lose(agent);
         drop(tables);
-        let is_only = self.config.agents.is_empty();
+        let is_only = self.config.is_embedded();
         note(match (is_needed, is_only) {
             (true, _) => format!("{what}, and with it pages that were only there"),
             (false, true) => format!("{what}: the workload goes on without paging"),
