@@ -79,6 +79,8 @@ pub enum Outcome {
     Detached {
         /// What to tell of pages that nobody has any more; they are poisoned.
         lost: Option<String>,
+        /// Not because it was asked for: gms's own agent has ended, and there is no other.
+        is_forced: bool,
     },
     /// The process cannot be paged, and is as it was. The text says why.
     Refused(String),
