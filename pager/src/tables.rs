@@ -411,6 +411,7 @@ impl Tables {
             if let State::Remote(content) = self.map.get(space, page)
                 && !content.holders.is_empty()
                 && !self.doomed.contains(&(space, page))
+                && !self.is_lent((space, page))
                 && self.prefetching.insert((space, page))
             {
                 begun.push((page, content));
