@@ -283,6 +283,7 @@ mod tests {
     use crate::range_set::RangeSet;
     use crate::tables::FaultAction;
     use gms_policy::redundancy::Copies;
+    use gms_policy::stripes::{Answer, Shape};
 
     fn evict(tables: &mut Tables, page: PageAddr, hash: u64) {
         let (mut leaving, mut wake) = (Vec::new(), Vec::new());
@@ -319,6 +320,31 @@ mod tests {
         tables.distrust(AgentSet::of(AgentId(0)), Copies::at_agents(1));
         evict(&mut tables, page, 7);
         assert_eq!(tables.counters.clean_drops, 1);
+    }
+
+    /// A loss takes a stripe's parity; then its pages come back, and leave unchanged.
+    #[test]
+    fn an_unchanged_page_is_not_left_to_a_stripe_that_has_lost_its_parity() {
+        let (space, pages) = (SpaceId(1), [PAGE, 2 * PAGE].map(PageAddr::containing));
+        let tables = Tables::new(2, 1024).expect("a memfd");
+        let mut tables = tables.striped(Shape::new(2, 1).expect("a shape"));
+        tables.add_space(space);
+        tables.register(space, 0..4 * PAGE, &RangeSet::default());
+        pages.into_iter().for_each(|page| evict(&mut tables, page, 7));
+        let dealt = tables.deal((0..3).map(AgentId).collect(), 1);
+        let parts = &dealt[0].parts;
+        parts.iter().for_each(|part| tables.answered(part.id, Answer::Stored));
+        for page in pages {
+            let FaultAction::Fetch(content) = tables.fault((space, page)) else {
+                panic!("not away")
+            };
+            assert!(tables.fetched((space, page), content, true));
+        }
+        evict(&mut tables, pages[0], 7);
+        assert_eq!(tables.counters.clean_drops, 1, "it is as safe as it was");
+        tables.lose(parts[2].agent);
+        evict(&mut tables, pages[1], 7);
+        assert!(matches!(tables.fault((space, pages[1])), FaultAction::Buffered(_)));
     }
 
     #[test]

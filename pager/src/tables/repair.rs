@@ -22,9 +22,10 @@ impl Tables {
         self.map.placements.holders(content.placement, content.id)
     }
 
-    /// Whether there are fewer copies than there are to be.
+    /// Whether there are fewer copies than there are to be, or a part of the stripe is lost.
     pub(super) fn is_short(&self, content: Content) -> bool {
         self.is_closing(content)
+            || self.has_lost_a_part(content)
             || !self.copies.are_at(self.holders(content).without(self.untrusted))
     }
 

@@ -127,6 +127,12 @@ impl Tables {
         self.stripes.as_ref().is_some_and(|stripes| stripes.is_closing(content.id))
     }
 
+    /// Whether an agent has lost what was dealt to it of the page's stripe.
+    pub(super) fn has_lost_a_part(&self, content: Content) -> bool {
+        let (sets, set) = (&self.map.placements, content.placement);
+        self.stripes.is_some() && sets.agents(set) != sets.members(set)
+    }
+
     /// How a page can be read if these agents can be asked; `None` without parity.
     pub fn read(&self, content: Content, askable: AgentSet) -> Option<Read> {
         let stripes = self.stripes.as_ref()?;
