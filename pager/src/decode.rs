@@ -69,16 +69,25 @@ pub struct Ended {
     pub took: Duration,
 }
 
+/// A part that has been asked for, and has not come.
+struct Asked {
+    get: GetId,
+    part: Part,
+    at: Instant,
+}
+
 /// A page that is being made.
 struct Making {
     content: Content,
     began: Instant,
-    /// When its parts were asked for, or are to be.
-    at: Instant,
-    /// Agents that have not given their parts.
+    /// When more parts are to be asked for; none while enough are.
+    ask_at: Option<Instant>,
+    /// Agents that have not given their parts, or not soon.
     failed: AgentSet,
-    asked: Vec<(GetId, Part)>,
-    came: Vec<(Role, Bytes)>,
+    asked: Vec<Asked>,
+    came: Vec<(Part, Bytes)>,
+    /// Parts of which it can be made, once that is known.
+    needed: usize,
     /// The page, until there is a slot for it.
     page: Option<Vec<u8>>,
 }
@@ -123,12 +132,28 @@ impl Decoder {
         (!self.is_empty()).then_some(self.next)
     }
 
-    /// A page is to be made.
-    pub fn begin(&mut self, now: Instant, place: Place, content: Content) {
-        let (failed, asked, came) = (AgentSet::EMPTY, Vec::new(), Vec::new());
-        let making = Making { content, began: now, at: now, failed, asked, came, page: None };
-        self.pages.entry(place).or_insert(making);
+    /// A page is to be made. Some agents have not given it, or are asked for it already: their parts are not asked for before those of the others.
+    pub fn begin(&mut self, now: Instant, place: Place, content: Content, failed: AgentSet) {
+        let making = || Making {
+            content,
+            began: now,
+            ask_at: Some(now),
+            failed,
+            asked: Vec::new(),
+            came: Vec::new(),
+            needed: usize::MAX,
+            page: None,
+        };
+        self.pages.entry(place).or_insert_with(making);
         self.next = now;
+    }
+
+    /// No agent is blamed for the time in which this process was stopped.
+    pub fn excuse(&mut self, missed: Duration) {
+        for making in self.pages.values_mut() {
+            let asked = making.asked.iter_mut().map(|asked| &mut asked.at);
+            asked.chain([&mut making.began]).for_each(|at| *at += missed);
+        }
     }
 
     /// Goes on with each page. Returns those that have come to an end.
@@ -145,8 +170,11 @@ impl Decoder {
         self.next = now + PAUSE;
         for place in self.pages.keys().copied().collect::<Vec<Place>>() {
             if let Some(end) = self.go_on(now, place, agents, shared) {
-                self.stop_asking(now, place, agents);
                 let making = self.pages.remove(&place).expect("it is being made");
+                for asked in making.asked {
+                    self.gets.remove(&asked.get);
+                    agents.cancel(now, asked.get);
+                }
                 let took = now.saturating_duration_since(making.began);
                 ended.push(Ended { place, content: making.content, end, took });
             }
@@ -170,7 +198,10 @@ impl Decoder {
             if shared.checksum(page) != making.content.hash {
                 return Some(End::Wrong);
             }
-            if !tables.has_slot() {
+            // Some slots are kept for pages that threads wait for.
+            let may_wait =
+                self.urgency == Urgency::Bulk && !shared.detaching.load(Ordering::Relaxed);
+            if !tables.has_slot() || may_wait && tables.room_to_renew() == 0 {
                 return None;
             }
             // With the tables locked, so that nobody reads the slot before its bytes are there.
@@ -184,23 +215,20 @@ impl Decoder {
         if now.saturating_duration_since(making.began) > GET_DEADLINE {
             return Some(End::Stuck);
         }
-        let is_late = now.saturating_duration_since(making.at) > RETRY;
-        let silent = |part: &Part| is_late || !agents.lane().is_up(part.agent);
-        let silent: AgentSet = making
-            .asked
-            .iter()
-            .map(|(_, part)| part)
-            .filter(|part| silent(part))
-            .map(|part| part.agent)
-            .collect();
-        if !silent.is_empty() {
-            making.failed = making.failed.union(silent);
-            self.stop_asking(now, place, agents);
+        // They may still come, but others are asked too.
+        let lane = agents.lane();
+        let is_late = |asked: &&Asked| {
+            now.saturating_duration_since(asked.at) > RETRY || !lane.is_up(asked.part.agent)
+        };
+        let late = making.asked.iter().filter(is_late).map(|asked| asked.part.agent);
+        let late = late.collect::<AgentSet>().without(making.failed);
+        if !late.is_empty() {
+            making.fail(now, late);
         }
         self.ask(now, place, agents, shared)
     }
 
-    /// Asks for the parts, unless they have been asked for.
+    /// Asks for the parts that are still needed.
     fn ask<T: Transport>(
         &mut self,
         now: Instant,
@@ -209,47 +237,38 @@ impl Decoder {
         shared: &Shared,
     ) -> Option<End> {
         let making = self.pages.get_mut(&place)?;
-        if !making.asked.is_empty() || making.at > now {
-            return None;
-        }
+        making.ask_at.filter(|&at| at <= now)?;
+        let came: AgentSet = making.came.iter().map(|(part, _)| part.agent).collect();
         let lane = agents.lane();
         let up: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
         let up = up.without(making.failed);
-        let read = |askable| lock(&shared.tables).read(making.content, askable);
+        let read = |up: AgentSet| lock(&shared.tables).read(making.content, up.union(came));
         // Rather not of those that give wrong pages.
         let sound = read(up.without(shared.unsound_agents()));
         let read = if sound == Some(Read::Later) { read(up) } else { sound };
         let parts = match read {
             Some(Read::At(part)) => vec![part],
-            Some(Read::Decode(_, parts)) => parts,
+            Some(Read::Decode(needed, parts)) => {
+                making.needed = needed;
+                parts
+            }
             Some(Read::Later) => {
-                // All of them, again.
-                (making.at, making.failed) = (now + PAUSE, AgentSet::EMPTY);
+                // Those that have failed, again.
+                (making.ask_at, making.failed) = (Some(now + PAUSE), AgentSet::EMPTY);
                 return None;
             }
             Some(Read::Lost) => return Some(End::Lost),
             Some(Read::Unknown) | None => return Some(End::Gone),
         };
-        making.at = now;
-        for part in parts {
+        making.ask_at = None;
+        let asked: AgentSet = making.asked.iter().map(|asked| asked.part.agent).collect();
+        for part in parts.into_iter().filter(|part| !asked.union(came).has(part.agent)) {
             let wanted = vec![Wanted { id: part.id, check: None }];
             let get = agents.get(now, part.agent, wanted, self.urgency);
-            making.asked.push((get, part));
+            making.asked.push(Asked { get, part, at: now });
             self.gets.insert(get, place);
         }
         None
-    }
-
-    /// What was asked for is not waited for. It is asked for anew at `at`.
-    fn stop_asking<T: Transport>(&mut self, at: Instant, place: Place, agents: &mut Client<T>) {
-        let Some(making) = self.pages.get_mut(&place) else { return };
-        making.came.clear();
-        for (get, _) in making.asked.drain(..) {
-            if self.gets.remove(&get).is_some() {
-                agents.cancel(at, get);
-            }
-        }
-        making.at = at;
     }
 
     /// An event of a part; given back if it is of something else.
@@ -260,56 +279,63 @@ impl Decoder {
         agents: &mut Client<T>,
         shared: &Shared,
     ) -> Option<ClientEvent> {
-        let get = event.get().filter(|get| self.gets.contains_key(get));
-        let Some((get, place)) = get.and_then(|get| Some((get, *self.gets.get(&get)?))) else {
+        let Some((get, place)) = event.get().and_then(|get| Some((get, *self.gets.get(&get)?)))
+        else {
             return Some(event);
         };
+        if !matches!(
+            event,
+            ClientEvent::Arrived { .. } | ClientEvent::Wrong { .. } | ClientEvent::Failed { .. }
+        ) {
+            return None;
+        }
+        self.gets.remove(&get);
+        self.next = now;
         let making = self.pages.get_mut(&place)?;
-        let (_, part) = *making.asked.iter().find(|asked| asked.0 == get)?;
+        let at = making.asked.iter().position(|asked| asked.get == get)?;
+        let part = making.asked.swap_remove(at).part;
         let what = match event {
             ClientEvent::Arrived { bytes, .. } => {
-                self.gets.remove(&get);
-                self.next = now;
-                making.came.push((part.role, bytes));
-                self.put_together(place);
+                making.came.push((part, bytes));
+                making.put_together(self.shape?);
                 return None;
             }
-            ClientEvent::Wrong { .. } => Some("gives back a wrong page"),
-            ClientEvent::Failed { failure: Failure::NotHeld(Status::NotFound), .. } => {
-                let is_held = lock(&shared.tables).holds(making.content, part.agent);
-                is_held.then_some("has lost a page")
+            ClientEvent::Wrong { .. } => {
+                agents.cancel(now, get);
+                Some("gives back a wrong page")
             }
-            ClientEvent::Failed { .. } => None,
-            _ => return None,
+            ClientEvent::Failed { failure: Failure::NotHeld(Status::NotFound), .. } => {
+                let tables = lock(&shared.tables);
+                tables.needs_part(place, making.content, part.agent).then_some("has lost a page")
+            }
+            _ => None,
         };
         if let Some(what) = what {
             shared.blame(part.agent, agents.lane().name(part.agent), what);
         }
-        // Its link may have no room just now: it is asked again.
-        let is_refused = matches!(event, ClientEvent::Failed { failure: Failure::GivenUp, .. });
-        if !is_refused {
-            making.failed = making.failed.union(AgentSet::of(part.agent));
-        }
-        self.next = now;
-        self.stop_asking(if is_refused { now + PAUSE } else { now }, place, agents);
+        making.fail(now, AgentSet::of(part.agent));
         None
     }
+}
 
-    /// Makes the page, if all parts are here.
-    fn put_together(&mut self, place: Place) {
-        let (Some(making), Some(shape)) = (self.pages.get_mut(&place), self.shape) else { return };
-        if making.came.len() < making.asked.len() {
-            return;
-        }
-        let own = shape.role_of(making.content.id);
-        making.page = match (&making.came[..], own) {
-            ([(role, bytes)], own) if *role == own => Some(bytes.to_vec()),
-            (parts, Role::Data(wanted)) => {
+impl Making {
+    /// Agents do not give their parts: others are asked.
+    fn fail(&mut self, now: Instant, agents: AgentSet) {
+        (self.failed, self.ask_at) = (self.failed.union(agents), Some(now));
+    }
+
+    /// Makes the page, if enough parts are here.
+    fn put_together(&mut self, shape: Shape) {
+        let own = self.came.iter().find(|(part, _)| part.id == self.content.id);
+        self.page = match (own, shape.role_of(self.content.id)) {
+            (Some((_, bytes)), _) => Some(bytes.to_vec()),
+            (None, Role::Data(wanted)) if self.came.len() >= self.needed => {
+                let parts = self.came[..self.needed].iter();
                 let parts: Vec<(Role, &[u8])> =
-                    parts.iter().map(|(role, bytes)| (*role, &bytes[..])).collect();
-                Codec::new(shape).decode(parts.len(), wanted, &parts).ok()
+                    parts.map(|(part, bytes)| (part.role, &bytes[..])).collect();
+                Codec::new(shape).decode(self.needed, wanted, &parts).ok()
             }
-            (_, Role::Parity(_)) => None,
+            _ => None,
         };
     }
 }

@@ -265,7 +265,7 @@ impl<T: Transport> EvictThread<T> {
     fn excuse(&mut self, now: Instant) {
         let missed = self.pulse.beat(now, WAIT_MAX);
         if !missed.is_zero() {
-            self.write_back.agents.excuse(now, missed);
+            self.write_back.excuse(now, missed);
             self.home.excuse(missed);
             self.full.excuse(missed);
             self.stuck_at = self.stuck_at.map(|at| at + missed);

@@ -163,7 +163,8 @@ impl Homecoming {
         let answering: AgentSet =
             holders.agents().filter(|&agent| !self.is_silent(now, agent)).collect();
         let sound = answering.without(self.unsound);
-        if sound.is_empty() { answering } else { sound }
+        // With parity it is made rather than taken from one that gives wrong pages.
+        if sound.is_empty() && !self.has_parity { answering } else { sound }
     }
 
     /// Pages have come right: what was noted of them is forgotten.
@@ -295,7 +296,11 @@ impl<T: Transport> EvictThread<T> {
         let (home, lane) = (&mut self.home, self.write_back.agents.lane());
         let (mut doomed, mut unread) = (Vec::new(), Vec::new());
         let tables = lock(&self.shared.tables);
+        let making = |page| self.write_back.makes((id, page));
         let next = tables.visit_remote(id, from, ENTRIES_MAX, |page, content| {
+            if making(page) {
+                return true;
+            }
             let holders = home.sources(now, content);
             if let Some(read) = read.as_ref().filter(|_| !lane.is_any_up(holders)) {
                 match read(&tables, content) {
@@ -319,7 +324,14 @@ impl<T: Transport> EvictThread<T> {
             doomed.len() < GATED_MAX
         });
         drop(tables);
-        let mut make = |(page, content)| self.write_back.make(now, (id, page), content);
+        let mut make = |(page, content): (PageAddr, Content)| {
+            let failed = content.holders.without(self.home.sources(now, content));
+            let is_made = self.write_back.make(now, (id, page), content, failed);
+            if is_made {
+                self.home.forgive(id, &[(page, content)]);
+            }
+            is_made
+        };
         // The scan goes on where there was no room for another.
         let left = unread.iter().position(|&page| !make(page)).map(|at| unread[at].0.get());
         self.home.cursors.insert(id, left.or(next));

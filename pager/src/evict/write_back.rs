@@ -64,7 +64,7 @@ pub struct WriteBack<T> {
     repair: Repair,
     /// Makes pages of parity, to be dealt anew or brought home.
     decoder: Decoder,
-    /// Pages that could not be made.
+    /// Pages that could not be made while the workload is let go.
     unmade: Vec<(Place, Content)>,
     random: u64,
 }
@@ -279,7 +279,7 @@ impl<T: Transport> WriteBack<T> {
         let event = loop {
             let event = self.agents.poll(now)?;
             let Some(event) = self.note_part(now, event) else { continue };
-            if let Some(event) = self.repaired(event) {
+            if let Some(event) = self.repaired(now, event) {
                 break event;
             }
         };

@@ -159,10 +159,11 @@ impl<T: Transport> FaultCore<T> {
         if self.guests.contains_key(&place.0) {
             return self.give_back(now, place);
         }
+        let asked = self.pending.get(&place).map(|demand| demand.failed.union(demand.asked_of()));
         self.end_demand(place);
         self.unproved.retain(|unproved| unproved.0 != place);
         lock(&self.shared.tables).begin_loan(place);
-        self.decoder.begin(now, place, content);
+        self.decoder.begin(now, place, content, asked.unwrap_or_default());
     }
 
     /// What is being made comes on. What has been made is in the write-back buffer: its threads are woken, and fault again.
@@ -229,7 +230,7 @@ impl<T: Transport> FaultCore<T> {
                 // The other parts of its stripe are asked for, beside the page; by its home.
                 return match self.guests.contains_key(&place.0) {
                     true => self.give_back(now, place),
-                    false => self.decoder.begin(now, place, content),
+                    false => self.decoder.begin(now, place, content, failed.union(asked)),
                 };
             }
             let is_lent = !is_vain && self.guests.contains_key(&place.0);

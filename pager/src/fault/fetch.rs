@@ -225,6 +225,7 @@ impl<T: Transport> FaultCore<T> {
             return;
         }
         self.agents.excuse(now, missed);
+        self.decoder.excuse(missed);
         self.unread.values_mut().for_each(|unread| unread.since += missed);
         for late in self.spaces.values_mut().filter_map(|state| state.late.as_mut()) {
             *late += missed;

@@ -4,7 +4,7 @@ use gms_policy::ids::{AgentId, ContentId};
 use gms_policy::redundancy::{AgentSet, Placements};
 use gms_policy::stripes::{AgentsNow, Answer, Part, Read, Shape, StripeId, Stripes, Written};
 
-use super::{Phase, Tables};
+use super::{Phase, Place, Tables};
 use crate::page_map::{CONTENT_ID_MAX, Content, State};
 
 /// Slots that are kept for pages that are made of other parts because threads wait for them: those must come in also while no agent takes what goes out. One of
@@ -133,15 +133,17 @@ impl Tables {
         self.stripes.is_some() && sets.agents(set) != sets.members(set)
     }
 
+    /// Whether an agent is to have a part of a page's stripe: not if the page is somewhere else by now, or lost.
+    pub fn needs_part(&self, place: Place, content: Content, agent: AgentId) -> bool {
+        let is_held = self.map.placements.agents(content.placement).has(agent);
+        let read = self.read(content, AgentSet::EMPTY);
+        is_held && self.is_remote(place, content) && !matches!(read, None | Some(Read::Lost))
+    }
+
     /// How a page can be read if these agents can be asked; `None` without parity.
     pub fn read(&self, content: Content, askable: AgentSet) -> Option<Read> {
         let stripes = self.stripes.as_ref()?;
         Some(stripes.read(&self.map.placements, content.id, askable))
-    }
-
-    /// Whether an agent has not lost what was dealt to it of a page's stripe.
-    pub fn holds(&self, content: Content, agent: AgentId) -> bool {
-        self.map.placements.agents(content.placement).has(agent)
     }
 
     /// Whether a page can be put into the write-back buffer.

@@ -1,7 +1,8 @@
 //! Parity: pages that go out are dealt in stripes, and pages that no agent gives whole are made of the other parts of theirs.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, ContentId};
 use gms_policy::redundancy::AgentSet;
@@ -87,16 +88,21 @@ impl<T: Transport> WriteBack<T> {
         self.decoder.len() < MAKES_MAX
     }
 
-    /// A page is to be made of the other parts of its stripe; false if too many are.
-    pub fn make(&mut self, now: Instant, place: Place, content: Content) -> bool {
+    /// Whether this one is being made.
+    pub fn makes(&self, place: Place) -> bool {
+        self.decoder.makes(place)
+    }
+
+    /// A page, which some agents have not given, is to be made of the other parts of its stripe; false if too many are.
+    pub fn make(&mut self, now: Instant, place: Place, content: Content, failed: AgentSet) -> bool {
         let may = self.may_make() || self.decoder.makes(place);
         if may {
-            self.decoder.begin(now, place, content);
+            self.decoder.begin(now, place, content, failed);
         }
         may
     }
 
-    /// Pages that could not be made since this was called last: nobody has them.
+    /// Pages that could not be made since this was called last, while the workload is let go: nobody has them.
     pub fn take_unmade(&mut self) -> Vec<(Place, Content)> {
         std::mem::take(&mut self.unmade)
     }
@@ -105,13 +111,20 @@ impl<T: Transport> WriteBack<T> {
     pub(super) fn make_on(&mut self, now: Instant) {
         for ended in self.decoder.turn(now, &mut self.agents, &self.shared) {
             match ended.end {
-                End::Made | End::Gone => {}
-                End::Lost | End::Stuck => self.unmade.push((ended.place, ended.content)),
+                // While the workload runs, whoever needs such a page finds out; it may be there by then.
+                End::Lost | End::Stuck if self.shared.detaching.load(Ordering::Relaxed) => {
+                    self.unmade.push((ended.place, ended.content));
+                }
+                End::Made | End::Gone | End::Lost | End::Stuck => {}
                 End::Wrong => self.shared.fail(ended.end.reason().unwrap_or_default()),
             }
         }
-        // While the workload runs, whoever needs such a page finds out.
-        self.unmade.truncate(MAKES_MAX);
+    }
+
+    /// Nobody is blamed for the time in which this process was stopped.
+    pub fn excuse(&mut self, now: Instant, missed: Duration) {
+        self.agents.excuse(now, missed);
+        self.decoder.excuse(missed);
     }
 
     /// An event of a part that was asked for; given back if it is of something else.

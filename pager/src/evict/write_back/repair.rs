@@ -259,7 +259,7 @@ impl<T: Transport> WriteBack<T> {
         let pause = Duration::from_secs(1) * self.shared.copies / PAGES_PER_S;
         let mut made = false;
         for (place, content) in others {
-            if self.make(now, place, content) {
+            if self.make(now, place, content, unsound) {
                 self.repair.next = self.repair.next.max(now) + pause;
                 made = true;
             }
@@ -306,7 +306,7 @@ impl<T: Transport> WriteBack<T> {
     }
 
     /// An event of a get for repairs; given back if it is of another.
-    pub(super) fn repaired(&mut self, event: ClientEvent) -> Option<ClientEvent> {
+    pub(super) fn repaired(&mut self, now: Instant, event: ClientEvent) -> Option<ClientEvent> {
         let get = event.get().filter(|get| self.repair.gets.contains_key(get));
         let Some(get) = get else { return Some(event) };
         match event {
@@ -325,10 +325,24 @@ impl<T: Transport> WriteBack<T> {
                 if missed.any(held) {
                     self.blame(get, "has lost a page");
                 }
+                self.make_missed(now, get, pages);
             }
+            ClientEvent::Failed { pages, .. } => self.make_missed(now, get, pages),
             _ => {}
         }
         None
+    }
+
+    /// Pages that do not come by a get are made of other parts, as many as can be now: else an agent that gives none would be asked for them again and again.
+    fn make_missed(&mut self, now: Instant, get: GetId, pages: u64) {
+        let Fetch { agent, pages: asked } = &self.repair.gets[&get];
+        let failed = AgentSet::of(*agent);
+        let missed = asked.iter().enumerate().filter(|(n, _)| pages >> n & 1 == 1);
+        let missed: Vec<(Place, Content)> = missed.map(|(_, &page)| page).collect();
+        let able = self.has_parity();
+        for (place, content) in missed.into_iter().take_while(|_| able) {
+            self.make(now, place, content, failed);
+        }
     }
 
     /// The agent of a get does not give what it has said to have.

@@ -1,10 +1,11 @@
 use std::sync::{Arc, OnceLock};
 
-use gms_policy::redundancy::AgentSet;
+use gms_policy::redundancy::{AgentSet, Redundancy};
+use gms_policy::stripes::{Answer, Shape};
 use gms_transport::message::{PageDescriptor, Status};
 
 use super::*;
-use crate::fault::tests::{ID, Play, map, own_userfaultfd};
+use crate::fault::tests::{ID, Play, map, own_userfaultfd, shared_of};
 use crate::kernel::Faults;
 use crate::kernel::hooked::Hooked;
 use crate::kernel::pagemap::Pagemap;
@@ -435,4 +436,33 @@ fn a_marker_is_none_the_less_one_if_its_child_is_met_meanwhile() {
     assert!(!tables.is_empty(place), "a page was forgotten that has a marker");
     // Known by now.
     assert!(space.has_marker(place.1));
+}
+
+/// Stripes of two pages and a sum: whoever has the page is asked once.
+#[test]
+fn a_page_that_takes_long_is_made_of_the_other_parts_of_its_stripe() {
+    let shape = Shape::new(2, 1).expect("a shape");
+    let mut play = Play::by(shared_of(1, Redundancy::Parity(shape)), None, 3, 2);
+    let (now, shared) = (Instant::now(), play.shared.clone());
+    let places = [0, PAGE].map(|more| (ID, PageAddr::containing(play.page + more)));
+    let mut tables = lock(&shared.tables);
+    for place in places {
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        tables.begin_evict(ID, &[place.1], &mut leaving);
+        tables.finish_evict(leaving[0].1, EvictOutcome::Moved(7), &mut wake);
+    }
+    let dealt = tables.deal((0..3).map(AgentId).collect(), 1);
+    dealt[0].parts.iter().for_each(|part| tables.answered(part.id, Answer::Stored));
+    let FaultAction::Fetch(content) = tables.fault(places[0]) else { panic!("not away") };
+    drop(tables);
+    play.fault.agents.take_sent();
+    play.fault.fetch(now, places[0], content);
+    let first = play.fault.agents.take_sent();
+    let due = play.fault.hedge_due().expect("it can be made");
+    play.fault.hedge(due);
+    play.fault.make_on(due);
+    let others = play.fault.agents.take_sent();
+    let own = play.fault.agents.agent_of(first[0].0);
+    let others: AgentSet = others.iter().map(|get| play.fault.agents.agent_of(get.0)).collect();
+    assert_eq!((others.len(), others.has(own)), (2, false));
 }

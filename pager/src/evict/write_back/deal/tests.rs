@@ -1,15 +1,18 @@
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gms_policy::ids::PageAddr;
 use gms_policy::redundancy::{AgentSet, Redundancy};
 use gms_policy::stripes::Shape;
+use gms_transport::ExchangeId;
 use gms_transport::client::script::Script;
-use gms_transport::message::{Op, Status};
+use gms_transport::message::{Control, Op, Status};
 
 use super::super::tests::{ID, answer_with_pages, evict_zeros, holders, network, write_back_of};
 use super::*;
 use crate::fault::tests::shared_of;
 use crate::page_map::PAGE;
+use crate::tables::FaultAction;
 
 /// Stripes of two pages and a sum.
 fn striped(agents: u16) -> WriteBack<Script> {
@@ -176,4 +179,124 @@ fn pages_that_are_lost_are_not_waited_for() {
     assert!(0 < lost && lost < 20, "{lost} are lost");
     let nowhere = (1..=20).filter(|&page| holders(&thread, page) == Some(AgentSet::EMPTY));
     assert_eq!(nowhere.count() as u64, lost);
+}
+
+/// A page that this agent has.
+fn page_at(thread: &WriteBack<Script>, agent: AgentId) -> (Place, Content) {
+    let mut tables = lock(&thread.shared.tables);
+    let mut away = (1..=20).map(|n| (ID, PageAddr::containing(n * PAGE)));
+    let content = |place| match tables.fault(place) {
+        FaultAction::Fetch(content) if content.holders.has(agent) => Some((place, content)),
+        _ => None,
+    };
+    away.find_map(content).expect("it has one")
+}
+
+/// Twenty pages are out; returns one that this agent has.
+fn dealt(thread: &mut WriteBack<Script>, now: Instant, agent: u8) -> (Place, Content) {
+    (1..=20).for_each(|page| evict_zeros(thread, page));
+    puts(thread, now);
+    network(thread, now);
+    page_at(thread, AgentId(agent))
+}
+
+/// Turns at every tenth of a second; gets are answered by `answer`, false if it leaves one to be answered with the page.
+fn turns(
+    thread: &mut WriteBack<Script>,
+    start: Instant,
+    seconds: u32,
+    answer: impl Fn(&mut WriteBack<Script>, &(ExchangeId, Control)) -> bool,
+) {
+    for step in 1..=seconds * 10 {
+        let now = start + Duration::from_millis(100) * step;
+        network(thread, now);
+        thread.turn(now, false);
+        for sent in thread.agents.take_sent() {
+            if sent.1.op() != Some(Op::Get) || !answer(thread, &sent) {
+                let is_get = sent.1.op() == Some(Op::Get);
+                let bytes = if is_get { vec![0; PAGE as usize] } else { Vec::new() };
+                thread.agents.answer(&sent, bytes);
+            }
+        }
+        network(thread, now);
+    }
+}
+
+fn made(thread: &WriteBack<Script>) -> u64 {
+    thread.shared.pages_made.load(Ordering::Relaxed)
+}
+
+/// One part is lost, and one does not come: with two of parity the page is made of the others.
+#[test]
+fn a_silent_agent_and_a_lost_one_are_done_without() {
+    let shape = Shape::new(2, 2).expect("a shape");
+    for silent in (1..4).map(AgentId) {
+        let mut thread = write_back_of(shared_of(1, Redundancy::Parity(shape)).0, 4);
+        let now = Instant::now();
+        let (place, content) = dealt(&mut thread, now, 0);
+        thread.agents.restart(AgentId(0), 2);
+        network(&mut thread, now);
+        thread.make(now, place, content, AgentSet::EMPTY);
+        turns(&mut thread, now, 14, |thread, get| thread.agents.agent_of(get.0) == silent);
+        assert_eq!(made(&thread), 1, "{silent:?} is silent");
+    }
+}
+
+#[test]
+fn a_page_that_its_agent_refuses_is_made_of_the_other_parts() {
+    let (mut thread, now) = (striped(3), Instant::now());
+    let (place, content) = dealt(&mut thread, now, 0);
+    thread.shared.detaching.store(true, Ordering::Relaxed);
+    thread.make(now, place, content, AgentSet::EMPTY);
+    turns(&mut thread, now, 16, |thread, get| {
+        let is_own = thread.agents.agent_of(get.0) == AgentId(0);
+        if is_own {
+            thread.agents.answer_with(get, Status::Denied, 0, Vec::new());
+        }
+        is_own
+    });
+    assert_eq!((made(&thread), thread.take_unmade()), (1, Vec::new()));
+}
+
+/// While the workload runs: what cannot be made may come later.
+#[test]
+fn what_could_not_be_made_long_ago_is_not_lost_when_the_workload_is_let_go() {
+    let (mut thread, now) = (striped(3), Instant::now());
+    let (place, content) = dealt(&mut thread, now, 0);
+    [0, 1].into_iter().for_each(|agent| thread.agents.lose(AgentId(agent)));
+    thread.make(now, place, content, AgentSet::EMPTY);
+    turns(&mut thread, now, 16, |_, _| false);
+    assert_eq!((made(&thread), thread.take_unmade()), (0, Vec::new()));
+}
+
+/// When an agent is asked, the program discards the page: all parts are forgotten.
+#[test]
+fn an_agent_is_not_blamed_for_a_part_that_nobody_needs_any_more() {
+    let (mut thread, now) = (striped(3), Instant::now());
+    dealt(&mut thread, now, 0);
+    (0..4).for_each(|_| {
+        let (place, content) = page_at(&thread, AgentId(0));
+        thread.make(now, place, content, AgentSet::EMPTY);
+        thread.turn(now, false);
+        let sent = thread.agents.take_sent();
+        lock(&thread.shared.tables).discarded(place);
+        let get = sent.iter().find(|sent| sent.1.op() == Some(Op::Get)).expect("asked");
+        thread.agents.answer_with(get, Status::NotFound, 0, Vec::new());
+        network(&mut thread, now);
+        turns(&mut thread, now, 1, |_, _| false);
+    });
+    assert!(thread.shared.unsound_agents().is_empty());
+}
+
+#[test]
+fn the_time_for_which_this_process_was_stopped_is_no_agents() {
+    let (mut thread, now) = (striped(3), Instant::now());
+    let (place, content) = dealt(&mut thread, now, 0);
+    thread.make(now, place, content, AgentSet::EMPTY);
+    thread.turn(now, false);
+    thread.agents.take_sent();
+    let missed = Duration::from_secs(20);
+    thread.excuse(now + missed, missed);
+    turns(&mut thread, now + missed, 4, |thread, get| thread.agents.agent_of(get.0) == AgentId(0));
+    assert_eq!(made(&thread), 1);
 }
