@@ -300,3 +300,65 @@ fn the_time_for_which_this_process_was_stopped_is_no_agents() {
     turns(&mut thread, now + missed, 4, |thread, get| thread.agents.agent_of(get.0) == AgentId(0));
     assert_eq!(made(&thread), 1);
 }
+
+/// It is up, and refuses all gets. Another one is lost, and what it had is rebuilt.
+#[test]
+fn an_agent_that_gives_no_page_does_not_keep_the_loss_of_another_from_being_mended() {
+    let shape = Shape::new(2, 2).expect("a shape");
+    let mut thread = write_back_of(shared_of(1, Redundancy::Parity(shape)).0, 5);
+    let start = Instant::now();
+    dealt(&mut thread, start, 0);
+    thread.agents.restart(AgentId(0), 2);
+    network(&mut thread, start);
+    for step in 1..=100 {
+        let now = start + Duration::from_millis(100) * step;
+        network(&mut thread, now);
+        thread.turn(now, true);
+        let sent = thread.agents.take_sent();
+        for request in sent {
+            let (op, count) = (request.1.op(), usize::from(request.1.count()));
+            if op == Some(Op::Get) && thread.agents.agent_of(request.0) == AgentId(3) {
+                thread.agents.answer_with(&request, Status::Denied, 0, Vec::new());
+                continue;
+            }
+            let bytes = match count {
+                _ if op != Some(Op::Get) => 0,
+                1 => PAGE as usize,
+                count => count * (PAGE as usize + 16),
+            };
+            thread.agents.answer(&request, vec![0; bytes]);
+        }
+        network(&mut thread, now);
+    }
+    assert_eq!(thread.shortage_left().0, 0);
+}
+
+#[test]
+fn pages_that_nobody_waits_for_leave_slots_to_those_for_which_threads_do() {
+    let (mut thread, now) = (striped(3), Instant::now());
+    (1..=60).for_each(|page| evict_zeros(&thread, page));
+    puts(&mut thread, now);
+    network(&mut thread, now);
+    (61..)
+        .take_while(|&page| {
+            let is_room = lock(&thread.shared.tables).free_slots() > 0;
+            is_room.then(|| evict_zeros(&thread, page)).is_some()
+        })
+        .count();
+    for n in 1..=60 {
+        let place = (ID, PageAddr::containing(n * PAGE));
+        let FaultAction::Fetch(content) = lock(&thread.shared.tables).fault(place) else {
+            panic!("{n} is not away")
+        };
+        thread.make(now, place, content, AgentSet::EMPTY);
+        turns(&mut thread, now, 1, |_, _| false);
+    }
+    let made = made(&thread);
+    let left = (0..60).take_while(|&n| {
+        let place = (ID, PageAddr::containing((60 - n) * PAGE));
+        let mut tables = lock(&thread.shared.tables);
+        let FaultAction::Fetch(content) = tables.fault(place) else { return false };
+        tables.rewrite(place, content).is_some()
+    });
+    assert!(0 < made && made < 60 && left.count() > 0, "{made}");
+}
