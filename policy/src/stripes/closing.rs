@@ -108,8 +108,8 @@ pub struct AgentsNow {
 /// What a set of agents lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lack {
-    /// 0 if it lacks none, 1 if all parts can be read though some are at agents that leave, and 1 more for each part that cannot: it is lost, or its agent leaves and cannot be
-    /// asked.
+    /// 0 if it lacks none, 1 if all parts can be read though some are at agents that leave, and 1 more for each part that cannot: it is lost, or its agent
+    /// leaves and cannot be asked.
     rank: usize,
     /// Whether each page can be read now.
     is_readable: bool,

@@ -60,7 +60,7 @@ fn stripes_that_cannot_be_read_keep_no_others_waiting() {
     assert_eq!(world.stripes.closing(), 0, "what is stuck takes no part");
     // Dead pages of others are made room for meanwhile.
     world.evict_to(whole, 100);
-    let kept = |page: &u64| page % 4 == 0 || world.live_page_at(*page) != Some(whole);
+    let kept = |page: &u64| page.is_multiple_of(4) || world.live_page_at(*page) != Some(whole);
     let dying: Vec<u64> = world.pages.keys().copied().filter(|page| !kept(page)).collect();
     dying.into_iter().for_each(|page| world.die(page));
     let before = world.stripes.parts();
