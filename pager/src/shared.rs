@@ -108,6 +108,10 @@ pub struct Shared {
     blamed: Mutex<BTreeMap<AgentId, u32>>,
     /// Agents for which that was too often, a bit each.
     unsound: AtomicU64,
+    /// Agents that have lost what they had, which was not told yet, a bit each.
+    emptied: AtomicU64,
+    /// The session's own agent, once it has ended.
+    ended: Mutex<Option<AgentId>>,
     /// Above this eviction begins.
     high: i64,
     /// The CPU on which all faults of late were, and where they are handled; none if negative.
@@ -219,6 +223,8 @@ impl Shared {
             copies: config.redundancy.copies(config.agents.len()),
             blamed: Mutex::default(),
             unsound: AtomicU64::new(0),
+            emptied: AtomicU64::new(0),
+            ended: Mutex::default(),
             high: budget.high().0 as i64,
             fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),
@@ -320,6 +326,9 @@ impl Shared {
             ));
             return;
         }
+        if tables.held_by(agent) > 0 {
+            self.note_emptied(agent, true);
+        }
         if tables.lose(agent) == LOSSES_MAX && self.has_copies() {
             note(format!(
                 "agent {name} has been restarted {LOSSES_MAX} times: others are used in its place"
@@ -328,9 +337,29 @@ impl Shared {
         }
     }
 
+    /// The agent has lost what it had, or that was told.
+    pub fn note_emptied(&self, agent: AgentId, is_so: bool) {
+        let bit = 1 << agent.0;
+        match is_so {
+            true => self.emptied.fetch_or(bit, Ordering::Relaxed),
+            false => self.emptied.fetch_and(!bit, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether the agent has lost what it had, and that was not told yet.
+    pub fn is_emptied(&self, agent: AgentId) -> bool {
+        self.emptied.load(Ordering::Relaxed) >> agent.0 & 1 == 1
+    }
+
+    /// The session's own agent, once it has ended.
+    pub fn ended_agent(&self) -> Option<AgentId> {
+        *lock(&self.ended)
+    }
+
     /// The session's own agent does not come back, as `what` says: what it had is lost. If any page was only there, the workload is stopped. The embedded agent,
     /// which is the only one, leaves it without any: it is let go.
     pub fn agent_ended(&self, agent: AgentId, what: &str) {
+        *lock(&self.ended) = Some(agent);
         let mut tables = lock(&self.tables);
         let detaching = self.detaching.load(Ordering::Relaxed);
         let is_needed = tables.depends_on(agent);
