@@ -98,7 +98,7 @@ impl<T: Transport> Driver<T> {
                 tracing::info!(%node, %certificate, expires, revoked, allowed, "keys renewed");
             }
             Some(false) => {
-                tracing::error!("not every thread has taken the new keys: restart the agent")
+                tracing::error!("not every thread has taken the new keys: restart the agent");
             }
         }
         if let Err(error) = renewed {
