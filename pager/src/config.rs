@@ -88,6 +88,13 @@ pub struct SessionConfig {
     pub quiet: bool,
 }
 
+impl SessionConfig {
+    /// Whether the session's agent is one of its own, the embedded one, and no other is used.
+    pub fn is_embedded(&self) -> bool {
+        self.agents.is_empty()
+    }
+}
+
 /// Where the last copies are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {

@@ -243,8 +243,8 @@ impl Server {
     pub fn ended(&mut self, outcome: &Outcome) {
         for mut client in self.clients.drain(..).filter(|client| client.awaits_detach) {
             client.answer(&match outcome {
-                Outcome::Detached { lost: None } => Reply::Detached,
-                Outcome::Detached { lost: Some(text) } => Reply::Lost(text.clone()),
+                Outcome::Detached { lost: None, .. } => Reply::Detached,
+                Outcome::Detached { lost: Some(text), .. } => Reply::Lost(text.clone()),
                 Outcome::TreeGone => Reply::Ended,
                 Outcome::Killed(reason) => Reply::Killed(reason.clone()),
                 Outcome::Refused(reason) => Reply::Error(reason.clone()),

@@ -267,7 +267,7 @@ impl<P: Paging> Running<P> {
         if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
             let stats = self.paged.take().map(Paged::finish).unwrap_or_default();
             self.link.dismiss_keeper(&outcome);
-            if let Outcome::Detached { lost: Some(text) } = &outcome {
+            if let Outcome::Detached { lost: Some(text), .. } = &outcome {
                 say(text);
             }
             self.past = Some((outcome, stats, Instant::now()));

@@ -22,6 +22,10 @@ fn door(dir: &Path) -> Door {
     doors.remove(0)
 }
 
+fn detached(lost: Option<&str>) -> Outcome {
+    Outcome::Detached { lost: lost.map(str::to_owned), is_forced: false }
+}
+
 /// Serves `server` until the other thread is done; returns how often a detach was asked for.
 fn serve(
     server: &mut Server,
@@ -51,7 +55,7 @@ fn status_and_detach_are_answered() {
         let reply = ask_patiently(&door, Request::Detach, REQUEST_DEADLINE, &mut || false).unwrap();
         assert!(matches!(reply, Reply::Detached), "{reply:?}");
     });
-    assert_eq!(serve(&mut server, client, Some(&Outcome::Detached { lost: None })), 1);
+    assert_eq!(serve(&mut server, client, Some(&detached(None))), 1);
     drop(server);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "the socket stayed behind");
     fs::remove_dir(&dir).unwrap();
@@ -60,8 +64,8 @@ fn status_and_detach_are_answered() {
 #[test]
 fn a_detach_tells_how_the_session_ended() {
     let outcomes = [
-        (Outcome::Detached { lost: None }, Ok(DetachEnd::Detached)),
-        (Outcome::Detached { lost: Some("3 pages".into()) }, Ok(DetachEnd::Lost("3 pages".into()))),
+        (detached(None), Ok(DetachEnd::Detached)),
+        (detached(Some("3 pages")), Ok(DetachEnd::Lost("3 pages".into()))),
         (Outcome::TreeGone, Ok(DetachEnd::Ended)),
         (Outcome::Killed("no agent".into()), Ok(DetachEnd::Killed("no agent".into()))),
         (Outcome::Refused("a tracer".into()), Err("a tracer")),
