@@ -146,10 +146,18 @@ impl<P: Paging> Paged<P> {
             server.serve(Instant::now(), workload, || session.detach());
         }
         let outcome = session.outcome()?;
-        if let (Some(server), Outcome::Detached { lost, .. }) = (control, &outcome) {
-            server.detached(lost.as_deref());
+        if let Some(server) = control {
+            server.ended(&outcome);
         }
         Some(outcome)
+    }
+
+    /// Ends the session of a workload of which nothing is left; who waits for its detach is told.
+    fn bury(mut self) -> Stats {
+        if let Some(server) = &mut self.control {
+            server.ended(&Outcome::TreeGone);
+        }
+        self.finish()
     }
 
     /// Ends the session; the control socket goes with it.
@@ -305,7 +313,7 @@ impl<P: Paging> Running<P> {
         let (outcome, stats) = match (self.past.take(), self.paged.take()) {
             (Some((outcome, stats, _)), _) => (outcome, stats),
             (None, Some(paged)) => {
-                let stats = paged.finish();
+                let stats = paged.bury();
                 self.link.dismiss_keeper(&Outcome::TreeGone);
                 (Outcome::TreeGone, stats)
             }
