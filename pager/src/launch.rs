@@ -272,7 +272,7 @@ impl<P: Paging> Running<P> {
         while let Some(arrival) = self.signals.next() {
             if arrival.number == libc::SIGCHLD {
                 stopped::reap_ended();
-            } else if arrival.is_for_the_command(self.reaper) {
+            } else if arrival.is_for_the_command(self.reaper, || true) {
                 child::send(self.reaper, arrival.number);
             }
         }
