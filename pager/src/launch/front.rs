@@ -52,7 +52,6 @@ pub struct Front {
 pub struct Link {
     board: &'static Board,
     held: Option<Held>,
-    front: i32,
     /// Until the reaper has ended.
     news: Option<OwnedFd>,
 }
@@ -72,7 +71,7 @@ pub fn split() -> io::Result<Side> {
     let pager = match unsafe { fork()? } {
         ForkResult::Parent { child } => child.as_raw(),
         ForkResult::Child => {
-            let link = Link { board, held: Some(held), front: front_pid, news: Some(heard) };
+            let link = Link { board, held: Some(held), news: Some(heard) };
             return Ok(Side::Pager(link, signals));
         }
     };
@@ -138,10 +137,8 @@ impl Link {
     /// The front kills what is left, but while it is stopped with the command it does not see that it has to.
     fn be_forsaken(&mut self) {
         self.news = None;
-        // Not if it has ended: its number may be another's.
-        if getppid().as_raw() == self.front {
-            child::send(self.front, libc::SIGCONT);
-        }
+        // If it has ended, this goes to who has adopted this process, and does nothing to one that runs.
+        child::send(getppid().as_raw(), libc::SIGCONT);
     }
 
     /// How the command ended, once it did; its background children may live on.
