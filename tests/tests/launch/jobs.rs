@@ -232,7 +232,7 @@ fn nobody_is_spared_for_the_number_that_the_keeper_had() {
         "set -e\ncd {dir}\nmkfifo go\n{GMS} bash -c 'echo $PPID >reaper; read line <go; sleep 102 & echo $! >pid; wait' & g=$!\n\
          until [ -s reaper ] && k=$(pgrep -x far-keeper); do sleep 0.1; done\n\
          kill -9 $k; until ! [ -e /proc/$k ]; do sleep 0.1; done\n\
-         echo $((k - 1)) >/proc/sys/kernel/ns_last_pid; echo >go\nuntil [ -s pid ]; do sleep 0.1; done\n\
+         echo $((k - 1)) >/proc/sys/kernel/ns_last_pid; echo >go\nuntil [ -s pid ]; do :; done\n\
          kill -9 $(<reaper)\nwait $g || true\nif [ $(<pid) = $k ]; then echo same; fi\nif kill -0 $k; then echo spared; fi",
         dir = stage.dir().display(),
     );
