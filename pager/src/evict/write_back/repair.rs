@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, SpaceId};
+use gms_policy::pace::Pace;
 use gms_policy::redundancy::{AgentSet, Copies, Shortage};
 use gms_policy::spread::Spread;
 use gms_policy::stripes::{AgentsNow, Read};
@@ -18,6 +19,7 @@ use gms_transport::message::{Op, PAGES_MAX, Status};
 
 use super::{PUTS_MAX, WriteBack};
 use crate::page_map::{Content, PAGE};
+use crate::shared::NEW_DISK;
 use crate::speech::note;
 use crate::sync::lock;
 use crate::tables::Place;
@@ -72,17 +74,19 @@ pub(super) struct Repair {
 
 /// Something that copies lack, which is told once it has lasted, and when it is over.
 #[derive(Default)]
-struct Lack {
+pub(super) struct Lack {
     since: Option<Instant>,
     told: bool,
+    pace: Pace,
 }
 
 impl Lack {
     /// Whether it is to be told now that it is so, or that it is over.
-    fn note(&mut self, now: Instant, is_so: bool) -> Option<bool> {
+    pub(super) fn note(&mut self, now: Instant, is_so: bool) -> Option<bool> {
         self.since = is_so.then(|| self.since.unwrap_or(now));
         let has_lasted = self.since.is_some_and(|since| now.duration_since(since) > TOLD_AFTER);
-        let is_news = self.told != is_so && (has_lasted || !is_so);
+        // Its end is told whenever its beginning was.
+        let is_news = self.told != is_so && (!is_so || has_lasted && self.pace.allows(now));
         self.told = if is_news { is_so } else { self.told };
         is_news.then_some(is_so)
     }
@@ -212,7 +216,7 @@ impl<T: Transport> WriteBack<T> {
                 continue;
             }
             if tables.held_by(agent) > 0 {
-                tables.lose(agent);
+                tables.leave(agent);
             }
             drop(tables);
             self.agents.goodbye_to(now, agent);
@@ -395,6 +399,9 @@ impl<T: Transport> WriteBack<T> {
         };
         let made = if has_parity { "rebuilt" } else { "copied" };
         match (news, few) {
+            (Some(true), 0) if self.shared.ended_agent().is_some() => note(format_args!(
+                "pages have fewer than {copies}, because the disk is lost: {NEW_DISK}"
+            )),
             (Some(true), 0) => note(format_args!(
                 "pages have {few_of_it} at agents that stay: they are {made} once an agent takes them"
             )),
