@@ -3,20 +3,26 @@
 //! yet, or not attachable) as soon as they fault. Whose memory that is has to be proved: the thread id in a fault may be one of another PID namespace.
 
 use std::fs;
+use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
-use nix::unistd::{Pid, pipe2};
+use nix::sys::stat::fstat;
+use nix::unistd::{Pid, ftruncate, pipe2};
+use serde::{Deserialize, Serialize};
 use userfaultfd::Uffd;
 
+use crate::handed::{Descriptors, Number};
 use crate::kernel::pagemap::Pagemap;
 use crate::kernel::pidfd::{has_ended, kill, pidfd_open};
 use crate::kernel::proc;
@@ -33,7 +39,7 @@ const NAME: &str = "far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
 /// Where programs can have memory.
-const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
+pub(crate) const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
 /// Bytes read at once of what evictors write: all that the pipe holds.
 const READ_MAX: usize = 64 << 10;
@@ -42,12 +48,30 @@ const WORDS_MAX: usize = 16 << 10;
 /// Fields of /proc/PID/stat, counted from behind the command's name, before the start and the end of the arguments.
 const ARG_START: usize = 45;
 
-static OUTLET: OnceLock<OwnedFd> = OnceLock::new();
+static PIPE: OnceLock<Pipe> = OnceLock::new();
+
+/// What evictors write, to the keeper.
+#[derive(Debug)]
+struct Pipe {
+    words: OwnedFd,
+    outlet: OwnedFd,
+}
 
 /// The pager's hold on its keeper.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keeper {
     board: &'static Board,
+    /// The memory of the board, open for ever.
+    memory: RawFd,
+}
+
+/// What is handed to the next binary of the pager.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeeperRecord {
+    board: Number,
+    words: Number,
+    outlet: Number,
+    process: Number,
 }
 
 /// What the pager, the keeper and the front share.
@@ -62,7 +86,39 @@ struct Board {
 impl Keeper {
     /// A keeper to be: also processes that are forked now will know it.
     pub(crate) fn new() -> nix::Result<Keeper> {
-        Ok(Keeper { board: shared_board()? })
+        let memory = memfd_create("gms-board", MFdFlags::MFD_CLOEXEC)?;
+        ftruncate(&memory, size_of::<Board>() as i64)?;
+        Keeper::on(memory)
+    }
+
+    /// The same with a board that others may know already.
+    fn on(memory: OwnedFd) -> nix::Result<Keeper> {
+        Ok(Keeper { board: shared_board(&memory)?, memory: memory.into_raw_fd() })
+    }
+
+    /// What the next binary needs to have a keeper of its own, and to end this one, whose process is `process`.
+    pub(crate) fn hand_over(
+        &self,
+        process: &OwnedFd,
+        to: &mut Descriptors,
+    ) -> Option<KeeperRecord> {
+        let pipe = PIPE.get()?;
+        // SAFETY: it is never closed.
+        let board = unsafe { BorrowedFd::borrow_raw(self.memory) };
+        let [words, outlet] = [&pipe.words, &pipe.outlet].map(|end| to.give(end));
+        Some(KeeperRecord { board: to.give(board), words, outlet, process: to.give(process) })
+    }
+
+    /// The keeper to be of a pager that had another before it executed this binary, and the process of that: it holds all that the pager had then.
+    pub(crate) fn again(record: &KeeperRecord) -> io::Result<(Keeper, OwnedFd)> {
+        let memory = record.board.take()?;
+        if fstat(&memory)?.st_size < size_of::<Board>() as i64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let pipe = Pipe { words: record.words.take()?, outlet: record.outlet.take()? };
+        // Nobody has set it in this process.
+        let _ = PIPE.set(pipe);
+        Ok((Keeper::on(memory)?, record.process.take()?))
     }
 
     /// Its process id, once it has been started.
@@ -70,19 +126,21 @@ impl Keeper {
         self.board.keeper.load(Ordering::Acquire)
     }
 
-    /// Starts the keeper, as a sibling of this process or as its child. This process must have one thread only.
-    pub(crate) fn spawn(&self, sibling: bool) -> nix::Result<()> {
+    /// Starts the keeper, as a sibling of this process or as its child, and returns its process. This process must have one thread only.
+    pub(crate) fn spawn(&self, sibling: bool) -> nix::Result<OwnedFd> {
         raise_descriptor_limit();
         let board = self.board;
-        let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        // Set already only if there is another keeper, which there is not.
-        let _ = OUTLET.set(outlet);
+        if PIPE.get().is_none() {
+            let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+            let _ = PIPE.set(Pipe { words, outlet });
+        }
+        let words = &PIPE.get().ok_or(Errno::EBADF)?.words;
         let pager = pidfd_open(self_pid())?;
         let mut stack = vec![0; STACK_LEN];
         let mut flags = CloneFlags::CLONE_FILES;
         flags.set(CloneFlags::CLONE_PARENT, sibling);
         let keep = Box::new(|| {
-            keep(&pager, &board.over, &words);
+            keep(&pager, &board.over, words);
             speech::end();
             // SAFETY: it does not return. To return would end this thread only, and the process wait for the one that writes.
             unsafe { libc::_exit(0) }
@@ -91,8 +149,8 @@ impl Keeper {
         let pid = unsafe { clone(keep, &mut stack, flags, None)? };
         board.keeper.store(pid.as_raw(), Ordering::Release);
         // Its descriptor must stay open: the table is shared.
-        std::mem::forget((pager, words));
-        Ok(())
+        std::mem::forget(pager);
+        pidfd_open(pid.as_raw())
     }
 
     /// The session has ended. Unless the workload had to be killed, no process depends on a page any more.
@@ -104,15 +162,16 @@ impl Keeper {
 /// Where an evictor writes what it has done after the end of the pager. Not our standard error: whoever controls the workload's memory controls
 /// the evictor too, and may be another user than the one to whom that terminal belongs.
 pub(crate) fn outlet() -> Option<BorrowedFd<'static>> {
-    OUTLET.get().map(AsFd::as_fd)
+    PIPE.get().map(|pipe| pipe.outlet.as_fd())
 }
 
-fn shared_board() -> nix::Result<&'static Board> {
+fn shared_board(memory: &OwnedFd) -> nix::Result<&'static Board> {
     let length = std::num::NonZeroUsize::MIN;
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new mapping; it is never unmapped, and all-zero is a value of the type.
+    // SAFETY: a new mapping; it is never unmapped, the file is as long as the type, and every bit pattern of its bytes that a board was written to has, or
+    // all zeros, is a value of the type.
     unsafe {
-        let page = mmap_anonymous(None, length, access, MapFlags::MAP_SHARED)?;
+        let page = mmap(None, length, access, MapFlags::MAP_SHARED, memory, 0)?;
         Ok(page.cast::<Board>().as_ref())
     }
 }

@@ -7,10 +7,12 @@
 mod child;
 mod front;
 mod signals;
+mod upgrade;
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -19,13 +21,15 @@ use nix::unistd::{Pid, getpgid};
 use child::{End, State};
 pub use front::{Front, Link, Side, split};
 pub use signals::{Arrival, Signals, note_inheritance};
+pub use upgrade::{Adopted, adopt, answer_probe};
 
 use crate::control::{self, Workload};
 use crate::exit::EXIT_GMS;
+use crate::handed::Descriptors;
 use crate::kernel::pidfd::has_ended;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
-use crate::session::{Session, SessionError};
+use crate::session::{Session, SessionError, SessionRecord};
 use crate::shared::Outcome;
 use crate::speech::say;
 use crate::stats::Stats;
@@ -53,7 +57,19 @@ pub trait Paging {
     fn stats(&self) -> Stats;
     /// See [`Session::finish`].
     fn finish(self) -> Stats;
+    /// See [`Session::hand_over`].
+    ///
+    /// # Errors
+    /// As there.
+    fn hand_over(&self, _to: &mut Descriptors) -> Result<(SessionRecord, Vec<u64>), String> {
+        Err("it cannot be handed over".into())
+    }
+    /// See [`Session::go_on`].
+    fn go_on(&self) {}
 }
+
+/// Tells what the rest of the command line is, for another binary that goes on.
+pub type Rest<'a> = &'a dyn Fn(&mut Descriptors) -> serde_json::Value;
 
 impl Paging for Session {
     fn adopt(&self, root: Root) -> Result<(), SessionError> {
@@ -76,6 +92,12 @@ impl Paging for Session {
     }
     fn finish(self) -> Stats {
         Session::finish(self)
+    }
+    fn hand_over(&self, to: &mut Descriptors) -> Result<(SessionRecord, Vec<u64>), String> {
+        Session::hand_over(self, to)
+    }
+    fn go_on(&self) {
+        Session::go_on(self);
     }
 }
 
@@ -111,6 +133,8 @@ pub struct Paged<P> {
     /// Root process and command line, for `gms status`.
     who: (i32, String),
     front_pid: i32,
+    /// The binary that is to go on.
+    asked: Option<PathBuf>,
 }
 
 /// What came of a workload.
@@ -128,7 +152,7 @@ impl<P: Paging> Paged<P> {
     /// Opens the control socket; without one the session goes on, with a warning.
     pub fn new(session: P, root: i32, command: String, front_pid: i32) -> Paged<P> {
         let control = control::Server::open(root).inspect_err(|error| say(error)).ok();
-        Paged { session, control, who: (root, command), front_pid }
+        Paged { session, control, who: (root, command), front_pid, asked: None }
     }
 
     /// The session.
@@ -145,17 +169,27 @@ impl<P: Paging> Paged<P> {
 
     /// Serves control clients; tells how the session ended, if it did.
     pub fn serve(&mut self) -> Option<Outcome> {
-        let Paged { session, control, who, front_pid } = self;
+        let Paged { session, control, who, front_pid, asked } = self;
         if let Some(server) = control {
             let workload =
                 || Workload { stats: named(session.stats(), who), front_pid: *front_pid };
-            server.serve(Instant::now(), workload, || session.detach());
+            *asked = server.serve(Instant::now(), workload, || session.detach());
         }
         let outcome = session.outcome()?;
         if let (Some(server), Outcome::Detached { lost }) = (control, &outcome) {
             server.detached(lost.as_deref());
         }
         Some(outcome)
+    }
+
+    /// The binary that is to go on in the place of this one, if one is asked for. Whoever asks awaits [`Paged::not_upgraded`].
+    pub fn asked(&mut self) -> Option<PathBuf> {
+        self.asked.take()
+    }
+
+    /// Tells who has asked for another binary why that does not go on.
+    pub fn not_upgraded(&mut self, reason: String) {
+        self.control.iter_mut().for_each(|server| server.upgraded(Err(reason.clone())));
     }
 
     /// Ends the session; the control socket goes with it.
@@ -181,11 +215,12 @@ pub fn wait_ms(fds: &mut [PollFd<'_>], millis: u16) {
     let _ = poll(fds, PollTimeout::from(millis));
 }
 
-/// Runs a command to its end, in the pager process behind [`split`]. `prepare` makes the session.
+/// Runs a command to its end, in the pager process behind [`split`]. `prepare` makes the session; `rest` is for another binary that goes on meanwhile.
 pub fn run<P: Paging>(
     command: &[OsString],
     link: Link,
     signals: Signals,
+    rest: Rest<'_>,
     prepare: impl FnOnce() -> Result<P, SessionError>,
 ) -> Result<Finished, LaunchError> {
     let front_pid = nix::unistd::getppid().as_raw();
@@ -210,17 +245,12 @@ pub fn run<P: Paging>(
         children_left: true,
         link,
         signals,
+        rest: Some(rest),
     };
     // What came meanwhile is for the command, which can still be kept from beginning.
     running.heed();
     running.launched = Some(held.launch());
-    while !running.over() {
-        if let Err(error) = running.turn() {
-            running.paged.take().map(Paged::finish);
-            return Err(name_error(error, &command[0]));
-        }
-    }
-    running.finish()
+    running.see_through().map_err(|error| name_error(error, &command[0]))
 }
 
 /// Runs a command without paging it: this process becomes the command. Returns only when that cannot be executed.
@@ -241,7 +271,7 @@ fn name_error(error: LaunchError, command: &OsString) -> LaunchError {
 }
 
 /// A command and its tree.
-struct Running<P> {
+struct Running<'a, P> {
     root: i32,
     front_pid: i32,
     /// How the command ended, once it did; its background children may live on.
@@ -257,9 +287,20 @@ struct Running<P> {
     children_left: bool,
     link: Link,
     signals: Signals,
+    rest: Option<Rest<'a>>,
 }
 
-impl<P: Paging> Running<P> {
+impl<P: Paging> Running<'_, P> {
+    fn see_through(mut self) -> Result<Finished, LaunchError> {
+        while !self.over() {
+            if let Err(error) = self.turn() {
+                self.paged.take().map(Paged::finish);
+                return Err(error);
+            }
+        }
+        self.finish()
+    }
+
     fn over(&self) -> bool {
         match &self.past {
             None | Some((Outcome::Detached { .. } | Outcome::Refused(_), ..)) => {
@@ -298,6 +339,10 @@ impl<P: Paging> Running<P> {
                 say(text);
             }
             self.past = Some((outcome, stats, Instant::now()));
+        }
+        if let Some(binary) = self.paged.as_mut().and_then(Paged::asked) {
+            let Err(reason) = self.upgrade(&binary);
+            self.paged.iter_mut().for_each(|paged| paged.not_upgraded(reason.clone()));
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::unistd::{ForkResult, fork, pipe2, read, write};
+use serde::{Deserialize, Serialize};
 
 use super::signals::{Inherited, Signals, restore_pipe};
 use crate::inject::EVICTOR_NAME;
@@ -49,7 +50,7 @@ pub(super) enum State {
 }
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum End {
     /// By itself, with this status.
     Exited(u8),

@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{ForkResult, fork};
+use serde::{Deserialize, Serialize};
 
 use super::child::{self, End, State};
 use super::signals::Signals;
 use crate::exit::EXIT_GMS;
-use crate::keeper::Keeper;
+use crate::handed::{Descriptors, Number};
+use crate::keeper::{Keeper, KeeperRecord};
 use crate::kernel::pidfd::pidfd_open;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
@@ -48,6 +50,8 @@ pub struct Front {
 pub struct Link {
     front: OwnedFd,
     keeper: Keeper,
+    /// The keeper's process.
+    process: OwnedFd,
 }
 
 /// Splits this process, which must have one thread only, with all signals blocked in both.
@@ -64,13 +68,33 @@ pub fn split() -> io::Result<Side> {
             Ok(Side::Front(Front { pager: child.as_raw(), keeper, foreign, signals }))
         }
         ForkResult::Child => {
-            keeper.spawn(true)?;
-            Ok(Side::Pager(Link { front, keeper }, signals))
+            let process = keeper.spawn(true)?;
+            Ok(Side::Pager(Link { front, keeper, process }, signals))
         }
     }
 }
 
+/// What the next binary of the pager is told of its link.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LinkRecord {
+    front: Number,
+    keeper: KeeperRecord,
+}
+
 impl Link {
+    /// What the next binary needs.
+    pub(super) fn hand_over(&self, to: &mut Descriptors) -> Option<LinkRecord> {
+        let keeper = self.keeper.hand_over(&self.process, to)?;
+        Some(LinkRecord { front: to.give(&self.front), keeper })
+    }
+
+    /// The link again, with another keeper; and the keeper before. This process must have one thread only.
+    pub(super) fn again(record: LinkRecord) -> io::Result<(Link, OwnedFd)> {
+        let (front, (keeper, before)) = (record.front.take()?, Keeper::again(&record.keeper)?);
+        let process = keeper.spawn(true)?;
+        Ok((Link { front, keeper, process }, before))
+    }
+
     /// See [`Keeper::dismiss`].
     pub fn dismiss_keeper(&self, outcome: &Outcome) {
         self.keeper.dismiss(outcome);
