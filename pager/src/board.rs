@@ -1,10 +1,15 @@
 //! What the processes of one `gms run` or `gms attach` share: one page of memory, which is there before the first of them is forked. It tells how far the command is
 //! and who holds its pages, also to one of them that was stopped meanwhile, or comes late.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use nix::sys::stat::fstat;
+use nix::unistd::ftruncate;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +21,7 @@ pub(crate) enum End {
 }
 
 /// This process's.
-static BOARD: OnceLock<&'static Board> = OnceLock::new();
+static BOARD: OnceLock<(OwnedFd, &'static Board)> = OnceLock::new();
 
 /// Added to a status or signal, so that no end is zero.
 const EXITED: u32 = 1 << 8;
@@ -50,12 +55,18 @@ impl End {
 
 /// The process id of the command's parent, in a pager beside which there is one. Both are children of the front.
 pub(crate) fn reaper() -> Option<i32> {
-    let pid = BOARD.get()?.reaper.load(Ordering::Acquire);
+    let pid = BOARD.get()?.1.reaper.load(Ordering::Acquire);
     (pid != 0).then_some(pid)
 }
 
-/// The page. All zero before anything has happened.
+/// The memory of this process's board.
+pub(crate) fn memory() -> Option<BorrowedFd<'static>> {
+    BOARD.get().map(|(memory, _)| memory.as_fd())
+}
+
+/// The page. All zero before anything has happened. Another binary goes on with it: its layout may only grow.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(crate) struct Board {
     over: AtomicBool,
     keeper: AtomicI32,
@@ -68,13 +79,29 @@ pub(crate) struct Board {
 impl Board {
     /// The board of this process, and of those that are forked from now on. It is empty: there is one for the life of a process.
     pub(crate) fn new() -> nix::Result<&'static Board> {
+        let memory = memfd_create("gms-board", MFdFlags::MFD_CLOEXEC)?;
+        ftruncate(&memory, size_of::<Board>() as i64)?;
+        Board::on(memory)
+    }
+
+    /// The board that this process had before it executed this binary.
+    pub(crate) fn again(memory: OwnedFd) -> io::Result<&'static Board> {
+        if fstat(&memory)?.st_size < size_of::<Board>() as i64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Board::on(memory)?)
+    }
+
+    fn on(memory: OwnedFd) -> nix::Result<&'static Board> {
         let length = std::num::NonZeroUsize::MIN;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping; it is never unmapped, and all-zero is a value of the type.
-        unsafe {
-            let page = mmap_anonymous(None, length, access, MapFlags::MAP_SHARED)?;
-            Ok(BOARD.get_or_init(|| page.cast::<Board>().as_ref()))
-        }
+        // SAFETY: a new mapping; it is never unmapped, the file is as long as the type, and what boards have been written with, or all zeros, is a value of
+        // the type.
+        let board = unsafe {
+            let page = mmap(None, length, access, MapFlags::MAP_SHARED, &memory, 0)?;
+            page.cast::<Board>().as_ref()
+        };
+        Ok(BOARD.get_or_init(|| (memory, board)).1)
     }
 
     /// Whether the session has ended such that no process depends on a page any more.

@@ -3,19 +3,23 @@
 //! yet, or not attachable) as soon as they fault. Whose memory that is has to be proved: the thread id in a fault may be one of another PID namespace.
 
 use std::fs;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, pipe2};
+use serde::{Deserialize, Serialize};
 use userfaultfd::Uffd;
 
 use crate::board::Board;
+use crate::handed::{Descriptors, Number};
 use crate::kernel::pagemap::Pagemap;
 use crate::kernel::pidfd::{has_ended, kill, pidfd_open};
 use crate::kernel::proc;
@@ -32,7 +36,7 @@ const NAME: &str = "far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
 /// Where programs can have memory.
-const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
+pub(crate) const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
 /// Bytes read at once of what evictors write: all that the pipe holds.
 const READ_MAX: usize = 64 << 10;
@@ -41,20 +45,52 @@ const WORDS_MAX: usize = 16 << 10;
 /// Fields of /proc/PID/stat, counted from behind the command's name, before the start and the end of the arguments.
 const ARG_START: usize = 45;
 
-static OUTLET: OnceLock<OwnedFd> = OnceLock::new();
+static PIPE: OnceLock<Pipe> = OnceLock::new();
 
-/// Starts the keeper, as a sibling of this process or as its child. This process must have one thread only.
-pub(crate) fn spawn(board: &'static Board, sibling: bool) -> nix::Result<()> {
+/// What evictors write, to the keeper.
+#[derive(Debug)]
+struct Pipe {
+    words: OwnedFd,
+    outlet: OwnedFd,
+}
+
+/// What is handed to the next binary of the pager.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeeperRecord {
+    words: Number,
+    outlet: Number,
+    process: Number,
+}
+
+/// What the next binary needs to have a keeper of its own, and to end this one, whose process is `process`.
+pub(crate) fn hand_over(process: &OwnedFd, to: &mut Descriptors) -> Option<KeeperRecord> {
+    let pipe = PIPE.get()?;
+    let [words, outlet] = [&pipe.words, &pipe.outlet].map(|end| to.give(end));
+    Some(KeeperRecord { words, outlet, process: to.give(process) })
+}
+
+/// The keeper of the binary that this process executed before, which holds all that the pager had then.
+pub(crate) fn again(record: &KeeperRecord) -> io::Result<OwnedFd> {
+    let pipe = Pipe { words: record.words.take()?, outlet: record.outlet.take()? };
+    // Nobody has set it in this process.
+    let _ = PIPE.set(pipe);
+    record.process.take()
+}
+
+/// Starts the keeper, as a sibling of this process or as its child, and returns its process. This process must have one thread only.
+pub(crate) fn spawn(board: &'static Board, sibling: bool) -> nix::Result<OwnedFd> {
     raise_descriptor_limit();
-    let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-    // Set already only if there is another keeper, which there is not.
-    let _ = OUTLET.set(outlet);
+    if PIPE.get().is_none() {
+        let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        let _ = PIPE.set(Pipe { words, outlet });
+    }
+    let words = &PIPE.get().ok_or(Errno::EBADF)?.words;
     let pager = pidfd_open(self_pid())?;
     let mut stack = vec![0; STACK_LEN];
     let mut flags = CloneFlags::CLONE_FILES;
     flags.set(CloneFlags::CLONE_PARENT, sibling);
     let keep = Box::new(|| {
-        keep(&pager, board, &words);
+        keep(&pager, board, words);
         speech::end();
         // SAFETY: it does not return. To return would end this thread only, and the process wait for the one that writes.
         unsafe { libc::_exit(0) }
@@ -63,8 +99,8 @@ pub(crate) fn spawn(board: &'static Board, sibling: bool) -> nix::Result<()> {
     let pid = unsafe { clone(keep, &mut stack, flags, None)? };
     board.set_keeper(pid.as_raw());
     // Its descriptor must stay open: the table is shared.
-    std::mem::forget((pager, words));
-    Ok(())
+    std::mem::forget(pager);
+    pidfd_open(pid.as_raw())
 }
 
 /// The session has ended. Unless the workload had to be killed, no process depends on a page any more, and the keeper ends.
@@ -77,7 +113,7 @@ pub(crate) fn dismiss(board: &Board, outcome: &Outcome) {
 /// Where an evictor writes what it has done after the end of the pager. Not our standard error: whoever controls the workload's memory controls
 /// the evictor too, and may be another user than the one to whom that terminal belongs.
 pub(crate) fn outlet() -> Option<BorrowedFd<'static>> {
-    OUTLET.get().map(AsFd::as_fd)
+    PIPE.get().map(|pipe| pipe.outlet.as_fd())
 }
 
 /// A descriptor or more for each process of the workload: as many as the system lets us have.

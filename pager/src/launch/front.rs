@@ -11,13 +11,15 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{ForkResult, fork, pipe2, read};
+use serde::{Deserialize, Serialize};
 
 use super::child::{self, Held, State};
 use super::reaper::Reaper;
 use super::signals::Signals;
-use crate::board::{Board, End};
+use crate::board::{self, Board, End};
 use crate::exit::EXIT_GMS;
-use crate::keeper;
+use crate::handed::{Descriptors, Number};
+use crate::keeper::{self, KeeperRecord};
 use crate::kernel::pidfd::pidfd_open;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
@@ -51,9 +53,12 @@ pub struct Front {
 /// The pager's hold on the command, by way of its parent.
 pub struct Link {
     board: &'static Board,
+    /// Until it is told to execute the command.
     held: Option<Held>,
     /// Until the reaper has ended.
     news: Option<OwnedFd>,
+    /// The keeper, once it is started.
+    keeper: Option<OwnedFd>,
 }
 
 /// Splits this process, which must have one thread only, with all signals blocked in all.
@@ -71,7 +76,7 @@ pub fn split() -> io::Result<Side> {
     let pager = match unsafe { fork()? } {
         ForkResult::Parent { child } => child.as_raw(),
         ForkResult::Child => {
-            let link = Link { board, held: Some(held), news: Some(heard) };
+            let link = Link { board, held: Some(held), news: Some(heard), keeper: None };
             return Ok(Side::Pager(link, signals));
         }
     };
@@ -89,10 +94,35 @@ pub fn split() -> io::Result<Side> {
     }
 }
 
+/// What the next binary of the pager is told of its link.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LinkRecord {
+    board: Number,
+    news: Number,
+    keeper: KeeperRecord,
+}
+
 impl Link {
+    /// What the next binary needs, if somebody is left to tell it how the command fares.
+    pub(super) fn hand_over(&self, to: &mut Descriptors) -> Option<LinkRecord> {
+        let keeper = keeper::hand_over(self.keeper.as_ref()?, to)?;
+        let (board, news) = (to.give(board::memory()?), to.give(self.news()?));
+        Some(LinkRecord { board, news, keeper })
+    }
+
+    /// The link again, with another keeper; and the keeper before. This process must have one thread only.
+    pub(super) fn again(record: &LinkRecord) -> io::Result<(Link, OwnedFd)> {
+        let board = Board::again(record.board.take()?)?;
+        let before = keeper::again(&record.keeper)?;
+        let mut link = Link { board, held: None, news: Some(record.news.take()?), keeper: None };
+        link.spawn_keeper()?;
+        Ok((link, before))
+    }
+
     /// Starts the keeper beside this process, which must have one thread only.
-    pub(super) fn spawn_keeper(&self) -> nix::Result<()> {
-        keeper::spawn(self.board, true)
+    pub(super) fn spawn_keeper(&mut self) -> nix::Result<()> {
+        self.keeper = Some(keeper::spawn(self.board, true)?);
+        Ok(())
     }
 
     /// See [`keeper::dismiss`].

@@ -36,6 +36,25 @@ impl AgentAddress {
         AgentAddress { last_resort: true, ..self }
     }
 
+    /// Whether it is asked only when no other one can give a page.
+    pub fn is_last_resort(&self) -> bool {
+        self.last_resort
+    }
+
+    /// The id of the node that is the agent, if that is known.
+    pub fn node(&self) -> Option<[u8; 16]> {
+        match self.node.get()? {
+            PeerId::Issued(id) => Some(*id),
+            PeerId::Certificate(_) => None,
+        }
+    }
+
+    /// The same, bound to a node.
+    pub fn of_node(self, id: [u8; 16]) -> AgentAddress {
+        self.bind(PeerId::Issued(id));
+        self
+    }
+
     /// The node has taken the workload: it is the agent from now on. A certificate without an id binds the address to no node. Returns why it is not,
     /// if another was the first.
     fn bind(&self, node: PeerId) -> Option<String> {
@@ -83,7 +102,7 @@ impl Roster {
     }
 
     /// The agents but the first `known`.
-    pub(super) fn since(&self, known: usize) -> Vec<AgentAddress> {
+    pub fn since(&self, known: usize) -> Vec<AgentAddress> {
         self.agents().get(known..).unwrap_or_default().to_vec()
     }
 
