@@ -26,6 +26,9 @@ pub struct AgentStats {
     /// Which agent of this list, from 0, told of it; none if the user named it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learned_from: Option<usize>,
+    /// Its zone (`gms-agent --zone`); none if it has none, or has not told it yet.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub zone: String,
     /// Pages which it was given over the whole session.
     pub pages: u64,
     /// Pages which it holds now.

@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | which page goes out | [`eviction`] | generalized CLOCK (Smith 1978), refault distances as the reference signal |
 //! | to which agent | [`placement`] | power of two choices (Mitzenmacher 1996), GMS weights |
+//! | which agents are far apart | [`spread`] | failure domains |
 //! | how is it noted who has it | [`redundancy`] | sets of agents, numbered |
 //! | how pages outlive agents at less than a copy each | [`stripes`] | Carbink (OSDI'22) |
 //! | when is another agent asked too | [`hedge`] | hedged requests (Dean and Barroso 2013) |
@@ -29,6 +30,7 @@ pub mod prefetch;
 pub mod recall;
 pub mod redundancy;
 pub mod size;
+pub mod spread;
 pub mod stripes;
 
 pub use budget::{Budget, Decision};
@@ -42,4 +44,5 @@ pub use prefetch::{Streams, Window};
 pub use recall::Recall;
 pub use redundancy::{AgentSet, PlacementId, Placements, Redundancy, Shortage};
 pub use size::{Size, SizeError};
+pub use spread::{Site, Sites, Spread};
 pub use stripes::{Codec, Stripes};

@@ -10,6 +10,8 @@
 
 use crate::ids::{AgentId, PageCount};
 use crate::limits::{COST_NS_MIN, EWMA_SHIFT, EXPLORE_SHARE, NEIGHBOURS, REFUSAL_DOUBLINGS_MAX};
+use crate::spread::Site;
+use std::cmp::Reverse;
 use std::time::Duration;
 
 /// What is known of one agent when a page is placed.
@@ -37,6 +39,8 @@ pub struct AgentView {
     pub refusals: u32,
     /// Its memory is a disk's: it gets a copy of every page, and is asked for one when no other agent can give it.
     pub last_resort: bool,
+    /// Where it is: pages are spread.
+    pub site: Site,
 }
 
 impl AgentView {
@@ -74,33 +78,61 @@ pub fn nearest(views: impl IntoIterator<Item = AgentView>) -> Option<AgentId> {
 }
 
 /// The `count` agents which should get the next pages, each all of them, and with them every last resort that takes any; none if fewer are up with room
-/// and credits. The first is chosen from all, the others from the [`NEIGHBOURS`] next ones: so few sets of agents hold pages together, and few pages are
-/// lost when as many agents fail at once as a page has copies (Cidon et al., "Copysets", ATC'13).
+/// and credits. They are in as many zones, and then on as many hosts, as any `count` of those can be. The first is chosen from all, the others from its
+/// [`NEIGHBOURS`]: so few sets of agents hold pages together, and few pages are lost when as many agents fail at once as a page has copies (Cidon et al.,
+/// "Copysets", ATC'13).
 pub fn choose_set(
     placement: &impl Placement,
     views: &[AgentView],
     count: u32,
     random: u64,
 ) -> Vec<AgentId> {
-    let eligible = views.iter().filter(|view| view.eligible()).copied();
+    let (count, eligible) = (count as usize, views.iter().filter(|view| view.eligible()).copied());
     let (last, mut left): (Vec<AgentView>, Vec<AgentView>) =
         eligible.partition(|view| view.last_resort);
-    if left.len() < count as usize {
+    if left.len() < count {
         return Vec::new();
     }
-    let mut chosen = Vec::new();
-    while chosen.len() < count as usize
-        && let Some(next) = placement.choose(&left, mix(random, 4 + chosen.len() as u64))
-    {
-        left.retain(|view| view.id != next);
+    let (mut chosen, mut sites) = (Vec::new(), Vec::new());
+    while chosen.len() < count {
+        let farthest = left.iter().map(|view| view.site.distance(&sites)).max();
+        let far = left.iter().filter(|view| Some(view.site.distance(&sites)) == farthest);
+        let far: Vec<AgentView> = far.copied().collect();
+        let Some(next) = placement.choose(&far, mix(random, 4 + chosen.len() as u64)) else {
+            break;
+        };
         if chosen.is_empty() {
-            left.sort_by_key(|view| (view.id < next, view.id));
-            left.truncate(NEIGHBOURS.max(count as usize - 1));
+            left = neighbours(next, left, count);
         }
+        let found = left.iter().position(|view| view.id == next);
+        sites.extend(found.map(|at| left.swap_remove(at).site));
         chosen.push(next);
     }
     chosen.extend(last.iter().map(|view| view.id));
     chosen
+}
+
+/// An agent, and those with which it holds pages: of a circle of all, in which zones and hosts alternate, the next ones that are far from it, some of them far
+/// from each other, so that any `count` can be chosen as far apart as of all.
+fn neighbours(of: AgentId, mut agents: Vec<AgentView>, count: usize) -> Vec<AgentView> {
+    agents.sort_unstable_by_key(|view| view.id);
+    let sites: Vec<Site> = agents.iter().map(|view| view.site).collect();
+    let mut circle: Vec<_> = Site::alternation(&sites).into_iter().zip(agents).collect();
+    circle.sort_by_key(|(turn, _)| *turn);
+    let start = circle.iter().position(|(_, view)| view.id == of).unwrap_or(0);
+    circle.rotate_left(start);
+    let mut circle: Vec<AgentView> = circle.into_iter().map(|(_, view)| view).collect();
+    let mut near = vec![circle.remove(0)];
+    while near.len() < count {
+        let sites: Vec<Site> = near.iter().map(|view| view.site).collect();
+        let next = (0..circle.len()).min_by_key(|at| Reverse(circle[*at].site.distance(&sites)));
+        let Some(next) = next else { break };
+        near.push(circle.remove(next));
+    }
+    let own = near[0].site;
+    circle.sort_by_key(|view| Reverse(view.site.distance(&[own])));
+    near.extend(circle.into_iter().take((1 + NEIGHBOURS).saturating_sub(near.len())));
+    near
 }
 
 /// Two random candidates, compared by merit.
@@ -215,6 +247,7 @@ impl Feedback {
             inflight,
             refusals: self.refusals,
             last_resort: false,
+            site: Site::default(),
         }
     }
 }
@@ -230,7 +263,9 @@ fn ewma(average: u64, sample: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spread::Spread;
     use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
 
     fn view(id: u8, free: u64, rtt_us: u64) -> AgentView {
         AgentView {
@@ -245,6 +280,7 @@ mod tests {
             inflight: 0,
             refusals: 0,
             last_resort: false,
+            site: Site::default(),
         }
     }
 
@@ -344,8 +380,85 @@ mod tests {
                 inflight,
                 refusals,
                 last_resort: id % 5 == 0,
+                site: Site::default(),
             },
         )
+    }
+
+    fn distinct(mut views: Vec<AgentView>) -> Vec<AgentView> {
+        let mut seen = BTreeSet::new();
+        views.retain(|view| seen.insert(view.id));
+        views
+    }
+
+    /// Agents on some hosts in some zones, a host in one zone.
+    fn sited_views() -> impl Strategy<Value = Vec<AgentView>> {
+        let host = prop_oneof![2 => 0u8..3, 1 => 0u8..12];
+        let agents = prop::collection::vec((any_view(), host), 0..12);
+        (agents, prop::collection::vec(0u8..4, 12)).prop_map(|(agents, zones)| {
+            let place = |host: &u8| (zones[usize::from(*host)], *host);
+            let sites = Site::number(&Vec::from_iter(agents.iter().map(|(_, host)| place(host))));
+            let sited = agents.into_iter().zip(sites);
+            let free =
+                |view: AgentView| PageCount(view.free_frames.0.max(u64::from(view.id.0 % 8)));
+            distinct(
+                sited
+                    .map(|((view, _), site)| AgentView {
+                        site,
+                        free_frames: free(view),
+                        up: true,
+                        ..view
+                    })
+                    .collect(),
+            )
+        })
+    }
+
+    /// The zones of some sites, and the hosts, counted one by one.
+    fn apart(sites: impl Iterator<Item = Site>) -> (usize, usize) {
+        let (mut zones, mut hosts) = (Vec::new(), Vec::new());
+        for site in sites {
+            let is_new = |seen: &[Site], at: usize| {
+                seen.iter()
+                    .all(|other| [site.distance(&[*other]).0, site.distance(&[*other]).1][at])
+            };
+            if is_new(&zones, 0) {
+                zones.push(site);
+            }
+            if is_new(&hosts, 1) {
+                hosts.push(site);
+            }
+        }
+        (zones.len(), hosts.len())
+    }
+
+    /// Two racks of four hosts: each agent gets its share of the pages, and no rack has both copies of one.
+    #[test]
+    fn spread_pages_are_many_at_no_agent() {
+        let sites = Site::number(&Vec::from_iter((0..8u8).map(|id| (id / 4, id))));
+        let views = Vec::from_iter(
+            (0..8).map(|id| AgentView { site: sites[usize::from(id)], ..view(id, 1000, 20) }),
+        );
+        let mut counts = [0u32; 8];
+        for n in 0..20_000 {
+            let chosen = choose_set(&TwoChoices, &views, 2, mix(9, n));
+            assert_ne!(chosen[0].0 / 4, chosen[1].0 / 4);
+            chosen.iter().for_each(|id| counts[usize::from(id.0)] += 1);
+        }
+        assert!(counts.iter().all(|count| (4000..6000).contains(count)), "{counts:?}");
+    }
+
+    /// One host with many agents, one with a single one.
+    #[test]
+    fn agents_of_one_host_share_a_page_only_if_there_is_no_other_host() {
+        let sites = Site::number(&Vec::from_iter((0..6u8).map(|id| ((), id / 5))));
+        let views = Vec::from_iter(
+            (0..6).map(|id| AgentView { site: sites[usize::from(id)], ..view(id, 1000, 20) }),
+        );
+        for n in 0..1000 {
+            assert!(choose_set(&TwoChoices, &views, 2, mix(9, n)).contains(&AgentId(5)));
+            assert_eq!(choose_set(&TwoChoices, &views[..5], 2, mix(9, n)).len(), 2);
+        }
     }
 
     proptest! {
@@ -358,24 +471,19 @@ mod tests {
             }
         }
 
-        /// As many different agents as were asked for, all eligible, whenever there are so many, and few sets. Last resorts come on top.
+        /// As many different agents as were asked for, all eligible, whenever there are so many. Last resorts come on top.
         #[test]
-        fn sets_are_of_eligible_neighbours(
+        fn sets_are_of_eligible_agents(
             views in prop::collection::vec(any_view(), 0..12),
             count in 0u32..4,
             random: u64,
         ) {
+            let views = distinct(views);
             let mut chosen = choose_set(&TwoChoices, &views, count, random);
             let eligible = views.iter().filter(|view| view.eligible());
             let (last, eligible): (Vec<&AgentView>, Vec<&AgentView>) =
                 eligible.partition(|view| view.last_resort);
             let eligible: Vec<AgentId> = eligible.iter().map(|view| view.id).collect();
-            let mut distinct = eligible.clone();
-            distinct.sort_unstable();
-            distinct.dedup();
-            if distinct.len() < eligible.len() {
-                return Ok(());
-            }
             let enough = eligible.len() >= count as usize;
             if enough {
                 let added = chosen.split_off(count as usize);
@@ -384,10 +492,37 @@ mod tests {
             prop_assert_eq!(chosen.len(), if enough { count as usize } else { 0 });
             prop_assert!(chosen.iter().all(|id| eligible.contains(id)));
             prop_assert!(chosen.iter().enumerate().all(|(i, id)| !chosen[..i].contains(id)));
-            for other in chosen.iter().skip(1) {
-                let rank = |id| distinct.iter().position(|d| *d == id).expect("eligible");
-                let after = (rank(*other) + distinct.len() - rank(chosen[0])) % distinct.len();
-                prop_assert!(after <= NEIGHBOURS);
+        }
+
+        /// No set of as many agents is in more zones, or in as many and on more hosts. An agent is with few others, whatever the random number.
+        #[test]
+        fn sets_are_as_far_apart_as_they_can_be_and_few(
+            (views, count) in (sited_views(), 1u32..=4),
+            randoms in prop::collection::vec(any::<u64>(), 20),
+        ) {
+            let takers: Vec<&AgentView> =
+                views.iter().filter(|view| view.eligible() && !view.last_resort).collect();
+            let best = (0u32..1 << takers.len()).filter(|set| set.count_ones() == count).map(|set| {
+                let in_set = takers.iter().enumerate().filter(|(n, _)| set >> n & 1 == 1);
+                apart(in_set.map(|(_, view)| view.site))
+            });
+            let best = best.max();
+            let mut mates: BTreeMap<AgentId, BTreeSet<AgentId>> = BTreeMap::new();
+            for random in randoms {
+                let mut chosen = choose_set(&TwoChoices, &views, count, random);
+                let Some(best) = best else {
+                    prop_assert!(chosen.is_empty());
+                    return Ok(());
+                };
+                chosen.truncate(count as usize);
+                let site = |id: &AgentId| views.iter().find(|view| view.id == *id).map(|view| view.site);
+                prop_assert_eq!(apart(chosen.iter().filter_map(site)), best);
+                mates.entry(chosen[0]).or_default().extend(&chosen[1..]);
+                let told = Spread::of(takers.iter().map(|view| view.site)).of_any(count);
+                prop_assert_eq!(told, Spread::of(chosen.iter().filter_map(site)));
+            }
+            for mates in mates.values() {
+                prop_assert!(mates.len() <= NEIGHBOURS.max(count as usize - 1), "{:?}", mates);
             }
         }
 

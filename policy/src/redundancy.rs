@@ -5,6 +5,7 @@
 
 use crate::ids::AgentId;
 use crate::limits::AGENTS_MAX;
+use crate::spread::{Sites, Spread};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -56,7 +57,12 @@ impl AgentSet {
 
     /// Each of them, in the order of their numbers.
     pub fn agents(self) -> impl Iterator<Item = AgentId> {
-        (0..AGENTS_MAX as u8).map(AgentId).filter(move |&agent| self.has(agent))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let next = left.trailing_zeros();
+            left &= left.checked_sub(1)?;
+            Some(AgentId(next as u8))
+        })
     }
 }
 
@@ -254,7 +260,7 @@ impl Placements {
     }
 }
 
-/// Which copies of a page there are to be: at some agents, and at each of some last resorts.
+/// Which copies of a page there are to be: at some agents, so far apart, and at each of some last resorts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copies {
     /// At how many agents that are no last resorts.
@@ -263,18 +269,29 @@ pub struct Copies {
     pub last_resorts: AgentSet,
     /// Those of them that are to have it.
     pub due: AgentSet,
+    /// Where agents are.
+    pub sites: Sites,
+    /// How far apart at least those are to be that are no last resorts.
+    pub spread: Spread,
 }
 
 impl Copies {
     /// At so many agents, where there are no last resorts.
-    pub const fn at_agents(agents: u32) -> Self {
-        Self { agents, last_resorts: AgentSet::EMPTY, due: AgentSet::EMPTY }
+    pub fn at_agents(agents: u32) -> Self {
+        let (none, spread) = (AgentSet::EMPTY, Spread::default());
+        Self { agents, last_resorts: none, due: none, sites: Sites::ONE, spread }
     }
 
     /// Whether these agents are enough.
-    pub const fn are_at(self, agents: AgentSet) -> bool {
+    pub fn are_at(&self, agents: AgentSet) -> bool {
         agents.without(self.last_resorts).len() >= self.agents
             && self.due.without(agents).is_empty()
+            && self.are_apart(agents)
+    }
+
+    /// Whether these agents are as far apart as they are to be.
+    pub fn are_apart(&self, agents: AgentSet) -> bool {
+        self.spread <= self.sites.spread(agents.without(self.last_resorts).agents())
     }
 }
 
@@ -293,7 +310,7 @@ pub struct Shortage {
 
 impl Shortage {
     /// Whether it is so of a page that these agents have.
-    pub const fn is_of(&self, agents: AgentSet) -> bool {
+    pub fn is_of(&self, agents: AgentSet) -> bool {
         let is_short = !self.copies.are_at(agents.without(self.leaving));
         (is_short || agents.0 & self.recalling.0 != 0) && agents.0 & self.sources.0 != 0
     }
@@ -504,7 +521,7 @@ mod tests {
     #[test]
     fn copies_at_agents_do_not_stand_for_one_at_a_last_resort_nor_the_other_way_round() {
         let [a, b, disk] = [0, 1, 2].map(|n| AgentSet::of(AgentId(n)));
-        let copies = Copies { agents: 1, last_resorts: disk, due: disk };
+        let copies = Copies { last_resorts: disk, due: disk, ..Copies::at_agents(1) };
         assert!(copies.are_at(a.union(disk)));
         assert!(!copies.are_at(a.union(b)) && !copies.are_at(disk));
         // One that cannot be used is not asked for.

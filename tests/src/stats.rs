@@ -23,6 +23,9 @@ pub struct AgentStats {
     pub pages: u64,
     /// Pages which it holds now.
     pub pages_held: u64,
+    /// `--zone`; empty if there is none.
+    #[serde(default)]
+    pub zone: String,
     /// Smoothed round trip.
     pub rtt_us: f64,
     /// Smoothed queue delay.

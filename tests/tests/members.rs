@@ -300,6 +300,49 @@ fn a_pager_told_of_one_agent_uses_all_and_those_that_join_later_and_outlives_the
     assert!(outcome.stderr.contains(&told), "{}", outcome.stderr);
 }
 
+/// Of two zones of two agents each. Without them a third of the pages would be in one zone alone.
+#[test]
+fn a_zone_that_is_lost_as_a_whole_has_no_page_that_the_other_has_not() {
+    let Some(stage) = Stage::set() else { return };
+    let cluster = Cluster::new("zones", &["a", "b", "c", "d"]);
+    let start = |node, zone| cluster.large_agent(node, Mib(128)).args(["--zone", zone]);
+    let a = start("a", "north").start();
+    let join = |node, zone| start(node, zone).args(["--join", &a.addr()]).start();
+    let (b, c, d) = (join("b", "north"), join("c", "south"), join("d", "south"));
+    cluster.wait_until_members(&[&a, &b, &c, &d]);
+    let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
+    let gms = Gms::run(&stage, &program.limit(Duration::from_secs(200))).local(Mib(24));
+    let gms =
+        gms.arg("--agent").arg(c.addr()).arg("--keys").arg(&cluster.0).redundancy("replica:2");
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "round 1\n");
+    wait_until_copied(&proc);
+    let agents = status_of(proc.pid()).expect("a status").agents;
+    let mut zones = Vec::from_iter(agents.iter().map(|agent| agent.zone.as_str()));
+    zones.sort_unstable();
+    assert_eq!(zones, ["north", "north", "south", "south"]);
+    let lost = [a.addr(), b.addr()];
+    a.kill();
+    b.kill();
+    for _ in 0..2 {
+        proc.wait_output(proc.output_len(), "round ");
+    }
+    lost.iter().for_each(|agent| wait_until_missed(&proc, agent));
+    proc.wait_output(proc.output_len(), "round ");
+    proc.wait_error("what gms says of the zone", SOON, |log| {
+        log.contains("pages have copies in one zone").then_some(())
+    });
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
+    assert_paged(&outcome, Mib(64), Mib(24));
+    assert!(
+        outcome.stderr.contains(&format!("agent {}, zone south: ", c.addr())),
+        "{}",
+        outcome.stderr
+    );
+}
+
 /// Agents that were told of come behind the session's own in its list.
 #[test]
 fn the_end_of_a_disk_is_not_taken_for_that_of_an_agent_which_was_told_of() {

@@ -83,10 +83,19 @@ fn agent(agent: &AgentStats, teller: Option<&String>) -> String {
         (true, true) => ", draining: it is about to end",
         (true, false) => "",
     };
+    let zone = zone_of(agent, ", ");
     let teller = teller.map_or_else(String::new, |teller| format!(" (told of by {teller})"));
     format!(
-        "agent {addr}{teller}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{state}"
+        "agent {addr}{zone}{teller}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{state}"
     )
+}
+
+/// The zone of an agent that has one, behind a separator.
+pub(super) fn zone_of(agent: &AgentStats, separator: &str) -> String {
+    match agent.zone.as_str() {
+        "" => String::new(),
+        zone => format!("{separator}zone {zone}"),
+    }
 }
 
 /// Where `--stats` goes. Whatever goes wrong with it is told, and has no influence on the workload or on the exit status.

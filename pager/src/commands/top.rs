@@ -26,6 +26,7 @@ use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 use self::keys::Key;
 use self::view::{COLUMNS, View};
 use super::Failure;
+use super::summary::zone_of;
 use crate::control::{self, Workload};
 use crate::exit::EXIT_USAGE;
 use crate::launch::Signals;
@@ -219,7 +220,8 @@ fn agent(agent: &AgentStats) -> String {
         }
         false => "no connection".into(),
     };
-    format!("agent {}  {} pages  {state}", agent.addr, agent.pages_held)
+    let zone = zone_of(agent, "  ");
+    format!("agent {}{zone}  {} pages  {state}", agent.addr, agent.pages_held)
 }
 
 #[cfg(test)]
@@ -256,6 +258,8 @@ mod tests {
         assert!(text.contains("agent node7:7400  3 pages  no connection"), "{text}");
         let drains = AgentStats { up: true, draining: true, ..AgentStats::default() };
         assert!(agent(&drains).ends_with("queue 0 us  drains"));
+        let sited = AgentStats { zone: "rack-7".into(), addr: "a:1".into(), ..drains };
+        assert!(agent(&sited).starts_with("agent a:1  zone rack-7  0 pages"));
         assert!(!text.contains('\x1b'), "{text:?}");
     }
 

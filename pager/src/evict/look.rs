@@ -411,6 +411,7 @@ impl<T: Transport> EvictThread<T> {
             .map(|(id, view)| AgentStats {
                 addr: lane.name(id).to_owned(),
                 learned_from: lane.learned_from(id),
+                zone: lane.zone(id).to_string(),
                 pages: self.write_back.given(id),
                 pages_held: lock(&self.shared.tables).held_by(id),
                 rtt_us: view.rtt.as_secs_f64() * 1e6,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use gms_policy::ids::{AgentId, ContentId};
 use gms_policy::placement::{AgentView, TwoChoices, choose_set};
 use gms_policy::redundancy::{AgentSet, Copies, Redundancy, Shortage};
+use gms_policy::spread::Spread;
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent, LEASE, PutId};
 use gms_transport::message::Op;
@@ -111,17 +112,22 @@ impl<T: Transport> WriteBack<T> {
 
     /// Pages of which there are fewer copies than were asked for.
     pub fn short(&self, now: Instant) -> u64 {
-        let shortage = Shortage {
-            copies: Copies {
-                agents: self.shared.copies,
-                last_resorts: self.agents.lane().last_resorts(),
-                due: self.agents.lane().last_resorts(),
-            },
-            leaving: self.leaving(now),
-            recalling: AgentSet::EMPTY,
-            sources: self.agents.lane().agents().collect(),
-        };
+        let shortage = self.lacking(now, Spread::default());
         lock(&self.shared.tables).short_of(&shortage)
+    }
+
+    /// What too few copies are, whoever could take more, and how far apart they are to be.
+    fn lacking(&self, now: Instant, spread: Spread) -> Shortage {
+        let lane = self.agents.lane();
+        let copies = Copies {
+            agents: self.shared.copies,
+            last_resorts: lane.last_resorts(),
+            due: lane.last_resorts(),
+            sites: self.copies.sites,
+            spread,
+        };
+        let sources = lane.agents().collect();
+        Shortage { copies, leaving: self.leaving(now), recalling: AgentSet::EMPTY, sources }
     }
 
     /// Pages of which more copies are to be made now, and when another step is due to make more.
@@ -142,7 +148,9 @@ impl<T: Transport> WriteBack<T> {
             let views = self.takers(passed_over);
             let random = self.next_random();
             let agents = choose_set(&TwoChoices, &views, self.copies.agents, random);
-            if agents.is_empty() || !self.are_enough(&agents) {
+            let set = agents.iter().copied().collect();
+            // Who is far enough away has no place for a batch now, and is waited for.
+            if agents.is_empty() || !self.are_enough(set) || !self.copies.are_apart(set) {
                 break;
             }
             match self.put(now, agents) {
@@ -158,10 +166,10 @@ impl<T: Transport> WriteBack<T> {
 
     /// A last resort that has no place for a batch now gets its pages later, by repair. But where it stands in for one of the agents that were asked for, it
     /// is waited for.
-    fn are_enough(&self, agents: &[AgentId]) -> bool {
+    fn are_enough(&self, agents: AgentSet) -> bool {
         let due = self.copies.due;
         let stands_in = self.takes_all() && self.copies.agents < self.shared.copies;
-        !stands_in || due.is_empty() || agents.iter().any(|&agent| due.has(agent))
+        !stands_in || due.is_empty() || due.without(agents) != due
     }
 
     /// Whether a number of copies was asked for: who has not asked gets as many as there is room for, in all that may be under way, since what one agent
@@ -315,7 +323,12 @@ impl<T: Transport> WriteBack<T> {
         self.usable = others.union(due);
         let least = u32::from(due.is_empty());
         let copies = self.shared.copies.min(others.len()).max(least);
-        let copies = Copies { agents: copies, last_resorts, due };
+        let sites = views.iter().map(|view| (view.id, view.site)).collect();
+        // Where there is room, or may be once an answer has come. No page waits for room in another zone.
+        let takes = |view: &&AgentView| has_room(view) || agents.under_way(view.id, Op::Put) > 0;
+        let takers = views.iter().filter(|view| others.has(view.id)).filter(takes);
+        let spread = Spread::of(takers.map(|view| view.site)).of_any(copies);
+        let copies = Copies { agents: copies, last_resorts, due, sites, spread };
         for agent in agents.lane().agents() {
             match agents.lane().is_up(agent) {
                 true => drop(self.away_since.remove(&agent)),

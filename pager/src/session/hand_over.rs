@@ -47,6 +47,8 @@ struct AgentRecord {
     learned_from: Option<String>,
     last_resort: bool,
     node: Option<[u8; 16]>,
+    /// Empty if it is not known, and whether the agent has said so itself.
+    zone: (String, bool),
     session: Option<u64>,
 }
 
@@ -100,11 +102,12 @@ impl Session {
         to: &mut Descriptors,
     ) -> io::Result<SessionRecord> {
         let tables = lock(&self.shared.tables);
-        let agents = self.secrets.roster.since(0).into_iter().enumerate();
+        let agents = self.secrets.roster.all().into_iter().enumerate();
         let agents = agents.map(|(at, agent)| AgentRecord {
             socket: agent.socket,
             last_resort: agent.is_last_resort(),
             node: agent.node(),
+            zone: (agent.zone().0.to_string(), agent.zone().1),
             session: tables.session_of(AgentId(at as u8)),
             name: agent.name,
             learned_from: agent.learned_from,
@@ -162,6 +165,8 @@ fn address(record: &AgentRecord) -> AgentAddress {
     let mut address = AgentAddress::new(record.name.clone(), record.socket);
     address.learned_from.clone_from(&record.learned_from);
     let address = if record.last_resort { address.last_resort() } else { address };
+    let (zone, is_own_word) = &record.zone;
+    let address = address.at(zone.parse().unwrap_or_default(), *is_own_word);
     match record.node {
         Some(node) => address.of_node(node),
         None => address,

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use gms_policy::ids::{AgentId, PageCount};
 use gms_policy::placement::{AgentView, Feedback, Reply, nearest};
 use gms_policy::redundancy::AgentSet;
+use gms_policy::spread::Site;
 
 use super::ClientEvent;
 use super::roster::{AgentAddress, Roster};
-use crate::message::{Control, HelloReply, Op, PagesReply, Status, WorkloadId};
+use crate::message::{Control, HelloReply, Op, PagesReply, Status, WorkloadId, Zone};
 use crate::{CloseCode, CloseReason, ExchangeId, LinkId, PeerId, Transport};
 
 /// How long an agent keeps the workload's pages when it hears nothing.
@@ -34,6 +35,7 @@ enum Phase {
 
 pub(super) struct Peer {
     pub address: AgentAddress,
+    site: Site,
     phase: Phase,
     pub feedback: Feedback,
     /// The session that the agent gave us last.
@@ -54,6 +56,7 @@ impl Peer {
     fn new(now: Instant, address: AgentAddress) -> Peer {
         Peer {
             address,
+            site: Site::default(),
             phase: Phase::Down { retry_at: now },
             feedback: Feedback::default(),
             session: None,
@@ -107,8 +110,10 @@ pub struct Lane<T> {
     /// Features without which an agent is not used.
     required: u64,
     pub(super) peers: Vec<Peer>,
-    /// May have more agents than there are peers: they are added when links are looked after.
+    /// May know more agents, and more of them, than the peers do: they hear of it when links are looked after.
     roster: Roster,
+    /// Which version of it they know.
+    version: usize,
     pub(super) links: BTreeMap<LinkId, AgentId>,
 }
 
@@ -126,6 +131,7 @@ impl<T: Transport> Lane<T> {
             required: 0,
             peers: agents.iter().map(|address| Peer::new(now, address.clone())).collect(),
             roster: Roster::new(agents),
+            version: 0,
             links: BTreeMap::new(),
         }
     }
@@ -160,6 +166,11 @@ impl<T: Transport> Lane<T> {
     /// The name of an agent.
     pub fn name(&self, agent: AgentId) -> &str {
         &self.peers[usize::from(agent.0)].address.name
+    }
+
+    /// Where an agent stands, as far as is known.
+    pub fn zone(&self, agent: AgentId) -> Zone {
+        self.peers[usize::from(agent.0)].address.zone
     }
 
     /// The agents, for all lanes.
@@ -225,7 +236,8 @@ impl<T: Transport> Lane<T> {
         let last_resort = peer.address.last_resort;
         let linked = self.is_up(id);
         let up = linked && !peer.draining;
-        AgentView { last_resort, linked, ..peer.feedback.view(id, up, peer.inflight) }
+        let site = peer.site;
+        AgentView { last_resort, linked, site, ..peer.feedback.view(id, up, peer.inflight) }
     }
 
     /// The agents that are asked when no other one can give a page.
@@ -241,9 +253,8 @@ impl<T: Transport> Lane<T> {
 
     /// Connects again where it is time, and gives up who does not answer a hello.
     pub(super) fn keep_up(&mut self, now: Instant) {
-        if self.roster.count() > self.peers.len() {
-            let added = self.roster.since(self.peers.len());
-            self.peers.extend(added.into_iter().map(|address| Peer::new(now, address)));
+        if self.roster.version() != self.version {
+            self.follow_roster(now);
         }
         for index in 0..self.peers.len() {
             match self.peers[index].phase {
@@ -254,6 +265,18 @@ impl<T: Transport> Lane<T> {
                 }
                 _ => {}
             }
+        }
+    }
+
+    fn follow_roster(&mut self, now: Instant) {
+        // Before what it says is read: what is learned meanwhile is read again.
+        self.version = self.roster.version();
+        for (number, (address, site)) in self.roster.sited().into_iter().enumerate() {
+            if number == self.peers.len() {
+                self.peers.push(Peer::new(now, address.clone()));
+            }
+            let peer = &mut self.peers[number];
+            (peer.address.zone, peer.site) = (address.zone, site);
         }
     }
 

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gms_policy::limits::AGENTS_MAX;
+use gms_policy::spread::Site;
 
 use crate::PeerId;
-use crate::message::MemberEntry;
+use crate::message::{MemberEntry, Zone};
 
 /// An agent's address, its name for messages, and which node is there.
 #[derive(Clone, Debug)]
@@ -20,6 +21,10 @@ pub struct AgentAddress {
     pub learned_from: Option<String>,
     /// See [`AgentView::last_resort`](gms_policy::placement::AgentView::last_resort).
     pub(super) last_resort: bool,
+    /// Where it stands, as far as is known.
+    pub(super) zone: Zone,
+    /// It has said so itself: no other agent's word counts any more.
+    has_told_zone: bool,
     /// The first that has taken the workload, in any lane: the only one that is taken for the agent from then on.
     node: Arc<OnceLock<PeerId>>,
 }
@@ -27,8 +32,15 @@ pub struct AgentAddress {
 impl AgentAddress {
     /// An agent of which no node is known yet. All lanes to it are made from one such value.
     pub fn new(name: String, socket: SocketAddr) -> AgentAddress {
-        let (learned_from, last_resort) = (None, false);
-        AgentAddress { name, socket, learned_from, last_resort, node: Arc::default() }
+        AgentAddress {
+            name,
+            socket,
+            learned_from: None,
+            last_resort: false,
+            zone: Zone::default(),
+            has_told_zone: false,
+            node: Arc::default(),
+        }
     }
 
     /// The same of an agent that is asked when no other one can give a page.
@@ -55,6 +67,17 @@ impl AgentAddress {
         self
     }
 
+    /// Where it stands, as far as is known, and whether it has said so itself.
+    pub fn zone(&self) -> (Zone, bool) {
+        (self.zone, self.has_told_zone)
+    }
+
+    /// The same, at a place that it has told itself (`is_own_word`), or others.
+    pub fn at(mut self, zone: Zone, is_own_word: bool) -> AgentAddress {
+        self.note_zone(zone, is_own_word);
+        self
+    }
+
     /// The node has taken the workload: it is the agent from now on. A certificate without an id binds the address to no node. Returns why it is not,
     /// if another was the first.
     fn bind(&self, node: PeerId) -> Option<String> {
@@ -62,6 +85,16 @@ impl AgentAddress {
             self.node.get_or_init(|| node);
         }
         self.refusal(node)
+    }
+
+    /// Takes note of where it stands, by its own word or by another agent's. Returns whether that is news.
+    fn note_zone(&mut self, zone: Zone, is_own_word: bool) -> bool {
+        let is_news = zone != self.zone && (is_own_word || !self.has_told_zone);
+        if is_news {
+            self.zone = zone;
+        }
+        self.has_told_zone |= is_own_word;
+        is_news
     }
 
     /// Why a node that answers at the address is not the agent. A certificate without an id does not fit where a node is known.
@@ -81,15 +114,14 @@ pub struct Roster(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     agents: Mutex<Vec<AgentAddress>>,
-    /// How many they are, for who looks often.
-    count: AtomicUsize,
+    /// Counts what was learned, for who looks often.
+    version: AtomicUsize,
 }
 
 impl Roster {
     /// Of these agents.
     pub fn new(agents: &[AgentAddress]) -> Roster {
-        let (agents, count) = (Mutex::new(agents.to_vec()), agents.len().into());
-        Roster(Arc::new(Inner { agents, count }))
+        Roster(Arc::new(Inner { agents: Mutex::new(agents.to_vec()), version: 1.into() }))
     }
 
     fn agents(&self) -> MutexGuard<'_, Vec<AgentAddress>> {
@@ -98,12 +130,25 @@ impl Roster {
 
     /// How many agents there are.
     pub fn count(&self) -> usize {
-        self.0.count.load(Ordering::Acquire)
+        self.agents().len()
     }
 
-    /// The agents but the first `known`.
-    pub fn since(&self, known: usize) -> Vec<AgentAddress> {
-        self.agents().get(known..).unwrap_or_default().to_vec()
+    /// The agents, for all that is known of them.
+    pub fn all(&self) -> Vec<AgentAddress> {
+        self.agents().clone()
+    }
+
+    /// Another number when something was learned since; never 0.
+    pub(super) fn version(&self) -> usize {
+        self.0.version.load(Ordering::Acquire)
+    }
+
+    /// The agents, and the site of each. The same IP address is the same host.
+    pub(super) fn sited(&self) -> Vec<(AgentAddress, Site)> {
+        let agents = self.agents();
+        let place = |agent: &AgentAddress| (agent.zone, agent.socket.ip().to_canonical());
+        let sites = Site::number(&Vec::from_iter(agents.iter().map(place)));
+        agents.iter().cloned().zip(sites).collect()
     }
 
     /// The names of those that the user has not named.
@@ -113,11 +158,21 @@ impl Roster {
         learned.map(|agent| agent.name.clone()).collect()
     }
 
-    /// Agent `from` has told of these. Adds those that are not here yet, each bound to the node that it is said to be: nobody else is taken for it.
+    /// Agent `from` has told of these, of itself first. Adds those that are not here yet, each bound to the node that it is said to be: nobody else is taken
+    /// for it.
     pub fn learn(&self, from: &str, members: &[MemberEntry]) {
         let mut agents = self.agents();
-        for member in members {
+        let mut has_news = false;
+        for (number, member) in members.iter().enumerate() {
             let (socket, node) = (member.addr(), PeerId::Issued(member.node));
+            let is_own_word = number == 0;
+            let is_it = |agent: &&mut AgentAddress| match agent.node.get() {
+                Some(known) => *known == node && (!is_own_word || agent.name == from),
+                None => agent.socket == socket && !is_own_word,
+            };
+            if let Some(agent) = agents.iter_mut().find(is_it) {
+                has_news |= agent.note_zone(member.zone(), is_own_word);
+            }
             let is_known = agents
                 .iter()
                 .any(|agent| agent.socket == socket || agent.node.get() == Some(&node));
@@ -129,9 +184,12 @@ impl Roster {
             let learned_from = Some(from.to_owned());
             let address = AgentAddress::new(socket.to_string(), socket);
             address.bind(node);
-            agents.push(AgentAddress { learned_from, ..address });
+            agents.push(AgentAddress { learned_from, zone: member.zone(), ..address });
+            has_news = true;
         }
-        self.0.count.store(agents.len(), Ordering::Release);
+        if has_news {
+            self.0.version.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// As [`AgentAddress::bind`]. An agent that was learned of is not used by another address too: copies of a page would be at the same one.
@@ -173,15 +231,49 @@ mod tests {
         roster.learn("a:1", &told);
         roster.learn("a:1", &told);
         assert_eq!((roster.count(), roster.learned()), (3, vec!["10.0.0.1:3".to_owned()]));
-        let learned = roster.since(2).remove(0);
+        let learned = roster.sited().remove(2).0;
         assert_eq!(learned.learned_from.as_deref(), Some("a:1"));
         assert!(learned.refusal(PeerId::Issued([5; 16])).is_some());
         assert_eq!(roster.bind(&learned, PeerId::Issued([3; 16])), None);
         // The second, which had not answered, is the third.
         let refused = roster.bind(&second, PeerId::Issued([3; 16])).expect("a reason");
         assert!(refused.contains("10.0.0.1:3"), "{refused}");
+        let version = roster.version();
+        roster.learn("a:1", &told);
+        assert_eq!(roster.version(), version, "nothing is new");
         let many: Vec<_> = (10..200).map(|n| member(n, n.into())).collect();
         roster.learn("a:1", &many);
         assert_eq!(roster.count(), AGENTS_MAX);
+    }
+
+    #[test]
+    fn an_agent_stands_where_it_says_itself_and_until_then_where_others_say() {
+        let zone = |label: &str| label.parse::<Zone>().expect("a zone");
+        let of = |node: u8, port, label| {
+            MemberEntry::new([node; 16], ([10, 0, 0, 1], port).into(), 1, zone(label))
+        };
+        let (first, second) = (address(1), address(2));
+        let roster = Roster::new(&[first.clone(), second]);
+        assert_eq!(roster.bind(&first, PeerId::Issued([1; 16])), None);
+        let zones =
+            || Vec::from_iter(roster.sited().iter().map(|(agent, _)| agent.zone.to_string()));
+        // It is asked at an address that it does not know, and tells of one that has not answered yet, and of a third.
+        roster.learn("a:1", &[of(1, 9, "x"), of(2, 2, "y"), of(3, 3, "z")]);
+        assert_eq!(zones(), ["x", "y", "z"]);
+        // One may say it of others that have not said it themselves, in its own name only of itself.
+        roster.learn("10.0.0.1:3", &[of(3, 3, "u"), of(1, 1, "v"), of(2, 2, "w")]);
+        assert_eq!(zones(), ["x", "w", "u"]);
+        roster.learn("a:2", &[of(1, 1, "v")]);
+        roster.learn("a:1", &[of(1, 1, "r")]);
+        assert_eq!(zones(), ["r", "w", "u"]);
+    }
+
+    #[test]
+    fn agents_at_one_ip_address_are_on_one_host() {
+        let at =
+            |ip: &str| AgentAddress::new(ip.into(), format!("{ip}:7").parse().expect("an address"));
+        let roster = Roster::new(&["10.0.0.1", "[::ffff:10.0.0.1]", "10.0.0.2"].map(at));
+        let sites = Vec::from_iter(roster.sited().iter().map(|(_, site)| *site));
+        assert!(sites[0] == sites[1] && sites[0] != sites[2]);
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, SpaceId};
 use gms_policy::redundancy::{AgentSet, Copies, Shortage};
+use gms_policy::spread::Spread;
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, Urgency};
 use gms_transport::message::{Op, PAGES_MAX, Status};
@@ -57,8 +58,28 @@ pub(super) struct Repair {
     left: u64,
     /// Whether there are some of the latter.
     recalled: bool,
+    /// Too few copies.
+    few: Lack,
+    /// Copies that are not as far apart as they could be.
+    near: Lack,
+}
+
+/// Something that copies lack, which is told once it has lasted, and when it is over.
+#[derive(Default)]
+struct Lack {
     since: Option<Instant>,
     told: bool,
+}
+
+impl Lack {
+    /// Whether it is to be told now that it is so, or that it is over.
+    fn note(&mut self, now: Instant, is_so: bool) -> Option<bool> {
+        self.since = is_so.then(|| self.since.unwrap_or(now));
+        let has_lasted = self.since.is_some_and(|since| now.duration_since(since) > TOLD_AFTER);
+        let is_news = self.told != is_so && (has_lasted || !is_so);
+        self.told = if is_news { is_so } else { self.told };
+        is_news.then_some(is_so)
+    }
 }
 
 impl Repair {
@@ -70,8 +91,8 @@ impl Repair {
             next: now,
             left: 0,
             recalled: false,
-            since: None,
-            told: false,
+            few: Lack::default(),
+            near: Lack::default(),
         }
     }
 
@@ -114,6 +135,7 @@ impl<T: Transport> WriteBack<T> {
         }
         let shortage = self.shortage(now);
         self.note_shortage(now, &shortage);
+        self.note_spread(now);
         if self.repair.left == 0 {
             self.repair.next = now + LOOK_EVERY;
             self.repair.found.clear();
@@ -270,40 +292,55 @@ impl<T: Transport> WriteBack<T> {
         let repair = &mut self.repair;
         // Where there is no agent to take a copy there is nothing to be done.
         let short = Shortage { recalling: AgentSet::EMPTY, ..*shortage };
-        let (all, short) = match self.usable.is_empty() {
-            true => (0, 0),
+        let few = Copies { spread: Spread::default(), ..short.copies };
+        let few = Shortage { copies: few, ..short };
+        let [all, short, few] = match self.usable.is_empty() {
+            true => [0; 3],
             false => {
                 let tables = lock(&self.shared.tables);
-                (tables.short_of(shortage), tables.short_of(&short))
+                [shortage, &short, &few].map(|shortage| tables.short_of(shortage))
             }
         };
         (repair.left, repair.recalled) = (all, all > short);
-        let since = match lacking {
-            0 => None,
-            _ => Some(*repair.since.get_or_insert(now)),
-        };
-        repair.since = since;
+        let news = repair.few.note(now, lacking > 0);
         if self.shared.config.quiet {
             return;
         }
         let copies = self.shared.copies + self.agents.lane().last_resorts().len();
         let copies = if copies == 1 { "1 copy" } else { &format!("{copies} copies") };
-        match since {
-            Some(since) if !repair.told && now.duration_since(since) > TOLD_AFTER => {
-                repair.told = true;
-                match short {
-                    0 => note(format_args!(
-                        "pages have fewer than {copies} at agents that stay: they are copied once an agent takes them"
-                    )),
-                    _ => note(format_args!(
-                        "{short} pages have fewer than {copies} at agents that stay: they are copied in the background"
-                    )),
-                }
-            }
-            None if std::mem::take(&mut repair.told) => {
+        match (news, few) {
+            (Some(true), 0) => note(format_args!(
+                "pages have fewer than {copies} at agents that stay: they are copied once an agent takes them"
+            )),
+            (Some(true), _) => note(format_args!(
+                "{few} pages have fewer than {copies} at agents that stay: they are copied in the background"
+            )),
+            (Some(false), _) => {
                 note(format_args!("every page has {copies} at agents that stay again"));
             }
-            _ => {}
+            (None, _) => {}
+        }
+    }
+
+    /// Tells of copies that are nearer to each other than those of other pages could be, with all the agents of the session.
+    fn note_spread(&mut self, now: Instant) {
+        let lane = self.agents.lane();
+        let sites = lane.views().into_iter().filter(|view| !view.last_resort);
+        let spread = Spread::of(sites.map(|view| view.site)).of_any(self.shared.copies);
+        let [near, few] = [spread, Spread::default()].map(|spread| self.lacking(now, spread));
+        let tables = lock(&self.shared.tables);
+        let pages = tables.short_of(&near) - tables.short_of(&few);
+        drop(tables);
+        match self.repair.near.note(now, pages > 0).filter(|_| !self.shared.config.quiet) {
+            Some(true) => note(format_args!(
+                "{pages} pages have copies in one zone, or on one host, that could be farther apart: they are moved once agents elsewhere take them"
+            )),
+            Some(false) => {
+                note(format_args!(
+                    "the copies of every page are as far apart as they can be again"
+                ));
+            }
+            None => {}
         }
     }
 

@@ -8,7 +8,7 @@ use crate::shared::Outcome;
 use crate::tables::{EvictOutcome, FaultAction};
 use gms_transport::client::script::Script;
 use gms_transport::client::{Checksum, PUT_DEADLINE};
-use gms_transport::message::{Control, Feedback, PAGES_MAX, Status};
+use gms_transport::message::{Control, Feedback, MemberEntry, PAGES_MAX, Status};
 use gms_transport::{Event, ExchangeId};
 
 const ID: SpaceId = SpaceId(1);
@@ -306,6 +306,78 @@ fn pages_of_agents_that_were_lost_or_leave_are_copied_anew() {
     }
     assert!(of_all(&thread).iter().all(|set| *set == both()), "{:?}", of_all(&thread));
     assert_eq!(lock(&thread.shared.tables).held_by(AgentId(2)), 0);
+}
+
+/// The first agents are in one zone, the last one in another.
+fn two_zones(agents: u8) -> WriteBack<Script> {
+    let mut thread = redundant(agents.into());
+    let zone = |agent| if agent + 1 < agents { "near" } else { "far" };
+    let told = (0..agents).map(|agent| {
+        let (addr, zone) = (([10, 0, 0, 1], 1).into(), zone(agent).parse().expect("a zone"));
+        MemberEntry::new([agent; 16], addr, 1, zone)
+    });
+    thread.agents.lane().roster().learn("agent-0", &Vec::from_iter(told));
+    network(&mut thread, Instant::now());
+    thread
+}
+
+#[test]
+fn copies_are_in_two_zones_also_while_the_agent_in_one_of_them_is_busy() {
+    let (mut thread, now) = (two_zones(3), Instant::now());
+    let pages = (2 * PUTS_MAX * PAGES_MAX) as u64;
+    evict(&thread, 0..pages);
+    thread.turn(now, true);
+    let sent = thread.agents.take_sent();
+    let to =
+        |agent| sent.iter().filter(|put| thread.agents.agent_of(put.0) == AgentId(agent)).count();
+    assert_eq!((to(0) + to(1), to(2)), (PUTS_MAX, PUTS_MAX));
+    assert!(!thread.agents_are_full(), "it is waited for");
+    answer_all(&mut thread, now, &sent);
+    thread.turn(now, true);
+    answer_with_pages(&mut thread, now);
+    let far = AgentSet::of(AgentId(2));
+    assert!(
+        (0..pages)
+            .all(|n| holders(&thread, n)
+                .is_some_and(|set| set.len() == 2 && set.without(far) != set))
+    );
+}
+
+#[test]
+fn copies_are_in_one_zone_while_the_other_takes_none_and_are_moved_when_it_does() {
+    let (mut thread, mut now) = (two_zones(3), Instant::now());
+    thread.agents.lose(AgentId(2));
+    network(&mut thread, now);
+    (1..40).for_each(|n| evict_zeros(&thread, n));
+    thread.turn(now, true);
+    answer_with_pages(&mut thread, now);
+    assert!((1..40).all(|n| holders(&thread, n) == Some(both())));
+    assert_eq!((thread.short(now), thread.shortage_left().0), (0, 0), "nobody else is there");
+    thread.agents.restart(AgentId(2), 2);
+    network(&mut thread, now);
+    let is_far = |set: AgentSet| set.len() == 2 && set.has(AgentId(2));
+    for _ in 0..20 {
+        now += Duration::from_millis(100);
+        thread.turn(now, true);
+        answer_with_pages(&mut thread, now);
+        assert_eq!(thread.short(now), 0, "told as too few");
+    }
+    assert!((1..40).all(|n| holders(&thread, n).is_some_and(is_far)));
+    assert_eq!(thread.shortage_left().0, 0);
+}
+
+/// It has no room, and says so.
+#[test]
+fn no_page_waits_for_room_in_another_zone() {
+    let (mut thread, now) = (two_zones(3), Instant::now());
+    thread.agents.recall(AgentId(2), 1);
+    thread.agents.ask_status(now);
+    answer_with_pages(&mut thread, now);
+    (1..40).for_each(|n| evict_zeros(&thread, n));
+    thread.turn(now, true);
+    answer_with_pages(&mut thread, now);
+    assert!((1..40).all(|n| holders(&thread, n) == Some(both())));
+    assert_eq!(thread.shortage_left().0, 0);
 }
 
 /// Its host needs memory, by its own words, until it has 10 pages left.
