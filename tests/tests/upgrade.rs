@@ -227,7 +227,7 @@ fn a_binary_that_cannot_go_on_is_refused_before_anything_stops() {
         (stage.path("nowhere"), "No such file"),
         (stage.dir().into(), "is no file"),
         (data, "it says nothing"),
-        (plain, "it says nothing"),
+        (plain, "Permission denied"),
     ];
     for (binary, reason) in cases {
         let outcome = upgrade(before.pid, &binary).expect_code(125);

@@ -17,7 +17,7 @@ use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::pipe2;
+use nix::unistd::{AccessFlags, access, pipe2};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -73,10 +73,7 @@ impl<P: Paging> Running<'_, P> {
     /// Executes another binary in the place of this one. Returns only if that cannot be: why.
     pub(super) fn upgrade(&mut self, path: &Path) -> Result<Infallible, String> {
         let cannot = |error: io::Error| format!("{}: {error}", path.display());
-        let binary = File::open(path).map_err(cannot)?;
-        if !binary.metadata().map_err(cannot)?.is_file() {
-            return Err(format!("{}: is no file", path.display()));
-        }
+        let binary = open(path).map_err(cannot)?;
         probe(&binary).map_err(|reason| format!("{}: {reason}", path.display()))?;
         let before =
             File::open("/proc/self/exe").map_err(|error| format!("its binary: {error}"))?;
@@ -213,6 +210,20 @@ impl Adopted {
     }
 }
 
+/// A file that this process's user may read and execute, whatever its capabilities would allow.
+fn open(path: &Path) -> io::Result<File> {
+    let wanted = AccessFlags::R_OK | AccessFlags::X_OK;
+    access(path, wanted)?;
+    let binary = File::open(path)?;
+    // Its name may be another's by now.
+    access(descriptor_path(&binary).as_str(), wanted)?;
+    if binary.metadata()?.is_file() { Ok(binary) } else { Err(io::Error::other("is no file")) }
+}
+
+fn descriptor_path(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
 /// On the clock that goes on whatever is executed.
 fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default()
@@ -226,7 +237,7 @@ fn execute(binary: &File, handed: &File, instead: Option<&str>) -> io::Error {
         arguments.into_iter().chain(instead).map(CString::new).collect();
     let set = |flags| fcntl(handed, FcntlArg::F_SETFD(flags)).map_err(io::Error::from);
     let executed = set(FdFlag::empty()).and_then(|_| {
-        let path = CString::new(format!("/proc/self/fd/{}", binary.as_raw_fd()))?;
+        let path = CString::new(descriptor_path(binary))?;
         Ok(nix::unistd::execv(&path, &words?)?)
     });
     let _ = set(FdFlag::FD_CLOEXEC);
@@ -270,7 +281,7 @@ fn probe(binary: &File) -> Result<(), String> {
 fn said_by(binary: &File) -> io::Result<String> {
     let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
     let needed = format!("--probe={}", capabilities("CapPrm:"));
-    let path = CString::new(format!("/proc/self/fd/{}", binary.as_raw_fd()))?;
+    let path = CString::new(descriptor_path(binary))?;
     let words = ["gms", "adopt", &needed].map(CString::new);
     let words = words.into_iter().collect::<Result<Vec<CString>, _>>()?;
     let words: Vec<_> = words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect();
