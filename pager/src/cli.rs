@@ -78,6 +78,8 @@ pub enum Action {
     Top,
     /// Check whether this machine can run gms; each finding comes with its cure
     Doctor(DoctorArgs),
+    /// Show the agents of a cluster, as one of them knows them
+    Members(MembersArgs),
     /// Make, renew, revoke and show the keys of a cluster
     #[command(subcommand)]
     Keys(KeysAction),
@@ -236,6 +238,20 @@ pub struct DoctorArgs {
     /// Also check these keys
     #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
     pub keys: Option<PathBuf>,
+}
+
+/// `gms members`.
+#[derive(Args, Debug)]
+pub struct MembersArgs {
+    /// The agent that is asked; any of the cluster
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_agent)]
+    pub agent: String,
+    /// Directory with the keys of the cluster
+    #[arg(long, value_name = "DIR", env = "GMS_KEYS")]
+    pub keys: PathBuf,
+    /// A JSON list with one object for each member
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `gms keys`.

@@ -91,6 +91,13 @@ pub struct SessionConfig {
     pub quiet: bool,
 }
 
+impl SessionConfig {
+    /// Whether the session's agent is one of its own, the embedded one, and no other is used.
+    pub fn is_embedded(&self) -> bool {
+        self.agents.is_empty()
+    }
+}
+
 /// [`WhenFull`] for the next binary of the pager.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "WhenFull")]

@@ -357,7 +357,7 @@ impl<T: Transport> EvictThread<T> {
             ClientEvent::Ended { get } => self.ended(now, get),
             // Nobody waited for the embedded agent; of others one was up before the command was started.
             ClientEvent::Down { agent, reason }
-                if self.shared.config.agents.is_empty()
+                if self.shared.config.is_embedded()
                     && !lane.has_been_up(agent)
                     && !self.is_detaching() =>
             {
@@ -662,7 +662,7 @@ impl<T: Transport> EvictThread<T> {
         self.await_endings();
         let deadline = Instant::now() + GOODBYE_DEADLINE;
         // The embedded agent ends with the session.
-        if !self.shared.config.agents.is_empty() {
+        if !self.shared.config.is_embedded() {
             self.write_back.agents.goodbye(Instant::now());
         }
         let is_awaited = |agents: &Client<T>| {

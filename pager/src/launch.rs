@@ -170,7 +170,7 @@ impl<P: Paging> Paged<P> {
             *asked = server.serve(Instant::now(), workload, || session.detach());
         }
         let outcome = session.outcome()?;
-        if let (Some(server), Outcome::Detached { lost }) = (control, &outcome) {
+        if let (Some(server), Outcome::Detached { lost, .. }) = (control, &outcome) {
             server.detached(lost.as_deref());
         }
         Some(outcome)
@@ -307,7 +307,7 @@ impl<P: Paging> Running<'_, P> {
         if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
             let stats = self.paged.take().map(Paged::finish).unwrap_or_default();
             self.link.dismiss_keeper(&outcome);
-            if let Outcome::Detached { lost: Some(text) } = &outcome {
+            if let Outcome::Detached { lost: Some(text), .. } = &outcome {
                 say(text);
             }
             self.past = Some((outcome, stats, Instant::now()));

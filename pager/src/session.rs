@@ -126,7 +126,7 @@ impl Session {
         let sockets = sockets(&identity, &agents, 1 + config.fault_threads)?;
         // Keys made for an embedded agent are nobody's to renew.
         let reminder =
-            (!config.agents.is_empty()).then(|| Reminder::new(Instant::now(), identity.clone()));
+            (!config.is_embedded()).then(|| Reminder::new(Instant::now(), identity.clone()));
         give_up_rights()?;
         let mut random = [0u8; 24];
         // SAFETY: the kernel fills the array, which is live and of this length.
@@ -144,7 +144,7 @@ impl Session {
         let client = |socket| lanes.client(socket, seed, |lane| lane);
         let mut greetings = Vec::new();
         let mut clients: Vec<Client<Quic>> = sockets.into_iter().map(client).collect();
-        if !config.agents.is_empty() {
+        if !config.is_embedded() {
             let missing = connect(&mut clients, &mut greetings)?;
             config.agents.extend(roster.learned());
             warn_of(&missing, roster.count(), config.quiet);
@@ -314,7 +314,7 @@ struct Peers {
 }
 
 fn peers(config: &SessionConfig) -> Result<Peers, SessionError> {
-    if config.agents.is_empty() {
+    if config.is_embedded() {
         return embedded(config.export_bytes);
     }
     let fatal = |reason: String| SessionError::Fatal(reason);
@@ -373,7 +373,8 @@ fn give_up_rights() -> Result<(), SessionError> {
     Part::Pager.give_up_rest().map_err(cannot)
 }
 
-fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
+/// The address of an agent.
+pub(crate) fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
     let failed = |reason: String| SessionError::Agent { addr: name.to_owned(), reason };
     let mut found = name
         .to_socket_addrs()

@@ -84,6 +84,8 @@ pub enum Outcome {
     Detached {
         /// What to tell of pages that nobody has any more; they are poisoned.
         lost: Option<String>,
+        /// Not because it was asked for: gms's own agent has ended, and there is no other.
+        is_forced: bool,
     },
     /// The process cannot be paged, and is as it was. The text says why.
     Refused(String),
@@ -361,7 +363,7 @@ impl Shared {
         }
         tables.lose(agent);
         drop(tables);
-        let is_only = self.config.agents.is_empty();
+        let is_only = self.config.is_embedded();
         note(match (is_needed, is_only) {
             (true, _) => format!("{what}, and with it pages that were only there"),
             (false, true) => format!("{what}: the workload goes on without paging"),

@@ -352,6 +352,22 @@ fn a_workload_of_which_its_own_agent_had_no_page_outlives_that() {
     assert!(proc.finish().expect_code(0).text().ends_with("ended, every page right\n"));
 }
 
+#[test]
+fn attach_fails_when_its_own_agent_has_ended_and_its_process_runs_on() {
+    let Some(stage) = Stage::set() else { return };
+    let program = Program::new([c_program("verify")]).args(["32", "forever"]).stdin_open();
+    let mut workload = program.spawn();
+    workload.wait_output(0, "round 1\n");
+    let gms = Gms::attach(&stage, workload.pid()).local(Mib(256));
+    let (pager, _, agent) = start_embedded(gms, Mib(0));
+    kill_now(agent);
+    let outcome = pager.finish().expect_code(125);
+    assert!(outcome.stderr.contains("gms's own agent has ended; process"), "{}", outcome.stderr);
+    workload.wait_output(workload.output_len(), "round ");
+    workload.close_stdin();
+    assert!(workload.finish().expect_code(0).text().ends_with("ended, every page right\n"));
+}
+
 /// Without a front, which would kill what the pager leaves.
 #[test]
 fn an_agent_ends_with_the_pager_whose_own_it_is() {

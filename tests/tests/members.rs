@@ -183,6 +183,31 @@ fn agents_find_each_other_by_any_of_the_addresses_that_they_are_told() {
 }
 
 #[test]
+fn members_are_shown_by_a_command_and_its_errors_say_what_to_do() {
+    let Some(_stage) = Stage::set() else { return };
+    let cluster = Cluster::new("command", &["a", "b"]);
+    let a = cluster.agent("a").args(["--zone", "rack-1"]).start();
+    let b = cluster.agent("b").args(["--join", &a.addr()]).start();
+    cluster.wait_until_members(&[&a, &b]);
+    let ask = |addr: &str| Gms::line(["members", "--agent", addr, "--keys"]).arg(&cluster.0);
+    let shown = ask(&a.addr()).finish().expect_code(0).text();
+    let lines = Vec::from_iter(shown.lines());
+    assert_eq!(lines.len(), 3, "{shown}");
+    for part in [a.addr(), "rack-1".into(), "alive".into(), "16 MiB".into()] {
+        assert!(lines[1].contains(&part), "{shown}");
+    }
+    assert!(lines[2].contains(&b.addr()), "{shown}");
+    let json = ask(&b.addr()).arg("--json").finish().expect_code(0);
+    let members: Vec<serde_json::Value> = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!((&members[0]["address"], &members[0]["zone"]), (&b.addr().into(), &().into()));
+    assert_eq!((&members[1]["address"], &members[1]["zone"]), (&a.addr().into(), &"rack-1".into()));
+    let gone = format!("127.0.0.1:{}", free_port());
+    let failed = ask(&gone).finish().expect_code(125);
+    assert!(failed.stderr.contains(&format!("gms: agent {gone}: ")), "{}", failed.stderr);
+    Gms::line(["members", "--agent", &gone]).finish().expect_code(2);
+}
+
+#[test]
 fn a_killed_agent_is_gone_and_known_by_another_incarnation_when_it_is_back() {
     let Some(_stage) = Stage::set() else { return };
     let cluster = Cluster::new("kill", &["a", "b", "c"]);

@@ -206,6 +206,20 @@ const PROSE: &[Prose] = &[
         ],
     },
     Prose {
+        page: "gms-members",
+        sections: &[
+            ("FILES", &[KEYS]),
+            ("ENVIRONMENT", &[("GMS_KEYS", "Directory of the keys, unless --keys names one.")]),
+            (
+                "EXAMPLES",
+                &[(
+                    "gms members --agent node1:7400 --keys keys --json | jq 'map(.free_bytes) | add'",
+                    "How much memory is free in the cluster.",
+                )],
+            ),
+        ],
+    },
+    Prose {
         page: "gms-keys",
         sections: &[(
             "FILES",

@@ -52,8 +52,15 @@ pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
             Err(Failure::new(EXIT_GMS, format!("workload killed: {reason}")))
         }
         Outcome::Refused(reason) => Err(cannot(reason)),
-        Outcome::Detached { lost: Some(text) } => Err(Failure::new(EXIT_GMS, text)),
-        Outcome::Detached { lost: None } if !options.quiet => {
+        Outcome::Detached { lost: Some(text), .. } => Err(Failure::new(EXIT_GMS, text)),
+        Outcome::Detached { lost: None, is_forced: true } => Err(Failure::new(
+            EXIT_GMS,
+            format!(
+                "gms's own agent has ended; process {} runs on without gms, with all its pages: attach it again",
+                args.pid
+            ),
+        )),
+        Outcome::Detached { lost: None, is_forced: false } if !options.quiet => {
             say(format!("all pages are home; process {} runs on without gms", args.pid));
             Ok(0)
         }

@@ -4,6 +4,7 @@ mod attach;
 mod detach;
 mod doctor;
 mod keys;
+mod members;
 mod pages;
 mod progress;
 mod run;
@@ -82,6 +83,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, Failure> {
         Action::Adopt(args) => upgrade::adopt(&args),
         Action::Top => top::top(),
         Action::Doctor(args) => doctor::doctor(&args),
+        Action::Members(args) => members::members(&args),
         Action::Keys(action) => keys::keys(&action),
         Action::Completion { shell } => pages::completion(shell),
         Action::Man { dir } => pages::man(&dir),

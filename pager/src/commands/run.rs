@@ -92,7 +92,7 @@ impl Rest {
         match &finished.outcome {
             Outcome::Killed(reason) => say(format!("workload killed: {reason}")),
             // Told when that happened; told again to whoever wonders why the command has ended so.
-            Outcome::Detached { lost: Some(text) } if finished.status == BUS_ERROR => {
+            Outcome::Detached { lost: Some(text), .. } if finished.status == BUS_ERROR => {
                 say(format!("the command got SIGBUS: {text}"));
             }
             _ => {}

@@ -588,7 +588,8 @@ impl<T: Transport> EvictThread<T> {
             self.drop_space(space.id);
         }
         self.publish();
-        self.shared.finish(Outcome::Detached { lost });
+        let is_forced = self.own.is_none() && self.shared.config.is_embedded();
+        self.shared.finish(Outcome::Detached { lost, is_forced });
     }
 }
 

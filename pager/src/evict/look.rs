@@ -127,7 +127,7 @@ impl<T: Transport> EvictThread<T> {
             self.next_status = now + STATUS_EVERY;
             self.write_back.agents.ask_status(now);
             // The embedded agent knows no other.
-            if !self.shared.config.agents.is_empty() {
+            if !self.shared.config.is_embedded() {
                 self.write_back.agents.ask_members(now);
             }
             let reminder = self.reminder.as_mut();

@@ -76,7 +76,7 @@ impl Paging for Fake {
         Ok(())
     }
     fn detach(&self) {
-        self.end(Outcome::Detached { lost: None });
+        self.end(Outcome::Detached { lost: None, is_forced: false });
     }
     fn fd(&self) -> BorrowedFd<'_> {
         if is_played("slow") {
