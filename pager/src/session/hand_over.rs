@@ -147,8 +147,8 @@ impl Session {
         };
         let mut demand: Vec<_> = sockets.into_iter().map(client).collect();
         let bulk = demand.remove(0);
-        let reminder = (!shared.config.agents.is_empty())
-            .then(|| Reminder::new(Instant::now(), identity.clone()));
+        let reminder =
+            (!shared.config.is_embedded()).then(|| Reminder::new(Instant::now(), identity.clone()));
         let own = record.evict.own().map_err(odd)?;
         let evict = commands.evict.clone();
         let evict = EvictThread::again(shared.clone(), evict, bulk, record.evict, own.clone());
