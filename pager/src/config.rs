@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use gms_agent::memory::Memory;
 use gms_policy::limits::AGENTS_MAX;
+use gms_policy::shape::Shape;
 use gms_policy::{Bytes, Redundancy, Size, WhenFull};
 use serde::{Deserialize, Serialize};
 
@@ -114,6 +115,9 @@ enum RedundancyRecord {
     Auto,
     None,
     Replica(u8),
+    /// What has stripes is not handed over.
+    #[serde(skip)]
+    Parity(Shape),
 }
 
 /// Where the last copies are.
@@ -212,17 +216,20 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         None if args.disk_size.is_some() => return wrong("--disk-size needs --disk DIR".into()),
         None => None,
     };
+    let is_sealed = args.seal.unwrap_or_default() == Sealing::On;
+    let redundancy = redundancy(args.redundancy, args.agents.len())?;
+    goes_with(redundancy, disk.is_some(), is_sealed)?;
     let page_shift = args.page_size.unwrap_or(PageSize::Small).shift();
     let (keys, trace, verbose, quiet) = (args.keys, args.trace, args.verbose, args.quiet);
     let session = SessionConfig {
         budget_bytes,
         page_shift,
         fault_threads: fault_threads(args.fault_threads)?,
-        redundancy: redundancy(args.redundancy, args.agents.len())?,
+        redundancy,
         disk,
         agents: args.agents,
         keys,
-        seal: args.seal.unwrap_or_default() == Sealing::On,
+        seal: is_sealed,
         export_bytes,
         when_full: args.when_full.map(Into::into).unwrap_or_default(),
         trace,
@@ -252,6 +259,18 @@ fn redundancy(asked: Option<Redundancy>, agents: usize) -> Result<Redundancy, Co
         )));
     }
     Ok(redundancy)
+}
+
+/// Stripes have no part on a disk, and without seals it is not known who gives a wrong part.
+fn goes_with(redundancy: Redundancy, has_disk: bool, is_sealed: bool) -> Result<(), ConfigError> {
+    let other = match (redundancy.shape().is_some(), has_disk, is_sealed) {
+        (true, true, _) => "--disk",
+        (true, _, false) => "--seal off",
+        _ => return Ok(()),
+    };
+    Err(ConfigError::Options(format!(
+        "--redundancy {redundancy} does not work with {other}: leave one of them out"
+    )))
 }
 
 /// The file that is to have each page too.
@@ -472,6 +491,24 @@ mod tests {
             let error = options(text, PagingArgs::default()).expect_err(text);
             assert!(error.starts_with(start) && !error.contains('\n'), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn parity_that_cannot_work_is_refused() {
+        let agent = "agent = 'a:1'\nkeys = 'k'\nredundancy = 'parity:4+1'";
+        for (text, start) in [
+            ("redundancy = 'parity:1+1'", "etc/gms.toml:1: redundancy: \"parity:1+1\" is none of"),
+            ("redundancy = 'parity:4+1'", "--redundancy parity:4+1 needs at least 5 agents, 0 are"),
+            (&format!("{agent}\ndisk = '/'"), "--redundancy parity:4+1 does not work with --disk"),
+            (
+                &format!("{agent}\nseal = 'off'"),
+                "--redundancy parity:4+1 does not work with --seal off",
+            ),
+        ] {
+            let error = options(text, PagingArgs::default()).expect_err(text);
+            assert!(error.starts_with(start), "{text:?}: {error}");
+        }
+        assert!(options(agent, PagingArgs::default()).is_ok());
     }
 
     #[test]

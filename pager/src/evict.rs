@@ -180,7 +180,7 @@ impl<T: Transport> EvictThread<T> {
             halt: Halt::default(),
             outboxes: VecDeque::new(),
             budget,
-            home: Homecoming::new(now),
+            home: Homecoming::new(now, shared.config.redundancy.shape().is_some()),
             zero_hash,
             pulse: Pulse::new(now),
             next_look: now,

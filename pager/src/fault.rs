@@ -31,7 +31,7 @@ use gms_policy::ids::{AgentId, SpaceId};
 use gms_policy::limits::AGENTS_MAX;
 use gms_policy::prefetch::Streams;
 use gms_transport::Transport;
-use gms_transport::client::{Client, GetId, RETRY};
+use gms_transport::client::{Client, GetId, RETRY, Urgency};
 
 use self::demand::Demand;
 pub use self::driver::FaultThread;
@@ -39,6 +39,7 @@ use self::events::{Proof, Stuck};
 use self::fetch::Fetch;
 pub(crate) use self::fetch::look_for_marker;
 use self::unread::Unread;
+use crate::decode::Decoder;
 use crate::homes::{FaultCommand, ThreadIndex};
 use crate::kernel::{Event, Messages, PageFault, ReadError};
 use crate::page_map::Content;
@@ -129,6 +130,8 @@ pub struct FaultCore<T> {
     /// Pages for which threads wait: those that fault on the same page share what was asked.
     pending: BTreeMap<Place, Demand>,
     hedge: Hedge,
+    /// Makes pages of parity.
+    decoder: Decoder,
     /// Faults to be tried again once the events have been read.
     again: Vec<Fault>,
     /// Spaces with a backlog.
@@ -171,6 +174,7 @@ impl<T: Transport> FaultCore<T> {
             let is_up = usize::from(agent.0) < known && agents.lane().is_up(agent);
             shared.homes.tell_link(thread, agent, is_up);
         }
+        let shape = shared.config.redundancy.shape();
         FaultCore {
             shared,
             thread,
@@ -181,6 +185,7 @@ impl<T: Transport> FaultCore<T> {
             fetches: BTreeMap::new(),
             pending: BTreeMap::new(),
             hedge: Hedge::default(),
+            decoder: Decoder::new(now, shape, Urgency::Demand),
             again: Vec::new(),
             behind: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -226,6 +231,7 @@ impl<T: Transport> FaultCore<T> {
             || !self.unproved.is_empty();
         let own = now + if unfinished { AGAIN } else { RETRY };
         let own = self.hedge_due().map_or(own, |due| due.clamp(now, own));
+        let own = self.decoder.due().map_or(own, |due| due.clamp(now, own));
         self.agents.deadline().map_or(own, |deadline| deadline.min(own))
     }
 
@@ -323,6 +329,7 @@ impl<T: Transport> FaultCore<T> {
         self.excuse(now);
         self.repeat(now, clock);
         self.hedge(now);
+        self.make_on(now);
         self.flush(now);
         self.let_guests_go();
     }

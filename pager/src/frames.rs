@@ -7,11 +7,11 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::page_map::PAGE;
 
-/// Page frames which the evict thread fills and all threads read.
+/// Page frames which the evict thread fills, and whoever makes pages of parity, and which all threads read.
 ///
 /// Who may touch a frame follows from the phase of its slot in `Tables`: between `begin_evict` and `finish_evict` only the evict thread,
 /// which writes it; afterwards, until the slot is free again, everybody, reading. A free slot becomes a leaving one only through
-/// the evict thread itself; that thread also fills a free slot at once ([`Frames::fill`]), with the tables locked.
+/// the evict thread itself; whoever has the tables locked also fills a free slot at once ([`Frames::fill`]).
 pub struct Frames {
     file: File,
     memory: MmapRaw,
@@ -51,7 +51,7 @@ impl Frames {
         }
     }
 
-    /// Fills the frame of a slot that has just been taken, with the tables still locked, by the evict thread.
+    /// Fills the frame of a slot that has just been taken, with the tables still locked.
     pub fn fill(&self, slot: u32, page: &[u8]) {
         assert_eq!(page.len(), PAGE as usize);
         // SAFETY: in bounds (checked by `leaving` and above); until the tables are unlocked nobody knows of the slot, see the type's documentation.

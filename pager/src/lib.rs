@@ -5,6 +5,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod control;
+pub mod decode;
 pub mod evict;
 mod evictor;
 pub mod exit;

@@ -58,7 +58,7 @@ pub struct Content {
     pub id: ContentId,
     /// Number of the set of agents that hold them.
     pub placement: PlacementId,
-    /// Those agents, as of the look at the page map: some may have lost them since.
+    /// Those agents that have all of them, as of the look at the page map: some may have lost them since. With parity it is one, or none.
     pub holders: AgentSet,
     /// Checksum (XXH3-64 under the workload's secret seed).
     pub hash: u64,
@@ -127,11 +127,10 @@ impl Entry {
 
     fn decode(self, placements: &Placements) -> State {
         let placement = PlacementId::from_bits(self.word >> PLACEMENT_SHIFT);
-        let content = || Content {
-            id: ContentId(self.word >> ID_SHIFT),
-            placement,
-            holders: placements.agents(placement),
-            hash: self.hash,
+        let content = || {
+            let id = ContentId(self.word >> ID_SHIFT);
+            let holders = placements.holders(placement, id);
+            Content { id, placement, holders, hash: self.hash }
         };
         match self.word & TAGS {
             SLOT => State::Slot((self.word >> ID_SHIFT) as u32),

@@ -488,10 +488,11 @@ fn warn_of(missing: &[Missing], agents: usize, quiet: bool) {
 
 fn stats(shared: &Shared) -> Stats {
     let gauges = lock(&shared.gauges).clone();
-    let (counters, remote, peak, away, map_bytes) = {
+    let (counters, remote, peak, away, map_bytes, taken) = {
         let tables = lock(&shared.tables);
         let (away, peak) = (tables.away_pages(), tables.remote_pages_peak);
-        (tables.counters, tables.remote_pages(), peak, away, tables.map_bytes())
+        let (remote, taken) = (tables.remote_pages(), tables.frames_taken());
+        (tables.counters, remote, peak, away, tables.map_bytes(), taken)
     };
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     Stats {
@@ -521,6 +522,9 @@ fn stats(shared: &Shared) -> Stats {
         agents_full: gauges.full,
         agents_full_s: gauges.full_time.as_secs_f64(),
         copies: shared.copies,
+        parity: shared.config.redundancy.shape().map(|shape| shape.to_string()),
+        taken_bytes: taken * PAGE,
+        pages_made: load(&shared.pages_made),
         disk: shared.config.disk.is_some(),
         short_bytes: gauges.short * PAGE,
         detaching: shared.detaching.load(Ordering::Relaxed),

@@ -147,6 +147,8 @@ pub struct Shared {
     pub prefetched: AtomicU64,
     /// Of those, used.
     pub prefetch_hits: AtomicU64,
+    /// Pages made of the other parts of their stripes.
+    pub pages_made: AtomicU64,
     /// Pages that workers installed for threads that waited.
     pub lent_faults: AtomicU64,
     /// See [`Stats`](crate::stats::Stats).
@@ -213,6 +215,10 @@ impl Shared {
         sizes: Sizes,
     ) -> std::io::Result<(Arc<Shared>, Commands)> {
         let tables = Tables::new(sizes.slots, config.budget_bytes / PAGE)?;
+        let tables = match config.redundancy.shape() {
+            Some(shape) => tables.striped(shape),
+            None => tables,
+        };
         let frames = Frames::new(sizes.slots)?;
         let (shared, commands) = Shared::of(config, seed, sizes, tables, frames)?;
         Ok((Arc::new(shared), commands))
@@ -260,6 +266,7 @@ impl Shared {
             pages_in: AtomicU64::new(0),
             prefetched: AtomicU64::new(0),
             prefetch_hits: AtomicU64::new(0),
+            pages_made: AtomicU64::new(0),
             lent_faults: AtomicU64::new(0),
             lent_hedges: AtomicU64::new(0),
             latency: Mutex::new(latency),

@@ -103,13 +103,23 @@ pub struct Stats {
     /// For how many seconds that was so.
     #[serde(default)]
     pub agents_full_s: f64,
-    /// Agents that are to have each page.
+    /// Agents that are to have each page, or with parity a part of its stripe.
     #[serde(default)]
     pub copies: u32,
+    /// Pages and parity parts of each stripe (`4+1`), if there are stripes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parity: Option<String>,
+    /// With parity: memory that the workload takes at agents, parity and dead pages of stripes included, in bytes.
+    #[serde(default)]
+    pub taken_bytes: u64,
+    /// With parity: pages that were made of other parts of their stripes, because their agents did not give them.
+    #[serde(default)]
+    pub pages_made: u64,
     /// A local disk is to have each page too.
     #[serde(default)]
     pub disk: bool,
-    /// Memory of which agents that stay, or the disk, have fewer copies than that, in bytes: more are made once there are agents for them.
+    /// Memory of which agents that stay, or the disk, have fewer copies than that, in bytes: more are made once there are agents for them. With parity:
+    /// of which an agent of the stripe has lost its part, or leaves with it.
     #[serde(default)]
     pub short_bytes: u64,
     /// All pages are being brought home.

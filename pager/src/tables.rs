@@ -19,11 +19,13 @@ mod order;
 mod repair;
 mod roomless;
 mod space;
+mod stripes;
 mod words;
 
 pub use birth::{Ask, Birth};
 pub use order::{Change, Doubt, Remap, contested, drop_echoes};
 pub use repair::Short;
+pub use stripes::Dealt;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -32,6 +34,7 @@ use std::sync::Arc;
 use gms_policy::eviction::{Clock, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::{AgentSet, Copies, PlacementId};
+use gms_policy::stripes::Stripes;
 
 use self::roomless::Roomless;
 use self::space::SpaceState;
@@ -99,8 +102,10 @@ enum Phase {
     Free,
     /// The MOVE is to come or under way, or a marker could not be left yet. Left by `finish_evict`.
     Leaving,
-    /// The bytes are in the buffer. Left by `start_write`, or when no owner is left.
+    /// The bytes are in the buffer. Left by `start_write` or `deal`, or when no owner is left.
     Ready,
+    /// A part of a stripe that is being written. Left by `answered`, when each of its agents has answered.
+    Dealt(PlacementId),
     /// Written to these agents. Left by `written`, when each has answered.
     Sent {
         placement: PlacementId,
@@ -163,6 +168,9 @@ pub struct Tables {
     leaving: Vec<u32>,
     ready: VecDeque<u32>,
     clock: Clock,
+    /// With parity: the stripes, and the slots of pages that are being written.
+    stripes: Option<Stripes>,
+    dealt: BTreeMap<ContentId, u32>,
     /// Contents with more than one entry.
     shared: HashMap<ContentId, u32>,
     /// Faults that wait for somebody else's work.
@@ -205,6 +213,8 @@ impl Tables {
             leaving: Vec::new(),
             ready: VecDeque::new(),
             clock: Clock::new(budget),
+            stripes: None,
+            dealt: BTreeMap::new(),
             shared: HashMap::new(),
             waiters: HashSet::new(),
             roomless: Roomless::default(),
@@ -478,9 +488,12 @@ impl Tables {
         self.discards.values().map(Vec::len).sum()
     }
 
-    /// Pages of the workload at one agent.
+    /// Pages of the workload at one agent, or parts of stripes, dead pages among them.
     pub fn held_by(&self, agent: AgentId) -> u64 {
-        self.map.placements.held_by(agent)
+        match &self.stripes {
+            Some(stripes) => stripes.held_by(agent),
+            None => self.map.placements.held_by(agent),
+        }
     }
 
     /// Pages at agents.
@@ -506,11 +519,12 @@ impl Tables {
         sessions.len() > 1
     }
 
-    /// Whether any page is only at this agent.
+    /// Whether any page is only at this agent. (With parity none is; what is lost with more agents than that makes good is found out when it is wanted.)
     pub fn depends_on(&self, agent: AgentId) -> bool {
         let only = AgentSet::of(agent);
         // Those may all be of pages that are resident.
-        self.map.placements.only_at(agent) > 0
+        self.stripes.is_none()
+            && self.map.placements.only_at(agent) > 0
             && self.spaces.keys().any(|&space| {
                 let mut found = false;
                 self.map.visit(space, 0..u64::MAX, |_, state| {
@@ -529,6 +543,7 @@ impl Tables {
     /// The agent has lost everything: its copies are no longer good. Returns how often that was so.
     pub fn lose(&mut self, agent: AgentId) -> u32 {
         self.map.placements.lose(agent);
+        self.stripes.iter_mut().for_each(|stripes| stripes.lose(agent));
         self.discards.remove(&agent);
         let losses = self.losses.entry(agent).or_default();
         *losses += 1;
@@ -638,6 +653,7 @@ impl Tables {
         match self.shared.get_mut(&content.id) {
             Some(references) if *references > 2 => *references -= 1,
             Some(_) => drop(self.shared.remove(&content.id)),
+            None if self.stripes.is_some() => self.died(content.id),
             None => {
                 self.map.placements.release(content.placement);
                 let holders = self.map.placements.agents(content.placement);

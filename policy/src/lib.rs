@@ -18,6 +18,7 @@
 //! Besides, [`size`] reads sizes as people write them, the same in every command.
 #![forbid(unsafe_code)]
 
+pub mod agents;
 pub mod budget;
 pub mod eviction;
 pub mod export;
@@ -29,6 +30,7 @@ pub mod placement;
 pub mod prefetch;
 pub mod recall;
 pub mod redundancy;
+pub mod shape;
 pub mod size;
 pub mod spread;
 pub mod stripes;

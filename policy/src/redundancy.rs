@@ -3,74 +3,16 @@
 //! A page's entry has room for a few bits. The agents of a workload form few sets at a time, since pages are placed by the batch and an agent shares them
 //! with its neighbours alone ([`choose_set`](crate::placement::choose_set)): a number for each set that is in use is enough.
 
-use crate::ids::AgentId;
+pub use crate::agents::AgentSet;
+use crate::ids::{AgentId, ContentId};
 use crate::limits::AGENTS_MAX;
+use crate::shape::{DATA_MAX, PARITY_MAX, Shape};
 use crate::spread::{Sites, Spread};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-const _: () = assert!(AGENTS_MAX <= u64::BITS as usize, "a bit for each agent");
 const _: () = assert!(AGENTS_MAX <= 1 << PlacementId::BITS, "a number for each agent alone");
-
-/// Agents of one pager, as a set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AgentSet(u64);
-
-impl AgentSet {
-    /// No agent.
-    pub const EMPTY: Self = Self(0);
-
-    /// Just this agent.
-    ///
-    /// # Panics
-    /// If it is not one of [`AGENTS_MAX`].
-    pub const fn of(agent: AgentId) -> Self {
-        assert!((agent.0 as usize) < AGENTS_MAX, "more agents than there may be");
-        Self(1 << agent.0)
-    }
-
-    /// Whether the agent is one of them.
-    pub const fn has(self, agent: AgentId) -> bool {
-        self.0 & Self::of(agent).0 != 0
-    }
-
-    /// These, and those.
-    pub const fn union(self, others: Self) -> Self {
-        Self(self.0 | others.0)
-    }
-
-    /// These, but for those.
-    pub const fn without(self, others: Self) -> Self {
-        Self(self.0 & !others.0)
-    }
-
-    /// How many there are.
-    pub const fn len(self) -> u32 {
-        self.0.count_ones()
-    }
-
-    /// Whether there is none.
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Each of them, in the order of their numbers.
-    pub fn agents(self) -> impl Iterator<Item = AgentId> {
-        let mut left = self.0;
-        std::iter::from_fn(move || {
-            let next = left.trailing_zeros();
-            left &= left.checked_sub(1)?;
-            Some(AgentId(next as u8))
-        })
-    }
-}
-
-impl FromIterator<AgentId> for AgentSet {
-    fn from_iter<I: IntoIterator<Item = AgentId>>(agents: I) -> Self {
-        agents.into_iter().fold(Self::default(), |set, agent| set.union(Self::of(agent)))
-    }
-}
 
 /// The number of a set of agents, in one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,12 +62,19 @@ pub struct Placements {
     ids: BTreeMap<AgentSet, PlacementId>,
     /// Pages that some agent has.
     pages: u64,
+    /// Of stripes, if each page is at one agent of its set, and the others have other parts.
+    shape: Option<Shape>,
 }
 
 /// Most numbers.
 const NUMBERS: usize = 1 << PlacementId::BITS;
 
 impl Placements {
+    /// None, of sets that stripes of a shape are dealt to.
+    pub fn striped(shape: Shape) -> Placements {
+        Placements { shape: Some(shape), ..Placements::default() }
+    }
+
     /// Pages are about to be written to a set. Returns its number; `None` if none is left, which happens to an agent alone only if it, or others, were
     /// lost some hundred times while pages still refer to that. [`Placements::end_write`] is due for each page.
     pub fn begin_write(&mut self, set: AgentSet, pages: u64) -> Option<PlacementId> {
@@ -181,12 +130,20 @@ impl Placements {
         self.sets.get(usize::from(id.0)).map(|set| set.agents).unwrap_or_default()
     }
 
+    /// Those that have all of a page's bytes: the set, or of a stripe the agent that the page was dealt to.
+    pub fn holders(&self, id: PlacementId, content: ContentId) -> AgentSet {
+        let agents = self.agents(id);
+        let Some(shape) = self.shape else { return agents };
+        let part = shape.part(content, self.members(id));
+        part.map_or(AgentSet::EMPTY, |part| AgentSet(agents.0 & AgentSet::of(part.agent).0))
+    }
+
     /// The set of a number as it was before any of it lost its pages.
     pub fn members(&self, id: PlacementId) -> AgentSet {
         self.sets.get(usize::from(id.0)).map(|set| set.members).unwrap_or_default()
     }
 
-    /// All of it as words, for [`Placements::from_words`].
+    /// All of it as words, for [`Placements::from_words`]. Not of stripes.
     pub fn words(&self) -> Vec<u64> {
         let mut words = vec![self.pages, self.sets.len() as u64];
         for set in &self.sets {
@@ -211,7 +168,7 @@ impl Placements {
         let is_one = |pair: &[u64]| pair.get(1).is_some_and(|id| (*id as usize) < sets.len());
         let ids = ids.chunks(2).all(is_one).then_some(ids)?.chunks_exact(2);
         let ids = ids.map(|pair| (AgentSet(pair[0]), PlacementId::from_bits(pair[1]))).collect();
-        Some(Self { sets, ids, pages })
+        Some(Self { sets, ids, pages, shape: None })
     }
 
     /// The numbers of sets that hold pages, or held them until they lost them.
@@ -249,10 +206,23 @@ impl Placements {
         self.pages_where(|agents| shortage.is_of(agents))
     }
 
-    /// Whether a page is, or is being written, at some of these agents and at no other.
+    /// Pages of stripes of which an agent has lost its part, or leaves with it.
+    pub fn lacking(&self, leaving: AgentSet) -> u64 {
+        let lacks = |set: &&Numbered| set.agents.without(leaving) != set.members;
+        self.sets.iter().filter(lacks).map(|set| set.pages).sum()
+    }
+
+    /// Whether a page is, or is being written, at some of these agents and at no other; with parity, whether more parts of a stripe are, or are lost, than are
+    /// made good.
     pub fn rests_on(&self, agents: AgentSet) -> bool {
-        let rests = |set: AgentSet| !set.is_empty() && set.without(agents).is_empty();
-        self.sets.iter().any(|set| !set.is_free() && rests(set.agents))
+        let rests = |set: &Numbered| match self.shape {
+            Some(shape) => {
+                let lost = set.members.without(set.agents.without(agents));
+                lost.len() as usize > shape.parity()
+            }
+            None => !set.agents.is_empty() && set.agents.without(agents).is_empty(),
+        };
+        self.sets.iter().any(|set| !set.is_free() && rests(set))
     }
 
     fn pages_where(&self, is_meant: impl Fn(AgentSet) -> bool) -> u64 {
@@ -326,6 +296,8 @@ pub enum Redundancy {
     None,
     /// So many: a page is lost when all of them have lost it.
     Replica(u8),
+    /// One, and parity at others: a page is lost when more agents of its stripe have lost their parts than have parity.
+    Parity(Shape),
 }
 
 /// Most copies of a page at agents, a last resort aside.
@@ -334,12 +306,21 @@ pub const COPIES_MAX: u8 = 4;
 pub const HOLDERS_MAX: usize = COPIES_MAX as usize + 1;
 
 impl Redundancy {
-    /// Copies of each page in a session with so many agents.
+    /// Agents to which each page, or its stripe, is written in a session with so many agents.
     pub fn copies(self, agents: usize) -> u32 {
         match self {
             Redundancy::Auto => agents.clamp(1, 2) as u32,
             Redundancy::None => 1,
             Redundancy::Replica(copies) => copies.into(),
+            Redundancy::Parity(shape) => shape.parts() as u32,
+        }
+    }
+
+    /// The shape of its stripes, if it has any.
+    pub const fn shape(self) -> Option<Shape> {
+        match self {
+            Redundancy::Parity(shape) => Some(shape),
+            Redundancy::Auto | Redundancy::None | Redundancy::Replica(_) => None,
         }
     }
 }
@@ -351,7 +332,10 @@ pub struct RedundancyError(String);
 impl fmt::Display for RedundancyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let given = &self.0;
-        write!(f, "{given:?} is none of auto, none, replica:2 ... replica:{COPIES_MAX}")
+        write!(
+            f,
+            "{given:?} is none of auto, none, replica:2 ... replica:{COPIES_MAX}, parity:2+1 ... parity:{DATA_MAX}+{PARITY_MAX}"
+        )
     }
 }
 
@@ -362,11 +346,16 @@ impl FromStr for Redundancy {
 
     fn from_str(text: &str) -> Result<Self, RedundancyError> {
         let copies = || text.strip_prefix("replica:")?.parse().ok();
+        let shape = || {
+            let (data, parity) = text.strip_prefix("parity:")?.split_once('+')?;
+            Shape::new(data.parse().ok()?, parity.parse().ok()?)
+        };
         match text {
             "auto" => Ok(Redundancy::Auto),
             "none" => Ok(Redundancy::None),
-            _ => match copies() {
-                Some(copies @ 2..=COPIES_MAX) => Ok(Redundancy::Replica(copies)),
+            _ => match (copies(), shape()) {
+                (Some(copies @ 2..=COPIES_MAX), _) => Ok(Redundancy::Replica(copies)),
+                (_, Some(shape)) => Ok(Redundancy::Parity(shape)),
                 _ => Err(RedundancyError(text.into())),
             },
         }
@@ -379,6 +368,7 @@ impl fmt::Display for Redundancy {
             Redundancy::Auto => f.write_str("auto"),
             Redundancy::None => f.write_str("none"),
             Redundancy::Replica(copies) => write!(f, "replica:{copies}"),
+            Redundancy::Parity(shape) => write!(f, "parity:{shape}"),
         }
     }
 }

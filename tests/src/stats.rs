@@ -63,6 +63,9 @@ pub struct Stats {
     pub attach_us: f64,
     pub agents_full_s: f64,
     pub short_bytes: u64,
+    /// Not told by builds of before.
+    #[serde(default)]
+    pub pages_made: u64,
     pub processes: u64,
     pub attached: u64,
     pub agents: Vec<AgentStats>,
@@ -94,6 +97,7 @@ pub struct Status {
     pub remote_bytes: u64,
     pub away_bytes: u64,
     pub short_bytes: u64,
+    pub taken_bytes: u64,
     pub agents_full: bool,
     pub detaching: bool,
     pub sealed: bool,

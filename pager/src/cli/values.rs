@@ -108,7 +108,7 @@ pub(super) fn redundancy<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Redundancy>, D::Error> {
     let read = |text: &str| text.parse::<Redundancy>().map_err(|error| error.to_string());
-    from.deserialize_any(Scalar { expects: "auto, none or replica:N", read }).map(Some)
+    from.deserialize_any(Scalar { expects: "auto, none, replica:N or parity:K+M", read }).map(Some)
 }
 
 /// Reads `seal`.

@@ -72,6 +72,7 @@ pub(super) fn state(stats: &Stats) -> &'static str {
     match stats {
         Stats { detaching: true, .. } => "detaching",
         Stats { agents_full: true, .. } => "agents full",
+        Stats { short_bytes: 1.., parity: Some(_), .. } => "rebuilding",
         _ if drains => "agent drains",
         _ if down => "agent down",
         Stats { short_bytes: 1.., .. } => "few copies",
@@ -109,6 +110,8 @@ mod tests {
         assert_eq!(state(&Stats { detaching: true, ..stats }), "detaching");
         let short = Stats { short_bytes: 4096, ..Stats::default() };
         assert_eq!(state(&short), "few copies");
+        let parity = Some("4+1".into());
+        assert_eq!(state(&Stats { parity, ..short.clone() }), "rebuilding");
         assert_eq!(state(&Stats { agents: vec![AgentStats::default()], ..short }), "agent down");
     }
 }

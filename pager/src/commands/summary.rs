@@ -65,6 +65,13 @@ fn redundancy(stats: &Stats) -> Option<String> {
         0 => String::new(),
         bytes => format!(", of {} fewer", Human(bytes)),
     };
+    if let Some(shape) = &stats.parity {
+        let made = match stats.pages_made {
+            0 => String::new(),
+            pages => format!(", {pages} pages made of it"),
+        };
+        return Some(format!("parity {shape} of each page{short}{made}"));
+    }
     let copies = match (stats.copies, stats.disk) {
         (0 | 1, false) => "one copy of each page: it is lost with its agent".into(),
         (0 | 1, true) => format!("one copy of each page at an agent, and one on the disk{short}"),
@@ -187,6 +194,10 @@ mod tests {
         assert!(paragraph(&stats).contains("and one on the disk, of 3 MiB fewer"));
         stats.agents.pop();
         assert!(!paragraph(&stats).contains("each page"));
+        stats.parity = Some("4+1".into());
+        assert!(paragraph(&stats).contains("\nparity 4+1 of each page, of 3 MiB fewer\n"));
+        stats.pages_made = 7;
+        assert!(paragraph(&stats).contains("of 3 MiB fewer, 7 pages made of it"));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::AgentSet;
+use gms_policy::stripes::Read;
 use gms_transport::Transport;
 use gms_transport::client::{self, Failure, GET_DEADLINE, GetId, Urgency};
 use gms_transport::message::{PAGES_MAX, Status};
@@ -82,6 +83,10 @@ pub(super) struct Homecoming {
     failed: BTreeMap<ContentId, AgentSet>,
     /// Agents that have given wrong pages: asked where nobody else can be.
     unsound: AgentSet,
+    /// Pages that their agents do not give are made of parity.
+    has_parity: bool,
+    /// Since when parts are missing of agents that are away.
+    later_since: Option<Instant>,
     mismatches: BTreeMap<Place, u32>,
     lost: Lost,
     /// Pages away, and when that changed.
@@ -89,8 +94,10 @@ pub(super) struct Homecoming {
 }
 
 impl Homecoming {
-    pub(super) fn new(now: Instant) -> Homecoming {
+    pub(super) fn new(now: Instant, has_parity: bool) -> Homecoming {
         Homecoming {
+            has_parity,
+            later_since: None,
             cursors: BTreeMap::new(),
             next_pass: now,
             queued: BTreeMap::new(),
@@ -106,7 +113,8 @@ impl Homecoming {
 
     /// This process did not run for so long.
     pub(super) fn excuse(&mut self, missed: Duration) {
-        self.silent_since.values_mut().for_each(|since| *since += missed);
+        let since = self.silent_since.values_mut().chain(&mut self.later_since);
+        since.for_each(|since| *since += missed);
         self.progress.1 += missed;
     }
 
@@ -131,6 +139,11 @@ impl Homecoming {
     fn is_silent(&self, now: Instant, agent: AgentId) -> bool {
         let since = self.silent_since.get(&agent);
         since.is_some_and(|&since| now.duration_since(since) > GET_DEADLINE)
+    }
+
+    /// Whether agents that are away have had their time to come back, so that a page can be made of their parts.
+    fn is_overdue(&mut self, now: Instant) -> bool {
+        now.duration_since(*self.later_since.get_or_insert(now)) > GET_DEADLINE
     }
 
     /// The agent gave pages back. If more is wanted of it, its time begins anew.
@@ -174,11 +187,11 @@ impl Homecoming {
     fn fail(&mut self, now: Instant, content: Content, agent: AgentId) -> bool {
         if self.failed.len() >= MISMATCHED_MAX && !self.failed.contains_key(&content.id) {
             // Not remembered: the others are asked by chance.
-            return !content.holders.without(AgentSet::of(agent)).is_empty();
+            return self.has_parity || !content.holders.without(AgentSet::of(agent)).is_empty();
         }
         let failed = self.failed.entry(content.id).or_default();
         *failed = failed.union(AgentSet::of(agent));
-        let others = !self.sources(now, content).is_empty();
+        let others = self.has_parity || !self.sources(now, content).is_empty();
         if !others {
             self.failed.remove(&content.id);
         }
@@ -204,6 +217,9 @@ impl<T: Transport> EvictThread<T> {
     /// Brings pages home a step further; when all are, lets the workload go. True if anything was done.
     pub(super) fn bring_home(&mut self, now: Instant) -> bool {
         let copied = self.copy_buffered();
+        for ((space, page), content) in self.write_back.take_unmade() {
+            self.lose(space, &[(page, content)]);
+        }
         let scanned = self.scan(now);
         let asked = self.ask(now);
         let away = lock(&self.shared.tables).away_pages();
@@ -219,7 +235,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// From the write-back buffer, a few at a time.
     fn copy_buffered(&mut self) -> bool {
-        if lock(&self.shared.tables).free_slots() == self.shared.sizes.slots as usize {
+        if lock(&self.shared.tables).is_buffer_free() {
             return false;
         }
         let owners = lock(&self.shared.tables).buffered();
@@ -262,6 +278,7 @@ impl<T: Transport> EvictThread<T> {
         for id in ids {
             while looks > 0
                 && self.home.queued() < QUEUE_HIGH
+                && self.write_back.may_make()
                 && let Some(from) = *self.home.cursors.entry(id).or_insert(Some(0))
             {
                 looks -= 1;
@@ -274,11 +291,22 @@ impl<T: Transport> EvictThread<T> {
 
     /// One look at the page map. Returns pages that are lost.
     fn scan_from(&mut self, now: Instant, id: SpaceId, from: u64) -> Vec<(PageAddr, Content)> {
+        let read = self.write_back.reader();
         let (home, lane) = (&mut self.home, self.write_back.agents.lane());
-        let mut doomed = Vec::new();
+        let (mut doomed, mut unread) = (Vec::new(), Vec::new());
         let tables = lock(&self.shared.tables);
         let next = tables.visit_remote(id, from, ENTRIES_MAX, |page, content| {
             let holders = home.sources(now, content);
+            if let Some(read) = read.as_ref().filter(|_| !lane.is_any_up(holders)) {
+                match read(&tables, content) {
+                    _ if tables.is_doomed((id, page)) => doomed.push((page, content)),
+                    Read::At(_) | Read::Decode(..) => unread.push((page, content)),
+                    Read::Later if !home.is_overdue(now) => {}
+                    Read::Later | Read::Lost => doomed.push((page, content)),
+                    Read::Unknown => {}
+                }
+                return doomed.len().max(unread.len()) < GATED_MAX;
+            }
             if holders.is_empty() || tables.is_doomed((id, page)) {
                 doomed.push((page, content));
                 return doomed.len() < GATED_MAX;
@@ -290,7 +318,11 @@ impl<T: Transport> EvictThread<T> {
             }
             doomed.len() < GATED_MAX
         });
-        home.cursors.insert(id, next);
+        drop(tables);
+        let mut make = |(page, content)| self.write_back.make(now, (id, page), content);
+        // The scan goes on where there was no room for another.
+        let left = unread.iter().position(|&page| !make(page)).map(|at| unread[at].0.get());
+        self.home.cursors.insert(id, left.or(next));
         doomed
     }
 
@@ -352,7 +384,7 @@ impl<T: Transport> EvictThread<T> {
         }
         let wanted = |&(_, content): &(PageAddr, Content)| client::Wanted {
             id: content.id,
-            check: content.hash,
+            check: Some(content.hash),
         };
         let pages = begun.iter().map(wanted).collect();
         let get = self.write_back.agents.get(now, agent, pages, Urgency::Bulk);
@@ -411,6 +443,7 @@ impl<T: Transport> EvictThread<T> {
     /// An agent can be used again.
     pub(super) fn is_back(&mut self, agent: AgentId) {
         self.home.excuse_agent(agent, true);
+        self.home.later_since = None;
     }
 
     /// Pages do not come by this get.
@@ -623,7 +656,7 @@ mod tests {
     #[test]
     fn an_agent_is_silent_only_while_something_is_wanted_of_it() {
         let (start, agent) = (Instant::now(), AgentId(1));
-        let mut home = Homecoming::new(start);
+        let mut home = Homecoming::new(start, false);
         let late = start + GET_DEADLINE + Duration::from_millis(1);
         assert!(!home.is_silent(late, agent));
         home.silent_since.insert(agent, start);
@@ -638,7 +671,7 @@ mod tests {
 
     #[test]
     fn a_page_is_lost_after_some_wrong_checksums() {
-        let mut home = Homecoming::new(Instant::now());
+        let mut home = Homecoming::new(Instant::now(), false);
         let place = |n: u64| (SpaceId(1), PageAddr::containing(n * PAGE));
         let times = (0..PAGE_MISMATCHES_MAX).filter(|_| home.mismatch(place(1))).count();
         assert_eq!(times, 1);

@@ -2,6 +2,7 @@
 //!
 //! `turn` puts what is ready -> `poll` -> `settle`.
 
+mod deal;
 mod repair;
 
 use std::collections::BTreeMap;
@@ -13,13 +14,15 @@ use gms_policy::placement::{AgentView, TwoChoices, choose_set};
 use gms_policy::redundancy::{AgentSet, Copies, Redundancy, Shortage};
 use gms_policy::spread::Spread;
 use gms_transport::Transport;
-use gms_transport::client::{Client, ClientEvent, LEASE, PutId};
+use gms_transport::client::{Client, ClientEvent, LEASE, PutId, Urgency};
 use gms_transport::message::Op;
 
 use self::repair::Repair;
+use crate::decode::Decoder;
+use crate::page_map::Content;
 use crate::shared::Shared;
 use crate::sync::lock;
-use crate::tables::WriteOutcome;
+use crate::tables::{Place, WriteOutcome};
 use crate::torture::{self, Point};
 
 /// Puts under way to one agent.
@@ -35,9 +38,12 @@ const DISCARDS_KEPT: usize = 1 << 20;
 const GONE_AFTER: Duration = Duration::from_secs(10);
 const _: () = assert!(GONE_AFTER.as_secs() < LEASE.as_secs());
 
-struct Put {
-    agent: AgentId,
-    slots: Vec<u32>,
+/// What was put to one agent.
+enum Put {
+    /// Pages of these slots.
+    Pages(AgentId, Vec<u32>),
+    /// Parts of stripes.
+    Parts(AgentId, Vec<ContentId>),
 }
 
 /// See the module's documentation.
@@ -56,6 +62,10 @@ pub struct WriteBack<T> {
     away_since: BTreeMap<AgentId, Instant>,
     discard_at: Instant,
     repair: Repair,
+    /// Makes pages of parity, to be dealt anew or brought home.
+    decoder: Decoder,
+    /// Pages that could not be made.
+    unmade: Vec<(Place, Content)>,
     random: u64,
 }
 
@@ -72,6 +82,8 @@ impl<T: Transport> WriteBack<T> {
             away_since: BTreeMap::new(),
             discard_at: now,
             repair: Repair::new(now),
+            decoder: Decoder::new(now, shared.config.redundancy.shape(), Urgency::Bulk),
+            unmade: Vec::new(),
             random: shared.seed | 1,
             shared,
         }
@@ -100,9 +112,8 @@ impl<T: Transport> WriteBack<T> {
     /// What is under way counts as failed, whatever agents answer.
     pub(super) fn give_puts_up(&mut self) {
         self.return_unheard();
-        for Put { agent, slots } in std::mem::take(&mut self.puts).into_values() {
-            self.settle(agent, &slots, |_| WriteOutcome::Failed);
-        }
+        let puts: Vec<PutId> = self.puts.keys().copied().collect();
+        puts.into_iter().for_each(|put| self.stored(put, 0));
     }
 
     /// What agents were told to forget, and have not answered yet.
@@ -132,7 +143,8 @@ impl<T: Transport> WriteBack<T> {
 
     /// Pages of which more copies are to be made now, and when another step is due to make more.
     pub fn shortage_left(&self) -> (u64, Option<Instant>) {
-        (self.repair.left(), self.repair.due())
+        let due = self.repair.due().into_iter().chain(self.decoder.due()).min();
+        (self.repair.left(), due)
     }
 
     /// Sends what is ready to be written (`puts`), and what agents may forget. True if it put anything.
@@ -140,6 +152,7 @@ impl<T: Transport> WriteBack<T> {
         let mut busy = false;
         let mut passed_over = AgentSet::default();
         self.distrust_agents(now);
+        self.make_on(now);
         match puts {
             true => busy |= self.repair(now),
             false => self.repair.stop(),
@@ -153,7 +166,11 @@ impl<T: Transport> WriteBack<T> {
             if agents.is_empty() || !self.are_enough(set) || !self.copies.are_apart(set) {
                 break;
             }
-            match self.put(now, agents) {
+            let put = match self.decoder.is_able() {
+                true => self.deal(now, &agents),
+                false => self.put(now, agents),
+            };
+            match put {
                 Ok(()) => busy = true,
                 // Its link takes nothing now: the others' may.
                 Err(Some(agent)) => passed_over = passed_over.union(AgentSet::of(agent)),
@@ -213,7 +230,7 @@ impl<T: Transport> WriteBack<T> {
             let put = refused.is_none().then(|| self.agents.put(now, agent, pages));
             match put {
                 Some(Ok(put)) => {
-                    self.puts.insert(put, Put { agent, slots: slots.clone() });
+                    self.puts.insert(put, Put::Pages(agent, slots.clone()));
                 }
                 _ => {
                     refused.get_or_insert(agent);
@@ -230,6 +247,26 @@ impl<T: Transport> WriteBack<T> {
         for (i, &slot) in slots.iter().enumerate().rev() {
             tables.written(slot, agent, outcome(i));
         }
+    }
+
+    /// An agent has stored these pages of a put, and no others.
+    fn stored(&mut self, put: PutId, pages: u64) {
+        let is_stored = |page: usize| pages >> page & 1 == 1;
+        let agent = match self.puts.remove(&put) {
+            Some(Put::Pages(agent, slots)) => {
+                self.settle(agent, &slots, |page| match is_stored(page) {
+                    true => WriteOutcome::Stored,
+                    false => WriteOutcome::Failed,
+                });
+                agent
+            }
+            Some(Put::Parts(agent, parts)) => {
+                self.settle_parts(&parts, is_stored);
+                agent
+            }
+            None => return,
+        };
+        *self.given.entry(agent).or_default() += u64::from(pages.count_ones());
     }
 
     /// What agents may not have heard of is told again.
@@ -267,21 +304,14 @@ impl<T: Transport> WriteBack<T> {
     pub fn poll(&mut self, now: Instant) -> Option<ClientEvent> {
         let event = loop {
             let event = self.agents.poll(now)?;
+            let Some(event) = self.note_part(now, event) else { continue };
             if let Some(event) = self.repaired(event) {
                 break event;
             }
         };
         torture::at(Point::BeforeReply);
         match event {
-            ClientEvent::Stored { put, pages } => {
-                if let Some(Put { agent, slots }) = self.puts.remove(&put) {
-                    self.settle(agent, &slots, |page| match pages >> page & 1 == 1 {
-                        true => WriteOutcome::Stored,
-                        false => WriteOutcome::Failed,
-                    });
-                    *self.given.entry(agent).or_default() += u64::from(pages.count_ones());
-                }
-            }
+            ClientEvent::Stored { put, pages } => self.stored(put, pages),
             ClientEvent::Members { agent, ref members } => {
                 let lane = self.agents.lane();
                 lane.roster().learn(lane.name(agent), members);
@@ -321,7 +351,9 @@ impl<T: Transport> WriteBack<T> {
         let staying = others.without(self.recalling());
         let others = if staying.len() >= self.shared.copies { staying } else { others };
         self.usable = others.union(due);
-        let least = u32::from(due.is_empty());
+        // A stripe has a page at least, and all of its parity.
+        let shape = self.shared.config.redundancy.shape();
+        let least = shape.map_or(u32::from(due.is_empty()), |shape| shape.parity() as u32 + 1);
         let copies = self.shared.copies.min(others.len()).max(least);
         let sites = views.iter().map(|view| (view.id, view.site)).collect();
         // Where there is room, or may be once an answer has come. No page waits for room in another zone.
@@ -337,6 +369,8 @@ impl<T: Transport> WriteBack<T> {
         }
         if (self.untrusted, self.copies) != (untrusted, copies) {
             (self.untrusted, self.copies) = (untrusted, copies);
+            // Of a stripe each page is at one agent. That all of its agents are left is seen to by closing it.
+            let copies = if shape.is_some() { Copies::at_agents(1) } else { copies };
             lock(&self.shared.tables).distrust(untrusted, copies);
         }
     }

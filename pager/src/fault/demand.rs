@@ -12,6 +12,7 @@ use gms_transport::client::{Failure, GetId};
 use gms_transport::message::Status;
 
 use super::FaultCore;
+use crate::decode::End;
 use crate::loans::Wanted;
 use crate::page_map::Content;
 use crate::space::Space;
@@ -84,9 +85,10 @@ impl<T: Transport> FaultCore<T> {
     pub(super) fn note_demanded(&mut self, now: Instant, place: Place, get: GetId, agent: AgentId) {
         let after = self.hedge.after();
         let is_up = self.agents.lane().is_up(agent);
+        let is_able = self.decoder.is_able();
         if let Some(demand) = self.pending.get_mut(&place) {
             demand.note(get, agent);
-            let others = !demand.content.holders.without(demand.asked_of()).is_empty();
+            let others = !demand.content.holders.without(demand.asked_of()).is_empty() || is_able;
             demand.hedge_at = others.then(|| if is_up { now + after } else { now });
         }
     }
@@ -118,7 +120,7 @@ impl<T: Transport> FaultCore<T> {
         if let (Some(agent), Some(Failure::NotHeld(Status::NotFound))) = (agent, failure)
             && is_wanted
             && holders.has(agent)
-            && !(others.is_empty() && asked.is_empty())
+            && (self.decoder.is_able() || !(others.is_empty() && asked.is_empty()))
         {
             // It has said that it had stored it, and was not restarted since.
             self.shared.blame(agent, self.agents.lane().name(agent), "has lost a page");
@@ -132,6 +134,9 @@ impl<T: Transport> FaultCore<T> {
         }
         if !asked.is_empty() {
             return;
+        }
+        if self.decoder.is_able() {
+            return self.make(now, wanted);
         }
         self.end_demand(place);
         // While the workload is being let go, a page that its agent does not give back is the evict thread's to poison; its thread sleeps
@@ -147,6 +152,36 @@ impl<T: Transport> FaultCore<T> {
             }
             _ => format!("agent {name} does not give a page back: {reason}"),
         });
+    }
+
+    /// The agent of a page does not give it: it is made of the other parts of its stripe. Who faults on it waits for that; a worker leaves it to the home.
+    pub(super) fn make(&mut self, now: Instant, Wanted { place, content }: Wanted) {
+        if self.guests.contains_key(&place.0) {
+            return self.give_back(now, place);
+        }
+        self.end_demand(place);
+        self.unproved.retain(|unproved| unproved.0 != place);
+        lock(&self.shared.tables).begin_loan(place);
+        self.decoder.begin(now, place, content);
+    }
+
+    /// What is being made comes on. What has been made is in the write-back buffer: its threads are woken, and fault again.
+    pub(super) fn make_on(&mut self, now: Instant) {
+        for ended in self.decoder.turn(now, &mut self.agents, &self.shared) {
+            let place = ended.place;
+            let gets = self.pending.get(&place).map(Demand::gets);
+            gets.into_iter().flatten().for_each(|get| self.cancel(now, get));
+            self.end_demand(place);
+            if ended.end == End::Made {
+                self.served.push(ended.took);
+            }
+            match ended.end.reason() {
+                // Then the evict thread poisons it, which wakes the thread.
+                Some(_) if self.shared.detaching.load(Ordering::Relaxed) => {}
+                Some(reason) => self.shared.fail(reason),
+                None => self.wake(place),
+            }
+        }
     }
 
     /// When a page is due to be asked of another agent.
@@ -170,6 +205,9 @@ impl<T: Transport> FaultCore<T> {
     fn hedge_one(&mut self, now: Instant, place: Place) {
         let Some(demand) = self.pending.get_mut(&place) else { return };
         demand.hedge_at = Some(now + HEDGE_PAUSE);
+        if self.decoder.makes(place) {
+            return;
+        }
         let (content, failed, asked) = (demand.content, demand.failed, demand.asked_of());
         let holders = lock(&self.shared.tables).holders(content);
         let lane = self.agents.lane();
@@ -183,10 +221,17 @@ impl<T: Transport> FaultCore<T> {
         };
         let others = others.without(too_early);
         let others: AgentSet = others.agents().filter(|&agent| lane.is_up(agent)).collect();
-        if others.is_empty() {
+        if others.is_empty() && !self.decoder.is_able() {
             return;
         }
         if is_vain || self.hedge.take(waited) {
+            if others.is_empty() {
+                // The other parts of its stripe are asked for, beside the page; by its home.
+                return match self.guests.contains_key(&place.0) {
+                    true => self.give_back(now, place),
+                    false => self.decoder.begin(now, place, content),
+                };
+            }
             let is_lent = !is_vain && self.guests.contains_key(&place.0);
             self.shared.lent_hedges.fetch_add(is_lent.into(), Ordering::Relaxed);
             let agent = self.agents.lane().nearest(others);
@@ -196,8 +241,9 @@ impl<T: Transport> FaultCore<T> {
 
     /// An agent has given a wrong page: another one is asked at once, and whoever comes first with the right one is believed.
     pub(super) fn doubt(&mut self, now: Instant, place: Place, agent: AgentId) {
+        let is_able = self.decoder.is_able();
         if let Some(demand) = self.pending.get_mut(&place)
-            && !demand.content.holders.without(demand.asked_of()).is_empty()
+            && (is_able || !demand.content.holders.without(demand.asked_of()).is_empty())
         {
             demand.failed = demand.failed.union(AgentSet::of(agent));
             demand.hedge_at = Some(now);
@@ -207,7 +253,7 @@ impl<T: Transport> FaultCore<T> {
     /// The page comes by one get: the others are given up.
     pub(super) fn end_rivals(&mut self, now: Instant, place: Place, get: GetId) {
         let Some(demand) = self.pending.get(&place) else { return };
-        if demand.content.holders.len() > 1 {
+        if demand.content.holders.len() > 1 || self.decoder.is_able() {
             self.hedge.on_read(now.saturating_duration_since(demand.began));
         }
         for rival in demand.gets().filter(|&rival| rival != get) {

@@ -108,7 +108,10 @@ impl<T: Transport> FaultCore<T> {
         let first = demanded.and_then(source);
         if let (Some(demanded), None) = (demanded, first) {
             self.give_up(&ahead);
-            return self.lost(demanded.place);
+            return match self.decoder.is_able() {
+                true => self.make(now, demanded),
+                false => self.lost(demanded.place),
+            };
         }
         if let (Some(demanded), Some(agent), true) = (demanded, first, ahead.is_empty()) {
             return self.ask(now, agent, vec![demanded], true);
@@ -151,7 +154,7 @@ impl<T: Transport> FaultCore<T> {
     /// Asks an agent for pages; a thread waits for the first of those that are `demanded`.
     pub(super) fn ask(&mut self, now: Instant, agent: AgentId, pages: Vec<Wanted>, demanded: bool) {
         let wanted =
-            |page: &Wanted| client::Wanted { id: page.content.id, check: page.content.hash };
+            |page: &Wanted| client::Wanted { id: page.content.id, check: Some(page.content.hash) };
         let urgency = if demanded { Urgency::Demand } else { Urgency::Ahead };
         let get = self.agents.get(now, agent, pages.iter().map(wanted).collect(), urgency);
         let demand = self.pending.get(&pages[0].place).filter(|_| demanded);
@@ -303,6 +306,8 @@ impl<T: Transport> FaultCore<T> {
     fn handle_events(&mut self, now: Instant, clock: &impl Fn() -> Instant) {
         while let Some(event) = self.agents.poll(now) {
             torture::at(Point::BeforeReply);
+            let event = self.decoder.handle(now, event, &mut self.agents, &self.shared);
+            let Some(event) = event else { continue };
             match event {
                 ClientEvent::Answered { get, control } => self.answered(get, &control),
                 ClientEvent::Arrived { get, pages, bytes } => {

@@ -94,7 +94,7 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// The page is its home's again, which serves the space alone until it has installed one.
-    fn give_back(&mut self, now: Instant, place: Place) {
+    pub(super) fn give_back(&mut self, now: Instant, place: Place) {
         let gets = self.pending.get(&place).map(Demand::gets);
         gets.into_iter().flatten().for_each(|get| self.cancel(now, get));
         if let Some(space) = self.space_of(place.0) {

@@ -111,7 +111,7 @@ pub(crate) fn shared_auto() -> (Arc<Shared>, Commands) {
     Shared::new(config, 7).expect("memory")
 }
 
-fn shared_of(fault_threads: usize, redundancy: Redundancy) -> (Arc<Shared>, Commands) {
+pub(crate) fn shared_of(fault_threads: usize, redundancy: Redundancy) -> (Arc<Shared>, Commands) {
     Shared::new(config_of(fault_threads, redundancy), 7).expect("memory")
 }
 

@@ -77,6 +77,9 @@ impl Session {
         if self.shared.outcome().is_some() {
             return Err("it has ended".into());
         }
+        if self.shared.config.redundancy.shape().is_some() {
+            return Err("its pages are in stripes (--redundancy parity)".into());
+        }
         if self.shared.config.trace.is_some() {
             return Err("it writes a --trace, which would be lost".into());
         }

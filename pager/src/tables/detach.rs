@@ -15,7 +15,7 @@ impl Tables {
 
     /// Pages in the write-back buffer whose bytes are there, each with its slot.
     pub fn buffered(&self) -> Vec<(Place, u32)> {
-        let there = |phase| matches!(phase, Phase::Ready | Phase::Sent { .. });
+        let there = |phase| matches!(phase, Phase::Ready | Phase::Dealt(_) | Phase::Sent { .. });
         let slots = self.slots.iter().enumerate().filter(|(_, slot)| there(slot.phase));
         slots
             .flat_map(|(i, slot)| slot.owners.iter().map(move |owner| (owner.place, i as u32)))

@@ -12,7 +12,12 @@ use crate::page_map::{CONTENT_ID_MAX, Content, State};
 impl Tables {
     /// Slots free for pages on their way out.
     pub fn free_slots(&self) -> usize {
-        self.free.len()
+        self.free.len().saturating_sub(self.kept_slots())
+    }
+
+    /// Whether no page is in the write-back buffer, or on its way there.
+    pub fn is_buffer_free(&self) -> bool {
+        self.free.len() == self.slots.len()
     }
 
     /// Whether the page is ours to take: in a registered range, not being removed, not being fetched.
@@ -79,7 +84,7 @@ impl Tables {
             if !self.is_evictable(place) || self.map.is_full() {
                 continue;
             }
-            let Some(&index) = self.free.last() else { return };
+            let Some(&index) = self.free.last().filter(|_| self.free_slots() > 0) else { return };
             if !self.put(place, State::Slot(index)) {
                 continue;
             }

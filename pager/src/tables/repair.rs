@@ -19,12 +19,13 @@ pub struct Short {
 impl Tables {
     /// Who has the bytes by now.
     pub fn holders(&self, content: Content) -> AgentSet {
-        self.map.placements.agents(content.placement)
+        self.map.placements.holders(content.placement, content.id)
     }
 
     /// Whether there are fewer copies than there are to be.
     pub(super) fn is_short(&self, content: Content) -> bool {
-        !self.copies.are_at(self.holders(content).without(self.untrusted))
+        self.is_closing(content)
+            || !self.copies.are_at(self.holders(content).without(self.untrusted))
     }
 
     /// Whether a page is, or is being written, at some of these agents and at no other.
@@ -32,9 +33,12 @@ impl Tables {
         self.map.placements.rests_on(agents)
     }
 
-    /// Pages of which there are too few copies.
+    /// Pages of which there are too few copies, or of whose stripes some agent has lost its part or leaves with it.
     pub fn short_of(&self, shortage: &Shortage) -> u64 {
-        self.map.placements.short_of(shortage)
+        match self.stripes {
+            Some(_) => self.map.placements.lacking(shortage.leaving),
+            None => self.map.placements.short_of(shortage),
+        }
     }
 
     /// Looks at up to `entries` entries from a page on for such pages, until there are `max`. Resident pages among them are taken for changed from now on,
@@ -46,15 +50,19 @@ impl Tables {
         (mut entries, max): (usize, usize),
     ) -> Short {
         let (mut found, mut kept) = (Short::default(), Vec::new());
+        let is_meant = |content: Content| match &self.stripes {
+            Some(stripes) => stripes.is_closing(content.id),
+            None => shortage.is_of(content.holders),
+        };
         let spaces: Vec<SpaceId> = self.spaces.range(from.0..).map(|(&id, _)| id).collect();
         for space in spaces {
             let begin = if space == from.0 { from.1 } else { 0 };
             self.map.visit(space, begin..u64::MAX, |page, state| {
                 match state {
-                    State::Remote(content) if shortage.is_of(content.holders) => {
+                    State::Remote(content) if is_meant(content) => {
                         found.pages.push(((space, page), content));
                     }
-                    State::Kept(content) if shortage.is_of(content.holders) => {
+                    State::Kept(content) if is_meant(content) => {
                         kept.push((space, page));
                     }
                     State::Remote(_) | State::Kept(_) | State::Slot(_) | State::Empty => {}

@@ -29,6 +29,7 @@ impl Tables {
     pub fn unfit(&self) -> Option<&'static str> {
         let is_sent = |slot: &Slot| matches!(slot.phase, Phase::Sent { .. });
         match () {
+            () if self.stripes.is_some() => Some("its pages are in stripes (--redundancy parity)"),
             () if self.exhausted => Some("its page map is full"),
             () if !self.doomed.is_empty() => Some("pages of it are lost"),
             () if !self.leaving.is_empty() => Some("pages of it are leaving"),

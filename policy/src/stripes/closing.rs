@@ -11,10 +11,10 @@
 //!
 //! Stripes are looked at in the order of their numbers, a few at a time, round and round: nothing but counters is kept to find them by.
 
-use super::shape::{DATA_MAX, StripeId};
 use super::{Phase, Read, Stripe, Stripes};
 use crate::ids::ContentId;
 use crate::redundancy::{AgentSet, PlacementId, Placements};
+use crate::shape::{DATA_MAX, StripeId};
 
 /// Parts that agents hold at most, of those that hold as many live pages without a dead one, in percent.
 pub const PARTS_PERCENT_MAX: u64 = 120;
@@ -87,9 +87,9 @@ struct Aim {
 
 impl Stripes {
     /// Looks at up to `look` stripes, where the last look has ended, and closes those that should be, as long as few are. Agents that leave are to have no part
-    /// in the end. To be called again and again, also while stripes are closing.
-    pub fn close(&mut self, placements: &Placements, leaving: AgentSet, look: usize) {
-        let Some(aim) = self.aim(placements, leaving) else { return };
+    /// in the end; `able` agents take parts, K+M of them if there are as many. To be called again and again, also while stripes are closing.
+    pub fn close(&mut self, placements: &Placements, leaving: AgentSet, able: usize, look: usize) {
+        let Some(aim) = self.aim(placements, leaving, able) else { return };
         let from = self.closing.from;
         let round = self.stripes.range(from..).chain(self.stripes.range(..from));
         let seen: Vec<StripeId> = round.take(look).map(|(&id, _)| id).collect();
@@ -120,24 +120,28 @@ impl Stripes {
     }
 
     /// What to look for; `None` if nothing is to be found.
-    fn aim(&self, placements: &Placements, leaving: AgentSet) -> Option<Aim> {
+    fn aim(&self, placements: &Placements, leaving: AgentSet, able: usize) -> Option<Aim> {
         let batch = (self.stripes.len() as u64 / CLOSING_PART).max(self.shape.data() as u64);
         let room = batch.saturating_sub(self.closing.count);
         let (beyond, rest): (Vec<_>, Vec<_>) =
             placements.in_use().partition(|&set| self.is_beyond_parity(placements, set));
         let missing = rest.into_iter().map(|set| missing(placements, set, leaving)).max();
         let missing = missing.unwrap_or(0);
-        let live = match missing == 0 && self.is_wasteful() {
-            true => self.closing.fewest_live(room).min(self.shape.data() - 1),
+        let data = self.shape.data_at(able);
+        let live = match missing == 0 && self.is_wasteful(data) {
+            true => self.closing.fewest_live(room).min(data - 1),
             false => 0,
         };
         let is_due = room > 0 && (missing > 0 || live > 0) || !beyond.is_empty();
         is_due.then_some(Aim { leaving, missing, live, most: batch })
     }
 
-    /// Whether dead pages, and stripes with few, take more than they may.
-    fn is_wasteful(&self) -> bool {
-        let (data, parts) = (self.shape.data() as u64, self.shape.parts() as u64);
+    /// Whether dead pages, and stripes with few, take more than they may where stripes can have `data` pages.
+    fn is_wasteful(&self, data: usize) -> bool {
+        let (data, parts) = (data as u64, (data + self.shape.parity()) as u64);
+        if data == 0 {
+            return false;
+        }
         let dense = parts * self.live;
         let waste = (data * self.parts).saturating_sub(dense);
         waste > dense * WASTE_PERCENT / 100 + parts * data

@@ -3,7 +3,7 @@
 //!
 //! Why no crate does it, and figures: docs/decisions.md.
 
-use super::shape::{DATA_MAX, PARITY_MAX, Role, Shape};
+use crate::shape::{DATA_MAX, PARITY_MAX, Role, Shape};
 use std::fmt;
 
 /// Powers of the generator 2 modulo x^8 + x^4 + x^3 + x^2 + 1, twice over, and their logarithms.

@@ -1,5 +1,5 @@
 //! Parity: evicted pages are dealt out in *stripes*, each page to another agent, with parity parts at further ones (Zhou et al., "Carbink", OSDI'22), so that a
-//! page is read from one agent, and from the others' parts only after a loss. **The pager does not use it yet**: it will, for `--redundancy parity:K+M`.
+//! page is read from one agent, and from the others' parts only after a loss.
 //!
 //! A stripe takes K+M content ids that follow each other: those of its pages, then those of its parity parts. So a page's entry in the page map is as it is
 //! without parity, a content id and the number of a set of agents: from these follow the stripe, the part and the agent ([`Shape::part`]). What is kept
@@ -10,22 +10,21 @@
 //! read and dealt anew -> gone, when no page is live. A stripe of which a part was not stored, or was lost before all were, is given up as a whole and its
 //! pages are dealt anew.
 //!
-//! There is no stripe that fills: pages wait in the write-back buffer until there are K, and are dealt together. If they cannot wait, fewer are dealt: the
-//! pages that are missing count as zeros, and nobody stores those.
+//! There is no stripe that fills: pages wait in the write-back buffer until there are K, and are dealt together. Where fewer than K+M agents can be used, fewer
+//! are dealt, so that each part is at another agent all the same: the pages that are missing count as zeros, and nobody stores those.
 //!
 //! **A dead page stays part of the sums**, so its agent must keep its bytes until the stripe is gone. Nothing is discarded before: [`Stripes::take_discards`]
 //! gives all parts of a stripe at once. Memory that dead pages take is bounded by closing stripes (`closing.rs`).
 
 mod closing;
 mod codec;
-mod shape;
 
+pub use crate::shape::{DATA_MAX, PARITY_MAX, Part, Role, Shape, StripeId};
 pub use closing::{PARTS_MORE_MAX, PARTS_PERCENT_MAX};
 pub use codec::{Codec, CodecError};
-pub use shape::{DATA_MAX, PARITY_MAX, Part, Role, Shape, StripeId};
 
 use self::closing::Closing;
-use crate::ids::ContentId;
+use crate::ids::{AgentId, ContentId};
 use crate::redundancy::{AgentSet, PlacementId, Placements};
 use std::collections::BTreeMap;
 
@@ -109,6 +108,8 @@ pub struct Stripes {
     next: StripeId,
     /// Parts that agents have, or may have.
     parts: u64,
+    /// Those of each agent, but for what it has lost.
+    held: BTreeMap<AgentId, u64>,
     /// Live pages, but for those found to be lost.
     live: u64,
     closing: Closing,
@@ -125,13 +126,19 @@ impl Stripes {
             // No content has the id 0.
             next: StripeId(1),
             parts: 0,
+            held: BTreeMap::new(),
             live: 0,
             closing: Closing::default(),
             discards: Vec::new(),
         }
     }
 
-    /// Deals a stripe of 1 to K pages to a set of K+M agents. Returns what is to be put where: the pages, in order, and then the parity parts, which
+    /// Their shape.
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Deals a stripe of 1 to K pages to a set of K+M agents, or to fewer agents than that fewer pages ([`Shape::data_at`]). Returns what is to be put where: the pages, in order, and then the parity parts, which
     /// [`Codec::encode`] makes of them. `None` if the set or the number of pages does not fit, or the set can have no number now.
     pub fn deal(
         &mut self,
@@ -139,8 +146,9 @@ impl Stripes {
         members: AgentSet,
         pages: usize,
     ) -> Option<(PlacementId, Vec<Part>)> {
-        let fits = (1..=self.shape.data()).contains(&pages);
-        if !fits || members.len() as usize != self.shape.parts() {
+        let agents = members.len() as usize;
+        let fits = (1..=self.shape.data_at(agents)).contains(&pages);
+        if !fits || agents > self.shape.parts() {
             return None;
         }
         let placement = placements.begin_write(members, pages as u64)?;
@@ -154,6 +162,7 @@ impl Stripes {
         let live = (1 << pages) - 1;
         self.stripes.insert(id, Stripe { placement, live, pages: pages as u8, phase });
         self.parts += parts.len() as u64;
+        parts.iter().for_each(|part| *self.held.entry(part.agent).or_default() += 1);
         self.live += pages as u64;
         Some((placement, parts))
     }
@@ -268,6 +277,16 @@ impl Stripes {
         self.parts
     }
 
+    /// The same of one agent, but for those that it has lost.
+    pub fn held_by(&self, agent: AgentId) -> u64 {
+        self.held.get(&agent).copied().unwrap_or(0)
+    }
+
+    /// The agent has lost every part that was dealt to it before, of which [`Placements::lose`] was told.
+    pub fn lose(&mut self, agent: AgentId) {
+        self.held.remove(&agent);
+    }
+
     /// Whether there is no stripe.
     pub fn is_empty(&self) -> bool {
         self.stripes.is_empty()
@@ -311,7 +330,10 @@ impl Stripes {
         self.parts -= self.shape.contents(number, stripe.pages).count() as u64;
         let parts = self.shape.contents(number, stripe.pages);
         let parts = parts.filter_map(|id| self.shape.part(id, members));
-        self.discards.extend(parts.filter(|part| holders.has(part.agent)));
+        for part in parts.filter(|part| holders.has(part.agent)) {
+            self.held.entry(part.agent).and_modify(|held| *held -= 1);
+            self.discards.push(part);
+        }
     }
 }
 

@@ -24,6 +24,7 @@ struct Dealt {
     pages: Vec<u64>,
     parts: Vec<Part>,
     members: AgentSet,
+    placement: PlacementId,
     /// How often each agent had lost everything.
     losses: Vec<u32>,
     unanswered: usize,
@@ -51,7 +52,7 @@ impl World {
         let agents = shape.parts() + spare;
         World {
             shape,
-            placements: Placements::default(),
+            placements: Placements::striped(shape),
             stripes: Stripes::new(shape),
             agents: vec![BTreeMap::new(); agents],
             losses: vec![0; agents],
@@ -78,13 +79,18 @@ impl World {
 
     /// Deals full stripes, and one of the rest if it `flushes`, to some of the agents that stay.
     fn deal(&mut self, random: u64, flushes: bool) {
-        let data = self.shape.data();
+        self.deal_among(self.shape.parts(), random, flushes);
+    }
+
+    /// The same, of which so many can be used.
+    fn deal_among(&mut self, count: usize, random: u64, flushes: bool) {
+        let data = self.shape.data_at(count);
         while self.buffer.len() >= data || flushes && !self.buffer.is_empty() {
             let pages: Vec<u64> = self.buffer.drain(..data.min(self.buffer.len())).collect();
             let mut able: Vec<AgentId> = self.all().without(self.leaving).agents().collect();
             let by = random as usize % able.len();
             able.rotate_left(by);
-            let members: AgentSet = able.into_iter().take(self.shape.parts()).collect();
+            let members: AgentSet = able.into_iter().take(count).collect();
             self.deal_to(members, pages);
         }
     }
@@ -111,7 +117,8 @@ impl World {
         }
         let (losses, unanswered) = (self.losses.clone(), parts.len());
         let stripe = self.shape.stripe_of(parts[0].id);
-        let dealt = Dealt { pages, parts, members, losses, unanswered, has_failed: false };
+        let dealt =
+            Dealt { pages, parts, members, placement, losses, unanswered, has_failed: false };
         self.dealt.insert(stripe, dealt);
     }
 
@@ -173,6 +180,7 @@ impl World {
 
     fn lose(&mut self, agent: AgentId) {
         self.placements.lose(agent);
+        self.stripes.lose(agent);
         self.losses[usize::from(agent.0)] += 1;
         self.agents[usize::from(agent.0)].clear();
         let lost: Vec<(u64, ContentId)> = self
@@ -266,6 +274,20 @@ impl World {
         lost.sort_unstable();
         assert_eq!(self.stripes.lost(&self.placements).collect::<Vec<ContentId>>(), lost);
         assert!(self.held() <= self.stripes.parts(), "more is kept than is counted");
+        for (agent, held) in (0..).map(AgentId).zip(&self.agents) {
+            assert!(
+                held.len() as u64 <= self.stripes.held_by(agent),
+                "more is kept than is counted"
+            );
+        }
+        for (place, id) in self.pages.values().filter_map(|place| match *place {
+            Place::Safe(id) => Some((self.own(id).agent, id)),
+            _ => None,
+        }) {
+            let placement = self.dealt(id).placement;
+            let holders = self.placements.holders(placement, id);
+            assert_eq!(holders, if self.has(id) { AgentSet::of(place) } else { AgentSet::EMPTY });
+        }
     }
 
     fn held(&self) -> u64 {
@@ -303,7 +325,7 @@ impl World {
             self.deal(random, true);
             self.answer_all();
             self.discard();
-            self.stripes.close(&self.placements, self.leaving, usize::MAX);
+            self.stripes.close(&self.placements, self.leaving, self.shape.parts(), usize::MAX);
             self.discard();
             if self.stripes.closing() == 0 && self.buffer.is_empty() {
                 return;
@@ -328,6 +350,7 @@ impl World {
 enum Step {
     Evict(usize),
     Deal(u64, bool),
+    DealAmong(usize, u64),
     Answer(usize),
     AnswerAll,
     Refuse(usize, bool),
@@ -343,6 +366,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (1..40usize).prop_map(Step::Evict),
         8 => (any::<u64>(), prop::bool::weighted(0.2)).prop_map(|(r, f)| Step::Deal(r, f)),
+        2 => any::<(usize, u64)>().prop_map(|(count, r)| Step::DealAmong(count, r)),
         8 => any::<usize>().prop_map(Step::Answer),
         6 => Just(Step::AnswerAll),
         1 => any::<(usize, bool)>().prop_map(|(which, stored)| Step::Refuse(which, stored)),
@@ -365,6 +389,10 @@ impl World {
         match step {
             Step::Evict(pages) => self.evict(pages),
             Step::Deal(random, flushes) => self.deal(random, flushes),
+            Step::DealAmong(count, random) => {
+                let count = self.shape.parity() + 1 + count % self.shape.data();
+                self.deal_among(count, random, random % 5 == 0);
+            }
             Step::Answer(which) if !self.sent.is_empty() => {
                 self.answer(which % self.sent.len(), Answer::Stored, true);
             }
@@ -390,7 +418,7 @@ impl World {
             }
             Step::Return => self.leaving = AgentSet::EMPTY,
             Step::Close(look, moves) => {
-                self.stripes.close(&self.placements, self.leaving, look);
+                self.stripes.close(&self.placements, self.leaving, self.shape.parts(), look);
                 self.take_back(moves);
             }
         }
@@ -428,6 +456,9 @@ proptest! {
             let held = |agent: AgentId| world.agents[usize::from(agent.0)].len();
             prop_assert!(world.leaving.agents().all(|agent| held(agent) == 0));
             prop_assert_eq!(world.held(), world.stripes.parts());
+            for (agent, held) in (0..).map(AgentId).zip(&world.agents) {
+                prop_assert_eq!(held.len() as u64, world.stripes.held_by(agent));
+            }
         }
         for unheard in world.subsets(shape.parity()).into_iter().take(64) {
             for (&page, place) in &world.pages {
@@ -466,10 +497,18 @@ enum Order {
 fn keep_up(world: &mut World) -> u64 {
     let (mut moved, mut old) = (0, BTreeMap::new());
     loop {
-        world.stripes.close(&world.placements, AgentSet::EMPTY, 64);
-        let closing = world.closing();
+        world.stripes.close(&world.placements, AgentSet::EMPTY, world.shape.parts(), 64);
+        let mut closing = world.closing();
+        // Of as many stripes as there can be some pages are left, which takes the most memory.
+        let parts = world.shape.parts() as u64;
+        closing.sort_by_key(|(_, id)| id.0 % parts);
         if closing.is_empty() && world.buffer.is_empty() {
-            world.stripes.close(&world.placements, AgentSet::EMPTY, usize::MAX);
+            world.stripes.close(
+                &world.placements,
+                AgentSet::EMPTY,
+                world.shape.parts(),
+                usize::MAX,
+            );
             if world.stripes.closing() == 0 {
                 return moved;
             }

@@ -58,6 +58,7 @@ fn outcome(seed: u64, trial: &Trial) -> Result<Ended, String> {
                 ("pages that came back from the buffer", counters.second_chances),
                 ("pages fetched for a thread", shared.pages_in.load(Ordering::Relaxed) - ahead),
                 ("pages fetched ahead", ahead),
+                ("pages made of parity", shared.pages_made.load(Ordering::Relaxed)),
                 ("pages fetched by workers", shared.lent_faults.load(Ordering::Relaxed)),
                 ("orders that could not be known", ended(End::InDoubt)),
                 ("changes told before others that were made before", overtaken),

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use gms_policy::redundancy::Redundancy;
+use gms_policy::stripes::Shape;
 use gms_tests::Dice;
 
 /// Longest time for which an agent is away that nobody else stands in for: shorter than the 15 s after which a page counts as lost.
@@ -58,7 +59,16 @@ fn within(dice: &mut Dice, longest_us: u64) -> Duration {
 
 /// The redundancy of a run on so many agents.
 pub(crate) fn draw_redundancy(dice: &mut Dice, agents: usize) -> Redundancy {
-    let of = [Redundancy::None, Redundancy::Auto, Redundancy::Replica(2), Redundancy::Replica(3)];
+    let parity = |data, parity| Redundancy::Parity(Shape::new(data, parity).expect("a shape"));
+    let of = [
+        Redundancy::None,
+        Redundancy::Auto,
+        Redundancy::Replica(2),
+        Redundancy::Replica(3),
+        parity(2, 1),
+        parity(3, 1),
+        parity(2, 2),
+    ];
     loop {
         let redundancy = of[dice.place(of.len())];
         if redundancy.copies(agents) as usize <= agents {
@@ -89,6 +99,13 @@ pub(crate) fn draw_hiccups(dice: &mut Dice, agents: usize, lanes: usize) -> Plan
         }
     }
     plan
+}
+
+/// One of more agents than parity makes good, which are restarted empty at once.
+pub(crate) fn draw_restart(dice: &mut Dice, agent: usize) -> Loss {
+    let back = within(dice, 1_000_000);
+    let plan = vec![(Duration::ZERO, Trouble::Crash(agent)), (back, Trouble::Start(agent))];
+    Loss { agent, after: within(dice, 500_000), plan, is_lost: true, tries: TRIES }
 }
 
 /// How an agent fails, if another one can take its pages (`has_others`).

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use gms_pager::sync::lock;
 use gms_policy::ids::AgentId;
 use gms_policy::redundancy::{AgentSet, Copies, Redundancy, Shortage};
+use gms_policy::stripes::{PARTS_MORE_MAX, PARTS_PERCENT_MAX, Shape};
 use gms_tests::Dice;
 use gms_transport::client::AgentAddress;
 use gms_transport::sim::{Conditions, Net};
@@ -15,7 +16,7 @@ use crate::kernel::PAGES;
 use crate::machine::{Handle, Machine};
 use crate::owner::{Owner, address};
 use crate::program::{Program, STEPS};
-use crate::troubles::{Loss, Trouble, draw_hiccups, draw_loss, draw_redundancy};
+use crate::troubles::{Loss, Trouble, draw_hiccups, draw_loss, draw_redundancy, draw_restart};
 
 /// A thread that has not come on after this, when nothing is wrong any more, hangs.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -58,6 +59,8 @@ pub(crate) struct World {
     failed: AgentSet,
     /// Those that have given wrong pages.
     liars: AgentSet,
+    /// More agents are lost than parity makes good.
+    beyond_parity: bool,
     /// Names of agents whose pages may be gone, where there is one copy.
     bereft: BTreeSet<String>,
     pub happened: BTreeMap<&'static str, u64>,
@@ -115,6 +118,7 @@ impl World {
             losses: Vec::new(),
             failed: AgentSet::EMPTY,
             liars: AgentSet::EMPTY,
+            beyond_parity: false,
             bereft: BTreeSet::new(),
             happened: WHAT.into_iter().map(|what| (what, 0)).collect(),
             start,
@@ -124,7 +128,11 @@ impl World {
 
     /// Until the program has ended, or was ended for want of what an agent has lost, or in doubt.
     pub(crate) fn run(&mut self) {
-        if self.run_rounds() && self.converge() {
+        let runs = self.run_rounds();
+        if self.beyond_parity {
+            return *self.happened.entry(BEYOND).or_default() += u64::from(!runs);
+        }
+        if runs && self.converge() {
             return self.leave();
         }
         let reason = self.owner.killed().expect("why it was ended");
@@ -142,6 +150,9 @@ impl World {
             if !self.pass(|world| world.handle.lock().program.is_over()) {
                 return false;
             }
+            if self.beyond_parity {
+                return true;
+            }
             self.handle.lock().program.ambles = true;
             if !self.pass(World::is_calm) || !self.restore() {
                 return false;
@@ -158,6 +169,9 @@ impl World {
             self.schedule(after, trouble);
         }
         let fit: Vec<usize> = self.fit().agents().map(|agent| usize::from(agent.0)).collect();
+        if let Some(shape) = self.redundancy.shape() {
+            return self.plan_of_stripes(shape, fit);
+        }
         let copies = self.copies().min(fit.len());
         // What is to have one copy is lost with its agent: that is not what most runs are about.
         let losses = match copies {
@@ -170,6 +184,25 @@ impl World {
         self.dice.shuffle(&mut victims);
         for agent in victims.into_iter().take(losses) {
             let loss = draw_loss(&mut self.dice, agent, lanes, fit.len() > losses);
+            self.losses.push((self.now + loss.after, loss));
+        }
+    }
+
+    /// Of so many agents that the others take stripes still; now and then of more than parity makes good.
+    fn plan_of_stripes(&mut self, shape: Shape, mut victims: Vec<usize>) {
+        let (lanes, fit) = (self.owner.lanes(), victims.len());
+        self.dice.shuffle(&mut victims);
+        self.beyond_parity = fit == self.agents.len() && self.dice.below(8) == 0;
+        let most = shape.parity().min(fit.saturating_sub(shape.parity() + 1));
+        let losses = match self.beyond_parity {
+            true => shape.parity() + 1,
+            false => self.dice.place(shape.parity() + 2).min(most),
+        };
+        for agent in victims.into_iter().take(losses) {
+            let loss = match self.beyond_parity {
+                true => draw_restart(&mut self.dice, agent),
+                false => draw_loss(&mut self.dice, agent, lanes, true),
+            };
             self.losses.push((self.now + loss.after, loss));
         }
     }
@@ -269,7 +302,9 @@ impl World {
     /// Whether no page is lost with the agent, if the pager has done what it is to do. Where there is one copy there is no promise.
     fn is_promised(&self, loss: &Loss) -> bool {
         let failed = self.unfit().union(self.failed).union(agent_set(loss.agent));
-        self.copies() == 1 || !lock(&self.owner.shared.tables).rests_on(failed)
+        self.copies() == 1
+            || self.beyond_parity
+            || !lock(&self.owner.shared.tables).rests_on(failed)
     }
 
     fn meet(&mut self, trouble: Trouble) {
@@ -362,10 +397,22 @@ impl World {
         }
         let end = self.now + PATIENCE;
         self.pass(|world| {
-            let leaks = world.leaks();
+            let (leaks, wasted) = (world.leaks(), world.wasted());
             assert!(world.now < end, "agents hold too much: {leaks:?}, {}", world.stand());
-            leaks.is_empty()
+            leaks.is_empty() && wasted == 0
         })
+    }
+
+    /// Parts of stripes that agents hold beyond what the law allows, where there are agents for whole stripes.
+    fn wasted(&self) -> u64 {
+        let tables = lock(&self.owner.shared.tables);
+        let fit = self.fit().len() as usize;
+        let Some(shape) = self.redundancy.shape().filter(|shape| fit >= shape.parts()) else {
+            return 0;
+        };
+        let (data, parts) = (shape.data() as u64, shape.parts() as u64);
+        let dense = PARTS_PERCENT_MAX * parts * tables.remote_pages() / data / 100;
+        tables.frames_taken().saturating_sub(dense + parts * (data + PARTS_MORE_MAX))
     }
 
     /// Agents that hold more or less than the pager refers to: how much, and what it is to be.
@@ -419,13 +466,16 @@ fn agent_set(agent: usize) -> AgentSet {
 }
 
 /// What losses begin with.
-const WHAT: [&str; 5] = [
+const WHAT: [&str; 6] = [
     "agents that crashed",
     "agents that stopped",
     "agents cut off",
     "agents that drained",
     "agents that lied",
+    BEYOND,
 ];
+
+const BEYOND: &str = "workloads ended for more losses than parity makes good";
 
 fn kind_of(trouble: &Trouble) -> &'static str {
     match trouble {

@@ -20,8 +20,9 @@ use crate::message::{Control, PAGE_LEN, PAGES_MAX, PageDescriptor, PagesReply, P
 pub struct Wanted {
     /// Names its content.
     pub id: ContentId,
-    /// Checksum of its bytes, see [`Checksum`](super::Checksum).
-    pub check: u64,
+    /// Checksum of its bytes, see [`Checksum`](super::Checksum). `None` if none was kept: then its seal alone says that these are the bytes which were put, and
+    /// without a seal nothing does.
+    pub check: Option<u64>,
 }
 
 /// Whether somebody waits.

@@ -67,7 +67,7 @@ fn page(n: usize) -> Vec<u8> {
 }
 
 fn wanted(count: usize) -> Vec<Wanted> {
-    let wanted = |n| Wanted { id: ContentId(n as u64), check: CHECKSUM.of(&page(n)) };
+    let wanted = |n| Wanted { id: ContentId(n as u64), check: Some(CHECKSUM.of(&page(n))) };
     (0..count).map(wanted).collect()
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use gms_policy::ids::{AgentId, SpaceId};
 use gms_policy::redundancy::{AgentSet, Copies, Shortage};
 use gms_policy::spread::Spread;
+use gms_policy::stripes::Read;
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, Urgency};
 use gms_transport::message::{Op, PAGES_MAX, Status};
@@ -23,12 +24,14 @@ use crate::tables::Place;
 
 /// Pages fetched a second: 100 MB.
 const PAGES_PER_S: u32 = 25_600;
-/// The same while an agent's host waits for the memory: 400 MB.
+/// The same while an agent's host waits for the memory, and of stripes, most of which go because dead pages take it: 400 MB.
 const RECALLED_PER_S: u32 = 102_400;
 /// Gets under way.
 const GETS_MAX: usize = 2;
 /// Entries of the page map looked at while the tables are locked: about 20 us.
 const ENTRIES_MAX: usize = 2048;
+/// Stripes looked at before each search of everything.
+const STRIPES_MAX: usize = 1024;
 /// How often it is looked whether there are too few copies of anything.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Pause while the write-back buffer is more than half full.
@@ -52,6 +55,7 @@ pub(super) struct Repair {
     from: (SpaceId, u64),
     /// Pages found and not asked for yet.
     found: VecDeque<(Place, Content)>,
+    pass_began: Instant,
     gets: BTreeMap<GetId, Fetch>,
     next: Instant,
     /// Pages of which there are too few copies, or that are to be taken away.
@@ -87,6 +91,7 @@ impl Repair {
         Repair {
             from: START,
             found: VecDeque::new(),
+            pass_began: now,
             gets: BTreeMap::new(),
             next: now,
             left: 0,
@@ -105,6 +110,11 @@ impl Repair {
     pub(super) fn due(&self) -> Option<Instant> {
         // What is under way comes by itself.
         (self.left > 0 && self.gets.len() < GETS_MAX).then_some(self.next)
+    }
+
+    /// Whether a search of everything is about to begin.
+    fn begins_pass(&self) -> bool {
+        self.from == START && self.found.is_empty()
     }
 
     /// No more copies are made.
@@ -134,6 +144,11 @@ impl<T: Transport> WriteBack<T> {
             return false;
         }
         let shortage = self.shortage(now);
+        if self.repair.begins_pass() {
+            let able = self.copies.agents as usize;
+            lock(&self.shared.tables).close_stripes(shortage.leaving, able, STRIPES_MAX);
+            self.repair.pass_began = now;
+        }
         self.note_shortage(now, &shortage);
         self.note_spread(now);
         if self.repair.left == 0 {
@@ -151,7 +166,7 @@ impl<T: Transport> WriteBack<T> {
         if self.repair.found.is_empty() && self.repair.gets.len() < GETS_MAX {
             self.search(now, &shortage);
         }
-        let mut fetched = false;
+        let mut fetched = self.make_short(now);
         while self.repair.gets.len() < GETS_MAX && self.fetch_short(now) {
             fetched = true;
         }
@@ -179,7 +194,7 @@ impl<T: Transport> WriteBack<T> {
                 continue;
             }
             let mut tables = lock(&self.shared.tables);
-            if tables.depends_on(agent) {
+            if !tables.may_leave(agent) {
                 continue;
             }
             if tables.held_by(agent) > 0 {
@@ -191,6 +206,7 @@ impl<T: Transport> WriteBack<T> {
     }
 
     fn search(&mut self, now: Instant, shortage: &Shortage) {
+        let is_striped = self.has_parity();
         let repair = &mut self.repair;
         let short =
             lock(&self.shared.tables).find_short(repair.from, shortage, (ENTRIES_MAX, PAGES_MAX));
@@ -202,8 +218,39 @@ impl<T: Transport> WriteBack<T> {
             .extend(short.pages.into_iter().filter(|(place, _)| !under_way.contains(place)));
         repair.from = short.next.unwrap_or(START);
         if short.next.is_none() {
-            repair.next = now + PASS_PAUSE;
+            // Dead pages of stripes take memory as fast as others are written: then half of the time is for searches, if need be.
+            let took = now.saturating_duration_since(repair.pass_began);
+            let pause = if is_striped { took.clamp(PAUSE, PASS_PAUSE) } else { PASS_PAUSE };
+            repair.next = now + pause;
         }
+    }
+
+    /// Has those pages made that were found and whose agents do not give them; false if there are none.
+    fn make_short(&mut self, now: Instant) -> bool {
+        let (Some(read), unsound) = (self.reader(), self.shared.unsound_agents()) else {
+            return false;
+        };
+        let tables = lock(&self.shared.tables);
+        let found = std::mem::take(&mut self.repair.found);
+        let mut others = Vec::new();
+        for page in found {
+            match read(&tables, page.1) {
+                Read::At(part) if !unsound.has(part.agent) => self.repair.found.push_back(page),
+                Read::At(_) | Read::Decode(..) => others.push(page),
+                // Somebody may be there the next time.
+                Read::Later | Read::Lost | Read::Unknown => {}
+            }
+        }
+        drop(tables);
+        let pause = Duration::from_secs(1) * self.shared.copies / PAGES_PER_S;
+        let mut made = false;
+        for (place, content) in others {
+            if self.make(now, place, content) {
+                self.repair.next = self.repair.next.max(now) + pause;
+                made = true;
+            }
+        }
+        made
     }
 
     /// Asks an agent for pages that were found; false if there are none.
@@ -231,9 +278,10 @@ impl<T: Transport> WriteBack<T> {
             drop(tables);
             let wanted = pages
                 .iter()
-                .map(|(_, content)| client::Wanted { id: content.id, check: content.hash })
+                .map(|(_, content)| client::Wanted { id: content.id, check: Some(content.hash) })
                 .collect();
-            let pace = if self.repair.recalled { RECALLED_PER_S } else { PAGES_PER_S };
+            let is_urgent = self.repair.recalled || self.has_parity();
+            let pace = if is_urgent { RECALLED_PER_S } else { PAGES_PER_S };
             let pause = Duration::from_secs(1) * pages.len() as u32 / pace;
             self.repair.next = self.repair.next.max(now + pause);
             let get = self.agents.get(now, agent, wanted, Urgency::Bulk);
@@ -288,7 +336,7 @@ impl<T: Transport> WriteBack<T> {
 
     fn note_shortage(&mut self, now: Instant, shortage: &Shortage) {
         // Of what was asked for, whoever could take it now.
-        let lacking = self.short(now);
+        let (lacking, has_parity) = (self.short(now), self.has_parity());
         let repair = &mut self.repair;
         // Where there is no agent to take a copy there is nothing to be done.
         let short = Shortage { recalling: AgentSet::EMPTY, ..*shortage };
@@ -301,22 +349,28 @@ impl<T: Transport> WriteBack<T> {
                 [shortage, &short, &few].map(|shortage| tables.short_of(shortage))
             }
         };
-        (repair.left, repair.recalled) = (all, all > short);
+        let closing = lock(&self.shared.tables).closing_stripes();
+        (repair.left, repair.recalled) = (all.max(closing), all > short);
         let news = repair.few.note(now, lacking > 0);
         if self.shared.config.quiet {
             return;
         }
         let copies = self.shared.copies + self.agents.lane().last_resorts().len();
-        let copies = if copies == 1 { "1 copy" } else { &format!("{copies} copies") };
+        let [few_of_it, all_of_it] = match (has_parity, copies) {
+            (true, _) => ["less than their parity".into(), "its parity".into()],
+            (_, 1) => ["fewer than 1 copy".into(), "1 copy".into()],
+            _ => [format!("fewer than {copies} copies"), format!("{copies} copies")],
+        };
+        let made = if has_parity { "rebuilt" } else { "copied" };
         match (news, few) {
             (Some(true), 0) => note(format_args!(
-                "pages have fewer than {copies} at agents that stay: they are copied once an agent takes them"
+                "pages have {few_of_it} at agents that stay: they are {made} once an agent takes them"
             )),
             (Some(true), _) => note(format_args!(
-                "{few} pages have fewer than {copies} at agents that stay: they are copied in the background"
+                "{few} pages have {few_of_it} at agents that stay: they are {made} in the background"
             )),
             (Some(false), _) => {
-                note(format_args!("every page has {copies} at agents that stay again"));
+                note(format_args!("every page has {all_of_it} at agents that stay again"));
             }
             (None, _) => {}
         }

@@ -22,7 +22,7 @@ fn redundant(agents: u16) -> WriteBack<Script> {
     write_back_of(shared_redundant(2).0, agents)
 }
 
-fn write_back_of(shared: Arc<Shared>, agents: u16) -> WriteBack<Script> {
+pub(super) fn write_back_of(shared: Arc<Shared>, agents: u16) -> WriteBack<Script> {
     lock(&shared.tables).add_space(ID);
     lock(&shared.tables).register(ID, 0..PAGE << 20, &RangeSet::default());
     let agents = Client::scripted(agents, Checksum::new(7));
@@ -34,7 +34,7 @@ fn write_back_of(shared: Arc<Shared>, agents: u16) -> WriteBack<Script> {
     write_back
 }
 
-fn network(write_back: &mut WriteBack<Script>, now: Instant) {
+pub(super) fn network(write_back: &mut WriteBack<Script>, now: Instant) {
     write_back.agents.drive(now).expect("a script");
     while write_back.poll(now).is_some() {}
 }
@@ -192,7 +192,7 @@ fn page(n: u64) -> PageAddr {
     PageAddr::containing(n * PAGE)
 }
 
-fn holders(thread: &WriteBack<Script>, n: u64) -> Option<AgentSet> {
+pub(super) fn holders(thread: &WriteBack<Script>, n: u64) -> Option<AgentSet> {
     match lock(&thread.shared.tables).fault((ID, page(n))) {
         FaultAction::Fetch(content) => Some(content.holders),
         _ => None,
@@ -243,7 +243,7 @@ fn while_one_agent_is_away_the_other_gets_the_pages_alone_and_both_when_it_is_ba
 }
 
 /// Answers gets with the bytes that [`evict`] has left in the buffer (zeros), everything else as it is.
-fn answer_with_pages(thread: &mut WriteBack<Script>, now: Instant) {
+pub(super) fn answer_with_pages(thread: &mut WriteBack<Script>, now: Instant) {
     let sent = thread.agents.take_sent();
     answer_all(thread, now, &sent);
 }
@@ -260,7 +260,7 @@ fn answer_all(thread: &mut WriteBack<Script>, now: Instant, sent: &[(ExchangeId,
     network(thread, now);
 }
 
-fn evict_zeros(thread: &WriteBack<Script>, n: u64) {
+pub(super) fn evict_zeros(thread: &WriteBack<Script>, n: u64) {
     let hash = thread.shared.checksum(&[0; PAGE as usize]);
     let (mut leaving, mut wake) = (Vec::new(), Vec::new());
     let mut tables = lock(&thread.shared.tables);

@@ -299,7 +299,7 @@ fn a_page_that_is_not_found_is_no_timeout() {
 #[test]
 fn pages_that_were_promised_and_do_not_come_are_a_timeout() {
     let mut play = Play::up(1);
-    let wanted = vec![Wanted { id: ContentId(9), check: 0 }];
+    let wanted = vec![Wanted { id: ContentId(9), check: Some(0) }];
     for (status, promised) in [(Status::Ok, 1), (Status::NotFound, 0)] {
         let get = play.client.get(play.now, A, wanted.clone(), Urgency::Ahead);
         let (exchange, _) = *play.client.lane.transport.sent.last().expect("a get");

@@ -8,10 +8,19 @@ use crate::message::{HelloReply, TAG_LEN};
 /// What an agent makes of the pages that it was asked for, by number and as they were put.
 type Forgery = fn(Vec<Vec<u8>>) -> Vec<Vec<u8>>;
 
-/// A reply to a get of `count` pages comes in pieces of this length; returns what is told of it.
+/// A reply to a get of `count` pages comes in pieces of this length; returns what is told of it. Without a checksum their seals tell the same.
 fn answered(count: usize, forge: Forgery, piece: usize) -> Vec<ClientEvent> {
+    let unchecked = wanted(count).into_iter().map(|wanted| Wanted { check: None, ..wanted });
+    let told = answered_to(wanted(count), forge, piece);
+    let unchecked = answered_to(unchecked.collect(), forge, piece);
+    assert_eq!(fates(&told), fates(&unchecked), "without checksums");
+    told
+}
+
+fn answered_to(wanted: Vec<Wanted>, forge: Forgery, piece: usize) -> Vec<ClientEvent> {
     let (mut client, now) = (Form::Sealed.client(), Instant::now());
-    client.get(now, A, wanted(count), Urgency::Ahead);
+    let count = wanted.len();
+    client.get(now, A, wanted, Urgency::Ahead);
     let request = only_sent(&mut client);
     assert!(request.1.has_lengths());
     let pages = forge((0..count).map(|n| Form::Sealed.page(n)).collect());

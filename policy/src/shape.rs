@@ -1,7 +1,9 @@
 //! How a stripe lies at agents: from the content id of a page and its set of agents follows which stripe it is of, and which agent has it.
 
+use crate::agents::AgentSet;
 use crate::ids::{AgentId, ContentId};
-use crate::redundancy::AgentSet;
+use std::fmt;
+use std::ops::Range;
 
 /// Most pages of a stripe.
 pub const DATA_MAX: usize = 12;
@@ -18,7 +20,7 @@ pub struct Shape {
 
 /// A stripe, by its number. Numbers are never used again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct StripeId(pub(super) u64);
+pub struct StripeId(pub(crate) u64);
 
 /// Which part of its stripe a part is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,6 +65,19 @@ impl Shape {
         self.data() + self.parity()
     }
 
+    /// Pages of a stripe of so many agents: fewer than K where there are fewer than K+M agents, so that each part is still at another one, and none where there
+    /// are no more than M.
+    pub const fn data_at(self, agents: usize) -> usize {
+        let data = agents.saturating_sub(self.parity());
+        if data < self.data() { data } else { self.data() }
+    }
+
+    /// The ids of a content's stripe.
+    pub const fn ids_of(self, id: ContentId) -> Range<ContentId> {
+        let first = self.stripe_of(id).0 * self.parts() as u64;
+        ContentId(first)..ContentId(first + self.parts() as u64)
+    }
+
     /// The stripe of a content.
     pub const fn stripe_of(self, id: ContentId) -> StripeId {
         StripeId(id.0 / self.parts() as u64)
@@ -77,19 +92,32 @@ impl Shape {
         }
     }
 
-    /// The part of a content that was written to these agents. Its place among them, in the order of their numbers, is another one in the next stripe: so each
-    /// has as many parity parts as the others. `None` if they are not K+M.
+    /// The part of a content that was written to these agents, M+1 to K+M of them. Its place among them, in the order of their numbers, is another one in the
+    /// next stripe: so each has as many parity parts as the others. `None` if a stripe of so many agents has no such part.
     pub fn part(self, id: ContentId, members: AgentSet) -> Option<Part> {
-        let place = (id.0 % self.parts() as u64 + self.stripe_of(id).0) % self.parts() as u64;
-        let agent = members.agents().nth(place as usize)?;
-        let is_set = members.len() as usize == self.parts();
-        is_set.then(|| Part { id, agent, role: self.role_of(id) })
+        let (count, role) = (members.len() as usize, self.role_of(id));
+        let data = self.data_at(count);
+        let position = match role {
+            Role::Data(page) => Some(usize::from(page)).filter(|&page| page < data)?,
+            Role::Parity(row) => data + usize::from(row),
+        };
+        if data == 0 || count > self.parts() {
+            return None;
+        }
+        let place = (position as u64 + self.stripe_of(id).0) % count as u64;
+        members.agents().nth(place as usize).map(|agent| Part { id, agent, role })
     }
 
     /// The contents of a stripe with so many pages: those, and the parity.
-    pub(super) fn contents(self, stripe: StripeId, pages: u8) -> impl Iterator<Item = ContentId> {
+    pub(crate) fn contents(self, stripe: StripeId, pages: u8) -> impl Iterator<Item = ContentId> {
         let positions = (0..pages).chain(self.data..self.data + self.parity);
         let first = stripe.0 * self.parts() as u64;
         positions.map(move |position| ContentId(first + u64::from(position)))
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+{}", self.data, self.parity)
     }
 }

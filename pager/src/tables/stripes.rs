@@ -1,0 +1,145 @@
+//! Parity: pages in the write-back buffer are dealt out in stripes ([`Stripes`]), each part to another agent.
+
+use gms_policy::ids::{AgentId, ContentId};
+use gms_policy::redundancy::{AgentSet, Placements};
+use gms_policy::stripes::{Answer, Part, Read, Shape, Stripes, Written};
+
+use super::{Phase, Tables};
+use crate::page_map::{CONTENT_ID_MAX, Content, State};
+
+/// Slots that are kept for pages that are made of other parts because threads wait for them: those must come in also while no agent takes what goes out. One of
+/// so many is, and no more than these.
+const KEPT_PART: usize = 8;
+const KEPT_MAX: usize = 64;
+
+/// A stripe that was dealt.
+pub struct Dealt {
+    /// The slots of its pages.
+    pub slots: Vec<u32>,
+    /// What is to be put where: the pages, in that order, and then the parity parts.
+    pub parts: Vec<Part>,
+}
+
+impl Tables {
+    /// The same, with parity.
+    #[must_use]
+    pub fn striped(mut self, shape: Shape) -> Tables {
+        self.map.placements = Placements::striped(shape);
+        self.stripes = Some(Stripes::new(shape));
+        self
+    }
+
+    pub(super) fn kept_slots(&self) -> usize {
+        self.stripes.as_ref().map_or(0, |_| KEPT_MAX.min(self.slots.len() / KEPT_PART))
+    }
+
+    /// Deals up to `max` stripes to a set of agents. Pages of which there are not enough for a stripe wait in the buffer for others.
+    pub fn deal(&mut self, agents: AgentSet, max: usize) -> Vec<Dealt> {
+        let (mut all, placements) = (Vec::new(), &mut self.map.placements);
+        let Some(stripes) = &mut self.stripes else { return all };
+        let pages = stripes.shape().data_at(agents.len() as usize);
+        while all.len() < max
+            && self.ready.len() >= pages
+            && let Some((placement, parts)) = stripes.deal(placements, agents, pages)
+        {
+            let slots: Vec<u32> = self.ready.drain(..pages).collect();
+            for (&index, part) in slots.iter().zip(&parts) {
+                assert!(part.id.0 <= CONTENT_ID_MAX, "2^44 writes in one workload");
+                let slot = &mut self.slots[index as usize];
+                (slot.phase, slot.id) = (Phase::Dealt(placement), part.id);
+                self.dealt.insert(part.id, index);
+            }
+            all.push(Dealt { slots, parts });
+        }
+        all
+    }
+
+    /// What came of the write of a part. The pages of a stripe have gone out when all of its agents have their parts; else they are dealt anew.
+    pub fn answered(&mut self, id: ContentId, answer: Answer) {
+        let Some(stripes) = &mut self.stripes else { return };
+        let ids = stripes.shape().ids_of(id);
+        let written = stripes.answered(&mut self.map.placements, id, answer);
+        if written == Written::Waits {
+            return;
+        }
+        let pages: Vec<(ContentId, u32)> =
+            self.dealt.range(ids).map(|(&id, &index)| (id, index)).collect();
+        for (id, index) in pages.into_iter().rev() {
+            self.dealt.remove(&id);
+            let slot = &mut self.slots[index as usize];
+            let Phase::Dealt(placement) = slot.phase else { continue };
+            if written == Written::Safe {
+                self.counters.pages_out += 1;
+                let holders = self.map.placements.holders(placement, id);
+                let content = Content { id, placement, holders, hash: slot.hash };
+                self.settle(index, State::Remote(content), Some(content));
+            } else if slot.owners.is_empty() {
+                self.settle(index, State::Empty, None);
+            } else {
+                slot.phase = Phase::Ready;
+                self.ready.push_front(index);
+            }
+        }
+        self.remote_pages_peak = self.remote_pages_peak.max(self.remote_pages());
+        self.forget_parts();
+    }
+
+    /// Nobody refers to a page of a stripe any more.
+    pub(super) fn died(&mut self, id: ContentId) {
+        if let Some(stripes) = &mut self.stripes {
+            stripes.dead(&mut self.map.placements, id);
+        }
+        self.forget_parts();
+    }
+
+    /// Chooses stripes whose pages are to be dealt anew, of up to `look`: to `able` agents, and none to those that leave.
+    pub fn close_stripes(&mut self, leaving: AgentSet, able: usize, look: usize) {
+        let Some(stripes) = &mut self.stripes else { return };
+        stripes.close(&self.map.placements, leaving, able, look);
+        self.forget_parts();
+    }
+
+    /// Stripes whose pages are to be dealt anew.
+    pub fn closing_stripes(&self) -> u64 {
+        self.stripes.as_ref().map_or(0, Stripes::closing)
+    }
+
+    /// Whether the page is to be dealt anew.
+    pub(super) fn is_closing(&self, content: Content) -> bool {
+        self.stripes.as_ref().is_some_and(|stripes| stripes.is_closing(content.id))
+    }
+
+    /// How a page can be read if these agents can be asked; `None` without parity.
+    pub fn read(&self, content: Content, askable: AgentSet) -> Option<Read> {
+        let stripes = self.stripes.as_ref()?;
+        Some(stripes.read(&self.map.placements, content.id, askable))
+    }
+
+    /// Whether an agent has not lost what was dealt to it of a page's stripe.
+    pub fn holds(&self, content: Content, agent: AgentId) -> bool {
+        self.map.placements.agents(content.placement).has(agent)
+    }
+
+    /// Whether a page can be put into the write-back buffer.
+    pub fn has_slot(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Frames of agents that the workload takes: with parity more than it has pages there.
+    pub fn frames_taken(&self) -> u64 {
+        self.stripes.as_ref().map_or(0, Stripes::parts)
+    }
+
+    /// Whether an agent that drains may end: nothing is lost with it, and with parity no stripe has a part there.
+    pub fn may_leave(&self, agent: AgentId) -> bool {
+        match self.stripes {
+            Some(_) => self.held_by(agent) == 0,
+            None => !self.depends_on(agent),
+        }
+    }
+
+    fn forget_parts(&mut self) {
+        let parts = self.stripes.as_mut().map(Stripes::take_discards).unwrap_or_default();
+        parts.into_iter().for_each(|part| self.may_forget(part.agent, part.id));
+    }
+}
