@@ -88,16 +88,21 @@ impl<T: Transport> Driver<T> {
             // Every loop does so: the last one to come must not be awaited.
             self.shared.accounts().clients.set_allowed(identity.allowed().cloned());
         }
-        match renewed {
-            _ if !offer.note_taken() => {}
-            Ok(()) => {
+        match offer.note_taken(renewed.is_ok()) {
+            None => {}
+            Some(true) => {
                 let expires = seconds_since_1970(identity.expires());
                 self.shared.gauges.certificate_expires_s.set(expires);
                 let (node, certificate) = (identity.id(), identity.fingerprint());
                 let (revoked, allowed) = (identity.revoked(), identity.allowed_clients());
                 tracing::info!(%node, %certificate, expires, revoked, allowed, "keys renewed");
             }
-            Err(error) => tracing::error!(%error, "the keys stay as they are"),
+            Some(false) => {
+                tracing::error!("not every thread has taken the new keys: restart the agent");
+            }
+        }
+        if let Err(error) = renewed {
+            tracing::error!(%error, "the keys of a thread stay as they are");
         }
     }
 

@@ -14,17 +14,21 @@ pub struct Offer {
     pub identity: Identity,
     /// Loops that have not taken it.
     left: AtomicUsize,
+    /// Whether one of them could not.
+    failed: AtomicBool,
 }
 
 impl Offer {
     /// For `loops` loops.
     pub fn new(identity: Identity, loops: usize) -> Arc<Self> {
-        Arc::new(Self { identity, left: loops.into() })
+        Arc::new(Self { identity, left: loops.into(), failed: AtomicBool::new(false) })
     }
 
-    /// A loop has taken it. True for the last one.
-    pub fn note_taken(&self) -> bool {
-        self.left.fetch_sub(1, Ordering::AcqRel) == 1
+    /// A loop has taken it, or (`ok` is false) could not. The last one is told whether all have.
+    pub fn note_taken(&self, ok: bool) -> Option<bool> {
+        self.failed.fetch_or(!ok, Ordering::AcqRel);
+        let is_last = self.left.fetch_sub(1, Ordering::AcqRel) == 1;
+        is_last.then(|| !self.failed.load(Ordering::Acquire))
     }
 }
 
@@ -84,8 +88,15 @@ mod tests {
         let loops = [(); 3].map(|()| Renewal::new().expect("a descriptor"));
         let offer = Offer::new(node, loops.len());
         loops.iter().for_each(|renewal| renewal.offer(offer.clone()));
-        let last = loops.map(|renewal| renewal.take().expect("an offer").note_taken());
-        assert_eq!(last, [false, false, true]);
+        let last = loops.map(|renewal| renewal.take().expect("an offer").note_taken(true));
+        assert_eq!(last, [None, None, Some(true)]);
+    }
+
+    #[test]
+    fn keys_that_one_loop_could_not_take_are_not_renewed() {
+        let (node, _) = ephemeral().expect("keys");
+        let offer = Offer::new(node, 3);
+        assert_eq!([false, true, true].map(|ok| offer.note_taken(ok)), [None, None, Some(false)]);
     }
 
     /// A loop that waits would be woken for ever.

@@ -25,6 +25,7 @@ use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::proc::{ancestors, self_pid};
+use crate::shared::Outcome;
 use crate::stats::{AgentStats, Stats};
 pub use above::pager_above;
 use doors::Door;
@@ -33,13 +34,17 @@ pub use upgrade::{ServerRecord, upgrade};
 /// Longest request: a path in JSON, whose characters are escaped at worst.
 const REQUEST_BYTES_MAX: usize = libc::PATH_MAX as usize * JSON_CHAR + 256;
 /// Longest answer read.
-const REPLY_BYTES_MAX: usize = 160 << 10;
+const REPLY_BYTES_MAX: usize = 192 << 10;
 /// Longest command line that a pager tells, in characters.
 const COMMAND_CHARS_MAX: usize = 4096;
 /// Longest name of an agent that it tells, in characters.
 const AGENT_CHARS_MAX: usize = 256;
+/// Longest reason for which an agent is away that it tells, in characters.
+const REASON_CHARS_MAX: usize = 144;
 /// Most bytes of a character in JSON.
 const JSON_CHAR: usize = 6;
+/// The same of one that is not escaped.
+const PRINTABLE_CHAR: usize = 4;
 /// Most bytes of all else of an agent in JSON.
 const JSON_AGENT: usize = 512;
 /// The same of a workload.
@@ -58,12 +63,15 @@ const ASKED_MAX: usize = 2 * doors::SOCKETS_MAX;
 const DETACH_DEADLINE: Duration = Duration::from_secs(120);
 /// Longest text shown of what a pager says of its detach.
 const TEXT_CHARS_MAX: usize = 2048;
+/// What is told of a pager that closed its socket instead of answering to a detach.
+const NO_WORD: &str = "it ended before the detach was done, and did not say how: if it was killed, so was the workload";
 /// How often it is asked how far a detach has come.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 // What a pager tells is read whole, and fits into the socket: its client may read it later.
 const _: () = {
-    let agents = AGENTS_MAX * (AGENT_CHARS_MAX * JSON_CHAR + JSON_AGENT);
+    let texts = AGENT_CHARS_MAX * JSON_CHAR + REASON_CHARS_MAX * PRINTABLE_CHAR;
+    let agents = AGENTS_MAX * (texts + JSON_AGENT);
     let told = COMMAND_CHARS_MAX * JSON_CHAR + agents + JSON_WORKLOAD;
     assert!(
         told <= REPLY_BYTES_MAX && REPLY_BYTES_MAX < 200_000,
@@ -90,6 +98,10 @@ enum Reply {
     Lost(String),
     /// The binary that was asked for has gone on in the place of the one before, in so many milliseconds.
     Upgraded(f64),
+    /// No process of the workload is left: it ended by itself.
+    Ended,
+    /// gms had to kill the workload: why.
+    Killed(String),
     Error(String),
 }
 
@@ -107,13 +119,20 @@ impl Workload {
     fn cut(mut self) -> Workload {
         self.stats.command = cut(&self.stats.command, COMMAND_CHARS_MAX);
         self.stats.agents.truncate(AGENTS_MAX);
-        self.stats.agents.iter_mut().for_each(|one| one.addr = cut(&one.addr, AGENT_CHARS_MAX));
+        for one in &mut self.stats.agents {
+            one.addr = cut(&one.addr, AGENT_CHARS_MAX);
+            one.reason = printable(&one.reason, REASON_CHARS_MAX);
+        }
         self
     }
 
     /// What it takes in memory, in bytes.
     fn len(&self) -> usize {
-        let agents = self.stats.agents.iter().map(|one| size_of::<AgentStats>() + one.addr.len());
+        let agents = self
+            .stats
+            .agents
+            .iter()
+            .map(|one| size_of::<AgentStats>() + one.addr.len() + one.reason.len());
         size_of::<Workload>() + self.stats.command.len() + agents.sum::<usize>()
     }
 }
@@ -144,8 +163,10 @@ pub enum DetachEnd {
     Detached,
     /// The same, but for pages that nobody has any more: what to tell of them.
     Lost(String),
-    /// The workload ended before.
+    /// The workload ended before, by itself.
     Ended,
+    /// gms had to kill it: why.
+    Killed(String),
 }
 
 /// A pager's side of its socket.
@@ -255,15 +276,16 @@ impl Server {
         asked
     }
 
-    /// Tells those who asked for the detach that it is done, and which pages were `lost`.
-    pub fn detached(&mut self, lost: Option<&str>) {
-        self.answer(
-            Awaits::Detach,
-            &match lost {
-                None => Reply::Detached,
-                Some(text) => Reply::Lost(text.to_owned()),
-            },
-        );
+    /// Tells those who asked for the detach how the session ended.
+    pub fn ended(&mut self, outcome: &Outcome) {
+        let reply = match outcome {
+            Outcome::Detached { lost: None, .. } => Reply::Detached,
+            Outcome::Detached { lost: Some(text), .. } => Reply::Lost(text.clone()),
+            Outcome::TreeGone => Reply::Ended,
+            Outcome::Killed(reason) => Reply::Killed(reason.clone()),
+            Outcome::Refused(reason) => Reply::Error(reason.clone()),
+        };
+        self.answer(Awaits::Detach, &reply);
         self.clients.clear();
     }
 
@@ -403,9 +425,11 @@ fn detach_by(door: &Door, mut progress: impl FnMut(&Stats)) -> Result<DetachEnd,
     match ask_patiently(door, &Request::Detach, PROGRESS_EVERY, &mut patient) {
         Ok(Reply::Detached) => Ok(DetachEnd::Detached),
         Ok(Reply::Lost(text)) => Ok(DetachEnd::Lost(said(&text))),
+        Ok(Reply::Ended) => Ok(DetachEnd::Ended),
+        Ok(Reply::Killed(reason)) => Ok(DetachEnd::Killed(said(&reason))),
         Ok(Reply::Error(reason)) => Err(failed(&reason)),
         Ok(Reply::Workload(_) | Reply::Upgraded(_)) => Err(failed("it is of another version")),
-        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(DetachEnd::Ended),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(failed(NO_WORD)),
         Err(error) => Err(failed(&error.to_string())),
     }
 }

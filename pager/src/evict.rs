@@ -7,6 +7,7 @@ mod detach;
 mod halt;
 mod hand_over;
 mod look;
+mod presence;
 mod reconcile;
 mod room;
 pub mod write_back;
@@ -32,6 +33,7 @@ use self::detach::Homecoming;
 use self::halt::Halt;
 pub(crate) use self::hand_over::EvictRecord;
 use self::look::{Refusal, Sharing};
+use self::presence::Presence;
 pub use self::reconcile::reconcile;
 use self::room::Fullness;
 use self::write_back::WriteBack;
@@ -145,8 +147,7 @@ pub struct EvictThread<T> {
     warned: bool,
     /// Why processes could not be attached, as far as it has been told.
     unpaged: BTreeSet<String>,
-    /// Agents of which it was told that they are away.
-    away: BTreeSet<AgentId>,
+    presence: Presence,
     /// Of the keys for the agents, if they are anybody's.
     pub(crate) reminder: Option<Reminder>,
     gauges: Gauges,
@@ -202,7 +203,7 @@ impl<T: Transport> EvictThread<T> {
             unpageable: BTreeMap::new(),
             warned: false,
             unpaged: BTreeSet::new(),
-            away: BTreeSet::new(),
+            presence: Presence::default(),
             reminder: None,
             gauges,
             shared,
@@ -274,6 +275,7 @@ impl<T: Transport> EvictThread<T> {
             self.write_back.agents.excuse(now, missed);
             self.home.excuse(missed);
             self.full.excuse(missed);
+            self.presence.excuse(now, missed);
             self.stuck_at = self.stuck_at.map(|at| at + missed);
         }
     }
@@ -363,22 +365,12 @@ impl<T: Transport> EvictThread<T> {
             {
                 self.shared.fail(format!("agent {}: {reason}", lane.name(agent)));
             }
-            // Of an agent that has never been up the session's start has told.
-            ClientEvent::Down { agent, reason } if lane.has_been_up(agent) => {
-                if self.away.insert(agent) {
-                    let name = self.write_back.agents.lane().name(agent);
-                    self.notice(format_args!("agent {name} is away: {reason}"));
-                }
-            }
+            ClientEvent::Down { .. } => self.tell_presence(now),
             ClientEvent::Up { agent, .. } => {
-                if self.away.remove(&agent) {
-                    let name = self.write_back.agents.lane().name(agent);
-                    self.notice(format_args!("agent {name} answers again"));
-                }
+                self.tell_presence(now);
                 self.is_back(agent);
             }
-            ClientEvent::Down { .. }
-            | ClientEvent::Answered { .. }
+            ClientEvent::Answered { .. }
             | ClientEvent::Members { .. }
             | ClientEvent::Stored { .. } => {}
         }

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
@@ -216,11 +217,8 @@ fn hide_command_line() {
 /// The userfaultfds of the table. All else is closed but for stderr and the pipe, which ends the evictors' sockets: their wills are executed.
 fn inherit(words: RawFd) -> Vec<Box<dyn Faults>> {
     let mut left: Vec<Box<dyn Faults>> = Vec::new();
-    let numbers: Vec<RawFd> = fs::read_dir("/proc/self/fd")
-        .map(|entries| entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
-        .unwrap_or_default();
     let kept = [libc::STDERR_FILENO, words];
-    for number in numbers.into_iter().filter(|number| !kept.contains(number)) {
+    for number in descriptors().into_iter().filter(|number| !kept.contains(number)) {
         if is_userfaultfd(number) {
             // SAFETY: the pager, which owned the descriptor, is gone.
             let uffd = unsafe { Uffd::from_raw_fd(number) };
@@ -231,6 +229,22 @@ fn inherit(words: RawFd) -> Vec<Box<dyn Faults>> {
         }
     }
     left
+}
+
+/// Whether a process lives whose memory this process serves.
+pub(crate) fn serves_memory() -> bool {
+    let is_alive = |number| {
+        // SAFETY: it is not closed here. Another thread may close it meanwhile: then nothing is asked for, or another of its kind.
+        let uffd = unsafe { Uffd::from_raw_fd(number) };
+        ManuallyDrop::new(Userfaultfd::of_child(uffd)).is_alive()
+    };
+    descriptors().into_iter().filter(|&number| is_userfaultfd(number)).any(is_alive)
+}
+
+fn descriptors() -> Vec<RawFd> {
+    fs::read_dir("/proc/self/fd")
+        .map(|entries| entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
+        .unwrap_or_default()
 }
 
 /// Kills the process that faults, or lets it get SIGBUS: its page is lost.

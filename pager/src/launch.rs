@@ -27,6 +27,7 @@ pub use upgrade::{Adopted, adopt, answer_probe};
 use crate::control::{self, Workload};
 use crate::exit::EXIT_GMS;
 use crate::handed::Descriptors;
+use crate::keeper;
 use crate::kernel::proc::self_pid;
 use crate::session::{Session, SessionError, SessionRecord};
 use crate::shared::Outcome;
@@ -170,8 +171,8 @@ impl<P: Paging> Paged<P> {
             *asked = server.serve(Instant::now(), workload, || session.detach());
         }
         let outcome = session.outcome()?;
-        if let (Some(server), Outcome::Detached { lost, .. }) = (control, &outcome) {
-            server.detached(lost.as_deref());
+        if let Some(server) = control {
+            server.ended(&outcome);
         }
         Some(outcome)
     }
@@ -184,6 +185,14 @@ impl<P: Paging> Paged<P> {
     /// Tells who has asked for another binary why that does not go on.
     pub fn not_upgraded(&mut self, reason: String) {
         self.control.iter_mut().for_each(|server| server.upgraded(Err(reason.clone())));
+    }
+
+    /// Ends the session of a workload of which nothing is left; who waits for its detach is told.
+    fn bury(mut self) -> Stats {
+        if let Some(server) = &mut self.control {
+            server.ended(&Outcome::TreeGone);
+        }
+        self.finish()
     }
 
     /// Ends the session; the control socket goes with it.
@@ -286,7 +295,9 @@ impl<P: Paging> Running<'_, P> {
         let left = self.link.has_children();
         match &self.past {
             Some(_) if self.link.is_forsaken() => true,
-            None | Some((Outcome::Detached { .. } | Outcome::Refused(_), ..)) => !left,
+            // The first process of another PID namespace may have adopted somebody, whose end the session sees.
+            None => !left && !keeper::serves_memory(),
+            Some((Outcome::Detached { .. } | Outcome::Refused(_), ..)) => !left,
             // An evictor may be left which has not yet seen the end of its process.
             Some((Outcome::TreeGone, ..)) => self.link.end().is_some() || !left,
             Some((Outcome::Killed(_), _, since)) => {
@@ -324,7 +335,7 @@ impl<P: Paging> Running<'_, P> {
         while let Some(arrival) = self.signals.next() {
             if arrival.number == libc::SIGCHLD {
                 stopped::reap_ended();
-            } else if arrival.is_for_the_command(self.reaper) {
+            } else if arrival.is_for_the_command(self.reaper, || true) {
                 child::send(self.reaper, arrival.number);
             }
         }
@@ -357,7 +368,7 @@ impl<P: Paging> Running<'_, P> {
         let (outcome, stats) = match (self.past.take(), self.paged.take()) {
             (Some((outcome, stats, _)), _) => (outcome, stats),
             (None, Some(paged)) => {
-                let stats = paged.finish();
+                let stats = paged.bury();
                 self.link.dismiss_keeper(&Outcome::TreeGone);
                 (Outcome::TreeGone, stats)
             }

@@ -7,6 +7,9 @@ use gms_transport::keys::Identity;
 /// As often as an agent does.
 const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// What else is to be done about a key that this process has read, and reads no more.
+const CURE: &str = "a workload that runs keeps the key it was started with: take the new one by 'gms detach PID' and 'gms attach PID --keys DIR'";
+
 /// See the module's documentation.
 pub(crate) struct Reminder {
     identity: Identity,
@@ -25,7 +28,8 @@ impl Reminder {
             return Vec::new();
         }
         self.due = now + EVERY;
-        self.identity.endings(today).iter().map(ToString::to_string).collect()
+        let endings = self.identity.endings(today);
+        endings.iter().map(|ending| format!("{ending}; {CURE}")).collect()
     }
 
     /// When the key ends.
@@ -48,8 +52,11 @@ mod tests {
         for day in 1..4_u32 {
             let told = reminder.poll(start + day * EVERY, soon);
             assert!(told.len() == 1 && told[0].contains("in 2 days"), "{told:?}");
+            assert!(told[0].contains("gms detach PID") && told[0].contains("gms attach PID"));
             assert!(reminder.poll(start + day * EVERY + EVERY / 2, soon).is_empty());
         }
+        let late = reminder.poll(start + 5 * EVERY, expires + EVERY);
+        assert!(late[0].starts_with("client.pem has expired, on 20"), "{late:?}");
         assert!(reminder.poll(start + 9 * EVERY, expires - 60 * EVERY).is_empty());
     }
 }

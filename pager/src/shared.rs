@@ -40,6 +40,9 @@ const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
 pub(crate) const BLAME_MAX: u32 = 3;
 /// An agent that has lost all that it had this often under one workload, which uses up numbers of sets, is not used any more either.
 const LOSSES_MAX: u32 = 64;
+/// What to do when the disk has ended, the only own agent beside which there are others.
+pub(crate) const NEW_DISK: &str =
+    "for a copy on a disk again, 'gms detach PID' and 'gms attach PID --disk DIR'";
 /// See [`Sizes::own_pages`]: an exchange takes 25 us, 8 of which are the fault thread's, so that about so many keep it busy.
 const OWN_PAGES: usize = 4;
 /// Longest fault latency that is told apart from longer ones.
@@ -113,8 +116,14 @@ pub struct Shared {
     pub copies: u32,
     /// How often each agent has given something else than what it was given.
     blamed: Mutex<BTreeMap<AgentId, u32>>,
-    /// Agents for which that was too often, a bit each.
+    /// How often each agent has come back without what it had.
+    restarts: Mutex<BTreeMap<AgentId, u32>>,
+    /// Agents for which either was too often, a bit each.
     unsound: AtomicU64,
+    /// Agents that have lost what they had, which was not told yet, a bit each.
+    emptied: AtomicU64,
+    /// The session's own agent, once it has ended.
+    ended: Mutex<Option<AgentId>>,
     /// Above this eviction begins.
     high: i64,
     /// The CPU on which all faults of late were, and where they are handled; none if negative.
@@ -246,7 +255,10 @@ impl Shared {
             sizes,
             copies: config.redundancy.copies(config.agents.len()),
             blamed: Mutex::default(),
+            restarts: Mutex::default(),
             unsound: AtomicU64::new(0),
+            emptied: AtomicU64::new(0),
+            ended: Mutex::default(),
             high: budget.high().0 as i64,
             fault_cpu: AtomicI32::new(-1),
             evictors: Mutex::default(),
@@ -350,17 +362,48 @@ impl Shared {
             ));
             return;
         }
-        if tables.lose(agent) == LOSSES_MAX && self.has_copies() {
-            note(format!(
-                "agent {name} has been restarted {LOSSES_MAX} times: others are used in its place"
-            ));
-            self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
+        if tables.held_by(agent) > 0 {
+            self.note_emptied(agent, true);
         }
+        tables.lose(agent);
+        drop(tables);
+        let mut restarts = lock(&self.restarts);
+        let count = restarts.entry(agent).or_default();
+        *count += 1;
+        let bit = 1 << agent.0;
+        if *count >= LOSSES_MAX
+            && self.has_copies()
+            && self.unsound.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        {
+            note(format!(
+                "agent {name} has been restarted {count} times: others are used in its place"
+            ));
+        }
+    }
+
+    /// The agent has lost what it had, or that was told.
+    pub fn note_emptied(&self, agent: AgentId, is_so: bool) {
+        let bit = 1 << agent.0;
+        match is_so {
+            true => self.emptied.fetch_or(bit, Ordering::Relaxed),
+            false => self.emptied.fetch_and(!bit, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether the agent has lost what it had, and that was not told yet.
+    pub fn is_emptied(&self, agent: AgentId) -> bool {
+        self.emptied.load(Ordering::Relaxed) >> agent.0 & 1 == 1
+    }
+
+    /// The session's own agent, once it has ended.
+    pub fn ended_agent(&self) -> Option<AgentId> {
+        *lock(&self.ended)
     }
 
     /// The session's own agent does not come back, as `what` says: what it had is lost. If any page was only there, the workload is stopped. The embedded agent,
     /// which is the only one, leaves it without any: it is let go.
     pub fn agent_ended(&self, agent: AgentId, what: &str) {
+        *lock(&self.ended) = Some(agent);
         let mut tables = lock(&self.tables);
         let detaching = self.detaching.load(Ordering::Relaxed);
         let is_needed = tables.depends_on(agent);
@@ -374,9 +417,9 @@ impl Shared {
         note(match (is_needed, is_only) {
             (true, _) => format!("{what}, and with it pages that were only there"),
             (false, true) => format!("{what}: the workload goes on without paging"),
-            (false, false) => {
-                format!("{what}: the workload goes on with the copies that are elsewhere")
-            }
+            (false, false) => format!(
+                "{what}: the workload goes on with the copies that are elsewhere; {NEW_DISK}"
+            ),
         });
         if is_only {
             self.detaching.store(true, Ordering::Relaxed);

@@ -44,6 +44,9 @@ pub struct AgentStats {
     /// The agent is about to end: it serves pages and takes none. Or (`up` is false) it has ended so.
     #[serde(default)]
     pub draining: bool,
+    /// Why the agent cannot be used; empty if it can, or if that is not known yet.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
 }
 
 /// Counters and gauges of a session.

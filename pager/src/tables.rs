@@ -189,7 +189,7 @@ pub struct Tables {
     /// Those of each agent, the latest last: a lane may tell of an earlier one after another has told of a restart.
     sessions: BTreeMap<AgentId, VecDeque<u64>>,
     /// Agents that have lost what they had, and how often.
-    losses: BTreeMap<AgentId, u32>,
+    losers: AgentSet,
     /// Contents that agents may forget.
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
@@ -224,7 +224,7 @@ impl Tables {
             untrusted: AgentSet::default(),
             copies: Copies::at_agents(1),
             sessions: BTreeMap::new(),
-            losses: BTreeMap::new(),
+            losers: AgentSet::EMPTY,
             discards: BTreeMap::new(),
             next_content: 1,
             remote_pages_peak: 0,
@@ -537,17 +537,20 @@ impl Tables {
 
     /// Agents that have lost everything at least once.
     pub fn losers(&self) -> AgentSet {
-        self.losses.keys().copied().collect()
+        self.losers
     }
 
-    /// The agent has lost everything: its copies are no longer good. Returns how often that was so.
-    pub fn lose(&mut self, agent: AgentId) -> u32 {
+    /// The agent has lost everything: its copies are no longer good.
+    pub fn lose(&mut self, agent: AgentId) {
+        self.leave(agent);
+        self.losers = self.losers.union(AgentSet::of(agent));
+    }
+
+    /// The copies of an agent that is about to end, on which nobody depends, are no longer counted on.
+    pub fn leave(&mut self, agent: AgentId) {
         self.map.placements.lose(agent);
         self.stripes.iter_mut().for_each(|stripes| stripes.lose(agent));
         self.discards.remove(&agent);
-        let losses = self.losses.entry(agent).or_default();
-        *losses += 1;
-        *losses
     }
 
     // ---- references

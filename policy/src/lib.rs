@@ -26,6 +26,7 @@ pub mod full;
 pub mod hedge;
 pub mod ids;
 pub mod limits;
+pub mod pace;
 pub mod placement;
 pub mod prefetch;
 pub mod recall;

@@ -66,3 +66,22 @@ fn killing_everything_by_the_name_of_gms_spoils_no_page() {
     let text = in_a_namespace(&stage, &script).text();
     assert!(text.contains("bystander lives"), "{text}");
 }
+
+/// It sees the workload's process as its own child then, and gms's processes have none left.
+#[test]
+fn a_daemon_in_another_pid_namespace_is_paged_until_it_ends() {
+    let Some(stage) = Stage::set() else { return };
+    let script = format!(
+        "unshare -pf --kill-child sleep 1000 & u=$!\nuntil x=$(pgrep -P $u); do sleep 0.1; done\nmkfifo {dir}/in\nexec 8<>{dir}/in\n\
+         {gms} run --local 24M --export 512M -- nsenter -t $x -p sh -c \
+         '{verify} 96 forever <{dir}/in >{dir}/out 2>&1 & until grep -q \"round 0\" {dir}/out; do sleep 0.1; done' 8>&- 9>&- & g=$!\n\
+         until grep -q 'round 2' {dir}/out; do sleep 0.1; done\nkill -0 $g && echo gms lives\n\
+         exec 8>&-; wait $g; echo status $?\n\
+         if grep -E 'ZERO PAGE|MISMATCH' {dir}/out; then exit 1; fi\nkill $u",
+        gms = gms_binary().display(),
+        dir = stage.dir().display(),
+        verify = c_program("verify").display(),
+    );
+    let text = in_a_namespace(&stage, &script).text();
+    assert!(text.contains("gms lives") && text.contains("status 0"), "{text}");
+}

@@ -19,6 +19,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+#[path = "launch/jobs.rs"]
+mod jobs;
+
 /// `gms run` without options.
 const GMS: &str = env!("CARGO_BIN_EXE_gms-unpaged");
 /// Environment: what the session does when it adopts the command.

@@ -17,6 +17,9 @@ pub(super) fn detach(pid: i32) -> Result<u8, Failure> {
     match end? {
         DetachEnd::Detached => {}
         DetachEnd::Lost(text) => return Err(Failure::new(EXIT_GMS, text)),
+        DetachEnd::Killed(reason) => {
+            return Err(Failure::new(EXIT_GMS, format!("workload killed: {reason}")));
+        }
         DetachEnd::Ended => say("the workload ended before all its pages were home"),
     }
     Ok(0)

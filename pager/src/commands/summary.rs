@@ -82,7 +82,7 @@ fn redundancy(stats: &Stats) -> Option<String> {
 }
 
 fn agent(agent: &AgentStats, teller: Option<&String>) -> String {
-    let AgentStats { addr, pages, rtt_us, queue_us, refusals, up, draining, .. } = agent;
+    let AgentStats { addr, pages, rtt_us, queue_us, refusals, up, draining, reason, .. } = agent;
     let refused = if *refusals > 0 { format!(", {refusals} refused") } else { String::new() };
     let state = match (up, draining) {
         (false, true) => ", it has drained and ended",
@@ -90,10 +90,14 @@ fn agent(agent: &AgentStats, teller: Option<&String>) -> String {
         (true, true) => ", draining: it is about to end",
         (true, false) => "",
     };
+    let because = match (up, draining, reason.as_str()) {
+        (true, ..) | (_, true, _) | (.., "") => String::new(),
+        (.., reason) => format!(" ({reason})"),
+    };
     let zone = zone_of(agent, ", ");
     let teller = teller.map_or_else(String::new, |teller| format!(" (told of by {teller})"));
     format!(
-        "agent {addr}{zone}{teller}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{state}"
+        "agent {addr}{zone}{teller}: {pages} pages, round trip {rtt_us:.0} us, queue {queue_us:.0} us{refused}{state}{because}"
     )
 }
 
@@ -205,6 +209,9 @@ mod tests {
         let told =
             |up, draining| agent(&AgentStats { up, draining, ..AgentStats::default() }, None);
         assert!(told(false, false).ends_with(", connection lost"));
+        let reason = String::from("it fell silent");
+        let away = agent(&AgentStats { reason, ..AgentStats::default() }, None);
+        assert!(away.ends_with(", connection lost (it fell silent)"));
         assert!(told(true, true).ends_with(", draining: it is about to end"));
         assert!(told(false, true).ends_with(", it has drained and ended"));
         assert!(told(true, false).ends_with("queue 0 us"));

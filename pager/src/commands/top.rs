@@ -218,7 +218,8 @@ fn agent(agent: &AgentStats) -> String {
         true => {
             format!("round trip {:.0} us  queue {:.0} us{drains}", agent.rtt_us, agent.queue_us)
         }
-        false => "no connection".into(),
+        false if agent.reason.is_empty() => "no connection".into(),
+        false => format!("no connection: {}", agent.reason),
     };
     let zone = zone_of(agent, "  ");
     format!("agent {}{zone}  {} pages  {state}", agent.addr, agent.pages_held)
@@ -258,6 +259,8 @@ mod tests {
         assert!(text.contains("agent node7:7400  3 pages  no connection"), "{text}");
         let drains = AgentStats { up: true, draining: true, ..AgentStats::default() };
         assert!(agent(&drains).ends_with("queue 0 us  drains"));
+        let away = AgentStats { reason: "it fell silent".into(), ..AgentStats::default() };
+        assert!(agent(&away).ends_with("no connection: it fell silent"));
         let sited = AgentStats { zone: "rack-7".into(), addr: "a:1".into(), ..drains };
         assert!(agent(&sited).starts_with("agent a:1  zone rack-7  0 pages"));
         assert!(!text.contains('\x1b'), "{text:?}");

@@ -22,18 +22,21 @@ fn door(dir: &Path) -> Door {
     doors.remove(0)
 }
 
+fn detached(lost: Option<&str>) -> Outcome {
+    Outcome::Detached { lost: lost.map(str::to_owned), is_forced: false }
+}
+
 /// Serves `server` until the other thread is done; returns how often a detach was asked for.
 fn serve(
     server: &mut Server,
     client: std::thread::JoinHandle<()>,
-    done: bool,
-    lost: Option<&str>,
+    outcome: Option<&Outcome>,
 ) -> u32 {
     let detaches = Cell::new(0);
     while !client.is_finished() {
         server.serve(Instant::now(), workload, || detaches.set(detaches.get() + 1));
-        if done && detaches.get() > 0 {
-            server.detached(lost);
+        if let Some(outcome) = outcome.filter(|_| detaches.get() > 0) {
+            server.ended(outcome);
         }
         std::thread::yield_now();
     }
@@ -53,23 +56,48 @@ fn status_and_detach_are_answered() {
             ask_patiently(&door, &Request::Detach, REQUEST_DEADLINE, &mut || false).unwrap();
         assert!(matches!(reply, Reply::Detached), "{reply:?}");
     });
-    assert_eq!(serve(&mut server, client, true, None), 1);
+    assert_eq!(serve(&mut server, client, Some(&detached(None))), 1);
     drop(server);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "the socket stayed behind");
     fs::remove_dir(&dir).unwrap();
 }
 
 #[test]
-fn lost_pages_are_told() {
-    let dir = scratch("lost");
+fn a_detach_tells_how_the_session_ended() {
+    let outcomes = [
+        (detached(None), Ok(DetachEnd::Detached)),
+        (detached(Some("3 pages")), Ok(DetachEnd::Lost("3 pages".into()))),
+        (Outcome::TreeGone, Ok(DetachEnd::Ended)),
+        (Outcome::Killed("no agent".into()), Ok(DetachEnd::Killed("no agent".into()))),
+        (Outcome::Refused("a tracer".into()), Err("a tracer")),
+    ];
+    for (number, (outcome, expected)) in outcomes.into_iter().enumerate() {
+        let dir = scratch(&format!("end-{number}"));
+        let mut server = Server::open_in(&dir, i32::MAX).unwrap();
+        let door = door(&dir);
+        let client = std::thread::spawn(move || match detach_by(&door, |_| ()) {
+            Err(ControlError::NoAnswer { reason, .. }) => assert_eq!(Err(&*reason), expected),
+            other => assert_eq!(Ok(other.unwrap()), expected),
+        });
+        assert_eq!(serve(&mut server, client, Some(&outcome)), 1);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+#[test]
+fn a_pager_that_ends_without_a_word_has_not_detached() {
+    let dir = scratch("wordless");
     let mut server = Server::open_in(&dir, i32::MAX).unwrap();
     let door = door(&dir);
-    let client = std::thread::spawn(move || {
-        let reply =
-            ask_patiently(&door, &Request::Detach, REQUEST_DEADLINE, &mut || false).unwrap();
-        assert!(matches!(&reply, Reply::Lost(text) if text == "3 pages"), "{reply:?}");
-    });
-    assert_eq!(serve(&mut server, client, true, Some("3 pages")), 1);
+    let client = std::thread::spawn(move || detach_by(&door, |_| ()));
+    let asked = Cell::new(false);
+    while !asked.get() {
+        server.serve(Instant::now(), workload, || asked.set(true));
+        std::thread::yield_now();
+    }
+    drop(server);
+    let error = client.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("did not say how"), "{error}");
     fs::remove_dir_all(&dir).unwrap();
 }
 
@@ -105,7 +133,7 @@ fn nonsense_is_refused_and_bounded() {
             assert!(answer.starts_with("{\"error\":"), "{line:?}: {answer}");
         }
     });
-    assert_eq!(serve(&mut server, client, false, None), 0);
+    assert_eq!(serve(&mut server, client, None), 0);
     fs::remove_dir_all(&dir).unwrap();
 }
 

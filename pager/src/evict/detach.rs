@@ -594,10 +594,18 @@ impl<T: Transport> EvictThread<T> {
         let named: Vec<String> = processes.iter().take(NAMED_MAX).map(i32::to_string).collect();
         let more = if processes.len() > NAMED_MAX { " and others" } else { "" };
         let lane = self.write_back.agents.lane();
+        let losers = lock(&self.shared.tables).losers();
+        let reason = |agent| match lane.failure(agent) {
+            Some(reason) => reason,
+            None if losers.has(agent) => {
+                "it was restarted, or had no link to gms for over a minute"
+            }
+            None => "its link is up, but it does not give them",
+        };
         let agents: Vec<String> = agents
             .iter()
             .take(NAMED_MAX)
-            .map(|&agent| format!("agent {}: {}", lane.name(agent), lane.reason(agent)))
+            .map(|&agent| format!("agent {}: {}", lane.name(agent), reason(agent)))
             .collect();
         Some(format!(
             "{pages} pages are lost ({}): process {}{more} gets SIGBUS where it touches one of them",

@@ -121,6 +121,7 @@ impl<T: Transport> EvictThread<T> {
         if measure {
             self.next_measure = now + MEASURE_EVERY;
             self.publish();
+            self.tell_presence(now);
             self.reconcile();
         }
         if now >= self.next_status {
@@ -419,6 +420,7 @@ impl<T: Transport> EvictThread<T> {
                 refusals: lane.refusals(id),
                 up: lane.is_up(id),
                 draining: lane.is_draining(id),
+                reason: lane.failure(id).filter(|_| !lane.is_up(id)).unwrap_or_default().to_owned(),
             })
             .collect();
         let now = Instant::now();

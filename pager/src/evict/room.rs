@@ -15,14 +15,23 @@ use crate::victims::BATCH;
 /// Step by which the ceiling rises when nothing can be evicted.
 const STUCK_STEP: i64 = 1 << 20;
 
+/// How long after a spell was told another one may be.
+const TELL_EVERY: Duration = Duration::from_secs(300);
+/// A pause of a spell that was told is its end if it lasts longer.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
 /// For how long no agent has taken pages that should go.
 #[derive(Debug, Default)]
 pub(super) struct Fullness {
     since: Option<Instant>,
     /// In all earlier spells together.
     before: Duration,
-    /// The user has been told.
-    told: bool,
+    /// When the user was told of a spell last.
+    told_at: Option<Instant>,
+    /// The end of that spell has not been told.
+    is_told: bool,
+    /// Since when the spell that was told seems to be over.
+    over_since: Option<Instant>,
 }
 
 impl Fullness {
@@ -38,6 +47,24 @@ impl Fullness {
             self.before += self.spell(now).unwrap_or_default();
             self.since = None;
         }
+    }
+
+    /// Whether to tell of the present spell now.
+    fn tells(&mut self, now: Instant) -> bool {
+        let tells = !self.is_told && self.told_at.is_none_or(|at| now >= at + TELL_EVERY);
+        if tells {
+            (self.told_at, self.is_told) = (Some(now), true);
+        }
+        tells
+    }
+
+    /// Whether to tell that the spell that was told is over.
+    fn ends(&mut self, now: Instant) -> bool {
+        let over = self.is_told && self.since.is_none();
+        self.over_since = over.then(|| self.over_since.unwrap_or(now));
+        let ends = self.over_since.is_some_and(|since| now > since + PAUSE_MAX);
+        self.is_told &= !ends;
+        ends
     }
 
     /// For so long it was not looked whether it is so.
@@ -116,22 +143,30 @@ impl<T: Transport> EvictThread<T> {
             && lock(&self.shared.tables).free_slots() < BATCH
             && self.write_back.agents_are_full();
         self.full.update(now, full);
+        if self.full.ends(now) {
+            self.notice(format_args!("no page waits for room at an agent any more"));
+        }
         let Some(spell) = self.full.spell(now).filter(|_| pressed) else { return !full };
         let when_full = self.shared.config.when_full;
         let action = when_full.action(spell);
         if action == FullAction::Kill {
-            self.shared.fail("the agents are full or away, and --when-full is kill: add an agent, or give them more with --export");
-        } else if !std::mem::replace(&mut self.full.told, true) {
+            let why = self.why_full();
+            self.shared.fail(format!("--when-full is kill, and {why}"));
+        } else if self.full.tells(now) {
             let consequence = match when_full {
                 WhenFull::Grow => "the workload exceeds its budget",
                 WhenFull::Wait => "the workload waits until one takes pages",
                 WhenFull::Kill => "the workload is killed unless one takes pages soon",
             };
-            self.notice(format_args!(
-                "{consequence}: the agents are full or away: add one, or give them more with --export"
-            ));
+            self.notice(format_args!("{consequence}: {}", self.why_full()));
         }
         action == FullAction::Grow
+    }
+
+    /// Why no agent takes pages, and what to do.
+    fn why_full(&self) -> String {
+        let views = self.write_back.agents.lane().views();
+        why_full(views.iter().filter(|view| !view.last_resort).map(|view| view.up))
     }
 
     fn warn_stuck(&mut self, now: Instant) {
@@ -143,6 +178,22 @@ impl<T: Transport> EvictThread<T> {
             };
             self.notice(format_args!("the workload exceeds its budget: {why}"));
         }
+    }
+}
+
+/// The same, of agents that are up, and neither away nor about to end, or not.
+fn why_full(up: impl Iterator<Item = bool>) -> String {
+    let (full, away): (Vec<bool>, Vec<bool>) = up.partition(|&up| up);
+    let more = "give them more with --export, or have another one join them (gms-agent --join)";
+    match (full.len(), away.len()) {
+        (_, 0) => format!("the agents are full: {more}"),
+        (0, _) => {
+            "no agent takes pages: all are away or about to end ('gms status --json' says why)"
+                .into()
+        }
+        (full, away) => format!(
+            "{full} agents are full and {away} away or about to end: start those again; or {more}"
+        ),
     }
 }
 
@@ -165,5 +216,38 @@ mod tests {
         assert_eq!(full.spell(at(200)), Some(Duration::from_millis(100)));
         full.update(at(300), false);
         assert_eq!((full.spell(at(400)), full.total(at(400))), (None, Duration::from_millis(200)));
+    }
+
+    #[test]
+    fn each_spell_is_told_with_its_end_but_not_more_than_one_in_some_minutes() {
+        let start = Instant::now();
+        let mut full = Fullness::default();
+        let mut look = |seconds: u64, is_full: bool| {
+            let now = start + Duration::from_secs(seconds);
+            full.update(now, is_full);
+            (is_full && full.tells(now), full.ends(now))
+        };
+        assert_eq!(look(0, true), (true, false));
+        assert_eq!([look(1, true), look(2, false), look(3, true)], [(false, false); 3], "a pause");
+        assert_eq!(
+            [look(4, false), look(6, false), look(7, false)].map(|told| told.1),
+            [false, true, false]
+        );
+        assert_eq!([look(10, true), look(12, false), look(14, false)], [(false, false); 3], "soon");
+        assert_eq!(
+            [look(298, true), look(300, true), look(301, true)].map(|told| told.0),
+            [false, true, false]
+        );
+        assert_eq!([look(302, false), look(304, false)].map(|told| told.1), [false, true]);
+    }
+
+    #[test]
+    fn agents_that_are_away_are_not_said_to_be_full() {
+        let away = why_full([false, false].into_iter());
+        assert!(away.contains("away") && !away.contains("full") && !away.contains("--export"));
+        let full = why_full([true].into_iter());
+        assert!(full.contains("full") && !full.contains("away"), "{full}");
+        let both = why_full([true, false].into_iter());
+        assert!(both.starts_with("1 agents are full and 1 away"), "{both}");
     }
 }

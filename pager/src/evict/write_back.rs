@@ -203,10 +203,16 @@ impl<T: Transport> WriteBack<T> {
             views.retain(|view| self.usable.has(view.id));
         }
         let under_way = |agent| self.agents.under_way(agent, Op::Put);
-        let pages = self.shared.sizes.put_pages as u64;
-        views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= pages);
+        let least = self.least_room();
+        views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= least);
         views.retain(|v| !passed_over.has(v.id));
         views
+    }
+
+    /// Pages that an agent must take at least to be given any: a whole batch. Full agents have room for a few parts at a time when stripes are closed, and
+    /// nobody could close the next ones if those were not dealt.
+    fn least_room(&self) -> u64 {
+        if self.has_parity() { 1 } else { self.shared.sizes.put_pages as u64 }
     }
 
     /// Puts a batch to each of some agents; fails with the one whose link does not take it, or with none if no set of them can be noted.
@@ -395,12 +401,12 @@ impl<T: Transport> WriteBack<T> {
 
     /// Whether too few agents take pages.
     pub fn agents_are_full(&self) -> bool {
-        let pages = self.shared.sizes.put_pages as u64;
+        let least = self.least_room();
         // Of several, one that does not answer is soon done without.
         let asked = self.copies.agents;
         let waits = |agent| asked > 1 && self.agents.under_way(agent, Op::Put) > 0;
         let is_meant = |view: &&AgentView| view.last_resort == (asked == 0);
-        let takes = |view: &&AgentView| view.up && (view.credits.0 >= pages || waits(view.id));
+        let takes = |view: &&AgentView| view.up && (view.credits.0 >= least || waits(view.id));
         let views = self.views();
         (views.iter().filter(is_meant).filter(takes).count() as u32) < asked.max(1)
     }

@@ -1,7 +1,7 @@
 //! The process which the shell sees.
 //!
 //! `gms run` splits in three. The front stays in the shell's job: it passes signals on, and is stopped when the command
-//! stops. Behind it, in process groups of their own, are the pager, which keeps serving faults, and whose agents keep its
+//! stops. Behind it, in a process group and a session of their own, are the pager, which keeps serving faults, and whose agents keep its
 //! leases, however long the job is stopped, and the command's parent, the [`Reaper`].
 
 use std::io;
@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::{ForkResult, fork, pipe2, read};
+use nix::unistd::{ForkResult, Pid, fork, getpgid, getpgrp, getppid, pipe2, read};
 use serde::{Deserialize, Serialize};
 
 use super::child::{self, Held, State};
@@ -157,11 +157,18 @@ impl Link {
         let mut bytes = [0; 64];
         while let Some(news) = &self.news {
             match read(news, &mut bytes) {
-                Ok(0) => self.news = None,
+                Ok(0) => self.be_forsaken(),
                 Ok(_) => {}
                 Err(_) => return,
             }
         }
+    }
+
+    /// The front kills what is left, but while it is stopped with the command it does not see that it has to.
+    fn be_forsaken(&mut self) {
+        self.news = None;
+        // If it has ended, this goes to who has adopted this process, and does nothing to one that runs.
+        child::send(getppid().as_raw(), libc::SIGCONT);
     }
 
     /// How the command ended, once it did; its background children may live on.
@@ -186,24 +193,29 @@ impl Front {
         // Best effort: the pager tells if that cannot be.
         let _ = Part::Front.give_up_rest();
         let (mut pager, mut reaper) = (None, None);
+        // What has come reached no command: it was not there yet.
+        self.heed(|| false);
         loop {
             let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
             let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
-            while let Some(arrival) = self.signals.next() {
-                if arrival.is_for_the_command(self.reaper) && reaper.is_none() {
-                    child::send(self.reaper, arrival.number);
-                }
+            if reaper.is_none() {
+                self.heed(|| self.shares_job());
             }
             child::reap(|pid, how| {
                 pager = pager.or((pid == self.pager).then_some(how));
                 reaper = reaper.or((pid == self.reaper).then_some(how));
                 self.foreign.retain(|&foreign| foreign != pid);
+                if pid == self.board.keeper() {
+                    self.board.set_keeper(0);
+                }
             });
             // It ends after the pager, unless it is killed.
             match (reaper, pager) {
                 (Some(End::Exited(_)), Some(End::Exited(status))) => return status,
                 (Some(End::Exited(_)), Some(End::Killed(signal))) => {
-                    return forsaken("pager", signal);
+                    let seen_through = self.board.is_childless() || self.board.is_over();
+                    let end = self.board.end().filter(|_| seen_through);
+                    return end.map_or_else(|| forsaken("pager", signal), End::status);
                 }
                 (Some(how), _) => {
                     // Not the keeper: memory that nobody else serves would read as zeros.
@@ -215,6 +227,28 @@ impl Front {
                 (None, _) => {}
             }
         }
+    }
+}
+
+impl Front {
+    /// Passes on the signals that have come. `in_job` tells whether what the kernel sends to the job reaches the command.
+    fn heed(&self, in_job: impl Fn() -> bool) {
+        while let Some(arrival) = self.signals.next() {
+            if arrival.is_for_the_command(self.reaper, &in_job) {
+                child::send(self.reaper, arrival.number);
+                if arrival.is_terminal_stop() {
+                    // For the shell, whatever the command makes of it.
+                    self.signals.stop();
+                }
+            }
+        }
+    }
+
+    /// Whether the command, or something that it has left, is in the shell's job.
+    fn shares_job(&self) -> bool {
+        let in_job = |pid| getpgid(Some(Pid::from_raw(pid))) == Ok(getpgrp());
+        let mut left = proc::children(self.reaper).into_iter();
+        left.any(|pid| in_job(pid) && !child::is_evictor(pid))
     }
 }
 

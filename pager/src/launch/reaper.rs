@@ -1,12 +1,12 @@
 //! The command's parent: it starts the command, reaps what it leaves, and stands between it and the front.
 //!
-//! It is in a process group of its own and pages nothing: neither a stop of the job nor the end of the pager keeps it from seeing how the command fares.
+//! It is in a session of its own and pages nothing: neither a stop of the job nor the end of the pager keeps it from seeing how the command fares.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::poll::{PollFd, PollFlags};
-use nix::unistd::{Pid, getpgid, setpgid, write};
+use nix::unistd::{Pid, getpgid, setsid, write};
 
 use super::child::{self, Hold, State};
 use super::signals::Signals;
@@ -30,29 +30,28 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    /// Sees the command from before its start to the end of the pager, which outlives what the command leaves; kills what is left if the pager ends before.
+    /// Sees the command from before its start to the end of the pager, which outlives what the command leaves; kills what is left if the pager ends
+    /// before, unless it is paged no more.
     pub fn serve(self, command: &[OsString]) {
         let Reaper { board, front_pid, front, pager, hold, news, signals } = self;
         let root = nix::sys::prctl::set_child_subreaper(true)
             .and_then(|()| hold.fork(command, &signals.inherited()));
-        // Out of the shell's job, so that stopping it does not stop this process; the command stays in it. It is no leader, so that it can.
-        let _ = setpgid(Pid::this(), Pid::from_raw(0));
+        // Out of the shell's job, so that stopping it does not stop this process; the command stays in it. Out of its session too: to the kernel a parent in
+        // another group of the session is a shell, which would continue the job. It is no leader, so that it can.
+        let _ = setsid();
         // Best effort: the pager tells if that cannot be.
         let _ = Part::Front.give_up_rest();
         board.set_command(root, self_pid());
         let root = root.unwrap_or(0);
-        let mut tree = Family { root, board, front_pid, front, news, signals, stopped: false };
+        let stopped = false;
+        let mut tree = Family { root, board, front_pid, front, pager, news, signals, stopped };
         tree.tell();
         let mut front_alive = true;
-        while !has_ended(pager.as_fd()) {
-            let mut fds = vec![
-                PollFd::new(tree.signals.as_fd(), PollFlags::POLLIN),
-                PollFd::new(pager.as_fd(), PollFlags::POLLIN),
-            ];
-            if front_alive {
-                fds.push(PollFd::new(tree.front.as_fd(), PollFlags::POLLIN));
-            }
-            wait(&mut fds);
+        while tree.is_sound() {
+            let pager = (!has_ended(tree.pager.as_fd())).then(|| tree.pager.as_fd());
+            let front = front_alive.then(|| tree.front.as_fd());
+            let fds = [tree.signals.as_fd()].into_iter().chain(pager).chain(front);
+            wait(&mut fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect::<Vec<_>>());
             let child_changed = tree.heed();
             if front_alive && has_ended(tree.front.as_fd()) {
                 front_alive = false;
@@ -61,11 +60,10 @@ impl Reaper {
             tree.reap();
             tree.mirror_stop(child_changed);
         }
+        tree.reap();
         child::kill_all(&tree.signals, &[]);
-        // While it is stopped it does not see how this ends.
-        if tree.stopped {
-            tree.send_to_front(libc::SIGCONT);
-        }
+        // While it is stopped, perhaps without the command, it does not see how this ends.
+        tree.send_to_front(libc::SIGCONT);
     }
 }
 
@@ -75,6 +73,7 @@ struct Family {
     board: &'static Board,
     front_pid: i32,
     front: OwnedFd,
+    pager: OwnedFd,
     news: OwnedFd,
     signals: Signals,
     stopped: bool,
@@ -88,28 +87,37 @@ impl Family {
             child_changed |= arrival.number == libc::SIGCHLD;
             continued |= arrival.tells_of_continuation();
             let stale = arrival.number == libc::SIGCONT && self.stopped_since(continued);
-            if arrival.is_for_the_command(self_pid()) && !stale {
+            // What the kernel has sent came before this process left the job; the command was not executed yet, or not there.
+            if arrival.is_for_the_command(self_pid(), || false) && !stale {
                 self.pass_on(arrival.number);
             }
         }
         child_changed
     }
 
+    /// Whether there is a pager, or the command needs none any more and something is left of it.
+    fn is_sound(&self) -> bool {
+        let lives = |pid| !matches!(proc::state(pid), None | Some('Z')) && !child::is_evictor(pid);
+        let is_left = || proc::children(self_pid()).into_iter().any(lives);
+        // A list of children can miss those of one that ends meanwhile.
+        !has_ended(self.pager.as_fd()) || self.board.is_over() && (is_left() || is_left())
+    }
+
     /// Reaps who has ended, and tells the pager what that changes.
     fn reap(&self) {
         let (root, board) = (self.root, self.board);
-        let mut news = false;
-        let left = child::reap(|pid, how| {
-            if pid == root {
-                board.set_end(how);
-                news = true;
-            }
-        });
-        if !left && !board.is_childless() {
-            board.set_childless();
-            news = true;
+        let mut end = None;
+        let left = child::reap(|pid, how| end = end.or((pid == root).then_some(how)));
+        // They may have ended for want of a pager.
+        if has_ended(self.pager.as_fd()) && !board.is_over() {
+            return;
         }
-        if news {
+        end.into_iter().for_each(|how| board.set_end(how));
+        let childless = !left && !board.is_childless();
+        if childless {
+            board.set_childless();
+        }
+        if end.is_some() || childless {
             self.tell();
         }
     }

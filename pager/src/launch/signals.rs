@@ -5,8 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction};
+use nix::sys::signal::{
+    SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction,
+};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::{Pid, getsid};
 
 use crate::kernel::proc::descends;
 
@@ -39,7 +42,7 @@ pub extern "C" fn note_inheritance() {
 pub struct Arrival {
     /// Its number.
     pub number: i32,
-    /// Above zero if the kernel sent it; that of a terminal went to the whole foreground group.
+    /// Above zero if the kernel sent it.
     code: i32,
     sender: i32,
 }
@@ -50,9 +53,22 @@ impl Arrival {
         self.number == libc::SIGCHLD && self.code == libc::CLD_CONTINUED
     }
 
-    /// Whether the command has to be told: somebody outside of the tree below its parent sent it here. A sender that has gone counts as outside.
-    pub fn is_for_the_command(&self, reaper: i32) -> bool {
-        self.code <= 0 && self.number != libc::SIGCHLD && !descends(self.sender, reaper)
+    /// Whether the command has to be told: somebody outside of the tree below its parent sent it here. A sender that has gone counts as outside. What the
+    /// kernel sends goes to the whole job, and so to the command if that is `in_job`; but a timer, which outlives exec, is for this process alone, and so is
+    /// the end of the terminal where this process leads its session.
+    pub fn is_for_the_command(&self, reaper: i32, in_job: impl FnOnce() -> bool) -> bool {
+        match self.number {
+            libc::SIGCHLD => false,
+            _ if self.code <= 0 => !descends(self.sender, reaper),
+            libc::SIGALRM | libc::SIGVTALRM | libc::SIGPROF => true,
+            libc::SIGHUP | libc::SIGCONT if getsid(None) == Ok(Pid::this()) => true,
+            _ => !in_job(),
+        }
+    }
+
+    /// Whether a terminal has its job stop.
+    pub fn is_terminal_stop(&self) -> bool {
+        self.number == libc::SIGTSTP && self.code > 0
     }
 }
 
@@ -99,6 +115,17 @@ impl Signals {
     /// The settings before [`Signals::block`].
     pub fn inherited(&self) -> Inherited {
         self.inherited
+    }
+
+    /// Stops this process as a terminal does: not where that was ignored or blocked, nor where nobody would continue it.
+    pub fn stop(&self) {
+        let mut stop = SigSet::empty();
+        stop.add(Signal::SIGTSTP);
+        if !self.inherited.mask.contains(Signal::SIGTSTP) {
+            // Best effort. It is delivered as soon as it is not blocked.
+            let _ = raise(Signal::SIGTSTP).and_then(|()| stop.thread_unblock());
+            let _ = stop.thread_block();
+        }
     }
 
     /// Next signal, if one came.

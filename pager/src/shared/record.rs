@@ -1,5 +1,6 @@
 //! What threads of a pager share, as its next binary is told of it. Nothing is under way.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,11 +29,22 @@ pub(crate) struct SharedRecord {
     evictors: Vec<i32>,
     next_space: u64,
     blamed: Vec<(u8, u32)>,
+    restarts: Vec<(u8, u32)>,
     unsound: u64,
+    emptied: u64,
+    ended: Option<u8>,
     counts: Vec<u64>,
     latency: Vec<(u64, u64)>,
     gauges: Gauges,
     elapsed: Duration,
+}
+
+fn numbered(counts: &BTreeMap<AgentId, u32>) -> Vec<(u8, u32)> {
+    counts.iter().map(|(agent, &count)| (agent.0, count)).collect()
+}
+
+fn by_agent(counts: Vec<(u8, u32)>) -> BTreeMap<AgentId, u32> {
+    counts.into_iter().map(|(agent, count)| (AgentId(agent), count)).collect()
 }
 
 impl Shared {
@@ -61,8 +73,11 @@ impl Shared {
             resident: self.resident.load(Ordering::Relaxed),
             evictors: lock(&self.evictors).clone(),
             next_space: self.next_space.load(Ordering::Relaxed),
-            blamed: lock(&self.blamed).iter().map(|(agent, &count)| (agent.0, count)).collect(),
+            blamed: numbered(&lock(&self.blamed)),
+            restarts: numbered(&lock(&self.restarts)),
             unsound: self.unsound.load(Ordering::Relaxed),
+            emptied: self.emptied.load(Ordering::Relaxed),
+            ended: lock(&self.ended).map(|agent| agent.0),
             counts: self.counts().iter().map(|count| count.load(Ordering::Relaxed)).collect(),
             latency: values.map(|one| (one.value_iterated_to(), one.count_at_value())).collect(),
             gauges: lock(&self.gauges).clone(),
@@ -83,11 +98,13 @@ impl Shared {
         shared.resident = record.resident.into();
         shared.next_space = record.next_space.into();
         shared.unsound = record.unsound.into();
+        shared.emptied = record.emptied.into();
         shared.started = Instant::now().checked_sub(record.elapsed).unwrap_or(shared.started);
         *lock(&shared.evictors) = record.evictors;
         *lock(&shared.gauges) = record.gauges;
-        let blamed = record.blamed.into_iter().map(|(agent, count)| (AgentId(agent), count));
-        *lock(&shared.blamed) = blamed.collect();
+        *lock(&shared.blamed) = by_agent(record.blamed);
+        *lock(&shared.restarts) = by_agent(record.restarts);
+        *lock(&shared.ended) = record.ended.map(AgentId);
         for (count, before) in shared.counts().into_iter().zip(record.counts) {
             count.store(before, Ordering::Relaxed);
         }

@@ -33,10 +33,10 @@ impl Tables {
         self.map.placements.rests_on(agents)
     }
 
-    /// Pages of which there are too few copies, or of whose stripes some agent has lost its part or leaves with it.
+    /// Pages of which there are too few copies, or of whose stripes some agent has lost its part or leaves with it, but for those that are lost.
     pub fn short_of(&self, shortage: &Shortage) -> u64 {
         match self.stripes {
-            Some(_) => self.map.placements.lacking(shortage.leaving),
+            Some(_) => self.map.placements.lacking(shortage.leaving) - self.lost_pages(),
             None => self.map.placements.short_of(shortage),
         }
     }
@@ -50,8 +50,12 @@ impl Tables {
         (mut entries, max): (usize, usize),
     ) -> Short {
         let (mut found, mut kept) = (Short::default(), Vec::new());
+        let last = self.last_to_renew();
         let is_meant = |content: Content| match &self.stripes {
-            Some(stripes) => stripes.is_closing(content.id),
+            Some(stripes) => {
+                let stripe = stripes.shape().stripe_of(content.id);
+                last.is_some_and(|last| stripe <= last) && stripes.is_closing(content.id)
+            }
             None => shortage.is_of(content.holders),
         };
         let spaces: Vec<SpaceId> = self.spaces.range(from.0..).map(|(&id, _)| id).collect();

@@ -2,7 +2,7 @@
 
 use gms_policy::ids::{AgentId, ContentId};
 use gms_policy::redundancy::{AgentSet, Placements};
-use gms_policy::stripes::{Answer, Part, Read, Shape, Stripes, Written};
+use gms_policy::stripes::{AgentsNow, Answer, Part, Read, Shape, StripeId, Stripes, Written};
 
 use super::{Phase, Tables};
 use crate::page_map::{CONTENT_ID_MAX, Content, State};
@@ -92,16 +92,34 @@ impl Tables {
         self.forget_parts();
     }
 
-    /// Chooses stripes whose pages are to be dealt anew, of up to `look`: to `able` agents, and none to those that leave.
-    pub fn close_stripes(&mut self, leaving: AgentSet, able: usize, look: usize) {
+    /// Chooses stripes whose pages are to be dealt anew, of up to `look`.
+    pub fn close_stripes(&mut self, agents: AgentsNow, look: usize) {
         let Some(stripes) = &mut self.stripes else { return };
-        stripes.close(&self.map.placements, leaving, able, look);
+        stripes.close(&self.map.placements, agents, look);
         self.forget_parts();
     }
 
     /// Stripes whose pages are to be dealt anew.
     pub fn closing_stripes(&self) -> u64 {
         self.stripes.as_ref().map_or(0, Stripes::closing)
+    }
+
+    /// Pages found to be lost, in stripes of which nothing else is left.
+    pub fn lost_pages(&self) -> u64 {
+        self.stripes.as_ref().map_or(0, Stripes::given_up)
+    }
+
+    /// Slots for pages that are to be dealt anew: half of those that are kept stay for threads that wait.
+    pub fn room_to_renew(&self) -> usize {
+        self.free.len().saturating_sub(self.kept_slots() / 2)
+    }
+
+    /// The last stripe whose pages are to be dealt anew now. Its frames at agents are free when all of its live pages are here, and not before: with little room,
+    /// and agents that wait for those frames, pages come home of no more stripes than all of those of which have room.
+    pub(super) fn last_to_renew(&self) -> Option<StripeId> {
+        let is_busy = self.free_slots() < self.slots.len() / 2;
+        let room = if is_busy { self.room_to_renew() } else { usize::MAX };
+        self.stripes.as_ref().and_then(|stripes| stripes.closing_within(room))
     }
 
     /// Whether the page is to be dealt anew.

@@ -7,6 +7,8 @@ use std::io;
 
 use gms_policy::eviction::Mark;
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
+use gms_policy::limits::AGENTS_MAX;
+use gms_policy::redundancy::AgentSet;
 
 use super::space::SpaceState;
 use super::{Counters, Owner, Phase, Slot, Tables};
@@ -64,7 +66,7 @@ impl Tables {
             out.push(agent.0.into());
             put_list(out, sessions.iter().copied());
         }
-        put_list(out, self.losses.iter().flat_map(|(agent, &n)| [agent.0.into(), n.into()]));
+        put_list(out, self.losers.agents().map(|agent| agent.0.into()));
         let waiting = self.discards.iter().map(|(&agent, ids)| (agent, &ids[..]));
         let waiting = waiting.chain(discards);
         put_list(
@@ -83,13 +85,13 @@ impl Tables {
     pub fn from_words(file: File, budget: u64, words: &mut Words<'_>) -> io::Result<Tables> {
         let (map, graveyard) = PageMap::from_words(file, words)?;
         let mut tables = Tables { map, graveyard, ..Tables::new(0, budget)? };
-        match tables.read(words) {
+        match tables.take_words(words) {
             Some(()) => Ok(tables),
             None => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 
-    fn read(&mut self, words: &mut Words<'_>) -> Option<()> {
+    fn take_words(&mut self, words: &mut Words<'_>) -> Option<()> {
         let spaces = words
             .several(|words| Some((SpaceId(words.word()?), SpaceState::from_words(words)?)))?;
         self.spaces = spaces.into_iter().collect();
@@ -98,13 +100,13 @@ impl Tables {
         let shared = shared.map(|pair| (ContentId(pair[0]), pair[1] as u32));
         self.shared = shared.collect::<HashMap<_, _>>();
         let agent = |word: u64| u8::try_from(word).ok().map(AgentId);
+        let is_known = |agent: &AgentId| usize::from(agent.0) < AGENTS_MAX;
         let sessions = words.several(|words| {
             Some((agent(words.word()?)?, words.list()?.iter().copied().collect()))
         })?;
         self.sessions = sessions.into_iter().collect();
-        for pair in words.list()?.chunks_exact(2) {
-            self.losses.insert(agent(pair[0])?, pair[1] as u32);
-        }
+        let losers = words.list()?.iter().map(|&word| agent(word).filter(is_known));
+        self.losers = losers.collect::<Option<AgentSet>>()?;
         for pair in words.list()?.chunks_exact(2) {
             self.may_forget(agent(pair[0])?, ContentId(pair[1]));
         }
@@ -153,7 +155,6 @@ mod tests {
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
     use crate::tables::{EvictOutcome, FaultAction, WriteOutcome};
-    use gms_policy::redundancy::AgentSet;
 
     const BUDGET: u64 = 1024;
 

@@ -7,14 +7,20 @@
 //! Why it holds. A stripe without dead pages takes (K+M)/K parts a page. What all take beyond that, their *waste*, is allowed to be 15 % and one stripe. If it is
 //! more, some stripe is not full of live pages, and to deal anew the pages of as many such stripes as are in a batch makes fewer stripes, whose waste is that of
 //! the one which is not full. Until a closing stripe has no live page it takes memory, and so do the copies of those that were dealt anew: what may be closing at
-//! a time is bounded by a 32nd of all stripes, or K of them.
+//! a time is bounded by a 32nd of all parts, or those of K full stripes.
 //!
-//! Stripes are looked at in the order of their numbers, a few at a time, round and round: nothing but counters is kept to find them by.
+//! **Which first**: of the stripes that lack agents those of which the most parts cannot be read any more, and no others meanwhile: they are next to be lost.
+//! But a stripe of which not all pages can be read now, with one agent lost and another away, keeps nobody waiting. What can be read of it is dealt anew; then
+//! it is *stuck*, until somebody is back.
+//!
+//! Stripes are looked at in the order of their numbers, a few at a time, round and round: but for counters nothing is kept to find them by, other than the
+//! numbers of those that are closing.
 
 use super::{Phase, Read, Stripe, Stripes};
 use crate::ids::ContentId;
 use crate::redundancy::{AgentSet, PlacementId, Placements};
-use crate::shape::{DATA_MAX, StripeId};
+use crate::shape::{DATA_MAX, Shape, StripeId};
+use std::collections::BTreeSet;
 
 /// Parts that agents hold at most, of those that hold as many live pages without a dead one, in percent.
 pub const PARTS_PERCENT_MAX: u64 = 120;
@@ -36,28 +42,44 @@ pub(super) struct Closing {
     /// Safe stripes, by the number of their live pages.
     by_live: [u64; DATA_MAX + 1],
     /// Stripes that are closing.
-    count: u64,
+    stripes: BTreeSet<StripeId>,
+    /// Their parts.
+    parts: u64,
     /// Where the search goes on.
     from: StripeId,
 }
 
 impl Closing {
     /// A stripe has changed, or is gone.
-    pub(super) fn replace(&mut self, before: Option<&Stripe>, after: Option<&Stripe>) {
-        if let Some(count) = after.and_then(|after| self.count_of(after)) {
-            *count += 1;
+    pub(super) fn replace(
+        &mut self,
+        shape: Shape,
+        id: StripeId,
+        before: Option<&Stripe>,
+        after: Option<&Stripe>,
+    ) {
+        let closes = |stripe: Option<&Stripe>| stripe.is_some_and(|s| s.phase == Phase::Closing);
+        match (closes(before), closes(after)) {
+            (false, true) => drop(self.stripes.insert(id)),
+            (true, false) => drop(self.stripes.remove(&id)),
+            _ => {}
         }
-        if let Some(count) = before.and_then(|before| self.count_of(before)) {
-            *count -= 1;
-        }
+        after.into_iter().for_each(|after| self.count(shape, after, u64::wrapping_add));
+        before.into_iter().for_each(|before| self.count(shape, before, u64::wrapping_sub));
     }
 
-    /// Where a stripe is counted.
-    fn count_of(&mut self, stripe: &Stripe) -> Option<&mut u64> {
+    /// Adds a stripe, or takes it away, where it is counted.
+    fn count(&mut self, shape: Shape, stripe: &Stripe, by: fn(u64, u64) -> u64) {
         match stripe.phase {
-            Phase::Safe => Some(&mut self.by_live[stripe.live.count_ones() as usize]),
-            Phase::Closing => Some(&mut self.count),
-            Phase::Writing { .. } | Phase::Lost => None,
+            Phase::Safe => {
+                let count = &mut self.by_live[stripe.live.count_ones() as usize];
+                *count = by(*count, 1);
+            }
+            Phase::Closing => {
+                let parts = usize::from(stripe.pages) + shape.parity();
+                self.parts = by(self.parts, parts as u64);
+            }
+            Phase::Writing { .. } | Phase::Stuck | Phase::Lost => {}
         }
     }
 
@@ -72,40 +94,68 @@ impl Closing {
     }
 }
 
+/// What there is to know of the agents.
+#[derive(Clone, Copy, Debug)]
+pub struct AgentsNow {
+    /// Those that can be asked.
+    pub askable: AgentSet,
+    /// Those that are to have no part in the end.
+    pub leaving: AgentSet,
+    /// How many take parts, K+M if there are as many or more.
+    pub able: usize,
+}
+
+/// What a set of agents lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lack {
+    /// 0 if it lacks none, 1 if all parts can be read though some are at agents that leave, and 1 more for each part that cannot: it is lost, or its agent
+    /// leaves and cannot be asked.
+    rank: usize,
+    /// Whether each page can be read now.
+    is_readable: bool,
+}
+
 /// Which stripes are to be closed now.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
-    /// Agents that leave.
-    leaving: AgentSet,
-    /// Those of sets that lack so many agents, if any: more than others do, but no more than there is parity.
-    missing: usize,
+    agents: AgentsNow,
+    /// Those of sets of this rank, if any has one: the greatest of those whose pages can all be read.
+    rank: usize,
     /// If there are none, those with no more live pages than this.
     live: usize,
-    /// How many may be closing.
+    /// How many parts may be of closing stripes.
     most: u64,
 }
 
 impl Stripes {
-    /// Looks at up to `look` stripes, where the last look has ended, and closes those that should be, as long as few are. Agents that leave are to have no part
-    /// in the end; `able` agents take parts, K+M of them if there are as many. To be called again and again, also while stripes are closing.
-    pub fn close(&mut self, placements: &Placements, leaving: AgentSet, able: usize, look: usize) {
-        let Some(aim) = self.aim(placements, leaving, able) else { return };
+    /// Looks at up to `look` stripes, where the last look has ended, and closes those that should be, as long as few are. To be called again and again, also
+    /// while stripes are closing.
+    pub fn close(&mut self, placements: &Placements, agents: AgentsNow, look: usize) {
+        let Some(aim) = self.aim(placements, agents) else { return };
         let from = self.closing.from;
         let round = self.stripes.range(from..).chain(self.stripes.range(..from));
         let seen: Vec<StripeId> = round.take(look).map(|(&id, _)| id).collect();
         self.closing.from = seen.last().map_or(from, |last| StripeId(last.0 + 1));
-        // First those that are lost: they may have been closing, and make room.
-        for &id in &seen {
-            if self.next_phase(placements, id, &aim) == Some(Phase::Lost) {
-                self.give_up(placements, id);
+        let next = |&id: &StripeId| Some((id, self.next_phase(placements, id, &aim)?));
+        let (closing, others): (Vec<_>, Vec<_>) =
+            seen.iter().filter_map(next).partition(|&(_, phase)| phase == Phase::Closing);
+        // They may have been closing, and make room.
+        for (id, phase) in others {
+            match phase {
+                Phase::Lost => self.give_up(placements, id),
+                phase => self.enter(id, phase),
             }
         }
-        for id in seen {
-            match self.next_phase(placements, id, &aim) {
-                Some(phase) if self.closing.count < aim.most => self.enter(id, phase),
-                _ => {}
+        for (id, phase) in closing {
+            if self.may_close(&aim) {
+                self.enter(id, phase);
             }
         }
+    }
+
+    /// Whether there is room for another full stripe among those that are closing.
+    fn may_close(&self, aim: &Aim) -> bool {
+        self.closing.parts + self.shape.parts() as u64 <= aim.most
     }
 
     /// Whether a page is to be dealt anew.
@@ -116,24 +166,34 @@ impl Stripes {
 
     /// Stripes that are closing.
     pub fn closing(&self) -> u64 {
-        self.closing.count
+        self.closing.stripes.len() as u64
+    }
+
+    /// The last of those stripes that are closing which, with those before it, have no more live pages than that; `None` if the first has more, or none is closing.
+    pub fn closing_within(&self, pages: usize) -> Option<StripeId> {
+        let mut live = 0;
+        let fits = |id: &&StripeId| {
+            live += self.stripes.get(id).map_or(0, |stripe| stripe.live.count_ones() as usize);
+            live <= pages
+        };
+        self.closing.stripes.iter().take_while(fits).last().copied()
     }
 
     /// What to look for; `None` if nothing is to be found.
-    fn aim(&self, placements: &Placements, leaving: AgentSet, able: usize) -> Option<Aim> {
-        let batch = (self.stripes.len() as u64 / CLOSING_PART).max(self.shape.data() as u64);
-        let room = batch.saturating_sub(self.closing.count);
-        let (beyond, rest): (Vec<_>, Vec<_>) =
-            placements.in_use().partition(|&set| self.is_beyond_parity(placements, set));
-        let missing = rest.into_iter().map(|set| missing(placements, set, leaving)).max();
-        let missing = missing.unwrap_or(0);
-        let data = self.shape.data_at(able);
-        let live = match missing == 0 && self.is_wasteful(data) {
+    fn aim(&self, placements: &Placements, agents: AgentsNow) -> Option<Aim> {
+        let full = self.shape.parts() as u64;
+        let most = (self.parts / CLOSING_PART).max(self.shape.data() as u64 * full);
+        let room = most.saturating_sub(self.closing.parts) / full;
+        let lacks = placements.in_use().map(|set| self.lack(placements, set, agents));
+        let (readable, others): (Vec<Lack>, Vec<Lack>) = lacks.partition(|lack| lack.is_readable);
+        let rank = readable.into_iter().map(|lack| lack.rank).max().unwrap_or(0);
+        let data = self.shape.data_at(agents.able);
+        let live = match rank == 0 && self.is_wasteful(data) {
             true => self.closing.fewest_live(room).min(data - 1),
             false => 0,
         };
-        let is_due = room > 0 && (missing > 0 || live > 0) || !beyond.is_empty();
-        is_due.then_some(Aim { leaving, missing, live, most: batch })
+        let is_due = room > 0 && (rank > 0 || live > 0) || !others.is_empty();
+        is_due.then_some(Aim { agents, rank, live, most })
     }
 
     /// Whether dead pages, and stripes with few, take more than they may where stripes can have `data` pages.
@@ -150,27 +210,36 @@ impl Stripes {
     /// What a stripe becomes, if anything else.
     fn next_phase(&self, placements: &Placements, id: StripeId, aim: &Aim) -> Option<Phase> {
         let stripe = self.stripes.get(&id)?;
-        let (Phase::Safe | Phase::Closing) = stripe.phase else { return None };
-        let closes = if self.is_beyond_parity(placements, stripe.placement) {
-            let is_left = |&id: &ContentId| {
-                let read = self.read(placements, id, placements.agents(stripe.placement));
-                !matches!(read, Read::Lost | Read::Unknown)
-            };
-            if !self.shape.contents(id, stripe.pages).any(|id| is_left(&id)) {
-                return Some(Phase::Lost);
-            }
-            true
-        } else if aim.missing > 0 {
-            missing(placements, stripe.placement, aim.leaving) == aim.missing
-        } else {
-            stripe.live.count_ones() as usize <= aim.live
+        let (Phase::Safe | Phase::Closing | Phase::Stuck) = stripe.phase else { return None };
+        let lack = self.lack(placements, stripe.placement, aim.agents);
+        let any = |is_meant: fn(Read) -> bool| {
+            let mut ids = self.shape.contents(id, stripe.pages);
+            ids.any(|id| is_meant(self.read(placements, id, aim.agents.askable)))
         };
-        (closes && stripe.phase == Phase::Safe).then_some(Phase::Closing)
+        let comes = |read| matches!(read, Read::At(_) | Read::Decode(..));
+        let closes = match aim.rank {
+            _ if stripe.phase == Phase::Closing => true,
+            _ if !lack.is_readable && lack.rank > 0 => true,
+            0 => stripe.live.count_ones() as usize <= aim.live,
+            rank => lack.rank == rank,
+        };
+        let next = match lack.is_readable || any(comes) {
+            true if closes => Phase::Closing,
+            true => Phase::Safe,
+            false if any(|read| read == Read::Later) => Phase::Stuck,
+            false => Phase::Lost,
+        };
+        (next != stripe.phase).then_some(next)
     }
-}
 
-/// Agents of a set that have lost their parts, or leave.
-fn missing(placements: &Placements, set: PlacementId, leaving: AgentSet) -> usize {
-    let staying = placements.agents(set).without(leaving);
-    placements.members(set).without(staying).len() as usize
+    /// What stripes of a set lack.
+    fn lack(&self, placements: &Placements, set: PlacementId, agents: AgentsNow) -> Lack {
+        let (members, kept) = (placements.members(set), placements.agents(set));
+        let readable = kept.without(kept.without(agents.askable));
+        let staying = kept.without(agents.leaving);
+        let gone = members.without(staying.union(readable)).len() as usize;
+        let rank = if staying == members { 0 } else { 1 + gone };
+        let unread = members.without(readable).len() as usize;
+        Lack { rank, is_readable: unread <= self.shape.parity() }
+    }
 }

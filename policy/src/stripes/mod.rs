@@ -20,7 +20,7 @@ mod closing;
 mod codec;
 
 pub use crate::shape::{DATA_MAX, PARITY_MAX, Part, Role, Shape, StripeId};
-pub use closing::{PARTS_MORE_MAX, PARTS_PERCENT_MAX};
+pub use closing::{AgentsNow, PARTS_MORE_MAX, PARTS_PERCENT_MAX};
 pub use codec::{Codec, CodecError};
 
 use self::closing::Closing;
@@ -35,8 +35,10 @@ enum Phase {
     Writing { unanswered: u16, has_failed: bool },
     /// Each agent had its part. Left by `close`, or the stripe is gone because no page is live.
     Safe,
-    /// Its live pages are to be dealt anew. Left when no page is live: the stripe is gone.
+    /// Its live pages are to be dealt anew. Left by `close` when none can be read, or the stripe is gone because no page is live.
     Closing,
+    /// Agents are away, and none of its live pages can be read. Left by `close` when one can, or as `Closing` is.
+    Stuck,
     /// More parts are lost than there is parity, and so are all live pages: no agent needs to keep anything. Gone when no page is live.
     Lost,
 }
@@ -112,6 +114,8 @@ pub struct Stripes {
     held: BTreeMap<AgentId, u64>,
     /// Live pages, but for those found to be lost.
     live: u64,
+    /// Those found to be lost.
+    given_up: u64,
     closing: Closing,
     /// Parts that their agents may forget.
     discards: Vec<Part>,
@@ -128,6 +132,7 @@ impl Stripes {
             parts: 0,
             held: BTreeMap::new(),
             live: 0,
+            given_up: 0,
             closing: Closing::default(),
             discards: Vec::new(),
         }
@@ -209,8 +214,11 @@ impl Stripes {
         let before = *stripe;
         stripe.live &= !(1 << page);
         let after = *stripe;
-        self.live -= u64::from(after.phase != Phase::Lost);
-        self.closing.replace(Some(&before), Some(&after));
+        match after.phase {
+            Phase::Lost => self.given_up -= 1,
+            _ => self.live -= 1,
+        }
+        self.closing.replace(self.shape, number, Some(&before), Some(&after));
         if !matches!(after.phase, Phase::Writing { .. }) {
             placements.release(after.placement);
             self.end_if_dead(placements, number);
@@ -255,6 +263,11 @@ impl Stripes {
         ids.filter(|&id| self.read(placements, id, AgentSet::EMPTY) == Read::Lost)
     }
 
+    /// How many of those are of no stripe of which others can be read, or could be: nothing is left to be done for them.
+    pub fn given_up(&self) -> u64 {
+        self.given_up
+    }
+
     /// Whether more agents of a set have lost their parts than there is parity.
     fn is_beyond_parity(&self, placements: &Placements, placement: PlacementId) -> bool {
         let lost = placements.members(placement).without(placements.agents(placement));
@@ -296,13 +309,14 @@ impl Stripes {
         let Some(stripe) = self.stripes.get_mut(&number) else { return };
         let before = std::mem::replace(stripe, Stripe { phase, ..*stripe });
         let after = *stripe;
-        self.closing.replace(Some(&before), Some(&after));
+        self.closing.replace(self.shape, number, Some(&before), Some(&after));
     }
 
     /// No live page is left that could be read: its agents may forget all parts.
     fn give_up(&mut self, placements: &Placements, number: StripeId) {
         self.enter(number, Phase::Lost);
         if let Some(stripe) = self.stripes.get(&number).copied() {
+            self.given_up += u64::from(stripe.live.count_ones());
             self.forget(placements, number, &stripe);
         }
     }
@@ -315,14 +329,14 @@ impl Stripes {
 
     fn end(&mut self, placements: &Placements, number: StripeId) {
         let Some(stripe) = self.stripes.remove(&number) else { return };
-        self.closing.replace(Some(&stripe), None);
+        self.closing.replace(self.shape, number, Some(&stripe), None);
         // Of what is lost no part is left since that was found.
         if stripe.phase != Phase::Lost {
             self.forget(placements, number, &stripe);
         }
     }
 
-    /// No part is of use any more: each agent that has not lost its own may forget it.
+    /// No part is of use any more: each agent that has not lost its own may forget it. One that was restarted while a part was on its way may have got it since.
     fn forget(&mut self, placements: &Placements, number: StripeId, stripe: &Stripe) {
         self.live -= u64::from(stripe.live.count_ones());
         let members = placements.members(stripe.placement);
@@ -330,9 +344,15 @@ impl Stripes {
         self.parts -= self.shape.contents(number, stripe.pages).count() as u64;
         let parts = self.shape.contents(number, stripe.pages);
         let parts = parts.filter_map(|id| self.shape.part(id, members));
-        for part in parts.filter(|part| holders.has(part.agent)) {
-            self.held.entry(part.agent).and_modify(|held| *held -= 1);
-            self.discards.push(part);
+        let was_written = !matches!(stripe.phase, Phase::Writing { .. });
+        for part in parts {
+            let is_held = holders.has(part.agent);
+            if is_held {
+                self.held.entry(part.agent).and_modify(|held| *held -= 1);
+            }
+            if is_held || !was_written {
+                self.discards.push(part);
+            }
         }
     }
 }

@@ -22,6 +22,9 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(3);
 /// Why an agent without [`FEATURE_LENGTHS`](crate::message::FEATURE_LENGTHS), the only feature that is ever required, is not used.
 const NO_LENGTHS: &str = "it cannot hold sealed pages: upgrade it, or run with --seal off";
 
+/// What is said of an agent that gives nothing, though nothing is wrong with its link.
+const SILENT: &str = "its link is up, but it does not answer in time";
+
 enum Phase {
     /// Left by `connect`.
     Down { retry_at: Instant },
@@ -48,8 +51,8 @@ pub(super) struct Peer {
     draining: bool,
     /// Pages that it wants taken away, as its last reply said.
     recall: u32,
-    /// Why it was last down.
-    reason: String,
+    /// Why it cannot be used; none once it can, and before it was called.
+    reason: Option<String>,
 }
 
 impl Peer {
@@ -64,7 +67,7 @@ impl Peer {
             refusals: 0,
             draining: false,
             recall: 0,
-            reason: "not connected yet".into(),
+            reason: None,
         }
     }
 
@@ -184,9 +187,15 @@ impl<T: Transport> Lane<T> {
         self.peers.iter().position(|peer| peer.address.name == *teller)
     }
 
-    /// Why the agent is, or was last, not usable.
+    /// Why the agent cannot be used, or gives nothing.
     pub fn reason(&self, agent: AgentId) -> &str {
-        &self.peers[usize::from(agent.0)].reason
+        let not_known = if self.is_up(agent) { SILENT } else { "not connected yet" };
+        self.failure(agent).unwrap_or(not_known)
+    }
+
+    /// Why the agent cannot be used, if it is known.
+    pub fn failure(&self, agent: AgentId) -> Option<&str> {
+        self.peers[usize::from(agent.0)].reason.as_deref()
     }
 
     /// Whether requests can be sent to the agent.
@@ -260,7 +269,7 @@ impl<T: Transport> Lane<T> {
             match self.peers[index].phase {
                 Phase::Down { retry_at } if retry_at <= now => self.connect(now, index),
                 Phase::Greeting { link, deadline, .. } if deadline <= now => {
-                    self.peers[index].reason = "it does not answer the hello".into();
+                    self.peers[index].reason = Some("it does not answer the hello".into());
                     self.transport.close(now, link, CloseCode::Goodbye);
                 }
                 _ => {}
@@ -289,7 +298,7 @@ impl<T: Transport> Lane<T> {
             }
             Err(error) => {
                 self.peers[index].phase = Phase::Down { retry_at: now + RETRY };
-                self.peers[index].reason = error.to_string();
+                self.peers[index].reason = Some(error.to_string());
             }
         }
     }
@@ -299,7 +308,7 @@ impl<T: Transport> Lane<T> {
         let Some(&agent) = self.links.get(&link) else { return };
         let peer = &mut self.peers[usize::from(agent.0)];
         if let Some(reason) = peer.address.refusal(node) {
-            peer.reason = reason;
+            peer.reason = Some(reason);
             return self.transport.close(now, link, CloseCode::Goodbye);
         }
         let hello = Control::hello(0, self.workload, LEASE.as_millis() as u64);
@@ -310,7 +319,7 @@ impl<T: Transport> Lane<T> {
                     Phase::Greeting { link, node, hello, deadline };
             }
             Err(error) => {
-                self.peers[usize::from(agent.0)].reason = error.to_string();
+                self.peers[usize::from(agent.0)].reason = Some(error.to_string());
                 self.transport.close(now, link, CloseCode::Goodbye);
             }
         }
@@ -336,13 +345,13 @@ impl<T: Transport> Lane<T> {
             status => Some(format!("it refused the workload ({status:?})")),
         };
         if let Some(reason) = refusal {
-            peer.reason = reason;
+            peer.reason = Some(reason);
             self.transport.close(now, link, CloseCode::Goodbye);
             return None;
         }
         let session = control.session;
         peer.session = Some(session);
-        peer.phase = Phase::Up(link);
+        (peer.phase, peer.reason) = (Phase::Up(link), None);
         // An agent that drains takes no hello of a workload without pages, and says so in its next status otherwise.
         peer.draining = false;
         let elapsed = self.transport.path(link).map_or(Duration::ZERO, |path| path.rtt);
@@ -362,10 +371,10 @@ impl<T: Transport> Lane<T> {
         let peer = &mut self.peers[usize::from(agent.0)];
         peer.phase = Phase::Down { retry_at: now + RETRY };
         // Whoever closed it here has said why.
-        if *reason != CloseReason::Local {
-            peer.reason = reason.to_string();
+        if *reason != CloseReason::Local || peer.reason.is_none() {
+            peer.reason = Some(reason.to_string());
         }
-        Some(ClientEvent::Down { agent, reason: peer.reason.clone() })
+        Some(ClientEvent::Down { agent, reason: peer.reason.clone().unwrap_or_default() })
     }
 
     /// When [`Lane::keep_up`] has something to do.

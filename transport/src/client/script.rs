@@ -33,6 +33,8 @@ pub struct Script {
     pub(super) busy: Vec<LinkId>,
     /// Pages that agents want taken away.
     recalls: BTreeMap<AgentId, u32>,
+    /// Pages for which agents have room, if not for 1000.
+    rooms: BTreeMap<AgentId, u32>,
     pub(super) events: VecDeque<Event>,
 }
 
@@ -49,6 +51,7 @@ impl Script {
             closed: Vec::new(),
             busy: Vec::new(),
             recalls: BTreeMap::new(),
+            rooms: BTreeMap::new(),
             events: VecDeque::new(),
         }
     }
@@ -141,17 +144,18 @@ impl Lane<Script> {
         asked.expect("a link was asked for").0
     }
 
-    /// A reply comes, from an agent with room for 1000 pages.
+    /// A reply comes, from an agent with room for 1000 pages unless it has been given another.
     pub(super) fn reply(
         &mut self,
         (exchange, request): &(ExchangeId, Control),
         status: Status,
         edit: impl FnOnce(&mut Control),
     ) {
-        let recall =
-            self.links.get(&exchange.link).and_then(|agent| self.transport.recalls.get(agent));
-        let recall = recall.copied().unwrap_or(0);
-        let taken = if recall > 0 { 0 } else { 1000 };
+        let agent = self.links.get(&exchange.link);
+        let of = |map: &BTreeMap<AgentId, u32>| agent.and_then(|agent| map.get(agent)).copied();
+        let recall = of(&self.transport.recalls).unwrap_or(0);
+        let room = of(&self.transport.rooms).unwrap_or(1000);
+        let taken = if recall > 0 { 0 } else { room };
         let room =
             Feedback { frames_free: taken, credits_put: taken, recall, ..Feedback::default() };
         let mut control = request.reply(status).with_feedback(room);
@@ -267,6 +271,11 @@ impl Client<Script> {
     /// From now on the agent has no room, and wants so many pages taken away; 0: as before.
     pub fn recall(&mut self, agent: AgentId, pages: u32) {
         self.lane.transport.recalls.insert(agent, pages);
+    }
+
+    /// From now on the agent has room for so many pages.
+    pub fn give_room(&mut self, agent: AgentId, pages: u32) {
+        self.lane.transport.rooms.insert(agent, pages);
     }
 
     /// Requests to an agent that is up cannot be sent from now on.

@@ -13,13 +13,13 @@ const DAY_S: u64 = 86400;
 
 /// A certificate that ends within [`NOTICE`], or has ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file} expires on {}, in {left_days} days: {cure}", day(*until))]
+#[error("{file} {}: {cure}", when(*until, *left_days))]
 pub struct Ending {
     file: String,
     /// Seconds from 1970.
     until: u64,
-    /// Whole days.
-    left_days: u64,
+    /// Whole days; none once it has ended.
+    left_days: Option<u64>,
     cure: &'static str,
 }
 
@@ -32,7 +32,8 @@ impl Identity {
         let ends = [(own, self.bearer.until, renew), (CA.to_owned(), self.authority_until, again)];
         let ending = |(file, until, cure)| {
             let left_s = is_near(until, now)?;
-            Some(Ending { file, until, left_days: left_s / DAY_S, cure })
+            let left_days = (left_s > 0).then_some(left_s / DAY_S);
+            Some(Ending { file, until, left_days, cure })
         };
         ends.into_iter().filter_map(ending).collect()
     }
@@ -42,6 +43,13 @@ impl Identity {
 pub(super) fn is_near(until: u64, now: SystemTime) -> Option<u64> {
     let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Some(until.saturating_sub(now.as_secs())).filter(|&left| left <= NOTICE.as_secs())
+}
+
+fn when(until: u64, left_days: Option<u64>) -> String {
+    match left_days {
+        Some(days) => format!("expires on {}, in {days} days", day(until)),
+        None => format!("has expired, on {}", day(until)),
+    }
 }
 
 /// The day of a time (seconds from 1970), in UTC: 2028-11-22.
@@ -75,7 +83,7 @@ mod tests {
         // The authority's end is ten years away, and then all have ended.
         let late = node.expires() + 8 * 365 * day - day;
         let told: Vec<String> = node.endings(late).iter().map(ToString::to_string).collect();
-        assert!(told.len() == 2 && told[0].contains("in 0 days"), "{told:?}");
+        assert!(told.len() == 2 && told[0].starts_with("node.pem has expired, on 20"), "{told:?}");
         assert!(told[1].starts_with("ca.pem expires on 20") && told[1].contains("gms keys init"));
     }
 }

@@ -14,6 +14,8 @@ pub const HANDSHAKES_MAX: usize = 128;
 pub const RETRY_MARK: usize = 16;
 /// Lines of the log a second about handshakes that failed: strangers can cause them.
 pub const FAILURES_LOGGED_MAX: u32 = 10;
+/// Kinds of failed handshakes, each of one source, whose lines are counted.
+pub const FAILURE_KINDS_MAX: usize = 256;
 /// Exchanges of one link that may be under way at once.
 pub const EXCHANGES_MAX: u32 = 256;
 /// Bytes of requests that may wait on one link for the peer to make room; more is

@@ -331,7 +331,7 @@ impl Quic {
             Err(error) => {
                 self.admission.fail(now, source);
                 let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
-                self.failures.tell(now, close::reason(addr, false, &error.cause));
+                self.failures.tell(now, source, close::reason(addr, false, &error.cause));
                 self.send_answer(error.response);
             }
         }
@@ -349,7 +349,7 @@ impl Quic {
         self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
         if let Some(link) = self.links[index].take() {
             self.admission.leave(link.source());
-            self.failures.tell(now, CloseReason::Unfinished { addr: link.addr });
+            self.failures.tell(now, link.source(), CloseReason::Unfinished { addr: link.addr });
         }
         true
     }
@@ -472,7 +472,7 @@ impl Quic {
         let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { return };
         link.note_end(now);
         if let Some(reason) = link.failure.take() {
-            self.failures.tell(now, reason);
+            self.failures.tell(now, link.source(), reason);
         }
         if link.holds_back() && !self.held.contains(&index) {
             self.held.push_back(index);

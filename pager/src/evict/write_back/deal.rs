@@ -24,7 +24,10 @@ impl<T: Transport> WriteBack<T> {
     pub(super) fn deal(&mut self, now: Instant, agents: &[AgentId]) -> Result<(), Option<AgentId>> {
         let Some(shape) = self.shared.config.redundancy.shape() else { return Err(None) };
         let (set, shared) = (agents.iter().copied().collect(), Arc::clone(&self.shared));
-        let dealt = lock(&shared.tables).deal(set, shared.sizes.put_pages);
+        let views = self.views();
+        let room = views.iter().filter(|view| agents.contains(&view.id)).map(|v| v.credits.0);
+        let max = room.min().unwrap_or(0).min(shared.sizes.put_pages as u64) as usize;
+        let dealt = lock(&shared.tables).deal(set, max);
         if dealt.is_empty() {
             return Err(None);
         }

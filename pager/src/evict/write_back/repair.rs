@@ -9,15 +9,17 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use gms_policy::ids::{AgentId, SpaceId};
+use gms_policy::pace::Pace;
 use gms_policy::redundancy::{AgentSet, Copies, Shortage};
 use gms_policy::spread::Spread;
-use gms_policy::stripes::Read;
+use gms_policy::stripes::{AgentsNow, Read};
 use gms_transport::Transport;
 use gms_transport::client::{self, ClientEvent, Failure, GetId, Urgency};
 use gms_transport::message::{Op, PAGES_MAX, Status};
 
 use super::{PUTS_MAX, WriteBack};
 use crate::page_map::{Content, PAGE};
+use crate::shared::NEW_DISK;
 use crate::speech::note;
 use crate::sync::lock;
 use crate::tables::Place;
@@ -66,21 +68,25 @@ pub(super) struct Repair {
     few: Lack,
     /// Copies that are not as far apart as they could be.
     near: Lack,
+    /// Pages that nobody can make.
+    lost: Lack,
 }
 
 /// Something that copies lack, which is told once it has lasted, and when it is over.
 #[derive(Default)]
-struct Lack {
+pub(super) struct Lack {
     since: Option<Instant>,
     told: bool,
+    pace: Pace,
 }
 
 impl Lack {
     /// Whether it is to be told now that it is so, or that it is over.
-    fn note(&mut self, now: Instant, is_so: bool) -> Option<bool> {
+    pub(super) fn note(&mut self, now: Instant, is_so: bool) -> Option<bool> {
         self.since = is_so.then(|| self.since.unwrap_or(now));
         let has_lasted = self.since.is_some_and(|since| now.duration_since(since) > TOLD_AFTER);
-        let is_news = self.told != is_so && (has_lasted || !is_so);
+        // Its end is told whenever its beginning was.
+        let is_news = self.told != is_so && (!is_so || has_lasted && self.pace.allows(now));
         self.told = if is_news { is_so } else { self.told };
         is_news.then_some(is_so)
     }
@@ -98,6 +104,7 @@ impl Repair {
             recalled: false,
             few: Lack::default(),
             near: Lack::default(),
+            lost: Lack::default(),
         }
     }
 
@@ -146,20 +153,22 @@ impl<T: Transport> WriteBack<T> {
         let shortage = self.shortage(now);
         if self.repair.begins_pass() {
             let able = self.copies.agents as usize;
-            lock(&self.shared.tables).close_stripes(shortage.leaving, able, STRIPES_MAX);
+            let agents = AgentsNow { askable: shortage.sources, leaving: shortage.leaving, able };
+            lock(&self.shared.tables).close_stripes(agents, STRIPES_MAX);
             self.repair.pass_began = now;
         }
         self.note_shortage(now, &shortage);
         self.note_spread(now);
+        self.note_lost(now);
         if self.repair.left == 0 {
             self.repair.next = now + LOOK_EVERY;
             self.repair.found.clear();
+            // Stripes are chosen where a pass begins.
+            self.repair.from = START;
             self.take_leave(now);
             return false;
         }
-        let free = lock(&self.shared.tables).free_slots();
-        let is_busy = free < self.shared.sizes.slots as usize / 2;
-        if is_busy || self.agents_are_full() || self.would_be_in_vain(&shortage) {
+        if !self.has_room() || self.would_be_in_vain(&shortage) {
             self.repair.next = now + PAUSE;
             return false;
         }
@@ -171,6 +180,15 @@ impl<T: Transport> WriteBack<T> {
             fetched = true;
         }
         fetched
+    }
+
+    /// Whether there is room for pages that are to be written anew. Where agents are full it is closing that makes some.
+    fn has_room(&self) -> bool {
+        let tables = lock(&self.shared.tables);
+        match self.agents_are_full() {
+            true => self.has_parity() && tables.room_to_renew() > 0,
+            false => tables.free_slots() >= self.shared.sizes.slots as usize / 2,
+        }
     }
 
     /// Whether only last resorts lack pages, none of which takes any now.
@@ -198,7 +216,7 @@ impl<T: Transport> WriteBack<T> {
                 continue;
             }
             if tables.held_by(agent) > 0 {
-                tables.lose(agent);
+                tables.leave(agent);
             }
             drop(tables);
             self.agents.goodbye_to(now, agent);
@@ -328,7 +346,9 @@ impl<T: Transport> WriteBack<T> {
         for (&(place, content), bytes) in came.iter().zip(bytes.chunks_exact(PAGE as usize)) {
             // With the tables locked, so that nobody reads the slot before its bytes are there.
             let mut tables = lock(&self.shared.tables);
-            if let Some(slot) = tables.rewrite(place, content) {
+            if tables.room_to_renew() > 0
+                && let Some(slot) = tables.rewrite(place, content)
+            {
                 self.shared.frames.fill(slot, bytes);
             }
         }
@@ -349,7 +369,9 @@ impl<T: Transport> WriteBack<T> {
                 [shortage, &short, &few].map(|shortage| tables.short_of(shortage))
             }
         };
-        let closing = lock(&self.shared.tables).closing_stripes();
+        let tables = lock(&self.shared.tables);
+        let (closing, lost) = (tables.closing_stripes(), tables.lost_pages());
+        drop(tables);
         (repair.left, repair.recalled) = (all.max(closing), all > short);
         let news = repair.few.note(now, lacking > 0);
         if self.shared.config.quiet {
@@ -363,6 +385,9 @@ impl<T: Transport> WriteBack<T> {
         };
         let made = if has_parity { "rebuilt" } else { "copied" };
         match (news, few) {
+            (Some(true), 0) if self.shared.ended_agent().is_some() => note(format_args!(
+                "pages have fewer than {copies}, because the disk is lost: {NEW_DISK}"
+            )),
             (Some(true), 0) => note(format_args!(
                 "pages have {few_of_it} at agents that stay: they are {made} once an agent takes them"
             )),
@@ -370,9 +395,21 @@ impl<T: Transport> WriteBack<T> {
                 "{few} pages have {few_of_it} at agents that stay: they are {made} in the background"
             )),
             (Some(false), _) => {
-                note(format_args!("every page has {all_of_it} at agents that stay again"));
+                let but = if lost > 0 { " that is not lost" } else { "" };
+                note(format_args!("every page{but} has {all_of_it} at agents that stay again"));
             }
             (None, _) => {}
+        }
+    }
+
+    /// Tells of pages that are lost, though the workload runs on until it needs one.
+    fn note_lost(&mut self, now: Instant) {
+        let lost = lock(&self.shared.tables).lost_pages();
+        let is_news = self.repair.lost.note(now, lost > 0) == Some(true);
+        if is_news && !self.shared.config.quiet {
+            note(format_args!(
+                "{lost} pages or more are lost: more agents of their stripes have lost their parts than there is parity; the workload ends if it needs one"
+            ));
         }
     }
 

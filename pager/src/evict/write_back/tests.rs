@@ -11,7 +11,7 @@ use gms_transport::client::{Checksum, PUT_DEADLINE};
 use gms_transport::message::{Control, Feedback, MemberEntry, PAGES_MAX, Status};
 use gms_transport::{Event, ExchangeId};
 
-const ID: SpaceId = SpaceId(1);
+pub(super) const ID: SpaceId = SpaceId(1);
 
 fn write_back(agents: u16) -> WriteBack<Script> {
     write_back_of(shared().0, agents)
@@ -502,4 +502,26 @@ fn nothing_is_waited_for_when_no_more_copies_are_to_be_made() {
     assert!(thread.shortage_left().0 > 0);
     thread.turn(later, false);
     assert_eq!(thread.shortage_left(), (0, None));
+}
+
+/// A drain, in which the agent loses its pages to others, and the restart after it are one.
+#[test]
+fn an_agent_is_used_no_more_when_it_was_restarted_too_often_and_each_restart_counts_once() {
+    let (thread, agent) = (redundant(2), AgentId(1));
+    for session in 2..=64 {
+        lock(&thread.shared.tables).leave(agent);
+        thread.shared.agent_up(agent, "b", session);
+    }
+    assert!(!thread.shared.unsound_agents().has(agent), "63 restarts");
+    thread.shared.agent_up(agent, "b", 65);
+    assert!(thread.shared.unsound_agents().has(agent), "64 restarts");
+}
+
+#[test]
+fn a_lack_that_comes_and_goes_is_told_some_times_a_minute() {
+    let (start, mut lack) = (Instant::now(), repair::Lack::default());
+    let mut look = |n: u32| lack.note(start + Duration::from_secs(2) * n / 3, n % 6 < 3);
+    let told: Vec<bool> = (0..900).filter_map(&mut look).collect();
+    assert!(told.chunks(2).all(|pair| pair[0] && pair.get(1).is_none_or(|end| !end)));
+    assert!((60..=120).contains(&told.len()), "{} lines in ten minutes", told.len());
 }

@@ -152,6 +152,22 @@ fn an_agent_is_up_once_it_has_answered_the_hello() {
     assert!(play.try_send(B, get, Owner::Nobody).is_err(), "B is not up");
 }
 
+/// What went wrong before must not be given as the cause of what goes wrong later.
+#[test]
+fn an_agent_that_is_up_again_has_no_reason_to_be_down() {
+    let mut play = Play::new(1);
+    assert_eq!(play.client.lane.reason(A), "not connected yet");
+    play.drive();
+    play.meet(A, PeerId::Issued([A.0; 16]));
+    let (hello, _) = *play.client.lane.transport.sent.last().expect("a hello");
+    play.reply(hello, Status::Full, |_| ());
+    assert!(play.client.lane.failure(A).is_some_and(|reason| reason.contains("refused")));
+    play.again(A);
+    play.meet(A, PeerId::Issued([A.0; 16]));
+    play.accept(A);
+    assert_eq!((play.client.lane.failure(A), play.client.lane.reason(A)), (None, super::SILENT));
+}
+
 #[test]
 fn each_greeting_tells_its_session() {
     let mut play = Play::up(1);

@@ -1,17 +1,25 @@
 use std::time::Duration;
 
+use gms_policy::ids::PageAddr;
 use gms_policy::redundancy::{AgentSet, Redundancy};
 use gms_policy::stripes::Shape;
 use gms_transport::client::script::Script;
 use gms_transport::message::{Op, Status};
 
-use super::super::tests::{answer_with_pages, evict_zeros, holders, network, write_back_of};
+use super::super::tests::{ID, answer_with_pages, evict_zeros, holders, network, write_back_of};
 use super::*;
 use crate::fault::tests::shared_of;
+use crate::page_map::PAGE;
 
 /// Stripes of two pages and a sum.
 fn striped(agents: u16) -> WriteBack<Script> {
     let shape = Shape::new(2, 1).expect("a shape");
+    write_back_of(shared_of(1, Redundancy::Parity(shape)).0, agents)
+}
+
+/// Those of four pages and a sum.
+fn wide(agents: u16) -> WriteBack<Script> {
+    let shape = Shape::new(4, 1).expect("a shape");
     write_back_of(shared_of(1, Redundancy::Parity(shape)).0, agents)
 }
 
@@ -115,4 +123,57 @@ fn what_an_agent_has_lost_is_made_of_the_other_parts() {
         assert_eq!(thread.shared.pages_made.load(std::sync::atomic::Ordering::Relaxed), missing);
         assert!(!thread.shared.has_failed());
     }
+}
+
+/// A turn, which agents with so many frames answer.
+fn step(thread: &mut WriteBack<Script>, now: Instant, frames: u64) {
+    thread.turn(now, true);
+    for agent in (0..5).map(AgentId) {
+        let held = lock(&thread.shared.tables).held_by(agent);
+        thread.agents.give_room(agent, frames.checked_sub(held).expect("room") as u32);
+    }
+    answer_with_pages(thread, now);
+}
+
+/// Dead pages have taken all of the memory at agents, and the write-back buffer is full of pages that wait for room there.
+#[test]
+fn where_agents_are_full_of_dead_pages_their_stripes_are_closed() {
+    let (mut thread, mut now) = (wide(5), Instant::now());
+    (1..=1600).for_each(|page| evict_zeros(&thread, page));
+    (0..20).for_each(|_| step(&mut thread, now, 400));
+    assert_eq!(taken(&thread), 2000);
+    // Of each stripe half of the pages die.
+    let mut tables = lock(&thread.shared.tables);
+    for page in (1..=1600).filter(|page| page % 4 < 2) {
+        tables.discarded((ID, PageAddr::containing(page * PAGE)));
+    }
+    let waiting = tables.free_slots() as u64;
+    drop(tables);
+    (2001..2001 + waiting).for_each(|page| evict_zeros(&thread, page));
+    for _ in 0..1000 {
+        now += Duration::from_millis(20);
+        step(&mut thread, now, 400);
+    }
+    let out = lock(&thread.shared.tables).remote_pages();
+    assert!(out > 1200, "{out} pages are out");
+    assert!(lock(&thread.shared.tables).room_to_renew() > 0, "the slots of threads are taken");
+}
+
+#[test]
+fn pages_that_are_lost_are_not_waited_for() {
+    let (mut thread, now) = (striped(4), Instant::now());
+    (1..=20).for_each(|page| evict_zeros(&thread, page));
+    puts(&mut thread, now);
+    network(&mut thread, now);
+    for lost in [0, 1] {
+        thread.agents.restart(AgentId(lost), 2);
+        network(&mut thread, now);
+    }
+    assert!(thread.short(now) > 0);
+    rebuild(&mut thread, now);
+    let lost = lock(&thread.shared.tables).lost_pages();
+    assert_eq!((thread.short(now), thread.shared.has_failed()), (0, false));
+    assert!(0 < lost && lost < 20, "{lost} are lost");
+    let nowhere = (1..=20).filter(|&page| holders(&thread, page) == Some(AgentSet::EMPTY));
+    assert_eq!(nowhere.count() as u64, lost);
 }
