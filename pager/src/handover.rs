@@ -212,8 +212,8 @@ mod tests {
         std::thread::scope(|scope| {
             let evict = scope.spawn(|| handover.tell(Ok(nothing())));
             let answer = handover.await_told(Duration::from_millis(50), || ());
-            assert!(answer.is_err(), "nobody rests");
             handover.let_go();
+            assert!(answer.is_err(), "nobody rests");
             evict.join().expect("not kept");
         });
         handover.ask();
