@@ -88,7 +88,7 @@ pub(crate) fn named(set: u64) -> String {
     bits.map(name).collect::<Vec<String>>().join(", ")
 }
 
-/// The capabilities that whoever executes this file gets by it in the first user namespace. Those that are for another namespace (VFS_CAP_REVISION_3) are
+/// What whoever executes this file gets by it in the first user namespace. Capabilities for another namespace (VFS_CAP_REVISION_3) are
 /// none: its root gives them, who may be anybody here.
 pub(crate) fn file_capabilities(file: &File) -> u64 {
     let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();

@@ -12,16 +12,16 @@ fn run_c(name: &str, args: &[&str], working_set: Option<Mib>, percent: u64) {
 }
 
 at_25_and_50_percent! {
-    every_page_of_a_static_program_is_right => |percent| run_c("verify", &["192", "3"], Some(Mib(192)), percent);
+    every_page_of_a_static_program_is_right => |percent| run_c("verify", &["128", "3"], Some(Mib(128)), percent);
     four_threads_lose_no_write_while_threads_come_and_go => threads;
-    fork_copies_on_write_in_parent_child_and_grandchild => |percent| run_c("forkcow", &["128"], Some(Mib(128)), percent);
+    fork_copies_on_write_in_parent_child_and_grandchild => |percent| run_c("forkcow", &["96"], Some(Mib(96)), percent);
     what_takes_the_place_of_memory_untold_is_right => |percent| run_c("shmover", &["48"], Some(Mib(48)), percent);
     every_kind_of_memory_survives_pressure => |percent| {
         has_huge_pages();
         run_c("places", &["96"], Some(Mib(96)), percent);
     };
     random_address_space_changes_match_their_mirror => |percent| {
-        for seed in seeds() {
+        for seed in seeds(percent) {
             run_c("mapfuzz", &[&seed, "600", "192"], None, percent);
         }
     };
@@ -41,14 +41,14 @@ fn threads(percent: u64) {
     assert_paged(&paged, working_set, budget);
 }
 
-/// `GMS_FUZZ_SEED=N` replays one seed; `GMS_FUZZ_SEEDS=N` runs so many.
-fn seeds() -> Vec<String> {
+/// Another seed for each share of memory. `GMS_FUZZ_SEED=N` replays one seed; `GMS_FUZZ_SEEDS=N` runs so many.
+fn seeds(percent: u64) -> Vec<String> {
     if let Ok(seed) = std::env::var("GMS_FUZZ_SEED") {
         return vec![seed];
     }
-    let count =
-        std::env::var("GMS_FUZZ_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(2);
-    (1..=count).map(|seed: u64| seed.to_string()).collect()
+    let count = std::env::var("GMS_FUZZ_SEEDS").ok().and_then(|count| count.parse().ok());
+    let seeds = count.map_or(percent..=percent, |count: u64| 1..=count);
+    seeds.map(|seed| seed.to_string()).collect()
 }
 
 #[test]

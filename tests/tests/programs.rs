@@ -17,7 +17,7 @@ at_25_and_50_percent! {
 
 fn python(percent: u64) {
     let Some(stage) = Stage::set() else { return };
-    let program = Program::new([tool("python3"), source("churn.py")]).args(["160"]);
+    let program = Program::new([tool("python3"), source("churn.py")]).args(["112"]);
     let paged = pages_like_native(&stage, &program, None, percent);
     assert!(
         paged.stats().processes >= 4,
@@ -28,15 +28,15 @@ fn python(percent: u64) {
 
 fn go(percent: u64) {
     let Some(stage) = Stage::set() else { return };
-    pages_like_native(&stage, &Program::new([go_program()]).args(["128"]), None, percent);
+    pages_like_native(&stage, &Program::new([go_program()]).args(["96"]), None, percent);
 }
 
 fn java(collector: &str, percent: u64) {
     let Some(stage) = Stage::set() else { return };
     let program = Program::new([tool("java")])
-        .args([collector, "-Xmx256m", "-Xss512k", "-XX:TieredStopAtLevel=1", "-cp"])
+        .args([collector, "-Xmx192m", "-Xss512k", "-XX:TieredStopAtLevel=1", "-cp"])
         .args([java_classes().display()])
-        .args(["Churn", "100"]);
+        .args(["Churn", "72"]);
     pages_like_native(&stage, &program, None, percent);
 }
 
@@ -55,7 +55,7 @@ fn sort(percent: u64) {
     let Some(stage) = Stage::set() else { return };
     let (input, native_output, output) =
         (stage.path("input"), stage.path("native"), stage.path("paged"));
-    write_lines(&input, 1_500_000);
+    write_lines(&input, 1_000_000);
     let sort = |to: &Path| {
         let argv = [
             tool("sort").into_os_string(),

@@ -231,7 +231,7 @@ fn a_binary_that_cannot_go_on_is_refused_before_anything_stops() {
         (stage.path("nowhere"), "No such file"),
         (stage.dir().into(), "is no file"),
         (data, "cannot be executed: "),
-        (plain, "cannot be executed: Permission denied"),
+        (plain, "Permission denied"),
         (fifo, "is no file"),
         (shared, "writable by nobody else"),
     ];

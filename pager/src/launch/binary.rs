@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use nix::unistd::geteuid;
+use nix::unistd::{AccessFlags, access, geteuid};
 
 use crate::privilege::{capabilities, file_capabilities, named};
 
@@ -46,12 +46,16 @@ impl Binary {
     /// do so anyway, or be root, and where capabilities come by the file only root can have meant this one.
     pub(super) fn open(path: &Path) -> Result<Binary, String> {
         let text = |error: io::Error| error.to_string();
+        // By the user's rights, whatever the pager's capabilities would allow.
+        let may = |path: &Path, what| access(path, what).map_err(|errno| text(errno.into()));
+        may(path, AccessFlags::F_OK)?;
         let file = by_name(path).map_err(text)?;
         let state = State::of(&file).map_err(text)?;
         let found = file.metadata().map_err(text)?;
         if !found.is_file() {
             return Err("is no file".into());
         }
+        may(Path::new(&path_of(&file)), AccessFlags::X_OK)?;
         let user = geteuid();
         if ![0, user.as_raw()].contains(&found.uid()) || found.mode() & WRITABLE != 0 {
             return Err(
@@ -78,13 +82,17 @@ impl Binary {
 
     /// Its name for execv(2), whatever it is called by now.
     pub(super) fn path(&self) -> String {
-        format!("/proc/self/fd/{}", self.file.as_raw_fd())
+        path_of(&self.file)
     }
 
     /// Whether it is still what it was.
     pub(super) fn is_unchanged(&self) -> bool {
         State::of(&self.file).is_ok_and(|now| now == self.state)
     }
+}
+
+fn path_of(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 /// A file by its name alone: neither read nor opened.
