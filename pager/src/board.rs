@@ -74,6 +74,8 @@ pub(crate) struct Board {
     command: AtomicI32,
     end: AtomicU32,
     childless: AtomicBool,
+    /// Odd while another binary is to go on; grows whenever that changes.
+    handed: AtomicU32,
 }
 
 impl Board {
@@ -122,6 +124,24 @@ impl Board {
     /// Notes the keeper's process id.
     pub(crate) fn set_keeper(&self, pid: i32) {
         self.keeper.store(pid, Ordering::Release);
+    }
+
+    /// Notes that another binary of the pager is to go on, or that this one does. For the pager only.
+    pub(crate) fn hand_over(&self, is: bool) {
+        let handed = self.handed.load(Ordering::Acquire);
+        if (handed % 2 == 1) != is {
+            self.handed.store(handed.wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    /// While another binary is to go on: a number of its own for each time.
+    pub(crate) fn handing_over(&self) -> Option<u32> {
+        Some(self.handed.load(Ordering::Acquire)).filter(|handed| handed % 2 == 1)
+    }
+
+    /// Whether another binary was to go on once.
+    pub(crate) fn was_handed_over(&self) -> bool {
+        self.handed.load(Ordering::Acquire) != 0
     }
 
     /// The process ids of the command and of its parent, or the error because of which there is no command; `None` before that is known.
@@ -174,6 +194,15 @@ mod tests {
             board.set_end(end);
             assert_eq!(board.end(), Some(end));
         }
+        assert!(board.handing_over().is_none() && !board.was_handed_over());
+        board.hand_over(true);
+        let first = board.handing_over();
+        board.hand_over(true);
+        assert!(first.is_some() && board.handing_over() == first);
+        board.hand_over(false);
+        assert!(board.handing_over().is_none() && board.was_handed_over());
+        board.hand_over(true);
+        assert_ne!(board.handing_over(), first);
         board.set_command(Err(Errno::EAGAIN), 7);
         assert_eq!(board.command(), Some(Err(Errno::EAGAIN)));
         board.set_command(Ok(8), 7);

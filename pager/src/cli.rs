@@ -51,7 +51,8 @@ pub enum Action {
     },
     /// Have another binary of gms go on with a workload: the pager executes it, the programs run on
     ///
-    /// Faults wait for some milliseconds. Whatever goes wrong, the pager goes on as it was, and the reason is told.
+    /// Faults wait for some milliseconds. What goes wrong before the other binary has begun is told, and the pager goes on as it was; if the other
+    /// one crashes or hangs in that moment, the workload is killed.
     Upgrade {
         /// Root process of the workload, or the gms which pages it
         #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),

@@ -5,6 +5,7 @@
 //! upgrade the answer comes when it is done.
 
 mod above;
+mod access;
 mod doors;
 mod upgrade;
 
@@ -28,6 +29,7 @@ use crate::kernel::proc::{ancestors, self_pid};
 use crate::shared::Outcome;
 use crate::stats::{AgentStats, Stats};
 pub use above::pager_above;
+use access::may_upgrade;
 use doors::Door;
 pub use upgrade::{ServerRecord, upgrade};
 
@@ -260,9 +262,14 @@ impl Server {
                 true
             }
             Ok(Some(Request::Upgrade { binary })) if asked.is_none() => {
-                client.awaits = Awaits::Upgrade;
-                asked = Some(binary);
-                true
+                match may_upgrade(&client.stream, workload().stats.pid) {
+                    Ok(()) => {
+                        client.awaits = Awaits::Upgrade;
+                        asked = Some(binary);
+                    }
+                    Err(reason) => client.answer(&Reply::Error(reason)),
+                }
+                client.awaits == Awaits::Upgrade
             }
             Ok(Some(Request::Upgrade { .. })) => {
                 client.answer(&Reply::Error("another upgrade is under way".into()));

@@ -46,6 +46,11 @@ impl Descriptors {
         self.0.extend(others.0);
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether they outlive an exec from now on.
     pub fn outlive_exec(&self, outlive: bool) -> io::Result<()> {
         let flags = if outlive { FdFlag::empty() } else { FdFlag::FD_CLOEXEC };
@@ -73,39 +78,107 @@ impl Descriptors {
     }
 }
 
-/// A record in a memfd: its length in bytes and itself in JSON, then `words`.
-pub fn write(record: &impl Serialize, words: &[u64]) -> io::Result<File> {
+/// What is at the start of what is handed over. Its form never changes: by it a binary of another version, too, finds the way back.
+#[derive(Debug)]
+pub struct Header {
+    /// The form of all else: [`VERSION`].
+    pub version: u32,
+    /// The binary before.
+    pub before: Number,
+    /// All that outlive the exec.
+    pub descriptors: Descriptors,
+}
+
+/// First word of a header.
+const MAGIC: u64 = u64::from_le_bytes(*b"gmshand\n");
+
+/// A memfd with a header, then parts in JSON, each behind its length in bytes, then words.
+pub fn write(header: &Header, parts: &[Vec<u8>], words: &[u64]) -> io::Result<File> {
+    let Header { version, before, descriptors } = header;
+    let count = descriptors.0.len() as u64;
+    let numbers = descriptors.0.iter().map(|number| number.0 as u64);
+    let head = [MAGIC, u64::from(*version), before.0 as u64, count].into_iter().chain(numbers);
+    let bytes = |words: &mut dyn Iterator<Item = u64>| words.flat_map(u64::to_le_bytes).collect();
     let mut file = File::from(memfd_create("gms-handed", MFdFlags::MFD_CLOEXEC)?);
-    let json = serde_json::to_vec(record)?;
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    for part in [&(json.len() as u64).to_le_bytes(), &json[..], &bytes] {
+    let head: Vec<u8> = bytes(&mut head.into_iter());
+    file.write_all(&head)?;
+    for part in parts {
+        file.write_all(&(part.len() as u64).to_le_bytes())?;
         file.write_all(part)?;
     }
+    let words: Vec<u8> = bytes(&mut words.iter().copied());
+    file.write_all(&words)?;
     Ok(file)
 }
 
-/// What [`write`] has written.
-pub fn read<R: DeserializeOwned>(file: &mut File) -> io::Result<(R, Vec<u64>)> {
-    let mut bytes = Vec::new();
-    file.seek(SeekFrom::Start(0))?;
-    file.read_to_end(&mut bytes)?;
-    let odd = || io::Error::from(io::ErrorKind::InvalidData);
-    let (length, rest) = bytes.split_first_chunk().ok_or_else(odd)?;
-    let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| odd())?;
-    let (json, words) = rest.split_at_checked(length).ok_or_else(odd)?;
-    let (words, _) = words.as_chunks();
-    Ok((
-        serde_json::from_slice(json)?,
-        words.iter().map(|word| u64::from_le_bytes(*word)).collect(),
-    ))
+/// What [`write`] has written, read in its order.
+pub struct Handed {
+    file: File,
+    len: u64,
 }
 
-/// The record whose number is `number`.
-pub fn open(number: RawFd) -> io::Result<File> {
-    // SAFETY: the number is a decimal of the command line, given by the binary before; nobody else in this process owns it.
-    let file = unsafe { File::from_raw_fd(Number(number).checked()?) };
-    fcntl(&file, FcntlArg::F_GETFD)?;
-    Ok(file)
+impl Handed {
+    /// By its number; its header is read.
+    pub fn open(number: RawFd) -> io::Result<(Handed, Header)> {
+        // SAFETY: the number is a decimal of the command line, given by the binary before; nobody else in this process owns it.
+        let file = unsafe { File::from_raw_fd(Number(number).checked()?) };
+        fcntl(&file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+        Handed::of(file)
+    }
+
+    fn of(mut file: File) -> io::Result<(Handed, Header)> {
+        file.seek(SeekFrom::Start(0))?;
+        let len = file.metadata()?.len();
+        let mut handed = Handed { file, len };
+        if handed.word()? != MAGIC {
+            return Err(odd());
+        }
+        let version = handed.word()?.try_into().map_err(|_| odd())?;
+        let number = |word: u64| word.try_into().map(Number).map_err(|_| odd());
+        let before = number(handed.word()?)?;
+        let count = handed.word()?;
+        let numbers = handed.bytes(count.checked_mul(8).ok_or_else(odd)?)?;
+        let numbers = numbers.as_chunks().0.iter().map(|word| number(u64::from_le_bytes(*word)));
+        let descriptors = Descriptors(numbers.collect::<io::Result<_>>()?);
+        Ok((handed, Header { version, before, descriptors }))
+    }
+
+    /// The next part.
+    pub fn part<R: DeserializeOwned>(&mut self) -> io::Result<R> {
+        let length = self.word()?;
+        Ok(serde_json::from_slice(&self.bytes(length)?)?)
+    }
+
+    /// The words behind the last part.
+    pub fn words(&mut self) -> io::Result<Vec<u64>> {
+        let mut bytes = Vec::new();
+        self.file.read_to_end(&mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
+    }
+
+    /// The memfd, to be handed on.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn word(&mut self) -> io::Result<u64> {
+        let mut word = [0; 8];
+        self.file.read_exact(&mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    fn bytes(&mut self, length: u64) -> io::Result<Vec<u8>> {
+        if length > self.len {
+            return Err(odd());
+        }
+        let mut bytes = vec![0; length as usize];
+        self.file.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+fn odd() -> io::Error {
+    io::ErrorKind::InvalidData.into()
 }
 
 #[cfg(test)]
@@ -116,12 +189,28 @@ mod tests {
     fn a_record_is_read_as_it_was_written() {
         let record = ("a name", vec![1u64, u64::MAX], Some(3.5));
         let words: Vec<u64> = (0..10_000).map(|n| n << 40 | n).collect();
-        let mut file = write(&record, &words).unwrap();
-        let (read, again): ((String, Vec<u64>, Option<f64>), _) = read(&mut file).unwrap();
-        assert_eq!((read.0.as_str(), read.1, read.2, again), (record.0, record.1, record.2, words));
-        let mut none = write(&"", &[]).unwrap();
-        none.set_len(7).unwrap();
-        assert!(super::read::<String>(&mut none).is_err());
+        let descriptors = Descriptors(vec![Number(3), Number(70)]);
+        let header = Header { version: 9, before: Number(5), descriptors };
+        let parts = [serde_json::to_vec(&record).unwrap(), b"{\"of another\":\"form\"}".into()];
+        let file = write(&header, &parts, &words).unwrap();
+        let (mut read, header) = Handed::of(file.try_clone().unwrap()).unwrap();
+        let number = |number: &Number| number.0;
+        assert_eq!((header.version, number(&header.before)), (9, 5));
+        assert_eq!(header.descriptors.0.iter().map(number).collect::<Vec<_>>(), [3, 70]);
+        let part: (String, Vec<u64>, Option<f64>) = read.part().unwrap();
+        assert_eq!((part.0.as_str(), part.1, part.2), record);
+        assert!(read.part::<(u8, u8)>().is_err(), "it is of another form");
+        assert_eq!(read.words().unwrap(), words);
+        // What is cut off or is none is an error, and takes no memory.
+        for len in [0, 7, 31, 40] {
+            file.set_len(len).unwrap();
+            assert!(Handed::of(file.try_clone().unwrap()).is_err(), "{len}");
+        }
+        let vast: Vec<u8> =
+            [MAGIC, 1, 5, u64::MAX].into_iter().flat_map(u64::to_le_bytes).collect();
+        let mut file = File::from(memfd_create("vast", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.write_all(&vast).unwrap();
+        assert!(Handed::of(file).is_err());
     }
 
     #[test]

@@ -131,12 +131,15 @@ impl Handover {
         }
     }
 
-    /// Tells the main thread, and rests until it lets everybody go.
+    /// Tells the main thread, and rests until it lets everybody go. What is told too late, when they have been let go, is of no use to anybody: fault
+    /// threads have run since, whatever is asked by now.
     pub(crate) fn tell(&self, told: Result<Told, String>) {
         let mut state = lock(&self.state);
-        state.told = Some(told);
+        if self.is_resting() {
+            state.told = Some(told);
+        }
         self.changed.notify_all();
-        while self.is_asked() {
+        while self.is_resting() {
             state = self.wait(state, Duration::from_secs(1));
         }
     }
@@ -197,6 +200,25 @@ mod tests {
             evict.join().expect("let go");
         });
         assert!(!handover.is_asked() && !handover.rest(0, LONG, || ()), "nobody has asked");
+    }
+
+    #[test]
+    fn what_is_told_too_late_answers_no_later_question() {
+        let handover = Handover::default();
+        handover.ask();
+        assert!(handover.rest(0, LONG, || ()));
+        assert!(handover.await_told(Duration::ZERO, || ()).is_err(), "nobody has told");
+        handover.ask();
+        std::thread::scope(|scope| {
+            let evict = scope.spawn(|| handover.tell(Ok(nothing())));
+            let answer = handover.await_told(Duration::from_millis(50), || ());
+            handover.let_go();
+            assert!(answer.is_err(), "nobody rests");
+            evict.join().expect("not kept");
+        });
+        handover.ask();
+        handover.tell(Ok(nothing()));
+        assert!(handover.is_asked(), "it is free for the next attempt");
     }
 
     #[test]

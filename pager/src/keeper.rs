@@ -14,7 +14,7 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::SigSet;
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, pipe2};
 use serde::{Deserialize, Serialize};
 use userfaultfd::Uffd;
@@ -36,6 +36,10 @@ use crate::speech::{self, note};
 const NAME: &str = "far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
+/// Between two looks whether another binary of the pager has gone on.
+const HAND_OVER_LOOK_MS: u16 = 5000;
+/// Looks after which one that has not is given up: 30 to 35 s.
+const HAND_OVER_LOOKS: u32 = 7;
 /// Where programs can have memory.
 pub(crate) const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
@@ -98,10 +102,15 @@ pub(crate) fn spawn(board: &'static Board, sibling: bool) -> nix::Result<OwnedFd
     });
     // SAFETY: there is no other thread whose locks the child could miss; it has a copy of the stack, as of all memory.
     let pid = unsafe { clone(keep, &mut stack, flags, None)? };
-    board.set_keeper(pid.as_raw());
     // Its descriptor must stay open: the table is shared.
     std::mem::forget(pager);
-    pidfd_open(pid.as_raw())
+    let process = pidfd_open(pid.as_raw());
+    // Nobody could end it later. Its parent reaps it, so that its number is nobody else's yet.
+    let process = process.inspect_err(|_| {
+        let _ = nix::sys::signal::kill(pid, Signal::SIGKILL);
+    })?;
+    board.set_keeper(pid.as_raw());
+    Ok(process)
 }
 
 /// The session has ended. Unless the workload had to be killed, no process depends on a page any more, and the keeper ends.
@@ -133,15 +142,16 @@ fn keep(pager: &OwnedFd, board: &Board, words: &OwnedFd) {
     let _ = fs::write("/proc/self/comm", NAME);
     hide_command_line();
     let _ = Part::Keeper.give_up_rest();
-    while !has_ended(pager.as_fd()) {
-        let _ = poll(&mut [PollFd::new(pager.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE);
-    }
+    let hangs = await_end(pager, board);
     if board.is_over() {
         return;
     }
     let (mut left, mut told) = (inherit(words.as_raw_fd()), Told::default());
     // Nobody who reads what is said is waited for.
     speech::begin();
+    if hangs {
+        note("the binary that was to go on in the pager has not begun for 30 s: it is killed");
+    }
     // The pager may have read of faults which it did not get to serve: they are made anew.
     left.iter().for_each(|faults| faults.wake(USER_SPACE));
     loop {
@@ -168,6 +178,24 @@ fn keep(pager: &OwnedFd, board: &Board, words: &OwnedFd) {
         }
         left.extend(born);
     }
+}
+
+/// Waits for the end of the pager, and kills one in which another binary was to go on and does not: then the workload ends, instead of waiting for ever.
+/// Returns whether it has. Looks are counted and not time, of which much may pass while all are frozen.
+fn await_end(pager: &OwnedFd, board: &Board) -> bool {
+    let (mut handing, mut looks, mut hangs) = (None, 0, false);
+    while !has_ended(pager.as_fd()) {
+        let timeout = PollTimeout::from(HAND_OVER_LOOK_MS);
+        let _ = poll(&mut [PollFd::new(pager.as_fd(), PollFlags::POLLIN)], timeout);
+        let now = board.handing_over();
+        looks = if now.is_some() && now == handing { looks + 1 } else { 0 };
+        handing = now;
+        if looks == HAND_OVER_LOOKS {
+            kill(pager);
+            hangs = true;
+        }
+    }
+    hangs
 }
 
 /// Tells what evictors have written, as far as there is room for it. What there is no room for is read too: none may wait.

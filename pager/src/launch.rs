@@ -4,6 +4,7 @@
 //! is forked first, from a process that has changed and opened nothing that it could inherit; then agents are connected; only
 //! then the command is executed and adopted.
 
+mod binary;
 mod child;
 mod front;
 mod reaper;
@@ -62,6 +63,10 @@ pub trait Paging {
     fn hand_over(&self, _to: &mut Descriptors) -> Result<(SessionRecord, Vec<u64>), String> {
         Err("it cannot be handed over".into())
     }
+    /// See [`Session::threads`].
+    fn threads(&self) -> usize {
+        0
+    }
     /// See [`Session::go_on`].
     fn go_on(&self) {}
 }
@@ -90,6 +95,9 @@ impl Paging for Session {
     }
     fn hand_over(&self, to: &mut Descriptors) -> Result<(SessionRecord, Vec<u64>), String> {
         Session::hand_over(self, to)
+    }
+    fn threads(&self) -> usize {
+        Session::threads(self)
     }
     fn go_on(&self) {
         Session::go_on(self);

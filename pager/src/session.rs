@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::ids::{AgentId, Bytes};
 use gms_transport::client::{AgentAddress, Client, ClientEvent, Roster, Seal};
 use gms_transport::keys::{self, Identity, Role};
@@ -103,6 +103,21 @@ struct Threads {
     trace: Option<Trace>,
 }
 
+/// Threads that wait to begin.
+struct Ready {
+    gate: Sender<()>,
+    count: usize,
+}
+
+impl Ready {
+    fn begin(self) {
+        for _ in 0..self.count {
+            // Fails only if all have ended.
+            let _ = self.gate.send(());
+        }
+    }
+}
+
 /// One workload under one budget.
 pub struct Session {
     shared: Arc<Shared>,
@@ -183,6 +198,12 @@ impl Session {
     }
 
     fn start(&self, threads: Threads) -> Result<(), SessionError> {
+        self.ready(threads)?.begin();
+        Ok(())
+    }
+
+    /// Starts the threads, which wait until they are to begin, and end if that is never.
+    fn ready(&self, threads: Threads) -> Result<Ready, SessionError> {
         let Threads { evict, fault, demand, mut trace } = threads;
         let mut faults = Vec::new();
         for (n, (commands, client)) in fault.into_iter().zip(demand).enumerate() {
@@ -191,15 +212,28 @@ impl Session {
                 .map_err(|e| SessionError::Fatal(format!("cannot wait for faults: {e}")))?;
             faults.push(fault);
         }
+        let (gate, awaits) = unbounded();
+        let count = faults.len() + 1;
         for (n, fault) in faults.into_iter().enumerate() {
             let name = if n == 0 { "fault".into() } else { format!("fault-{n}") };
-            self.spawn(&name, move || fault.run())?;
+            self.spawn(&name, awaits.clone(), move || fault.run())?;
         }
-        self.spawn("evict", move || evict.run())
+        self.spawn("evict", awaits, move || evict.run())?;
+        Ok(Ready { gate, count })
     }
 
-    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
-        let thread = std::thread::Builder::new().name(name.into()).spawn(run);
+    fn spawn(
+        &self,
+        name: &str,
+        awaits: Receiver<()>,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), SessionError> {
+        let begin = move || {
+            if awaits.recv().is_ok() {
+                run();
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.into()).spawn(begin);
         let thread =
             thread.map_err(|e| SessionError::Fatal(format!("cannot start a thread: {e}")))?;
         lock(&self.threads).push(thread);

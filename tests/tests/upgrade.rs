@@ -219,6 +219,10 @@ fn a_binary_that_cannot_go_on_is_refused_before_anything_stops() {
     let data = script(&stage, "data", "no program");
     let plain = stage.path("plain");
     fs::write(&plain, "no program").expect("a file");
+    let shared = script(&stage, "shared", "#!/bin/sh\necho knows versions: 1");
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o775)).expect("its mode");
+    let fifo = stage.path("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
     let cases = [
         (tool("false"), "it says nothing"),
         (tool("echo"), "is no gms that could go on: adopt --probe="),
@@ -226,8 +230,10 @@ fn a_binary_that_cannot_go_on_is_refused_before_anything_stops() {
         (c_program("unable"), "it says nothing for 3s"),
         (stage.path("nowhere"), "No such file"),
         (stage.dir().into(), "is no file"),
-        (data, "it says nothing"),
+        (data, "cannot be executed: "),
         (plain, "Permission denied"),
+        (fifo, "is no file"),
+        (shared, "writable by nobody else"),
     ];
     for (binary, reason) in cases {
         let outcome = upgrade(before.pid, &binary).expect_code(125);
@@ -257,6 +263,34 @@ fn the_binary_before_goes_on_if_the_other_cannot() {
     assert!(proc.errors().contains("another binary could not go on: it is unable; this one does"));
     proc.close_stdin();
     gms.finish_proc(proc).expect_code(0);
+}
+
+#[test]
+fn who_has_fewer_rights_than_the_pager_does_not_choose_its_binary() {
+    let Some(stage) = Stage::set() else { return };
+    let gms = Gms::run(&stage, &verify(96)).local(Mib(32)).arg("--export").arg("512M");
+    let mut proc = gms.spawn();
+    let before = wait_paged(&mut proc, Mib(32));
+    let words = [tool("setpriv"), "--bounding-set=-all".into(), "--inh-caps=-all".into()];
+    let asks = Program::new(words.into_iter().chain([gms_binary(), "upgrade".into()]));
+    let outcome = asks.args([before.pid.to_string()]).finish().expect_code(125);
+    assert!(outcome.stderr.contains("must have all capabilities"), "{}", outcome.stderr);
+    proc.wait_output(proc.output_len(), "round ");
+    proc.close_stdin();
+    gms.finish_proc(proc).expect_code(0);
+}
+
+#[test]
+fn a_binary_that_hangs_when_it_takes_over_ends_the_workload_with_a_message() {
+    let Some(stage) = Stage::set() else { return };
+    let program = verify(96).env("GMS_TEST_STALLS", "1");
+    let gms = Gms::run(&stage, &program).local(Mib(32)).arg("--export").arg("512M");
+    let mut proc = gms.limit(Duration::from_secs(120)).spawn();
+    let before = wait_paged(&mut proc, Mib(32));
+    upgrade(before.pid, &c_program("unable")).expect_code(125);
+    let outcome = proc.finish().expect_code(125);
+    assert!(outcome.drained && !exists(before.pid), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("has not begun for 30 s: it is killed"), "{}", outcome.stderr);
 }
 
 #[test]

@@ -48,11 +48,10 @@ pub(super) fn run(args: RunArgs) -> Result<u8, Failure> {
 
 /// Goes on with a command that another binary of gms was running; `instead` is why this one is in the place of yet another.
 pub(super) fn go_on(number: i32, instead: Option<&str>) -> Result<u8, Failure> {
-    let mut adopted = launch::adopt(number, instead)?;
+    let (adopted, rest) = launch::adopt(number, instead, Rest::again)?;
     if let Some(reason) = instead {
         say(format!("another binary could not go on: {reason}; this one does"));
     }
-    let rest = Rest::again(std::mem::take(&mut adopted.rest))?;
     let tell = |to: &mut Descriptors| rest.hand_over(to);
     let finished = adopted.see_through(&tell)?;
     Ok(rest.end(&finished))
@@ -80,11 +79,10 @@ impl Rest {
         serde_json::to_value(record).unwrap_or_default()
     }
 
-    fn again(record: serde_json::Value) -> Result<Rest, Failure> {
-        let record = serde_json::from_value(record).map_err(std::io::Error::from)?;
-        let RestRecord { quiet, torture, stats } = record;
+    fn again(record: serde_json::Value) -> std::io::Result<Rest> {
+        let RestRecord { quiet, torture, stats } = serde_json::from_value(record)?;
         torture.into_iter().for_each(torture::start);
-        Ok(Rest { quiet, torture, stats: StatsFile::again(stats) })
+        Ok(Rest { quiet, torture, stats: StatsFile::again(stats)? })
     }
 
     /// Tells how it has ended. Returns the exit status.

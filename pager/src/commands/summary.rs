@@ -130,9 +130,8 @@ impl StatsFile {
     }
 
     /// The same again.
-    pub(super) fn again(record: Option<OutputRecord>) -> StatsFile {
-        let cannot = |error: &io::Error| say(format!("--stats: cannot be written: {error}"));
-        StatsFile(record.and_then(|record| Output::again(record).inspect_err(cannot).ok()))
+    pub(super) fn again(record: Option<OutputRecord>) -> io::Result<StatsFile> {
+        Ok(StatsFile(record.map(Output::again).transpose()?))
     }
 
     /// Writes the figures as JSON.

@@ -169,6 +169,8 @@ impl<T: Transport> EvictThread<T> {
         let given = record.given.into_iter().map(|(agent, pages)| (AgentId(agent), pages));
         thread.write_back.begin_given(given.collect());
         thread.own = own;
+        // No link is up yet: nobody is believed to have what he had.
+        thread.write_back.distrust_agents(Instant::now());
         Ok(thread)
     }
 

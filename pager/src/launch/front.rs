@@ -20,7 +20,7 @@ use crate::board::{self, Board, End};
 use crate::exit::EXIT_GMS;
 use crate::handed::{Descriptors, Number};
 use crate::keeper::{self, KeeperRecord};
-use crate::kernel::pidfd::pidfd_open;
+use crate::kernel::pidfd::{self, pidfd_open};
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 use crate::privilege::Part;
@@ -102,6 +102,12 @@ pub(super) struct LinkRecord {
     keeper: KeeperRecord,
 }
 
+/// The keeper of the binary before.
+pub(super) struct Former {
+    pub(super) process: OwnedFd,
+    pid: i32,
+}
+
 impl Link {
     /// What the next binary needs, if somebody is left to tell it how the command fares.
     pub(super) fn hand_over(&self, to: &mut Descriptors) -> Option<LinkRecord> {
@@ -111,12 +117,23 @@ impl Link {
     }
 
     /// The link again, with another keeper; and the keeper before. This process must have one thread only.
-    pub(super) fn again(record: &LinkRecord) -> io::Result<(Link, OwnedFd)> {
+    pub(super) fn again(record: &LinkRecord) -> io::Result<(Link, Former)> {
         let board = Board::again(record.board.take()?)?;
-        let before = keeper::again(&record.keeper)?;
+        let former = Former { process: keeper::again(&record.keeper)?, pid: board.keeper() };
         let mut link = Link { board, held: None, news: Some(record.news.take()?), keeper: None };
         link.spawn_keeper()?;
-        Ok((link, before))
+        Ok((link, former))
+    }
+
+    /// This binary cannot go on: the keeper before is the keeper again.
+    pub(super) fn give_way(&self, former: &Former) {
+        self.keeper.iter().for_each(pidfd::end);
+        self.board.set_keeper(former.pid);
+    }
+
+    /// See [`Board::hand_over`].
+    pub(super) fn set_handing_over(&self, is: bool) {
+        self.board.hand_over(is);
     }
 
     /// Starts the keeper beside this process, which must have one thread only.
@@ -211,7 +228,11 @@ impl Front {
             });
             // It ends after the pager, unless it is killed.
             match (reaper, pager) {
-                (Some(End::Exited(_)), Some(End::Exited(status))) => return status,
+                (Some(End::Exited(_)), Some(End::Exited(status))) => {
+                    // Another binary may end with any status. Unless the session is over the command was killed.
+                    let is_its_own = !self.board.was_handed_over() || self.board.is_over();
+                    return if is_its_own { status } else { EXIT_GMS };
+                }
                 (Some(End::Exited(_)), Some(End::Killed(signal))) => {
                     let seen_through = self.board.is_childless() || self.board.is_over();
                     let end = self.board.end().filter(|_| seen_through);

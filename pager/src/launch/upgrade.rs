@@ -6,29 +6,33 @@
 
 use std::convert::Infallible;
 use std::ffi::CString;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use gms_transport::text::printable;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{AccessFlags, access, pipe2};
+use nix::unistd::pipe2;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::front::{Link, LinkRecord};
+use super::binary::{Binary, by_name};
+use super::front::{Former, Link};
 use super::signals::Signals;
 use super::{Finished, LaunchError, Paged, Paging, Rest, Running};
 use crate::control::{Server, ServerRecord};
-use crate::handed::{self, Descriptors, Number, VERSION};
+use crate::handed::{self, Descriptors, Handed, Header, VERSION};
 use crate::kernel::pidfd::kill;
-use crate::privilege::capabilities;
-use crate::session::{Resumed, Session, SessionRecord};
+use crate::privilege::{capabilities, named};
+use crate::session::{Resumed, Session, SessionError, SessionRecord};
 use crate::speech::{self, say};
 
 /// For a binary to say whether it could go on.
@@ -38,23 +42,22 @@ const PROBE_BYTES_MAX: usize = 4096;
 /// What is shown of that, in characters.
 const PROBE_CHARS_MAX: usize = 200;
 const STACK_LEN: usize = 64 << 10;
+/// Descriptors that a thread of a session has of its own, a socket for each kind of address among them.
+const THREAD_DESCRIPTORS: usize = 8;
+/// All others, at most, that are not handed over.
+const OTHER_DESCRIPTORS: usize = 32;
 /// What a binary says which can go on; the versions that it knows follow.
 const KNOWS: &str = "knows versions:";
 
-/// All that the next binary is told, beside the words of the tables.
+/// All that the next binary is told, beside its link, which it needs first, and the words of the tables.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
-    version: u32,
-    descriptors: Descriptors,
-    /// The binary before.
-    before: Number,
     /// When faults have begun to wait.
     since: Duration,
     root: i32,
     reaper: i32,
     front_pid: i32,
     command: String,
-    link: LinkRecord,
     server: Option<ServerRecord>,
     session: SessionRecord,
     rest: Value,
@@ -65,124 +68,158 @@ pub struct Adopted {
     running: Running<'static, Session>,
     /// What was handed over, open until all of it is taken.
     descriptors: Descriptors,
-    /// What the rest of the command line is, as it was told.
-    pub rest: Value,
 }
 
 impl<P: Paging> Running<'_, P> {
     /// Executes another binary in the place of this one. Returns only if that cannot be: why.
     pub(super) fn upgrade(&mut self, path: &Path) -> Result<Infallible, String> {
-        let cannot = |error: io::Error| format!("{}: {error}", path.display());
-        let binary = open(path).map_err(cannot)?;
-        probe(&binary).map_err(|reason| format!("{}: {reason}", path.display()))?;
-        let before =
-            File::open("/proc/self/exe").map_err(|error| format!("its binary: {error}"))?;
+        let of_it = |reason: String| format!("{}: {reason}", path.display());
+        let binary = Binary::open(path).map_err(of_it)?;
+        probe(&binary).map_err(of_it)?;
+        let before = by_name(Path::new("/proc/self/exe"));
+        let before = before.map_err(|error| format!("its own binary: {error}"))?;
         speech::end();
         let mut descriptors = Descriptors::default();
         let paged = self.paged.as_ref().ok_or("its session has ended")?;
         let (session, words) = paged.session().hand_over(&mut descriptors)?;
-        let failed =
-            self.record(session, &before, descriptors).and_then(|(record, descriptors)| {
-                let handed = handed::write(&record, &words)?;
-                descriptors.outlive_exec(true)?;
-                let failed = execute(&binary, &handed, None);
-                descriptors.outlive_exec(false)?;
-                Err::<Infallible, _>(failed)
-            });
+        let failed = self.hand_over(&binary, (session, &words), &before, descriptors);
         paged.session().go_on();
-        failed.map_err(cannot)
+        failed.map_err(of_it)
     }
 
-    fn record(
+    /// Writes everything down while all rest, and executes the binary.
+    fn hand_over(
         &self,
-        session: SessionRecord,
+        binary: &Binary,
+        (session, words): (SessionRecord, &[u64]),
         before: &File,
         mut descriptors: Descriptors,
-    ) -> io::Result<(Record, Descriptors)> {
-        let to = &mut descriptors;
-        let paged = self.paged.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let mut record = Record {
-            version: VERSION,
-            before: to.give(before),
+    ) -> Result<Infallible, String> {
+        let text = |error: io::Error| error.to_string();
+        let threads = self.paged.as_ref().map_or(0, |paged| paged.session().threads());
+        let number = descriptors.give(before);
+        let parts = self.parts(session, &mut descriptors).map_err(text)?;
+        let descriptors = descriptors.once();
+        are_enough(descriptors.count(), threads)?;
+        let header = Header { version: VERSION, before: number, descriptors };
+        let handed = handed::write(&header, &parts, words).map_err(text)?;
+        if !binary.is_unchanged() {
+            return Err("has been changed meanwhile: try again".into());
+        }
+        let descriptors = header.descriptors;
+        let failed = descriptors.outlive_exec(true).err().unwrap_or_else(|| {
+            self.link.set_handing_over(true);
+            let failed = execute(binary.file(), &handed, None);
+            self.link.set_handing_over(false);
+            failed
+        });
+        // Best effort: all of them are open.
+        let _ = descriptors.outlive_exec(false);
+        Err(text(failed))
+    }
+
+    /// The link's part and all else.
+    fn parts(&self, session: SessionRecord, to: &mut Descriptors) -> io::Result<[Vec<u8>; 2]> {
+        let ended = || io::Error::other("who holds the command has ended");
+        let paged = self.paged.as_ref().ok_or_else(ended)?;
+        let link = self.link.hand_over(to).ok_or_else(ended)?;
+        let record = Record {
             since: session.since(),
             root: self.root,
             reaper: self.reaper,
             front_pid: paged.front_pid,
             command: paged.who.1.clone(),
-            link: self.link.hand_over(to).ok_or(io::ErrorKind::NotFound)?,
             server: paged.control.as_ref().map(|server| server.hand_over(to)),
             session,
             rest: self.rest.map(|rest| rest(to)).unwrap_or_default(),
-            descriptors: Descriptors::default(),
         };
-        let descriptors = descriptors.once();
-        record.descriptors = descriptors.clone();
-        Ok((record, descriptors))
+        Ok([serde_json::to_vec(&link)?, serde_json::to_vec(&record)?])
     }
 }
 
+/// Whether a binary that takes duplicates of this many descriptors, and has this many threads of its own, may have all open.
+fn are_enough(handed: usize, threads: usize) -> Result<(), String> {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(limit, _)| limit);
+    let needed = 2 * handed + THREAD_DESCRIPTORS * threads + OTHER_DESCRIPTORS;
+    if needed as u64 <= limit {
+        return Ok(());
+    }
+    Err(format!(
+        "would need {needed} open files for a moment, and may have {limit}: raise the limit (prlimit --nofile), or try again when the \
+         workload has fewer processes"
+    ))
+}
+
 /// Goes on in this binary with what the binary before has written into descriptor `number`. If that cannot be, the one before is executed again; `instead`
-/// is why this one has been in the place of another.
+/// is why this one has been in the place of another. `again` reads what was told of the rest of the command line.
 ///
 /// # Errors
 /// If neither can go on.
-pub fn adopt(number: RawFd, instead: Option<&str>) -> Result<Adopted, LaunchError> {
-    let mut handed = handed::open(number)?;
-    let (record, words): (Record, Vec<u64>) = handed::read(&mut handed)?;
-    let (before, descriptors) = (record.before, record.descriptors.clone());
-    fcntl(&handed, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).map_err(io::Error::from)?;
-    descriptors.outlive_exec(false)?;
-    match Prepared::of(record, &words) {
-        Ok(prepared) => prepared.begin(instead, descriptors),
+pub fn adopt<R>(
+    number: RawFd,
+    instead: Option<&str>,
+    again: impl FnOnce(Value) -> io::Result<R>,
+) -> Result<(Adopted, R), LaunchError> {
+    let (mut handed, header) = Handed::open(number)?;
+    let kept = header.descriptors.outlive_exec(false).map_err(LaunchError::from);
+    match kept.and_then(|()| Prepared::of(&header, &mut handed, again)) {
+        Ok((prepared, rest)) => Ok((prepared.begin(instead, header.descriptors), rest)),
         // The one before could not either.
         Err(error) if instead.is_some() => Err(error),
         Err(error) => {
-            let before = File::from(before.take()?);
-            descriptors.outlive_exec(true)?;
-            Err(LaunchError::System(execute(&before, &handed, Some(&error.to_string()))))
+            let before = File::from(header.before.take()?);
+            header.descriptors.outlive_exec(true)?;
+            let failed = execute(&before, handed.file(), Some(&error.to_string()));
+            Err(LaunchError::System(failed))
         }
     }
 }
 
-/// What can fail has been done, and nothing has changed yet, but that there is another keeper.
+/// What can fail has been done, and nothing has changed yet, but that there is another keeper, and who waited for a page has faulted again.
 struct Prepared {
     running: Running<'static, Session>,
+    made: Made,
+    /// The keeper of the binary before.
+    former: Former,
+}
+
+/// What is made of a [`Record`].
+struct Made {
     session: Resumed,
     /// The control socket, root process and command line, and the front.
     paged: (Option<ServerRecord>, (i32, String), i32),
-    /// The keeper of the binary before.
-    keeper: OwnedFd,
+    reaper: i32,
     since: Duration,
-    rest: Value,
 }
 
 impl Prepared {
     /// This process must have one thread only.
-    fn of(record: Record, words: &[u64]) -> Result<Prepared, LaunchError> {
-        if record.version != VERSION {
-            return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+    fn of<R>(
+        header: &Header,
+        handed: &mut Handed,
+        again: impl FnOnce(Value) -> io::Result<R>,
+    ) -> Result<(Prepared, R), LaunchError> {
+        if header.version != VERSION {
+            return Err(odd("it is of another version"));
         }
         let signals = Signals::block()?;
-        let session = Session::again(record.session, words)?;
-        let (link, keeper) = Link::again(&record.link)?;
-        let Record { root, reaper, front_pid, .. } = record;
+        // The keeper first: it has a copy of this process's memory, in which there is no key yet.
+        let (link, former) = Link::again(&handed.part().map_err(odd)?)?;
+        let (made, rest) = Made::of(handed, again).inspect_err(|_| link.give_way(&former))?;
+        let (root, reaper) = (made.paged.1.0, made.reaper);
         let (launched, past) = (None, None);
         let running =
             Running { root, reaper, launched, paged: None, past, link, signals, rest: None };
-        let paged = (record.server, (root, record.command), front_pid);
-        Ok(Prepared { running, session, paged, keeper, since: record.since, rest: record.rest })
+        Ok((Prepared { running, made, former }, rest))
     }
 
-    fn begin(
-        self,
-        instead: Option<&str>,
-        descriptors: Descriptors,
-    ) -> Result<Adopted, LaunchError> {
-        let Prepared { mut running, session, paged, keeper, since, rest } = self;
-        let (server, who, front_pid) = paged;
-        // It has all that the binary before had, and would go on with it if this process ended.
-        kill(&keeper);
-        let session = session.begin()?;
+    fn begin(self, instead: Option<&str>, descriptors: Descriptors) -> Adopted {
+        let Prepared { mut running, made, former } = self;
+        let Made { session, paged: (server, who, front_pid), since, .. } = made;
+        // The other has all that the binary before had, and would go on with it if this process ended.
+        kill(&former.process);
+        let session = session.begin();
+        running.link.set_handing_over(false);
         let waited = now().saturating_sub(since).as_secs_f64() * 1e3;
         let control = server.map(Server::again).transpose();
         let mut control = control.inspect_err(|error| say(format!("no control socket: {error}")));
@@ -194,8 +231,28 @@ impl Prepared {
         }
         let control = control.unwrap_or_default();
         running.paged = Some(Paged { session, control, who, front_pid, asked: None });
-        Ok(Adopted { running, descriptors, rest })
+        Adopted { running, descriptors }
     }
+}
+
+impl Made {
+    fn of<R>(
+        handed: &mut Handed,
+        again: impl FnOnce(Value) -> io::Result<R>,
+    ) -> Result<(Made, R), LaunchError> {
+        let record: Record = handed.part().map_err(odd)?;
+        let words = handed.words().map_err(odd)?;
+        let Record { since, root, reaper, front_pid, command, server, session, rest } = record;
+        let rest = again(rest).map_err(odd)?;
+        let paged = (server, (root, command), front_pid);
+        // Last, because it starts threads.
+        let session = Session::again(session, &words)?;
+        Ok((Made { session, paged, reaper, since }, rest))
+    }
+}
+
+fn odd(reason: impl Display) -> LaunchError {
+    SessionError::Fatal(format!("what it was handed cannot be used: {reason}")).into()
 }
 
 impl Adopted {
@@ -208,20 +265,6 @@ impl Adopted {
         let running = Running { rest: Some(rest), ..self.running };
         running.see_through()
     }
-}
-
-/// A file that this process's user may read and execute, whatever its capabilities would allow.
-fn open(path: &Path) -> io::Result<File> {
-    let wanted = AccessFlags::R_OK | AccessFlags::X_OK;
-    access(path, wanted)?;
-    let binary = File::open(path)?;
-    // Its name may be another's by now.
-    access(descriptor_path(&binary).as_str(), wanted)?;
-    if binary.metadata()?.is_file() { Ok(binary) } else { Err(io::Error::other("is no file")) }
-}
-
-fn descriptor_path(file: &File) -> String {
-    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 /// On the clock that goes on whatever is executed.
@@ -237,7 +280,7 @@ fn execute(binary: &File, handed: &File, instead: Option<&str>) -> io::Error {
         arguments.into_iter().chain(instead).map(CString::new).collect();
     let set = |flags| fcntl(handed, FcntlArg::F_SETFD(flags)).map_err(io::Error::from);
     let executed = set(FdFlag::empty()).and_then(|_| {
-        let path = CString::new(descriptor_path(binary))?;
+        let path = CString::new(format!("/proc/self/fd/{}", binary.as_raw_fd()))?;
         Ok(nix::unistd::execv(&path, &words?)?)
     });
     let _ = set(FdFlag::FD_CLOEXEC);
@@ -256,14 +299,15 @@ pub fn answer_probe(needed: u64) -> Result<String, String> {
     match lacking {
         0 => Ok(format!("{KNOWS} {VERSION}")),
         _ => Err(format!(
-            "it would have fewer capabilities than the pager has (without {lacking:x})"
+            "it would have fewer capabilities than the pager has (without {}): gms detach, and start it anew with them",
+            named(lacking)
         )),
     }
 }
 
 /// Asks a binary whether it could go on, by executing it in a process of its own: with the same rights as it would have in the place of this one.
-fn probe(binary: &File) -> Result<(), String> {
-    let failed = |error: io::Error| format!("cannot be asked: {error}");
+fn probe(binary: &Binary) -> Result<(), String> {
+    let failed = |error: io::Error| format!("cannot be executed: {error}");
     let text = said_by(binary).map_err(failed)?;
     let mut versions = text.lines().find_map(|line| line.strip_prefix(KNOWS));
     let own = VERSION.to_string();
@@ -278,10 +322,11 @@ fn probe(binary: &File) -> Result<(), String> {
 }
 
 /// What it says, up to some length, until it ends or is killed.
-fn said_by(binary: &File) -> io::Result<String> {
+fn said_by(binary: &Binary) -> io::Result<String> {
     let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
     let needed = format!("--probe={}", capabilities("CapPrm:"));
-    let path = CString::new(descriptor_path(binary))?;
+    let path = CString::new(binary.path())?;
+    let errno = AtomicI32::new(0);
     let words = ["gms", "adopt", &needed].map(CString::new);
     let words = words.into_iter().collect::<Result<Vec<CString>, _>>()?;
     let words: Vec<_> = words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect();
@@ -297,6 +342,7 @@ fn said_by(binary: &File) -> io::Result<String> {
             libc::dup2(writer.as_raw_fd(), libc::STDOUT_FILENO);
             libc::dup2(writer.as_raw_fd(), libc::STDERR_FILENO);
             libc::execv(path.as_ptr(), words.as_ptr());
+            errno.store(*libc::__errno_location(), Ordering::Relaxed);
             libc::_exit(127)
         }
     });
@@ -305,7 +351,10 @@ fn said_by(binary: &File) -> io::Result<String> {
     // SAFETY: the child only makes system calls on a stack of its own, which lives until it has executed the binary or ended.
     unsafe { clone(child, &mut stack, flags, None)? };
     drop(writer);
-    read_all(reader)
+    match errno.load(Ordering::Relaxed) {
+        0 => read_all(reader),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
 }
 
 fn read_all(reader: OwnedFd) -> io::Result<String> {

@@ -6,19 +6,18 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use gms_policy::Redundancy;
 use gms_policy::ids::AgentId;
-use gms_transport::client::{AgentAddress, Client, Lane, Roster, Seal};
+use gms_transport::client::{AgentAddress, Lane, Roster, Seal};
 use gms_transport::keys::Identity;
 use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
 use serde::{Deserialize, Serialize};
 
 use super::lanes::{Lanes, Secrets, sockets};
-use super::{Session, SessionError, Threads, abort_on_panic, give_up_rights};
+use super::{Ready, Session, SessionError, Threads, abort_on_panic, give_up_rights};
 use crate::evict::{EvictRecord, EvictThread};
 use crate::handed::Descriptors;
-use crate::homes::FaultCommand;
 use crate::reminder::Reminder;
 use crate::shared::{Shared, SharedRecord};
 use crate::stopped;
@@ -77,12 +76,10 @@ impl Session {
         if self.shared.outcome().is_some() {
             return Err("it has ended".into());
         }
-        if self.shared.config.redundancy.shape().is_some() {
-            return Err("its pages are in stripes (--redundancy parity)".into());
-        }
         if self.shared.config.trace.is_some() {
             return Err("it writes a --trace, which would be lost".into());
         }
+        self.fits_a_record()?;
         let handover = &self.shared.handover;
         handover.ask();
         self.shared.kick_evict();
@@ -91,6 +88,27 @@ impl Session {
         let record = self.record(told.since, told.record, to).map_err(|error| error.to_string());
         let record = record.inspect_err(|_| handover.let_go())?;
         Ok((record, told.words))
+    }
+
+    /// Whether all that there is can be told, in a time for which faults can wait.
+    fn fits_a_record(&self) -> Result<(), String> {
+        use Redundancy::{Auto, None, Replica};
+        // Of what other kinds keep nothing is told.
+        let redundancy = self.shared.config.redundancy;
+        if !matches!(redundancy, Auto | None | Replica(_)) {
+            return Err(format!(
+                "it runs with --redundancy {redundancy}, which is not handed over"
+            ));
+        }
+        if lock(&self.shared.tables).is_vast() {
+            return Err("its processes share too many pages after forks".into());
+        }
+        Ok(())
+    }
+
+    /// How many threads page the workload.
+    pub(crate) fn threads(&self) -> usize {
+        1 + self.shared.config.fault_threads
     }
 
     /// No other binary is executed after all.
@@ -128,7 +146,8 @@ impl Session {
         })
     }
 
-    /// The session in this binary. Nothing is done yet: that begins by [`Resumed::begin`].
+    /// The session in this binary, with its threads. Nothing is done yet, but that who waits for a page faults again: all else begins by
+    /// [`Resumed::begin`].
     pub(crate) fn again(record: SessionRecord, words: &[u64]) -> Result<Resumed, SessionError> {
         let odd = |error: io::Error| SessionError::Fatal(format!("what it was handed: {error}"));
         abort_on_panic();
@@ -142,7 +161,6 @@ impl Session {
         let agents: Vec<AgentAddress> = record.agents.iter().map(address).collect();
         let roster = Roster::new(&agents);
         let sockets = sockets(&identity, &agents, 1 + shared.config.fault_threads)?;
-        give_up_rights()?;
         let lanes = Lanes { workload, agents: &agents, roster: &roster, seal: seal.as_ref() };
         let session = |agent: AgentId| record.agents.get(usize::from(agent.0))?.session;
         let client = |socket: Quic| {
@@ -160,7 +178,11 @@ impl Session {
         let secrets = Secrets { identity, workload, seal, roster };
         let (parts, threads) = (Mutex::new(None), Mutex::default());
         let session = Session { shared, parts, threads, own, secrets };
-        Ok(Resumed { session, evict, fault: commands.fault, demand })
+        evict.wake_all();
+        // Last: a binary before this one may need what this one does not.
+        give_up_rights()?;
+        let ready = session.ready(Threads { evict, fault: commands.fault, demand, trace: None })?;
+        Ok(Resumed { session, ready })
     }
 }
 
@@ -179,17 +201,13 @@ fn address(record: &AgentRecord) -> AgentAddress {
 /// A session that is about to go on.
 pub(crate) struct Resumed {
     session: Session,
-    evict: EvictThread<Quic>,
-    fault: Vec<Receiver<FaultCommand>>,
-    demand: Vec<Client<Quic>>,
+    ready: Ready,
 }
 
 impl Resumed {
     /// Pages the workload from now on.
-    pub(crate) fn begin(self) -> Result<Session, SessionError> {
-        let Resumed { session, evict, fault, demand } = self;
-        evict.wake_all();
-        session.start(Threads { evict, fault, demand, trace: None })?;
-        Ok(session)
+    pub(crate) fn begin(self) -> Session {
+        self.ready.begin();
+        self.session
     }
 }

@@ -18,6 +18,9 @@ use crate::words::{Words, put_list};
 /// Content ids that are left out, so that none is used again though the binary before may have used some after it wrote this.
 const IDS_SKIPPED: u64 = 1 << 16;
 
+/// Contents that several pages share. More of them are not handed over: it would take seconds, in which all wait.
+const SHARED_MAX: usize = 4 << 20;
+
 /// More slots than any binary has.
 const SLOTS_MAX: u32 = 1 << 16;
 
@@ -25,6 +28,11 @@ impl Tables {
     /// The memory of the page map.
     pub fn file(&self) -> &File {
         self.map.file()
+    }
+
+    /// Whether there are too many words.
+    pub fn is_vast(&self) -> bool {
+        self.shared.len() > SHARED_MAX
     }
 
     /// Why they cannot be handed over, if so.
