@@ -1,10 +1,15 @@
 //! What the processes of one `gms run` or `gms attach` share: one page of memory, which is there before the first of them is forked. It tells how far the command is
 //! and who holds its pages, also to one of them that was stopped meanwhile, or comes late.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use nix::sys::stat::fstat;
+use nix::unistd::ftruncate;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +21,7 @@ pub(crate) enum End {
 }
 
 /// This process's.
-static BOARD: OnceLock<&'static Board> = OnceLock::new();
+static BOARD: OnceLock<(OwnedFd, &'static Board)> = OnceLock::new();
 
 /// Added to a status or signal, so that no end is zero.
 const EXITED: u32 = 1 << 8;
@@ -50,12 +55,18 @@ impl End {
 
 /// The process id of the command's parent, in a pager beside which there is one. Both are children of the front.
 pub(crate) fn reaper() -> Option<i32> {
-    let pid = BOARD.get()?.reaper.load(Ordering::Acquire);
+    let pid = BOARD.get()?.1.reaper.load(Ordering::Acquire);
     (pid != 0).then_some(pid)
 }
 
-/// The page. All zero before anything has happened.
+/// The memory of this process's board.
+pub(crate) fn memory() -> Option<BorrowedFd<'static>> {
+    BOARD.get().map(|(memory, _)| memory.as_fd())
+}
+
+/// The page. All zero before anything has happened. Another binary goes on with it: its layout may only grow.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(crate) struct Board {
     over: AtomicBool,
     keeper: AtomicI32,
@@ -63,18 +74,36 @@ pub(crate) struct Board {
     command: AtomicI32,
     end: AtomicU32,
     childless: AtomicBool,
+    /// Odd while another binary is to go on; grows whenever that changes.
+    handed: AtomicU32,
 }
 
 impl Board {
     /// The board of this process, and of those that are forked from now on. It is empty: there is one for the life of a process.
     pub(crate) fn new() -> nix::Result<&'static Board> {
+        let memory = memfd_create("gms-board", MFdFlags::MFD_CLOEXEC)?;
+        ftruncate(&memory, size_of::<Board>() as i64)?;
+        Board::on(memory)
+    }
+
+    /// The board that this process had before it executed this binary.
+    pub(crate) fn again(memory: OwnedFd) -> io::Result<&'static Board> {
+        if fstat(&memory)?.st_size < size_of::<Board>() as i64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Board::on(memory)?)
+    }
+
+    fn on(memory: OwnedFd) -> nix::Result<&'static Board> {
         let length = std::num::NonZeroUsize::MIN;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping; it is never unmapped, and all-zero is a value of the type.
-        unsafe {
-            let page = mmap_anonymous(None, length, access, MapFlags::MAP_SHARED)?;
-            Ok(BOARD.get_or_init(|| page.cast::<Board>().as_ref()))
-        }
+        // SAFETY: a new mapping; it is never unmapped, the file is as long as the type, and what boards have been written with, or all zeros, is a value of
+        // the type.
+        let board = unsafe {
+            let page = mmap(None, length, access, MapFlags::MAP_SHARED, &memory, 0)?;
+            page.cast::<Board>().as_ref()
+        };
+        Ok(BOARD.get_or_init(|| (memory, board)).1)
     }
 
     /// Whether the session has ended such that no process depends on a page any more.
@@ -95,6 +124,24 @@ impl Board {
     /// Notes the keeper's process id.
     pub(crate) fn set_keeper(&self, pid: i32) {
         self.keeper.store(pid, Ordering::Release);
+    }
+
+    /// Notes that another binary of the pager is to go on, or that this one does. For the pager only.
+    pub(crate) fn hand_over(&self, is: bool) {
+        let handed = self.handed.load(Ordering::Acquire);
+        if (handed % 2 == 1) != is {
+            self.handed.store(handed.wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    /// While another binary is to go on: a number of its own for each time.
+    pub(crate) fn handing_over(&self) -> Option<u32> {
+        Some(self.handed.load(Ordering::Acquire)).filter(|handed| handed % 2 == 1)
+    }
+
+    /// Whether another binary was to go on once.
+    pub(crate) fn was_handed_over(&self) -> bool {
+        self.handed.load(Ordering::Acquire) != 0
     }
 
     /// The process ids of the command and of its parent, or the error because of which there is no command; `None` before that is known.
@@ -147,6 +194,15 @@ mod tests {
             board.set_end(end);
             assert_eq!(board.end(), Some(end));
         }
+        assert!(board.handing_over().is_none() && !board.was_handed_over());
+        board.hand_over(true);
+        let first = board.handing_over();
+        board.hand_over(true);
+        assert!(first.is_some() && board.handing_over() == first);
+        board.hand_over(false);
+        assert!(board.handing_over().is_none() && board.was_handed_over());
+        board.hand_over(true);
+        assert_ne!(board.handing_over(), first);
         board.set_command(Err(Errno::EAGAIN), 7);
         assert_eq!(board.command(), Some(Err(Errno::EAGAIN)));
         board.set_command(Ok(8), 7);

@@ -49,6 +49,22 @@ pub enum Action {
               add = ArgValueCompleter::new(pids::of_workloads))]
         pid: i32,
     },
+    /// Have another binary of gms go on with a workload: the pager executes it, the programs run on
+    ///
+    /// Faults wait for some milliseconds. What goes wrong before the other binary has begun is told, and the pager goes on as it was; if the other
+    /// one crashes or hangs in that moment, the workload is killed.
+    Upgrade {
+        /// Root process of the workload, or the gms which pages it
+        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
+              add = ArgValueCompleter::new(pids::of_workloads))]
+        pid: i32,
+        /// The binary [default: the one that this command is]
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        binary: Option<PathBuf>,
+    },
+    /// For pagers: go on with what another binary of gms was doing
+    #[command(hide = true)]
+    Adopt(AdoptArgs),
     /// Show the workloads which gms pages on this machine
     Status {
         /// Only this one: its root process, or the gms which pages it
@@ -199,6 +215,20 @@ pub struct AttachArgs {
     /// The shared options.
     #[command(flatten)]
     pub paging: PagingArgs,
+}
+
+/// `gms adopt`.
+#[derive(Args, Debug)]
+pub struct AdoptArgs {
+    /// The descriptor of what is handed over
+    #[arg(value_parser = clap::value_parser!(i32).range(0..), required_unless_present = "probe")]
+    pub number: Option<i32>,
+    /// Say whether this binary could, with these capabilities
+    #[arg(long, value_name = "CAPABILITIES")]
+    pub probe: Option<u64>,
+    /// Why the binary for which this one goes on could not
+    #[arg(long, value_name = "REASON")]
+    pub instead: Option<String>,
 }
 
 /// `gms doctor`.

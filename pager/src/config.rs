@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use gms_agent::memory::Memory;
 use gms_policy::limits::AGENTS_MAX;
+use gms_policy::shape::Shape;
 use gms_policy::{Bytes, Redundancy, Size, WhenFull};
+use serde::{Deserialize, Serialize};
 
 use crate::cli::PagingArgs;
 use crate::cli::values::{PageSize, Sealing};
@@ -58,7 +60,7 @@ pub enum ConfigError {
 }
 
 /// What the user asked for, parsed and validated.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SessionConfig {
     /// Budget for resident anonymous memory of the whole tree, in bytes.
     pub budget_bytes: u64,
@@ -75,8 +77,10 @@ pub struct SessionConfig {
     /// Size of the embedded agent in bytes.
     pub export_bytes: u64,
     /// What happens when no agent has room for pages that must go.
+    #[serde(with = "WhenFullRecord")]
     pub when_full: WhenFull,
     /// How many agents are to have each page.
+    #[serde(with = "RedundancyRecord")]
     pub redundancy: Redundancy,
     /// A file that is to have each page too.
     pub disk: Option<Disk>,
@@ -95,8 +99,29 @@ impl SessionConfig {
     }
 }
 
+/// [`WhenFull`] for the next binary of the pager.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "WhenFull")]
+enum WhenFullRecord {
+    Wait,
+    Grow,
+    Kill,
+}
+
+/// [`Redundancy`] for the same.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Redundancy")]
+enum RedundancyRecord {
+    Auto,
+    None,
+    Replica(u8),
+    /// What has stripes is not handed over.
+    #[serde(skip)]
+    Parity(Shape),
+}
+
 /// Where the last copies are.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     /// The directory of the file.
     pub dir: PathBuf,

@@ -1,10 +1,13 @@
-//! The control socket of a pager: `gms status`, `gms top` and `gms detach` talk to it.
+//! The control socket of a pager: `gms status`, `gms top`, `gms detach` and `gms upgrade` talk to it.
 //!
 //! One Unix socket for each pager, `PID.sock` in a directory which only its user can enter. A client sends one line of
-//! JSON (`{"op":"status"}` or `{"op":"detach"}`) and reads one line; to a detach the answer comes when it is done.
+//! JSON (`{"op":"status"}`, `{"op":"detach"}` or `{"op":"upgrade","binary":FILE}`) and reads one line; to a detach and an
+//! upgrade the answer comes when it is done.
 
 mod above;
+mod access;
 mod doors;
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -26,10 +29,12 @@ use crate::kernel::proc::{ancestors, self_pid};
 use crate::shared::Outcome;
 use crate::stats::{AgentStats, Stats};
 pub use above::pager_above;
+use access::may_upgrade;
 use doors::Door;
+pub use upgrade::{ServerRecord, upgrade};
 
-/// Longest request.
-const REQUEST_BYTES_MAX: usize = 256;
+/// Longest request: a path in JSON, whose characters are escaped at worst.
+const REQUEST_BYTES_MAX: usize = libc::PATH_MAX as usize * JSON_CHAR + 256;
 /// Longest answer read.
 const REPLY_BYTES_MAX: usize = 192 << 10;
 /// Longest command line that a pager tells, in characters.
@@ -77,11 +82,12 @@ const _: () = {
 };
 
 /// What a client asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
 enum Request {
     Status,
     Detach,
+    Upgrade { binary: PathBuf },
 }
 
 /// What a pager answers.
@@ -92,6 +98,8 @@ enum Reply {
     Detached,
     /// The same, but for pages that nobody has any more.
     Lost(String),
+    /// The binary that was asked for has gone on in the place of the one before, in so many milliseconds.
+    Upgraded(f64),
     /// No process of the workload is left: it ended by itself.
     Ended,
     /// gms had to kill the workload: why.
@@ -137,6 +145,9 @@ pub enum ControlError {
     /// No directory for the socket.
     #[error("no control socket ({0}), so gms status and gms detach will not find this workload")]
     NoSocket(String),
+    /// The text says why.
+    #[error("not upgraded: {0}; it goes on as it was")]
+    NotUpgraded(String),
     /// The pager did not answer as it should.
     #[error("the gms which pages it (process {pid}) does not answer: {reason}")]
     NoAnswer {
@@ -171,7 +182,18 @@ struct Client {
     stream: UnixStream,
     line: Vec<u8>,
     deadline: Instant,
-    awaits_detach: bool,
+    awaits: Awaits,
+}
+
+/// What a client is answered by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaits {
+    /// Its request, which has not come whole.
+    Request,
+    /// The end of the detach.
+    Detach,
+    /// What comes of the upgrade.
+    Upgrade,
 }
 
 impl Server {
@@ -209,8 +231,14 @@ impl Server {
         std::iter::once(self.listener.as_fd()).chain(clients)
     }
 
-    /// Serves whoever is ready, without waiting. `detach` is called when it is asked for.
-    pub fn serve(&mut self, now: Instant, workload: impl Fn() -> Workload, detach: impl Fn()) {
+    /// Serves whoever is ready, without waiting. `detach` is called when it is asked for. Returns the binary that is asked for, of which
+    /// [`Server::upgraded`] is to tell.
+    pub fn serve(
+        &mut self,
+        now: Instant,
+        workload: impl Fn() -> Workload,
+        detach: impl Fn(),
+    ) -> Option<PathBuf> {
         while let Ok((stream, _)) = self.listener.accept() {
             if self.clients.len() < CLIENTS_MAX
                 && may_ask(&stream)
@@ -218,9 +246,10 @@ impl Server {
             {
                 let deadline = now + REQUEST_DEADLINE;
                 let line = Vec::new();
-                self.clients.push(Client { stream, line, deadline, awaits_detach: false });
+                self.clients.push(Client { stream, line, deadline, awaits: Awaits::Request });
             }
         }
+        let mut asked = None;
         self.clients.retain_mut(|client| match client.request(now) {
             Ok(None) => true,
             Ok(Some(Request::Status)) => {
@@ -228,28 +257,53 @@ impl Server {
                 false
             }
             Ok(Some(Request::Detach)) => {
-                client.awaits_detach = true;
+                client.awaits = Awaits::Detach;
                 detach();
                 true
+            }
+            Ok(Some(Request::Upgrade { binary })) if asked.is_none() => {
+                match may_upgrade(&client.stream, workload().stats.pid) {
+                    Ok(()) => {
+                        client.awaits = Awaits::Upgrade;
+                        asked = Some(binary);
+                    }
+                    Err(reason) => client.answer(&Reply::Error(reason)),
+                }
+                client.awaits == Awaits::Upgrade
+            }
+            Ok(Some(Request::Upgrade { .. })) => {
+                client.answer(&Reply::Error("another upgrade is under way".into()));
+                false
             }
             Err(reason) => {
                 client.answer(&Reply::Error(reason));
                 false
             }
         });
+        asked
     }
 
     /// Tells those who asked for the detach how the session ended.
     pub fn ended(&mut self, outcome: &Outcome) {
-        for mut client in self.clients.drain(..).filter(|client| client.awaits_detach) {
-            client.answer(&match outcome {
-                Outcome::Detached { lost: None, .. } => Reply::Detached,
-                Outcome::Detached { lost: Some(text), .. } => Reply::Lost(text.clone()),
-                Outcome::TreeGone => Reply::Ended,
-                Outcome::Killed(reason) => Reply::Killed(reason.clone()),
-                Outcome::Refused(reason) => Reply::Error(reason.clone()),
-            });
-        }
+        let reply = match outcome {
+            Outcome::Detached { lost: None, .. } => Reply::Detached,
+            Outcome::Detached { lost: Some(text), .. } => Reply::Lost(text.clone()),
+            Outcome::TreeGone => Reply::Ended,
+            Outcome::Killed(reason) => Reply::Killed(reason.clone()),
+            Outcome::Refused(reason) => Reply::Error(reason.clone()),
+        };
+        self.answer(Awaits::Detach, &reply);
+        self.clients.clear();
+    }
+
+    fn answer(&mut self, awaits: Awaits, reply: &Reply) {
+        self.clients.retain_mut(|client| {
+            let is_meant = client.awaits == awaits;
+            if is_meant {
+                client.answer(reply);
+            }
+            !is_meant
+        });
     }
 }
 
@@ -262,13 +316,15 @@ impl Drop for Server {
 impl Client {
     /// A request if it is there; an error ends the client.
     fn request(&mut self, now: Instant) -> Result<Option<Request>, String> {
-        let mut bytes = [0; REQUEST_BYTES_MAX];
+        let mut bytes = [0; 4096];
         match self.stream.read(&mut bytes) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let waits = self.awaits_detach || now < self.deadline;
+                let waits = self.awaits != Awaits::Request || now < self.deadline;
                 return if waits { Ok(None) } else { Err("no request came".into()) };
             }
-            Ok(count @ 1..) if !self.awaits_detach => self.line.extend_from_slice(&bytes[..count]),
+            Ok(count @ 1..) if self.awaits == Awaits::Request => {
+                self.line.extend_from_slice(&bytes[..count]);
+            }
             _ => return Err("one request is all that is served".into()),
         }
         match self.line.iter().position(|&byte| byte == b'\n') {
@@ -308,7 +364,7 @@ fn ask_in_turns(doors: impl IntoIterator<Item = Door>, most: usize) -> Vec<Workl
     let (mut doors, end) = (doors.into_iter().peekable(), Instant::now() + ALL_DEADLINE);
     let (mut workloads, mut kept) = (Vec::new(), BTreeMap::<u32, usize>::new());
     while doors.peek().is_some() {
-        let send = |door| Some((send(&door, Request::Status).ok()?, door));
+        let send = |door| Some((send(&door, &Request::Status).ok()?, door));
         let asked: Vec<_> = doors.by_ref().take(most).filter_map(send).collect();
         let now = Instant::now();
         let deadline = now + end.saturating_duration_since(now) / 2;
@@ -347,11 +403,15 @@ pub fn detach(
     workload: &Workload,
     progress: impl FnMut(&Stats),
 ) -> Result<DetachEnd, ControlError> {
+    detach_by(&door_of(workload)?, progress)
+}
+
+/// The way to the pager of a workload.
+fn door_of(workload: &Workload) -> Result<Door, ControlError> {
     let pid = workload.stats.supervisor_pid;
     let doors = doors::own().chain(doors::others(Instant::now() + ALL_DEADLINE));
     let door = doors.filter(|door| door.pid() == pid).find(|door| door.connect().is_ok());
-    let gone = || ControlError::NoAnswer { pid, reason: "its socket is gone".into() };
-    detach_by(&door.ok_or_else(gone)?, progress)
+    door.ok_or_else(|| ControlError::NoAnswer { pid, reason: "its socket is gone".into() })
 }
 
 /// What the pager says may be another user's, and meant for root's terminal.
@@ -369,20 +429,20 @@ fn detach_by(door: &Door, mut progress: impl FnMut(&Stats)) -> Result<DetachEnd,
         }
         last.1.elapsed() < DETACH_DEADLINE
     };
-    match ask_patiently(door, Request::Detach, PROGRESS_EVERY, &mut patient) {
+    match ask_patiently(door, &Request::Detach, PROGRESS_EVERY, &mut patient) {
         Ok(Reply::Detached) => Ok(DetachEnd::Detached),
         Ok(Reply::Lost(text)) => Ok(DetachEnd::Lost(said(&text))),
         Ok(Reply::Ended) => Ok(DetachEnd::Ended),
         Ok(Reply::Killed(reason)) => Ok(DetachEnd::Killed(said(&reason))),
         Ok(Reply::Error(reason)) => Err(failed(&reason)),
-        Ok(Reply::Workload(_)) => Err(failed("it is of another version")),
+        Ok(Reply::Workload(_) | Reply::Upgraded(_)) => Err(failed("it is of another version")),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(failed(NO_WORD)),
         Err(error) => Err(failed(&error.to_string())),
     }
 }
 
 fn ask_status(door: &Door) -> io::Result<Workload> {
-    status_of(door, send(door, Request::Status)?, Instant::now() + REQUEST_DEADLINE)
+    status_of(door, send(door, &Request::Status)?, Instant::now() + REQUEST_DEADLINE)
 }
 
 /// The answer to a status. What it claims is checked: `gms attach` and `gms detach` act on it.
@@ -399,16 +459,16 @@ fn status_of(door: &Door, stream: UnixStream, deadline: Instant) -> io::Result<W
     }
 }
 
-fn send(door: &Door, request: Request) -> io::Result<UnixStream> {
+fn send(door: &Door, request: &Request) -> io::Result<UnixStream> {
     let mut stream = door.connect()?;
-    stream.write_all(&line_of(&request))?;
+    stream.write_all(&line_of(request))?;
     Ok(stream)
 }
 
 /// Asks, and waits; `patient` says after each `period` whether to go on waiting.
 fn ask_patiently(
     door: &Door,
-    request: Request,
+    request: &Request,
     period: Duration,
     patient: &mut dyn FnMut() -> bool,
 ) -> io::Result<Reply> {

@@ -5,6 +5,7 @@
 
 mod detach;
 mod halt;
+mod hand_over;
 mod look;
 mod presence;
 mod reconcile;
@@ -30,6 +31,7 @@ use nix::unistd::Pid;
 
 use self::detach::Homecoming;
 use self::halt::Halt;
+pub(crate) use self::hand_over::EvictRecord;
 use self::look::{Refusal, Sharing};
 use self::presence::Presence;
 pub use self::reconcile::reconcile;
@@ -126,6 +128,8 @@ pub struct EvictThread<T> {
     next_measure: Instant,
     next_status: Instant,
     next_proof: Instant,
+    /// Since when another binary is to go on.
+    handing_since: Option<Instant>,
     /// When eviction, tried in vain until then, counts as stuck.
     stuck_at: Option<Instant>,
     goal: u64,
@@ -186,6 +190,7 @@ impl<T: Transport> EvictThread<T> {
             next_measure: now,
             next_status: now,
             next_proof: now,
+            handing_since: None,
             stuck_at: None,
             goal: 0,
             full: Fullness::default(),
@@ -219,6 +224,7 @@ impl<T: Transport> EvictThread<T> {
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             self.excuse(now);
+            self.hand_over(now);
             self.be_nice(now);
             let mut busy = self.obey(now);
             busy |= packets && self.network(now);
@@ -250,7 +256,7 @@ impl<T: Transport> EvictThread<T> {
             let late = release_late();
             busy |= self.tidy_tables();
             // On its way home a page in the buffer is at its end.
-            busy |= self.write_back.turn(now, !self.is_detaching());
+            busy |= self.write_back.turn(now, self.may_put());
             self.write_back.agents.expire(now);
             self.write_back.agents.send_unsent(now);
             busy |= self.handle_events(now);

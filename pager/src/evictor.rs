@@ -17,8 +17,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{ControlMessage, MsgFlags, recv, sendmsg};
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 
 use crate::arch;
+use crate::handed::{Descriptors, Number};
 use crate::kernel::cgroup;
 use crate::kernel::pidfd::{END_DEADLINE, await_end, end, has_ended, kill, pidfd_getfd};
 use crate::kernel::proc;
@@ -97,6 +99,15 @@ pub(crate) struct Evictor {
     cpu: i32,
 }
 
+/// See [`Evictor::hand_over`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct EvictorRecord {
+    socket: Number,
+    process: Number,
+    pid: i32,
+    base: u64,
+}
+
 impl Evictor {
     /// Connects to an evictor that has just been injected.
     pub(crate) fn connect(injected: &Injected) -> Result<Evictor, InjectError> {
@@ -123,6 +134,20 @@ impl Evictor {
         evictor.run(&mut calls, &mut forever, &[]).map_err(os("first call"))?;
         calls[1].outcome().map_err(os("first call"))?;
         Ok(evictor)
+    }
+
+    /// What the next binary of this process needs. No list is under way.
+    pub(crate) fn hand_over(&self, to: &mut Descriptors) -> EvictorRecord {
+        let (socket, process) = (to.give(&self.socket), to.give(&self.process));
+        EvictorRecord { socket, process, pid: self.pid.as_raw(), base: self.base }
+    }
+
+    /// The connection again.
+    pub(crate) fn again(record: &EvictorRecord) -> std::io::Result<Evictor> {
+        let &EvictorRecord { socket, process, pid, base } = record;
+        let buffer = Vec::with_capacity(arch::BUFFER_LEN);
+        let (socket, process) = (socket.take()?, process.take()?);
+        Ok(Evictor { socket, process, pid: Pid::from_raw(pid), base, buffer, cpu: -1 })
     }
 
     /// Its process id: it must not be taken for a part of the workload.

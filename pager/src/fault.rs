@@ -73,8 +73,6 @@ struct SpaceFaults {
     refused: Option<Instant>,
     /// Forked; its parent's events are being applied: its own must wait.
     unborn: bool,
-    /// Several threads were seen.
-    threaded: bool,
 }
 
 /// What an address space has told of itself.
@@ -237,6 +235,12 @@ impl<T: Transport> FaultCore<T> {
         self.agents.deadline().map_or(own, |deadline| deadline.min(own))
     }
 
+    /// Whether all that was read is applied, and nothing is taken out of a userfaultfd for a moment: another binary could go on here.
+    pub fn is_at_rest(&self) -> bool {
+        let is_born = |state: &SpaceFaults| state.backlog.is_empty() && !state.unborn;
+        self.spaces.values().all(is_born) && !self.stuck.values().any(Stuck::is_let_through)
+    }
+
     /// A space comes or goes.
     pub fn handle_command(&mut self, command: FaultCommand) {
         match command {
@@ -272,7 +276,6 @@ impl<T: Transport> FaultCore<T> {
             waits: None,
             refused: None,
             unborn: false,
-            threaded: false,
             space: space.clone(),
         };
         self.spaces.insert(space.id, state);

@@ -1,6 +1,6 @@
 //! The bytes of the write-back slots: one page a slot, in a memfd, so that they survive a pager that dies.
 
-use std::os::fd::OwnedFd;
+use std::fs::File;
 
 use memmap2::MmapRaw;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -13,6 +13,7 @@ use crate::page_map::PAGE;
 /// which writes it; afterwards, until the slot is free again, everybody, reading. A free slot becomes a leaving one only through
 /// the evict thread itself; whoever has the tables locked also fills a free slot at once ([`Frames::fill`]).
 pub struct Frames {
+    file: File,
     memory: MmapRaw,
     slots: u32,
 }
@@ -20,10 +21,22 @@ pub struct Frames {
 impl Frames {
     /// `slots` frames.
     pub fn new(slots: u32) -> std::io::Result<Frames> {
-        let fd: OwnedFd = memfd_create("gms-write-back", MFdFlags::MFD_CLOEXEC)?;
-        let file = std::fs::File::from(fd);
+        let file = File::from(memfd_create("gms-write-back", MFdFlags::MFD_CLOEXEC)?);
         file.set_len(u64::from(slots) * PAGE)?;
-        Ok(Frames { memory: MmapRaw::map_raw(&file)?, slots })
+        Frames::of(file, slots)
+    }
+
+    /// Those in a file.
+    pub fn of(file: File, slots: u32) -> std::io::Result<Frames> {
+        if file.metadata()?.len() < u64::from(slots) * PAGE {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        }
+        Ok(Frames { memory: MmapRaw::map_raw(&file)?, file, slots })
+    }
+
+    /// The memory with all of them.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     /// The frame of a slot whose bytes are there.

@@ -184,6 +184,11 @@ impl Homes {
         }
     }
 
+    /// Whether a thread has been told something that it has not heard yet.
+    pub fn has_commands(&self) -> bool {
+        self.inboxes.iter().any(|inbox| !inbox.commands.is_empty())
+    }
+
     /// Wakes all threads.
     pub fn kick_all(&self) {
         self.inboxes.iter().for_each(Inbox::kick);

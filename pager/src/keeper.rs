@@ -3,20 +3,24 @@
 //! yet, or not attachable) as soon as they fault. Whose memory that is has to be proved: the thread id in a fault may be one of another PID namespace.
 
 use std::fs;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::SigSet;
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, pipe2};
+use serde::{Deserialize, Serialize};
 use userfaultfd::Uffd;
 
 use crate::board::Board;
+use crate::handed::{Descriptors, Number};
 use crate::kernel::pagemap::Pagemap;
 use crate::kernel::pidfd::{has_ended, kill, pidfd_open};
 use crate::kernel::proc;
@@ -32,8 +36,12 @@ use crate::speech::{self, note};
 const NAME: &str = "far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
+/// Between two looks whether another binary of the pager has gone on.
+const HAND_OVER_LOOK_MS: u16 = 5000;
+/// Looks after which one that has not is given up: 30 to 35 s.
+const HAND_OVER_LOOKS: u32 = 7;
 /// Where programs can have memory.
-const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
+pub(crate) const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
 /// Bytes read at once of what evictors write: all that the pipe holds.
 const READ_MAX: usize = 64 << 10;
@@ -42,30 +50,67 @@ const WORDS_MAX: usize = 16 << 10;
 /// Fields of /proc/PID/stat, counted from behind the command's name, before the start and the end of the arguments.
 const ARG_START: usize = 45;
 
-static OUTLET: OnceLock<OwnedFd> = OnceLock::new();
+static PIPE: OnceLock<Pipe> = OnceLock::new();
 
-/// Starts the keeper, as a sibling of this process or as its child. This process must have one thread only.
-pub(crate) fn spawn(board: &'static Board, sibling: bool) -> nix::Result<()> {
+/// What evictors write, to the keeper.
+#[derive(Debug)]
+struct Pipe {
+    words: OwnedFd,
+    outlet: OwnedFd,
+}
+
+/// What is handed to the next binary of the pager.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeeperRecord {
+    words: Number,
+    outlet: Number,
+    process: Number,
+}
+
+/// What the next binary needs to have a keeper of its own, and to end this one, whose process is `process`.
+pub(crate) fn hand_over(process: &OwnedFd, to: &mut Descriptors) -> Option<KeeperRecord> {
+    let pipe = PIPE.get()?;
+    let [words, outlet] = [&pipe.words, &pipe.outlet].map(|end| to.give(end));
+    Some(KeeperRecord { words, outlet, process: to.give(process) })
+}
+
+/// The keeper of the binary that this process executed before, which holds all that the pager had then.
+pub(crate) fn again(record: &KeeperRecord) -> io::Result<OwnedFd> {
+    let pipe = Pipe { words: record.words.take()?, outlet: record.outlet.take()? };
+    // Nobody has set it in this process.
+    let _ = PIPE.set(pipe);
+    record.process.take()
+}
+
+/// Starts the keeper, as a sibling of this process or as its child, and returns its process. This process must have one thread only.
+pub(crate) fn spawn(board: &'static Board, sibling: bool) -> nix::Result<OwnedFd> {
     raise_descriptor_limit();
-    let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-    // Set already only if there is another keeper, which there is not.
-    let _ = OUTLET.set(outlet);
+    if PIPE.get().is_none() {
+        let (words, outlet) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        let _ = PIPE.set(Pipe { words, outlet });
+    }
+    let words = &PIPE.get().ok_or(Errno::EBADF)?.words;
     let pager = pidfd_open(self_pid())?;
     let mut stack = vec![0; STACK_LEN];
     let mut flags = CloneFlags::CLONE_FILES;
     flags.set(CloneFlags::CLONE_PARENT, sibling);
     let keep = Box::new(|| {
-        keep(&pager, board, &words);
+        keep(&pager, board, words);
         speech::end();
         // SAFETY: it does not return. To return would end this thread only, and the process wait for the one that writes.
         unsafe { libc::_exit(0) }
     });
     // SAFETY: there is no other thread whose locks the child could miss; it has a copy of the stack, as of all memory.
     let pid = unsafe { clone(keep, &mut stack, flags, None)? };
-    board.set_keeper(pid.as_raw());
     // Its descriptor must stay open: the table is shared.
-    std::mem::forget((pager, words));
-    Ok(())
+    std::mem::forget(pager);
+    let process = pidfd_open(pid.as_raw());
+    // Nobody could end it later. Its parent reaps it, so that its number is nobody else's yet.
+    let process = process.inspect_err(|_| {
+        let _ = nix::sys::signal::kill(pid, Signal::SIGKILL);
+    })?;
+    board.set_keeper(pid.as_raw());
+    Ok(process)
 }
 
 /// The session has ended. Unless the workload had to be killed, no process depends on a page any more, and the keeper ends.
@@ -78,7 +123,7 @@ pub(crate) fn dismiss(board: &Board, outcome: &Outcome) {
 /// Where an evictor writes what it has done after the end of the pager. Not our standard error: whoever controls the workload's memory controls
 /// the evictor too, and may be another user than the one to whom that terminal belongs.
 pub(crate) fn outlet() -> Option<BorrowedFd<'static>> {
-    OUTLET.get().map(AsFd::as_fd)
+    PIPE.get().map(|pipe| pipe.outlet.as_fd())
 }
 
 /// A descriptor or more for each process of the workload: as many as the system lets us have.
@@ -97,15 +142,16 @@ fn keep(pager: &OwnedFd, board: &Board, words: &OwnedFd) {
     let _ = fs::write("/proc/self/comm", NAME);
     hide_command_line();
     let _ = Part::Keeper.give_up_rest();
-    while !has_ended(pager.as_fd()) {
-        let _ = poll(&mut [PollFd::new(pager.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE);
-    }
+    let hangs = await_end(pager, board);
     if board.is_over() {
         return;
     }
     let (mut left, mut told) = (inherit(words.as_raw_fd()), Told::default());
     // Nobody who reads what is said is waited for.
     speech::begin();
+    if hangs {
+        note("the binary that was to go on in the pager has not begun for 30 s: it is killed");
+    }
     // The pager may have read of faults which it did not get to serve: they are made anew.
     left.iter().for_each(|faults| faults.wake(USER_SPACE));
     loop {
@@ -132,6 +178,24 @@ fn keep(pager: &OwnedFd, board: &Board, words: &OwnedFd) {
         }
         left.extend(born);
     }
+}
+
+/// Waits for the end of the pager, and kills one in which another binary was to go on and does not: then the workload ends, instead of waiting for ever.
+/// Returns whether it has. Looks are counted and not time, of which much may pass while all are frozen.
+fn await_end(pager: &OwnedFd, board: &Board) -> bool {
+    let (mut handing, mut looks, mut hangs) = (None, 0, false);
+    while !has_ended(pager.as_fd()) {
+        let timeout = PollTimeout::from(HAND_OVER_LOOK_MS);
+        let _ = poll(&mut [PollFd::new(pager.as_fd(), PollFlags::POLLIN)], timeout);
+        let now = board.handing_over();
+        looks = if now.is_some() && now == handing { looks + 1 } else { 0 };
+        handing = now;
+        if looks == HAND_OVER_LOOKS {
+            kill(pager);
+            hangs = true;
+        }
+    }
+    hangs
 }
 
 /// Tells what evictors have written, as far as there is room for it. What there is no room for is read too: none may wait.

@@ -9,7 +9,7 @@ pub mod proc;
 pub mod uffd;
 
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use gms_policy::ids::PageAddr;
 use nix::errno::Errno;
@@ -204,4 +204,9 @@ pub trait PageTables: Send + Sync {
 
     /// Whether private anonymous memory is mapped at the address; in doubt it is.
     fn is_anonymous(&self, address: u64) -> bool;
+
+    /// What it is read from, if that is a file of the kernel's.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

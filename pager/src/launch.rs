@@ -4,14 +4,17 @@
 //! is forked first, from a process that has changed and opened nothing that it could inherit; then agents are connected; only
 //! then the command is executed and adopted.
 
+mod binary;
 mod child;
 mod front;
 mod reaper;
 mod signals;
+mod upgrade;
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,12 +23,14 @@ use nix::unistd::Pid;
 pub use front::{Front, Link, Side, split};
 pub use reaper::Reaper;
 pub use signals::{Arrival, Signals, note_inheritance};
+pub use upgrade::{Adopted, adopt, answer_probe};
 
 use crate::control::{self, Workload};
 use crate::exit::EXIT_GMS;
+use crate::handed::Descriptors;
 use crate::keeper;
 use crate::kernel::proc::self_pid;
-use crate::session::{Session, SessionError};
+use crate::session::{Session, SessionError, SessionRecord};
 use crate::shared::Outcome;
 use crate::speech::say;
 use crate::stats::Stats;
@@ -51,7 +56,23 @@ pub trait Paging {
     fn stats(&self) -> Stats;
     /// See [`Session::finish`].
     fn finish(self) -> Stats;
+    /// See [`Session::hand_over`].
+    ///
+    /// # Errors
+    /// As there.
+    fn hand_over(&self, _to: &mut Descriptors) -> Result<(SessionRecord, Vec<u64>), String> {
+        Err("it cannot be handed over".into())
+    }
+    /// See [`Session::threads`].
+    fn threads(&self) -> usize {
+        0
+    }
+    /// See [`Session::go_on`].
+    fn go_on(&self) {}
 }
+
+/// Tells what the rest of the command line is, for another binary that goes on.
+pub type Rest<'a> = &'a dyn Fn(&mut Descriptors) -> serde_json::Value;
 
 impl Paging for Session {
     fn adopt(&self, root: Root) -> Result<(), SessionError> {
@@ -71,6 +92,15 @@ impl Paging for Session {
     }
     fn finish(self) -> Stats {
         Session::finish(self)
+    }
+    fn hand_over(&self, to: &mut Descriptors) -> Result<(SessionRecord, Vec<u64>), String> {
+        Session::hand_over(self, to)
+    }
+    fn threads(&self) -> usize {
+        Session::threads(self)
+    }
+    fn go_on(&self) {
+        Session::go_on(self);
     }
 }
 
@@ -106,6 +136,8 @@ pub struct Paged<P> {
     /// Root process and command line, for `gms status`.
     who: (i32, String),
     front_pid: i32,
+    /// The binary that is to go on.
+    asked: Option<PathBuf>,
 }
 
 /// What came of a workload.
@@ -123,7 +155,7 @@ impl<P: Paging> Paged<P> {
     /// Opens the control socket; without one the session goes on, with a warning.
     pub fn new(session: P, root: i32, command: String, front_pid: i32) -> Paged<P> {
         let control = control::Server::open(root).inspect_err(|error| say(error)).ok();
-        Paged { session, control, who: (root, command), front_pid }
+        Paged { session, control, who: (root, command), front_pid, asked: None }
     }
 
     /// The session.
@@ -140,17 +172,27 @@ impl<P: Paging> Paged<P> {
 
     /// Serves control clients; tells how the session ended, if it did.
     pub fn serve(&mut self) -> Option<Outcome> {
-        let Paged { session, control, who, front_pid } = self;
+        let Paged { session, control, who, front_pid, asked } = self;
         if let Some(server) = control {
             let workload =
                 || Workload { stats: named(session.stats(), who), front_pid: *front_pid };
-            server.serve(Instant::now(), workload, || session.detach());
+            *asked = server.serve(Instant::now(), workload, || session.detach());
         }
         let outcome = session.outcome()?;
         if let Some(server) = control {
             server.ended(&outcome);
         }
         Some(outcome)
+    }
+
+    /// The binary that is to go on in the place of this one, if one is asked for. Whoever asks awaits [`Paged::not_upgraded`].
+    pub fn asked(&mut self) -> Option<PathBuf> {
+        self.asked.take()
+    }
+
+    /// Tells who has asked for another binary why that does not go on.
+    pub fn not_upgraded(&mut self, reason: String) {
+        self.control.iter_mut().for_each(|server| server.upgraded(Err(reason.clone())));
     }
 
     /// Ends the session of a workload of which nothing is left; who waits for its detach is told.
@@ -184,11 +226,12 @@ pub fn wait_ms(fds: &mut [PollFd<'_>], millis: u16) {
     let _ = poll(fds, PollTimeout::from(millis));
 }
 
-/// Runs a command to its end, in the pager process behind [`split`]. `prepare` makes the session.
+/// Runs a command to its end, in the pager process behind [`split`]. `prepare` makes the session; `rest` is for another binary that goes on meanwhile.
 pub fn run<P: Paging>(
     command: &[OsString],
     mut link: Link,
     signals: Signals,
+    rest: Rest<'_>,
     prepare: impl FnOnce() -> Result<P, SessionError>,
 ) -> Result<Finished, LaunchError> {
     let front_pid = nix::unistd::getppid().as_raw();
@@ -200,15 +243,17 @@ pub fn run<P: Paging>(
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
     let paged = Paged::new(session, root, words.join(" "), front_pid);
     let launched = link.take_held().map(child::Held::launch);
-    let mut running =
-        Running { root, reaper, launched, paged: Some(paged), past: None, link, signals };
-    while !running.over() {
-        if let Err(error) = running.turn() {
-            running.paged.take().map(Paged::finish);
-            return Err(name_error(error, &command[0]));
-        }
-    }
-    running.finish()
+    let running = Running {
+        root,
+        reaper,
+        launched,
+        paged: Some(paged),
+        past: None,
+        link,
+        signals,
+        rest: Some(rest),
+    };
+    running.see_through().map_err(|error| name_error(error, &command[0]))
 }
 
 /// Runs a command without paging it: this process becomes the command. Returns only when that cannot be executed.
@@ -229,7 +274,7 @@ fn name_error(error: LaunchError, command: &OsString) -> LaunchError {
 }
 
 /// A command and its tree. Whatever is left of it when this process ends is killed by its parent.
-struct Running<P> {
+struct Running<'a, P> {
     root: i32,
     reaper: i32,
     /// Until the command was executed.
@@ -240,9 +285,20 @@ struct Running<P> {
     past: Option<(Outcome, Stats, Instant)>,
     link: Link,
     signals: Signals,
+    rest: Option<Rest<'a>>,
 }
 
-impl<P: Paging> Running<P> {
+impl<P: Paging> Running<'_, P> {
+    fn see_through(mut self) -> Result<Finished, LaunchError> {
+        while !self.over() {
+            if let Err(error) = self.turn() {
+                self.paged.take().map(Paged::finish);
+                return Err(error);
+            }
+        }
+        self.finish()
+    }
+
     fn over(&self) -> bool {
         let left = self.link.has_children();
         match &self.past {
@@ -274,6 +330,10 @@ impl<P: Paging> Running<P> {
                 say(text);
             }
             self.past = Some((outcome, stats, Instant::now()));
+        }
+        if let Some(binary) = self.paged.as_mut().and_then(Paged::asked) {
+            let Err(reason) = self.upgrade(&binary);
+            self.paged.iter_mut().for_each(|paged| paged.not_upgraded(reason.clone()));
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,6 +16,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use serde::{Deserialize, Serialize};
+
+use crate::handed::{Descriptors, Number};
 
 /// For the reader of a pipe to take what is written.
 const READER_DEADLINE: Duration = Duration::from_secs(5);
@@ -41,7 +45,34 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) struct Stream(File);
 
+/// What the next binary of the pager is told of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum OutputRecord {
+    Replaced { dir: Number, name: Vec<u8> },
+    Open(Number),
+}
+
 impl Output {
+    /// What the next binary needs.
+    pub(crate) fn hand_over(&self, to: &mut Descriptors) -> OutputRecord {
+        match self {
+            Output::Replaced(Place { dir, name }) => {
+                OutputRecord::Replaced { dir: to.give(dir), name: name.as_bytes().to_vec() }
+            }
+            Output::Open(Stream(file)) => OutputRecord::Open(to.give(file)),
+        }
+    }
+
+    /// The same again.
+    pub(crate) fn again(record: OutputRecord) -> io::Result<Output> {
+        Ok(match record {
+            OutputRecord::Replaced { dir, name } => {
+                Output::Replaced(Place { dir: dir.take()?, name: OsString::from_vec(name) })
+            }
+            OutputRecord::Open(file) => Output::Open(Stream(file.take()?.into())),
+        })
+    }
+
     /// Tests that it can be written, by what writing it takes: a file beside it, or to open the pipe, which needs a reader.
     pub(crate) fn open(given: &Path) -> io::Result<Output> {
         let (place, there) = resolve(given)?;

@@ -17,8 +17,10 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::unistd::{Pid, pipe2};
+use serde::{Deserialize, Serialize};
 
 use crate::board;
+use crate::handed::{Descriptors, Number};
 use crate::kernel::pidfd::pidfd_open;
 use crate::kernel::proc::self_pid;
 use crate::privilege::Part;
@@ -39,11 +41,14 @@ pub(crate) enum Kind<'a> {
 }
 
 impl Kind<'_> {
+    const EMBEDDED: &'static CStr = c"far-agent";
+    const DISK: &'static CStr = c"far-disk";
+
     /// The name of its process: not one by which people end gms, because the workload may depend on it.
     fn name(self) -> &'static CStr {
         match self {
-            Kind::Embedded => c"far-agent",
-            Kind::Disk(_) => c"far-disk",
+            Kind::Embedded => Kind::EMBEDDED,
+            Kind::Disk(_) => Kind::DISK,
         }
     }
 
@@ -87,7 +92,17 @@ pub(crate) struct OwnAgent {
     name: &'static CStr,
     /// Its other end is the process's alone.
     word: OwnedFd,
-    _life: OwnedFd,
+    life: OwnedFd,
+}
+
+/// See [`OwnAgent::hand_over`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct OwnAgentRecord {
+    addr: SocketAddr,
+    process: i32,
+    is_disk: bool,
+    word: Number,
+    life: Number,
 }
 
 impl OwnAgent {
@@ -123,7 +138,21 @@ impl OwnAgent {
         drop(outlet);
         let text = read_word(&word).map_err(cannot)?;
         let addr = text.strip_prefix("at ").and_then(|addr| addr.parse().ok()).ok_or(text)?;
-        Ok(Self { addr, process, name: kind.name(), word, _life: life })
+        Ok(Self { addr, process, name: kind.name(), word, life })
+    }
+
+    /// What the next binary of this process needs, and must keep for as long as the agent is wanted.
+    pub(crate) fn hand_over(&self, to: &mut Descriptors) -> OwnAgentRecord {
+        let (word, life) = (to.give(&self.word), to.give(&self.life));
+        let is_disk = self.name == Kind::DISK;
+        OwnAgentRecord { addr: self.addr, process: self.process.as_raw(), is_disk, word, life }
+    }
+
+    /// The process again.
+    pub(crate) fn again(record: &OwnAgentRecord) -> io::Result<Self> {
+        let name = if record.is_disk { Kind::DISK } else { Kind::EMBEDDED };
+        let (word, life) = (record.word.take()?, record.life.take()?);
+        Ok(Self { addr: record.addr, process: Pid::from_raw(record.process), name, word, life })
     }
 
     /// Readable when the process has ended.

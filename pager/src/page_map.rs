@@ -7,7 +7,10 @@
 //! An entry says by a number which agents hold the page ([`Placements`]), so that the loss of an agent changes no entry. The content id is unique for the
 //! life of the workload, so that it can serve as the nonce of a per-workload AEAD key.
 
+mod words;
+
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -173,6 +176,8 @@ pub struct Full;
 
 /// The map of every space of a workload.
 pub struct PageMap {
+    /// Of the memory.
+    file: File,
     memory: MmapMut,
     headers: Vec<Header>,
     index: BTreeMap<SpaceId, BTreeMap<u64, Arc<Shelf>>>,
@@ -192,14 +197,20 @@ pub struct PageMap {
 impl PageMap {
     /// An empty map of `limit` chunks at most.
     pub fn new(limit: u32) -> std::io::Result<PageMap> {
-        let file = std::fs::File::from(memfd_create("gms-page-map", MFdFlags::MFD_CLOEXEC)?);
+        let file = File::from(memfd_create("gms-page-map", MFdFlags::MFD_CLOEXEC)?);
         file.set_len(u64::from(limit) * CHUNK_LEN as u64)?;
+        PageMap::of(file, limit)
+    }
+
+    /// The same, whose entries are those in the file.
+    fn of(file: File, limit: u32) -> std::io::Result<PageMap> {
         // SAFETY: the memfd is ours alone; nobody else maps, writes or truncates it while this mapping lives.
         let memory = unsafe { MmapMut::map_mut(&file)? };
         let (headers, free, warm) = (Vec::new(), Vec::new(), Vec::new());
         let (index, slotted) = (BTreeMap::new(), BTreeMap::new());
         let placements = Placements::default();
-        Ok(PageMap { memory, headers, index, slotted, free, warm, limit, placements, away: 0 })
+        let away = 0;
+        Ok(PageMap { file, memory, headers, index, slotted, free, warm, limit, placements, away })
     }
 
     /// Whether there is no room left for pages that go out. What is left is for changes of the address space.

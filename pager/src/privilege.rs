@@ -1,7 +1,9 @@
 //! The capabilities of gms: what it must be given so that it can page programs, in the words of whatever started it, and what
 //! it gives up once it has started.
 
-use std::fs;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -47,7 +49,8 @@ impl Part {
     }
 
     /// Gives all other capabilities up, for this thread and those that it will start: also from the bounding set, as far as
-    /// CAP_SETPCAP allows that. gms executes nothing, so that what stays there gains it nothing.
+    /// CAP_SETPCAP allows that. Where it stays and the pager is root, the binary of a `gms upgrade` has what is in it: only who has all that the pager has
+    /// may choose that, and others than root cannot write to its file.
     pub(crate) fn give_up_rest(self) -> nix::Result<()> {
         let kept = self.kept();
         for bit in (0..=CAPABILITY_MAX).filter(|bit| kept >> bit & 1 == 0) {
@@ -70,6 +73,46 @@ pub(crate) fn missing_comforts() -> Vec<&'static str> {
     ];
     let missing = comforts.into_iter().filter(|(bit, _)| effective >> bit & 1 == 0);
     missing.map(|(_, name)| name).collect()
+}
+
+/// The names of capabilities, for people.
+pub(crate) fn named(set: u64) -> String {
+    let name = |bit: u32| match bit {
+        SYS_PTRACE => "CAP_SYS_PTRACE".into(),
+        DAC_OVERRIDE => "CAP_DAC_OVERRIDE".into(),
+        KILL => "CAP_KILL".into(),
+        SYS_NICE => "CAP_SYS_NICE".into(),
+        bit => format!("capability {bit}"),
+    };
+    let bits = (0..=CAPABILITY_MAX).filter(|bit| set >> bit & 1 == 1);
+    bits.map(name).collect::<Vec<String>>().join(", ")
+}
+
+/// What whoever executes this file gets by it in the first user namespace. Capabilities for another namespace (VFS_CAP_REVISION_3) are
+/// none: its root gives them, who may be anybody here.
+pub(crate) fn file_capabilities(file: &File) -> u64 {
+    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+    let mut value = [0u8; 24];
+    // SAFETY: both names end with a zero, and the kernel writes no more than the array's length.
+    let length = unsafe {
+        let name = c"security.capability".as_ptr();
+        libc::getxattr(path.as_ptr(), name, value.as_mut_ptr().cast(), value.len())
+    };
+    usize::try_from(length).map_or(0, |length| capabilities_of(&value[..length.min(value.len())]))
+}
+
+/// The same by the attribute, struct vfs_cap_data of linux/capability.h.
+fn capabilities_of(value: &[u8]) -> u64 {
+    const REVISION_MASK: u32 = 0xff00_0000;
+    const REVISION_2: u32 = 0x0200_0000;
+    let (words, rest) = value.as_chunks();
+    let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    match words[..] {
+        [magic, low, _, high, _] if rest.is_empty() && magic & REVISION_MASK == REVISION_2 => {
+            u64::from(high) << u32::BITS | u64::from(low)
+        }
+        _ => 0,
+    }
 }
 
 /// Sets this thread's capabilities, by a system call alone: a forked child of a process with threads may call it.
@@ -169,6 +212,17 @@ mod tests {
             assert!(had >> 8 & 1 == 0 || bounding & !part.kept() == 0, "{part:?}: {bounding:x}");
             assert_eq!(capabilities("CapPrm:"), had, "another thread");
         }
+    }
+
+    #[test]
+    fn capabilities_of_a_file_count_in_the_first_user_namespace_only() {
+        let value = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let of = |words: &[u32]| capabilities_of(&<Vec<u8>>::from_iter::<Vec<u8>>(value(words)));
+        let needed = 1 << SYS_PTRACE;
+        assert_eq!(of(&[0x0200_0001, needed, 0, 1, 0]), u64::from(needed) | 1 << 32);
+        assert_eq!(of(&[0x0300_0001, needed, 0, 0, 0, 1000]), 0, "of another user namespace");
+        assert_eq!((of(&[]), of(&[0x0200_0001, needed]), of(&[0x0100_0001, needed, 0])), (0, 0, 0));
+        assert_eq!(named(1 << SYS_PTRACE | 1 << 40), "CAP_SYS_PTRACE, capability 40");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! An attached process: its evictor, its outbox and its mappings.
 
+mod record;
 mod register;
 mod set_up;
 
@@ -17,6 +18,7 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
+pub(crate) use self::record::ProcessRecord;
 use self::set_up::SetUp;
 use crate::evictor::{Call, Ending, Evictor, Injected};
 use crate::inject::{Frozen, remove_blob, stop_beside};
@@ -154,32 +156,47 @@ impl Process {
         // What a child has inherited is proved anew.
         lock(&shared.tables).unregister(space.id, 0..u64::MAX);
         let kernel_writes = tid_address.map(PageAddr::containing);
-        Ok(Process {
+        let mut process = Process::of(pid, space, measure, pidfd, evictor);
+        (process.pinned, process.witness) = (kernel_writes.into_iter().collect(), frozen.witness());
+        (process.uffd_number, process.outbox) = (uffd_number, outbox);
+        Ok(process)
+    }
+
+    /// A process with an evictor, of which nothing else is known yet.
+    fn of(
+        pid: i32,
+        space: Arc<Space>,
+        measure: Measure,
+        pidfd: OwnedFd,
+        evictor: Evictor,
+    ) -> Process {
+        let now = Instant::now();
+        Process {
             pid,
             space,
             size: Statm::default(),
             sweep: Sweep::default(),
-            pinned: kernel_writes.into_iter().collect(),
-            witness: frozen.witness(),
-            next_proof: Instant::now(),
-            calm_at: Instant::now(),
+            pinned: BTreeSet::new(),
+            witness: pid,
+            next_proof: now,
+            calm_at: now,
             measure,
             pidfd,
             evictor,
-            uffd_number,
-            outbox,
+            uffd_number: 0,
+            outbox: 0,
             outbox_used: 0,
             unshared: Vec::new(),
-            attached_at: Instant::now(),
+            attached_at: now,
             seen_changes: u64::MAX,
             seen_size: 0,
             seen_resident: 0,
-            next_scan: Instant::now(),
-            next_change: Instant::now(),
-            next_calm: Instant::now(),
+            next_scan: now,
+            next_change: now,
+            next_calm: now,
             unpageable: 0,
-            next_unpageable: Instant::now() + UNPAGEABLE_AFTER,
-        })
+            next_unpageable: now + UNPAGEABLE_AFTER,
+        }
     }
 
     /// Adds what it maps to `mapped`. On failure the evictor is returned too: it executes its will when its socket is closed.

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 /// Disjoint ranges of addresses in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RangeSet {
     /// Start -> end.
     ranges: BTreeMap<u64, u64>,

@@ -3,8 +3,11 @@
 //! Threads do it: `fault` threads serve, `evict` measures and makes room. They share the tables behind one short-held lock (`shared`), and each
 //! has its own client of the agents. Each address space is served by one fault thread (`homes`).
 
+mod hand_over;
+mod lanes;
+
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -12,18 +15,22 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use gms_policy::ids::{AgentId, Bytes};
-use gms_transport::TransportError;
-use gms_transport::client::{AgentAddress, Checksum, Client, ClientEvent, Lane, Roster, Seal};
+use gms_transport::client::{AgentAddress, Client, ClientEvent, Roster, Seal};
 use gms_transport::keys::{self, Identity, Role};
 use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+pub(crate) use self::hand_over::Resumed;
+pub use self::hand_over::SessionRecord;
+use self::lanes::{Lanes, Secrets, sockets};
 use crate::config::{Disk, SessionConfig};
 use crate::evict::EvictThread;
 use crate::evictor;
 use crate::fault::FaultThread;
+use crate::homes::FaultCommand;
 use crate::kernel::proc;
 use crate::own_agent::{Kind, OwnAgent};
 use crate::page_map::PAGE;
@@ -87,12 +94,37 @@ struct Parts {
     bulk: Client<Quic>,
 }
 
+/// All threads, before they run.
+struct Threads {
+    evict: EvictThread<Quic>,
+    /// Of each fault thread.
+    fault: Vec<Receiver<FaultCommand>>,
+    demand: Vec<Client<Quic>>,
+    trace: Option<Trace>,
+}
+
+/// Threads that wait to begin.
+struct Ready {
+    gate: Sender<()>,
+    count: usize,
+}
+
+impl Ready {
+    fn begin(self) {
+        for _ in 0..self.count {
+            // Fails only if all have ended.
+            let _ = self.gate.send(());
+        }
+    }
+}
+
 /// One workload under one budget.
 pub struct Session {
     shared: Arc<Shared>,
     parts: Mutex<Option<Parts>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     own: Option<(AgentId, Arc<OwnAgent>)>,
+    secrets: Secrets,
 }
 
 impl Session {
@@ -108,7 +140,8 @@ impl Session {
         // Sockets first, then all rights that nothing needs any more are given up, and only then threads are started.
         let sockets = sockets(&identity, &agents, 1 + config.fault_threads)?;
         // Keys made for an embedded agent are nobody's to renew.
-        let reminder = (!config.is_embedded()).then(|| Reminder::new(Instant::now(), identity));
+        let reminder =
+            (!config.is_embedded()).then(|| Reminder::new(Instant::now(), identity.clone()));
         give_up_rights()?;
         let mut random = [0u8; 24];
         // SAFETY: the kernel fills the array, which is live and of this length.
@@ -122,15 +155,8 @@ impl Session {
         let seal = config.seal.then(|| Seal::new(workload).map(Arc::new)).transpose();
         let seal = seal.map_err(|e| SessionError::Fatal(format!("no key for the pages: {e}")))?;
         let roster = Roster::new(&agents);
-        let client = |socket| {
-            let lane = Lane::new(Instant::now(), socket, workload, &agents);
-            let lane = lane.following(roster.clone());
-            let client = Client::new(lane, Checksum::new(seed));
-            match &seal {
-                Some(seal) => client.sealed(seal.clone()),
-                None => client,
-            }
-        };
+        let lanes = Lanes { workload, agents: &agents, roster: &roster, seal: seal.as_ref() };
+        let client = |socket| lanes.client(socket, seed, |lane| lane);
         let mut greetings = Vec::new();
         let mut clients: Vec<Client<Quic>> = sockets.into_iter().map(client).collect();
         if !config.is_embedded() {
@@ -149,7 +175,8 @@ impl Session {
         let parts = Mutex::new(Some(Parts { commands, trace, reminder, demand, bulk }));
         // Whoever was told of meanwhile comes behind it.
         let own = own.map(|own| (AgentId((agents.len() - 1) as u8), Arc::new(own)));
-        Ok(Session { shared, parts, threads: Mutex::default(), own })
+        let secrets = Secrets { identity, workload, seal, roster };
+        Ok(Session { shared, parts, threads: Mutex::default(), own, secrets })
     }
 
     /// Begins to page the tree below `root`. If that was running before (`gms attach`), a process that cannot be paged
@@ -167,23 +194,46 @@ impl Session {
         let mut evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, root, gauges);
         evict.reminder = reminder;
         evict.watch(self.own.clone());
-        // The first fault thread keeps the trace.
-        let mut trace = trace;
+        self.start(Threads { evict, fault: commands.fault, demand, trace })
+    }
+
+    fn start(&self, threads: Threads) -> Result<(), SessionError> {
+        self.ready(threads)?.begin();
+        Ok(())
+    }
+
+    /// Starts the threads, which wait until they are to begin, and end if that is never.
+    fn ready(&self, threads: Threads) -> Result<Ready, SessionError> {
+        let Threads { evict, fault, demand, mut trace } = threads;
         let mut faults = Vec::new();
-        for (n, (commands, client)) in commands.fault.into_iter().zip(demand).enumerate() {
+        for (n, (commands, client)) in fault.into_iter().zip(demand).enumerate() {
+            // The first fault thread keeps the trace.
             let fault = FaultThread::new(self.shared.clone(), n, commands, client, trace.take())
                 .map_err(|e| SessionError::Fatal(format!("cannot wait for faults: {e}")))?;
             faults.push(fault);
         }
+        let (gate, awaits) = unbounded();
+        let count = faults.len() + 1;
         for (n, fault) in faults.into_iter().enumerate() {
             let name = if n == 0 { "fault".into() } else { format!("fault-{n}") };
-            self.spawn(&name, move || fault.run())?;
+            self.spawn(&name, awaits.clone(), move || fault.run())?;
         }
-        self.spawn("evict", move || evict.run())
+        self.spawn("evict", awaits, move || evict.run())?;
+        Ok(Ready { gate, count })
     }
 
-    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
-        let thread = std::thread::Builder::new().name(name.into()).spawn(run);
+    fn spawn(
+        &self,
+        name: &str,
+        awaits: Receiver<()>,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), SessionError> {
+        let begin = move || {
+            if awaits.recv().is_ok() {
+                run();
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.into()).spawn(begin);
         let thread =
             thread.map_err(|e| SessionError::Fatal(format!("cannot start a thread: {e}")))?;
         lock(&self.threads).push(thread);
@@ -365,20 +415,6 @@ pub(crate) fn resolve(name: &str) -> Result<AgentAddress, SessionError> {
         .map_err(|e| failed(format!("cannot be resolved ({e}): give HOST:PORT")))?;
     let socket = found.next().ok_or_else(|| failed("has no address: give HOST:PORT".into()))?;
     Ok(AgentAddress::new(name.to_owned(), socket))
-}
-
-/// Sockets for `count` lanes to these agents.
-fn sockets(
-    identity: &Identity,
-    agents: &[AgentAddress],
-    count: usize,
-) -> Result<Vec<Quic>, SessionError> {
-    let v4 = agents.iter().all(|a| a.socket.is_ipv4());
-    let any =
-        if v4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-    let socket = |_| Quic::client(SocketAddr::new(any, 0), identity);
-    let sockets: Result<_, _> = (0..count).map(socket).collect();
-    sockets.map_err(|e: TransportError| SessionError::Fatal(e.to_string()))
 }
 
 /// Whether so many copies as were asked for can be made by the agents that there are.

@@ -1,5 +1,7 @@
 //! What the threads of a pager share.
 
+mod record;
+
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
@@ -15,9 +17,12 @@ use gms_transport::client::Checksum;
 use gms_transport::message::PAGES_MAX;
 use hdrhistogram::Histogram;
 use nix::sys::eventfd::EventFd;
+use serde::{Deserialize, Serialize};
 
+pub(crate) use self::record::SharedRecord;
 use crate::config::SessionConfig;
 use crate::frames::Frames;
+use crate::handover::Handover;
 use crate::homes::{FaultCommand, Homes};
 use crate::page_map::PAGE;
 use crate::space::Space;
@@ -135,6 +140,8 @@ pub struct Shared {
     done: EventFd,
     outcome: Mutex<Option<Outcome>>,
     failed: AtomicBool,
+    /// Whether another binary is to go on in the place of this one.
+    pub(crate) handover: Handover,
     /// The threads shall end.
     pub stop: AtomicBool,
     /// All pages shall be brought home.
@@ -164,7 +171,7 @@ pub struct Shared {
 }
 
 /// Figures which the evict thread publishes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Gauges {
     /// Root process.
     pub root: i32,
@@ -216,19 +223,32 @@ impl Shared {
         seed: u64,
         sizes: Sizes,
     ) -> std::io::Result<(Arc<Shared>, Commands)> {
+        let tables = Tables::new(sizes.slots, config.budget_bytes / PAGE)?;
+        let tables = match config.redundancy.shape() {
+            Some(shape) => tables.striped(shape),
+            None => tables,
+        };
+        let frames = Frames::new(sizes.slots)?;
+        let (shared, commands) = Shared::of(config, seed, sizes, tables, frames)?;
+        Ok((Arc::new(shared), commands))
+    }
+
+    fn of(
+        config: SessionConfig,
+        seed: u64,
+        sizes: Sizes,
+        tables: Tables,
+        frames: Frames,
+    ) -> std::io::Result<(Shared, Commands)> {
         // Their commands concern address spaces, each of which needs a descriptor: that is their bound.
         let (homes, fault) = Homes::new(config.fault_threads)?;
         let (to_evict, evict) = unbounded();
         let budget = Budget::new(Bytes(config.budget_bytes));
         let latency = Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, 3)
             .map_err(|e| std::io::Error::other(e.to_string()))?;
-        let tables = Tables::new(sizes.slots, config.budget_bytes / PAGE)?;
         let shared = Shared {
-            tables: Mutex::new(match config.redundancy.shape() {
-                Some(shape) => tables.striped(shape),
-                None => tables,
-            }),
-            frames: Frames::new(sizes.slots)?,
+            tables: Mutex::new(tables),
+            frames,
             seed,
             resident: AtomicI64::new(0),
             ceiling: AtomicI64::new(budget.ceiling().0 as i64),
@@ -250,6 +270,7 @@ impl Shared {
             done: event_fd()?,
             outcome: Mutex::new(None),
             failed: AtomicBool::new(false),
+            handover: Handover::default(),
             stop: AtomicBool::new(false),
             detaching: AtomicBool::new(false),
             faults: AtomicU64::new(0),
@@ -265,7 +286,7 @@ impl Shared {
             started: Instant::now(),
             config,
         };
-        Ok((Arc::new(shared), Commands { fault, evict }))
+        Ok((shared, Commands { fault, evict }))
     }
 
     /// A name for a new space.

@@ -1,11 +1,14 @@
 //! One address space of the workload, as the threads of a pager share it.
 
+mod record;
+
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use gms_policy::ids::{PageAddr, SpaceId};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+pub(crate) use self::record::SpaceRecord;
 use crate::kernel::{Faults, Messages, PageTables, ReadError};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
@@ -36,6 +39,8 @@ pub struct Space {
     pub relieved: Mutex<RangeSet>,
     /// Ranges registered while a change was under way, which the tables may not know as registered. Emptied when no change is under way.
     pub unrecorded: Mutex<RangeSet>,
+    /// Several threads of it were seen.
+    pub threaded: AtomicBool,
     /// Its threads change it so often that no fault could be served for 3 ms: the evict thread stops them for a moment.
     pub restless: AtomicBool,
     /// Removals that have been applied.
@@ -63,6 +68,7 @@ impl Space {
             changes: AtomicU64::new(0),
             relieved: Mutex::default(),
             unrecorded: Mutex::default(),
+            threaded: AtomicBool::new(false),
             restless: AtomicBool::new(false),
             removals: AtomicU64::new(0),
             only_home: AtomicBool::new(false),

@@ -20,6 +20,7 @@ mod repair;
 mod roomless;
 mod space;
 mod stripes;
+mod words;
 
 pub use birth::{Ask, Birth};
 pub use order::{Change, Doubt, Remap, contested, drop_echoes};
@@ -140,6 +141,21 @@ struct Slot {
     hash: u64,
 }
 
+impl Slot {
+    fn free() -> Slot {
+        Slot {
+            phase: Phase::Free,
+            owners: Vec::new(),
+            kept: None,
+            was_remote: false,
+            private: false,
+            mark: Mark::COLD,
+            id: ContentId(0),
+            hash: 0,
+        }
+    }
+}
+
 /// See the module's documentation.
 pub struct Tables {
     map: PageMap,
@@ -188,21 +204,11 @@ pub struct Tables {
 impl Tables {
     /// Empty tables with a write-back buffer of `slots` pages, for a budget of `budget` pages.
     pub fn new(slots: u32, budget: u64) -> std::io::Result<Tables> {
-        let slot = |_| Slot {
-            phase: Phase::Free,
-            owners: Vec::new(),
-            kept: None,
-            was_remote: false,
-            private: false,
-            mark: Mark::COLD,
-            id: ContentId(0),
-            hash: 0,
-        };
         Ok(Tables {
             map: PageMap::new(CHUNKS_MAX)?,
             spaces: BTreeMap::new(),
             graveyard: Vec::new(),
-            slots: (0..slots).map(slot).collect(),
+            slots: (0..slots).map(|_| Slot::free()).collect(),
             free: (0..slots).rev().collect(),
             leaving: Vec::new(),
             ready: VecDeque::new(),

@@ -5,6 +5,8 @@
 //! not to the processes and threads of the workload. Where ids do not tell (they have begun anew, or very many were given) all lists of children
 //! are read, and every [`WALK_EVERY`] in any case.
 
+mod record;
+
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -14,6 +16,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 
+pub(crate) use self::record::TreeRecord;
 use crate::kernel::pidfd::{has_ended, kill, pidfd_open};
 use crate::kernel::proc;
 use crate::target::Target;
@@ -97,18 +100,7 @@ pub(crate) fn are_in_quarters(newest: &OwnedFd, share: u64) -> bool {
 impl Tree {
     /// A tree of which only the first process is known yet.
     pub(crate) fn new(root: Root) -> Tree {
-        let mut tree = Tree {
-            root,
-            members: BTreeMap::new(),
-            seen: 0,
-            empty: 0,
-            births: proc::Births::watch(),
-            last_pid: (None, 0),
-            known_pid: None,
-            unborn: Vec::new(),
-            next_walk: Instant::now(),
-            walk_owed: true,
-        };
+        let mut tree = Tree::of_nobody(root);
         match &tree.root {
             // It may have ended, and its id be another's by now.
             &Root::Command { pid, .. } => drop(tree.add(pid, |tree| tree.parent_of(pid))),
@@ -120,6 +112,21 @@ impl Tree {
             }
         }
         tree
+    }
+
+    fn of_nobody(root: Root) -> Tree {
+        Tree {
+            root,
+            members: BTreeMap::new(),
+            seen: 0,
+            empty: 0,
+            births: proc::Births::watch(),
+            last_pid: (None, 0),
+            known_pid: None,
+            unborn: Vec::new(),
+            next_walk: Instant::now(),
+            walk_owed: true,
+        }
     }
 
     /// The process that gms was told to attach to, if this is it.

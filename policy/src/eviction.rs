@@ -61,6 +61,16 @@ impl Clock {
         Clock { evicted: 0, epoch: (budget / EPOCHS).max(1) }
     }
 
+    /// The same after so many evictions.
+    pub fn after(self, evicted: u64) -> Clock {
+        Clock { evicted, ..self }
+    }
+
+    /// Evictions so far.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
     /// A page leaves: its mark while it is away.
     pub fn evict(&mut self) -> Mark {
         self.evicted += 1;

@@ -143,6 +143,34 @@ impl Placements {
         self.sets.get(usize::from(id.0)).map(|set| set.members).unwrap_or_default()
     }
 
+    /// All of it as words, for [`Placements::from_words`]. Not of stripes.
+    pub fn words(&self) -> Vec<u64> {
+        let mut words = vec![self.pages, self.sets.len() as u64];
+        for set in &self.sets {
+            words.extend([set.members.0, set.agents.0, set.pages, set.writes]);
+        }
+        words.extend(self.ids.iter().flat_map(|(set, id)| [set.0, id.bits()]));
+        words
+    }
+
+    /// What [`Placements::words`] has told; `None` of other words.
+    pub fn from_words(words: &[u64]) -> Option<Self> {
+        let (&[pages, count], rest) = words.split_first_chunk()?;
+        let length = usize::try_from(count).ok().filter(|count| *count <= NUMBERS)? * 4;
+        let (sets, ids) = rest.split_at_checked(length)?;
+        let set = |words: &[u64]| Numbered {
+            members: AgentSet(words[0]),
+            agents: AgentSet(words[1]),
+            pages: words[2],
+            writes: words[3],
+        };
+        let sets: Vec<Numbered> = sets.chunks_exact(4).map(set).collect();
+        let is_one = |pair: &[u64]| pair.get(1).is_some_and(|id| (*id as usize) < sets.len());
+        let ids = ids.chunks(2).all(is_one).then_some(ids)?.chunks_exact(2);
+        let ids = ids.map(|pair| (AgentSet(pair[0]), PlacementId::from_bits(pair[1]))).collect();
+        Some(Self { sets, ids, pages, shape: None })
+    }
+
     /// The numbers of sets that hold pages, or held them until they lost them.
     pub fn in_use(&self) -> impl Iterator<Item = PlacementId> + '_ {
         let used = self.sets.iter().enumerate().filter(|(_, set)| set.pages > 0);
@@ -421,6 +449,9 @@ mod tests {
             for step in steps {
                 apply(&mut placements, &mut written, &mut stored, step);
             }
+            let words = placements.words();
+            let placements = Placements::from_words(&words).expect("what was told");
+            prop_assert_eq!(placements.words(), words);
             for (id, set) in written.iter().chain(&stored) {
                 prop_assert_eq!(placements.agents(*id), *set);
             }

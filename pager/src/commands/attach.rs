@@ -99,6 +99,11 @@ fn watch<P: Paging>(
                 _ => {}
             }
         }
+        if paged.asked().is_some() {
+            paged.not_upgraded(
+                "the gms of 'gms attach' cannot be upgraded: 'gms detach', and attach with the other binary".into(),
+            );
+        }
         if let Some(outcome) = paged.serve() {
             progress.end();
             return (outcome, paged.finish());

@@ -11,6 +11,7 @@ mod run;
 mod status;
 mod summary;
 mod top;
+mod upgrade;
 
 use crate::cli::{Action, Cli};
 use crate::config::ConfigError;
@@ -78,6 +79,8 @@ pub fn dispatch(cli: Cli) -> Result<u8, Failure> {
         Action::Attach(args) => attach::attach(args),
         Action::Detach { pid } => detach::detach(pid),
         Action::Status { pid, json } => status::status(pid, json),
+        Action::Upgrade { pid, binary } => upgrade::upgrade(pid, binary),
+        Action::Adopt(args) => upgrade::adopt(&args),
         Action::Top => top::top(),
         Action::Doctor(args) => doctor::doctor(&args),
         Action::Members(args) => members::members(&args),

@@ -1,13 +1,16 @@
 //! `gms run`.
 
 use gms_agent::memory::Memory;
+use serde::{Deserialize, Serialize};
 
 use super::summary::StatsFile;
 use super::{Failure, summary};
 use crate::cli::RunArgs;
 use crate::exit::EXIT_GMS;
+use crate::handed::Descriptors;
 use crate::kernel::proc::self_pid;
-use crate::launch::{self, Side};
+use crate::launch::{self, Finished, Side};
+use crate::output::OutputRecord;
 use crate::session::Session;
 use crate::shared::Outcome;
 use crate::speech::say;
@@ -37,20 +40,67 @@ pub(super) fn run(args: RunArgs) -> Result<u8, Failure> {
         Side::Pager(link, signals) => (link, signals),
     };
     let config = options.session;
-    let finished = launch::run(&args.command, link, signals, || Session::prepare(config))?;
-    match &finished.outcome {
-        Outcome::Killed(reason) => say(format!("workload killed: {reason}")),
-        // Told when that happened; told again to whoever wonders why the command has ended so.
-        Outcome::Detached { lost: Some(text), .. } if finished.status == BUS_ERROR => {
-            say(format!("the command got SIGBUS: {text}"));
+    let rest = Rest { quiet: options.quiet, torture: args.torture, stats: stats_file };
+    let tell = |to: &mut Descriptors| rest.hand_over(to);
+    let finished = launch::run(&args.command, link, signals, &tell, || Session::prepare(config))?;
+    Ok(rest.end(&finished))
+}
+
+/// Goes on with a command that another binary of gms was running; `instead` is why this one is in the place of yet another.
+pub(super) fn go_on(number: i32, instead: Option<&str>) -> Result<u8, Failure> {
+    let (adopted, rest) = launch::adopt(number, instead, Rest::again)?;
+    if let Some(reason) = instead {
+        say(format!("another binary could not go on: {reason}; this one does"));
+    }
+    let tell = |to: &mut Descriptors| rest.hand_over(to);
+    let finished = adopted.see_through(&tell)?;
+    Ok(rest.end(&finished))
+}
+
+/// What is left of the command line when the session runs.
+struct Rest {
+    quiet: bool,
+    torture: Option<u64>,
+    stats: StatsFile,
+}
+
+/// See [`Rest`].
+#[derive(Serialize, Deserialize)]
+struct RestRecord {
+    quiet: bool,
+    torture: Option<u64>,
+    stats: Option<OutputRecord>,
+}
+
+impl Rest {
+    fn hand_over(&self, to: &mut Descriptors) -> serde_json::Value {
+        let Rest { quiet, torture, ref stats } = *self;
+        let record = RestRecord { quiet, torture, stats: stats.hand_over(to) };
+        serde_json::to_value(record).unwrap_or_default()
+    }
+
+    fn again(record: serde_json::Value) -> std::io::Result<Rest> {
+        let RestRecord { quiet, torture, stats } = serde_json::from_value(record)?;
+        torture.into_iter().for_each(torture::start);
+        Ok(Rest { quiet, torture, stats: StatsFile::again(stats)? })
+    }
+
+    /// Tells how it has ended. Returns the exit status.
+    fn end(self, finished: &Finished) -> u8 {
+        match &finished.outcome {
+            Outcome::Killed(reason) => say(format!("workload killed: {reason}")),
+            // Told when that happened; told again to whoever wonders why the command has ended so.
+            Outcome::Detached { lost: Some(text), .. } if finished.status == BUS_ERROR => {
+                say(format!("the command got SIGBUS: {text}"));
+            }
+            _ => {}
         }
-        _ => {}
+        if !self.quiet {
+            say(summary::paragraph(&finished.stats));
+        }
+        self.stats.write(&finished.stats);
+        finished.status
     }
-    if !options.quiet {
-        say(summary::paragraph(&finished.stats));
-    }
-    stats_file.write(&finished.stats);
-    Ok(finished.status)
 }
 
 /// Why no command that is started here could be paged, if so.

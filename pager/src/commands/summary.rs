@@ -5,8 +5,9 @@ use std::path::Path;
 
 use gms_policy::{Budget, Bytes};
 
+use crate::handed::Descriptors;
 use crate::json;
-use crate::output::Output;
+use crate::output::{Output, OutputRecord};
 use crate::size::Human;
 use crate::speech::say;
 use crate::stats::{AgentStats, Stats};
@@ -121,6 +122,16 @@ impl StatsFile {
             Output::open(path).inspect_err(cannot).ok()
         };
         StatsFile(path.and_then(open))
+    }
+
+    /// What the next binary of the pager needs.
+    pub(super) fn hand_over(&self, to: &mut Descriptors) -> Option<OutputRecord> {
+        self.0.as_ref().map(|output| output.hand_over(to))
+    }
+
+    /// The same again.
+    pub(super) fn again(record: Option<OutputRecord>) -> io::Result<StatsFile> {
+        Ok(StatsFile(record.map(Output::again).transpose()?))
     }
 
     /// Writes the figures as JSON.

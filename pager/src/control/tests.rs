@@ -52,7 +52,8 @@ fn status_and_detach_are_answered() {
     let client = std::thread::spawn(move || {
         let workload = ask_status(&door).unwrap();
         assert_eq!((workload.stats.pid, workload.stats.faults, workload.front_pid), (7, 9, 6));
-        let reply = ask_patiently(&door, Request::Detach, REQUEST_DEADLINE, &mut || false).unwrap();
+        let reply =
+            ask_patiently(&door, &Request::Detach, REQUEST_DEADLINE, &mut || false).unwrap();
         assert!(matches!(reply, Reply::Detached), "{reply:?}");
     });
     assert_eq!(serve(&mut server, client, Some(&detached(None))), 1);
@@ -110,7 +111,7 @@ fn patience_is_asked_for_after_each_period() {
         asked < 3
     };
     let period = Duration::from_millis(1);
-    let error = ask_patiently(&door(&dir), Request::Detach, period, &mut patient).unwrap_err();
+    let error = ask_patiently(&door(&dir), &Request::Detach, period, &mut patient).unwrap_err();
     assert_eq!((error.kind(), asked), (ErrorKind::TimedOut, 3));
     drop(server);
     fs::remove_dir_all(&dir).unwrap();
@@ -244,7 +245,7 @@ fn a_long_command_line_hides_no_workload() {
         workload
     };
     // It comes whole although nobody reads it meanwhile.
-    let stream = send(&door, Request::Status).unwrap();
+    let stream = send(&door, &Request::Status).unwrap();
     let mut serve = || server.serve(Instant::now(), long, || ());
     serve();
     let told = status_of(&door, stream, Instant::now() + REQUEST_DEADLINE).unwrap();

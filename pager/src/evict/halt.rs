@@ -94,6 +94,11 @@ impl Halt {
 }
 
 impl<T: Transport> EvictThread<T> {
+    /// Whether the tree runs, and may be stopped.
+    pub(super) fn may_halt(&self, now: Instant) -> bool {
+        self.halt.is_due(now) && !self.shared.handover.is_asked()
+    }
+
     /// Stops the tree if it holds more than can have come by faults, and sees it through that. True if anything was done.
     pub(super) fn hold_back(&mut self, now: Instant) -> bool {
         if self.is_detaching() || self.shared.has_failed() {
@@ -105,7 +110,7 @@ impl<T: Transport> EvictThread<T> {
         let (resident, raised) = (load(&self.shared.resident), load(&self.shared.ceiling));
         let beyond = raised.saturating_sub(self.budget.ceiling().0);
         if !self.halt.is_on() {
-            if !self.halt.is_due(now) || resident <= self.budget.strays().0 + beyond {
+            if !self.may_halt(now) || resident <= self.budget.strays().0 + beyond {
                 return false;
             }
             let all: Vec<i32> = self.tree.pids().collect();

@@ -271,7 +271,7 @@ impl<T: Transport> EvictThread<T> {
         if !matters {
             self.sharing = Sharing { sum, shared: 0, earliest: now, expires: now };
         } else if now >= self.sharing.expires || (grown && now >= self.sharing.earliest) {
-            if grown && count > MANY && sum < QUICK && self.halt.is_due(now) {
+            if grown && count > MANY && sum < QUICK && self.may_halt(now) {
                 // To ask so many what they share takes longer than they need to outgrow the budget.
                 let all = self.tree.pids().collect();
                 self.halt(now, all);
@@ -290,6 +290,9 @@ impl<T: Transport> EvictThread<T> {
 
     /// Attaches those who are to be, or the largest of them.
     fn attach_candidates(&mut self, now: Instant) {
+        if self.shared.handover.is_asked() {
+            return;
+        }
         let candidates = self.tree.pids().filter(|&pid| self.is_candidate(now, pid));
         let mut candidates: Vec<i32> = candidates.collect();
         let largest = candidates.iter().copied().max_by_key(|&pid| self.tree.resident(pid));
@@ -297,7 +300,7 @@ impl<T: Transport> EvictThread<T> {
         candidates.retain(|pid| !self.refused.contains_key(pid));
         let Some(largest) = largest else { return };
         let alone = candidates.is_empty() || self.tree.pids().nth(1).is_none();
-        if !alone && self.halt.is_due(now) {
+        if !alone && self.may_halt(now) {
             self.halt(now, candidates);
         } else if !self.is_vfork_child(now, largest)
             && let Err(error) = self.attach(largest)

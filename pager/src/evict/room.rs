@@ -35,6 +35,11 @@ pub(super) struct Fullness {
 }
 
 impl Fullness {
+    /// There have been spells of so long together before.
+    pub(super) fn begin_after(&mut self, before: Duration) {
+        self.before = before;
+    }
+
     fn update(&mut self, now: Instant, full: bool) {
         if full {
             self.since.get_or_insert(now);

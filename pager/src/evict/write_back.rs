@@ -94,6 +94,33 @@ impl<T: Transport> WriteBack<T> {
         self.given.get(&agent).copied().unwrap_or(0)
     }
 
+    /// The same of all agents.
+    pub(super) fn all_given(&self) -> impl Iterator<Item = (AgentId, u64)> + '_ {
+        self.given.iter().map(|(&agent, &pages)| (agent, pages))
+    }
+
+    /// What agents were given by the binary before this one.
+    pub(super) fn begin_given(&mut self, given: BTreeMap<AgentId, u64>) {
+        self.given = given;
+    }
+
+    /// Whether a put is under way.
+    pub(super) fn has_puts(&self) -> bool {
+        !self.puts.is_empty()
+    }
+
+    /// What is under way counts as failed, whatever agents answer.
+    pub(super) fn give_puts_up(&mut self) {
+        self.return_unheard();
+        let puts: Vec<PutId> = self.puts.keys().copied().collect();
+        puts.into_iter().for_each(|put| self.stored(put, 0));
+    }
+
+    /// What agents were told to forget, and have not answered yet.
+    pub(super) fn unheard_discards(&self) -> impl Iterator<Item = (AgentId, &[ContentId])> {
+        self.agents.unanswered_discards()
+    }
+
     /// Pages of which there are fewer copies than were asked for.
     pub fn short(&self, now: Instant) -> u64 {
         let shortage = self.lacking(now, Spread::default());
@@ -248,10 +275,15 @@ impl<T: Transport> WriteBack<T> {
         *self.given.entry(agent).or_default() += u64::from(pages.count_ones());
     }
 
-    fn discard(&mut self, now: Instant) {
+    /// What agents may not have heard of is told again.
+    fn return_unheard(&mut self) {
         for (agent, ids) in self.agents.take_unheard() {
             lock(&self.shared.tables).return_discards(agent, ids, DISCARDS_KEPT);
         }
+    }
+
+    fn discard(&mut self, now: Instant) {
+        self.return_unheard();
         let waiting = lock(&self.shared.tables).discards_waiting();
         if waiting < DISCARDS_BATCH && now < self.discard_at {
             return;

@@ -86,6 +86,9 @@ impl<T: Transport> FaultThread<T> {
         gms_agent::spin::prefer_latency(gms_agent::spin::SLICE);
         let mut turn = 0u32;
         while !self.shared.stop.load(Ordering::Relaxed) {
+            if self.shared.handover.is_resting() && self.core.is_at_rest() {
+                self.shared.handover.park();
+            }
             let mut now = Instant::now();
             let spin = now < self.spin_until;
             turn = turn.wrapping_add(1);

@@ -37,6 +37,13 @@ pub(super) struct Stuck {
     relief: Option<Range<u64>>,
 }
 
+impl Stuck {
+    /// Whether something is taken out of the userfaultfd for it.
+    pub(super) fn is_let_through(&self) -> bool {
+        self.relief.is_some()
+    }
+}
+
 /// In which order several threads have made changes that meet.
 #[derive(Default)]
 pub(super) struct Proof {
@@ -265,14 +272,17 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Whether the space has had one thread only, as far as has been seen.
-    fn is_alone(&mut self, space: &Space) -> bool {
-        let Some(state) = self.spaces.get_mut(&space.id) else { return false };
-        if !state.threaded {
+    fn is_alone(&self, space: &Space) -> bool {
+        if !self.spaces.contains_key(&space.id) {
+            return false;
+        }
+        if !space.threaded.load(Ordering::Relaxed) {
             let pid = space.pid.load(Ordering::Relaxed);
             // A child that has not been met yet begins with one.
-            state.threaded = pid != 0 && (self.threads)(pid) != Some(1);
+            let threaded = pid != 0 && (self.threads)(pid) != Some(1);
+            space.threaded.store(threaded, Ordering::Relaxed);
         }
-        !state.threaded
+        !space.threaded.load(Ordering::Relaxed)
     }
 
     // ---- threads that wait for themselves

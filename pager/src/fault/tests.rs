@@ -471,7 +471,7 @@ fn a_child_keeps_its_pages_while_its_parent_moves_its_own_there_and_back() {
     for (name, order) in [("first", 0), ("between", 1), ("last", 2)] {
         let mut play = Play::new(None).evicted();
         let (page, parent) = (play.page, play.space.clone());
-        play.fault.spaces.get_mut(&ID).expect("the space").threaded = true;
+        play.fault.spaces[&ID].space.threaded.store(true, Ordering::Relaxed);
         // In the child the page is where it was before both moves.
         let away = hole();
         let mut events = vec![Play::remap(page, away), Play::remap(away, page)];

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use linux_raw_sys::general as sys;
@@ -52,6 +52,11 @@ impl Pagemap {
     /// Of the process as it is now: an exec leaves this at the old address space.
     pub fn open(pid: i32) -> std::io::Result<Pagemap> {
         Ok(Pagemap { pid, pagemap: File::open(format!("/proc/{pid}/pagemap"))? })
+    }
+
+    /// Of the file opened before, of the process that had this id then.
+    pub fn of(pid: i32, pagemap: OwnedFd) -> Pagemap {
+        Pagemap { pid, pagemap: pagemap.into() }
     }
 
     fn all(&self, range: Range<u64>, filter: &Filter) -> nix::Result<RangeSet> {
@@ -139,6 +144,10 @@ impl PageTables for Pagemap {
         let Some(mappings) = proc::maps(self.pid) else { return true };
         let mapping = mappings.iter().find(|mapping| mapping.range.contains(&address));
         mapping.is_some_and(Mapping::is_anonymous)
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.pagemap.as_fd())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 /// Longest chain of parents followed.
@@ -130,6 +131,16 @@ impl Measure {
     /// Of a process, whatever it executes.
     pub fn open(pid: i32) -> std::io::Result<Measure> {
         Ok(Measure(fs::File::open(format!("/proc/{pid}/statm"))?))
+    }
+
+    /// By its file, opened before.
+    pub fn of(file: OwnedFd) -> Measure {
+        Measure(file.into())
+    }
+
+    /// Its file.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 
     /// What it is now; `None` once the process is gone.

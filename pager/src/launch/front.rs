@@ -11,14 +11,16 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{ForkResult, Pid, fork, getpgid, getpgrp, getppid, pipe2, read};
+use serde::{Deserialize, Serialize};
 
 use super::child::{self, Held, State};
 use super::reaper::Reaper;
 use super::signals::Signals;
-use crate::board::{Board, End};
+use crate::board::{self, Board, End};
 use crate::exit::EXIT_GMS;
-use crate::keeper;
-use crate::kernel::pidfd::pidfd_open;
+use crate::handed::{Descriptors, Number};
+use crate::keeper::{self, KeeperRecord};
+use crate::kernel::pidfd::{self, pidfd_open};
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 use crate::privilege::Part;
@@ -51,9 +53,12 @@ pub struct Front {
 /// The pager's hold on the command, by way of its parent.
 pub struct Link {
     board: &'static Board,
+    /// Until it is told to execute the command.
     held: Option<Held>,
     /// Until the reaper has ended.
     news: Option<OwnedFd>,
+    /// The keeper, once it is started.
+    keeper: Option<OwnedFd>,
 }
 
 /// Splits this process, which must have one thread only, with all signals blocked in all.
@@ -71,7 +76,7 @@ pub fn split() -> io::Result<Side> {
     let pager = match unsafe { fork()? } {
         ForkResult::Parent { child } => child.as_raw(),
         ForkResult::Child => {
-            let link = Link { board, held: Some(held), news: Some(heard) };
+            let link = Link { board, held: Some(held), news: Some(heard), keeper: None };
             return Ok(Side::Pager(link, signals));
         }
     };
@@ -89,10 +94,52 @@ pub fn split() -> io::Result<Side> {
     }
 }
 
+/// What the next binary of the pager is told of its link.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LinkRecord {
+    board: Number,
+    news: Number,
+    keeper: KeeperRecord,
+}
+
+/// The keeper of the binary before.
+pub(super) struct Former {
+    pub(super) process: OwnedFd,
+    pid: i32,
+}
+
 impl Link {
+    /// What the next binary needs, if somebody is left to tell it how the command fares.
+    pub(super) fn hand_over(&self, to: &mut Descriptors) -> Option<LinkRecord> {
+        let keeper = keeper::hand_over(self.keeper.as_ref()?, to)?;
+        let (board, news) = (to.give(board::memory()?), to.give(self.news()?));
+        Some(LinkRecord { board, news, keeper })
+    }
+
+    /// The link again, with another keeper; and the keeper before. This process must have one thread only.
+    pub(super) fn again(record: &LinkRecord) -> io::Result<(Link, Former)> {
+        let board = Board::again(record.board.take()?)?;
+        let former = Former { process: keeper::again(&record.keeper)?, pid: board.keeper() };
+        let mut link = Link { board, held: None, news: Some(record.news.take()?), keeper: None };
+        link.spawn_keeper()?;
+        Ok((link, former))
+    }
+
+    /// This binary cannot go on: the keeper before is the keeper again.
+    pub(super) fn give_way(&self, former: &Former) {
+        self.keeper.iter().for_each(pidfd::end);
+        self.board.set_keeper(former.pid);
+    }
+
+    /// See [`Board::hand_over`].
+    pub(super) fn set_handing_over(&self, is: bool) {
+        self.board.hand_over(is);
+    }
+
     /// Starts the keeper beside this process, which must have one thread only.
-    pub(super) fn spawn_keeper(&self) -> nix::Result<()> {
-        keeper::spawn(self.board, true)
+    pub(super) fn spawn_keeper(&mut self) -> nix::Result<()> {
+        self.keeper = Some(keeper::spawn(self.board, true)?);
+        Ok(())
     }
 
     /// See [`keeper::dismiss`].
@@ -181,7 +228,11 @@ impl Front {
             });
             // It ends after the pager, unless it is killed.
             match (reaper, pager) {
-                (Some(End::Exited(_)), Some(End::Exited(status))) => return status,
+                (Some(End::Exited(_)), Some(End::Exited(status))) => {
+                    // Another binary may end with any status. Unless the session is over the command was killed.
+                    let is_its_own = !self.board.was_handed_over() || self.board.is_over();
+                    return if is_its_own { status } else { EXIT_GMS };
+                }
                 (Some(End::Exited(_)), Some(End::Killed(signal))) => {
                     let seen_through = self.board.is_childless() || self.board.is_over();
                     let end = self.board.end().filter(|_| seen_through);

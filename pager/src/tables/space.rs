@@ -14,6 +14,7 @@ use std::sync::Arc;
 use gms_policy::ids::PageAddr;
 
 use crate::range_set::RangeSet;
+use crate::words::{Words, put_ranges};
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -33,6 +34,22 @@ impl SpaceState {
     /// A space with these ranges, nothing of which is being removed.
     pub(super) fn new(registered: Arc<RangeSet>) -> SpaceState {
         SpaceState { registered, ..SpaceState::default() }
+    }
+
+    /// All of it as words.
+    pub(super) fn put_words(&self, out: &mut Vec<u64>) {
+        for set in [&*self.registered, &self.quarantine, &self.aging, &self.stale] {
+            put_ranges(out, set);
+        }
+        out.push(self.removals);
+    }
+
+    /// What these words tell of a space.
+    pub(super) fn from_words(words: &mut Words<'_>) -> Option<SpaceState> {
+        let registered = Arc::new(words.ranges()?);
+        let (quarantine, aging, stale) = (words.ranges()?, words.ranges()?, words.ranges()?);
+        let removals = words.word()?;
+        Some(SpaceState { registered, quarantine, aging, stale, removals })
     }
 
     /// The range is registered.

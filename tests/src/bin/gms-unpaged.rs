@@ -167,9 +167,10 @@ fn play(
     link: launch::Link,
     signals: launch::Signals,
 ) -> Result<Finished, LaunchError> {
+    let no_rest = |_: &mut _| serde_json::Value::Null;
     match is_played("late") {
-        true => launch::run(command, link, signals, Late::prepare),
-        false => launch::run(command, link, signals, prepare),
+        true => launch::run(command, link, signals, &no_rest, Late::prepare),
+        false => launch::run(command, link, signals, &no_rest, prepare),
     }
 }
 

@@ -144,6 +144,14 @@ impl<T: Transport> Lane<T> {
         Lane { roster, ..self }
     }
 
+    /// The same of a workload that was paged before by way of another lane, where agents had given these sessions.
+    pub fn resuming(mut self, sessions: impl Fn(AgentId) -> Option<u64>) -> Lane<T> {
+        for (index, peer) in self.peers.iter_mut().enumerate() {
+            peer.session = sessions(AgentId(index as u8));
+        }
+        self
+    }
+
     pub(super) fn peer(&mut self, agent: AgentId) -> &mut Peer {
         &mut self.peers[usize::from(agent.0)]
     }

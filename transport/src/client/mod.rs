@@ -510,6 +510,14 @@ impl<T: Transport> Client<T> {
         std::mem::take(&mut self.unheard)
     }
 
+    /// Pages that agents were told to forget and that they have not answered yet.
+    pub fn unanswered_discards(&self) -> impl Iterator<Item = (AgentId, &[ContentId])> {
+        self.requests.values().filter_map(|request| match &request.owner {
+            Owner::Discard(ids) => Some((request.agent, &ids[..])),
+            _ => None,
+        })
+    }
+
     /// Asks every agent for its state, of which [`Lane::views`] tells.
     pub fn ask_status(&mut self, now: Instant) {
         self.lane.agents().for_each(|agent| self.tell(now, agent, Op::Status));

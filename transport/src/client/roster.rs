@@ -48,6 +48,36 @@ impl AgentAddress {
         AgentAddress { last_resort: true, ..self }
     }
 
+    /// Whether it is asked only when no other one can give a page.
+    pub fn is_last_resort(&self) -> bool {
+        self.last_resort
+    }
+
+    /// The id of the node that is the agent, if that is known.
+    pub fn node(&self) -> Option<[u8; 16]> {
+        match self.node.get()? {
+            PeerId::Issued(id) => Some(*id),
+            PeerId::Certificate(_) => None,
+        }
+    }
+
+    /// The same, bound to a node.
+    pub fn of_node(self, id: [u8; 16]) -> AgentAddress {
+        self.bind(PeerId::Issued(id));
+        self
+    }
+
+    /// Where it stands, as far as is known, and whether it has said so itself.
+    pub fn zone(&self) -> (Zone, bool) {
+        (self.zone, self.has_told_zone)
+    }
+
+    /// The same, at a place that it has told itself (`is_own_word`), or others.
+    pub fn at(mut self, zone: Zone, is_own_word: bool) -> AgentAddress {
+        self.note_zone(zone, is_own_word);
+        self
+    }
+
     /// The node has taken the workload: it is the agent from now on. A certificate without an id binds the address to no node. Returns why it is not,
     /// if another was the first.
     fn bind(&self, node: PeerId) -> Option<String> {
@@ -101,6 +131,11 @@ impl Roster {
     /// How many agents there are.
     pub fn count(&self) -> usize {
         self.agents().len()
+    }
+
+    /// The agents, for all that is known of them.
+    pub fn all(&self) -> Vec<AgentAddress> {
+        self.agents().clone()
     }
 
     /// Another number when something was learned since; never 0.

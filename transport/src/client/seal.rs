@@ -9,7 +9,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use aws_lc_rs::error::Unspecified;
 use bytes::{Bytes, BytesMut};
 use gms_policy::ids::ContentId;
 
@@ -34,21 +33,31 @@ pub struct Broken;
 /// A workload's key. All clients of a workload share one.
 pub struct Seal {
     key: LessSafeKey,
+    /// For [`Seal::secret`].
+    bytes: [u8; KEY_LEN],
     workload: WorkloadId,
 }
 
 impl Seal {
-    /// With a new random key, which nothing but this value has.
+    /// With a new random key, which nothing but this value has. It is told by [`Seal::secret`] only.
     ///
     /// # Errors
     /// If the system gives no random numbers.
     pub fn new(workload: WorkloadId) -> Result<Seal, NoRandomness> {
         let mut bytes = [0; KEY_LEN];
-        let key = aws_lc_rs::rand::fill(&mut bytes).and_then(|()| unbound(&bytes));
-        bytes.fill(0);
-        // Else the compiler may leave out what nobody reads.
-        std::hint::black_box(&bytes);
-        Ok(Seal { key: LessSafeKey::new(key.map_err(|_| NoRandomness)?), workload })
+        aws_lc_rs::rand::fill(&mut bytes).map_err(|_| NoRandomness)?;
+        Seal::from_secret(bytes, workload).ok_or(NoRandomness)
+    }
+
+    /// With the key of another one, whose ids it may not use again. `None` if the bytes cannot be a key.
+    pub fn from_secret(bytes: [u8; KEY_LEN], workload: WorkloadId) -> Option<Seal> {
+        let key = UnboundKey::new(&AES_128_GCM, &bytes).ok()?;
+        Some(Seal { key: LessSafeKey::new(key), bytes, workload })
+    }
+
+    /// The key, for the next binary of this process and nobody else.
+    pub fn secret(&self) -> [u8; KEY_LEN] {
+        self.bytes
     }
 
     /// Seals the bytes that `id` names into `out`, which is [`TAG_LEN`] bytes longer. No other bytes may ever be sealed
@@ -80,15 +89,19 @@ impl Seal {
     }
 }
 
+impl Drop for Seal {
+    fn drop(&mut self) {
+        self.bytes.fill(0);
+        // Else the compiler may leave out what nobody reads.
+        std::hint::black_box(&self.bytes);
+    }
+}
+
 /// Without the key.
 impl fmt::Debug for Seal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Seal").finish_non_exhaustive()
     }
-}
-
-fn unbound(key: &[u8; KEY_LEN]) -> Result<UnboundKey, Unspecified> {
-    UnboundKey::new(&AES_128_GCM, key)
 }
 
 /// Eight bytes of the id, four of zero.
@@ -211,7 +224,7 @@ mod tests {
     const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
 
     fn with_key(key: [u8; KEY_LEN], workload: WorkloadId) -> Seal {
-        Seal { key: LessSafeKey::new(unbound(&key).expect("a key")), workload }
+        Seal::from_secret(key, workload).expect("a key")
     }
 
     fn seal() -> Seal {

@@ -16,6 +16,7 @@ pub(crate) mod bearer;
 mod error;
 mod expiry;
 mod files;
+mod handed;
 mod listing;
 pub(crate) mod revoked;
 #[cfg(test)]

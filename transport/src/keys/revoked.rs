@@ -21,7 +21,6 @@ const SEAL: &[u8] = b"# SHA-256 of all lines below: ";
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Revoked(BTreeSet<PeerId>);
 
-#[cfg(test)]
 impl FromIterator<PeerId> for Revoked {
     fn from_iter<I: IntoIterator<Item = PeerId>>(ids: I) -> Revoked {
         Revoked(ids.into_iter().collect())
@@ -37,6 +36,11 @@ impl Revoked {
     /// How many lines name somebody.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
+    }
+
+    /// Whom it names.
+    pub(super) fn ids(&self) -> impl Iterator<Item = PeerId> + '_ {
+        self.0.iter().copied()
     }
 
     /// Whether it names who has this id.

@@ -1,0 +1,213 @@
+//! A session that goes on in another binary of its pager.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gms_policy::Redundancy;
+use gms_policy::ids::AgentId;
+use gms_transport::client::{AgentAddress, Lane, Roster, Seal};
+use gms_transport::keys::Identity;
+use gms_transport::message::WorkloadId;
+use gms_transport::quic::Quic;
+use serde::{Deserialize, Serialize};
+
+use super::lanes::{Lanes, Secrets, sockets};
+use super::{Ready, Session, SessionError, Threads, abort_on_panic, give_up_rights};
+use crate::evict::{EvictRecord, EvictThread};
+use crate::handed::Descriptors;
+use crate::reminder::Reminder;
+use crate::shared::{Shared, SharedRecord};
+use crate::stopped;
+use crate::sync::lock;
+use crate::words::Words;
+
+/// For all threads to come to rest.
+const REST_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What the next binary is told of a session, beside the words of the tables.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SessionRecord {
+    since: Duration,
+    shared: SharedRecord,
+    evict: EvictRecord,
+    workload: [u8; 16],
+    seal: Option<[u8; 16]>,
+    identity: Vec<u8>,
+    agents: Vec<AgentRecord>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct AgentRecord {
+    name: String,
+    socket: SocketAddr,
+    learned_from: Option<String>,
+    last_resort: bool,
+    node: Option<[u8; 16]>,
+    /// Empty if it is not known, and whether the agent has said so itself.
+    zone: (String, bool),
+    session: Option<u64>,
+}
+
+impl SessionRecord {
+    /// Since when faults wait, on the clock that goes on whatever is executed.
+    pub(crate) fn since(&self) -> Duration {
+        self.since
+    }
+}
+
+impl Session {
+    /// Brings all threads to rest, and tells what there is; they rest until [`Session::go_on`], or until another binary is executed.
+    ///
+    /// # Errors
+    /// Why it cannot be handed over. Then all goes on.
+    pub(crate) fn hand_over(
+        &self,
+        to: &mut Descriptors,
+    ) -> Result<(SessionRecord, Vec<u64>), String> {
+        if lock(&self.parts).is_some() {
+            return Err("its command has not begun yet: try again".into());
+        }
+        if self.shared.detaching.load(Ordering::Relaxed) {
+            return Err("its pages are being brought home".into());
+        }
+        if self.shared.outcome().is_some() {
+            return Err("it has ended".into());
+        }
+        if self.shared.config.trace.is_some() {
+            return Err("it writes a --trace, which would be lost".into());
+        }
+        self.fits_a_record()?;
+        let handover = &self.shared.handover;
+        handover.ask();
+        self.shared.kick_evict();
+        let told = handover.await_told(REST_DEADLINE, stopped::reap_ended)?;
+        to.add(told.descriptors);
+        let record = self.record(told.since, told.record, to).map_err(|error| error.to_string());
+        let record = record.inspect_err(|_| handover.let_go())?;
+        Ok((record, told.words))
+    }
+
+    /// Whether all that there is can be told, in a time for which faults can wait.
+    fn fits_a_record(&self) -> Result<(), String> {
+        use Redundancy::{Auto, None, Replica};
+        // Of what other kinds keep nothing is told.
+        let redundancy = self.shared.config.redundancy;
+        if !matches!(redundancy, Auto | None | Replica(_)) {
+            return Err(format!(
+                "it runs with --redundancy {redundancy}, which is not handed over"
+            ));
+        }
+        if lock(&self.shared.tables).is_vast() {
+            return Err("its processes share too many pages after forks".into());
+        }
+        Ok(())
+    }
+
+    /// How many threads page the workload.
+    pub(crate) fn threads(&self) -> usize {
+        1 + self.shared.config.fault_threads
+    }
+
+    /// No other binary is executed after all.
+    pub(crate) fn go_on(&self) {
+        self.shared.handover.let_go();
+    }
+
+    fn record(
+        &self,
+        since: Duration,
+        evict: serde_json::Value,
+        to: &mut Descriptors,
+    ) -> io::Result<SessionRecord> {
+        let tables = lock(&self.shared.tables);
+        let agents = self.secrets.roster.all().into_iter().enumerate();
+        let agents = agents.map(|(at, agent)| AgentRecord {
+            socket: agent.socket,
+            last_resort: agent.is_last_resort(),
+            node: agent.node(),
+            zone: (agent.zone().0.to_string(), agent.zone().1),
+            session: tables.session_of(AgentId(at as u8)),
+            name: agent.name,
+            learned_from: agent.learned_from,
+        });
+        let agents = agents.collect();
+        drop(tables);
+        Ok(SessionRecord {
+            since,
+            shared: self.shared.hand_over(to),
+            evict: serde_json::from_value(evict)?,
+            workload: self.secrets.workload.0,
+            seal: self.secrets.seal.as_ref().map(|seal| seal.secret()),
+            identity: self.secrets.identity.to_bytes(),
+            agents,
+        })
+    }
+
+    /// The session in this binary, with its threads. Nothing is done yet, but that who waits for a page faults again: all else begins by
+    /// [`Resumed::begin`].
+    pub(crate) fn again(record: SessionRecord, words: &[u64]) -> Result<Resumed, SessionError> {
+        let odd = |error: io::Error| SessionError::Fatal(format!("what it was handed: {error}"));
+        abort_on_panic();
+        let none = || SessionError::Fatal("what it was handed: no key".into());
+        let identity = Identity::from_bytes(&record.identity).ok_or_else(none)?;
+        let workload = WorkloadId(record.workload);
+        let seal = record.seal.map(|key| Seal::from_secret(key, workload).ok_or_else(none));
+        let seal = seal.transpose()?.map(Arc::new);
+        let mut words = Words::new(words);
+        let (shared, commands) = Shared::again(record.shared, &mut words).map_err(odd)?;
+        let agents: Vec<AgentAddress> = record.agents.iter().map(address).collect();
+        let roster = Roster::new(&agents);
+        let sockets = sockets(&identity, &agents, 1 + shared.config.fault_threads)?;
+        let lanes = Lanes { workload, agents: &agents, roster: &roster, seal: seal.as_ref() };
+        let session = |agent: AgentId| record.agents.get(usize::from(agent.0))?.session;
+        let client = |socket: Quic| {
+            lanes.client(socket, shared.seed, |lane: Lane<Quic>| lane.resuming(session))
+        };
+        let mut demand: Vec<_> = sockets.into_iter().map(client).collect();
+        let bulk = demand.remove(0);
+        let reminder =
+            (!shared.config.is_embedded()).then(|| Reminder::new(Instant::now(), identity.clone()));
+        let own = record.evict.own().map_err(odd)?;
+        let evict = commands.evict.clone();
+        let evict = EvictThread::again(shared.clone(), evict, bulk, record.evict, own.clone());
+        let mut evict = evict.map_err(odd)?;
+        evict.reminder = reminder;
+        let secrets = Secrets { identity, workload, seal, roster };
+        let (parts, threads) = (Mutex::new(None), Mutex::default());
+        let session = Session { shared, parts, threads, own, secrets };
+        evict.wake_all();
+        // Last: a binary before this one may need what this one does not.
+        give_up_rights()?;
+        let ready = session.ready(Threads { evict, fault: commands.fault, demand, trace: None })?;
+        Ok(Resumed { session, ready })
+    }
+}
+
+fn address(record: &AgentRecord) -> AgentAddress {
+    let mut address = AgentAddress::new(record.name.clone(), record.socket);
+    address.learned_from.clone_from(&record.learned_from);
+    let address = if record.last_resort { address.last_resort() } else { address };
+    let (zone, is_own_word) = &record.zone;
+    let address = address.at(zone.parse().unwrap_or_default(), *is_own_word);
+    match record.node {
+        Some(node) => address.of_node(node),
+        None => address,
+    }
+}
+
+/// A session that is about to go on.
+pub(crate) struct Resumed {
+    session: Session,
+    ready: Ready,
+}
+
+impl Resumed {
+    /// Pages the workload from now on.
+    pub(crate) fn begin(self) -> Session {
+        self.ready.begin();
+        self.session
+    }
+}

@@ -1,0 +1,116 @@
+//! What threads of a pager share, as its next binary is told of it. Nothing is under way.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use gms_policy::ids::AgentId;
+use serde::{Deserialize, Serialize};
+
+use super::{Commands, Gauges, Shared, Sizes};
+use crate::config::SessionConfig;
+use crate::frames::Frames;
+use crate::handed::{Descriptors, Number};
+use crate::page_map::PAGE;
+use crate::sync::lock;
+use crate::tables::Tables;
+use crate::words::Words;
+
+/// See [`Shared`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SharedRecord {
+    config: SessionConfig,
+    seed: u64,
+    map: Number,
+    frames: Number,
+    resident: i64,
+    evictors: Vec<i32>,
+    next_space: u64,
+    blamed: Vec<(u8, u32)>,
+    restarts: Vec<(u8, u32)>,
+    unsound: u64,
+    emptied: u64,
+    ended: Option<u8>,
+    counts: Vec<u64>,
+    latency: Vec<(u64, u64)>,
+    gauges: Gauges,
+    elapsed: Duration,
+}
+
+fn numbered(counts: &BTreeMap<AgentId, u32>) -> Vec<(u8, u32)> {
+    counts.iter().map(|(agent, &count)| (agent.0, count)).collect()
+}
+
+fn by_agent(counts: Vec<(u8, u32)>) -> BTreeMap<AgentId, u32> {
+    counts.into_iter().map(|(agent, count)| (AgentId(agent), count)).collect()
+}
+
+impl Shared {
+    /// Figures that only grow.
+    fn counts(&self) -> [&AtomicU64; 7] {
+        [
+            &self.faults,
+            &self.zero_fills,
+            &self.pages_in,
+            &self.prefetched,
+            &self.prefetch_hits,
+            &self.lent_faults,
+            &self.lent_hedges,
+        ]
+    }
+
+    /// What the next binary needs beside the words of the tables.
+    pub(crate) fn hand_over(&self, to: &mut Descriptors) -> SharedRecord {
+        let latency = lock(&self.latency);
+        let values = latency.iter_recorded();
+        SharedRecord {
+            config: self.config.clone(),
+            seed: self.seed,
+            map: to.give(lock(&self.tables).file()),
+            frames: to.give(self.frames.file()),
+            resident: self.resident.load(Ordering::Relaxed),
+            evictors: lock(&self.evictors).clone(),
+            next_space: self.next_space.load(Ordering::Relaxed),
+            blamed: numbered(&lock(&self.blamed)),
+            restarts: numbered(&lock(&self.restarts)),
+            unsound: self.unsound.load(Ordering::Relaxed),
+            emptied: self.emptied.load(Ordering::Relaxed),
+            ended: lock(&self.ended).map(|agent| agent.0),
+            counts: self.counts().iter().map(|count| count.load(Ordering::Relaxed)).collect(),
+            latency: values.map(|one| (one.value_iterated_to(), one.count_at_value())).collect(),
+            gauges: lock(&self.gauges).clone(),
+            elapsed: self.started.elapsed(),
+        }
+    }
+
+    /// All of it again, with the tables that `words` tell of.
+    pub(crate) fn again(
+        record: SharedRecord,
+        words: &mut Words<'_>,
+    ) -> io::Result<(Arc<Shared>, Commands)> {
+        let budget = record.config.budget_bytes / PAGE;
+        let tables = Tables::from_words(record.map.take()?.into(), budget, words)?;
+        let sizes = Sizes { slots: tables.slots(), ..Sizes::default() };
+        let frames = Frames::of(record.frames.take()?.into(), sizes.slots)?;
+        let (mut shared, commands) = Shared::of(record.config, record.seed, sizes, tables, frames)?;
+        shared.resident = record.resident.into();
+        shared.next_space = record.next_space.into();
+        shared.unsound = record.unsound.into();
+        shared.emptied = record.emptied.into();
+        shared.started = Instant::now().checked_sub(record.elapsed).unwrap_or(shared.started);
+        *lock(&shared.evictors) = record.evictors;
+        *lock(&shared.gauges) = record.gauges;
+        *lock(&shared.blamed) = by_agent(record.blamed);
+        *lock(&shared.restarts) = by_agent(record.restarts);
+        *lock(&shared.ended) = record.ended.map(AgentId);
+        for (count, before) in shared.counts().into_iter().zip(record.counts) {
+            count.store(before, Ordering::Relaxed);
+        }
+        let mut latency = lock(&shared.latency);
+        record.latency.iter().for_each(|&(value, count)| latency.saturating_record_n(value, count));
+        drop(latency);
+        Ok((Arc::new(shared), commands))
+    }
+}
