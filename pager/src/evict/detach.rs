@@ -1,10 +1,7 @@
 //! Detaching: every page comes home, then nothing is registered and no evictor is left.
 //!
-//! `bring_home`: `copy_buffered` -> `scan` queues what is away -> `ask` fetches it -> `arrived` collects pages -> `ended` -> `install` ->
-//! `install_run`; `let_go` when nothing is away.
-//!
-//! A page that its agent has lost is poisoned: the workload can be let go, and gets SIGBUS where it touches that page. Without the mark it
-//! would read zeros there.
+//! `bring_home`: `copy_buffered`, `scan` queues what is away, `ask` fetches it, `arrived`, `ended`, `install`; `let_go` when nothing is away.
+//! A page that its agent has lost is poisoned: the workload is let go, and gets SIGBUS where it touches that page. Else it would read zeros there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
