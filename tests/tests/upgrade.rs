@@ -13,9 +13,12 @@ const SOON: Duration = Duration::from_secs(30);
 const UPGRADES: usize = 10;
 
 /// `gms upgrade PID --binary FILE`.
+fn upgrade_line(pid: i32, binary: &Path) -> Gms {
+    Gms::line(["upgrade"]).arg(pid.to_string()).arg("--binary").arg(binary)
+}
+
 fn upgrade(pid: i32, binary: &Path) -> Outcome {
-    let line = Gms::line(["upgrade"]).arg(pid.to_string());
-    line.arg("--binary").arg(binary).finish()
+    upgrade_line(pid, binary).finish()
 }
 
 /// Copies of gms, each at a path of its own, the one before removed: that binary cannot be executed by its name any more.
@@ -287,7 +290,9 @@ fn a_binary_that_hangs_when_it_takes_over_ends_the_workload_with_a_message() {
     let gms = Gms::run(&stage, &program).local(Mib(32)).arg("--export").arg("512M");
     let mut proc = gms.limit(Duration::from_secs(120)).spawn();
     let before = wait_paged(&mut proc, Mib(32));
-    upgrade(before.pid, &c_program("unable")).expect_code(125);
+    // As long as gms upgrade waits, and some time more.
+    let line = upgrade_line(before.pid, &c_program("unable"));
+    line.limit(Duration::from_secs(60)).finish().expect_code(125);
     let outcome = proc.finish().expect_code(125);
     assert!(outcome.drained && !exists(before.pid), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("has not begun for 30 s: it is killed"), "{}", outcome.stderr);
