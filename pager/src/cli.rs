@@ -145,15 +145,11 @@ pub struct PagingArgs {
     #[arg(long, value_name = "WHAT", value_enum)]
     #[serde(deserialize_with = "values::when_full")]
     pub when_full: Option<OnFull>,
-    /// Agents that get each page: auto, none (one), replica:N (N of them, 2 to 4) or parity:K+M [default: auto]
+    /// Agents that get each page: auto, none (one) or replica:N (N of them, 2 to 4) [default: auto]
     ///
     /// With auto it is two where two or more agents are known, else one. With two a workload outlives the loss of either agent, and each can be stopped or
     /// upgraded under it: pages of which there are too few copies are copied anew in the background. It takes twice the memory at the agents, and twice
     /// the traffic for what is written to them.
-    ///
-    /// With parity:K+M (K from 2 to 12, M from 1 to 4) K pages go to K agents, and M sums of them to M others: a workload outlives the loss of any M agents at
-    /// once, as with M+1 copies, and takes (K+M)/K of the memory there, at most a fifth more. A page whose agent is lost is made of K others while it is
-    /// rebuilt. It takes K+M agents, and no --disk.
     #[arg(long, value_name = "WHAT")]
     #[serde(deserialize_with = "values::redundancy")]
     pub redundancy: Option<Redundancy>,

@@ -303,8 +303,9 @@ impl<P: Paging> Running<'_, P> {
         let left = self.link.has_children();
         match &self.past {
             Some(_) if self.link.is_forsaken() => true,
-            // The first process of another PID namespace may have adopted somebody, whose end the session sees.
-            None => !left && !keeper::serves_memory(),
+            // Whether it was executed is told by itself, perhaps after its end is. The first process of another PID namespace may have adopted somebody,
+            // whose end the session sees.
+            None => self.launched.is_none() && !left && !keeper::serves_memory(),
             Some((Outcome::Detached { .. } | Outcome::Refused(_), ..)) => !left,
             // An evictor may be left which has not yet seen the end of its process.
             Some((Outcome::TreeGone, ..)) => self.link.end().is_some() || !left,

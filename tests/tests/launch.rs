@@ -16,7 +16,7 @@ use gms_pager::control::{self, DetachEnd};
 use gms_pager::kernel::proc;
 use gms_tests::{Terminal, patience};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill, signal};
 use nix::unistd::Pid;
 
 #[path = "launch/jobs.rs"]
@@ -32,8 +32,14 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// Held by a test: descriptors and signal settings of this process are compared, and others' children would inherit them.
 static TURN: Mutex<()> = Mutex::new(());
 
+/// Signals that are ignored where the tests were started in the background are not, in what they start.
 fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    for heeded in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
+        // SAFETY: no handler is installed.
+        unsafe { signal(heeded, SigHandler::SigDfl) }.unwrap();
+    }
+    turn
 }
 
 fn plain(words: &[&str]) -> Command {
@@ -405,7 +411,8 @@ fn no_name_outlives_the_pager() {
 #[test]
 fn a_stop_is_mirrored() {
     let _turn = turn();
-    let child = gms(&["sleep", "100"]).spawn().unwrap();
+    // A job of this process: one that is nobody's is not stopped by SIGTSTP.
+    let child = gms(&["sleep", "100"]).process_group(0).spawn().unwrap();
     let front = child.id() as i32;
     let Behind { pager, command, .. } = behind(front);
     for _ in 0..20 {
