@@ -28,24 +28,14 @@ fn start(stage: &Stage, agents: &[AgentProc], parity: &str) -> (Gms, Proc) {
     (gms, proc)
 }
 
-fn wait_rounds(proc: &Proc, count: usize) {
-    for _ in 0..count {
-        proc.wait_output(proc.output_len(), "round ");
-    }
-}
-
 /// Waits until gms has said so many times that what was lost is there again.
 fn wait_rebuilt(proc: &Proc, times: usize) {
     let told = "every page has its parity at agents that stay again";
     proc.wait_error("parity again", SLOW, |log| (log.matches(told).count() >= times).then_some(()));
 }
 
-fn end_well(gms: &Gms, mut proc: Proc) -> Outcome {
-    proc.close_stdin();
-    let outcome = gms.finish_proc(proc).expect_code(0);
-    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
-    assert_paged(&outcome, Mib(64), Mib(24));
-    outcome
+fn end_well(gms: &Gms, proc: Proc) -> Outcome {
+    end_verified(gms, proc, Mib(64), Mib(24))
 }
 
 /// With one agent fewer, stripes are narrower: each of the four that are left may be killed next.

@@ -19,18 +19,8 @@ fn start(stage: &Stage, agents: &[&AgentProc]) -> (Gms, Proc) {
     (gms, proc)
 }
 
-fn wait_rounds(proc: &Proc, count: usize) {
-    for _ in 0..count {
-        proc.wait_output(proc.output_len(), "round ");
-    }
-}
-
-fn end_well(gms: &Gms, mut proc: Proc) -> Outcome {
-    proc.close_stdin();
-    let outcome = gms.finish_proc(proc).expect_code(0);
-    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
-    assert_paged(&outcome, Mib(64), Mib(24));
-    outcome
+fn end_well(gms: &Gms, proc: Proc) -> Outcome {
+    end_verified(gms, proc, Mib(64), Mib(24))
 }
 
 fn again(agent: &str) -> AgentProc {

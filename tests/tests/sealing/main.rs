@@ -21,12 +21,8 @@ fn start(stage: &Stage, agents: &[&AgentProc], options: &[&str]) -> (Gms, Proc) 
     (gms, proc)
 }
 
-fn end_well(gms: &Gms, mut proc: Proc) -> Outcome {
-    proc.close_stdin();
-    let outcome = gms.finish_proc(proc).expect_code(0);
-    assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
-    assert_paged(&outcome, Mib(64), Mib(24));
-    outcome
+fn end_well(gms: &Gms, proc: Proc) -> Outcome {
+    end_verified(gms, proc, Mib(64), Mib(24))
 }
 
 #[test]
