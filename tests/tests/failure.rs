@@ -8,7 +8,9 @@ use gms_pager::kernel::proc;
 use gms_tests::*;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, pipe2, write};
 
 /// Starts `program` under gms and waits until much of it is at the agents.
@@ -223,15 +225,17 @@ fn killing_the_commands_parent_spoils_no_page() {
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
     let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
     let reaper = proc::status_field(status.pid, "PPid:").expect("a parent") as i32;
-    // Nobody kills the workload before the front gets CPU again: until then it is paged.
+    // Nobody kills the workload before the front goes on: until then it is paged. A traced one goes on by no SIGCONT.
     let front = Pid::from_raw(gms.pid());
-    kill(front, Signal::SIGSTOP).expect("the front");
+    ptrace::seize(front, ptrace::Options::empty()).expect("the front");
+    ptrace::interrupt(front).expect("the front");
+    waitpid(front, None).expect("the front stops");
     kill_now(reaper);
     for _ in 0..2 {
         gms.wait_output(gms.output_len(), "round ");
     }
     assert!(exists(status.supervisor_pid));
-    kill(front, Signal::SIGCONT).expect("the front");
+    ptrace::detach(front, None).expect("the front");
     wait_end("the end of the workload", status.pid);
     let outcome = gms.finish();
     assert_nothing_wrong_was_read(&outcome);
