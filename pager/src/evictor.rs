@@ -97,6 +97,8 @@ pub(crate) struct Evictor {
     buffer: Vec<u8>,
     /// Where it runs; -1 is wherever the scheduler likes.
     cpu: i32,
+    /// Its answer to a list was not awaited: it may come in the place of that to another.
+    owes: bool,
 }
 
 /// See [`Evictor::hand_over`].
@@ -124,6 +126,7 @@ impl Evictor {
             base: injected.base,
             buffer,
             cpu: -1,
+            owes: false,
         };
         // From now on it waits for as long as there is a pager.
         let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_RCVTIMEO as u64);
@@ -147,7 +150,7 @@ impl Evictor {
         let &EvictorRecord { socket, process, pid, base } = record;
         let buffer = Vec::with_capacity(arch::BUFFER_LEN);
         let (socket, process) = (socket.take()?, process.take()?);
-        Ok(Evictor { socket, process, pid: Pid::from_raw(pid), base, buffer, cpu: -1 })
+        Ok(Evictor { socket, process, pid: Pid::from_raw(pid), base, buffer, cpu: -1, owes: false })
     }
 
     /// Its process id: it must not be taken for a part of the workload.
@@ -178,6 +181,19 @@ impl Evictor {
         aux: &mut [u8],
         fds: &[RawFd],
     ) -> nix::Result<()> {
+        self.run_within((CALL_DEADLINE, STARVED_DEADLINE), calls, aux, fds)
+    }
+
+    fn run_within(
+        &mut self,
+        (limit, starved): (Duration, Duration),
+        calls: &mut [Call],
+        aux: &mut [u8],
+        fds: &[RawFd],
+    ) -> nix::Result<()> {
+        if self.owes {
+            return Err(Errno::ETIMEDOUT);
+        }
         if calls.len() > CALLS_MAX || 8 + calls.len() * CALL_LEN + aux.len() > arch::BUFFER_LEN {
             return Err(Errno::E2BIG);
         }
@@ -189,10 +205,12 @@ impl Evictor {
         let late = |errno| if errno == Errno::EAGAIN { Errno::ETIMEDOUT } else { errno };
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         sendmsg::<()>(self.socket.as_raw_fd(), &message, control, flags, None).map_err(late)?;
-        self.await_reply(CALL_DEADLINE, STARVED_DEADLINE)?;
+        self.owes = true;
+        self.await_reply(limit, starved)?;
         let sent = self.buffer.len();
         let received = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT)
             .map_err(late)?;
+        self.owes = false;
         if received != sent {
             return Err(Errno::EPIPE);
         }
@@ -353,6 +371,7 @@ mod tests {
             base: 0,
             buffer: Vec::new(),
             cpu: -1,
+            owes: false,
         };
         (evictor, theirs)
     }
@@ -372,6 +391,22 @@ mod tests {
         assert!(began.elapsed() >= starved, "{:?}", began.elapsed());
         busy.kill().expect("killed");
         busy.wait().expect("its end");
+    }
+
+    /// An answer has no name.
+    #[test]
+    fn an_answer_that_comes_late_is_not_taken_for_that_to_another_list() {
+        let mut sleeper =
+            Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().expect("sleep");
+        let (mut evictor, theirs) = evictor_of(sleeper.id() as i32);
+        let (mut calls, short) = ([Call::new(libc::SYS_getpid, &[])], Duration::from_millis(1));
+        let mut run = |limit| evictor.run_within((limit, limit), &mut calls, &mut [], &[]);
+        assert_eq!(run(short), Err(Errno::ETIMEDOUT));
+        let late = [0; 8 + CALL_LEN];
+        nix::sys::socket::send(theirs.as_raw_fd(), &late, MsgFlags::empty()).expect("an answer");
+        assert_eq!(run(CALL_DEADLINE), Err(Errno::ETIMEDOUT));
+        sleeper.kill().expect("killed");
+        sleeper.wait().expect("its end");
     }
 
     /// Like the last who has a large memory: told to end, it does not at once.
