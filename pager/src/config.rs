@@ -33,17 +33,9 @@ const DISK_MEMORIES: u64 = 4;
 /// `--local` is rounded down to pages.
 const PAGE_BYTES: u64 = 4096;
 
-/// Set to 1 for the tests of parity (tests/tests/parity.rs), which are to find why a page was read as zeros.
-const TRY_PARITY: &str = "GMS_TEST_PARITY";
-
 /// What is wrong with the options or the configuration file.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Parity is asked for.
-    #[error(
-        "--redundancy parity:K+M is not to be trusted yet, a page was read as zeros in a test: name --redundancy replica:N"
-    )]
-    Parity,
     /// The file cannot be read.
     #[error("configuration file {}: {reason}", path.display())]
     File {
@@ -161,12 +153,7 @@ pub fn resolve(
         Some(path) => load(path)?,
         None => PagingArgs::default(),
     };
-    let options = check(merge(args, file), memory, local_required)?;
-    let is_trusted = std::env::var_os(TRY_PARITY).is_some_and(|value| value == "1");
-    match options.session.redundancy.shape() {
-        Some(_) if !is_trusted => Err(ConfigError::Parity),
-        _ => Ok(options),
-    }
+    check(merge(args, file), memory, local_required)
 }
 
 fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {

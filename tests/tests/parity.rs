@@ -15,10 +15,7 @@ fn agents<const N: usize>() -> [AgentProc; N] {
 
 /// A program that checks its memory round after round until its input ends, paged on these agents.
 fn start(stage: &Stage, agents: &[AgentProc], parity: &str) -> (Gms, Proc) {
-    let program = Program::new([c_program("verify")])
-        .args(["64", "forever"])
-        .env("GMS_TEST_PARITY", "1")
-        .stdin_open();
+    let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
     let agents: Vec<&AgentProc> = agents.iter().collect();
     let gms = Gms::run(stage, &program.limit(SLOW)).local(Mib(24)).agents(&agents);
     let gms = gms.redundancy(parity);
@@ -44,7 +41,6 @@ fn end_well(gms: &Gms, proc: Proc) -> Outcome {
 
 /// With one agent fewer, stripes are narrower: each of the four that are left may be killed next.
 #[test]
-#[ignore = "gms refuses parity: two_agents_may_be_killed_at_once once read a page as zeros, and is to be understood first"]
 fn of_five_agents_each_may_be_killed_and_when_all_is_rebuilt_another() {
     let Some(stage) = Stage::set() else { return };
     let agents = agents::<5>();
@@ -72,7 +68,6 @@ fn of_five_agents_each_may_be_killed_and_when_all_is_rebuilt_another() {
 }
 
 #[test]
-#[ignore = "gms refuses parity: two_agents_may_be_killed_at_once once read a page as zeros, and is to be understood first"]
 fn two_agents_may_be_killed_at_once_where_stripes_have_two_parity_parts() {
     let Some(stage) = Stage::set() else { return };
     let agents = agents::<5>();
@@ -91,7 +86,6 @@ fn two_agents_may_be_killed_at_once_where_stripes_have_two_parity_parts() {
 
 /// One agent is gone, and another gives wrong parts: they are found by their seals, and others taken in their place.
 #[test]
-#[ignore = "gms refuses parity: two_agents_may_be_killed_at_once once read a page as zeros, and is to be understood first"]
 fn a_forged_part_is_found_and_its_agent_is_used_no_more() {
     let Some(stage) = Stage::set() else { return };
     let agents = agents::<5>();
@@ -108,7 +102,6 @@ fn a_forged_part_is_found_and_its_agent_is_used_no_more() {
 }
 
 #[test]
-#[ignore = "gms refuses parity: two_agents_may_be_killed_at_once once read a page as zeros, and is to be understood first"]
 fn more_losses_than_parity_end_the_workload_and_are_told() {
     let Some(stage) = Stage::set() else { return };
     let agents = agents::<3>();
@@ -127,7 +120,6 @@ fn more_losses_than_parity_end_the_workload_and_are_told() {
 
 /// Its parts move to others before it ends, dead pages among them.
 #[test]
-#[ignore = "gms refuses parity: two_agents_may_be_killed_at_once once read a page as zeros, and is to be understood first"]
 fn an_agent_that_drains_is_left_by_its_parts() {
     let Some(stage) = Stage::set() else { return };
     let agents = agents::<4>();
@@ -141,7 +133,6 @@ fn an_agent_that_drains_is_left_by_its_parts() {
 
 /// Pages whose agent is gone are made, also where nobody waits for them.
 #[test]
-#[ignore = "gms refuses parity: two_agents_may_be_killed_at_once once read a page as zeros, and is to be understood first"]
 fn a_workload_is_let_go_though_an_agent_is_gone() {
     let Some(stage) = Stage::set() else { return };
     let agents = agents::<3>();
@@ -157,7 +148,6 @@ fn a_workload_is_let_go_though_an_agent_is_gone() {
 }
 
 #[test]
-#[ignore = "gms refuses parity: two_agents_may_be_killed_at_once once read a page as zeros, and is to be understood first"]
 fn what_parity_does_not_go_with_is_refused() {
     let Some(stage) = Stage::set() else { return };
     let agents = agents::<2>();
