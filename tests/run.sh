@@ -11,6 +11,7 @@ if [ $# = 0 ]; then
   cargo test --release --config .ci/checked.toml "${crates[@]/#/--package=}" --locked --no-fail-fast --quiet
   which=("${crates[@]/#/--exclude=}")
 fi
-# One profile and one set of packages in both commands, so that nothing is compiled twice.
-cargo build --release --workspace --bins --locked --quiet
+# One profile, one set of packages and one of features in both commands, so that nothing is compiled twice: the simulation needs a network in memory, which
+# is a module that the programs do not use.
+cargo build --release --workspace --bins --features gms-transport/sim --locked --quiet
 exec cargo test --release --workspace --locked --no-fail-fast --quiet "${which[@]}"

@@ -1,7 +1,7 @@
 //! Harness of the integration tests: real kernel, real programs, real agents in processes of their own.
 //!
-//! A test sets a [`Stage`] (which checks privilege and binaries and waits for its turn: memory-hungry tests run one at
-//! a time however the runner schedules them), describes a [`Program`], runs it natively for the reference and under
+//! A test sets a [`Stage`] (which checks privilege and binaries and waits for its turn: a test that claims anything of times or
+//! memory runs alone however the runner schedules it, others beside each other), describes a [`Program`], runs it natively for the reference and under
 //! [`Gms`] for the comparison. Every wait has a deadline, and what a test started is killed when it is dropped.
 
 mod agent;

@@ -84,8 +84,18 @@ pub fn has_huge_pages() -> bool {
 }
 
 impl Stage {
-    /// Waits for this test's turn. `None` only where the user asked for privileged tests to be skipped.
+    /// Waits until no other test runs. `None` only where the user asked for privileged tests to be skipped.
     pub fn set() -> Option<Stage> {
+        Stage::in_turn(FlockArg::LockExclusiveNonblock)
+    }
+
+    /// The same beside others that are set so: for a test that claims nothing of how long something takes or how much memory is held for a moment, and
+    /// writes no program that it executes (whoever is forked meanwhile holds the file open, and it is busy).
+    pub fn set_beside_others() -> Option<Stage> {
+        Stage::in_turn(FlockArg::LockSharedNonblock)
+    }
+
+    fn in_turn(kind: FlockArg) -> Option<Stage> {
         if !geteuid().is_root() {
             let skip = std::env::var_os(SKIP).is_some_and(|value| value == "1");
             assert!(
@@ -97,7 +107,7 @@ impl Stage {
         }
         binary("gms");
         binary("gms-agent");
-        let turn = take_turn(&cache_dir().join("turn.lock"));
+        let turn = take_turn(&cache_dir().join("turn.lock"), kind);
         Some(Stage { dir: new_dir(), paths: AtomicU32::new(0), _turn: turn })
     }
 
@@ -124,10 +134,10 @@ impl Drop for Stage {
     }
 }
 
-fn take_turn(path: &Path) -> Flock<File> {
+fn take_turn(path: &Path, kind: FlockArg) -> Flock<File> {
     poll_until("the turn of this test", TURN_LIMIT, || {
         let file = File::create(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
+        Flock::lock(file, kind).ok()
     })
 }
 

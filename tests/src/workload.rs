@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::program::{Program, tool};
@@ -17,6 +18,9 @@ pub fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads").join(name)
 }
 
+/// Held while something is built: tests that run beside each other may need the same.
+static BUILD: Mutex<()> = Mutex::new(());
+
 /// Builds `output` from `sources` by `argv`, in which `OUT` stands for the output. Done again only for other sources.
 fn build(name: &str, sources: &[&str], argv: Vec<OsString>) -> PathBuf {
     let mut hasher = DefaultHasher::new();
@@ -28,6 +32,7 @@ fn build(name: &str, sources: &[&str], argv: Vec<OsString>) -> PathBuf {
             .hash(&mut hasher);
     }
     let output = cache_dir().join(format!("{name}-{:016x}", hasher.finish()));
+    let _alone = BUILD.lock().unwrap_or_else(PoisonError::into_inner);
     if !output.exists() {
         // Built beside its place and renamed: a compiler that is interrupted leaves nothing that looks finished.
         let draft = output.with_extension(std::process::id().to_string());

@@ -265,7 +265,7 @@ fn kinds_of_wait() -> Vec<String> {
 
 #[test]
 fn no_wait_is_interrupted_when_memory_grows_past_the_budget() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
     for kind in kinds_of_wait() {
         let program = Program::new([c_program("eintr")]).args([kind.as_str(), "run", "64"]);
@@ -278,7 +278,7 @@ fn no_wait_is_interrupted_when_memory_grows_past_the_budget() {
 
 #[test]
 fn no_wait_is_interrupted_by_an_attach() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
     for kind in kinds_of_wait() {
         let program = Program::new([c_program("eintr")]).args([kind.as_str(), "attach", "48"]);

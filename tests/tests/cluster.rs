@@ -32,7 +32,7 @@ fn an_agent_that_refuses_is_replaced_by_another() {
 
 #[test]
 fn full_agents_leave_the_program_resident_and_right() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let native = verify(128).finish().expect_code(0);
     let (a, b) = (AgentProc::start(Mib(16)), AgentProc::start(Mib(16)));
     let paged = Gms::run(&stage, &verify(128))
@@ -53,7 +53,7 @@ fn full_agents_leave_the_program_resident_and_right() {
 
 #[test]
 fn a_killed_agent_ends_the_program_before_it_reads_a_wrong_page() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
     let addr = agent.addr();
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
@@ -136,7 +136,7 @@ fn an_old_and_a_new_agent_serve_one_pager() {
 
 #[test]
 fn two_workloads_share_an_agent_without_mixing_pages() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let native = verify(96).finish().expect_code(0);
     // Of several threads, among which the links of both are divided by chance.
     let agent = AgentSetup::new(Mib(512)).args(["--threads", "4"]).start();
@@ -151,7 +151,7 @@ fn two_workloads_share_an_agent_without_mixing_pages() {
 
 #[test]
 fn an_agent_counts_its_frames_and_frees_them_when_a_workload_ends() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let port = free_port();
     let agent = AgentSetup::new(Mib(512)).args(["--metrics", &format!("127.0.0.1:{port}")]).start();
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();

@@ -212,7 +212,7 @@ fn a_detach_ends_although_an_agent_is_gone_and_the_program_discards_memory_all_t
 }
 
 fn ends_although_an_agent_is_gone(how: &str) {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let Bereft { proc, before, attach, pager, _alive, addr, lost } = with_a_dead_agent(&stage, how);
     let detach = Gms::line(["detach"]).limit(LOST).arg(proc.pid().to_string());
     let outcome = detach.finish().expect_code(125);
@@ -246,7 +246,7 @@ fn a_detach_does_not_wait_for_an_agent_that_has_lost_its_pages() {
 /// A thread that already waits for a lost page is not left waiting.
 #[test]
 fn a_program_that_waits_for_a_lost_page_ends() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let Bereft { mut proc, attach, pager, _alive, .. } = with_a_dead_agent(&stage, "compute");
     let detach = Gms::line(["detach"]).limit(LOST).arg(proc.pid().to_string());
     let client = detach.spawn();

@@ -59,7 +59,7 @@ fn assert_nothing_wrong_was_read(outcome: &Outcome) {
 
 #[test]
 fn a_revoked_client_is_cut_off_and_its_workload_ends_with_the_reason() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
     let agent = AgentSetup::new(Mib(512)).keys(dir(&stage, "n1")).start();
     let [lost, stays] = ["desk1", "desk2"].map(|client| paged(&stage, &forever(), &agent, client));
@@ -108,7 +108,7 @@ fn allow(stage: &Stage, lines: &[String]) {
 
 #[test]
 fn who_is_let_in_no_longer_is_cut_off_and_its_workload_ends_with_the_reason() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
     let [desk1, desk2] = ["desk1", "desk2"].map(|name| id(&stage, name, "client"));
     allow(&stage, &[format!("{desk1} # desk1"), desk2.clone()]);
@@ -148,7 +148,7 @@ fn who_is_let_in_no_longer_is_cut_off_and_its_workload_ends_with_the_reason() {
 
 #[test]
 fn a_client_holds_no_more_at_an_agent_than_its_quota() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
     let [desk1, desk2] = ["desk1", "desk2"].map(|name| id(&stage, name, "client"));
     allow(&stage, &[format!("{desk1} memory=25M"), format!("{desk2} memory=50%")]);
@@ -166,7 +166,7 @@ fn a_client_holds_no_more_at_an_agent_than_its_quota() {
 
 #[test]
 fn a_revoked_agent_is_refused_and_another_one_used() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     cluster(&stage, [("node", "n1"), ("node", "n2"), ("client", "desk1")]);
     let agents = ["n1", "n2"].map(|n| AgentSetup::new(Mib(256)).keys(dir(&stage, n)).start());
     keys(&stage, "revoke", [&id(&stage, "n1", "node")]).expect_code(0);
@@ -187,7 +187,7 @@ fn a_revoked_agent_is_refused_and_another_one_used() {
 
 #[test]
 fn renewed_keys_are_of_the_same_client_and_node_beside_those_before() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     cluster(&stage, [("node", "n1"), ("client", "desk1")]);
     let agent = AgentSetup::new(Mib(512)).keys(dir(&stage, "n1")).start();
     let before = paged(&stage, &forever(), &agent, "desk1");
@@ -224,7 +224,7 @@ fn renewed_keys_are_of_the_same_client_and_node_beside_those_before() {
 
 #[test]
 fn an_agent_uses_renewed_keys_for_new_links_and_its_workloads_go_on() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     cluster(&stage, [("node", "n1"), ("client", "desk1"), ("client", "desk2")]);
     let agent = AgentSetup::new(Mib(512)).keys(dir(&stage, "n1")).start();
     let running = paged(&stage, &forever(), &agent, "desk1");
@@ -251,7 +251,7 @@ fn an_agent_uses_renewed_keys_for_new_links_and_its_workloads_go_on() {
 
 #[test]
 fn keys_that_end_within_a_month_are_told_everywhere() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     cluster(&stage, [("node", "n2"), ("client", "desk2")]);
     for (role, name) in [("node", "n1"), ("client", "desk1")] {
         keys(&stage, "issue", [role, name, "--days", "20"]).expect_code(0);
@@ -311,7 +311,7 @@ fn replaced(stage: &Stage, keys: &Path) -> (SocketAddr, Outcome) {
 
 #[test]
 fn another_node_at_an_agents_address_is_not_taken_for_it() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     cluster(&stage, [("node", "n1"), ("node", "n2"), ("client", "desk1")]);
     let (addr, outcome) = replaced(&stage, &dir(&stage, "n2"));
     let [n1, n2] = ["n1", "n2"].map(|name| id(&stage, name, "node"));
@@ -324,7 +324,7 @@ fn another_node_at_an_agents_address_is_not_taken_for_it() {
 
 #[test]
 fn the_commands_for_keys_tell_what_they_did_and_what_is_wrong() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     cluster(&stage, [("client", "desk1")]);
     let fails = |command: &str, args: [&str; 1], says: &str| {
         let told = keys(&stage, command, args).expect_code(125).stderr;

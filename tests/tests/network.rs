@@ -48,7 +48,7 @@ fn wait_until_up(proc: &Proc, address: &str, up: bool) {
 
 #[test]
 fn a_network_that_loses_and_spoils_datagrams_costs_time_only() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(256));
     let relay = Relay::to(&agent.addr());
     let (gms, proc) = start(&stage, &[relay.addr()]);
@@ -62,7 +62,7 @@ fn a_network_that_loses_and_spoils_datagrams_costs_time_only() {
 
 #[test]
 fn a_program_waits_while_its_agent_cannot_be_reached() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(256));
     let relay = Relay::to(&agent.addr());
     let (gms, proc) = start(&stage, &[relay.addr()]);
@@ -78,7 +78,7 @@ fn a_program_waits_while_its_agent_cannot_be_reached() {
 
 #[test]
 fn a_program_ends_when_its_agent_cannot_be_reached_any_more() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let (far, near) = (AgentProc::start(Mib(256)), AgentProc::start(Mib(256)));
     let relay = Relay::to(&far.addr());
     let (gms, proc) = start(&stage, &[relay.addr(), near.addr()]);
@@ -88,7 +88,7 @@ fn a_program_ends_when_its_agent_cannot_be_reached_any_more() {
 
 #[test]
 fn a_program_waits_for_an_agent_that_is_stopped_and_goes_on() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(256));
     let (gms, proc) = start(&stage, &[agent.addr()]);
     agent.signal(Signal::SIGSTOP);
@@ -100,7 +100,7 @@ fn a_program_waits_for_an_agent_that_is_stopped_and_goes_on() {
 
 #[test]
 fn a_program_ends_when_its_agent_has_been_restarted() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let (first, other) = (AgentProc::start(Mib(256)), AgentProc::start(Mib(256)));
     let address = first.addr();
     let (gms, proc) = start(&stage, &[address.clone(), other.addr()]);
@@ -114,7 +114,7 @@ fn a_program_ends_when_its_agent_has_been_restarted() {
 
 #[test]
 fn a_program_ends_before_it_reads_what_an_agent_has_spoiled() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(256));
     let (gms, proc) = start(&stage, &[agent.addr()]);
     agent.spoil_frames();

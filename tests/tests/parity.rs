@@ -42,7 +42,7 @@ fn end_well(gms: &Gms, proc: Proc) -> Outcome {
 /// With one agent fewer, stripes are narrower: each of the four that are left may be killed next.
 #[test]
 fn of_five_agents_each_may_be_killed_and_when_all_is_rebuilt_another() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agents = agents::<5>();
     let (gms, proc) = start(&stage, &agents, "parity:4+1");
     // What is being written is taken, and is not at agents yet: that is over at times.
@@ -69,7 +69,7 @@ fn of_five_agents_each_may_be_killed_and_when_all_is_rebuilt_another() {
 
 #[test]
 fn two_agents_may_be_killed_at_once_where_stripes_have_two_parity_parts() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agents = agents::<5>();
     let (gms, proc) = start(&stage, &agents, "parity:2+2");
     let [first, second, third, fourth, fifth] = agents;
@@ -87,7 +87,7 @@ fn two_agents_may_be_killed_at_once_where_stripes_have_two_parity_parts() {
 /// One agent is gone, and another gives wrong parts: they are found by their seals, and others taken in their place.
 #[test]
 fn a_forged_part_is_found_and_its_agent_is_used_no_more() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agents = agents::<5>();
     let (gms, proc) = start(&stage, &agents, "parity:2+2");
     let [first, second, third, fourth, fifth] = agents;
@@ -103,7 +103,7 @@ fn a_forged_part_is_found_and_its_agent_is_used_no_more() {
 
 #[test]
 fn more_losses_than_parity_end_the_workload_and_are_told() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agents = agents::<3>();
     let (gms, proc) = start(&stage, &agents, "parity:2+1");
     let [first, second, third] = agents;
@@ -121,7 +121,7 @@ fn more_losses_than_parity_end_the_workload_and_are_told() {
 /// Its parts move to others before it ends, dead pages among them.
 #[test]
 fn an_agent_that_drains_is_left_by_its_parts() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agents = agents::<4>();
     let (gms, proc) = start(&stage, &agents, "parity:2+1");
     let [first, second, third, fourth] = agents;
@@ -134,7 +134,7 @@ fn an_agent_that_drains_is_left_by_its_parts() {
 /// Pages whose agent is gone are made, also where nobody waits for them.
 #[test]
 fn a_workload_is_let_go_though_an_agent_is_gone() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agents = agents::<3>();
     let (gms, mut proc) = start(&stage, &agents, "parity:2+1");
     let [first, second, third] = agents;
@@ -149,7 +149,7 @@ fn a_workload_is_let_go_though_an_agent_is_gone() {
 
 #[test]
 fn what_parity_does_not_go_with_is_refused() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agents = agents::<2>();
     let agents: Vec<&AgentProc> = agents.iter().collect();
     let program = Program::new(["true"]);

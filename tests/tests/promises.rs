@@ -10,7 +10,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 
 /// Runs a case of `promises.c`, most of whose memory is away.
 fn keeps(case: &str) {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     if case.starts_with("guard") && !has_guards() {
         return;
     }

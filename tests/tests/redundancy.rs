@@ -40,7 +40,7 @@ fn wait_told(proc: &Proc, rounds: usize, what: [&str; 2]) {
 
 #[test]
 fn a_killed_agent_costs_no_page_and_when_it_is_back_the_other_may_be_killed() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let [first, second] = agents();
     let (gms, proc) = start(&stage, &[&first, &second]);
     let mut alive = second;
@@ -125,7 +125,7 @@ fn workers_ask_another_agent_as_their_home_does() {
 
 #[test]
 fn of_three_agents_two_may_be_killed_at_once_where_three_have_each_page() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let [first, second, third] = agents();
     let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
     let gms = Gms::run(&stage, &program.limit(SLOW)).local(Mib(24));
@@ -141,7 +141,7 @@ fn of_three_agents_two_may_be_killed_at_once_where_three_have_each_page() {
 
 #[test]
 fn an_agent_that_gives_wrong_pages_is_used_no_more() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let [first, second] = agents();
     let (gms, proc) = start(&stage, &[&first, &second]);
     let address = first.addr();
@@ -155,7 +155,7 @@ fn an_agent_that_gives_wrong_pages_is_used_no_more() {
 /// Each agent is asked to end, and replaced by a new one at its address, while redis serves: nobody waits for the agent's grace, and no byte is lost.
 #[test]
 fn agents_are_upgraded_one_after_the_other_under_redis() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let data = Mib(96);
     let agents: [AgentProc; 2] = agents();
     let (server, socket) = Redis::server(&stage, "upgraded");
@@ -182,7 +182,7 @@ fn agents_are_upgraded_one_after_the_other_under_redis() {
 /// Without copies, the pages of an agent that is to end move to the other one before it does.
 #[test]
 fn an_agent_that_drains_is_left_by_its_pages() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let [first, second] = agents();
     let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
     let gms = Gms::run(&stage, &program.limit(SLOW)).local(Mib(24));
@@ -197,7 +197,7 @@ fn an_agent_that_drains_is_left_by_its_pages() {
 
 #[test]
 fn copies_of_which_there_can_be_no_agents_are_refused_before_anything_starts() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let [agent] = agents();
     let mark = stage.path("started");
     let program = Program::new([tool("touch")]).args([mark.display()]);

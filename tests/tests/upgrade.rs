@@ -110,7 +110,7 @@ fn upgraded_under_verify(gms: &Gms, stage: &Stage, keepers: usize) {
 
 #[test]
 fn a_program_goes_on_through_upgrades_with_two_agents() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agents = [AgentProc::start(Mib(512)), AgentProc::start(Mib(512))];
     let gms = Gms::run(&stage, &verify(96)).local(Mib(32)).agents(&[&agents[0], &agents[1]]);
     upgraded_under_verify(&gms, &stage, 1);
@@ -118,7 +118,7 @@ fn a_program_goes_on_through_upgrades_with_two_agents() {
 
 #[test]
 fn a_program_goes_on_through_upgrades_with_an_agent_of_its_own_and_a_disk() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let gms = Gms::run(&stage, &verify(96)).local(Mib(32)).arg("--export").arg("512M");
     upgraded_under_verify(&gms, &stage, 1);
     let agent = AgentProc::start(Mib(512));
@@ -149,7 +149,7 @@ fn upgraded_until_the_end(gms: &Gms, stage: &Stage) -> Outcome {
 
 #[test]
 fn threads_served_by_several_fault_threads_go_on_through_upgrades() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
     let program = Program::new([c_program("threads")]).args([96]);
     let gms = Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]);
@@ -158,7 +158,7 @@ fn threads_served_by_several_fault_threads_go_on_through_upgrades() {
 
 #[test]
 fn programs_that_fork_go_on_through_upgrades() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
     let forkcow = Program::new([c_program("forkcow")]).args([64]);
     let brood = Program::new([c_program("brood")]).args([4, 200, 8]);
@@ -170,7 +170,7 @@ fn programs_that_fork_go_on_through_upgrades() {
 
 #[test]
 fn redis_keeps_its_digest_through_upgrades_under_load_and_a_snapshot() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     const DATA: Mib = Mib(96);
     let (server, socket) = Redis::server(&stage, "native");
     let mut proc = server.spawn();
@@ -253,7 +253,7 @@ fn a_binary_that_cannot_go_on_is_refused_before_anything_stops() {
 
 #[test]
 fn the_binary_before_goes_on_if_the_other_cannot() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let program = verify(96).env("GMS_TEST_BEFORE", gms_binary());
     let gms = Gms::run(&stage, &program).local(Mib(32)).arg("--export").arg("512M");
     let mut proc = gms.spawn();
@@ -270,7 +270,7 @@ fn the_binary_before_goes_on_if_the_other_cannot() {
 
 #[test]
 fn who_has_fewer_rights_than_the_pager_does_not_choose_its_binary() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let gms = Gms::run(&stage, &verify(96)).local(Mib(32)).arg("--export").arg("512M");
     let mut proc = gms.spawn();
     let before = wait_paged(&mut proc, Mib(32));
@@ -285,7 +285,7 @@ fn who_has_fewer_rights_than_the_pager_does_not_choose_its_binary() {
 
 #[test]
 fn a_binary_that_hangs_when_it_takes_over_ends_the_workload_with_a_message() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let program = verify(96).env("GMS_TEST_STALLS", "1");
     let gms = Gms::run(&stage, &program).local(Mib(32)).arg("--export").arg("512M");
     let mut proc = gms.limit(Duration::from_secs(120)).spawn();
@@ -300,7 +300,7 @@ fn a_binary_that_hangs_when_it_takes_over_ends_the_workload_with_a_message() {
 
 #[test]
 fn what_cannot_be_handed_over_is_refused() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let refused = |gms: &Gms, reason: &str| {
         let mut proc = gms.spawn();
         let before = wait_paged(&mut proc, Mib(32));
@@ -327,7 +327,7 @@ fn what_cannot_be_handed_over_is_refused() {
 
 #[test]
 fn a_pager_that_dies_after_an_upgrade_kills_the_workload_with_a_message() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
     let gms = Gms::run(&stage, &verify(96)).local(Mib(32)).agents(&[&agent]);
     let mut proc = gms.spawn();
@@ -345,7 +345,7 @@ fn a_pager_that_dies_after_an_upgrade_kills_the_workload_with_a_message() {
 /// A shell with memory of its own that says what it is sent, and ends with a status of its own.
 #[test]
 fn signals_stops_and_the_exit_status_are_the_command_s_after_an_upgrade() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let script = format!(
         "trap 'echo usr1' USR1; trap 'exit 7' TERM; {} 96 forever <&3 & echo ready; while :; do wait; done",
         c_program("verify").display()

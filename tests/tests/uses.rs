@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(30);
 
 /// Runs a case of `uses.c`.
 fn goes_as_without_gms(case: &str) {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     if case == "direct" && statfs(stage.dir()).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC) {
         return skipped(
             "the temporary directory is a tmpfs, which copies what is to be read directly",
