@@ -316,7 +316,7 @@ pub(crate) struct RedundancyOptions {
     #[command(flatten)]
     pub route: Route,
     /// Agents over which the pages are spread
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(3..=8))]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(5..=8))]
     pub agents: u32,
 }
 

@@ -1,4 +1,4 @@
-//! `gms-bench redundancy`: what copies of pages and sealing cost a remote fault and write-back, on the same agents, one mode after the other.
+//! `gms-bench redundancy`: what copies of pages, parity and sealing cost a remote fault and write-back, on the same agents, one mode after the other.
 
 use gms_tests::Stats;
 
@@ -25,21 +25,22 @@ const FAULT_MAX: f64 = 1.1;
 const TWO_COPIES_MIN: f64 = 0.45;
 
 /// What an agent is given of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Mode {
     /// As `gms run` takes it.
     redundancy: &'static str,
     is_sealed: bool,
-    /// Times that a page is at agents.
-    copies: u32,
+    /// What agents are given of a page: whole copies, and with parity its share of that.
+    given: f64,
 }
 
 /// The others are compared with the first one.
-const MODES: [Mode; 4] = [
-    Mode { redundancy: "none", is_sealed: false, copies: 1 },
-    Mode { redundancy: "none", is_sealed: true, copies: 1 },
-    Mode { redundancy: "replica:2", is_sealed: true, copies: 2 },
-    Mode { redundancy: "replica:3", is_sealed: true, copies: 3 },
+const MODES: [Mode; 5] = [
+    Mode { redundancy: "none", is_sealed: false, given: 1.0 },
+    Mode { redundancy: "none", is_sealed: true, given: 1.0 },
+    Mode { redundancy: "replica:2", is_sealed: true, given: 2.0 },
+    Mode { redundancy: "replica:3", is_sealed: true, given: 3.0 },
+    Mode { redundancy: "parity:4+1", is_sealed: true, given: 1.25 },
 ];
 
 impl Mode {
@@ -133,15 +134,18 @@ fn write_back(
     check_mode(&stats, mode)?;
     let rate = found.evicted as f64 * PAGE as f64 / found.seconds / 1e6;
     report.figure(&format!("write-back, {}", mode.name()), "MB/s", rate);
+    let most = stats.taken_peak_bytes.max((mode.given * stats.remote_peak_bytes as f64) as u64);
+    let memory = most as f64 / stats.remote_peak_bytes.max(1) as f64;
+    report.figure(&format!("memory at agents / pages there, {}", mode.name()), "x", memory);
     Ok(rate)
 }
 
-/// That the pages were sealed, and were given to as many agents, as the mode says.
+/// That the pages were sealed, and as much of each was given to agents, as the mode says.
 fn check_mode(stats: &Stats, mode: Mode) -> Result<(), BenchError> {
     let given: u64 = stats.agents.iter().map(|agent| agent.pages).sum();
-    let copies = given as f64 / stats.pages_out.max(1) as f64;
-    if stats.sealed != mode.is_sealed || (copies / f64::from(mode.copies) - 1.0).abs() > 0.05 {
-        let text = format!("{}: {copies:.2} copies, sealed: {}", mode.name(), stats.sealed);
+    let given = given as f64 / stats.pages_out.max(1) as f64;
+    if stats.sealed != mode.is_sealed || (given / mode.given - 1.0).abs() > 0.05 {
+        let text = format!("{}: {given:.2} of each page, sealed: {}", mode.name(), stats.sealed);
         return Err(BenchError::Invalid(text));
     }
     Ok(())
@@ -158,7 +162,8 @@ fn ratios(measured: &[(Mode, f64, f64)], report: &mut Report) {
         report.judged(&name, "x", p50 / bare_p50, Some(Target::AtMost(FAULT_MAX)));
         if mode != single {
             let name = format!("write-back, {} / {}", mode.name(), single.name());
-            let target = (mode.copies == 2).then_some(Target::AtLeast(TWO_COPIES_MIN));
+            let target =
+                (mode.redundancy == "replica:2").then_some(Target::AtLeast(TWO_COPIES_MIN));
             report.judged(&name, "x", rate / single_rate, target);
         }
     }

@@ -225,7 +225,7 @@ fn eviction_is_measured() {
 #[test]
 fn the_cost_of_copies_and_seals_is_measured() {
     let Some(report) = report(&["redundancy"]) else { return };
-    let modes = ["none, not sealed", "none", "replica:2", "replica:3"];
+    let modes = ["none, not sealed", "none", "replica:2", "replica:3", "parity:4+1"];
     let fault = |mode: &str| p50(&report, &format!("remote fault, {mode}"));
     let rate = |mode: &str| figure(&report, &format!("write-back, {mode}"));
     for mode in &modes[1..] {
@@ -236,6 +236,9 @@ fn the_cost_of_copies_and_seals_is_measured() {
         let name = format!("write-back, {mode} / {}", modes[1]);
         check_ratio(&report, &name, rate(mode), rate(modes[1]));
     }
+    let memory = |mode: &str| figure(&report, &format!("memory at agents / pages there, {mode}"));
+    assert_eq!(["none", "replica:2", "replica:3"].map(memory), [1.0, 2.0, 3.0]);
+    assert!((1.2..1.7).contains(&memory("parity:4+1")), "{}", memory("parity:4+1"));
 }
 
 #[test]

@@ -522,11 +522,11 @@ fn warn_of(missing: &[Missing], agents: usize, quiet: bool) {
 
 fn stats(shared: &Shared) -> Stats {
     let gauges = lock(&shared.gauges).clone();
-    let (counters, remote, peak, away, map_bytes, taken) = {
+    let (counters, [remote, away], map_bytes, [peak, taken, taken_peak]) = {
         let tables = lock(&shared.tables);
-        let (away, peak) = (tables.away_pages(), tables.remote_pages_peak);
-        let (remote, taken) = (tables.remote_pages(), tables.frames_taken());
-        (tables.counters, remote, peak, away, tables.map_bytes(), taken)
+        let (taken, taken_peak) = (tables.frames_taken(), tables.frames_taken_peak());
+        let peaks = [tables.remote_pages_peak, taken, taken_peak];
+        (tables.counters, [tables.remote_pages(), tables.away_pages()], tables.map_bytes(), peaks)
     };
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     Stats {
@@ -558,6 +558,7 @@ fn stats(shared: &Shared) -> Stats {
         copies: shared.copies,
         parity: shared.config.redundancy.shape().map(|shape| shape.to_string()),
         taken_bytes: taken * PAGE,
+        taken_peak_bytes: taken_peak * PAGE,
         pages_made: load(&shared.pages_made),
         disk: shared.config.disk.is_some(),
         short_bytes: gauges.short * PAGE,

@@ -115,6 +115,9 @@ pub struct Stats {
     /// With parity: memory that the workload takes at agents, parity and dead pages of stripes included, in bytes.
     #[serde(default)]
     pub taken_bytes: u64,
+    /// Highest of the same.
+    #[serde(default)]
+    pub taken_peak_bytes: u64,
     /// With parity: pages that were made of other parts of their stripes, because their agents did not give them.
     #[serde(default)]
     pub pages_made: u64,

@@ -57,6 +57,9 @@ pub struct Stats {
     pub lent_hedges: u64,
     pub resident_peak_bytes: u64,
     pub remote_peak_bytes: u64,
+    /// Not told by builds of before.
+    #[serde(default)]
+    pub taken_peak_bytes: u64,
     pub budget_bytes: u64,
     pub unpageable_bytes: u64,
     pub sealed: bool,

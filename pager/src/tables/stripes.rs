@@ -156,6 +156,11 @@ impl Tables {
         self.stripes.as_ref().map_or(0, Stripes::parts)
     }
 
+    /// The most that they have been.
+    pub fn frames_taken_peak(&self) -> u64 {
+        self.stripes.as_ref().map_or(0, Stripes::parts_peak)
+    }
+
     /// Whether an agent that drains may end: nothing is lost with it, and with parity no stripe has a part there.
     pub fn may_leave(&self, agent: AgentId) -> bool {
         match self.stripes {

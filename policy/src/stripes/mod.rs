@@ -110,6 +110,8 @@ pub struct Stripes {
     next: StripeId,
     /// Parts that agents have, or may have.
     parts: u64,
+    /// The most that they have been.
+    parts_peak: u64,
     /// Those of each agent, but for what it has lost.
     held: BTreeMap<AgentId, u64>,
     /// Live pages, but for those found to be lost.
@@ -130,6 +132,7 @@ impl Stripes {
             // No content has the id 0.
             next: StripeId(1),
             parts: 0,
+            parts_peak: 0,
             held: BTreeMap::new(),
             live: 0,
             given_up: 0,
@@ -167,6 +170,7 @@ impl Stripes {
         let live = (1 << pages) - 1;
         self.stripes.insert(id, Stripe { placement, live, pages: pages as u8, phase });
         self.parts += parts.len() as u64;
+        self.parts_peak = self.parts_peak.max(self.parts);
         parts.iter().for_each(|part| *self.held.entry(part.agent).or_default() += 1);
         self.live += pages as u64;
         Some((placement, parts))
@@ -290,7 +294,12 @@ impl Stripes {
         self.parts
     }
 
-    /// The same of one agent, but for those that it has lost.
+    /// The most that they have been.
+    pub fn parts_peak(&self) -> u64 {
+        self.parts_peak
+    }
+
+    /// Parts of one agent, but for those that it has lost.
     pub fn held_by(&self, agent: AgentId) -> u64 {
         self.held.get(&agent).copied().unwrap_or(0)
     }
