@@ -27,7 +27,7 @@ fn run(program: &str, line: &str) -> Outcome {
 }
 
 impl Namespace {
-    /// Makes namespace `index` (0 to 3) of this process.
+    /// Makes namespace `index` (0 to 7) of this process.
     pub fn new(index: u8) -> Namespace {
         let id = std::process::id();
         let space =
@@ -50,7 +50,7 @@ impl Namespace {
 
     /// A network of four addresses that no other run of the tests has at the same time.
     fn addr(&self, host: u32) -> Ipv4Addr {
-        let block = (std::process::id() * 4 + u32::from(self.index)) % NETWORKS;
+        let block = (std::process::id() * 8 + u32::from(self.index)) % NETWORKS;
         Ipv4Addr::from_bits(FIRST.to_bits() + block * 4 + host)
     }
 
