@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use gms_agent::memory::Memory;
 use gms_policy::limits::AGENTS_MAX;
-use gms_policy::shape::Shape;
 use gms_policy::{Bytes, Redundancy, Size, WhenFull};
 use serde::{Deserialize, Serialize};
 
@@ -80,7 +79,7 @@ pub struct SessionConfig {
     #[serde(with = "WhenFullRecord")]
     pub when_full: WhenFull,
     /// How many agents are to have each page.
-    #[serde(with = "RedundancyRecord")]
+    #[serde(with = "redundancy_record")]
     pub redundancy: Redundancy,
     /// A file that is to have each page too.
     pub disk: Option<Disk>,
@@ -108,16 +107,23 @@ enum WhenFullRecord {
     Kill,
 }
 
-/// [`Redundancy`] for the same.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Redundancy")]
-enum RedundancyRecord {
-    Auto,
-    None,
-    Replica(u8),
-    /// What has stripes is not handed over.
-    #[serde(skip)]
-    Parity(Shape),
+/// [`Redundancy`] for the same, as the command line has it.
+mod redundancy_record {
+    use super::*;
+    use serde::de::Error;
+
+    pub(super) fn serialize<S: serde::Serializer>(
+        redundancy: &Redundancy,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_str(redundancy)
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
+        from: D,
+    ) -> Result<Redundancy, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// Where the last copies are.

@@ -143,9 +143,15 @@ impl Placements {
         self.sets.get(usize::from(id.0)).map(|set| set.members).unwrap_or_default()
     }
 
-    /// All of it as words, for [`Placements::from_words`]. Not of stripes.
+    /// The shape of the stripes, if there are any.
+    pub fn shape(&self) -> Option<Shape> {
+        self.shape
+    }
+
+    /// All of it as words, for [`Placements::from_words`].
     pub fn words(&self) -> Vec<u64> {
-        let mut words = vec![self.pages, self.sets.len() as u64];
+        let (shape, sets) = (self.shape.map_or(0, Shape::bits), self.sets.len() as u64);
+        let mut words = vec![shape, self.pages, sets];
         for set in &self.sets {
             words.extend([set.members.0, set.agents.0, set.pages, set.writes]);
         }
@@ -155,7 +161,8 @@ impl Placements {
 
     /// What [`Placements::words`] has told; `None` of other words.
     pub fn from_words(words: &[u64]) -> Option<Self> {
-        let (&[pages, count], rest) = words.split_first_chunk()?;
+        let (&[shape, pages, count], rest) = words.split_first_chunk()?;
+        let shape = if shape == 0 { None } else { Some(Shape::from_bits(shape)?) };
         let length = usize::try_from(count).ok().filter(|count| *count <= NUMBERS)? * 4;
         let (sets, ids) = rest.split_at_checked(length)?;
         let set = |words: &[u64]| Numbered {
@@ -168,7 +175,7 @@ impl Placements {
         let is_one = |pair: &[u64]| pair.get(1).is_some_and(|id| (*id as usize) < sets.len());
         let ids = ids.chunks(2).all(is_one).then_some(ids)?.chunks_exact(2);
         let ids = ids.map(|pair| (AgentSet(pair[0]), PlacementId::from_bits(pair[1]))).collect();
-        Some(Self { sets, ids, pages, shape: None })
+        Some(Self { sets, ids, pages, shape })
     }
 
     /// The numbers of sets that hold pages, or held them until they lost them.

@@ -50,6 +50,16 @@ impl Shape {
         if is_data && is_parity { Some(Shape { data, parity }) } else { None }
     }
 
+    /// The shape in a word; never 0.
+    pub(crate) const fn bits(self) -> u64 {
+        (self.data as u64) << 8 | self.parity as u64
+    }
+
+    /// What [`Shape::bits`] has told; `None` of other words.
+    pub(crate) const fn from_bits(word: u64) -> Option<Shape> {
+        if word >> 16 != 0 { None } else { Shape::new((word >> 8) as u8, word as u8) }
+    }
+
     /// K: pages of a full stripe.
     pub const fn data(self) -> usize {
         self.data as usize

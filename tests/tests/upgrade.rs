@@ -11,6 +11,8 @@ use nix::unistd::Pid;
 
 const SOON: Duration = Duration::from_secs(30);
 const UPGRADES: usize = 10;
+/// For what an agent had to be written anew: it counts as gone after 10 s.
+const PARITY_LIMIT: Duration = Duration::from_secs(200);
 
 /// `gms upgrade PID --binary FILE`.
 fn upgrade_line(pid: i32, binary: &Path) -> Gms {
@@ -127,6 +129,37 @@ fn a_program_goes_on_through_upgrades_with_an_agent_of_its_own_and_a_disk() {
     upgraded_under_verify(&gms, &stage, 1);
 }
 
+/// An agent is killed after an upgrade: pages are made of the other parts by a binary that has not dealt their stripes, and the next one goes on with that.
+#[test]
+fn a_program_with_parity_goes_on_through_upgrades_and_the_loss_of_an_agent() {
+    let Some(stage) = Stage::set_beside_others() else { return };
+    let [first, second, third, fourth] =
+        [(); 4].map(|()| AgentSetup::new(Mib(256)).args(["--drain", "1000"]).start());
+    let gms = Gms::run(&stage, &verify(96)).local(Mib(32)).redundancy("parity:2+1");
+    let gms = gms.agents(&[&first, &second, &third, &fourth]);
+    let mut proc = gms.spawn();
+    let before = wait_paged(&mut proc, Mib(32));
+    wait_until_copied(&proc);
+    let mut copies = Copies::of(&stage);
+    copies.upgrade(&before);
+    let address = second.addr();
+    second.kill();
+    wait_until_missed(&proc, &address);
+    copies.upgrade(&before);
+    wait_rounds(&proc, 2);
+    // Until it is rebuilt, and a while longer.
+    poll_until("what the agent had elsewhere", PARITY_LIMIT, || {
+        let status = status_of(before.pid)?;
+        let dead = status.agents.iter().find(|agent| agent.addr == address)?;
+        (dead.pages_held == 0 && status.short_bytes == 0).then_some(())
+    });
+    copies.upgrade(&before);
+    wait_rounds(&proc, 1);
+    let outcome = end_verified(&gms, proc, Mib(96), Mib(32));
+    assert!(outcome.stats().pages_made > 0, "{:?}", outcome.stats());
+    drop((first, third, fourth));
+}
+
 /// Runs a program that ends by itself, with as many upgrades meanwhile as there is time for, and one at least. With `told` it must say that at its end.
 fn upgraded_until_the_end(gms: &Gms, stage: &Stage) -> Outcome {
     let mut proc = gms.spawn();
@@ -222,7 +255,7 @@ fn a_binary_that_cannot_go_on_is_refused_before_anything_stops() {
     let data = script(&stage, "data", "no program");
     let plain = stage.path("plain");
     fs::write(&plain, "no program").expect("a file");
-    let shared = script(&stage, "shared", "#!/bin/sh\necho knows versions: 1");
+    let shared = script(&stage, "shared", "#!/bin/sh\necho knows versions: 2");
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o775)).expect("its mode");
     let fifo = stage.path("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gms_policy::Redundancy;
 use gms_policy::ids::AgentId;
 use gms_transport::client::{AgentAddress, Lane, Roster, Seal};
 use gms_transport::keys::Identity;
@@ -79,7 +78,10 @@ impl Session {
         if self.shared.config.trace.is_some() {
             return Err("it writes a --trace, which would be lost".into());
         }
-        self.fits_a_record()?;
+        // In a time for which faults can wait.
+        if let Some(reason) = lock(&self.shared.tables).vast() {
+            return Err(reason.into());
+        }
         let handover = &self.shared.handover;
         handover.ask();
         self.shared.kick_evict();
@@ -88,22 +90,6 @@ impl Session {
         let record = self.record(told.since, told.record, to).map_err(|error| error.to_string());
         let record = record.inspect_err(|_| handover.let_go())?;
         Ok((record, told.words))
-    }
-
-    /// Whether all that there is can be told, in a time for which faults can wait.
-    fn fits_a_record(&self) -> Result<(), String> {
-        use Redundancy::{Auto, None, Replica};
-        // Of what other kinds keep nothing is told.
-        let redundancy = self.shared.config.redundancy;
-        if !matches!(redundancy, Auto | None | Replica(_)) {
-            return Err(format!(
-                "it runs with --redundancy {redundancy}, which is not handed over"
-            ));
-        }
-        if lock(&self.shared.tables).is_vast() {
-            return Err("its processes share too many pages after forks".into());
-        }
-        Ok(())
     }
 
     /// How many threads page the workload.

@@ -49,7 +49,7 @@ fn by_agent(counts: Vec<(u8, u32)>) -> BTreeMap<AgentId, u32> {
 
 impl Shared {
     /// Figures that only grow.
-    fn counts(&self) -> [&AtomicU64; 7] {
+    fn counts(&self) -> [&AtomicU64; 8] {
         [
             &self.faults,
             &self.zero_fills,
@@ -58,6 +58,7 @@ impl Shared {
             &self.prefetch_hits,
             &self.lent_faults,
             &self.lent_hedges,
+            &self.pages_made,
         ]
     }
 

@@ -9,17 +9,19 @@ use gms_policy::eviction::Mark;
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::limits::AGENTS_MAX;
 use gms_policy::redundancy::AgentSet;
+use gms_policy::stripes::Stripes;
 
 use super::space::SpaceState;
 use super::{Counters, Owner, Phase, Slot, Tables};
 use crate::page_map::PageMap;
 use crate::words::{Words, put_list};
 
-/// Content ids that are left out, so that none is used again though the binary before may have used some after it wrote this.
+/// Content ids, or stripes, that are left out, so that no id is used again though the binary before may have used some after it wrote this.
 const IDS_SKIPPED: u64 = 1 << 16;
 
-/// Contents that several pages share. More of them are not handed over: it would take seconds, in which all wait.
+/// Contents that several pages share, and stripes. More of them are not handed over: it would take seconds, in which all wait.
 const SHARED_MAX: usize = 4 << 20;
+const STRIPES_MAX: usize = 4 << 20;
 
 /// More slots than any binary has.
 const SLOTS_MAX: u32 = 1 << 16;
@@ -30,20 +32,28 @@ impl Tables {
         self.map.file()
     }
 
-    /// Whether there are too many words.
-    pub fn is_vast(&self) -> bool {
-        self.shared.len() > SHARED_MAX
+    /// Of what there are too many words, if of anything.
+    pub fn vast(&self) -> Option<&'static str> {
+        let stripes = self.stripes.as_ref().map_or(0, Stripes::len);
+        match () {
+            () if self.shared.len() > SHARED_MAX => {
+                Some("its processes share too many pages after forks")
+            }
+            () if stripes > STRIPES_MAX => Some("its pages are in too many stripes"),
+            () => None,
+        }
     }
 
     /// Why they cannot be handed over, if so.
     pub fn unfit(&self) -> Option<&'static str> {
         let is_sent = |slot: &Slot| matches!(slot.phase, Phase::Sent { .. });
         match () {
-            () if self.stripes.is_some() => Some("its pages are in stripes (--redundancy parity)"),
             () if self.exhausted => Some("its page map is full"),
             () if !self.doomed.is_empty() => Some("pages of it are lost"),
             () if !self.leaving.is_empty() => Some("pages of it are leaving"),
-            () if self.slots.iter().any(is_sent) => Some("pages of it are on their way to agents"),
+            () if self.slots.iter().any(is_sent) || !self.dealt.is_empty() => {
+                Some("pages of it are on their way to agents")
+            }
             () => None,
         }
     }
@@ -84,6 +94,9 @@ impl Tables {
         let Counters { pages_out, clean_drops, zero_drops, second_chances } = self.counters;
         out.extend([pages_out, clean_drops, zero_drops, second_chances]);
         out.extend([self.next_content, self.remote_pages_peak, self.clock.evicted()]);
+        if let Some(stripes) = &self.stripes {
+            put_list(out, stripes.words());
+        }
     }
 
     /// The tables as they were. `file` has the entries of their page map; the budget is one of `budget` pages.
@@ -123,6 +136,10 @@ impl Tables {
         self.next_content = words.word()?.checked_add(IDS_SKIPPED)?;
         self.remote_pages_peak = words.word()?;
         self.clock = self.clock.clone().after(words.word()?);
+        if self.map.placements.shape().is_some() {
+            let stripes = words.list()?;
+            self.stripes = Some(Stripes::from_words(stripes, &self.map.placements, IDS_SKIPPED)?);
+        }
         words.is_empty().then_some(())
     }
 
@@ -159,6 +176,8 @@ impl Tables {
 
 #[cfg(test)]
 mod tests {
+    use gms_policy::stripes::{Answer, Read, Shape};
+
     use super::*;
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
@@ -249,6 +268,58 @@ mod tests {
         while again.bury(1) {}
         assert_eq!((again.away_pages(), again.remote_pages(), again.map.bytes()), (0, 0, 0));
         assert_eq!(again.discards_of(AgentId(0)), 30, "each content is released once");
+    }
+
+    /// With parity, pages of stripes that were written, one of which has died, and one that waits for another; an agent has lost its parts.
+    #[test]
+    fn stripes_are_the_same_after_their_way_through_words() {
+        let (space, shape) = (SpaceId(1), Shape::new(2, 1).expect("a shape"));
+        let mut tables = Tables::new(64, BUDGET).expect("a memfd").striped(shape);
+        tables.add_space(space);
+        tables.register(space, 0..1 << 31, &RangeSet::default());
+        let page = |n: u64| PageAddr::containing(n * PAGE);
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        tables.begin_evict(space, &(0..21).map(page).collect::<Vec<_>>(), &mut leaving);
+        for &(page, slot) in &leaving {
+            tables.finish_evict(slot, EvictOutcome::Moved(page.get() + 1), &mut wake);
+        }
+        let agents: AgentSet = (0..3).map(AgentId).collect();
+        let dealt = tables.deal(agents, 64);
+        assert!(tables.unfit().is_some_and(|reason| reason.contains("on their way")));
+        for part in dealt.into_iter().flat_map(|stripe| stripe.parts) {
+            tables.answered(part.id, Answer::Stored);
+        }
+        tables.remove(space, page(4).get()..page(5).get());
+        tables.age_quarantine(space);
+        tables.begin_session(AgentId(1), 77);
+        tables.lose(AgentId(1));
+        assert_eq!(tables.unfit(), None);
+        let words = words_of(&tables);
+        let file = tables.file().try_clone().expect("a descriptor");
+        let again = Tables::from_words(file, BUDGET, &mut Words::new(&words));
+        let mut again = again.expect("the same tables");
+        let askable: AgentSet = [0, 2].map(AgentId).into_iter().collect();
+        let known = |tables: &Tables| {
+            let all = tables.map.known(space, 0..u64::MAX).into_iter();
+            let read = |state| match state {
+                crate::page_map::State::Remote(content) => tables.read(content, askable),
+                _ => None,
+            };
+            all.map(|(page, state)| (page, state, read(state))).collect::<Vec<_>>()
+        };
+        assert_eq!(known(&again), known(&tables));
+        let made =
+            known(&again).into_iter().filter(|(.., read)| matches!(read, Some(Read::Decode(..))));
+        assert!(made.count() > 4, "pages of the agent that has lost them are made");
+        assert_eq!((again.frames_taken(), again.ready.len()), (tables.frames_taken(), 1));
+        // No id is used again.
+        let next = again.deal(agents, 1);
+        assert!(next.is_empty(), "one page is no stripe");
+        drop(tables);
+        again.drop_space(space);
+        while again.bury(1) {}
+        assert_eq!((again.away_pages(), again.frames_taken(), again.map.bytes()), (0, 0, 0));
+        assert_eq!(again.discards_of(AgentId(0)), 10, "a part of each stripe");
     }
 
     #[test]

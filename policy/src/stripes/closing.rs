@@ -40,11 +40,11 @@ const _: () = assert!(
 #[derive(Clone, Debug, Default)]
 pub(super) struct Closing {
     /// Safe stripes, by the number of their live pages.
-    by_live: [u64; DATA_MAX + 1],
+    pub(super) by_live: [u64; DATA_MAX + 1],
     /// Stripes that are closing.
-    stripes: BTreeSet<StripeId>,
+    pub(super) stripes: BTreeSet<StripeId>,
     /// Their parts.
-    parts: u64,
+    pub(super) parts: u64,
     /// Where the search goes on.
     from: StripeId,
 }

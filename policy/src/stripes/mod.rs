@@ -18,6 +18,7 @@
 
 mod closing;
 mod codec;
+mod words;
 
 pub use crate::shape::{DATA_MAX, PARITY_MAX, Part, Role, Shape, StripeId};
 pub use closing::{AgentsNow, PARTS_MORE_MAX, PARTS_PERCENT_MAX};
@@ -307,6 +308,11 @@ impl Stripes {
     /// The agent has lost every part that was dealt to it before, of which [`Placements::lose`] was told.
     pub fn lose(&mut self, agent: AgentId) {
         self.held.remove(&agent);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.stripes.len()
     }
 
     /// Whether there is no stripe.

@@ -303,6 +303,28 @@ impl World {
             let holders = self.placements.holders(placement, id);
             assert_eq!(holders, if self.has(id) { AgentSet::of(place) } else { AgentSet::EMPTY });
         }
+        if self.sent.is_empty() {
+            self.check_words();
+        }
+    }
+
+    /// Whoever goes on by the words knows all that is known here.
+    fn check_words(&self) {
+        let placements = Placements::from_words(&self.placements.words()).expect("sets");
+        let words = self.stripes.words();
+        let again = Stripes::from_words(&words, &placements, 3).expect("stripes");
+        assert_eq!(again.next.0, self.stripes.next.0 + 3);
+        assert_eq!(again.words()[1..], words[1..]);
+        let figures = |stripes: &Stripes| {
+            let held = self.all().agents().map(|agent| stripes.held_by(agent)).collect::<Vec<_>>();
+            let Closing { by_live, stripes: closing, parts, .. } = stripes.closing.clone();
+            (stripes.parts(), stripes.live(), stripes.given_up(), held, by_live, closing, parts)
+        };
+        assert_eq!(figures(&again), figures(&self.stripes));
+        for id in self.dealt.values().flat_map(|dealt| dealt.parts.iter().map(|part| part.id)) {
+            let read = self.stripes.read(&self.placements, id, self.askable());
+            assert_eq!(again.read(&placements, id, self.askable()), read);
+        }
     }
 
     fn held(&self) -> u64 {
