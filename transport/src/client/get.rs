@@ -1,4 +1,7 @@
-//! One get: up to 64 pages that one agent holds, asked for in one request, checked and handed on as they arrive.
+//! A get, from its request to its last page: up to 64 pages that one agent holds, asked for in one request, checked and handed
+//! on as they arrive. Replies to other requests come the same way, and are the parent's.
+//!
+//! [`Client::get`] -> `send_get` -> `send` ... [`Client::poll`] -> `handle_reply` -> `handle_payload` -> `poll_step`.
 //!
 //! A page is open until it has arrived or it is certain that this get does not bring it. A thread may wait for the
 //! first page. While that page is open, a request without an answer is repeated for it alone; pages ahead of need are
@@ -9,11 +12,14 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use gms_policy::ids::{AgentId, ContentId};
+use zerocopy::IntoBytes;
 
 use super::seal::Envelope;
-use super::{DENIED_PAUSE, PUT_DEADLINE, RETRY};
-use crate::ExchangeId;
+use super::{
+    Client, ClientEvent, DENIED_PAUSE, Failure, GetId, Owner, PUT_DEADLINE, RETRY, Request,
+};
 use crate::message::{Control, PAGE_LEN, PAGES_MAX, PageDescriptor, PagesReply, Priority, Status};
+use crate::{Event, ExchangeId, Transport, TransportError};
 
 /// A page as its agent knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +62,162 @@ pub(super) enum Step {
     Arrived(Range<usize>, Bytes),
     /// This page's bytes are not those that were put.
     Wrong(usize),
+}
+
+impl<T: Transport> Client<T> {
+    /// Asks an agent for 1 to [`PAGES_MAX`] pages. What cannot be sent now is sent when its link takes it.
+    pub fn get(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        pages: Vec<Wanted>,
+        urgency: Urgency,
+    ) -> GetId {
+        let (id, mut get) = (GetId(self.take_id()), Get::new(now, agent, pages, urgency));
+        self.has_unsent |= !self.send_get(now, id, &mut get);
+        self.gets.insert(id, get);
+        id
+    }
+
+    /// Sends a get. False if its agent's link does not take it.
+    pub(super) fn send_get(&mut self, now: Instant, id: GetId, get: &mut Get) -> bool {
+        if !self.lane.is_up(get.agent) {
+            return false;
+        }
+        get.end_pause();
+        let (request, workload) = (self.next_request, self.lane.workload);
+        let (control, heads) = match get.asks_for() {
+            [page] => (Control::get(request, workload, page.id.0), Vec::new()),
+            pages => {
+                let heads = pages.iter().map(|page| PageDescriptor::new(page.id.0, 0)).collect();
+                (Control::get_many(request, workload, pages.len() as u16), heads)
+            }
+        };
+        let control = self.envelope.with_lengths(control.with_priority(get.priority()));
+        let sent = self.send(now, get.agent, control, &[heads.as_bytes()], Owner::Get(id));
+        sent.map(|exchange| get.handle_sent(now, exchange)).is_ok()
+    }
+
+    /// Sends a request, which is the [next](Client::next_request).
+    pub(super) fn send(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        control: Control,
+        payload: &[&[u8]],
+        owner: Owner,
+    ) -> Result<ExchangeId, TransportError> {
+        let (transport, peer) =
+            (&mut self.lane.transport, &mut self.lane.peers[usize::from(agent.0)]);
+        let (link, session) = peer.link().ok_or(TransportError::Busy)?;
+        self.next_request += 1;
+        let sent = transport.request(now, link, &control.with_session(session), payload);
+        let exchange = sent.inspect_err(|_| peer.feedback.on_refusal())?;
+        let (op, pages) = (control.op().expect("made here"), control.count());
+        peer.note_sent(op, pages);
+        let request = Request { agent, op, pages, owner, sent: now, answered: false, done: 0 };
+        self.requests.insert(exchange, request);
+        Ok(exchange)
+    }
+
+    /// Next event, if any.
+    pub fn poll(&mut self, now: Instant) -> Option<ClientEvent> {
+        loop {
+            if let Some(event) = self.events.pop_front().or_else(|| self.poll_arriving()) {
+                return Some(event);
+            }
+            match self.lane.transport.poll(now)? {
+                Event::Connected { link, peer } => self.lane.handle_connected(now, link, peer.id),
+                Event::Closed { link, reason } => {
+                    self.events.extend(self.lane.handle_closed(now, link, &reason));
+                }
+                Event::Control { exchange, control } => self.handle_reply(now, exchange, control),
+                Event::Payload { exchange, offset, bytes } => {
+                    self.handle_payload(exchange, offset as usize, bytes);
+                }
+                Event::Complete { exchange } => {
+                    self.end(exchange).into_iter().for_each(|request| self.finish(request));
+                }
+                Event::Aborted { exchange, .. } => self.handle_aborted(exchange),
+            }
+        }
+    }
+
+    fn handle_reply(&mut self, now: Instant, exchange: ExchangeId, control: Control) {
+        let Some(request) = self.requests.get_mut(&exchange) else {
+            return self.events.extend(self.lane.handle_reply(now, exchange, &control));
+        };
+        let elapsed = now.saturating_duration_since(request.sent);
+        self.lane.peer(request.agent).note_reply(request.op, request.pages, elapsed, &control);
+        request.handle_reply(&control);
+        let Owner::Get(id) = request.owner else { return };
+        let Some(get) = self.gets.get_mut(&id) else { return };
+        let pages = get.handle_reply(now, &control, self.envelope.page_len());
+        let (failure, control) = (Failure::NotHeld(control.status()), Box::new(control));
+        self.events.push_back(ClientEvent::Answered { get: id, control });
+        if pages != 0 {
+            self.events.push_back(ClientEvent::Failed { get: id, pages, failure });
+        }
+    }
+
+    fn handle_payload(&mut self, exchange: ExchangeId, offset: usize, bytes: Bytes) {
+        match self.requests.get_mut(&exchange).map(|request| &mut request.owner) {
+            Some(Owner::Get(id)) => {
+                if let Some(get) = self.gets.get_mut(id) {
+                    get.handle_payload(offset, bytes);
+                    self.arriving = Some(*id);
+                }
+            }
+            // As much as its control message has announced.
+            Some(Owner::Members(told)) => told.extend_from_slice(&bytes),
+            _ => {}
+        }
+    }
+
+    fn poll_arriving(&mut self) -> Option<ClientEvent> {
+        let id = self.arriving?;
+        let envelope = &mut self.envelope;
+        let step = self.gets.get_mut(&id).and_then(|get| get.poll_step(envelope));
+        if step.is_none() {
+            self.arriving = None;
+        }
+        step.map(|step| match step {
+            Step::Arrived(pages, bytes) => ClientEvent::Arrived { get: id, pages, bytes },
+            Step::Wrong(page) => ClientEvent::Wrong { get: id, page },
+        })
+    }
+
+    fn handle_aborted(&mut self, exchange: ExchangeId) {
+        let Some(request) = self.end(exchange) else { return };
+        self.lane.peer(request.agent).feedback.on_refusal();
+        self.fail(request);
+    }
+
+    /// The exchange is over: the only place where a request stops to be under way.
+    pub(super) fn end(&mut self, exchange: ExchangeId) -> Option<Request> {
+        let request = self.requests.remove(&exchange)?;
+        self.lane.peer(request.agent).inflight -= 1;
+        Some(request)
+    }
+
+    /// A get's exchange is over; it goes on if a page is open for which a thread waits.
+    pub(super) fn end_request(&mut self, id: GetId) {
+        let Some(get) = self.gets.get_mut(&id) else { return };
+        let pages = get.handle_end();
+        self.has_unsent |= !get.is_closed();
+        self.close(id, pages, Failure::GivenUp);
+    }
+
+    /// Pages of a get do not come.
+    pub(super) fn close(&mut self, id: GetId, pages: u64, failure: Failure) {
+        if pages != 0 {
+            self.events.push_back(ClientEvent::Failed { get: id, pages, failure });
+        }
+        if self.gets.get(&id).is_some_and(Get::is_closed) {
+            self.gets.remove(&id);
+            self.events.push_back(ClientEvent::Ended { get: id });
+        }
+    }
 }
 
 /// See the module's documentation. Sets of pages are masks: bit i is page i.
@@ -187,13 +349,8 @@ impl Get {
             Status::Ok | Status::NotFound => {
                 control.answer::<PagesReply>().done & first(self.asked)
             }
-            // Without a session (yet), or with too much under way, it may have them later; and what failed with others may be had alone.
             status if status == Status::Denied || self.asked > 1 => {
-                if status == Status::Denied {
-                    self.pause = Some(now + DENIED_PAUSE);
-                }
-                self.state = State::Refused(exchange);
-                return 0;
+                return self.refuse(now, exchange, status);
             }
             _ => 0,
         };
@@ -204,6 +361,15 @@ impl Get {
         self.fits = self.payload == self.head + count * page_len;
         self.state = State::Receiving(exchange);
         self.end(self.open & first(self.asked) & !done)
+    }
+
+    /// Without a session (yet), or with too much under way, the agent may have the pages later; and what failed with others may be had alone.
+    fn refuse(&mut self, now: Instant, exchange: ExchangeId, status: Status) -> u64 {
+        if status == Status::Denied {
+            self.pause = Some(now + DENIED_PAUSE);
+        }
+        self.state = State::Refused(exchange);
+        0
     }
 
     /// The next bytes of the reply's payload. [`Get::poll_step`] tells what they are.
@@ -257,13 +423,8 @@ impl Get {
         }
         let (next, page_len) = (self.coming.trailing_zeros() as usize, envelope.page_len());
         if !self.part.is_empty() || self.chunk.len() < page_len {
-            let missing = (page_len - self.part.len()).min(self.chunk.len());
-            self.part.extend_from_slice(&self.chunk[..missing]);
-            self.chunk.advance(missing);
-            if self.part.len() < page_len {
-                return None;
-            }
-            let right = envelope.unwrap(&self.pages[next..], self.part.split().freeze());
+            let whole = self.gather(page_len)?;
+            let right = envelope.unwrap(&self.pages[next..], whole);
             return Some(self.step(right));
         }
         let run = (self.coming >> next).trailing_ones() as usize;
@@ -271,6 +432,14 @@ impl Get {
         let right = envelope.unwrap(&self.pages[next..], self.chunk.slice(..most * page_len));
         self.chunk.advance((right.len() / PAGE_LEN).max(1) * page_len);
         Some(self.step(right))
+    }
+
+    /// The next page, if it is whole now, of which only a part had come at once.
+    fn gather(&mut self, page_len: usize) -> Option<Bytes> {
+        let missing = (page_len - self.part.len()).min(self.chunk.len());
+        self.part.extend_from_slice(&self.chunk[..missing]);
+        self.chunk.advance(missing);
+        (self.part.len() == page_len).then(|| self.part.split().freeze())
     }
 
     /// The next pages have come, and these are the first of them that are right; if none is, the next one is wrong.

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use gms_policy::ids::{AgentId, ContentId};
 use zerocopy::IntoBytes;
 
-use self::get::{Get, Step};
+use self::get::Get;
 pub use self::get::{Urgency, Wanted};
 pub use self::lane::{LEASE, Lane};
 pub use self::roster::{AgentAddress, Roster};
@@ -36,7 +36,7 @@ use crate::message::{
     Control, DISCARD_MAX, FEATURE_LENGTHS, MemberEntry, Op, PAGES_MAX, PageDescriptor, PagesReply,
     Priority, Status,
 };
-use crate::{CloseCode, Event, ExchangeId, LinkId, Transport, TransportError};
+use crate::{CloseCode, ExchangeId, LinkId, Transport, TransportError};
 
 /// A get without a reply, or without the rest of it, is repeated or given up after this.
 pub const RETRY: Duration = Duration::from_secs(2);
@@ -171,6 +171,22 @@ struct Request {
     done: u64,
 }
 
+impl Request {
+    /// The reply's control message has come.
+    fn handle_reply(&mut self, control: &Control) {
+        let (status, done) = (control.status(), control.answer::<PagesReply>().done);
+        self.answered = true;
+        self.done = match self.owner {
+            Owner::Get(_) => done,
+            Owner::Put(_) if matches!(status, Status::Ok | Status::Full | Status::Draining) => done,
+            // Else it had no room for the request, and does not know of it.
+            Owner::Discard(_) if !matches!(status, Status::Denied | Status::Failed) => u64::MAX,
+            Owner::Members(_) if status == Status::Ok => 1,
+            Owner::Put(_) | Owner::Discard(_) | Owner::Members(_) | Owner::Nobody => 0,
+        };
+    }
+}
+
 /// See the module's documentation.
 pub struct Client<T> {
     lane: Lane<T>,
@@ -258,159 +274,7 @@ impl<T: Transport> Client<T> {
         let _ = self.flush(now);
     }
 
-    // ---- a get, and what comes of it
-
-    /// Asks an agent for 1 to [`PAGES_MAX`] pages. What cannot be sent now is sent when its link takes it.
-    pub fn get(
-        &mut self,
-        now: Instant,
-        agent: AgentId,
-        pages: Vec<Wanted>,
-        urgency: Urgency,
-    ) -> GetId {
-        let (id, mut get) = (GetId(self.take_id()), Get::new(now, agent, pages, urgency));
-        self.has_unsent |= !self.send_get(now, id, &mut get);
-        self.gets.insert(id, get);
-        id
-    }
-
-    /// Sends a get. False if its agent's link does not take it.
-    fn send_get(&mut self, now: Instant, id: GetId, get: &mut Get) -> bool {
-        if !self.lane.is_up(get.agent) {
-            return false;
-        }
-        get.end_pause();
-        let (request, workload) = (self.next_request, self.lane.workload);
-        let (control, heads) = match get.asks_for() {
-            [page] => (Control::get(request, workload, page.id.0), Vec::new()),
-            pages => {
-                let heads = pages.iter().map(|page| PageDescriptor::new(page.id.0, 0)).collect();
-                (Control::get_many(request, workload, pages.len() as u16), heads)
-            }
-        };
-        let control = self.envelope.with_lengths(control.with_priority(get.priority()));
-        let sent = self.send(now, get.agent, control, &[heads.as_bytes()], Owner::Get(id));
-        sent.map(|exchange| get.handle_sent(now, exchange)).is_ok()
-    }
-
-    /// Sends a request, which is the [next](Client::next_request).
-    fn send(
-        &mut self,
-        now: Instant,
-        agent: AgentId,
-        control: Control,
-        payload: &[&[u8]],
-        owner: Owner,
-    ) -> Result<ExchangeId, TransportError> {
-        let (transport, peer) =
-            (&mut self.lane.transport, &mut self.lane.peers[usize::from(agent.0)]);
-        let (link, session) = peer.link().ok_or(TransportError::Busy)?;
-        self.next_request += 1;
-        let sent = transport.request(now, link, &control.with_session(session), payload);
-        let exchange = sent.inspect_err(|_| peer.feedback.on_refusal())?;
-        let (op, pages) = (control.op().expect("made here"), control.count());
-        peer.note_sent(op, pages);
-        let request = Request { agent, op, pages, owner, sent: now, answered: false, done: 0 };
-        self.requests.insert(exchange, request);
-        Ok(exchange)
-    }
-
-    /// Next event, if any.
-    pub fn poll(&mut self, now: Instant) -> Option<ClientEvent> {
-        loop {
-            if let Some(event) = self.events.pop_front().or_else(|| self.poll_arriving()) {
-                return Some(event);
-            }
-            match self.lane.transport.poll(now)? {
-                Event::Connected { link, peer } => self.lane.handle_connected(now, link, peer.id),
-                Event::Closed { link, reason } => {
-                    self.events.extend(self.lane.handle_closed(now, link, &reason));
-                }
-                Event::Control { exchange, control } => self.handle_reply(now, exchange, control),
-                Event::Payload { exchange, offset, bytes } => {
-                    self.handle_payload(exchange, offset as usize, bytes);
-                }
-                Event::Complete { exchange } => {
-                    let Some(request) = self.end(exchange) else { continue };
-                    self.finish(request);
-                }
-                Event::Aborted { exchange, .. } => {
-                    let Some(request) = self.end(exchange) else { continue };
-                    self.lane.peer(request.agent).feedback.on_refusal();
-                    self.fail(request);
-                }
-            }
-        }
-    }
-
-    fn handle_reply(&mut self, now: Instant, exchange: ExchangeId, control: Control) {
-        let Some(request) = self.requests.get_mut(&exchange) else {
-            return self.events.extend(self.lane.handle_reply(now, exchange, &control));
-        };
-        request.answered = true;
-        let elapsed = now.saturating_duration_since(request.sent);
-        let peer = self.lane.peer(request.agent);
-        peer.note_reply(request.op, request.pages, elapsed, &control);
-        let (status, answer) = (control.status(), || control.answer::<PagesReply>());
-        match request.owner {
-            Owner::Get(id) => {
-                request.done = answer().done;
-                let Some(get) = self.gets.get_mut(&id) else { return };
-                let pages = get.handle_reply(now, &control, self.envelope.page_len());
-                let control = Box::new(control);
-                self.events.push_back(ClientEvent::Answered { get: id, control });
-                if pages != 0 {
-                    let failure = Failure::NotHeld(status);
-                    self.events.push_back(ClientEvent::Failed { get: id, pages, failure });
-                }
-            }
-            Owner::Put(_) if matches!(status, Status::Ok | Status::Full | Status::Draining) => {
-                request.done = answer().done;
-            }
-            // Else it had no room for the request, and does not know of it.
-            Owner::Discard(_) if !matches!(status, Status::Denied | Status::Failed) => {
-                request.done = u64::MAX;
-            }
-            Owner::Members(_) if status == Status::Ok => request.done = 1,
-            Owner::Put(_) | Owner::Discard(_) | Owner::Members(_) | Owner::Nobody => {}
-        }
-    }
-
-    fn handle_payload(&mut self, exchange: ExchangeId, offset: usize, bytes: Bytes) {
-        match self.requests.get_mut(&exchange).map(|request| &mut request.owner) {
-            Some(Owner::Get(id)) => {
-                if let Some(get) = self.gets.get_mut(id) {
-                    get.handle_payload(offset, bytes);
-                    self.arriving = Some(*id);
-                }
-            }
-            // As much as its control message has announced.
-            Some(Owner::Members(told)) => told.extend_from_slice(&bytes),
-            _ => {}
-        }
-    }
-
-    fn poll_arriving(&mut self) -> Option<ClientEvent> {
-        let id = self.arriving?;
-        let envelope = &mut self.envelope;
-        match self.gets.get_mut(&id).and_then(|get| get.poll_step(envelope)) {
-            Some(Step::Arrived(pages, bytes)) => {
-                Some(ClientEvent::Arrived { get: id, pages, bytes })
-            }
-            Some(Step::Wrong(page)) => Some(ClientEvent::Wrong { get: id, page }),
-            None => {
-                self.arriving = None;
-                None
-            }
-        }
-    }
-
-    /// The exchange is over: the only place where a request stops to be under way.
-    fn end(&mut self, exchange: ExchangeId) -> Option<Request> {
-        let request = self.requests.remove(&exchange)?;
-        self.lane.peer(request.agent).inflight -= 1;
-        Some(request)
-    }
+    // ---- what comes of a request, and what else is sent
 
     /// A reply has come whole.
     fn finish(&mut self, request: Request) {
@@ -434,31 +298,10 @@ impl<T: Transport> Client<T> {
         self.finish(Request { done: 0, ..request });
     }
 
-    /// A get's exchange is over; it goes on if a page is open for which a thread waits.
-    fn end_request(&mut self, id: GetId) {
-        let Some(get) = self.gets.get_mut(&id) else { return };
-        let pages = get.handle_end();
-        self.has_unsent |= !get.is_closed();
-        self.close(id, pages, Failure::GivenUp);
-    }
-
-    /// Pages of a get do not come.
-    fn close(&mut self, id: GetId, pages: u64, failure: Failure) {
-        if pages != 0 {
-            self.events.push_back(ClientEvent::Failed { get: id, pages, failure });
-        }
-        if self.gets.get(&id).is_some_and(Get::is_closed) {
-            self.gets.remove(&id);
-            self.events.push_back(ClientEvent::Ended { get: id });
-        }
-    }
-
     fn take_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }
-
-    // ---- what else is sent
 
     /// Gives 1 to [`PAGES_MAX`] pages of [`PAGE_LEN`](crate::message::PAGE_LEN) bytes to an agent.
     ///

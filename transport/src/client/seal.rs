@@ -185,12 +185,7 @@ impl Envelope {
     /// `bytes` are pages as they travelled, at most [`PAGES_MAX`], the first of those that are `wanted`. Returns the
     /// first of them, unwrapped, as far as they are right.
     pub(super) fn unwrap(&mut self, wanted: &[Wanted], bytes: Bytes) -> Bytes {
-        let Some(seal) = &self.seal else {
-            let pages = bytes.chunks_exact(PAGE_LEN).zip(wanted);
-            let right = |(page, wanted): &(&[u8], &Wanted)| is_right(self.checksum, page, wanted);
-            let right = pages.take_while(right).count();
-            return bytes.slice(..right * PAGE_LEN);
-        };
+        let Some(seal) = &self.seal else { return self.check(wanted, &bytes) };
         if self.opened.capacity() == 0 {
             self.opened.reserve(PAGES_MAX * PAGE_LEN);
         }
@@ -207,6 +202,13 @@ impl Envelope {
             }
         }
         self.opened.split().freeze()
+    }
+
+    /// The same of pages that are not sealed.
+    fn check(&self, wanted: &[Wanted], bytes: &Bytes) -> Bytes {
+        let pages = bytes.chunks_exact(PAGE_LEN).zip(wanted);
+        let right = |(page, wanted): &(&[u8], &Wanted)| is_right(self.checksum, page, wanted);
+        bytes.slice(..pages.take_while(right).count() * PAGE_LEN)
     }
 }
 
