@@ -49,26 +49,8 @@ impl Streams {
         let number = (page.get() / FRAME_BYTES) as i64;
         let left_out = self.streams.iter().position(|stream| stream.left_out == Some(number));
         let grown = match (left_out, self.continued(number)) {
-            (Some(at), _) => {
-                let stream = self.touch(Some(at), number);
-                let issued = stream.issued;
-                stream.follow(stream.end());
-                self.on_outcome(issued, issued);
-                Growth::Used(self.streams[0].count)
-            }
-            (None, Some((at, steps))) => {
-                let stream = self.touch(Some(at), number);
-                let (count, issued) = (stream.count, stream.issued);
-                let growth = stream.used(number, steps);
-                stream.follow(number);
-                match growth {
-                    // Nothing was fetched ahead, but it would have been of use: that opens the throttle.
-                    Growth::Used(_) if count == 0 => self.throttle.add(1, 1),
-                    Growth::Used(hits) => self.on_outcome(hits.min(issued), issued),
-                    Growth::Missed => self.on_outcome(0, issued),
-                }
-                growth
-            }
+            (Some(at), _) => self.reach_left_out(at, number),
+            (None, Some((at, steps))) => self.follow(at, number, steps),
             (None, None) => {
                 let at = self.near(number);
                 match self.touch(at, number).wander(number) {
@@ -87,6 +69,30 @@ impl Streams {
             }
             None => (page, Window::default()),
         }
+    }
+
+    /// The fault at `number` is on the page that the stream `at` has left out.
+    fn reach_left_out(&mut self, at: usize, number: i64) -> Growth {
+        let stream = self.touch(Some(at), number);
+        let issued = stream.issued;
+        stream.follow(stream.end());
+        self.on_outcome(issued, issued);
+        Growth::Used(self.streams[0].count)
+    }
+
+    /// The fault at `number` continues the stream `at`, so many steps on.
+    fn follow(&mut self, at: usize, number: i64, steps: u32) -> Growth {
+        let stream = self.touch(Some(at), number);
+        let (count, issued) = (stream.count, stream.issued);
+        let growth = stream.used(number, steps);
+        stream.follow(number);
+        match growth {
+            // Nothing was fetched ahead, but it would have been of use: that opens the throttle.
+            Growth::Used(_) if count == 0 => self.throttle.add(1, 1),
+            Growth::Used(hits) => self.on_outcome(hits.min(issued), issued),
+            Growth::Missed => self.on_outcome(0, issued),
+        }
+        growth
     }
 
     /// Of the window which was returned last these pages must be fetched, in this order: the one to be left out, if any.
