@@ -320,15 +320,19 @@ impl Core {
                 _ => (control.reply(Status::Unsupported), 0),
             },
         };
+        let room = self.settle(request, tenant, freed);
+        self.reply(at, exchange, reply, room)
+    }
+
+    /// Gives back what a request of the tenant holds, which has freed some pages; returns the room that there is now.
+    fn settle(&self, mut request: Exchange, tenant: Option<TenantId>, freed: u64) -> Room {
         let left = request.release(&self.shared.store);
         let mut accounts = self.shared.accounts();
         if let Some(tenant) = tenant {
             accounts.let_go(tenant, freed);
         }
         accounts.clients.end(request.client, request.head_len(), left);
-        let room = self.room(&accounts, Some(request.client));
-        drop(accounts);
-        self.reply(at, exchange, reply, room)
+        self.room(&accounts, Some(request.client))
     }
 
     /// The rest of a request will not come.
@@ -557,31 +561,19 @@ impl Core {
     fn get(&mut self, tenant: TenantId, request: &Exchange) -> Control {
         let control = &request.control;
         let asked: PagesRequest = control.body();
-        let count = usize::from(asked.count);
-        let mut done = 0u64;
+        let (count, lengths) = (usize::from(asked.count), control.has_lengths());
         self.descriptors.clear();
-        let lengths = control.has_lengths();
-        let store = &self.shared.store;
-        // Who asks without lengths takes every page for a frame: what is no frame is not there for him.
-        let find = |page: u64| match store.find(tenant, ContentId(page))? {
-            found if lengths || usize::from(found.length) == FRAME_LEN => Some(found),
-            found => {
-                store.unpin(found);
-                None
+        let mut done = 0u64;
+        let single = (count == 1).then_some(asked.page);
+        let many = request.descriptors().iter().map(PageDescriptor::page);
+        for (index, page) in single.into_iter().chain(many).enumerate() {
+            let Some(found) = self.find(tenant, page, lengths) else { continue };
+            if count > 1 {
+                let head = PageDescriptor::new(page, found.check);
+                self.descriptors.push(head.with_length(if lengths { found.length } else { 0 }));
             }
-        };
-        if count == 1 {
-            self.found.extend(find(asked.page));
-            done = self.found.len() as u64;
-        }
-        for (index, descriptor) in request.descriptors().iter().enumerate() {
-            if let Some(found) = find(descriptor.page()) {
-                let head = PageDescriptor::new(descriptor.page(), found.check);
-                let length = if lengths { found.length } else { 0 };
-                self.descriptors.push(head.with_length(length));
-                self.found.push(found);
-                done |= 1 << index;
-            }
+            self.found.push(found);
+            done |= 1 << index;
         }
         self.stats.gets.add(count as u64);
         self.stats.misses.add((count - self.found.len()) as u64);
@@ -590,13 +582,19 @@ impl Core {
         let status = if self.found.len() == count { Status::Ok } else { Status::NotFound };
         let reply = control.reply(status).with_done(done);
         let reply = if lengths { reply.with_lengths() } else { reply };
-        match self.found.first() {
-            Some(found) if count == 1 && lengths => {
-                reply.with_check(found.check).with_length(found.length)
-            }
-            Some(found) if count == 1 => reply.with_check(found.check),
-            _ => reply,
+        let Some(found) = self.found.first().filter(|_| count == 1) else { return reply };
+        let reply = reply.with_check(found.check);
+        if lengths { reply.with_length(found.length) } else { reply }
+    }
+
+    /// Who asks without `lengths` takes every page for a frame: what is no frame is not there for him.
+    fn find(&self, tenant: TenantId, page: u64, lengths: bool) -> Option<Found> {
+        let found = self.shared.store.find(tenant, ContentId(page))?;
+        if lengths || usize::from(found.length) == FRAME_LEN {
+            return Some(found);
         }
+        self.shared.store.unpin(found);
+        None
     }
 
     fn put(&mut self, now: Instant, tenant: TenantId, request: &mut Exchange) -> Done {
