@@ -59,7 +59,7 @@ const READ_TOGETHER: usize = 32;
 struct SpaceFaults {
     space: Arc<Space>,
     prefetch: Streams,
-    prefetch_totals: (u64, u64),
+    prefetch_hits: u64,
     /// What recent first touches filled: where they are sequential, upwards or downwards, the next fills twice as much.
     zero_streams: Vec<Range<u64>>,
     /// Events read and not applied yet. The kernel may report concurrent changes in another order than they were made, so all wait until none is
@@ -73,6 +73,15 @@ struct SpaceFaults {
     refused: Option<Instant>,
     /// Forked; its parent's events are being applied: its own must wait.
     unborn: bool,
+}
+
+impl SpaceFaults {
+    /// Adds the hits of prefetched pages since this was called last.
+    fn count_hits(&mut self, shared: &Shared) {
+        let (_, hits) = self.prefetch.totals();
+        let new = hits - std::mem::replace(&mut self.prefetch_hits, hits);
+        shared.prefetch_hits.fetch_add(new, Ordering::Relaxed);
+    }
 }
 
 /// What an address space has told of itself.
@@ -269,7 +278,7 @@ impl<T: Transport> FaultCore<T> {
     fn add(&mut self, space: Arc<Space>) {
         let state = SpaceFaults {
             prefetch: Streams::default(),
-            prefetch_totals: (0, 0),
+            prefetch_hits: 0,
             zero_streams: Vec::with_capacity(local::ZERO_STREAMS),
             backlog: Vec::new(),
             late: None,
@@ -301,10 +310,9 @@ impl<T: Transport> FaultCore<T> {
             return self.network(clock);
         }
         let mut ids = self.spaces.keys();
-        match (ids.next(), ids.next()) {
+        match (ids.next().copied(), ids.next()) {
             // What cannot be applied yet is for `settle`, which gives those time who are to tell of more.
-            (Some(only), None) if !self.behind.contains(only) => {
-                let only = *only;
+            (Some(only), None) if !self.behind.contains(&only) => {
                 self.read_space(clock, only, false)
             }
             _ => false,
@@ -360,11 +368,10 @@ impl<T: Transport> FaultCore<T> {
 
     /// Reads the messages of a space, and serves its faults. False if there were none. `polled` says that something was readable.
     fn read_space(&mut self, clock: &impl Fn() -> Instant, id: SpaceId, polled: bool) -> bool {
-        let faults = self.read_faults(clock, id, polled);
-        let found = faults.is_some();
+        let Some(faults) = self.read_faults(clock, id, polled) else { return false };
         let now = clock();
-        faults.into_iter().flatten().for_each(|fault| self.fault(now, fault));
-        found
+        faults.into_iter().for_each(|fault| self.fault(now, fault));
+        true
     }
 
     /// The same, but for the faults, which are returned.
@@ -378,28 +385,18 @@ impl<T: Transport> FaultCore<T> {
         let mut messages = Messages::default();
         torture::at(Point::BeforeRead);
         let gate = self.read_messages(clock(), &space, polled, &mut messages);
-        let state = self.spaces.get(&id)?;
-        if messages.is_empty() && (state.backlog.is_empty() || gate.is_none()) {
+        let is_empty = messages.is_empty();
+        let mut faults = messages.faults;
+        let is_behind = gate.is_some() & self.note_told(id, messages.events);
+        if is_empty && !is_behind {
             return None;
         }
         self.trace(Trace::read);
-        let mut faults = messages.faults;
-        self.note_told(id, messages.events);
-        let state = self.spaces.get(&id)?;
-        if gate.is_some() && !state.backlog.is_empty() {
-            let told = !state.unborn && self.read_changes(clock, &space, &mut faults);
-            torture::at(Point::AfterRead);
-            match told.then(|| self.prove_order(&space)).flatten() {
-                Some(proof) => self.apply(&space, &proof),
-                None => space.ungated.hold(),
-            }
+        if is_behind {
+            self.handle_told(clock, &space, &mut faults);
         }
         torture::at(Point::BeforeGateOpens);
         drop(gate);
-        if self.shared.has_failed() {
-            // What is known may be wrong: nobody is served any more.
-            return Some(Vec::new());
-        }
         self.shared.faults.fetch_add(faults.len() as u64, Ordering::Relaxed);
         let fault = |PageFault { page, write, tid }| Fault { place: (id, page), write, tid };
         Some(faults.into_iter().map(fault).collect())
@@ -454,38 +451,31 @@ impl<T: Transport> FaultCore<T> {
         }
     }
 
-    /// What is to be applied.
-    fn note_told(&mut self, id: SpaceId, events: Vec<Event>) {
-        let Some(state) = self.spaces.get_mut(&id) else { return };
+    /// What is to be applied; returns whether anything is.
+    fn note_told(&mut self, id: SpaceId, events: Vec<Event>) -> bool {
+        let Some(state) = self.spaces.get_mut(&id) else { return false };
         state.backlog.extend(events.into_iter().map(|event| Told { event, echoed: false }));
-        if !state.backlog.is_empty() {
+        let is_behind = !state.backlog.is_empty();
+        if is_behind {
             self.behind.insert(id);
         }
+        is_behind
     }
 
     /// One thread waits for one page.
     fn fault(&mut self, now: Instant, fault: Fault) {
         let place = fault.place;
         let Some(state) = self.spaces.get(&place.0) else { return };
+        // Else what is known may be wrong: nobody is served any more.
         if self.shared.has_failed() {
             return;
         }
-        let never_waits = self.shared.is_ours(fault.tid, &state.space);
         if !state.backlog.is_empty() {
-            // Each event wakes it, and it faults anew.
-            if !self.again.contains(&fault) {
-                self.again.push(fault);
-            }
-            return;
+            return self.try_again(fault);
         }
-        let same_ids = state.space.same_ids.load(Ordering::Relaxed);
+        let never_waits = self.shared.is_ours(fault.tid, &state.space);
         let action = lock(&self.shared.tables).fault(place);
-        let room = match action {
-            FaultAction::Zero => 1 + self.shared.sizes.room_kept,
-            FaultAction::Buffered(_) | FaultAction::Fetch(_) => 1,
-            FaultAction::Wait | FaultAction::Resident => 0,
-        };
-        if !self.shared.has_room(room) && !never_waits {
+        if !self.has_room(action) && !never_waits {
             lock(&self.shared.tables).wait_for_room(place);
             return self.shared.kick_evict();
         }
@@ -495,11 +485,33 @@ impl<T: Transport> FaultCore<T> {
             FaultAction::Resident => self.look_at_resident(fault),
             FaultAction::Buffered(_) => self.second_chance(fault),
             FaultAction::Fetch(content) => {
-                let alone = self.pending.is_empty() && same_ids && self.asked == Asked::Nobody;
-                self.asked = if alone { Asked::One(fault.tid) } else { Asked::Others };
+                self.note_asked(fault);
                 self.fetch(now, place, content);
             }
             FaultAction::Wait => {}
+        }
+    }
+    fn note_asked(&mut self, Fault { place, tid, .. }: Fault) {
+        let same_ids = |state: &SpaceFaults| state.space.same_ids.load(Ordering::Relaxed);
+        let alone = self.pending.is_empty() && self.asked == Asked::Nobody;
+        let known = alone && self.spaces.get(&place.0).is_some_and(same_ids);
+        self.asked = if known { Asked::One(tid) } else { Asked::Others };
+    }
+
+    /// Whether there is room under the ceiling for what a fault needs.
+    fn has_room(&self, action: FaultAction) -> bool {
+        self.shared.has_room(match action {
+            FaultAction::Zero => 1 + self.shared.sizes.room_kept,
+            FaultAction::Buffered(_) | FaultAction::Fetch(_) => 1,
+            FaultAction::Wait | FaultAction::Resident => 0,
+        })
+    }
+
+    /// Serves a fault when the events have been read.
+    fn try_again(&mut self, fault: Fault) {
+        // Each event wakes it, and it faults anew.
+        if !self.again.contains(&fault) {
+            self.again.push(fault);
         }
     }
 }

@@ -320,6 +320,12 @@ impl Shared {
         }
     }
 
+    /// Pages have come back from agents.
+    pub fn count_installed(&self, pages: u64) {
+        self.count_resident(pages as i64);
+        self.pages_in.fetch_add(pages, Ordering::Relaxed);
+    }
+
     /// First touches were filled; only written ones cost memory.
     pub fn count_zeros(&self, pages: u64, written: bool) {
         self.zero_fills.fetch_add(pages, Ordering::Relaxed);

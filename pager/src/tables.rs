@@ -291,24 +291,23 @@ impl Tables {
     /// A thread waits for this page.
     pub fn fault(&mut self, place: Place) -> FaultAction {
         // What could not be noted may say that a slot has the page which has another's by now.
-        if self.exhausted || self.prefetching.contains(&place) || self.doomed.contains(&place) {
-            self.waiters.insert(place);
-            return FaultAction::Wait;
-        }
-        match self.map.get(place.0, place.1) {
+        let waits =
+            self.exhausted || self.prefetching.contains(&place) || self.doomed.contains(&place);
+        let action = match self.map.get(place.0, place.1) {
+            _ if waits => FaultAction::Wait,
             State::Empty => FaultAction::Zero,
             State::Kept(_) => FaultAction::Resident,
-            State::Remote(_) if self.is_lent(place) => {
-                self.waiters.insert(place);
-                FaultAction::Wait
-            }
+            State::Remote(_) if self.is_lent(place) => FaultAction::Wait,
             State::Remote(content) => FaultAction::Fetch(content),
             State::Slot(slot) if self.slots[slot as usize].phase == Phase::Leaving => {
-                self.waiters.insert(place);
                 FaultAction::Wait
             }
             State::Slot(slot) => FaultAction::Buffered(slot),
+        };
+        if action == FaultAction::Wait {
+            self.waiters.insert(place);
         }
+        action
     }
 
     /// The address of a page of which something was known has neither page nor marker, and all events have been read: the program has discarded

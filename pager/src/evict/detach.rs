@@ -533,8 +533,7 @@ impl<T: Transport> EvictThread<T> {
             tables.leave_to_kernel((space.id, page), content);
         }
         drop(tables);
-        self.shared.count_resident(copied as i64);
-        self.shared.pages_in.fetch_add(copied, Ordering::Relaxed);
+        self.shared.count_installed(copied);
         home
     }
 

@@ -1,4 +1,5 @@
-//! Pages for which threads wait: whom they have been asked of, and who is asked next when an agent does not give a page, or takes long.
+//! Pages for which threads wait: whom they have been asked of, and who is asked next when an agent does not give a page, gives a wrong one, or takes long.
+//! A fault without surprises only passes `demand`, `note_demanded` and `end_rivals`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +9,7 @@ use gms_policy::ids::AgentId;
 use gms_policy::limits::HEDGE_AFTER_MAX;
 use gms_policy::redundancy::{AgentSet, HOLDERS_MAX};
 use gms_transport::Transport;
-use gms_transport::client::{Failure, GetId};
+use gms_transport::client::{Failure, GetId, RETRY};
 use gms_transport::message::Status;
 
 use super::FaultCore;
@@ -81,16 +82,22 @@ impl<T: Transport> FaultCore<T> {
         lock(&self.shared.tables).end_loan(place);
     }
 
-    /// A page for which a thread waits is asked of an agent.
-    pub(super) fn note_demanded(&mut self, now: Instant, place: Place, get: GetId, agent: AgentId) {
+    /// A page for which a thread waits is asked of an agent. Returns when it was asked for first, and the removals in its space by then.
+    pub(super) fn note_demanded(
+        &mut self,
+        now: Instant,
+        place: Place,
+        get: GetId,
+        agent: AgentId,
+    ) -> (Instant, u64) {
         let after = self.hedge.after();
         let is_up = self.agents.lane().is_up(agent);
         let is_able = self.decoder.is_able();
-        if let Some(demand) = self.pending.get_mut(&place) {
-            demand.note(get, agent);
-            let others = !demand.content.holders.without(demand.asked_of()).is_empty() || is_able;
-            demand.hedge_at = others.then(|| if is_up { now + after } else { now });
-        }
+        let Some(demand) = self.pending.get_mut(&place) else { return (now, 0) };
+        demand.note(get, agent);
+        let others = !demand.content.holders.without(demand.asked_of()).is_empty() || is_able;
+        demand.hedge_at = others.then(|| if is_up { now + after } else { now });
+        (demand.began, demand.removals)
     }
 
     /// A page does not come by a get for which a thread waits; `failure` is none if it is no longer wanted. It is asked of another agent that has it. If
@@ -181,6 +188,108 @@ impl<T: Transport> FaultCore<T> {
                 Some(_) if self.shared.detaching.load(Ordering::Relaxed) => {}
                 Some(reason) => self.shared.fail(reason),
                 None => self.wake(place),
+            }
+        }
+    }
+
+    /// Nobody has a page for which a thread waits: it is made, with parity, or lost. Who waits for those `ahead` faults again.
+    pub(super) fn not_held(&mut self, now: Instant, demanded: Wanted, ahead: &[Wanted]) {
+        self.give_up(ahead);
+        if self.decoder.is_able() {
+            return self.make(now, demanded);
+        }
+        self.end_demand(demanded.place);
+        self.unproved.retain(|unproved| unproved.0 != demanded.place);
+        // While the workload is being let go, the evict thread poisons it, which wakes the thread.
+        if !self.shared.detaching.load(Ordering::Relaxed) {
+            self.shared.fail("a page is lost: every agent that had it was restarted");
+        }
+    }
+
+    /// A page has come that is not the one which was put. Counted once a reply, also where nobody waits for the page.
+    pub(super) fn mismatch(&mut self, now: Instant, get: GetId, page: usize) {
+        let Some(fetch) = self.fetches.get_mut(&get) else { return };
+        let agent = fetch.agent;
+        let was_spoiled = std::mem::replace(&mut fetch.spoiled, true);
+        if fetch.is_awaited(page) {
+            let place = fetch.pages[page].place;
+            self.doubt(now, place, agent);
+        }
+        if !was_spoiled {
+            let mark = if self.shared.config.seal { "seal" } else { "checksum" };
+            let what = format!("gives back a page with a wrong {mark}");
+            self.shared.blame(agent, self.agents.lane().name(agent), &what);
+        }
+    }
+
+    /// Agents are not blamed for the time in which this process was stopped.
+    pub(super) fn excuse(&mut self, now: Instant) {
+        let missed = self.pulse.beat(now, RETRY);
+        if missed.is_zero() {
+            return;
+        }
+        self.agents.excuse(now, missed);
+        self.decoder.excuse(missed);
+        self.unread.values_mut().for_each(|unread| unread.since += missed);
+        for late in self.spaces.values_mut().filter_map(|state| state.late.as_mut()) {
+            *late += missed;
+        }
+    }
+
+    /// Sends what could not be sent, or was not answered.
+    pub(super) fn repeat(&mut self, now: Instant, clock: &impl Fn() -> Instant) {
+        self.agents.expire(now);
+        self.handle_events(now, clock);
+        self.cancel_discarded(now);
+        self.agents.send_unsent(now);
+        self.give_back_unsent(now);
+        self.handle_events(now, clock);
+    }
+
+    /// Pages that have been discarded, or whose process has ended, while their agent was away: nobody is to wait for them.
+    fn cancel_discarded(&mut self, now: Instant) {
+        let unsent: Vec<GetId> = self.agents.unsent().collect();
+        for get in unsent {
+            let Some(fetch) = self.fetches.get(&get) else { continue };
+            let Wanted { place, content } = fetch.pages[0];
+            if fetch.demanded().is_some() && !lock(&self.shared.tables).is_remote(place, content) {
+                self.agents.cancel(now, get);
+                self.forsake(now, get, u64::MAX, None);
+                self.fetches.remove(&get);
+            }
+        }
+    }
+
+    /// Pages do not come by this get. Whoever waits for a page ahead of need faults again, and so does whoever waits for one that is no
+    /// longer wanted (no `failure`).
+    pub(super) fn forsake(
+        &mut self,
+        now: Instant,
+        get: GetId,
+        pages: u64,
+        failure: Option<Failure>,
+    ) {
+        let Some(fetch) = self.fetches.get_mut(&get) else { return };
+        let closed = fetch.close(pages);
+        let awaited =
+            closed.first().filter(|&&page| fetch.is_awaited(page)).map(|&page| fetch.pages[page]);
+        let ahead: Vec<Wanted> = closed
+            .iter()
+            .filter(|&&page| !fetch.is_awaited(page))
+            .map(|&page| fetch.pages[page])
+            .collect();
+        self.give_up(&ahead);
+        if let Some(wanted) = awaited {
+            self.not_given(now, get, wanted, failure);
+        }
+    }
+
+    /// Pages fetched ahead do not come: threads that wait for them try by themselves.
+    pub(super) fn give_up(&self, pages: &[Wanted]) {
+        for page in pages {
+            let waited = lock(&self.shared.tables).end_prefetch(page.place);
+            if waited {
+                self.wake(page.place);
             }
         }
     }

@@ -12,6 +12,7 @@ use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
 use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
+use crate::torture::{self, Point};
 use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
 
@@ -124,6 +125,22 @@ impl<T: Transport> FaultCore<T> {
             self.excuse(now);
         }
         late(self)
+    }
+
+    /// Applies what has been told, if no more changes are under way; what faults meanwhile is added to `faults`. The gate is closed.
+    pub(super) fn handle_told(
+        &mut self,
+        clock: &impl Fn() -> Instant,
+        space: &Arc<Space>,
+        faults: &mut Vec<PageFault>,
+    ) {
+        let is_unborn = self.spaces.get(&space.id).is_none_or(|state| state.unborn);
+        let told = !is_unborn && self.read_changes(clock, space, faults);
+        torture::at(Point::AfterRead);
+        match told.then(|| self.prove_order(space)).flatten() {
+            Some(proof) => self.apply(space, &proof),
+            None => space.ungated.hold(),
+        }
     }
 
     /// Applies what has been told of changes: all that had begun. The gate is closed.

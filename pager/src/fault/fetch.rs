@@ -1,6 +1,7 @@
 //! Pages from the agents: which are fetched, and where what arrives is installed.
 //!
-//! `fetch` -> `ask` ... `network` -> `arrived` -> `install_run`. How they are asked for, repeated and checked is the client's.
+//! `fetch` -> `fetch_here` -> `ask` ... `network` -> `handle_events` -> `arrived` -> `install_awaited`. How they are asked for and checked is the client's;
+//! what becomes of pages that do not come is in `demand`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_transport::Transport;
-use gms_transport::client::{self, ClientEvent, Failure, GetId, RETRY, Urgency};
+use gms_transport::client::{self, ClientEvent, GetId, Urgency};
 use gms_transport::message::{Control, PAGES_MAX};
 use nix::errno::Errno;
 
@@ -19,7 +20,6 @@ use crate::kernel::{Installed, Probe};
 use crate::loans::Wanted;
 use crate::page_map::{Content, PAGE};
 use crate::range_set::RangeSet;
-use crate::shared::Shared;
 use crate::space::Space;
 use crate::sync::lock;
 use crate::tables::{Place, Tables};
@@ -45,7 +45,7 @@ pub(super) struct Fetch {
     /// Removals in the space when it began.
     removals: u64,
     /// A wrong page has come in the reply under way.
-    spoiled: bool,
+    pub spoiled: bool,
 }
 
 impl Fetch {
@@ -60,7 +60,7 @@ impl Fetch {
     }
 
     /// Whether a thread waits for this page, which is open.
-    fn is_awaited(&self, page: usize) -> bool {
+    pub(super) fn is_awaited(&self, page: usize) -> bool {
         self.demanded && page == 0
     }
 
@@ -100,36 +100,28 @@ impl<T: Transport> FaultCore<T> {
     ) {
         self.demand(began, demanded);
         self.unproved.push((demanded.place, demanded.content, now));
-        self.fetch_all(now, Some(demanded), ahead);
+        match self.source(demanded.content) {
+            None => self.not_held(now, demanded, &ahead),
+            Some(agent) if ahead.is_empty() => self.ask(now, agent, vec![demanded], true),
+            Some(agent) => self.ask_all(now, agent, demanded, ahead),
+        }
     }
 
-    fn fetch_all(&mut self, now: Instant, demanded: Option<Wanted>, ahead: Vec<Wanted>) {
-        let source = |wanted: Wanted| self.source(wanted.content);
-        let first = demanded.and_then(source);
-        if let (Some(demanded), None) = (demanded, first) {
-            self.give_up(&ahead);
-            return match self.decoder.is_able() {
-                true => self.make(now, demanded),
-                false => self.lost(demanded.place),
-            };
-        }
-        if let (Some(demanded), Some(agent), true) = (demanded, first, ahead.is_empty()) {
-            return self.ask(now, agent, vec![demanded], true);
-        }
+    /// Asks an agent for a page for which a thread waits, and for those `ahead` that it has too; others for the rest.
+    fn ask_all(&mut self, now: Instant, first: AgentId, demanded: Wanted, ahead: Vec<Wanted>) {
+        let mut along = vec![demanded];
         let mut by_agent: BTreeMap<AgentId, Vec<Wanted>> = BTreeMap::new();
-        for wanted in demanded.into_iter().chain(ahead) {
-            // Of those who have it too, the one that is asked already.
-            let same = first.filter(|&first| wanted.content.holders.has(first));
-            if let Some(agent) = same.or_else(|| source(wanted)) {
+        for wanted in ahead {
+            if wanted.content.holders.has(first) {
+                along.push(wanted);
+            } else if let Some(agent) = self.source(wanted.content) {
                 by_agent.entry(agent).or_default().push(wanted);
             }
         }
-        let pages = first.and_then(|agent| Some((agent, by_agent.remove(&agent)?)));
-        let mut awaited = pages.is_some();
-        for (agent, pages) in pages.into_iter().chain(by_agent) {
+        let mut awaited = true;
+        for (agent, pages) in std::iter::once((first, along)).chain(by_agent) {
             for pages in pages.chunks(PAGES_MAX) {
-                let demanded = std::mem::take(&mut awaited);
-                self.ask(now, agent, pages.to_vec(), demanded);
+                self.ask(now, agent, pages.to_vec(), std::mem::take(&mut awaited));
             }
         }
     }
@@ -141,27 +133,16 @@ impl<T: Transport> FaultCore<T> {
         (!holders.is_empty()).then(|| self.agents.lane().nearest(holders))
     }
 
-    /// The only agents that had a page have lost it.
-    fn lost(&mut self, place: Place) {
-        self.end_demand(place);
-        self.unproved.retain(|unproved| unproved.0 != place);
-        // While the workload is being let go, the evict thread poisons it, which wakes the thread.
-        if !self.shared.detaching.load(Ordering::Relaxed) {
-            self.shared.fail("a page is lost: every agent that had it was restarted");
-        }
-    }
-
     /// Asks an agent for pages; a thread waits for the first of those that are `demanded`.
     pub(super) fn ask(&mut self, now: Instant, agent: AgentId, pages: Vec<Wanted>, demanded: bool) {
         let wanted =
             |page: &Wanted| client::Wanted { id: page.content.id, check: Some(page.content.hash) };
         let urgency = if demanded { Urgency::Demand } else { Urgency::Ahead };
         let get = self.agents.get(now, agent, pages.iter().map(wanted).collect(), urgency);
-        let demand = self.pending.get(&pages[0].place).filter(|_| demanded);
-        let (began, removals) = demand.map_or((now, 0), |demand| (demand.began, demand.removals));
-        if demanded {
-            self.note_demanded(now, pages[0].place, get, agent);
-        }
+        let (began, removals) = match demanded {
+            true => self.note_demanded(now, pages[0].place, get, agent),
+            false => (now, 0),
+        };
         let fetch = Fetch {
             agent,
             open: u64::MAX >> (64 - pages.len()),
@@ -182,9 +163,14 @@ impl<T: Transport> FaultCore<T> {
             return Vec::new();
         }
         let (from, window) = state.prefetch.on_fault(place.1);
+        state.count_hits(&self.shared);
         let half = (self.shared.config.page_shift == 13)
             .then(|| PageAddr::containing(place.1.get() ^ PAGE));
-        self.begin_ahead(place.0, half, window.pages(from))
+        let mut more = window.pages(from).peekable();
+        match half.is_none() && more.peek().is_none() {
+            true => Vec::new(),
+            false => self.begin_ahead(place.0, half, more),
+        }
     }
 
     /// Those of the pages that are remote: the other half of a page, and of `more` as many as there is room for, less the one which the
@@ -196,13 +182,6 @@ impl<T: Transport> FaultCore<T> {
         more: impl Iterator<Item = PageAddr>,
     ) -> Vec<Wanted> {
         let Some(state) = self.spaces.get_mut(&id) else { return Vec::new() };
-        let (issued, hits) = state.prefetch.totals();
-        let (_, hits_before) = std::mem::replace(&mut state.prefetch_totals, (issued, hits));
-        self.shared.prefetch_hits.fetch_add(hits - hits_before, Ordering::Relaxed);
-        let mut more = more.peekable();
-        if half.is_none() && more.peek().is_none() {
-            return Vec::new();
-        }
         let mut tables = lock(&self.shared.tables);
         // What is under way will need room too.
         let taken = self.shared.sizes.room_kept + tables.prefetching() as u64;
@@ -216,72 +195,6 @@ impl<T: Transport> FaultCore<T> {
         }
         let wanted = |(page, content)| Wanted { place: (id, page), content };
         half.into_iter().chain(ahead).map(wanted).collect()
-    }
-
-    /// Agents are not blamed for the time in which this process was stopped.
-    pub(super) fn excuse(&mut self, now: Instant) {
-        let missed = self.pulse.beat(now, RETRY);
-        if missed.is_zero() {
-            return;
-        }
-        self.agents.excuse(now, missed);
-        self.decoder.excuse(missed);
-        self.unread.values_mut().for_each(|unread| unread.since += missed);
-        for late in self.spaces.values_mut().filter_map(|state| state.late.as_mut()) {
-            *late += missed;
-        }
-    }
-
-    /// Sends what could not be sent, or was not answered.
-    pub(super) fn repeat(&mut self, now: Instant, clock: &impl Fn() -> Instant) {
-        self.agents.expire(now);
-        self.handle_events(now, clock);
-        self.cancel_discarded(now);
-        self.agents.send_unsent(now);
-        self.give_back_unsent(now);
-        self.handle_events(now, clock);
-    }
-
-    /// Pages that have been discarded, or whose process has ended, while their agent was away: nobody is to wait for them.
-    fn cancel_discarded(&mut self, now: Instant) {
-        let unsent: Vec<GetId> = self.agents.unsent().collect();
-        for get in unsent {
-            let Some(fetch) = self.fetches.get(&get) else { continue };
-            let Wanted { place, content } = fetch.pages[0];
-            if fetch.demanded && !lock(&self.shared.tables).is_remote(place, content) {
-                self.agents.cancel(now, get);
-                self.forsake(now, get, u64::MAX, None);
-                self.fetches.remove(&get);
-            }
-        }
-    }
-
-    /// Pages do not come by this get. Whoever waits for a page ahead of need faults again, and so does whoever waits for one that is no
-    /// longer wanted (no `failure`).
-    fn forsake(&mut self, now: Instant, get: GetId, pages: u64, failure: Option<Failure>) {
-        let Some(fetch) = self.fetches.get_mut(&get) else { return };
-        let closed = fetch.close(pages);
-        let awaited =
-            closed.first().filter(|&&page| fetch.is_awaited(page)).map(|&page| fetch.pages[page]);
-        let ahead: Vec<Wanted> = closed
-            .iter()
-            .filter(|&&page| !fetch.is_awaited(page))
-            .map(|&page| fetch.pages[page])
-            .collect();
-        self.give_up(&ahead);
-        if let Some(wanted) = awaited {
-            self.not_given(now, get, wanted, failure);
-        }
-    }
-
-    /// Pages fetched ahead do not come: threads that wait for them try by themselves.
-    pub(super) fn give_up(&self, pages: &[Wanted]) {
-        for page in pages {
-            let waited = lock(&self.shared.tables).end_prefetch(page.place);
-            if waited {
-                self.wake(page.place);
-            }
-        }
     }
 
     pub(super) fn wake(&self, place: Place) {
@@ -304,7 +217,7 @@ impl<T: Transport> FaultCore<T> {
         busy
     }
 
-    fn handle_events(&mut self, now: Instant, clock: &impl Fn() -> Instant) {
+    pub(super) fn handle_events(&mut self, now: Instant, clock: &impl Fn() -> Instant) {
         while let Some(event) = self.agents.poll(now) {
             torture::at(Point::BeforeReply);
             let event = self.decoder.handle(now, event, &mut self.agents, &self.shared);
@@ -319,23 +232,30 @@ impl<T: Transport> FaultCore<T> {
                     self.forsake(now, get, pages, Some(failure));
                 }
                 ClientEvent::Ended { get } => drop(self.fetches.remove(&get)),
-                ClientEvent::Up { agent, session } => {
-                    self.shared.homes.tell_link(self.thread, agent, true);
-                    // Pages may wait for a place.
-                    self.shared.kick_evict();
-                    self.shared.agent_up(agent, self.agents.lane().name(agent), session);
-                }
-                ClientEvent::Down { agent, .. } => {
-                    self.shared.homes.tell_link(self.thread, agent, false);
-                }
+                ClientEvent::Up { agent, session } => self.link_changed(agent, Some(session)),
+                ClientEvent::Down { agent, .. } => self.link_changed(agent, None),
                 ClientEvent::Stored { .. } | ClientEvent::Members { .. } => {}
             }
             torture::at(Point::AfterReply);
         }
+        self.wake_installed(clock);
+    }
+
+    /// Wakes the threads whose pages were installed without a word.
+    fn wake_installed(&mut self, clock: &impl Fn() -> Instant) {
         for (space, range, began) in std::mem::take(&mut self.installed) {
             space.faults.wake(range);
             self.served.push(clock().saturating_duration_since(began));
         }
+    }
+
+    /// The agent can be used, with this session, or cannot.
+    fn link_changed(&mut self, agent: AgentId, session: Option<u64>) {
+        self.shared.homes.tell_link(self.thread, agent, session.is_some());
+        let Some(session) = session else { return };
+        // Pages may wait for a place.
+        self.shared.kick_evict();
+        self.shared.agent_up(agent, self.agents.lane().name(agent), session);
     }
 
     fn answered(&mut self, get: GetId, control: &Control) {
@@ -347,7 +267,7 @@ impl<T: Transport> FaultCore<T> {
         }
     }
 
-    /// Pages have come. Those that are adjacent are installed in one call.
+    /// Pages have come. The one for which a thread waits comes by itself.
     fn arrived(
         &mut self,
         clock: &impl Fn() -> Instant,
@@ -356,104 +276,84 @@ impl<T: Transport> FaultCore<T> {
         bytes: &Bytes,
     ) {
         let Some(mut fetch) = self.fetches.remove(&get) else { return };
-        if fetch.is_awaited(pages.start) {
-            self.end_rivals(clock(), fetch.pages[0].place, get);
+        pages.clone().for_each(|page| fetch.open &= !(1 << page));
+        match fetch.is_awaited(pages.start) {
+            true => self.install_awaited(clock, get, &fetch, bytes),
+            false => self.install_ahead(clock, &fetch.pages[pages], bytes),
         }
-        let mut from = pages.start;
-        while from < pages.end {
-            let first = fetch.pages[from].place.1.get();
-            let follows =
-                |(n, wanted): &(usize, &Wanted)| wanted.place.1.get() == first + *n as u64 * PAGE;
-            let run = fetch.pages[from..pages.end].iter().enumerate().take_while(follows).count();
-            let offset = (from - pages.start) * PAGE as usize;
-            self.install_run(
-                clock,
-                &fetch,
-                from..from + run,
-                &bytes[offset..offset + run * PAGE as usize],
-            );
-            from += run;
-        }
-        pages.for_each(|page| fetch.open &= !(1 << page));
         self.fetches.insert(get, fetch);
     }
 
-    /// A page has come that is not the one which was put. Counted once a reply, also where nobody waits for the page.
-    fn mismatch(&mut self, now: Instant, get: GetId, page: usize) {
-        let Some(fetch) = self.fetches.get_mut(&get) else { return };
-        let agent = fetch.agent;
-        let was_spoiled = std::mem::replace(&mut fetch.spoiled, true);
-        if fetch.is_awaited(page) {
-            let place = fetch.pages[page].place;
-            self.doubt(now, place, agent);
-        }
-        if !was_spoiled {
-            let mark = if self.shared.config.seal { "seal" } else { "checksum" };
-            let what = format!("gives back a page with a wrong {mark}");
-            self.shared.blame(agent, self.agents.lane().name(agent), &what);
-        }
-    }
-
-    /// Installs adjacent pages of a fetch.
-    fn install_run(
+    /// Installs the page for which a thread waits, which wakes it.
+    fn install_awaited(
         &mut self,
         clock: &impl Fn() -> Instant,
+        get: GetId,
         fetch: &Fetch,
-        pages: Range<usize>,
         bytes: &[u8],
     ) {
-        let (run, awaited) = (&fetch.pages[pages.clone()], fetch.is_awaited(pages.start));
-        let (id, start) = (run[0].place.0, run[0].place.1.get());
-        self.trace(|trace| trace.opened(run[0].place));
-        let (shared, space) = (self.shared.clone(), self.space_of(id).cloned());
-        let unread = space.as_ref().and_then(|space| self.keep_unread(clock, space, awaited));
+        let wanted = fetch.pages[0];
+        let place = wanted.place;
+        self.end_rivals(clock(), place, get);
+        self.trace(|trace| trace.opened(place));
+        let (shared, space) = (self.shared.clone(), self.space_of(place.0).cloned());
+        let unread = space.as_ref().and_then(|space| self.keep_unread(clock, space, true));
         // The lock is held from the look to the copy: in between nobody may install, change and evict a page, or forget that it is being removed.
         let mut tables = lock(&shared.tables);
         let now = clock();
-        let proved = self.prove_run(now, &mut tables, fetch, run, awaited);
         // Where several threads wait, those that are woken would take the CPU from the pages of the others: they are woken together.
-        let quiet = awaited && self.pending.len() > 1;
-        let mut wake = Vec::new();
-        let mut at = 0;
-        while at < run.len() {
-            let remote = |wanted: &&Wanted| {
-                proved.contains(wanted.place.1.get())
-                    && tables.is_remote(wanted.place, wanted.content)
-            };
-            let remote = run[at..].iter().take_while(remote).count();
-            let (copied, outcome) = match &space {
-                Some(space) if remote > 0 => {
-                    let from = start + at as u64 * PAGE;
-                    let range = from..from + remote as u64 * PAGE;
-                    space.faults.copy_run(range, &bytes[at * PAGE as usize..], !quiet)
-                }
-                _ => (0, Installed::Gone),
-            };
-            if awaited {
-                self.note_refusal(now, &tables, run[at], outcome);
+        let quiet = self.pending.len() > 1;
+        let range = place.1.get()..place.1.get() + PAGE;
+        let outcome = match &space {
+            Some(space) if self.prove_awaited(now, &mut tables, space, fetch) => {
+                space.faults.copy_run(range.clone(), bytes, !quiet).1
             }
-            let end = at + copied as usize;
-            for (i, wanted) in run.iter().enumerate().take(end.max(at + 1)).skip(at) {
-                let outcome = if i < end { Installed::Done } else { outcome };
-                let waited = self.note_outcome(&mut tables, *wanted, outcome, awaited);
-                match (outcome, &space) {
-                    (Installed::Done, Some(space)) if quiet => {
-                        let page = wanted.place.1.get()..wanted.place.1.get() + PAGE;
-                        self.installed.push((space.clone(), page, fetch.began));
-                    }
-                    (Installed::Done, _) if awaited => {
-                        self.served.push(clock().saturating_duration_since(fetch.began));
-                    }
-                    (Installed::Done, _) => {}
-                    _ if waited => wake.push(wanted.place),
-                    _ => {}
-                }
-            }
-            at = end.max(at + 1);
-        }
+            _ => Installed::Gone,
+        };
+        let waited = self.note_outcome(now, &mut tables, wanted, outcome);
         drop((tables, unread));
-        self.trace(|trace| trace.installed(run[0].place, wake.is_empty()));
-        wake.into_iter().for_each(|place| self.wake(place));
+        self.trace(|trace| trace.installed(place, outcome == Installed::Done || !waited));
+        match (space, outcome) {
+            (Some(space), Installed::Done) if quiet => {
+                self.installed.push((space, range, fetch.began));
+            }
+            (_, Installed::Done) => {
+                self.served.push(clock().saturating_duration_since(fetch.began));
+            }
+            _ if waited => self.wake(place),
+            _ => {}
+        }
+    }
+
+    /// Whether the page for which a thread waits may be installed: it is still at the agent, and its address has a marker. That has been looked for after
+    /// the page was asked for, and is again unless that was just now. If nothing can be known now, the thread faults again.
+    fn prove_awaited(
+        &mut self,
+        now: Instant,
+        tables: &mut Tables,
+        space: &Space,
+        fetch: &Fetch,
+    ) -> bool {
+        let Wanted { place, content } = fetch.pages[0];
+        let at = self.unproved.iter().position(|unproved| unproved.0 == place);
+        let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
+        // Before what was read is applied it may be another page's place by now.
+        let may = !self.shared.has_failed() && space.ungated.is_applied();
+        if !may || !tables.is_remote(place, content) {
+            return false;
+        }
+        let old = fetch.removals != space.removals.load(Ordering::Relaxed)
+            || now.saturating_duration_since(fetch.began) > PROOF_LASTS;
+        let is_proved = !unproved && !old && !tables.is_being_removed(place);
+        is_proved || self.prove_again(tables, space, place)
+    }
+
+    fn prove_again(&self, tables: &mut Tables, space: &Space, place: Place) -> bool {
+        let probe = look_for_marker(tables, space, place);
+        if probe == Probe::Absent {
+            self.shared.count_zeros(1, false);
+        }
+        probe == Probe::Occupied
     }
 
     /// Looks for the markers of the pages which were asked for just now, while the agent works. What has none was discarded by the program. Where several
@@ -475,8 +375,7 @@ impl<T: Transport> FaultCore<T> {
     /// False if that cannot be known before an event is read.
     pub(super) fn prove(&mut self, place: Place, content: Content) -> bool {
         let Some(space) = self.space_of(place.0) else { return true };
-        let is_guest = self.guests.contains_key(&place.0);
-        let unread = is_guest.then(|| space.keep_unread(|| false));
+        let unread = self.guests.contains_key(&place.0).then(|| space.keep_unread(|| false));
         if !space.ungated.is_applied() {
             return false;
         }
@@ -485,8 +384,7 @@ impl<T: Transport> FaultCore<T> {
             return true;
         }
         let probe = look_for_marker(&mut tables, space, place);
-        drop(tables);
-        drop(unread);
+        drop((tables, unread));
         if probe == Probe::Absent {
             self.shared.count_zeros(1, false);
         }
@@ -494,32 +392,6 @@ impl<T: Transport> FaultCore<T> {
             self.wake(place);
         }
         probe != Probe::Changing
-    }
-
-    /// Where pages of the run may be installed.
-    fn prove_run(
-        &mut self,
-        now: Instant,
-        tables: &mut Tables,
-        fetch: &Fetch,
-        run: &[Wanted],
-        awaited: bool,
-    ) -> RangeSet {
-        let (id, start) = (run[0].place.0, run[0].place.1.get());
-        let at = self.unproved.iter().position(|(place, ..)| awaited && *place == run[0].place);
-        let unproved = at.map(|at| self.unproved.swap_remove(at)).is_some();
-        match self.space_of(id) {
-            Some(_) if self.shared.has_failed() => RangeSet::default(),
-            // It may be another page's place by now.
-            Some(space) if !space.ungated.is_applied() => RangeSet::default(),
-            Some(space) if awaited => {
-                let old = fetch.removals != space.removals.load(Ordering::Relaxed)
-                    || now.saturating_duration_since(fetch.began) > PROOF_LASTS;
-                prove_awaited(&self.shared, tables, space, run[0], unproved || old)
-            }
-            Some(space) => proved_ahead(tables, space, start..start + run.len() as u64 * PAGE),
-            None => RangeSet::default(),
-        }
     }
 
     /// Since when a page that somebody waits for cannot be installed, if it cannot.
@@ -540,65 +412,92 @@ impl<T: Transport> FaultCore<T> {
         }
     }
 
-    /// Notes what became of a page; returns whether a thread waits for it.
+    /// Notes what became of a page for which a thread waits; returns whether it waits still, or did.
     fn note_outcome(
         &mut self,
+        now: Instant,
         tables: &mut Tables,
         wanted: Wanted,
         outcome: Installed,
-        awaited: bool,
     ) -> bool {
-        let waited = match awaited {
-            true => {
-                tables.end_loan(wanted.place);
-                self.pending.remove(&wanted.place).is_some()
-            }
-            false => tables.end_prefetch(wanted.place),
-        };
+        let Wanted { place, content } = wanted;
+        self.note_refusal(now, tables, wanted, outcome);
+        tables.end_loan(place);
+        let waited = self.pending.remove(&place).is_some();
         if matches!(outcome, Installed::Done | Installed::Exists) {
-            tables.fetched(wanted.place, wanted.content, waited);
+            tables.fetched(place, content, waited);
         }
         if outcome == Installed::Done {
-            let is_lent = awaited && self.guests.contains_key(&wanted.place.0);
+            let is_lent = self.guests.contains_key(&place.0);
             self.shared.lent_faults.fetch_add(u64::from(is_lent), Ordering::Relaxed);
-            self.count_installed(awaited);
+            self.shared.count_installed(1);
         }
         waited
     }
 
-    fn count_installed(&self, awaited: bool) {
-        self.shared.count_resident(1);
-        self.shared.pages_in.fetch_add(1, Ordering::Relaxed);
-        if !awaited {
-            self.shared.prefetched.fetch_add(1, Ordering::Relaxed);
+    /// Installs pages that were fetched ahead, those that are adjacent in one call.
+    fn install_ahead(&mut self, clock: &impl Fn() -> Instant, pages: &[Wanted], bytes: &[u8]) {
+        let follows = |one: &Wanted, next: &Wanted| next.place.1.get() == one.place.1.get() + PAGE;
+        let mut bytes = bytes;
+        for run in pages.chunk_by(follows) {
+            let (these, rest) = bytes.split_at(run.len() * PAGE as usize);
+            self.install_run(clock, run, these);
+            bytes = rest;
         }
     }
-}
 
-/// The address of a page for which a thread waits, if it may be installed. Its marker has been looked for after it was asked for, and is again
-/// unless that was just now (`again`). If nothing can be known now, the thread faults again.
-fn prove_awaited(
-    shared: &Shared,
-    tables: &mut Tables,
-    space: &Space,
-    wanted: Wanted,
-    again: bool,
-) -> RangeSet {
-    let place = wanted.place;
-    let mut proved = RangeSet::default();
-    if !tables.is_remote(place, wanted.content) {
-        return proved;
+    /// Installs adjacent pages that were fetched ahead.
+    fn install_run(&mut self, clock: &impl Fn() -> Instant, run: &[Wanted], bytes: &[u8]) {
+        let (id, start) = (run[0].place.0, run[0].place.1.get());
+        self.trace(|trace| trace.opened(run[0].place));
+        let (shared, space) = (self.shared.clone(), self.space_of(id).cloned());
+        let unread = space.as_ref().and_then(|space| self.keep_unread(clock, space, false));
+        // As for a page that is awaited.
+        let mut tables = lock(&shared.tables);
+        let proved = match &space {
+            Some(space) if !shared.has_failed() && space.ungated.is_applied() => {
+                proved_ahead(&tables, space, start..start + bytes.len() as u64)
+            }
+            _ => RangeSet::default(),
+        };
+        let mut wake = Vec::new();
+        let mut at = 0;
+        while at < run.len() {
+            let remote = |wanted: &&Wanted| {
+                proved.contains(wanted.place.1.get())
+                    && tables.is_remote(wanted.place, wanted.content)
+            };
+            let remote = run[at..].iter().take_while(remote).count();
+            let (copied, outcome) = match &space {
+                Some(space) if remote > 0 => {
+                    let from = start + at as u64 * PAGE;
+                    let range = from..from + remote as u64 * PAGE;
+                    space.faults.copy_run(range, &bytes[at * PAGE as usize..], true)
+                }
+                _ => (0, Installed::Gone),
+            };
+            let end = at + copied as usize;
+            for (i, wanted) in run.iter().enumerate().take(end.max(at + 1)).skip(at) {
+                let done = i < end || outcome == Installed::Done;
+                let waited = tables.end_prefetch(wanted.place);
+                if done || outcome == Installed::Exists {
+                    tables.fetched(wanted.place, wanted.content, waited);
+                }
+                match done {
+                    true => {
+                        shared.count_installed(1);
+                        shared.prefetched.fetch_add(1, Ordering::Relaxed);
+                    }
+                    false if waited => wake.push(wanted.place),
+                    false => {}
+                }
+            }
+            at = end.max(at + 1);
+        }
+        drop((tables, unread));
+        self.trace(|trace| trace.installed(run[0].place, wake.is_empty()));
+        wake.into_iter().for_each(|place| self.wake(place));
     }
-    let probe = match again || tables.is_being_removed(place) {
-        true => look_for_marker(tables, space, place),
-        false => Probe::Occupied,
-    };
-    match probe {
-        Probe::Occupied => proved.insert(place.1.get()..place.1.get() + PAGE),
-        Probe::Absent => shared.count_zeros(1, false),
-        Probe::Taken | Probe::Changing | Probe::Gone => {}
-    }
-    proved
 }
 
 /// Those of the addresses to which may be installed what nobody waits for: they have markers, and are not about to lose them.

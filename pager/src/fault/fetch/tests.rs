@@ -2,6 +2,7 @@ use std::sync::{Arc, OnceLock};
 
 use gms_policy::redundancy::{AgentSet, Redundancy};
 use gms_policy::stripes::{Answer, Shape};
+use gms_transport::client::RETRY;
 use gms_transport::message::{PageDescriptor, Status};
 
 use super::*;
@@ -41,8 +42,10 @@ fn wrong_pages_that_nobody_waits_for_are_told_and_end_the_workload() {
             .map(|(page, content)| Wanted { place: (ID, page), content })
             .collect();
         let demanded = (round == 1).then(|| ahead.remove(0));
-        demanded.into_iter().for_each(|wanted| play.fault.demand(now, wanted));
-        play.fault.fetch_all(now, demanded, ahead);
+        match demanded {
+            Some(demanded) => fetch_proved(&mut play, now, demanded, ahead),
+            None => play.fault.ask(now, AgentId(0), ahead, false),
+        }
         let sent = play.fault.agents.take_sent();
         let count = usize::from(sent[0].1.count());
         let mut payload = vec![0; count * size_of::<PageDescriptor>()];
@@ -60,6 +63,12 @@ fn wrong_pages_that_nobody_waits_for_are_told_and_end_the_workload() {
     assert!(reason.contains("agent-0") && reason.contains("wrong checksum"), "{reason}");
 }
 
+/// A thread waits for a page, whose marker has been looked for.
+fn fetch_proved(play: &mut Play, now: Instant, demanded: Wanted, ahead: Vec<Wanted>) {
+    play.fault.fetch_here(now, now, demanded, ahead);
+    play.fault.unproved.clear();
+}
+
 /// A page is asked for; the agent has not answered.
 fn asked(play: &mut Play, now: Instant) {
     let place = (ID, PageAddr::containing(play.page));
@@ -73,8 +82,7 @@ fn asked(play: &mut Play, now: Instant) {
     let content = tables.begin_prefetch(ID, [place.1].into_iter(), 1)[0].1;
     tables.end_prefetch(place);
     drop(tables);
-    play.fault.demand(now, Wanted { place, content });
-    play.fault.fetch_all(now, Some(Wanted { place, content }), Vec::new());
+    fetch_proved(play, now, Wanted { place, content }, Vec::new());
 }
 
 /// Turns of the thread at these seconds after the page was asked for; whether the workload was stopped for want of it.
