@@ -9,6 +9,9 @@ use std::process::Command;
 const FILE_LINES_MAX: usize = 700;
 /// Longest function in lines outside tests.
 const FUNCTION_LINES_MAX: usize = 60;
+/// Files that a remote fault without surprises passes, and lines of code of the functions there.
+const PATH_FILES_MAX: usize = 10;
+const PATH_LINES_MAX: usize = 700;
 /// `unwrap()` outside tests, a crate: each was argued for. Lower it when one goes; never raise it.
 const UNWRAPS_MAX: [(&str, usize); 4] =
     [("policy", 0), ("transport", 0), ("agent", 0), ("pager", 0)];
@@ -127,6 +130,59 @@ fn functions_are_short() {
         "functions stay under 60 lines",
         rust.flat_map(|source| long_functions(&source)).collect(),
     );
+}
+
+/// Lines of code of all functions of this name in what a file ships, if there are any.
+fn lines_of_functions(source: &Source, name: &str) -> Option<usize> {
+    let lines: Vec<&str> = source.shipped().map(|(_, line)| line).collect();
+    let mut found = None;
+    for (i, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let is_it = code.split_once("fn ").is_some_and(|(before, after)| {
+            let named = after.split(|c: char| !c.is_alphanumeric() && c != '_').next();
+            !before.contains("//") && named == Some(name)
+        });
+        // A declaration without a body passes nothing.
+        if !is_it || code.ends_with(';') {
+            continue;
+        }
+        let end = format!("{}}}", " ".repeat(line.len() - code.len()));
+        let length = lines[i..].iter().position(|line| *line == end).unwrap_or(0) + 1;
+        let length = if code.ends_with('}') { 1 } else { length };
+        let is_code = |line: &&&str| !line.trim().is_empty() && !line.trim().starts_with("//");
+        let code = lines[i..i + length].iter().filter(is_code).count();
+        *found.get_or_insert(0) += code;
+    }
+    found
+}
+
+/// The table of docs/fault.md: a fault's path stays as short as it says, and its functions are there.
+#[test]
+fn the_path_of_a_fault_is_short() {
+    let document = fs::read_to_string(root().join("docs/fault.md")).expect("docs/fault.md");
+    let mut path: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for row in document.lines().filter(|line| line.starts_with("| ")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let file = cells[3].split_once("](../").and_then(|(_, link)| link.strip_suffix(')'));
+        let Some(file) = file else { continue };
+        path.entry(file).or_default().extend(cells[2].split('`').skip(1).step_by(2));
+    }
+    let sources = sources();
+    let (mut findings, mut lines) = (Vec::new(), 0);
+    for (file, functions) in &path {
+        let source = sources.iter().find(|source| source.path == *file).expect("a source");
+        for function in functions {
+            match lines_of_functions(source, function) {
+                Some(count) => lines += count,
+                None => findings.push(format!("{file} has no {function}")),
+            }
+        }
+    }
+    if path.len() > PATH_FILES_MAX || lines > PATH_LINES_MAX {
+        findings.push(format!("{} files, {lines} lines", path.len()));
+    }
+    assert!(lines > PATH_LINES_MAX / 2, "the functions are found: {lines} lines");
+    report("the path of a fault is what docs/fault.md says, and short", findings);
 }
 
 fn lines_with(words: &[String], but: &[&str]) -> Vec<String> {
