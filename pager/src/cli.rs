@@ -145,7 +145,7 @@ pub struct PagingArgs {
     #[arg(long, value_name = "WHAT", value_enum)]
     #[serde(deserialize_with = "values::when_full")]
     pub when_full: Option<OnFull>,
-    /// Agents that get each page: auto, none (one) or replica:N (N of them, 2 to 4) [default: auto]
+    /// Agents that get each page: auto, none (one), replica:N (N of them, 2 to 4) or parity:K+M [default: auto]
     ///
     /// With auto it is two where two or more agents are known, else one. With two a workload outlives the loss of either agent, and each can be stopped or
     /// upgraded under it: pages of which there are too few copies are copied anew in the background. It takes twice the memory at the agents, and twice

@@ -387,7 +387,8 @@ impl<T: Transport> FaultCore<T> {
         let gate = self.read_messages(clock(), &space, polled, &mut messages);
         let is_empty = messages.is_empty();
         let mut faults = messages.faults;
-        let is_behind = gate.is_some() & self.note_told(id, messages.events);
+        let has_told = self.note_told(id, messages.events);
+        let is_behind = gate.is_some() && has_told;
         if is_empty && !is_behind {
             return None;
         }

@@ -62,7 +62,7 @@ fn a_network_that_loses_and_spoils_datagrams_costs_time_only() {
 
 #[test]
 fn a_program_waits_while_its_agent_cannot_be_reached() {
-    let Some(stage) = Stage::set_beside_others() else { return };
+    let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(256));
     let relay = Relay::to(&agent.addr());
     let (gms, proc) = start(&stage, &[relay.addr()]);
@@ -88,7 +88,7 @@ fn a_program_ends_when_its_agent_cannot_be_reached_any_more() {
 
 #[test]
 fn a_program_waits_for_an_agent_that_is_stopped_and_goes_on() {
-    let Some(stage) = Stage::set_beside_others() else { return };
+    let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(256));
     let (gms, proc) = start(&stage, &[agent.addr()]);
     agent.signal(Signal::SIGSTOP);

@@ -93,6 +93,10 @@ impl Shared {
     ) -> io::Result<(Arc<Shared>, Commands)> {
         let budget = record.config.budget_bytes / PAGE;
         let tables = Tables::from_words(record.map.take()?.into(), budget, words)?;
+        // The one says how pages are written, the other how they are read.
+        if tables.shape() != record.config.redundancy.shape() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         let sizes = Sizes { slots: tables.slots(), ..Sizes::default() };
         let frames = Frames::of(record.frames.take()?.into(), sizes.slots)?;
         let (mut shared, commands) = Shared::of(record.config, record.seed, sizes, tables, frames)?;

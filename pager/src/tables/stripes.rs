@@ -29,6 +29,11 @@ impl Tables {
         self
     }
 
+    /// The shape of the stripes, with parity.
+    pub fn shape(&self) -> Option<Shape> {
+        self.stripes.as_ref().map(Stripes::shape)
+    }
+
     pub(super) fn kept_slots(&self) -> usize {
         self.stripes.as_ref().map_or(0, |_| KEPT_MAX.min(self.slots.len() / KEPT_PART))
     }

@@ -13,7 +13,7 @@ use gms_policy::stripes::Stripes;
 
 use super::space::SpaceState;
 use super::{Counters, Owner, Phase, Slot, Tables};
-use crate::page_map::PageMap;
+use crate::page_map::{CONTENT_ID_MAX, PageMap};
 use crate::words::{Words, put_list};
 
 /// Content ids, or stripes, that are left out, so that no id is used again though the binary before may have used some after it wrote this.
@@ -138,7 +138,9 @@ impl Tables {
         self.clock = self.clock.clone().after(words.word()?);
         if self.map.placements.shape().is_some() {
             let stripes = words.list()?;
-            self.stripes = Some(Stripes::from_words(stripes, &self.map.placements, IDS_SKIPPED)?);
+            let stripes = Stripes::from_words(stripes, &self.map.placements, IDS_SKIPPED)?;
+            self.stripes = Some(stripes).filter(|stripes| stripes.next_id().0 < CONTENT_ID_MAX);
+            self.stripes.as_ref()?;
         }
         words.is_empty().then_some(())
     }

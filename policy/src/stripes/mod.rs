@@ -147,6 +147,11 @@ impl Stripes {
         self.shape
     }
 
+    /// First content id of the stripe that is dealt next.
+    pub const fn next_id(&self) -> ContentId {
+        ContentId(self.next.0.saturating_mul(self.shape.parts() as u64))
+    }
+
     /// Deals a stripe of 1 to K pages to a set of K+M agents, or to fewer agents than that fewer pages ([`Shape::data_at`]). Returns what is to be put where: the pages, in order, and then the parity parts, which
     /// [`Codec::encode`] makes of them. `None` if the set or the number of pages does not fit, or the set can have no number now.
     pub fn deal(
