@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use gms_policy::limits::HEDGE_AFTER_MAX;
 use gms_policy::redundancy::AgentSet;
 use gms_policy::stripes::{Codec, Part, Read, Role, Shape};
 use gms_transport::Transport;
@@ -216,9 +217,13 @@ impl Decoder {
             return Some(End::Stuck);
         }
         // They may still come, but others are asked too.
+        let patience = match self.urgency {
+            Urgency::Demand => HEDGE_AFTER_MAX,
+            Urgency::Ahead | Urgency::Bulk => RETRY,
+        };
         let lane = agents.lane();
         let is_late = |asked: &&Asked| {
-            now.saturating_duration_since(asked.at) > RETRY || !lane.is_up(asked.part.agent)
+            now.saturating_duration_since(asked.at) > patience || !lane.is_up(asked.part.agent)
         };
         let late = making.asked.iter().filter(is_late).map(|asked| asked.part.agent);
         let late = late.collect::<AgentSet>().without(making.failed);
@@ -242,9 +247,10 @@ impl Decoder {
         let lane = agents.lane();
         let up: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
         let up = up.without(making.failed);
+        let answering: AgentSet = up.agents().filter(|&agent| agents.keeps(now, agent)).collect();
         let read = |up: AgentSet| lock(&shared.tables).read(making.content, up.union(came));
-        // Rather not of those that give wrong pages.
-        let sound = read(up.without(shared.unsound_agents()));
+        // Rather not of those that are silent, or give wrong pages.
+        let sound = read(answering.without(shared.unsound_agents()));
         let read = if sound == Some(Read::Later) { read(up) } else { sound };
         let parts = match read {
             Some(Read::At(part)) => vec![part],

@@ -11,7 +11,6 @@ use nix::sys::signal::Signal;
 
 /// Seconds of each test, and what is drawn, unless the environment says otherwise.
 const SECONDS: u64 = 12;
-/// An even one: redis with parity may wait for 5 s (docs/design.md, 25).
 const SEED: u64 = 12;
 /// Longest time for which an agent is stopped or cut off, but for [`LONG`].
 const SHORT_MS: u64 = 3000;

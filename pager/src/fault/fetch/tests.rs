@@ -1,5 +1,6 @@
 use std::sync::{Arc, OnceLock};
 
+use gms_policy::limits::HEDGE_AFTER_MAX;
 use gms_policy::redundancy::{AgentSet, Redundancy};
 use gms_policy::stripes::{Answer, Shape};
 use gms_transport::client::RETRY;
@@ -446,11 +447,11 @@ fn a_marker_is_none_the_less_one_if_its_child_is_met_meanwhile() {
     assert!(space.has_marker(place.1));
 }
 
-/// Stripes of two pages and a sum: whoever has the page is asked once.
+/// Stripes of two pages and two sums: whoever has the page is asked once.
 #[test]
-fn a_page_that_takes_long_is_made_of_the_other_parts_of_its_stripe() {
-    let shape = Shape::new(2, 1).expect("a shape");
-    let mut play = Play::by(shared_of(1, Redundancy::Parity(shape)), None, 3, 2);
+fn a_page_that_takes_long_is_made_of_other_parts_of_its_stripe_that_do_not() {
+    let shape = Shape::new(2, 2).expect("a shape");
+    let mut play = Play::by(shared_of(1, Redundancy::Parity(shape)), None, 4, 2);
     let (now, shared) = (Instant::now(), play.shared.clone());
     let places = [0, PAGE].map(|more| (ID, PageAddr::containing(play.page + more)));
     let mut tables = lock(&shared.tables);
@@ -459,7 +460,8 @@ fn a_page_that_takes_long_is_made_of_the_other_parts_of_its_stripe() {
         tables.begin_evict(ID, &[place.1], &mut leaving);
         tables.finish_evict(leaving[0].1, EvictOutcome::Moved(7), &mut wake);
     }
-    let dealt = tables.deal((0..3).map(AgentId).collect(), 1);
+    let all: AgentSet = (0..4).map(AgentId).collect();
+    let dealt = tables.deal(all, 1);
     dealt[0].parts.iter().for_each(|part| tables.answered(part.id, Answer::Stored));
     let FaultAction::Fetch(content) = tables.fault(places[0]) else { panic!("not away") };
     drop(tables);
@@ -469,8 +471,17 @@ fn a_page_that_takes_long_is_made_of_the_other_parts_of_its_stripe() {
     let due = play.fault.hedge_due().expect("it can be made");
     play.fault.hedge(due);
     play.fault.make_on(due);
-    let others = play.fault.agents.take_sent();
-    let own = play.fault.agents.agent_of(first[0].0);
-    let others: AgentSet = others.iter().map(|get| play.fault.agents.agent_of(get.0)).collect();
-    assert_eq!((others.len(), others.has(own)), (2, false));
+    let sent = play.fault.agents.take_sent();
+    let own = AgentSet::of(play.fault.agents.agent_of(first[0].0));
+    let others: AgentSet = sent.iter().map(|get| play.fault.agents.agent_of(get.0)).collect();
+    assert_eq!((others.len(), others.without(own)), (2, others));
+    // One of those does not answer either.
+    play.fault.agents.answer(&sent[0], vec![0; PAGE as usize]);
+    play.fault.network(&|| due);
+    play.fault.make_on(due + HEDGE_AFTER_MAX);
+    assert!(play.fault.agents.take_sent().is_empty(), "they have their time");
+    play.fault.make_on(due + 2 * HEDGE_AFTER_MAX);
+    let more = play.fault.agents.take_sent();
+    let more: Vec<AgentId> = more.iter().map(|get| play.fault.agents.agent_of(get.0)).collect();
+    assert_eq!(more, all.without(own).without(others).agents().collect::<Vec<_>>());
 }
