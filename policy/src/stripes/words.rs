@@ -78,8 +78,9 @@ fn stripe(shape: Shape, placements: &Placements, word: u64) -> Option<Stripe> {
     let phase = *PHASES.get(usize::try_from(word >> PHASE_AT).ok()?)?;
     let members = placements.members(placement).len() as usize;
     let fits = members <= shape.parts() && (1..=shape.data_at(members)).contains(&pages.into());
-    let is_live = live != 0 && u32::from(live) < 1 << pages;
-    (fits && is_live).then_some(Stripe { placement, live, pages, phase })
+    // One that fits has no more pages than can be shifted by.
+    let is_one = fits && live != 0 && u32::from(live) >> pages == 0;
+    is_one.then_some(Stripe { placement, live, pages, phase })
 }
 
 #[cfg(test)]
