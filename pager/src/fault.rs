@@ -387,8 +387,7 @@ impl<T: Transport> FaultCore<T> {
         let gate = self.read_messages(clock(), &space, polled, &mut messages);
         let is_empty = messages.is_empty();
         let mut faults = messages.faults;
-        let has_told = self.note_told(id, messages.events);
-        let is_behind = gate.is_some() && has_told;
+        let is_behind = self.note_told(id, messages.events) && gate.is_some();
         if is_empty && !is_behind {
             return None;
         }

@@ -277,9 +277,7 @@ impl<T: Transport> FaultCore<T> {
     ) {
         let Some(mut fetch) = self.fetches.remove(&get) else { return };
         pages.clone().for_each(|page| fetch.open &= !(1 << page));
-        let is_awaited = fetch.is_awaited(pages.start);
-        debug_assert!(!is_awaited || pages.len() == 1, "others came with it: {pages:?}");
-        match is_awaited {
+        match fetch.is_awaited(pages.start) {
             true => self.install_awaited(clock, get, &fetch, bytes),
             false => self.install_ahead(clock, &fetch.pages[pages], bytes),
         }
