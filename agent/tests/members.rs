@@ -3,7 +3,7 @@
 mod common;
 
 use common::program::{Agent, Keys, Log};
-use common::{Client, LIMIT};
+use common::{Client, LIMIT, WORKLOAD};
 use gms_transport::keys::{self, Identity, Role};
 use gms_transport::message::{Control, MemberEntry, Op, Status, WorkloadId};
 use gms_transport::{CloseCode, CloseReason, Event, Quic, Transport};
@@ -17,7 +17,9 @@ use std::time::Instant;
 fn join(dir: &Keys, seed: SocketAddr) -> (Agent, Log<ChildStderr>, SocketAddr) {
     let seed = seed.to_string();
     let args = ["--listen", "127.0.0.1:0", "--export", "8M", "--keys", dir.text()];
-    let mut agent = Agent::start(&[&args[..], &["--join", &seed]].concat(), Stdio::piped());
+    // An end that a test waits for does not wait for the grace.
+    let args = [&args[..], &["--join", &seed, "--drain", "20"]].concat();
+    let mut agent = Agent::start(&args, Stdio::piped());
     let mut log = Log::new(agent.stderr());
     let addr = log.address(&["addr="])[0];
     (agent, log, addr)
@@ -96,7 +98,7 @@ fn an_agent_that_drains_names_no_members() {
     let (reply, payload) = client.ask(&ask, &[]);
     assert_eq!(reply.status(), Status::Ok);
     assert_eq!(MemberEntry::read_all(&payload).map(|members| members.len()), Some(1));
-    // Its pages keep it for as long as the workload's grace is.
+    // It waits for those who have pages until they say goodbye.
     agent.signal(Signal::SIGTERM);
     log.line_with(&["draining"]);
     let end = Instant::now() + LIMIT;
@@ -108,5 +110,7 @@ fn an_agent_that_drains_names_no_members() {
         }
         assert!(Instant::now() < end, "{:?}", reply.status());
     }
+    let goodbye = Control::request(Op::Goodbye, 1, WORKLOAD);
+    assert_eq!(client.ask(&goodbye, &[]).0.status(), Status::Ok);
     assert_eq!(agent.wait().code(), Some(0));
 }

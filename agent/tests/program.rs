@@ -51,7 +51,7 @@ fn it_serves_until_sigterm_and_tells_its_clients() {
     );
     log.line_with(&["did not take all of their pages away", "pages=8"]);
     assert_eq!(agent.wait().code(), Some(0));
-    assert!((1.5..5.0).contains(&asked.elapsed().as_secs_f64()), "{:?}", asked.elapsed());
+    assert!(asked.elapsed().as_secs_f64() >= 1.5, "{:?}", asked.elapsed());
 }
 
 /// Runs to the end, and returns exit code and standard error.
@@ -131,8 +131,12 @@ fn huge_pages_that_are_not_there_are_told_with_their_cure() {
 
 /// The agent with keys of `dir`, its log, and where it listens.
 fn serve(dir: &Keys) -> (Agent, Log<ChildStderr>, SocketAddr) {
-    let args = ["--listen", "localhost:0", "--export", "8388608", "--keys", dir.text()];
-    let mut agent = Agent::start(&args, Stdio::piped());
+    serve_with(dir, &[])
+}
+
+fn serve_with(dir: &Keys, args: &[&str]) -> (Agent, Log<ChildStderr>, SocketAddr) {
+    let usual = ["--listen", "localhost:0", "--export", "8388608", "--keys", dir.text()];
+    let mut agent = Agent::start(&[&usual, args].concat(), Stdio::piped());
     let mut log = Log::new(agent.stderr());
     let addr = log.address(&["addr="])[0];
     (agent, log, addr)
@@ -262,7 +266,8 @@ fn who_was_revoked_is_expelled_on_sighup_and_a_list_that_cannot_be_read_changes_
 #[test]
 fn who_is_revoked_while_an_agent_drains_is_expelled() {
     let dir = Keys::new("revoked-late");
-    let (agent, mut log, addr) = serve(&dir);
+    // It is not to end before it has read the list.
+    let (agent, mut log, addr) = serve_with(&dir, &["--drain", "20"]);
     let identity = keys::load(&dir.0, Role::Client).expect("a key");
     let mut client = Client::connect(addr, &identity);
     client.hello();
@@ -287,7 +292,8 @@ fn its_log_tells_who_came_who_went_and_who_was_refused() {
     let mut client = Client::connect(addr, &identity);
     let from = format!("addr={}", SocketAddr::new(addr.ip(), 0)).trim_end_matches('0').to_string();
     log.line_with(&[" connected", &client_name, &from]);
-    client.hello();
+    // It is back before its lease is over.
+    assert_eq!(client.ask(&Control::hello(1, WORKLOAD, 60_000), &[]).0.status(), Status::Ok);
     log.line_with(&["workload connected", &client_name, "workload=0303030303030303", "pages=0"]);
     client.put(0, 8);
     client.quic.close(Instant::now(), client.link, CloseCode::Goodbye);

@@ -67,11 +67,10 @@ mod tests {
     fn what_runs_takes_time() {
         let own = std::process::id();
         let (before, began) = (cpu_us(own), Instant::now());
-        while began.elapsed() < Duration::from_millis(50) {
-            std::hint::spin_loop();
-        }
         // The scheduler updates it at its ticks.
-        assert!(cpu_us(own) - before > 1_000.0, "{before}");
+        while cpu_us(own) - before <= 1_000.0 {
+            assert!(began.elapsed() < Duration::from_secs(20), "{before}");
+        }
         assert_eq!(cpu_us(u32::MAX), 0.0, "no such process");
     }
 

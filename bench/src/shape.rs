@@ -44,6 +44,8 @@ const FORKS: (usize, usize) = (30, 5);
 const IDLE: [Duration; 2] = [Duration::from_millis(1500), Duration::from_millis(200)];
 const SETTLE: [Duration; 2] = [Duration::from_millis(1500), Duration::from_millis(200)];
 
+/// For a pager to look at a workload that does nothing.
+const LOOK_DEADLINE: Duration = Duration::from_secs(10);
 /// How often it is looked whether a workload lives that has not come.
 const LOOK_MS: u16 = 200;
 
@@ -208,7 +210,7 @@ fn measure(options: &ShapeOptions, shape: Shape) -> Result<Costs, BenchError> {
     std::thread::sleep(SETTLE[quick]);
     let before = paging.now()?;
     std::thread::sleep(IDLE[quick]);
-    let idle = paging.now()?;
+    let idle = paging.looked_since(&before)?;
     subject.ask(Ask::Change)?;
     subject.ask(Ask::ChangeSlowly)?;
     let changed = paging.now()?;
@@ -349,6 +351,17 @@ impl Paging {
         let nothing = || BenchError::Invalid("nothing is paged".into());
         let Status { supervisor_pid, looks, looks_cpu_us, .. } = *status.ok_or_else(nothing)?;
         Ok(Work { looks, looks_cpu_us, cpu_us: cpu_us(supervisor_pid) })
+    }
+
+    /// What it has done when it has looked again: on a busy machine that may take longer than the time for which it was left alone.
+    fn looked_since(&self, before: &Work) -> Result<Work, BenchError> {
+        let end = Instant::now() + LOOK_DEADLINE;
+        loop {
+            let now = self.now()?;
+            if now.looks > before.looks || Instant::now() > end {
+                return Ok(now);
+            }
+        }
     }
 
     fn detach(&self) -> Result<(), BenchError> {

@@ -284,8 +284,8 @@ impl<T: Transport> EvictThread<T> {
     fn tidy_tables(&self) -> bool {
         let mut tables = lock(&self.shared.tables);
         // Then nobody is served any more.
-        if tables.exhausted && !self.is_detaching() {
-            self.shared.fail("the page map is full (2 TiB): raise --local, or run less at a time");
+        if let Some(full) = tables.exhausted.filter(|_| !self.is_detaching()) {
+            self.shared.fail(full.to_string());
         }
         tables.bury(BURY_CHUNKS)
     }
@@ -521,7 +521,7 @@ impl<T: Transport> EvictThread<T> {
         if process.sweep.victims.is_empty() {
             choose_victims(&self.shared, process, random);
         }
-        let pages = next_batch(&mut process.sweep.victims);
+        let pages = next_batch(&self.shared, &mut process.sweep.victims);
         give_way(self.nice);
         let (leaving, moved) = move_out(&self.shared, process, &pages)?;
         torture::at(Point::BeforeOutboxRead);
@@ -577,8 +577,9 @@ impl<T: Transport> EvictThread<T> {
             std::thread::yield_now();
             self.obey(now);
         }
-        if lock(&self.shared.tables).exhausted {
-            self.shared.fail("the page map is full (2 TiB): raise --local, or run less at a time");
+        let full = lock(&self.shared.tables).exhausted;
+        if let Some(full) = full {
+            self.shared.fail(full.to_string());
         }
         moved
     }

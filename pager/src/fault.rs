@@ -151,6 +151,8 @@ pub struct FaultCore<T> {
     stuck: BTreeMap<SpaceId, Stuck>,
     /// Pages that were installed without a word, and when they were asked for: their threads are woken together.
     installed: Vec<(Arc<Space>, Range<u64>, Instant)>,
+    /// Several threads waited when the last page was installed: they will soon wait again.
+    crowd: bool,
     /// Demanded pages whose markers have not been looked for yet, and when they were asked for.
     unproved: Vec<(Place, Content, Instant)>,
     /// Spaces with something of which it cannot be read.
@@ -200,6 +202,7 @@ impl<T: Transport> FaultCore<T> {
             waiting: BTreeSet::new(),
             stuck: BTreeMap::new(),
             installed: Vec::new(),
+            crowd: false,
             unproved: Vec::new(),
             unread: BTreeMap::new(),
             zeros: local::zeros(),
@@ -293,14 +296,13 @@ impl<T: Transport> FaultCore<T> {
 
     /// Something of the space can be read.
     pub fn handle_readable(&mut self, clock: &impl Fn() -> Instant, id: SpaceId) {
-        self.read_space(clock, id, true);
-        // Where several threads wait, their requests go out together.
-        let mut more = READ_TOGETHER;
-        while more > 0
-            && (2..READ_TOGETHER).contains(&self.pending.len())
-            && self.read_space(clock, id, false)
-        {
-            more -= 1;
+        // Where several threads wait, their requests go out together. What was read together was all that there was, unless it was all that is read at once.
+        for turn in 0..READ_TOGETHER {
+            let read = self.read_space(clock, id, turn == 0);
+            let may_be_more = read == 1 || read == READ_TOGETHER;
+            if !may_be_more || !(2..READ_TOGETHER).contains(&self.pending.len()) {
+                break;
+            }
         }
     }
 
@@ -313,7 +315,7 @@ impl<T: Transport> FaultCore<T> {
         match (ids.next().copied(), ids.next()) {
             // What cannot be applied yet is for `settle`, which gives those time who are to tell of more.
             (Some(only), None) if !self.behind.contains(&only) => {
-                self.read_space(clock, only, false)
+                self.read_space(clock, only, false) > 0
             }
             _ => false,
         }
@@ -366,12 +368,13 @@ impl<T: Transport> FaultCore<T> {
 
     // ---- from the kernel
 
-    /// Reads the messages of a space, and serves its faults. False if there were none. `polled` says that something was readable.
-    fn read_space(&mut self, clock: &impl Fn() -> Instant, id: SpaceId, polled: bool) -> bool {
-        let Some(faults) = self.read_faults(clock, id, polled) else { return false };
-        let now = clock();
+    /// Reads the messages of a space, and serves its faults; returns how many, and at least one if there was anything. `polled` says that something was
+    /// readable.
+    fn read_space(&mut self, clock: &impl Fn() -> Instant, id: SpaceId, polled: bool) -> usize {
+        let Some(faults) = self.read_faults(clock, id, polled) else { return 0 };
+        let (now, count) = (clock(), faults.len());
         faults.into_iter().for_each(|fault| self.fault(now, fault));
-        true
+        count.max(1)
     }
 
     /// The same, but for the faults, which are returned.
@@ -422,7 +425,7 @@ impl<T: Transport> FaultCore<T> {
         self.repair(space);
         torture::at(Point::BetweenLookAndRead);
         // Without the gate nothing but one fault may be read.
-        let several = changing || (gate.is_some() && !self.pending.is_empty());
+        let several = changing || (gate.is_some() && (self.crowd || !self.pending.is_empty()));
         let read = match gate {
             Some(_) => space.read(several, messages),
             None => space.read_ungated(messages),
@@ -491,6 +494,7 @@ impl<T: Transport> FaultCore<T> {
             FaultAction::Wait => {}
         }
     }
+
     fn note_asked(&mut self, Fault { place, tid, .. }: Fault) {
         let same_ids = |state: &SpaceFaults| state.space.same_ids.load(Ordering::Relaxed);
         let alone = self.pending.is_empty() && self.asked == Asked::Nobody;

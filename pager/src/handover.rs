@@ -232,7 +232,12 @@ mod tests {
                 }
                 handover.park();
             });
-            assert!(!handover.rest(2, Duration::from_millis(1), || ()));
+            let one_rests = || {
+                while lock(&handover.state).resting == 0 {
+                    std::thread::yield_now();
+                }
+            };
+            assert!(!handover.rest(2, Duration::from_millis(1), one_rests));
         });
         handover.waits_for("a process is being born");
         let reason = handover.await_told(Duration::ZERO, || ()).err().expect("nobody tells");

@@ -199,6 +199,11 @@ pub trait PageTables: Send + Sync {
     /// The markers in `range`: where evicted pages belong.
     fn marked(&self, range: Range<u64>) -> Result<RangeSet, Errno>;
 
+    /// Whether a marker is at `page`.
+    fn is_marked(&self, page: u64) -> Result<bool, Errno> {
+        Ok(!self.marked(page..page + PAGE)?.is_empty())
+    }
+
     /// What of `range` holds a page (the shared zero page too), a marker, a guard, anything.
     fn taken(&self, range: Range<u64>) -> Result<RangeSet, Errno>;
 

@@ -1,5 +1,6 @@
 //! The pager of gms: runs a program with more memory than its budget, from outside, by userfaultfd.
 mod arch;
+mod arena;
 mod board;
 pub mod cli;
 pub mod commands;

@@ -1,25 +1,34 @@
 //! The page map: 16 bytes for each page that the pager holds something about, in a memfd.
 //!
-//! Chunks of [`CHUNK_PAGES`] entries lie one behind the other; an index says which chunk covers which addresses of which space: a space has
+//! Chunks of [`CHUNK_PAGES`] entries lie one behind the other; behind them lies which chunk covers which addresses of which space: a space has
 //! *shelves* of 1 GiB of addresses, a shelf has chunks. A forked space begins with the shelves of its parent: shelf and chunk are copied
-//! when one of those who share them changes an entry ([`PageMap::put`]). So a fork, an exit and an unmap take time by the GiB, not by the page.
+//! when one of those who share them changes an entry ([`PageMap::put`]). So a fork, an exit and an unmap take time by the GiB, not by the page, and a move
+//! of memory by the chunk ([`PageMap::shift`]).
+//!
+//! The memory tells all that the map knows, as of the last [`PageMap::commit`], whenever the process dies ([`PageMap::recover`]); beside it there are only
+//! counts and indexes. A chunk that is on no shelf, and has entries, waits to be buried.
 //!
 //! An entry says by a number which agents hold the page ([`Placements`]), so that the loss of an agent changes no entry. The content id is unique for the
 //! life of the workload, so that it can serve as the nonce of a per-workload AEAD key.
 
+mod recover;
+mod shelves;
 mod words;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 use gms_policy::eviction::Mark;
 use gms_policy::ids::{ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::{AgentSet, PlacementId, Placements};
-use memmap2::{MmapMut, UncheckedAdvice};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::FromBytes;
+
+use self::shelves::{SHELF_WORDS, ShelfId, Shelves, USES_WORDS, covered, shelf_of};
+use crate::arena::Arena;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -31,12 +40,12 @@ const CHUNK_SPAN: u64 = CHUNK_PAGES * PAGE;
 const SHELF_SPAN: u64 = 512 * CHUNK_SPAN;
 /// Most chunks: 2 TiB of tracked memory, shared chunks counted once. The memfd is sparse, so that this costs nothing until it is used.
 pub const CHUNKS_MAX: u32 = 1 << 20;
-/// Chunks that eviction leaves to changes of the address space, which cannot be refused.
-const CHUNKS_KEPT: u32 = CHUNKS_MAX / 16;
 const WARM_MAX: usize = 64;
 /// Chunks at which [`PageMap::not_away`] looks: a few microseconds.
 const CHUNKS_JUDGED: u64 = 64;
 const CHUNK_LEN: usize = CHUNK_PAGES as usize * size_of::<Entry>();
+const CHUNK_WORDS: usize = CHUNK_PAGES as usize * ENTRY_WORDS;
+const ENTRY_WORDS: usize = 2;
 
 /// Where a page is, as far as the pager knows. (A page without an entry is the kernel's: resident, or never touched.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,13 +82,13 @@ impl PartialEq for Content {
 impl Eq for Content {}
 
 /// Entry as stored: bits 0..3 state, 3..13 placement, 13..20 mark, 20..64 content id or slot; then the checksum.
-#[derive(Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[derive(Clone, Copy, Default, FromBytes)]
 #[repr(C)]
 struct Entry {
     word: u64,
     hash: u64,
 }
-const _: () = assert!(size_of::<Entry>() == 16, "16 bytes a page are promised");
+const _: () = assert!(size_of::<Entry>() == ENTRY_WORDS * 8, "16 bytes a page are promised");
 
 const TAGS: u64 = 7;
 const SLOT: u64 = 1;
@@ -113,6 +122,10 @@ impl Entry {
 
     fn mark(self) -> Mark {
         Mark::from_bits(self.word >> MARK_SHIFT)
+    }
+
+    fn has_content(self) -> bool {
+        matches!(self.word & TAGS, REMOTE | KEPT)
     }
 
     /// Takes heat from a resident page whose copy is at an agent. False if there is none to be taken.
@@ -152,13 +165,12 @@ struct Header {
     slots: u16,
     /// Entries whose page is not in memory.
     away: u16,
+    /// Whether it was allocated after the last commit, so that nothing refers to it that was committed: its entries need no notes.
+    is_new: bool,
 }
 
 /// A chunk, by its number.
 pub type Chunk = u32;
-
-/// Chunks by the first address that they cover.
-type Shelf = BTreeMap<u64, Chunk>;
 
 /// What a space has given up, for [`PageMap::bury`].
 #[derive(Debug)]
@@ -166,27 +178,47 @@ pub struct Grave(Remains);
 
 #[derive(Debug)]
 enum Remains {
-    Shelf(Arc<Shelf>),
+    /// The shelf, and the first address that it covers.
+    Shelf(ShelfId, u64),
     Chunk(Chunk),
 }
 
-/// The map has no room left.
+/// What the map has no room left for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub enum Full {
+    /// Chunks.
+    Pages,
+    /// Shelves, or uses of them.
+    Addresses,
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Full::Pages => "the page map is full (2 TiB): raise --local, or run less at a time",
+            Full::Addresses => {
+                "the page map is full (1 PiB of addresses of all processes together): run fewer processes at a time"
+            }
+        })
+    }
+}
 
 /// The map of every space of a workload.
 pub struct PageMap {
-    /// Of the memory.
-    file: File,
-    memory: MmapMut,
+    /// Chunks, shelves, and who uses those.
+    memory: Arena,
+    shelves: Shelves,
     headers: Vec<Header>,
-    index: BTreeMap<SpaceId, BTreeMap<u64, Arc<Shelf>>>,
     /// First addresses of chunks that name slots, of any space, and how many chunks there do.
     slotted: BTreeMap<u64, u32>,
     /// Free chunks without memory.
     free: Vec<Chunk>,
     /// Free chunks that still have theirs, at most [`WARM_MAX`]: pages that go out and come back use the same few again and again.
     warm: Vec<Chunk>,
+    /// Free after the next commit, and whether their entries are empty.
+    freed: Vec<(Chunk, bool)>,
+    /// Those that were allocated after the last commit.
+    new: Vec<Chunk>,
     limit: u32,
     /// Who holds the pages.
     pub placements: Placements,
@@ -194,32 +226,86 @@ pub struct PageMap {
     away: u64,
 }
 
+/// Words of a map of `limit` chunks: those, as many shelves, and uses.
+const fn words_of(limit: u32) -> usize {
+    limit as usize * (CHUNK_WORDS + SHELF_WORDS) + USES_WORDS
+}
+
 impl PageMap {
-    /// An empty map of `limit` chunks at most.
-    pub fn new(limit: u32) -> std::io::Result<PageMap> {
+    /// An empty map of `limit` chunks at most, beside which there are some words ([`PageMap::beside`]).
+    pub fn new(limit: u32, beside: usize) -> io::Result<PageMap> {
         let file = File::from(memfd_create("gms-page-map", MFdFlags::MFD_CLOEXEC)?);
-        file.set_len(u64::from(limit) * CHUNK_LEN as u64)?;
-        PageMap::of(file, limit)
+        Ok(PageMap::of(Arena::of(file, words_of(limit) + beside)?, limit))
     }
 
-    /// The same, whose entries are those in the file.
-    fn of(file: File, limit: u32) -> std::io::Result<PageMap> {
-        // SAFETY: the memfd is ours alone; nobody else maps, writes or truncates it while this mapping lives.
-        let memory = unsafe { MmapMut::map_mut(&file)? };
-        let (headers, free, warm) = (Vec::new(), Vec::new(), Vec::new());
-        let (index, slotted) = (BTreeMap::new(), BTreeMap::new());
-        let placements = Placements::default();
-        let away = 0;
-        Ok(PageMap { file, memory, headers, index, slotted, free, warm, limit, placements, away })
+    /// A map that knows nothing of what is in the memory.
+    fn of(memory: Arena, limit: u32) -> PageMap {
+        PageMap {
+            memory,
+            shelves: Shelves::new(limit as usize * CHUNK_WORDS, limit),
+            headers: Vec::new(),
+            slotted: BTreeMap::new(),
+            free: Vec::new(),
+            warm: Vec::new(),
+            freed: Vec::new(),
+            new: Vec::new(),
+            limit,
+            placements: Placements::default(),
+            away: 0,
+        }
     }
 
-    /// Whether there is no room left for pages that go out. What is left is for changes of the address space.
+    /// All that was done since the last commit is done: what died before would have left none of it.
+    #[inline]
+    pub fn commit(&mut self) {
+        if self.memory.has_changed() || !self.freed.is_empty() || !self.new.is_empty() {
+            self.commit_changes();
+        }
+    }
+
+    /// See [`Arena::commits`].
+    #[cfg(test)]
+    pub(crate) fn commits(&self) -> usize {
+        self.memory.commits()
+    }
+
+    fn commit_changes(&mut self) {
+        self.memory.commit();
+        self.shelves.commit();
+        for chunk in self.new.drain(..) {
+            self.headers[chunk as usize].is_new = false;
+        }
+        for (chunk, is_empty) in std::mem::take(&mut self.freed) {
+            if is_empty && self.warm.len() < WARM_MAX {
+                self.warm.push(chunk);
+            } else {
+                let start = chunk as usize * CHUNK_WORDS;
+                self.memory.clear(start..start + CHUNK_WORDS);
+                self.free.push(chunk);
+            }
+        }
+    }
+
+    /// Writes words beside the map, which are committed with it.
+    #[inline]
+    pub(crate) fn write_beside(&mut self, at: usize, words: &[u64]) {
+        let start = words_of(self.limit) + at;
+        words.iter().enumerate().for_each(|(n, &word)| self.memory.set(start + n, word));
+    }
+
+    /// Words beside the map: 0, or as they were written.
+    pub(crate) fn beside(&self, range: Range<usize>) -> &[u64] {
+        let start = words_of(self.limit);
+        self.memory.words(start + range.start..start + range.end)
+    }
+
+    /// Whether there is no room left for pages that go out. What is left is for forks and changes of the address space, which cannot be refused.
     pub fn is_full(&self) -> bool {
-        self.chunks_used() + CHUNKS_KEPT.min(self.limit / 16) >= self.limit
+        is_scarce(self.chunks_used(), self.limit) || self.shelves.are_scarce()
     }
 
     fn chunks_used(&self) -> u32 {
-        (self.headers.len() - self.free.len() - self.warm.len()) as u32
+        (self.headers.len() - self.free.len() - self.warm.len() - self.freed.len()) as u32
     }
 
     /// Memory of the map, in bytes.
@@ -259,37 +345,40 @@ impl PageMap {
     ) -> Result<Option<Chunk>, Full> {
         let entry = Entry::encode(state, mark);
         let base = page.get() & !(CHUNK_SPAN - 1);
-        let shelf = self.index.get(&space).and_then(|shelves| shelves.get(&shelf_of(base)));
-        let found = shelf.and_then(|shelf| shelf.get(&base)).copied();
+        let shelf = self.shelves.shelf(space, base);
+        let found = self.find(space, base);
         let knows = |chunk: Chunk| self.entries(chunk)[slot_of(page.get())].word != 0;
         if state == State::Empty && !found.is_some_and(knows) {
             return Ok(None);
         }
-        let alone = shelf.is_some_and(|shelf| Arc::strong_count(shelf) == 1);
+        let alone = shelf.is_some_and(|shelf| self.shelves.is_alone(shelf));
         match found {
             Some(chunk) if alone && self.headers[chunk as usize].owners == 1 => {
                 self.set(space, page, chunk, entry);
                 Ok(None)
             }
             shared => {
-                let own = self.allocate()?;
-                if let Some(shared) = shared {
-                    self.copy(space, base, shared, own);
+                if !self.shelves.can_own(space, base) {
+                    return Err(Full::Addresses);
                 }
-                self.own_shelf(space, base).insert(base, own);
+                let own = self.allocate()?;
+                let shelf = self.own_shelf(space, base);
+                if let Some(shared) = shared {
+                    self.copy(base, shared, own);
+                }
+                self.shelves.set(&mut self.memory, shelf, base, Some(own));
                 self.set(space, page, own, entry);
                 Ok(shared)
             }
         }
     }
 
-    /// The space leaves a chunk to others, of which `own` becomes a copy.
-    fn copy(&mut self, space: SpaceId, base: u64, shared: Chunk, own: Chunk) {
-        self.own_shelf(space, base);
-        let at = |chunk: Chunk| chunk as usize * CHUNK_LEN;
-        self.memory.copy_within(at(shared)..at(shared) + CHUNK_LEN, at(own));
+    /// A space leaves a chunk to others, of which `own` becomes a copy.
+    fn copy(&mut self, base: u64, shared: Chunk, own: Chunk) {
+        let at = |chunk: Chunk| chunk as usize * CHUNK_WORDS;
+        self.memory.copy_fresh(at(shared)..at(shared) + CHUNK_WORDS, at(own));
         self.headers[shared as usize].owners -= 1;
-        let copied = Header { owners: 1, ..self.headers[shared as usize] };
+        let copied = Header { owners: 1, is_new: true, ..self.headers[shared as usize] };
         self.headers[own as usize] = copied;
         self.away += u64::from(copied.away);
         if copied.slots > 0 {
@@ -297,20 +386,27 @@ impl PageMap {
         }
     }
 
-    /// The shelf of the space, for it alone.
-    fn own_shelf(&mut self, space: SpaceId, base: u64) -> &mut Shelf {
-        let shelf = self.index.entry(space).or_default().entry(shelf_of(base)).or_default();
-        if Arc::strong_count(shelf) > 1 {
-            // The copy has each chunk, too.
-            shelf.values().for_each(|&chunk| self.headers[chunk as usize].owners += 1);
-        }
-        Arc::make_mut(shelf)
+    /// The shelf of the space, for it alone. There is room for one.
+    fn own_shelf(&mut self, space: SpaceId, base: u64) -> ShelfId {
+        let headers = &mut self.headers;
+        // A copy has each chunk, too.
+        let share = |chunk: Chunk| headers[chunk as usize].owners += 1;
+        self.shelves.own(&mut self.memory, space, base, share)
     }
 
     /// Sets an entry of a chunk that the space has for itself.
     fn set(&mut self, space: SpaceId, page: PageAddr, chunk: Chunk, entry: Entry) {
-        let place = &mut self.entries_mut(chunk)[slot_of(page.get())];
-        let was = std::mem::replace(place, entry);
+        let was = self.entries(chunk)[slot_of(page.get())];
+        let (at, is_new) = (entry_at(chunk, page), self.headers[chunk as usize].is_new);
+        let mut write = |at, word| match is_new {
+            true => self.memory.set_fresh(at, word),
+            false => self.memory.set(at, word),
+        };
+        // Nobody reads the checksum of another.
+        if entry.has_content() {
+            write(at + 1, entry.hash);
+        }
+        write(at, entry.word);
         self.away = self.away + u64::from(entry.is_away()) - u64::from(was.is_away());
         let header = &mut self.headers[chunk as usize];
         assert_eq!(header.owners, 1, "a shared chunk was changed");
@@ -326,18 +422,11 @@ impl PageMap {
             (1.., 0) => self.unslot(base),
             _ => {}
         }
-        if empty {
-            self.own_shelf(space, base).remove(&base);
-            self.drop_empty_shelf(space, base);
-            self.release_empty(chunk);
-        }
-    }
-
-    fn drop_empty_shelf(&mut self, space: SpaceId, base: u64) {
-        if let Some(shelves) = self.index.get_mut(&space)
-            && shelves.get(&shelf_of(base)).is_some_and(|shelf| shelf.is_empty())
-        {
-            shelves.remove(&shelf_of(base));
+        if empty && let Some(shelf) = self.shelves.shelf(space, base) {
+            self.shelves.set(&mut self.memory, shelf, base, None);
+            self.shelves.drop_empty(&mut self.memory, space, base);
+            self.headers[chunk as usize] = Header::default();
+            self.freed.push((chunk, true));
         }
     }
 
@@ -375,11 +464,11 @@ impl PageMap {
                 continue;
             };
             // A chunk that is shared after a fork is cooled for all who have it: marks are but hints.
-            let entries = self.entries_mut(chunk);
             for &page in pages {
-                let entry = &mut entries[slot_of(page.get())];
-                if !entry.cool() {
-                    cold.push(page);
+                let mut entry = self.entries(chunk)[slot_of(page.get())];
+                match entry.cool() {
+                    true => self.memory.set_hint(entry_at(chunk, page), entry.word),
+                    false => cold.push(page),
                 }
             }
         }
@@ -413,12 +502,8 @@ impl PageMap {
         range: Range<u64>,
         mut each: impl FnMut(PageAddr, State) -> bool,
     ) {
-        let Some(shelves) = self.index.get(&space) else { return };
-        if range.is_empty() {
-            return;
-        }
-        for shelf in shelves.range(shelf_of(range.start)..range.end).map(|(_, shelf)| shelf) {
-            for (&base, &chunk) in shelf.range(range.start & !(CHUNK_SPAN - 1)..range.end) {
+        for (base, shelf) in self.shelves.covering(space, range.clone()) {
+            for (base, chunk) in self.shelves.chunks(&self.memory, base, shelf, range.clone()) {
                 let first = range.start.saturating_sub(base).div_ceil(PAGE).min(CHUNK_PAGES);
                 let last = (range.end - base).div_ceil(PAGE).min(CHUNK_PAGES);
                 let entries = &self.entries(chunk)[first as usize..last as usize];
@@ -444,53 +529,87 @@ impl PageMap {
     // ---- whole chunks
 
     /// `child`, of which nothing is known, begins with the shelves of `parent`.
-    pub fn fork(&mut self, parent: SpaceId, child: SpaceId) {
-        let Some(shelves) = self.index.get(&parent).cloned() else { return };
-        self.index.insert(child, shelves);
+    pub fn fork(&mut self, parent: SpaceId, child: SpaceId) -> Result<(), Full> {
+        self.shelves.fork(&mut self.memory, parent, child)
     }
 
     /// Takes the chunks of a space away that lie within the range and name no slot. The caller buries them.
     pub fn take(&mut self, space: SpaceId, range: Range<u64>) -> Vec<Grave> {
-        let end = range.end & !(CHUNK_SPAN - 1);
-        let start = range.start.div_ceil(CHUNK_SPAN).saturating_mul(CHUNK_SPAN);
-        let Some(shelves) = self.index.get(&space).filter(|_| start < end) else {
-            return Vec::new();
-        };
-        let known: Vec<u64> = shelves.range(shelf_of(start)..end).map(|(&base, _)| base).collect();
+        let Range { start, end } = whole_chunks(&range);
+        let known: Vec<u64> =
+            self.shelves.covering(space, start..end).map(|(base, _)| base).collect();
         let mut taken = Vec::new();
         for base in known {
-            let covered = base..base.saturating_add(SHELF_SPAN);
+            let covered = covered(base);
             let whole = start <= base && covered.end <= end;
             if whole && self.slotted.range(covered.clone()).next().is_none() {
-                let shelf = self.index.get_mut(&space).and_then(|shelves| shelves.remove(&base));
-                taken.extend(shelf.map(|shelf| Grave(Remains::Shelf(shelf))));
+                let shelf = self.shelves.take(&mut self.memory, space, base);
+                taken.extend(shelf.map(|shelf| Grave(Remains::Shelf(shelf, base))));
             } else {
                 self.take_chunks(space, start.max(base)..end.min(covered.end), &mut taken);
             }
-        }
-        if self.index.get(&space).is_some_and(BTreeMap::is_empty) {
-            self.index.remove(&space);
         }
         taken
     }
 
     /// The same of one shelf.
     fn take_chunks(&mut self, space: SpaceId, range: Range<u64>, taken: &mut Vec<Grave>) {
-        let Some(shelf) = self.index.get(&space).and_then(|s| s.get(&shelf_of(range.start))) else {
-            return;
-        };
-        let free_of_slots = |&(_, &chunk): &(&u64, &Chunk)| self.headers[chunk as usize].slots == 0;
-        let gone = shelf.range(range.clone()).filter(free_of_slots);
-        let gone: Vec<(u64, Chunk)> = gone.map(|(&base, &chunk)| (base, chunk)).collect();
-        if gone.is_empty() {
+        let Some(shelf) = self.shelves.shelf(space, range.start) else { return };
+        let chunks = self.shelves.chunks(&self.memory, shelf_of(range.start), shelf, range.clone());
+        let free_of_slots = |&(_, chunk): &(u64, Chunk)| self.headers[chunk as usize].slots == 0;
+        let gone: Vec<(u64, Chunk)> = chunks.filter(free_of_slots).collect();
+        // Without room for a copy they stay. An entry alone cannot be emptied then either.
+        if gone.is_empty() || !self.shelves.can_own(space, range.start) {
             return;
         }
         let shelf = self.own_shelf(space, range.start);
         for (base, _) in &gone {
-            shelf.remove(base);
+            self.shelves.set(&mut self.memory, shelf, *base, None);
         }
-        self.drop_empty_shelf(space, range.start);
+        self.shelves.drop_empty(&mut self.memory, space, range.start);
         taken.extend(gone.into_iter().map(|(_, chunk)| Grave(Remains::Chunk(chunk))));
+    }
+
+    /// Moves the chunks of a space that lie within the range, name no slot and have none of the pages `but`, to the addresses from `to` on, where nothing
+    /// is known. Those that cannot be moved so, and the rest of the range, stay: their entries go one by one.
+    pub fn shift(
+        &mut self,
+        space: SpaceId,
+        range: Range<u64>,
+        to: u64,
+        but: impl Iterator<Item = PageAddr>,
+    ) {
+        if (range.start ^ to) & (CHUNK_SPAN - 1) != 0 {
+            return;
+        }
+        let whole = whole_chunks(&range);
+        let shelves = self.shelves.covering(space, whole.clone());
+        let chunks = shelves.flat_map(|(base, shelf)| {
+            self.shelves.chunks(&self.memory, base, shelf, whole.clone())
+        });
+        let stays: HashSet<u64> = but.map(|page| page.get() & !(CHUNK_SPAN - 1)).collect();
+        let goes = |&(base, chunk): &(u64, Chunk)| {
+            self.headers[chunk as usize].slots == 0 && !stays.contains(&base)
+        };
+        for (base, chunk) in chunks.filter(goes).collect::<Vec<_>>() {
+            self.move_chunk(space, (base, chunk), base - range.start + to);
+        }
+    }
+
+    /// Moves one, if there is room. Whoever shares it has it where it was.
+    fn move_chunk(&mut self, space: SpaceId, (from, chunk): (u64, Chunk), to: u64) {
+        if self.find(space, to).is_some() || !self.shelves.can_own(space, from) {
+            return;
+        }
+        let source = self.own_shelf(space, from);
+        // The copy of a shelf may have taken the room.
+        if !self.shelves.can_own(space, to) {
+            return;
+        }
+        let target = self.own_shelf(space, to);
+        self.shelves.set(&mut self.memory, target, to, Some(chunk));
+        self.shelves.set(&mut self.memory, source, from, None);
+        self.shelves.drop_empty(&mut self.memory, space, from);
     }
 
     /// Lets what was taken away go. If nobody else has it, calls `each` for every entry and frees the chunk; of a shelf that comes later: its
@@ -498,9 +617,10 @@ impl PageMap {
     pub fn bury(&mut self, grave: Grave, mut each: impl FnMut(State)) -> Vec<Grave> {
         let chunk = match grave.0 {
             Remains::Chunk(chunk) => chunk,
-            Remains::Shelf(shelf) => {
-                let chunks = Arc::into_inner(shelf).unwrap_or_default();
-                return chunks.into_values().map(|chunk| Grave(Remains::Chunk(chunk))).collect();
+            Remains::Shelf(shelf, _) if !self.shelves.let_go(shelf) => return Vec::new(),
+            Remains::Shelf(shelf, base) => {
+                let chunks = self.shelves.chunks(&self.memory, base, shelf, covered(base));
+                return chunks.map(|(_, chunk)| Grave(Remains::Chunk(chunk))).collect();
             }
         };
         let header = &mut self.headers[chunk as usize];
@@ -519,64 +639,52 @@ impl PageMap {
     }
 
     fn find(&self, space: SpaceId, address: u64) -> Option<Chunk> {
-        let shelf = self.index.get(&space)?.get(&shelf_of(address))?;
-        shelf.get(&(address & !(CHUNK_SPAN - 1))).copied()
+        self.shelves.chunk(&self.memory, space, address)
     }
 
     /// A chunk of empty entries with one owner.
     fn allocate(&mut self) -> Result<Chunk, Full> {
-        let header = Header { owners: 1, ..Header::default() };
-        if let Some(chunk) = self.warm.pop().or_else(|| self.free.pop()) {
-            self.headers[chunk as usize] = header;
-            return Ok(chunk);
-        }
-        if self.headers.len() as u32 >= self.limit {
-            return Err(Full);
-        }
-        self.headers.push(header);
-        Ok(self.headers.len() as Chunk - 1)
+        let header = Header { owners: 1, is_new: true, ..Header::default() };
+        let chunk = match self.warm.pop().or_else(|| self.free.pop()) {
+            Some(chunk) => chunk,
+            None if self.headers.len() as u32 >= self.limit => return Err(Full::Pages),
+            None => {
+                self.headers.push(header);
+                self.headers.len() as Chunk - 1
+            }
+        };
+        self.headers[chunk as usize] = header;
+        self.new.push(chunk);
+        Ok(chunk)
     }
 
-    /// Frees a chunk whose entries are empty.
-    fn release_empty(&mut self, chunk: Chunk) {
-        if self.warm.len() < WARM_MAX {
-            self.headers[chunk as usize] = Header::default();
-            self.warm.push(chunk);
-        } else {
-            self.release(chunk);
-        }
-    }
-
-    /// Frees a chunk and gives its memory back, which empties its entries.
+    /// Frees a chunk; after the next commit its memory is given back, which empties its entries.
     fn release(&mut self, chunk: Chunk) {
         self.away -= u64::from(self.headers[chunk as usize].away);
         self.headers[chunk as usize] = Header::default();
-        let (offset, length) = (chunk as usize * CHUNK_LEN, CHUNK_LEN);
-        // SAFETY: the range is within the mapping, and nothing refers to entries of a chunk that is free.
-        let removed =
-            unsafe { self.memory.unchecked_advise_range(UncheckedAdvice::Remove, offset, length) };
-        if removed.is_err() {
-            self.memory[offset..offset + length].fill(0);
-        }
-        self.free.push(chunk);
+        self.freed.push((chunk, false));
     }
 
     fn entries(&self, chunk: Chunk) -> &[Entry] {
-        let start = chunk as usize * CHUNK_LEN;
-        let bytes = &self.memory[start..start + CHUNK_LEN];
-        <[Entry]>::ref_from_bytes(bytes).expect("chunks are aligned and a whole number of entries")
-    }
-
-    fn entries_mut(&mut self, chunk: Chunk) -> &mut [Entry] {
-        let start = chunk as usize * CHUNK_LEN;
-        let bytes = &mut self.memory[start..start + CHUNK_LEN];
-        <[Entry]>::mut_from_bytes(bytes).expect("chunks are aligned and a whole number of entries")
+        let start = chunk as usize * CHUNK_WORDS;
+        self.memory.slice(start..start + CHUNK_WORDS)
     }
 }
 
-/// The first address that is on the same shelf.
-fn shelf_of(address: u64) -> u64 {
-    address & !(SHELF_SPAN - 1)
+/// Whether pages that go out may use no more of something: the rest is for what cannot be refused.
+fn is_scarce(used: u32, limit: u32) -> bool {
+    used + limit / 16 >= limit
+}
+
+/// The part of a range that consists of whole chunks; it ends before it begins if there is none.
+fn whole_chunks(range: &Range<u64>) -> Range<u64> {
+    let start = range.start.div_ceil(CHUNK_SPAN).saturating_mul(CHUNK_SPAN);
+    start..range.end & !(CHUNK_SPAN - 1)
+}
+
+/// Where the entry of a page is in the memory: its word, and then the checksum.
+fn entry_at(chunk: Chunk, page: PageAddr) -> usize {
+    chunk as usize * CHUNK_WORDS + slot_of(page.get()) * ENTRY_WORDS
 }
 
 fn slot_of(address: u64) -> usize {

@@ -1,6 +1,7 @@
 //! An attached process: its evictor, its outbox and its mappings.
 
 mod record;
+mod refusals;
 mod register;
 mod set_up;
 
@@ -19,6 +20,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 pub(crate) use self::record::ProcessRecord;
+use self::refusals::Refusals;
 use self::set_up::SetUp;
 use crate::evictor::{Call, Ending, Evictor, Injected};
 use crate::inject::{Frozen, remove_blob, stop_beside};
@@ -31,7 +33,7 @@ use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::shared::Shared;
 use crate::space::Space;
-use crate::stopped::InjectError;
+use crate::stopped::{InjectError, Stopped, release_late};
 use crate::sync::lock;
 use crate::target::Target;
 use crate::torture;
@@ -41,7 +43,7 @@ use crate::victims::{BATCH, Evicted, MovedPages, Sweep, runs};
 const OUTBOX_PAGES: usize = 2 * BATCH;
 const OUTBOX_LEN: u64 = OUTBOX_PAGES as u64 * PAGE;
 const MOVE_LEN: usize = size_of::<sys::uffdio_move>();
-const CLEAR_CALLS: usize = 3;
+const CLEAR_CALLS: usize = 4;
 const CLEAR_LEN: usize = size_of::<sys::uffdio_register>();
 const MODE_MISSING: u64 = sys::UFFDIO_REGISTER_MODE_MISSING as u64;
 /// UFFDIO_MOVE_MODE_DONTWAKE.
@@ -70,6 +72,9 @@ const SCAN_PAUSE: u32 = 8;
 const PROOF_EVERY: Duration = Duration::from_millis(20);
 /// For a killed process to let its memory go after its evictor was killed with it.
 const END_DEADLINE: Duration = Duration::from_secs(1);
+/// All processes that are released have a thread stopped, which unmaps the blob, within this time together; and how often it is tried.
+const RELEASE_DEADLINE: Duration = Duration::from_secs(1);
+const STOP_EVERY: Duration = Duration::from_millis(1);
 /// Guard areas below thread stacks are at most this long.
 const GUARD_MAX: u64 = 1 << 20;
 
@@ -99,6 +104,8 @@ pub(crate) struct Process {
     outbox_used: usize,
     /// Pages which have just been unshared.
     unshared: Vec<PageAddr>,
+    /// What the kernel does not move.
+    refusals: Refusals,
     attached_at: Instant,
     seen_changes: u64,
     seen_size: u64,
@@ -189,6 +196,7 @@ impl Process {
             outbox: 0,
             outbox_used: 0,
             unshared: Vec::new(),
+            refusals: Refusals::none(now),
             attached_at: now,
             seen_changes: u64::MAX,
             seen_size: 0,
@@ -332,6 +340,7 @@ impl Process {
 
     fn register_mappings(&mut self, shared: &Shared) -> Option<u64> {
         let mappings = self.register_spans(shared)?;
+        self.refusals.expire(Instant::now());
         let registered = lock(&shared.tables).registered(self.space.id);
         let mut sweep = RangeSet::default();
         let counts = Instant::now() >= self.next_unpageable;
@@ -340,8 +349,12 @@ impl Process {
             if !self.is_ours_to_page(mapping) {
                 continue;
             }
+            if !mapping.is_writable() {
+                self.refusals.forgive(mapping.range.clone());
+            }
             let pageable = registered.gaps(mapping.range.clone()).is_empty()
                 && self.sweep.guarded.overlaps(mapping.range.clone()).next().is_none()
+                && !self.refusals.are_of(&mapping.range)
                 && mapping.is_writable()
                 && !mapping.is_executable();
             if pageable {
@@ -356,6 +369,7 @@ impl Process {
         for page in &self.pinned {
             sweep.remove(page.get()..page.get() + PAGE);
         }
+        self.sweep.victims.retain(|page| sweep.contains(page.get()));
         self.sweep.ranges = sweep;
         if counts {
             self.next_unpageable = Instant::now() + UNPAGEABLE_EVERY;
@@ -391,6 +405,17 @@ impl Process {
     }
 
     // ---- eviction
+
+    /// The kernel does not move this page: it is left out until the mappings are read again, or with its mapping.
+    fn leave_out(&mut self, page: PageAddr) {
+        let range = page.get()..page.get() + PAGE;
+        self.sweep.ranges.remove(range.clone());
+        if self.refusals.note(Instant::now(), range) {
+            // Soon, but no more often than of changes.
+            self.next_scan = self.next_scan.min(self.next_change);
+            self.next_calm = self.next_calm.min(self.next_change);
+        }
+    }
 
     /// Gives the process copies of its own of pages that it shares since a fork, so that they can be moved next. Not under the gate: a page
     /// that has gone meanwhile faults, and is served like any other.
@@ -496,6 +521,8 @@ impl Process {
         let ioctl = |request| Call::new(libc::SYS_ioctl, &[self.uffd_number, request, argument]);
         let advice = libc::MADV_DONTNEED as u64;
         [
+            // The program may have locked all that it has (mlockall): then it cannot be emptied, and takes no pages of other mappings.
+            Call::new(libc::SYS_munlock, &[self.outbox, OUTBOX_LEN]),
             // Takes the range, with which the argument begins.
             ioctl(UFFDIO_UNREGISTER),
             Call::new(libc::SYS_madvise, &[self.outbox, OUTBOX_LEN, advice]),
@@ -517,8 +544,9 @@ impl Process {
 
     // ---- the end
 
-    /// Leaves the process as it was found: no evictor, no mapping of ours, nothing registered. All pages must be home.
-    pub(crate) fn release(mut self, shared: &Shared) {
+    /// Leaves the process as it was found: no evictor, no mapping of ours, nothing registered. All pages must be home. `began`: when the first of all that
+    /// are released was; threads that do not stop are waited for no longer than [`RELEASE_DEADLINE`] from then.
+    pub(crate) fn release(mut self, shared: &Shared, began: Instant) {
         for range in lock(&shared.tables).registered(self.space.id).iter() {
             // A range that has gone meanwhile needs no unregistering.
             let _ = self.space.faults.unregister(range);
@@ -529,11 +557,26 @@ impl Process {
         let _ = self.evictor.run(&mut [unmap], &mut [], &[]);
         let base = self.evictor.base();
         // While the evictor can prove whose memory it is.
-        let thread = stop_beside(self.witness, self.evictor.pid());
+        let thread = self.stop_beside(began + RELEASE_DEADLINE);
         // The blob is unmapped next, in which it runs.
         self.evictor.dismiss().wait();
         // 44 KiB of address space stay behind if no thread can be stopped for it.
         let _ = thread.and_then(|thread| remove_blob(thread, base));
+    }
+
+    /// Stops a thread of the process. None may be able to stop at once: they have got no CPU, or tell of a change that is being read.
+    fn stop_beside(&self, until: Instant) -> Result<Stopped, InjectError> {
+        loop {
+            let thread = stop_beside(self.witness, self.evictor.pid());
+            // One that stops late is still traced, by us.
+            let is_late =
+                matches!(thread, Err(InjectError::Unstoppable | InjectError::NotPermitted(_)));
+            if !is_late || self.has_ended() || Instant::now() > until {
+                return thread;
+            }
+            release_late();
+            std::thread::park_timeout(STOP_EVERY);
+        }
     }
 
     /// The address space is gone: lets its evictor end, which takes as long as the kernel needs to free that. Whoever closed the userfaultfd before
@@ -568,6 +611,8 @@ impl Evicted for Process {
             failed = self.move_runs(pages, &singles, first, false, &mut moved)?;
             self.find_moved(first, &mut failed, &mut moved)?;
         }
+        let refused = failed.iter().filter(|f| f.1 == Errno::EINVAL).map(|f| pages[f.0]);
+        refused.for_each(|page| self.leave_out(page));
         let unshared = std::mem::take(&mut self.unshared);
         let shared = failed.iter().filter(|f| f.1 == Errno::EBUSY).map(|f| pages[f.0]);
         moved.shared = shared.filter(|page| !unshared.contains(page)).collect();
@@ -575,13 +620,13 @@ impl Evicted for Process {
     }
 
     fn read_outbox(&self, places: &[u32], into: &mut [&mut [u8]]) -> Result<(), Errno> {
-        let remote: Vec<RemoteIoVec> = places
-            .iter()
-            .map(|&p| RemoteIoVec {
-                base: (self.outbox + u64::from(p) * PAGE) as usize,
-                len: PAGE as usize,
-            })
-            .collect();
+        // Neighbours as one: the kernel looks up the memory of each part anew.
+        let part = |run: &[u32]| RemoteIoVec {
+            base: (self.outbox + u64::from(run[0]) * PAGE) as usize,
+            len: run.len() * PAGE as usize,
+        };
+        let remote: Vec<RemoteIoVec> =
+            places.chunk_by(|&place, &next| next == place + 1).map(part).collect();
         let mut local: Vec<IoSliceMut> =
             into.iter_mut().map(|frame| IoSliceMut::new(frame)).collect();
         let wanted = places.len() * PAGE as usize;

@@ -29,10 +29,11 @@ use crate::space::Space;
 use crate::speech::note;
 use crate::stats::AgentStats;
 use crate::sync::{event_fd, lock};
-use crate::tables::{Place, Tables};
+use crate::tables::{Place, SLOTS_MAX, Tables, TablesLock};
 
 /// Pages of the write-back buffer: 16 MiB.
 const SLOTS: u32 = 4096;
+const _: () = assert!(SLOTS <= SLOTS_MAX);
 /// See [`Sizes::room_kept`]. Less than the slack of any budget, so that eviction is under way by then.
 const ROOM_KEPT: u64 = 128;
 const _: () = assert!(ROOM_KEPT * PAGE < SLACK_MIN);
@@ -101,7 +102,7 @@ pub struct Shared {
     /// What the user asked for.
     pub config: SessionConfig,
     /// What is known of the pages.
-    pub tables: Mutex<Tables>,
+    pub tables: TablesLock,
     /// Bytes of the write-back slots.
     pub frames: Frames,
     /// Secret seed of the page checksums.
@@ -247,7 +248,7 @@ impl Shared {
         let latency = Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, 3)
             .map_err(|e| std::io::Error::other(e.to_string()))?;
         let shared = Shared {
-            tables: Mutex::new(tables),
+            tables: TablesLock::new(tables),
             frames,
             seed,
             resident: AtomicI64::new(0),

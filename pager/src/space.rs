@@ -10,7 +10,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub(crate) use self::record::SpaceRecord;
 use crate::kernel::{Faults, Messages, PageTables, ReadError};
-use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::sync::{lock, lock_alone, lock_shared};
 
@@ -169,8 +168,7 @@ impl Space {
 
     /// Whether a page's address has a marker; `None` without page tables, of a child that nobody has met yet.
     pub fn is_marked(&self, page: PageAddr) -> Option<bool> {
-        let marked = self.page_tables.get()?.marked(page.get()..page.get() + PAGE);
-        Some(marked.is_ok_and(|marked| !marked.is_empty()))
+        Some(self.page_tables.get()?.is_marked(page.get()).unwrap_or(false))
     }
 }
 
@@ -256,6 +254,7 @@ mod tests {
     use crate::kernel::hooked::Hooked;
     use crate::kernel::proc;
     use crate::kernel::uffd::Userfaultfd;
+    use crate::page_map::PAGE;
 
     fn space() -> Arc<Space> {
         Arc::new(Space::new(SpaceId(1), Box::new(Userfaultfd::of_child(own_userfaultfd()))))

@@ -10,9 +10,31 @@ pub fn event_fd() -> nix::Result<EventFd> {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
 }
 
+/// What one thread at a time holds.
+pub trait Lock {
+    /// Held until it is dropped.
+    type Guard<'a>
+    where
+        Self: 'a;
+
+    /// See [`lock`].
+    fn hold(&self) -> Self::Guard<'_>;
+}
+
+impl<T> Lock for Mutex<T> {
+    type Guard<'a>
+        = MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn hold(&self) -> MutexGuard<'_, T> {
+        self.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Locks; a panic of another thread ends the process anyway (see `session`).
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn lock<L: Lock>(lock: &L) -> L::Guard<'_> {
+    lock.hold()
 }
 
 /// Locks with others who do so; as [`lock`].

@@ -12,19 +12,26 @@
 
 mod birth;
 mod changes;
+#[cfg(test)]
+mod death;
 mod detach;
 mod eviction;
+mod guard;
 mod lent;
 mod order;
+mod recover;
 mod repair;
 mod roomless;
+mod slots;
 mod space;
 mod stripes;
 mod words;
 
 pub use birth::{Ask, Birth};
-pub use order::{Change, Doubt, Remap, contested, drop_echoes};
+pub use guard::{TablesGuard, TablesLock};
+pub use order::{Change, Doubt, Remap, Seen, contested, drop_echoes};
 pub use repair::Short;
+pub(crate) use slots::SLOTS_MAX;
 pub use stripes::Dealt;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -33,16 +40,21 @@ use std::sync::Arc;
 
 use gms_policy::eviction::{Clock, Mark};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
-use gms_policy::redundancy::{AgentSet, Copies, PlacementId};
+use gms_policy::redundancy::{AgentSet, Copies};
 use gms_policy::stripes::Stripes;
 
+use self::recover::BESIDE_WORDS;
 use self::roomless::Roomless;
+use self::slots::{Phase, Slots};
 use self::space::SpaceState;
-use crate::page_map::{CHUNKS_MAX, Content, Grave, PAGE, PageMap, State};
+use crate::page_map::{CHUNKS_MAX, Content, Full, Grave, PAGE, PageMap, State};
 use crate::range_set::RangeSet;
 
 /// Sessions remembered of one agent: more restarts than a lane could be behind.
 const SESSIONS_MAX: usize = 16;
+
+/// Content ids, or stripes, that are left out, so that no id is used again though the process before may have used some after it wrote this.
+const IDS_SKIPPED: u64 = 1 << 16;
 
 /// A page of a space.
 pub type Place = (SpaceId, PageAddr);
@@ -97,26 +109,6 @@ pub struct Counters {
     pub second_chances: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Free,
-    /// The MOVE is to come or under way, or a marker could not be left yet. Left by `finish_evict`.
-    Leaving,
-    /// The bytes are in the buffer. Left by `start_write` or `deal`, or when no owner is left.
-    Ready,
-    /// A part of a stripe that is being written. Left by `answered`, when each of its agents has answered.
-    Dealt(PlacementId),
-    /// Written to these agents. Left by `written`, when each has answered.
-    Sent {
-        placement: PlacementId,
-        to: AgentSet,
-        /// Those of them that may have it.
-        reached: AgentSet,
-        unanswered: AgentSet,
-        stored: AgentSet,
-    },
-}
-
 /// A page whose bytes are in a slot.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
@@ -125,44 +117,13 @@ struct Owner {
     marked: bool,
 }
 
-struct Slot {
-    phase: Phase,
-    /// The pages whose bytes these are: one, or several after forks.
-    owners: Vec<Owner>,
-    /// The agent's copy of the page before it changed.
-    kept: Option<Content>,
-    /// Whether the entry said that the page was only there.
-    was_remote: bool,
-    /// Whether children forked while it leaves do not inherit it.
-    private: bool,
-    /// When the page went out.
-    mark: Mark,
-    id: ContentId,
-    hash: u64,
-}
-
-impl Slot {
-    fn free() -> Slot {
-        Slot {
-            phase: Phase::Free,
-            owners: Vec::new(),
-            kept: None,
-            was_remote: false,
-            private: false,
-            mark: Mark::COLD,
-            id: ContentId(0),
-            hash: 0,
-        }
-    }
-}
-
 /// See the module's documentation.
 pub struct Tables {
     map: PageMap,
     spaces: BTreeMap<SpaceId, SpaceState>,
     /// Chunks of which nobody needs to know any more, but their contents are to be released.
     graveyard: Vec<Grave>,
-    slots: Vec<Slot>,
+    slots: Slots,
     free: Vec<u32>,
     /// Slots which are leaving: few.
     leaving: Vec<u32>,
@@ -193,10 +154,14 @@ pub struct Tables {
     /// Contents that agents may forget.
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
+    /// The change of sets that was written down last, and the agents whose sessions have changed since.
+    sets_written: u64,
+    greeted: AgentSet,
     /// Highest number of pages at agents.
     pub remote_pages_peak: u64,
-    /// The page map was full when an entry had to be changed: the workload cannot go on.
-    pub exhausted: bool,
+    /// The page map was full when an entry had to be changed: the workload cannot go on. The entry may say that a slot has the page which has another's
+    /// by now.
+    pub exhausted: Option<Full>,
     /// Outcomes so far.
     pub counters: Counters,
 }
@@ -205,10 +170,10 @@ impl Tables {
     /// Empty tables with a write-back buffer of `slots` pages, for a budget of `budget` pages.
     pub fn new(slots: u32, budget: u64) -> std::io::Result<Tables> {
         Ok(Tables {
-            map: PageMap::new(CHUNKS_MAX)?,
+            map: PageMap::new(CHUNKS_MAX, BESIDE_WORDS)?,
             spaces: BTreeMap::new(),
             graveyard: Vec::new(),
-            slots: (0..slots).map(|_| Slot::free()).collect(),
+            slots: Slots::new(slots),
             free: (0..slots).rev().collect(),
             leaving: Vec::new(),
             ready: VecDeque::new(),
@@ -227,8 +192,10 @@ impl Tables {
             losers: AgentSet::EMPTY,
             discards: BTreeMap::new(),
             next_content: 1,
+            sets_written: 0,
+            greeted: AgentSet::EMPTY,
             remote_pages_peak: 0,
-            exhausted: false,
+            exhausted: None,
             counters: Counters::default(),
         })
     }
@@ -290,18 +257,16 @@ impl Tables {
 
     /// A thread waits for this page.
     pub fn fault(&mut self, place: Place) -> FaultAction {
-        // What could not be noted may say that a slot has the page which has another's by now.
-        let waits =
-            self.exhausted || self.prefetching.contains(&place) || self.doomed.contains(&place);
+        let waits = self.exhausted.is_some()
+            || self.prefetching.contains(&place)
+            || self.doomed.contains(&place);
         let action = match self.map.get(place.0, place.1) {
             _ if waits => FaultAction::Wait,
             State::Empty => FaultAction::Zero,
             State::Kept(_) => FaultAction::Resident,
             State::Remote(_) if self.is_lent(place) => FaultAction::Wait,
             State::Remote(content) => FaultAction::Fetch(content),
-            State::Slot(slot) if self.slots[slot as usize].phase == Phase::Leaving => {
-                FaultAction::Wait
-            }
+            State::Slot(_) if self.is_leaving(place) => FaultAction::Wait,
             State::Slot(slot) => FaultAction::Buffered(slot),
         };
         if action == FaultAction::Wait {
@@ -372,7 +337,7 @@ impl Tables {
             _ => return false,
         };
         // Without room for the change the entry stays `Remote`; if the page is discarded some day, its missing marker tells.
-        self.put_marked(place, State::Kept(content), heat)
+        self.put_marked(place, State::Kept(content), heat).is_ok()
     }
 
     /// A removal of the page has been told and may not be done yet. If the page is away, it was before.
@@ -516,6 +481,7 @@ impl Tables {
             sessions.pop_front();
         }
         sessions.push_back(session);
+        self.greeted = self.greeted.union(AgentSet::of(agent));
         sessions.len() > 1
     }
 
@@ -570,7 +536,7 @@ impl Tables {
         match state {
             State::Remote(content) | State::Kept(content) => {
                 // Without room for the change the entry stays, and so does its reference.
-                if self.put(place, State::Empty) {
+                if self.put(place, State::Empty).is_ok() {
                     self.release(content);
                 }
             }
@@ -620,8 +586,8 @@ impl Tables {
     /// A page in the write-back buffer is no longer the slot's.
     fn disown(&mut self, place: Place) {
         let State::Slot(index) = self.map.get(place.0, place.1) else { return };
-        if !self.put(place, State::Empty) {
-            self.exhausted = true;
+        if let Err(full) = self.put(place, State::Empty) {
+            self.exhausted = Some(full);
         }
         let slot = &mut self.slots[index as usize];
         slot.owners.retain(|owner| owner.place != place);
@@ -632,18 +598,17 @@ impl Tables {
         }
     }
 
-    fn put(&mut self, place: Place, state: State) -> bool {
+    fn put(&mut self, place: Place, state: State) -> Result<(), Full> {
         self.put_marked(place, state, Mark::COLD)
     }
 
-    /// Changes an entry; false if there is no room for it, and nothing has changed.
-    fn put_marked(&mut self, place: Place, state: State, mark: Mark) -> bool {
-        let Ok(copied) = self.map.put(place.0, place.1, state, mark) else { return false };
-        if let Some(chunk) = copied {
+    /// Changes an entry. If there is no room for that, nothing has changed.
+    fn put_marked(&mut self, place: Place, state: State, mark: Mark) -> Result<(), Full> {
+        if let Some(chunk) = self.map.put(place.0, place.1, state, mark)? {
             let contents: Vec<Content> = self.map.states(chunk).filter_map(content_of).collect();
             contents.into_iter().for_each(|content| self.share(content.id, 1));
         }
-        true
+        Ok(())
     }
 
     fn share(&mut self, id: ContentId, more: u32) {

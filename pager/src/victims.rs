@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use gms_policy::eviction::{Search, Step};
 use gms_policy::ids::{PageAddr, SpaceId};
@@ -21,7 +22,9 @@ use crate::torture::{self, Point};
 /// Most pages moved at once: bounds how long the gate is closed.
 pub const BATCH: usize = 64;
 /// A move of one run takes 1.5 us however short it is, and a fault may have to wait for all of a batch: its agent gets the CPU in between.
+/// Where faults are of no single thread that the fault thread follows, they share what a batch costs besides.
 const RUNS_MAX: usize = 16;
+const RUNS_MAX_CROWD: usize = 32;
 
 /// What may be evicted of a process, and what of it is to go next.
 #[derive(Default)]
@@ -167,12 +170,14 @@ fn scan(
     Some(end)
 }
 
-/// Takes pages to be moved next: at most [`BATCH`], in at most [`RUNS_MAX`] runs of adjacent pages.
-pub fn next_batch(victims: &mut VecDeque<PageAddr>) -> Vec<PageAddr> {
+/// Takes pages to be moved next: at most [`BATCH`], in at most [`RUNS_MAX`] or [`RUNS_MAX_CROWD`] runs of adjacent pages.
+pub fn next_batch(shared: &Shared, victims: &mut VecDeque<PageAddr>) -> Vec<PageAddr> {
+    let is_followed = shared.fault_cpu.load(Ordering::Relaxed) >= 0;
+    let runs_max = if is_followed { RUNS_MAX } else { RUNS_MAX_CROWD };
     let count = victims.len().min(BATCH);
     let mut pages: Vec<PageAddr> = victims.drain(..count).collect();
     pages.sort_unstable();
-    if let Some(&(end, _)) = runs(&pages).get(RUNS_MAX) {
+    if let Some(&(end, _)) = runs(&pages).get(runs_max) {
         pages.drain(end..).rev().for_each(|page| victims.push_front(page));
     }
     pages

@@ -146,7 +146,7 @@ fn kills_what_it_traces() {
     let mut sleep = thread::spawn(move || sleep.arg("100").spawn().unwrap()).join().unwrap();
     let pid = sleep.id() as i32;
     until("it sleeps", || proc::state(pid) == Some('S'));
-    let stopped = Stopped::new(pid).unwrap();
+    let stopped = in_time(|| Stopped::new(pid));
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     sleep.kill().unwrap();
     until("it is dead", || proc::state(pid) == Some('Z'));
@@ -206,10 +206,13 @@ struct Subject {
 impl Subject {
     fn start(role: &str) -> Subject {
         let (over, watch) = channel();
+        let test = thread::current();
         // Whatever hangs cannot be ended from here: it sleeps in the kernel.
         thread::spawn(move || {
             if watch.recv_timeout(DEADLINE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("waited {DEADLINE:?} in vain");
+                // Not eprintln, which the test runner keeps until a test is over.
+                let _ =
+                    writeln!(std::io::stderr(), "{:?}: waited {DEADLINE:?} in vain", test.name());
                 std::process::abort();
             }
         });
@@ -254,11 +257,28 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// What comes of an attempt to stop threads, which is made again if one of them has got no CPU to stop on in time.
+fn in_time<T>(mut attempt: impl FnMut() -> Result<T, InjectError>) -> T {
+    let mut done = None;
+    until("whoever is to stop does", || {
+        // Others may be held meanwhile, so that somebody is always late.
+        release_late();
+        match attempt() {
+            Ok(outcome) => done = Some(outcome),
+            // One that is late is traced still, which is not permitted twice.
+            Err(InjectError::Unstoppable | InjectError::NotPermitted(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        done.is_some()
+    });
+    done.unwrap()
+}
+
 #[test]
 fn a_thread_that_dies_stopped_is_reaped() {
     let mut subject = Subject::start("threads");
     let idle = subject.thread("idle");
-    let stopped = Stopped::new(idle).unwrap();
+    let stopped = in_time(|| Stopped::new(idle));
     subject.process.kill().unwrap();
     until("it is dead", || proc::state(idle) == Some('Z'));
     stopped.let_go();
@@ -277,20 +297,28 @@ fn a_status_is_left_to_whoever_waits_for_it_also_without_descriptors() {
 fn an_exec_does_not_wait_for_the_dead_while_its_process_is_seized() {
     let mut subject = Subject::start("threads");
     let (pid, idle) = (subject.pid(), subject.thread("idle"));
-    let stopped = Stopped::new(idle).unwrap();
+    let stopped = in_time(|| Stopped::new(idle));
     subject.stdin.write_all(&[1]).unwrap();
     until("it is dead", || proc::state(idle) == Some('Z'));
-    let tracer = gettid().as_raw();
-    let reaper = thread::spawn(move || {
-        until("the tracer sleeps", || proc::blocked_in(tracer) == Some(libc::SYS_ptrace));
-        reap_ended();
+    let (tracer, reaped) = (gettid().as_raw(), AtomicBool::new(false));
+    let seized = thread::scope(|scope| {
+        scope.spawn(|| {
+            until("the tracer sleeps", || proc::blocked_in(tracer) == Some(libc::SYS_ptrace));
+            reap_ended();
+            reaped.store(true, Ordering::Relaxed);
+        });
+        // Only the end of the exec lets this succeed; it gives up if nobody has reaped for a while, as on a busy machine.
+        loop {
+            let seized = Stopped::new(pid);
+            if seized.is_ok() || reaped.load(Ordering::Relaxed) {
+                break seized;
+            }
+        }
     });
-    // Only the end of the exec lets this return.
-    let seized = Stopped::new(pid);
-    reaper.join().unwrap();
     seized.into_iter().for_each(Stopped::let_go);
     stopped.let_go();
-    assert!(subject.process.wait().unwrap().success());
+    // It may have been seized and got no CPU to stop on.
+    all_are_let_go(subject);
 }
 
 /// A process whose first thread spins while another executes a program, which goes on as soon as it is told to: that one has been asked to stop.
@@ -341,7 +369,7 @@ fn whoever_takes_over_the_id_of_a_thread_does_not_get_its_registers() {
 fn nor_if_that_had_stopped_before() {
     let mut subject = Subject::start("takes over");
     let executes = subject.thread("executes");
-    let mut first = Stopped::new(subject.pid()).unwrap();
+    let mut first = in_time(|| Stopped::new(subject.pid()));
     first.restore().unwrap();
     until("it sleeps in exec", || sleeps_in_exec(executes));
     let late = Stopped::seize(executes).unwrap();
@@ -373,11 +401,15 @@ fn nobody_waits_for_each_thread_of_an_exec_that_does_not_end() {
     let pid = subject.pid();
     let executes = |tid: &i32| proc::blocked_in(*tid) == Some(libc::SYS_execve);
     until("it sleeps in exec", || proc::threads(pid).iter().any(executes));
-    let began = Instant::now();
-    let frozen = Frozen::new(pid);
-    let took = began.elapsed();
-    let given_up = matches!(frozen, Err(InjectError::Unstoppable));
-    drop(frozen);
+    // Its threads need the CPUs as well: the best of several, as to wait for each of them would take long each time.
+    let attempts = [(); 3].map(|()| {
+        let began = Instant::now();
+        let frozen = Frozen::new(pid);
+        let took = began.elapsed();
+        (took, matches!(frozen, Err(InjectError::Unstoppable)))
+    });
+    let took = attempts.map(|(took, _)| took).into_iter().min().unwrap();
+    let given_up = attempts.iter().all(|(_, given_up)| *given_up);
     subject.process.kill().unwrap();
     subject.process.wait().unwrap();
     fs::remove_dir_all(dir_of(pid as u32)).unwrap();
@@ -416,8 +448,11 @@ fn threads_of_the_kernel_are_not_stopped() {
     let mut subject = Subject::start("io_uring");
     subject.thread("rests");
     let pid = subject.pid();
-    let mut frozen = Frozen::new(pid).unwrap();
-    let injected = frozen.inject(|_| Ok(())).unwrap();
+    let (frozen, injected) = in_time(|| {
+        let mut frozen = Frozen::new(pid)?;
+        let injected = frozen.inject(|_| Ok(()))?;
+        Ok((frozen, injected))
+    });
     let tracers: Vec<_> =
         workers(pid).iter().map(|&tid| proc::status_field(tid, "TracerPid:")).collect();
     drop(frozen);
@@ -425,11 +460,12 @@ fn threads_of_the_kernel_are_not_stopped() {
     until("its own threads sleep again", || {
         proc::threads(pid).into_iter().filter(runs).eq(workers(pid))
     });
-    let beside = stop_beside(pid, injected.evictor).unwrap();
+    let beside = in_time(|| stop_beside(pid, injected.evictor));
     let beside_is_one = workers(pid).contains(&beside.tid.as_raw());
     beside.let_go();
     assert!(!beside_is_one, "its own threads sleep");
-    assert_eq!((tracers, release_late()), (vec![Some(0)], None));
+    assert_eq!(tracers, [Some(0)]);
+    until("all are let go", || release_late().is_none());
     subject.process.kill().unwrap();
     subject.process.wait().unwrap();
 }
@@ -442,13 +478,24 @@ fn a_process_that_is_stopped_meanwhile_stays_so() {
     let mut process = thread::spawn(move || command.spawn().unwrap()).join().unwrap();
     let (pid, mut line) = (process.id() as i32, String::new());
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let mut frozen = Frozen::new(pid).unwrap();
-    kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
-    let injected = frozen.inject(|_| Ok(()));
-    drop(frozen);
-    until("all are let go", || release_late().is_none());
+    let signal = |signal| kill(Pid::from_raw(pid), signal).unwrap();
+    let deadline = Instant::now() + DEADLINE / 2;
+    let injected = loop {
+        let mut frozen = Frozen::new(pid).unwrap();
+        signal(Signal::SIGSTOP);
+        let injected = frozen.inject(|_| Ok(()));
+        drop(frozen);
+        until("all are let go", || release_late().is_none());
+        // It may have got no CPU to stop on.
+        let is_late = matches!(injected, Err(InjectError::Unstoppable));
+        if !is_late || Instant::now() > deadline {
+            break injected;
+        }
+        signal(Signal::SIGCONT);
+        until("it runs", || proc::state(pid) == Some('R'));
+    };
     // It takes the signal as soon as it has a CPU.
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + DEADLINE;
     let mut state = None;
     while state != Some('T') && Instant::now() < deadline {
         state = proc::state(pid);
@@ -468,6 +515,7 @@ fn signal(pid: i32, tid: i32) {
 #[test]
 fn calls_fail_as_often_as_signals_are_handled() {
     const SIGNALS: usize = 2000;
+    const SIGNALS_MIN: usize = 200;
     let mut subject = Subject::start("epoll");
     let (waits, pid) = (subject.thread("waits"), subject.pid());
     let over = AtomicBool::new(false);
@@ -480,7 +528,12 @@ fn calls_fail_as_often_as_signals_are_handled() {
             }
             until("all are let go", || release_late().is_none());
         });
-        for _ in 0..SIGNALS {
+        let began = Instant::now();
+        for sent in 0..SIGNALS {
+            // Each needs both to get a CPU: on a busy machine fewer prove as much.
+            if sent >= SIGNALS_MIN && began.elapsed() > DEADLINE / 2 {
+                break;
+            }
             signal(pid, waits);
             subject.thread("interrupted");
         }
@@ -502,9 +555,9 @@ fn a_thread_that_does_not_come_back_in_time_is_let_go_when_it_does() {
     let memory = fs::File::open(format!("/proc/{waits}/mem")).unwrap();
     memory.read_exact_at(&mut code, vdso.start).unwrap();
     let at = code.windows(2).position(|window| window == [0x0f, 0x05]).unwrap();
-    let mut stopped = Stopped::new(waits).unwrap();
+    let mut stopped = in_time(|| Stopped::new(waits));
     let lasting =
-        stopped.syscall(vdso.start + at as u64, "poll", libc::SYS_poll, [0, 0, 2500, 0, 0, 0]);
+        stopped.syscall(vdso.start + at as u64, "poll", libc::SYS_poll, [0, 0, 6000, 0, 0, 0]);
     assert!(matches!(lasting, Err(InjectError::Unstoppable)), "{lasting:?}");
     assert!(stopped.restore().is_err());
     stopped.let_go();
@@ -521,7 +574,7 @@ fn a_thread_that_does_not_come_back_in_time_is_let_go_when_it_does() {
 fn our_own_tracing_is_not_taken_for_a_debugger() {
     let mut subject = Subject::start("threads");
     subject.thread("idle");
-    let stopped = Stopped::new(subject.pid()).unwrap();
+    let stopped = in_time(|| Stopped::new(subject.pid()));
     assert!(matches!(Frozen::new(subject.pid()), Err(InjectError::Unstoppable)));
     stopped.let_go();
     subject.process.kill().unwrap();
@@ -535,11 +588,11 @@ fn whoever_has_got_the_id_of_a_thread_is_not_stopped_for_it() {
     assert!(stop_beside(foreign, evictor).is_err());
     let tracer = |tid| proc::status_field(tid, "TracerPid:");
     assert_eq!((tracer(foreign), tracer(stranger.pid())), (Some(0), Some(0)));
-    let thread = stop_beside(subject.pid(), evictor).unwrap();
-    assert_eq!(
-        proc::threads(subject.pid()).iter().filter(|tid| tracer(**tid) != Some(0)).count(),
-        1
-    );
+    let thread = in_time(|| stop_beside(subject.pid(), evictor));
+    until("that thread alone is traced", || {
+        release_late();
+        proc::threads(subject.pid()).iter().filter(|tid| tracer(**tid) != Some(0)).count() == 1
+    });
     thread.let_go();
     for subject in [&mut subject, &mut stranger] {
         subject.process.kill().unwrap();

@@ -10,6 +10,16 @@ const _: () = assert!(AGENTS_MAX <= u64::BITS as usize, "a bit for each agent");
 pub struct AgentSet(pub(crate) u64);
 
 impl AgentSet {
+    /// A bit for each agent.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The agents whose bits are set.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// No agent.
     pub const EMPTY: Self = Self(0);
 

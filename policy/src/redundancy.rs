@@ -62,6 +62,8 @@ pub struct Placements {
     ids: BTreeMap<AgentSet, PlacementId>,
     /// Pages that some agent has.
     pages: u64,
+    /// How often a set has got a number, or an agent has lost what it had.
+    changes: u64,
     /// Of stripes, if each page is at one agent of its set, and the others have other parts.
     shape: Option<Shape>,
 }
@@ -102,6 +104,7 @@ impl Placements {
         if let Some(id) = self.ids.get(&set) {
             return Some(*id);
         }
+        self.changes += 1;
         let numbered = Numbered { members: set, agents: set, pages: 0, writes: 0 };
         let unused = NUMBERS - self.sets.len();
         let at = if unused > 0 && (set.len() == 1 || unused > AGENTS_MAX) {
@@ -175,7 +178,36 @@ impl Placements {
         let is_one = |pair: &[u64]| pair.get(1).is_some_and(|id| (*id as usize) < sets.len());
         let ids = ids.chunks(2).all(is_one).then_some(ids)?.chunks_exact(2);
         let ids = ids.map(|pair| (AgentSet(pair[0]), PlacementId::from_bits(pair[1]))).collect();
-        Some(Self { sets, ids, pages, shape })
+        Some(Self { sets, ids, pages, changes: 1, shape })
+    }
+
+    /// Changes whenever [`Placements::sets`] do.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Each set as it was when it got its number, and those of it that have not lost their pages. Not of stripes.
+    pub fn sets(&self) -> impl Iterator<Item = [AgentSet; 2]> + '_ {
+        self.sets.iter().map(|set| [set.members, set.agents])
+    }
+
+    /// The sets that [`Placements::sets`] has told, without pages.
+    pub fn of(sets: impl Iterator<Item = [AgentSet; 2]>) -> Self {
+        let numbered =
+            |[members, agents]: [AgentSet; 2]| Numbered { members, agents, pages: 0, writes: 0 };
+        let sets: Vec<Numbered> = sets.take(NUMBERS).map(numbered).collect();
+        let is_whole = |(_, set): &(usize, &Numbered)| set.members == set.agents;
+        let whole = sets.iter().enumerate().filter(is_whole);
+        let ids = whole.map(|(at, set)| (set.agents, PlacementId(at as u16))).collect();
+        Self { sets, ids, pages: 0, changes: 1, shape: None }
+    }
+
+    /// Pages are stored at a set. `None` if there is none of this number.
+    pub fn hold(&mut self, id: PlacementId, pages: u64) -> Option<()> {
+        let set = self.sets.get_mut(usize::from(id.0))?;
+        set.pages += pages;
+        self.pages += if set.agents.is_empty() { 0 } else { pages };
+        Some(())
     }
 
     /// The numbers of sets that hold pages, or held them until they lost them.
@@ -186,6 +218,7 @@ impl Placements {
 
     /// The agent has lost every page that was written to it before.
     pub fn lose(&mut self, agent: AgentId) {
+        self.changes += 1;
         self.ids.retain(|set, _| !set.has(agent));
         self.pages -= self.only_at(agent);
         for set in &mut self.sets {

@@ -13,7 +13,7 @@ use crate::memcg::MemoryGroup;
 use crate::mib::Mib;
 use crate::netns::Namespace;
 use crate::procfs;
-use crate::program::{Outcome, Proc, Program, tool};
+use crate::program::{Outcome, Proc, Program, poll_until, tool, while_stopped};
 use crate::stage::binary;
 
 /// An agent that does not listen by then is broken.
@@ -210,21 +210,18 @@ impl AgentProc {
         self.proc.pid()
     }
 
-    /// Puts a wrong byte into every page that it holds.
+    /// Puts a wrong byte into every page that it holds; of what comes later into none, so that pages are waited for before.
     pub fn spoil_frames(&self) {
         // Else its pager might see the first and let go of the rest.
-        self.signal(Signal::SIGSTOP);
-        let spoiled = procfs::spoil(self.proc.pid()).expect("its memory");
-        self.signal(Signal::SIGCONT);
+        let spoil = || while_stopped(self.pid(), || procfs::spoil(self.pid())).expect("its memory");
+        let some = || Some(spoil()).filter(|&count| count > 0);
+        let spoiled = poll_until("pages in the agent's memory", Duration::from_secs(10), some);
         assert!(spoiled > 1000, "it holds {spoiled} pages only");
     }
 
     /// How many pieces of what the C programs write (`check.h`) are in its memory.
     pub fn plaintext(&self) -> u64 {
-        self.signal(Signal::SIGSTOP);
-        let found = procfs::patterns(self.proc.pid());
-        self.signal(Signal::SIGCONT);
-        found.expect("its memory")
+        while_stopped(self.pid(), || procfs::patterns(self.pid())).expect("its memory")
     }
 
     /// Kills it without warning.

@@ -39,17 +39,20 @@ pub use memcg::MemoryGroup;
 pub use metrics::{free_port, metric};
 pub use mib::Mib;
 pub use netns::Namespace;
-pub use pages::{ATTEMPTS, assert_paged, overshoot, pages_like_native, within_bound};
+pub use pages::{
+    ATTEMPTS, assert_paged, attempts, enough_in_time, overshoot, paged_in_time, pages_like_native,
+    within_bound,
+};
 pub use procfs::{
     capabilities, descendants, evictor_of, exists, fault_readers, has_uffd, is_of_gms, name,
     rss_anon, spoil_page_map, write_memory,
 };
-pub use program::{Outcome, Proc, Program, patience, poll_until, tool};
+pub use program::{Outcome, Proc, Program, patience, poll_until, tool, while_stopped};
 pub use pty::Terminal;
 pub use redis::Redis;
 pub use relay::{Relay, Weather};
 pub use resp::{Connection, Reply};
-pub use rounds::{end_verified, wait_rounds};
+pub use rounds::{end_verified, wait_paged, wait_rounds};
 pub use stage::{Stage, has_huge_pages, skipped, told};
 pub use stats::{AgentStats, Stats, Status};
 pub use torture::{Torture, torture_seeds};

@@ -221,20 +221,21 @@ fn count_patterns(bytes: &[u8]) -> (u64, usize) {
 }
 
 /// Makes a pager believe of each page at an agent that it is in the write-back buffer, at a place which that does not have (its `page_map.rs`
-/// says how entries are stored). Returns of how many pages.
+/// says how entries are stored). Returns of how many pages. It has to be stopped, or it meets the first and ends before the rest.
 pub fn spoil_page_map(pager: i32) -> std::io::Result<u64> {
     let nowhere = (u64::MAX << 20 | 1).to_le_bytes();
     let maps = fs::read_to_string(format!("/proc/{pager}/maps"))?;
     let line = maps.lines().find(|line| line.contains("memfd:gms-page-map"));
     let range = line.and_then(range_of).ok_or_else(|| std::io::Error::other("no such mapping"))?;
-    change_pages(pager, range, |page| {
+    let spoil = |page: &mut [u8]| {
         let mut changed = 0;
         for entry in page.chunks_exact_mut(16).filter(|entry| entry[0] & 7 == 2) {
             entry[..8].copy_from_slice(&nowhere);
             changed += 1;
         }
         changed
-    })
+    };
+    change_pages(pager, range, spoil)
 }
 
 /// The addresses of a line of /proc/PID/maps.

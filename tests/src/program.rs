@@ -1,7 +1,7 @@
 //! Programs: described once, run natively or under gms, captured, watched and never left behind.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
@@ -45,6 +45,23 @@ pub fn poll_until<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Opt
         assert!(Instant::now() < deadline, "waited {limit:?} in vain for {what}");
         thread::sleep(POLL);
     }
+}
+
+/// Stops a process, all of its threads, while `act` looks at its memory or changes it: what it would do about that meanwhile is not of the test.
+pub fn while_stopped<T>(pid: i32, act: impl FnOnce() -> T) -> T {
+    let send = |signal| kill(Pid::from_raw(pid), signal).expect("a process");
+    let is_stopped = |thread: fs::DirEntry| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    };
+    send(Signal::SIGSTOP);
+    poll_until("the stop of a process", Duration::from_secs(10), || {
+        let mut threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process").flatten();
+        threads.all(is_stopped).then_some(())
+    });
+    let result = act();
+    send(Signal::SIGCONT);
+    result
 }
 
 /// Path of an installed program; fails with the way to get it.

@@ -107,6 +107,9 @@ impl Stage {
         }
         binary("gms");
         binary("gms-agent");
+        // Whoever is next has the turn before all that come later: else those that run beside each other would keep it from one that runs alone, which
+        // keeps a thread of the runner meanwhile.
+        let _next = take_turn(&cache_dir().join("next.lock"), FlockArg::LockExclusiveNonblock);
         let turn = take_turn(&cache_dir().join("turn.lock"), kind);
         Some(Stage { dir: new_dir(), paths: AtomicU32::new(0), _turn: turn })
     }

@@ -274,9 +274,9 @@ fn issued_keys_let_a_node_serve_and_a_machine_page_by_a_configuration_file() {
     fs::write(&file, text).expect("gms.toml");
     let program = Program::new([c_program("verify")]).args(["96", "1"]).dir("/");
     let gms = || Gms::run(&stage, &program).arg("--config").arg(&file);
-    assert_paged(&gms().finish().expect_code(0), Mib(96), Mib(24));
+    paged_in_time(Mib(96), Mib(24), || gms().finish().expect_code(0));
     // The command line wins.
-    assert_paged(&gms().local(Mib(40)).finish().expect_code(0), Mib(96), Mib(40));
+    paged_in_time(Mib(96), Mib(40), || gms().local(Mib(40)).finish().expect_code(0));
     agent.terminate().expect_code(0);
 }
 

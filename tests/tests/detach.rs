@@ -212,7 +212,7 @@ fn a_detach_ends_although_an_agent_is_gone_and_the_program_discards_memory_all_t
 }
 
 fn ends_although_an_agent_is_gone(how: &str) {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let Bereft { proc, before, attach, pager, _alive, addr, lost } = with_a_dead_agent(&stage, how);
     let detach = Gms::line(["detach"]).limit(LOST).arg(proc.pid().to_string());
     let outcome = detach.finish().expect_code(125);

@@ -71,7 +71,8 @@ fn a_disk_that_is_full_is_done_without() {
 fn a_disk_takes_what_a_full_agent_has_no_room_for() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentSetup::new(Mib(8)).start();
-    let (gms, proc) = start(&stage, &[&agent], "256M");
+    let (gms, mut proc) = start(&stage, &[&agent], "256M");
+    wait_paged(&mut proc, Mib(16));
     wait_rounds(&proc, 1);
     end_well(&gms, proc);
 }

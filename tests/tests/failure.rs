@@ -10,7 +10,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::waitpid;
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, pipe2, write};
 
 /// Starts `program` under gms and waits until much of it is at the agents.
@@ -48,6 +48,11 @@ fn wait_end(what: &str, pid: i32) {
 
 fn kill_now(pid: i32) {
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap_or_else(|error| panic!("kill {pid}: {error}"));
+}
+
+fn keeper_of(gms: &Proc) -> i32 {
+    let below = descendants(gms.pid());
+    below.into_iter().find(|&pid| name(pid) == "far-keeper").expect("a keeper")
 }
 
 fn assert_told(outcome: &Outcome) {
@@ -107,7 +112,8 @@ fn a_panic_in_one_thread_of_the_pager_kills_the_workload_with_a_message() {
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
     let program = program.limit(Duration::from_secs(60));
     let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
-    let spoiled = spoil_page_map(status.supervisor_pid).expect("the page map");
+    let pager = status.supervisor_pid;
+    let spoiled = while_stopped(pager, || spoil_page_map(pager)).expect("the page map");
     assert!(spoiled > 1000, "{spoiled} pages are at the agent");
     let outcome = gms.finish();
     assert_nothing_wrong_was_read(&outcome);
@@ -153,8 +159,7 @@ fn killing_pager_and_keeper_kills_the_workload() {
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
     for keeper_first in [true, false] {
         let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
-        let below = descendants(gms.pid());
-        let keeper = below.into_iter().find(|&pid| name(pid) == "far-keeper").expect("a keeper");
+        let keeper = keeper_of(&gms);
         let pager = status.supervisor_pid;
         let order = if keeper_first { [keeper, pager] } else { [pager, keeper] };
         order.into_iter().for_each(kill_now);
@@ -165,6 +170,29 @@ fn killing_pager_and_keeper_kills_the_workload() {
         let told = "the pager was ended by signal 9, so the command was killed";
         assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
     }
+}
+
+/// Evictors see the end of the pager by what it closes, and kill. Until its last thread is gone it has not ended; but that of the command is its doing.
+#[test]
+fn a_command_killed_while_the_pager_still_ends_was_killed_for_want_of_it() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
+    let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+    let pager = status.supervisor_pid;
+    let thread = proc::threads(pager).into_iter().find(|&tid| tid != pager).expect("a thread");
+    let thread = Pid::from_raw(thread);
+    // A thread that is traced is there until its tracer has seen it end.
+    ptrace::seize(thread, ptrace::Options::empty()).expect("a thread of the pager");
+    [keeper_of(&gms), pager].into_iter().for_each(kill_now);
+    poll_until("the command is reaped", AT_ONCE, || {
+        proc::state(status.pid).is_none().then_some(())
+    });
+    assert_eq!(name(pager), "gms", "the pager is there");
+    waitpid(thread, Some(WaitPidFlag::__WALL)).expect("the end of the thread");
+    let outcome = gms.finish();
+    assert_nothing_wrong_was_read(&outcome);
+    assert_eq!(outcome.code, Some(125), "{}", outcome.stderr);
 }
 
 /// Children under seccomp have no evictor which would kill them.

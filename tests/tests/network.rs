@@ -18,8 +18,9 @@ fn start(stage: &Stage, addresses: &[String]) -> (Gms, Proc) {
     for address in addresses {
         gms = gms.arg("--agent").arg(address);
     }
-    let proc = gms.spawn();
+    let mut proc = gms.spawn();
     proc.wait_output(0, "round 1\n");
+    wait_paged(&mut proc, Mib(24));
     (gms, proc)
 }
 
@@ -53,16 +54,17 @@ fn a_network_that_loses_and_spoils_datagrams_costs_time_only() {
     let relay = Relay::to(&agent.addr());
     let (gms, proc) = start(&stage, &[relay.addr()]);
     relay.set(Weather { lost: 5, spoiled: 5, repeated: 20, overtaken: 20 });
+    poll_until("bad weather", SLOW, || {
+        relay.counts().iter().all(|count| *count > 20).then_some(())
+    });
     wait_rounds(&proc, 1);
     relay.set(Weather::default());
-    let counts = relay.counts();
-    assert!(counts.iter().all(|count| *count > 20), "the weather was too good: {counts:?}");
     end_well(&gms, proc);
 }
 
 #[test]
 fn a_program_waits_while_its_agent_cannot_be_reached() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(256));
     let relay = Relay::to(&agent.addr());
     let (gms, proc) = start(&stage, &[relay.addr()]);
@@ -88,7 +90,7 @@ fn a_program_ends_when_its_agent_cannot_be_reached_any_more() {
 
 #[test]
 fn a_program_waits_for_an_agent_that_is_stopped_and_goes_on() {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(256));
     let (gms, proc) = start(&stage, &[agent.addr()]);
     agent.signal(Signal::SIGSTOP);

@@ -19,8 +19,9 @@ fn start(stage: &Stage, agents: &[AgentProc], parity: &str) -> (Gms, Proc) {
     let agents: Vec<&AgentProc> = agents.iter().collect();
     let gms = Gms::run(stage, &program.limit(SLOW)).local(Mib(24)).agents(&agents);
     let gms = gms.redundancy(parity);
-    let proc = gms.spawn();
+    let mut proc = gms.spawn();
     proc.wait_output(0, "round 1\n");
+    wait_paged(&mut proc, Mib(24));
     wait_until_copied(&proc);
     (gms, proc)
 }

@@ -73,7 +73,8 @@ fn free_frames_go_back_to_a_program_that_fills_its_hosts_memory() {
     let (time, longest) = fill(&mut hog, size);
     println!("{size:?}: {time} us, 2 MiB at most {longest} us; without an agent {alone:?}");
     assert_eq!(host.oom_kills(), 0);
-    assert!(time < 1_000_000 * size.0 / PACE + 1_000_000, "{time} us");
+    // The machine may be busy: what is far from the 10 s tells.
+    assert!(time < 2 * alone.0 + 5_000_000, "{time} us");
     hog.close_stdin();
     hog.finish().expect_code(0);
     agent.terminate().expect_code(0);
@@ -88,12 +89,13 @@ fn pages_go_elsewhere_while_a_program_fills_their_hosts_memory() {
     let metrics = ports.map(|port| format!("127.0.0.1:{port}"));
     let agent = AgentSetup::auto(HOST).within(&host).args(["--metrics", &metrics[0]]);
     let (agent, other) = (agent.start(), AgentProc::start(Mib(1024)));
-    let program = Program::new([c_program("verify")]).args(["512", "forever"]).stdin_open();
+    let program = Program::new([c_program("verify")]).args(["320", "forever"]).stdin_open();
     let gms = Gms::run(&stage, &program.limit(SLOW)).local(Mib(64)).agents(&[&agent, &other]);
     let mut proc = gms.redundancy("none").spawn();
+    // All of it: the agent takes no more while the host's memory is filled.
     proc.wait_output(0, "round 0\n");
     let before = used(ports[0]).expect("metrics");
-    assert!(before > 100, "only {before} MiB are there");
+    assert!(before > 64, "only {before} MiB are there");
     let mut hog = hog(&host);
     // All but a part of the reserve, and from then on piece by piece what pages had.
     let first = HOST.0 - host.used().0 - RESERVE / 2;
@@ -132,7 +134,9 @@ fn pages_that_nobody_takes_stay_and_this_is_said() {
     let program = Program::new([c_program("verify")]).args(["256", "forever"]).stdin_open();
     let gms = Gms::run(&stage, &program.limit(SLOW)).local(Mib(64)).agents(&[&agent]);
     let mut proc = gms.spawn();
+    // What would still come while the host's memory is filled is too much for it.
     proc.wait_output(0, "round 0\n");
+    wait_paged(&mut proc, Mib(176));
     let mut hog = hog(&host);
     poll_until("the agent to say so", SOON, || {
         // Pages that the program has itself need not stay at the agent: what they leave behind is taken too, until only others are left.
@@ -167,8 +171,7 @@ fn an_export_that_was_changed_holds_from_sighup_on() {
     let program = Program::new([c_program("verify")]).args(["256", "forever"]).stdin_open();
     let gms = Gms::run(&stage, &program.limit(SLOW)).local(Mib(64)).agents(&[&agent, &other]);
     let mut proc = gms.redundancy("none").spawn();
-    proc.wait_output(0, "round 0\n");
-    assert!(used(ports[0]).expect("metrics") > 64);
+    poll_until("pages at the agent", SLOW, || used(ports[0]).filter(|&mib| mib > 64));
     export(32);
     agent.signal(Signal::SIGHUP);
     let began = Instant::now();

@@ -13,8 +13,9 @@ const GRACE: [&str; 2] = ["--drain", "1000"];
 fn start(stage: &Stage, agents: &[&AgentProc]) -> (Gms, Proc) {
     let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
     let gms = Gms::run(stage, &program.limit(SLOW)).local(Mib(24)).agents(agents);
-    let proc = gms.spawn();
+    let mut proc = gms.spawn();
     proc.wait_output(0, "round 1\n");
+    wait_paged(&mut proc, Mib(24));
     wait_until_copied(&proc);
     (gms, proc)
 }
@@ -91,7 +92,7 @@ fn a_stopped_agent_is_not_waited_for() {
 #[test]
 fn workers_ask_another_agent_as_their_home_does() {
     let Some(stage) = Stage::set() else { return };
-    let program = Program::new([c_program("crowd")]).args(["48", "12000", "held"]);
+    let program = Program::new([c_program("crowd")]).args(["48", "5000", "held"]);
     let native = program.clone().stdin("\n").finish().expect_code(0);
     let program = program.stdin_open().limit(SLOW);
     // Of two that are alike one is asked for nearly all pages: it is one of those that are stopped.
@@ -156,10 +157,10 @@ fn an_agent_that_gives_wrong_pages_is_used_no_more() {
 #[test]
 fn agents_are_upgraded_one_after_the_other_under_redis() {
     let Some(stage) = Stage::set_beside_others() else { return };
-    let data = Mib(96);
+    let data = Mib(64);
     let agents: [AgentProc; 2] = agents();
     let (server, socket) = Redis::server(&stage, "upgraded");
-    let gms = Gms::run(&stage, &server).local(Mib(32)).agents(&[&agents[0], &agents[1]]);
+    let gms = Gms::run(&stage, &server).local(Mib(24)).agents(&[&agents[0], &agents[1]]);
     let mut proc = gms.spawn();
     let mut redis = Redis::connect(&mut proc, &socket);
     redis.fill(data);
@@ -173,7 +174,7 @@ fn agents_are_upgraded_one_after_the_other_under_redis() {
         upgraded.push(again(&address));
     }
     wait_until_copied(&proc);
-    redis.check(data, 5_000);
+    redis.check(data, 1_000);
     assert_eq!(redis.digest(), digest);
     redis.shut_down();
     gms.finish_proc(proc).expect_code(0);

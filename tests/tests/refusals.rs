@@ -44,10 +44,15 @@ fn a_program_without_the_right_to_be_paged_stays_resident() {
     let (gms, verify) = (gms_run("--local 32M --export 256M"), stage.path("verify"));
     fs::copy(c_program("verify"), &verify).expect("a copy that everybody may execute");
     let user = "setpriv --reuid=65534 --clear-groups";
-    let line = format!("{device} && {gms} {user} {} 96 3", verify.display());
-    let outcome = alone(&stage, &line).finish().expect_code(0);
-    assert!(outcome.text().starts_with("digest "), "{}", outcome.text());
-    assert!(outcome.stderr.contains("stays resident"), "{}", outcome.stderr);
+    let line = format!("{device} && {gms} {user} {} 96 forever", verify.display());
+    let mut proc = alone(&stage, &line).stdin_open().spawn();
+    proc.wait_error("that it stays resident", SOON, |text| {
+        text.contains("stays resident").then_some(())
+    });
+    wait_rounds(&proc, 1);
+    proc.close_stdin();
+    let outcome = proc.finish().expect_code(0);
+    assert!(outcome.text().ends_with("every page right\n"), "{}", outcome.text());
 }
 
 /// Failed when such a process was stopped for two seconds again and again, or collected mappings of gms until the kernel allowed no more.
@@ -85,12 +90,18 @@ fn a_program_without_descriptors_for_gms_runs_on_with_nothing_of_gms_in_it() {
 fn what_a_vfork_child_executes_is_paged_though_it_was_met_in_the_memory_of_its_parent() {
     let Some(stage) = Stage::set() else { return };
     let verify = c_program("verify").display().to_string();
-    let program = Program::new([c_program("vforks")]).args(["into", "24", &verify, "96", "2"]);
+    let program = Program::new([c_program("vforks")])
+        .args(["into", "24", &verify, "96", "forever"])
+        .stdin_open();
     let gms = Gms::run(&stage, &program).local(Mib(16)).arg("--export").arg("512M");
-    let outcome = gms.finish().expect_code(0);
-    // On a busy machine it has filled much before it is met.
-    let (peak, stats) = (outcome.peak.bytes, outcome.stats());
-    assert!(peak < Mib(90).bytes() && stats.pages_out > 48 << 8, "{peak} bytes, {stats:?}");
+    let mut proc = gms.spawn();
+    // More than the parent has.
+    poll_until("pages of the program to go", SOON, || {
+        status_of(proc.pid()).filter(|status| status.pages_out > 48 << 8)
+    });
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("every page right\n"), "{}", outcome.text());
 }
 
 /// Failed when all descriptors of gms were used for processes that were paged already: a fork of one of those could not be read then.

@@ -1,4 +1,4 @@
-//! An agent that may do nothing but what its packaged unit lets it do.
+//! An agent that may do nothing but what its packaged unit lets it do; and gms where each sees its own processes alone.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -33,8 +33,8 @@ fn an_agent_without_any_right_serves() {
     }
     let program = Program::new([c_program("verify")]).args(["96", "2"]);
     let gms = Gms::run(&stage, &program).local(Mib(32)).arg("--agent").arg(agent.addr());
-    let outcome = gms.arg("--keys").arg(&dir).finish().expect_code(0);
-    assert_paged(&outcome, Mib(96), Mib(32));
+    let gms = gms.arg("--keys").arg(&dir);
+    paged_in_time(Mib(96), Mib(32), || gms.finish().expect_code(0));
     agent.terminate().expect_code(0);
 }
 
@@ -90,4 +90,27 @@ fn what_an_agent_lacks_is_told_before_it_starts() {
     fs::write(dir.join("allowed.txt"), "*\n").expect("a list");
     fs::set_permissions(dir.join("allowed.txt"), fs::Permissions::from_mode(0o600)).expect("mode");
     assert!(has(&check(&copy, good).expect_code(1).text(), "FAIL keys: cannot read"));
+}
+
+/// What has fewer capabilities than the pager (the command's parent, say) sees nothing of it.
+#[test]
+fn the_exit_status_is_known_where_processes_are_hidden() {
+    let Some(stage) = Stage::set() else { return };
+    let all = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(stage.dir(), all.clone()).expect("permissions");
+    let (copy, home) = (stage.path("gms"), stage.path("home"));
+    fs::copy(gms_binary(), &copy).expect("a copy");
+    fs::set_permissions(&copy, all).expect("permissions");
+    fs::create_dir(&home).expect("a folder");
+    chown(&home, Some(NOBODY), Some(NOBODY)).expect("an owner");
+    let script = format!(
+        "mount -t proc -o hidepid=2 proc /proc && export HOME={} && exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups \
+         --inh-caps +sys_ptrace --ambient-caps +sys_ptrace {} run --local 64M --export 128M -- sh -c 'exit 7'",
+        home.display(),
+        copy.display()
+    );
+    let argv = [tool("unshare").into_os_string()].into_iter();
+    let argv =
+        argv.chain(["-m", "-pf", "--kill-child", "--mount-proc", "sh", "-c"].map(Into::into));
+    Program::new(argv.chain([script.into()])).finish().expect_code(7);
 }

@@ -25,12 +25,13 @@ fn goes_as_without_gms(case: &str) {
     let program = Program::new([c_program("uses")]).args([case, "64"]).dir(stage.dir());
     let native = program.finish().expect_code(0);
     let gms = Gms::run(&stage, &program).local(Mib(24)).arg("--export").arg("1G").limit(LIMIT);
-    let paged = gms.finish().expect_code(0);
-    assert_eq!(paged.text(), native.text());
-    let stats = paged.stats();
-    assert!(
-        stats.pages_out > 10_000 && stats.pages_in > 8192,
-        "hardly anything was away: {stats:?}"
+    enough_in_time(
+        |stats| stats.pages_out > 10_000 && stats.pages_in > 8192,
+        || {
+            let paged = gms.finish().expect_code(0);
+            assert_eq!(paged.text(), native.text());
+            paged
+        },
     );
 }
 
@@ -117,7 +118,7 @@ fn a_program_that_is_frozen_goes_on_when_it_is_thawed() {
     let Some(stage) = Stage::set() else { return };
     let Some(freezer) = Freezer::new() else { return skipped("no cgroup can be frozen here") };
     let script = format!(
-        "echo $$ >{}/cgroup.procs; exec {} 96 forever",
+        "echo $$ >{}/cgroup.procs; exec {} 84 forever",
         freezer.dir.display(),
         c_program("verify").display()
     );
@@ -144,5 +145,6 @@ fn a_program_that_is_frozen_goes_on_when_it_is_thawed() {
     proc.close_stdin();
     let outcome = gms.finish_proc(proc).expect_code(0);
     assert!(outcome.text().ends_with("ended, every page right\n"), "{}", outcome.text());
-    assert_paged(&outcome, Mib(96), Mib(24));
+    // All of it may be resident when the pager meets it: that is within the bound.
+    assert_paged(&outcome, Mib(84), Mib(24));
 }

@@ -4,7 +4,7 @@ import java.util.Map;
 /** Churn MIB: objects are made, dropped and promoted until the heap has turned over several times; all survivors are verified. */
 public final class Churn {
     private static final int BLOCK = 2048;
-    private static final int ROUNDS = 4;
+    private static final int ROUNDS = 3;
 
     private static long mix(long x) {
         x += 0x9E3779B97F4A7C15L;

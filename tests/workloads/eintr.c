@@ -1,6 +1,6 @@
 /* eintr KIND run|attach MIB: the first thread waits in a system call which fails with EINTR when it is disturbed,
  * while memory grows past the budget (run) or while the harness attaches (attach). No wait may return early.
- * run: a second thread grows the memory, verifies it, then wakes the first. attach: memory is filled first, "ready" is
+ * run: a second thread grows the memory, waits for stdin to end, verifies it, then wakes the first. attach: memory is filled first, "ready" is
  * printed, and a helper process, forked before, wakes the waiter when a line arrives on stdin. `eintr list` lists. */
 #include "check.h"
 #include <fcntl.h>
@@ -128,7 +128,9 @@ static void verify(void) {
 
 static void *grow_and_wake(void *arg) {
     (void)arg;
+    char byte;
     fill();
+    if (read(0, &byte, 1) < 0) die("read of stdin: %s", strerror(errno));
     verify();
     table[kind].wake();
     return NULL;

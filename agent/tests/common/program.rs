@@ -40,9 +40,11 @@ pub(crate) struct Agent(Child);
 impl Agent {
     pub(crate) fn start(args: &[&str], stderr: impl Into<Stdio>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gms-agent"));
-        command
+        if !args.contains(&"--drain") {
             // No test waits for the default of a minute.
-            .args(["--drain", "2"])
+            command.args(["--drain", "2"]);
+        }
+        command
             .args(args)
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())

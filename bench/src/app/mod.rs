@@ -19,8 +19,8 @@ use program::Inputs;
 
 /// What takes longer in one run is not measured again in the next ones.
 const LONG_S: f64 = 20.0;
-/// The share at which gms is compared with others, in percent.
-const COMPARED: u32 = 50;
+/// The share at which the targets are set, in percent.
+const JUDGED: u32 = 50;
 /// Time under gms at that share, as a multiple of that under swap.
 const TARGETS: [(Under, f64); 2] = [(Under::Zram, 1.3), (Under::Disk, 1.0)];
 /// What gms may cost where the program has all its memory, in percent.
@@ -113,15 +113,14 @@ impl<'a> Trial<'a> {
         let name = self.name;
         let others = self.options.under().into_iter().filter(|under| *under != Under::Gms);
         for under in others {
-            if let (Some(gms), Some(other)) = (at(Under::Gms, COMPARED), at(under, COMPARED)) {
-                let target = TARGETS.iter().find(|target| target.0 == under);
-                let row = format!("{name}, {COMPARED} % local: gms / {}", under.name());
-                report.judged(
-                    &row,
-                    "x",
-                    gms / other,
-                    target.map(|target| Target::AtMost(target.1)),
-                );
+            for share in self.options.shares().into_iter().filter(|share| *share < 100) {
+                let (Some(gms), Some(other)) = (at(Under::Gms, share), at(under, share)) else {
+                    continue;
+                };
+                let target = TARGETS.iter().find(|target| (target.0, JUDGED) == (under, share));
+                let row = format!("{name}, {share} % local: gms / {}", under.name());
+                let target = target.map(|target| Target::AtMost(target.1));
+                report.judged(&row, "x", gms / other, target);
             }
         }
         if let Some(gms) = at(Under::Gms, 100) {
@@ -253,7 +252,7 @@ impl<'a> Trial<'a> {
         let setting = match settled {
             Settled::At(setting) => setting,
             // In so little memory nothing fits that is more than a test of the benchmark.
-            Settled::Nowhere(_) if self.options.effort.is_quick() => (limit_mib / 2.0) as u32,
+            Settled::Nowhere(_) if self.options.effort.is_quick() => (limit_mib * 0.75) as u32,
             Settled::Nowhere(why) => {
                 self.leave_out(under, share, &why, report);
                 return Ok(None);

@@ -71,6 +71,7 @@ mod tests {
     use crate::kernel::proc::self_pid;
     use nix::unistd::geteuid;
     use std::ffi::OsStr;
+    use std::io::ErrorKind;
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
@@ -114,12 +115,19 @@ mod tests {
         let program = dir.with_file_name("gms");
         fs::copy("/bin/sh", &program).unwrap();
         fs::set_permissions(dir.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
-        let mut pager = Command::new(&program)
-            .args(["-c", "read line", command, &root.to_string()])
-            .stdin(Stdio::piped())
-            .uid(user)
-            .spawn()
-            .unwrap();
+        let mut start = Command::new(&program);
+        start.args(["-c", "read line", command, &root.to_string()]);
+        start.stdin(Stdio::piped()).uid(user);
+        let since = Instant::now();
+        let mut pager = loop {
+            match start.spawn() {
+                // A child that another test forked meanwhile has it open for writing until it executes something.
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {
+                    assert!(since.elapsed() < Duration::from_secs(10), "{error}");
+                }
+                started => break started.unwrap(),
+            }
+        };
         let pid = pager.id() as i32;
         let text = UnixListener::bind(dir.join(format!(".{pid}.{root}"))).unwrap();
         let none = UnixListener::bind(dir.join(OsStr::from_bytes(b"\xff"))).unwrap();

@@ -222,7 +222,8 @@ fn of_one_user_a_bounded_number_of_bytes_is_kept() {
         for listener in listeners {
             let (mut stream, _) = listener.accept().unwrap();
             stream.read_exact(&mut [0; 16]).unwrap();
-            stream.write_all(&line).unwrap();
+            // Whoever asks may have given up.
+            let _ = stream.write_all(&line);
         }
     });
     let found = ask_all(dirs.iter().flat_map(|dir| doors::of(dir, &[geteuid().as_raw()])));

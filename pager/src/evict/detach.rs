@@ -222,7 +222,7 @@ impl<T: Transport> EvictThread<T> {
         let asked = self.ask(now);
         let away = lock(&self.shared.tables).away_pages();
         if away == 0 && self.home.fetches.is_empty() {
-            self.let_go();
+            self.let_go(now);
         } else if away != self.home.progress.0 {
             self.home.progress = (away, now);
         } else if now.duration_since(self.home.progress.1) > STALLED {
@@ -622,12 +622,12 @@ impl<T: Transport> EvictThread<T> {
         ))
     }
 
-    fn let_go(&mut self) {
+    fn let_go(&mut self, now: Instant) {
         let lost = self.loss();
         for (_, process) in std::mem::take(&mut self.processes) {
             let id = process.space.id;
             lock(&self.shared.evictors).retain(|&e| e != process.evictor_pid());
-            process.release(&self.shared);
+            process.release(&self.shared, now);
             self.drop_space(id);
         }
         for space in std::mem::take(&mut self.orphans) {

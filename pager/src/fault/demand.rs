@@ -13,7 +13,9 @@ use gms_transport::client::{Failure, GetId, RETRY};
 use gms_transport::message::Status;
 
 use super::FaultCore;
+use super::fetch::look_for_marker;
 use crate::decode::End;
+use crate::kernel::Probe;
 use crate::loans::Wanted;
 use crate::page_map::Content;
 use crate::space::Space;
@@ -79,6 +81,7 @@ impl<T: Transport> FaultCore<T> {
     /// What was asked for is not waited for any more: what faults on it from now on asks anew.
     pub(super) fn end_demand(&mut self, place: Place) {
         self.pending.remove(&place);
+        self.crowd &= !self.pending.is_empty();
         lock(&self.shared.tables).end_loan(place);
     }
 
@@ -151,6 +154,9 @@ impl<T: Transport> FaultCore<T> {
         if self.shared.detaching.load(Ordering::Relaxed) {
             return;
         }
+        if !self.is_missed(wanted) {
+            return self.wake(place);
+        }
         let Some(agent) = agent else { return };
         let (name, reason) = (self.agents.lane().name(agent), self.agents.lane().reason(agent));
         self.shared.fail(match failure {
@@ -159,6 +165,20 @@ impl<T: Transport> FaultCore<T> {
             }
             _ => format!("agent {name} does not give a page back: {reason}"),
         });
+    }
+
+    /// Whether the program misses a page that nobody gives. What it has discarded untold it does not: there is no marker; nor anything if it has ended. If that
+    /// cannot be known yet, whoever waits for the page is to fault again.
+    fn is_missed(&mut self, Wanted { place, content }: Wanted) -> bool {
+        if !self.prove(place, content) {
+            return false;
+        }
+        let Some(space) = self.space_of(place.0).filter(|space| space.faults.is_alive()) else {
+            return false;
+        };
+        let mut tables = lock(&self.shared.tables);
+        tables.is_remote(place, content)
+            && look_for_marker(&mut tables, space, place) == Probe::Occupied
     }
 
     /// The agent of a page does not give it: it is made of the other parts of its stripe. Who faults on it waits for that; a worker leaves it to the home.
@@ -176,7 +196,7 @@ impl<T: Transport> FaultCore<T> {
     /// What is being made comes on. What has been made is in the write-back buffer: its threads are woken, and fault again.
     pub(super) fn make_on(&mut self, now: Instant) {
         for ended in self.decoder.turn(now, &mut self.agents, &self.shared) {
-            let place = ended.place;
+            let (place, content) = (ended.place, ended.content);
             let gets = self.pending.get(&place).map(Demand::gets);
             gets.into_iter().flatten().for_each(|get| self.cancel(now, get));
             self.end_demand(place);
@@ -186,8 +206,10 @@ impl<T: Transport> FaultCore<T> {
             match ended.end.reason() {
                 // Then the evict thread poisons it, which wakes the thread.
                 Some(_) if self.shared.detaching.load(Ordering::Relaxed) => {}
-                Some(reason) => self.shared.fail(reason),
-                None => self.wake(place),
+                Some(reason) if self.is_missed(Wanted { place, content }) => {
+                    self.shared.fail(reason);
+                }
+                _ => self.wake(place),
             }
         }
     }
@@ -201,8 +223,12 @@ impl<T: Transport> FaultCore<T> {
         self.end_demand(demanded.place);
         self.unproved.retain(|unproved| unproved.0 != demanded.place);
         // While the workload is being let go, the evict thread poisons it, which wakes the thread.
-        if !self.shared.detaching.load(Ordering::Relaxed) {
-            self.shared.fail("a page is lost: every agent that had it was restarted");
+        if self.shared.detaching.load(Ordering::Relaxed) {
+            return;
+        }
+        match self.is_missed(demanded) {
+            true => self.shared.fail("a page is lost: every agent that had it was restarted"),
+            false => self.wake(demanded.place),
         }
     }
 

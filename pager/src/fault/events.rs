@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Fault, FaultCore, SpaceFaults, Told};
-use crate::kernel::{Event, Messages, PageFault};
+use crate::kernel::{Event, Messages, PageFault, Registration};
+use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
-use crate::tables::{Change, Doubt, FaultAction, Remap, contested, drop_echoes};
+use crate::tables::{Change, Doubt, FaultAction, Remap, Seen, contested, drop_echoes};
 use crate::torture::{self, Point};
 use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
@@ -50,8 +51,8 @@ impl Stuck {
 pub(super) struct Proof {
     /// Indices of unmaps and remaps; none if it is that in which they were told.
     order: Vec<usize>,
-    /// The markers that there are now in what they concern.
-    marked: RangeSet,
+    /// What there is now in what they concern.
+    seen: Seen,
     concerned: RangeSet,
 }
 
@@ -60,19 +61,24 @@ impl Proof {
         if self.order.is_sorted() {
             return events;
         }
-        // Each with the removals told after it.
-        let mut sorted = Vec::new();
+        let mut places = vec![0; self.order.len()];
+        self.order.iter().enumerate().for_each(|(place, &index)| places[index] = place + 1);
+        // Each change with the removals that come behind it. What is removed is told before it is: what had been told before that had been made.
         let mut groups: Vec<Vec<(usize, Event)>> = Vec::new();
+        groups.resize_with(self.order.len() + 1, Vec::new);
+        let mut places = places.into_iter();
+        let mut last = 0;
         for (told, event) in events {
-            match event.change() {
-                Some(_) => groups.push(vec![(told, event)]),
-                None => groups.last_mut().unwrap_or(&mut sorted).push((told, event)),
-            }
+            let group = match event.change().and_then(|_| places.next()) {
+                Some(place) => {
+                    last = last.max(place);
+                    place
+                }
+                None => last,
+            };
+            groups[group].push((told, event));
         }
-        for &index in &self.order {
-            sorted.append(&mut groups[index]);
-        }
-        sorted
+        groups.into_iter().flatten().collect()
     }
 }
 
@@ -168,13 +174,13 @@ impl<T: Transport> FaultCore<T> {
         events.iter().for_each(|(_, event)| self.event(space, event));
         let mut tables = lock(&self.shared.tables);
         for range in proof.concerned.iter() {
-            tables.forget_unmarked(space.id, range, &proof.marked);
+            tables.forget_unmarked(space.id, range, &proof.seen.marked);
         }
         let full = tables.exhausted;
         drop(tables);
         // Before anybody is served by what could not be noted whole.
-        if full {
-            self.shared.fail("the page map is full (2 TiB): raise --local, or run less at a time");
+        if let Some(full) = full {
+            self.shared.fail(full.to_string());
         }
         for (_, child) in born {
             if let Some(state) = self.spaces.get_mut(&child.id) {
@@ -234,19 +240,36 @@ impl<T: Transport> FaultCore<T> {
         if self.is_alone(space) {
             return Some(Proof::default());
         }
-        let mut marked = RangeSet::default();
+        let mut seen = Seen::default();
         for range in concerned.iter() {
             // Without an address space there is nothing to be mistaken about.
             let found = page_tables.marked(range).unwrap_or_default();
-            found.iter().for_each(|range| marked.insert(range));
+            found.iter().for_each(|range| seen.marked.insert(range));
         }
-        let mut proof = Proof { order: Vec::new(), marked, concerned };
+        let unmarked = lock(&self.shared.tables).unmarked_places(space.id, &changes);
+        let mut parts: Vec<Range<u64>> = unmarked.iter().collect();
+        while let Some(part) = parts.pop() {
+            let pages = (part.end - part.start) / PAGE;
+            let middle = part.start + pages / 2 * PAGE;
+            match space.faults.registration(part.clone()) {
+                Registration::Whole => seen.mapped.insert(part),
+                Registration::Changing => return None,
+                Registration::Not if pages > 1 => {
+                    parts.extend([part.start..middle, middle..part.end]);
+                }
+                Registration::Not => {}
+            }
+        }
         if space.faults.has_event() {
-            // The markers may be those of afterwards.
+            // What was seen may be of afterwards.
             let free = lock(&self.shared.tables).is_free(space.id, &changes);
-            return free.then(Proof::default);
+            return (free && unmarked.is_empty()).then(Proof::default);
         }
-        match lock(&self.shared.tables).order(space.id, &changes, &proof.marked) {
+        if !unmarked.is_empty() && !space.faults.is_alive() {
+            return Some(Proof::default());
+        }
+        let mut proof = Proof { order: Vec::new(), seen, concerned };
+        match lock(&self.shared.tables).order(space.id, &changes, &proof.seen) {
             Ok(order) => proof.order = order,
             Err(Doubt) => self.fail_in_doubt(space),
         }

@@ -363,7 +363,7 @@ impl<T: Transport> FaultCore<T> {
             let (place, content, asked) = self.unproved[at];
             let comes_soon = now.saturating_duration_since(asked) < SOON
                 && self.agents.lane().is_any_up(content.holders);
-            if self.pending.len() > 1 && comes_soon {
+            if (self.crowd || self.pending.len() > 1) && comes_soon {
                 continue;
             }
             if self.prove(place, content) {
@@ -424,6 +424,7 @@ impl<T: Transport> FaultCore<T> {
         self.note_refusal(now, tables, wanted, outcome);
         tables.end_loan(place);
         let waited = self.pending.remove(&place).is_some();
+        self.crowd = !(self.pending.is_empty() && self.installed.is_empty());
         if matches!(outcome, Installed::Done | Installed::Exists) {
             tables.fetched(place, content, waited);
         }

@@ -118,7 +118,12 @@ mod tests {
                 follow.look(&cpu);
             }
         };
-        faults(&mut follow, tid);
+        // Between two looks it may be moved to another CPU.
+        for _ in 0..100 {
+            if follow.pinned.is_none() {
+                faults(&mut follow, tid);
+            }
+        }
         assert!(follow.pinned.is_some() && cpu.load(Ordering::Relaxed) >= 0);
         follow.release(&cpu);
         assert_eq!(cpu.load(Ordering::Relaxed), -1);

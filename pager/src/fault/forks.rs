@@ -103,6 +103,7 @@ impl<T: Transport> FaultCore<T> {
             let ask = |ask| match ask {
                 Ask::Registered(part) => self.was_registered(parent, child, part),
                 Ask::Page(at) => self.had(child, at),
+                Ask::Grown(at) => has(parent, at),
             };
             match birth.inherited(ask) {
                 Ok(inherited) => inherited.into_iter().for_each(|index| made[index] = true),
@@ -216,4 +217,16 @@ impl<T: Transport> FaultCore<T> {
             self.again.extend(faults.into_iter().flatten());
         }
     }
+}
+
+/// Whether memory is registered at the address; `None` if that cannot be known.
+fn has(space: &Space, at: u64) -> Option<bool> {
+    let page = at..at + PAGE;
+    let is_known = |set: &Mutex<RangeSet>| lock(set).overlaps(page.clone()).next().is_none();
+    let is_there = match space.faults.registration(page.clone()) {
+        Registration::Whole => Some(true),
+        Registration::Not => Some(false).filter(|_| space.faults.is_alive()),
+        Registration::Changing => None,
+    };
+    is_there.filter(|_| is_known(&space.relieved) && is_known(&space.unrecorded))
 }

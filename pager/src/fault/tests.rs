@@ -54,7 +54,7 @@ pub(crate) fn own_userfaultfd() -> Uffd {
 }
 
 /// Of a process that has ended.
-fn dead_userfaultfd() -> Uffd {
+pub(super) fn dead_userfaultfd() -> Uffd {
     let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
     // SAFETY: a fork, but for the table of descriptors; the child makes two system calls.
     let child = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
@@ -259,7 +259,7 @@ fn a_fault_read_before_the_end_of_its_process_stops_nobody() {
     let (page, thread) = (play.page, play.with_fault());
     // The process is killed, and seen to have ended, while the fault thread goes on to read.
     play.evict.drop_space(ID);
-    assert!(play.fault.read_space(&Instant::now, ID, true));
+    assert_eq!(play.fault.read_space(&Instant::now, ID, true), 1);
     assert!(!play.shared.has_failed(), "{:?}", play.shared.outcome());
     play.obey();
     let tables = lock(&play.shared.tables);
@@ -680,7 +680,7 @@ fn changes_do_not_wait_for_ever_for_others() {
         assert!(!play.fault.read_changes(&Instant::now, &space, &mut Vec::new()));
         assert_eq!(play.shared.has_failed(), stopped);
     }
-    assert!(play.fault.read_space(&Instant::now, ID, true));
+    assert_eq!(play.fault.read_space(&Instant::now, ID, true), 1);
     thread.join().expect("no panic");
 }
 
@@ -694,6 +694,6 @@ fn pages_that_were_moved_to_where_a_thread_was_let_through_are_missed() {
     let remap = Play::remap(play.page, free);
     play.tell(&space, vec![remap]);
     assert!(play.shared.has_failed(), "it has no marker, and would be zeros");
-    assert!(play.fault.read_space(&Instant::now, ID, true));
+    assert_eq!(play.fault.read_space(&Instant::now, ID, true), 1);
     thread.join().expect("no panic");
 }

@@ -48,6 +48,9 @@ struct Filter {
     told: u64,
 }
 
+/// Markers: where evicted pages belong.
+const MARKED: Filter = Filter { inverted: WRITTEN, all: WRITTEN | SWAPPED, any: 0, told: SWAPPED };
+
 impl Pagemap {
     /// Of the process as it is now: an exec leaves this at the old address space.
     pub fn open(pid: i32) -> std::io::Result<Pagemap> {
@@ -63,7 +66,8 @@ impl Pagemap {
         let mut found = RangeSet::default();
         let mut at = range.start;
         while at < range.end {
-            let end = self.scan(at..range.end, 0, filter, |range, _| found.insert(range))?;
+            let each = |range, _| found.insert(range);
+            let end = self.scan::<REGIONS>(at..range.end, 0, filter, each)?;
             if end <= at {
                 break;
             }
@@ -73,7 +77,7 @@ impl Pagemap {
     }
 
     /// One PAGEMAP_SCAN; returns where it ended.
-    fn scan(
+    fn scan<const REGIONS: usize>(
         &self,
         range: Range<u64>,
         pages_max: u64,
@@ -120,7 +124,7 @@ impl PageTables for Pagemap {
             any: PRESENT | SWAPPED,
             told: PRESENT | SWAPPED | guard,
         };
-        self.scan(range, pages_max, &filter, |range, categories| {
+        self.scan::<REGIONS>(range, pages_max, &filter, |range, categories| {
             let by = match categories {
                 c if c & GUARD != 0 => Occupant::Guard,
                 c if c & PRESENT != 0 => Occupant::Present,
@@ -131,8 +135,13 @@ impl PageTables for Pagemap {
     }
 
     fn marked(&self, range: Range<u64>) -> Result<RangeSet, Errno> {
-        let filter = Filter { inverted: WRITTEN, all: WRITTEN | SWAPPED, any: 0, told: SWAPPED };
-        self.all(range, &filter)
+        self.all(range, &MARKED)
+    }
+
+    fn is_marked(&self, page: u64) -> Result<bool, Errno> {
+        let mut is_marked = false;
+        self.scan::<1>(page..page + PAGE, 0, &MARKED, |_, _| is_marked = true)?;
+        Ok(is_marked)
     }
 
     fn taken(&self, range: Range<u64>) -> Result<RangeSet, Errno> {
@@ -157,6 +166,6 @@ fn knows_guards() -> bool {
     *KNOWN.get_or_init(|| {
         let Ok(own) = Pagemap::open(std::process::id() as i32) else { return false };
         let filter = Filter { inverted: 0, all: 0, any: PRESENT, told: PRESENT | GUARD };
-        own.scan(PAGE..2 * PAGE, 0, &filter, |_, _| ()).is_ok()
+        own.scan::<1>(PAGE..2 * PAGE, 0, &filter, |_, _| ()).is_ok()
     })
 }

@@ -209,13 +209,26 @@ pub fn asleep_in(pid: i32) -> Option<String> {
 /// PF_USER_WORKER: a thread that never leaves the kernel (of io_uring, of vhost), so that nothing can be injected into it.
 const WORKER: u64 = 0x4000;
 
-/// State of a thread of a program: not of one that the kernel has added.
-fn state_of_own(tid: i32) -> Option<char> {
+/// PF_EXITING: a thread that ends, or has ended.
+const EXITING: u64 = 0x4;
+
+/// State letter and flags of a thread.
+fn state_and_flags(tid: i32) -> Option<(char, u64)> {
     let text = read(&format!("/proc/{tid}/stat"))?;
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    let flags: u64 = fields.nth(FLAGS)?.parse().ok()?;
-    (flags & WORKER == 0).then_some(state)
+    Some((state, fields.nth(FLAGS)?.parse().ok()?))
+}
+
+/// State of a thread of a program: not of one that the kernel has added.
+fn state_of_own(tid: i32) -> Option<char> {
+    state_and_flags(tid).filter(|(_, flags)| flags & WORKER == 0).map(|(state, _)| state)
+}
+
+/// Whether a process whose first thread lives as long as itself is seen to end: what it had open is closed long before it has ended, by the milliseconds that
+/// its memory takes to be freed. Of one that is hidden (hidepid), or gone, nothing is seen.
+pub fn is_ending(pid: i32) -> bool {
+    state_and_flags(pid).is_some_and(|(_, flags)| flags & EXITING != 0)
 }
 
 /// Threads of a process in one of these states, but those `known`, and those that the kernel has added.

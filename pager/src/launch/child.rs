@@ -24,11 +24,17 @@ const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks for processes that were forked while their parent was being killed.
 const KILL_LOOK_MS: u8 = 100;
 
-/// A child which will become the command, or end, as this is used or dropped.
+/// A child which will become the command, or end, as this is used or dropped; once the front has given its consent too.
 pub(super) struct Held {
-    go: OwnedFd,
+    consent: Consent,
     report: OwnedFd,
 }
+
+/// One of those without which the child does not become the command.
+pub(super) struct Consent(OwnedFd);
+
+/// Of the pager and of the front.
+const CONSENTS: usize = 2;
 
 /// That child's side of it.
 pub(super) struct Hold {
@@ -68,11 +74,12 @@ fn c_strings(command: &[OsString]) -> io::Result<Vec<CString>> {
     Ok(arguments.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Both sides of a child to be.
-pub(super) fn sides() -> nix::Result<(Held, Hold)> {
+/// All sides of a child to be: the pager's, the front's, its own.
+pub(super) fn sides() -> io::Result<(Held, Consent, Hold)> {
     let (wait, go) = pipe2(OFlag::O_CLOEXEC)?;
     let (report, tell) = pipe2(OFlag::O_CLOEXEC)?;
-    Ok((Held { go, report }, Hold { wait, tell }))
+    let of_front = Consent(go.try_clone()?);
+    Ok((Held { consent: Consent(go), report }, of_front, Hold { wait, tell }))
 }
 
 impl Hold {
@@ -98,10 +105,10 @@ fn become_command(arguments: &[CString], wait: &OwnedFd, inherited: &Inherited) 
     if let Err(error) = inherited.restore() {
         return error;
     }
-    let mut byte = [0];
-    loop {
+    let (mut byte, mut consents) = ([0], 0);
+    while consents < CONSENTS {
         match read(wait, &mut byte) {
-            Ok(1) => break,
+            Ok(1) => consents += 1,
             Err(Errno::EINTR) => {}
             // SAFETY: _exit does not return. gms gave up; nobody waits for a report.
             _ => unsafe { libc::_exit(125) },
@@ -116,9 +123,16 @@ fn become_command(arguments: &[CString], wait: &OwnedFd, inherited: &Inherited) 
 impl Held {
     /// Lets the child execute the command.
     pub(super) fn launch(self) -> Launched {
-        // If it was killed meanwhile, its end will tell.
-        let _ = write(&self.go, &[1]);
+        self.consent.give();
         Launched { report: self.report }
+    }
+}
+
+impl Consent {
+    /// Lets the child execute the command as far as this side goes.
+    pub(super) fn give(self) {
+        // If it was killed meanwhile, its end will tell.
+        let _ = write(&self.0, &[1]);
     }
 }
 

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{ForkResult, Pid, fork, getpgid, getpgrp, getppid, pipe2, read};
 use serde::{Deserialize, Serialize};
 
-use super::child::{self, Held, State};
+use super::child::{self, Consent, Held, State};
 use super::reaper::Reaper;
 use super::signals::Signals;
 use crate::board::{self, Board, End};
@@ -48,6 +48,8 @@ pub struct Front {
     /// Children that were this process's before it became gms. Of their descendants nothing is known.
     foreign: Vec<i32>,
     signals: Signals,
+    /// To the start of the command.
+    consent: Option<Consent>,
 }
 
 /// The pager's hold on the command, by way of its parent.
@@ -67,13 +69,13 @@ pub fn split() -> io::Result<Side> {
     let front_pid = self_pid();
     let front = pidfd_open(front_pid)?;
     let board = Board::new()?;
-    let (held, hold) = child::sides()?;
+    let (held, consent, hold) = child::sides()?;
     let (heard, news) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     let foreign = proc::children(front_pid);
     // Were the reaper killed, its children come here.
     nix::sys::prctl::set_child_subreaper(true)?;
     // SAFETY: there is no other thread whose locks the child could miss.
-    let pager = match unsafe { fork()? } {
+    let pager_pid = match unsafe { fork()? } {
         ForkResult::Parent { child } => child.as_raw(),
         ForkResult::Child => {
             let link = Link { board, held: Some(held), news: Some(heard), keeper: None };
@@ -82,14 +84,16 @@ pub fn split() -> io::Result<Side> {
     };
     drop((held, heard));
     // SAFETY: as above.
-    let forked = pidfd_open(pager).and_then(|process| Ok((process, unsafe { fork()? })));
-    match forked.inspect_err(|_| child::send(pager, libc::SIGKILL))? {
+    let forked = pidfd_open(pager_pid).and_then(|process| Ok((process, unsafe { fork()? })));
+    match forked.inspect_err(|_| child::send(pager_pid, libc::SIGKILL))? {
         (_, ForkResult::Parent { child }) => {
             let reaper = child.as_raw();
-            Ok(Side::Front(Front { board, pager, reaper, foreign, signals }))
+            let (pager, consent) = (pager_pid, Some(consent));
+            Ok(Side::Front(Front { board, pager, reaper, foreign, signals, consent }))
         }
         (pager, ForkResult::Child) => {
-            Ok(Side::Reaper(Reaper { board, front_pid, front, pager, hold, news, signals }))
+            let reaper = Reaper { board, front_pid, front, pager_pid, pager, hold, news, signals };
+            Ok(Side::Reaper(reaper))
         }
     }
 }
@@ -210,8 +214,11 @@ impl Front {
         // Best effort: the pager tells if that cannot be.
         let _ = Part::Front.give_up_rest();
         let (mut pager, mut reaper) = (None, None);
-        // What has come reached no command: it was not there yet.
+        // What has come reached no command: it was not there yet. What comes once it is there does.
         self.heed(|| false);
+        if let Some(consent) = self.consent.take() {
+            consent.give();
+        }
         loop {
             let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
             let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
@@ -254,12 +261,17 @@ impl Front {
 impl Front {
     /// Passes on the signals that have come. `in_job` tells whether what the kernel sends to the job reaches the command.
     fn heed(&self, in_job: impl Fn() -> bool) {
-        while let Some(arrival) = self.signals.next() {
-            if arrival.is_for_the_command(self.reaper, &in_job) {
-                child::send(self.reaper, arrival.number);
+        while self.signals.has_next() {
+            // Before it is taken: a stop that waits is void when the job is continued. One that was taken is not, and the command may have ended since.
+            let in_job = in_job();
+            let Some(arrival) = self.signals.next() else { break };
+            if arrival.is_for_the_command(self.reaper, || in_job) {
+                let pass_on = || child::send(self.reaper, arrival.number);
                 if arrival.is_terminal_stop() {
                     // For the shell, whatever the command makes of it.
-                    self.signals.stop();
+                    self.signals.stop(pass_on);
+                } else {
+                    pass_on();
                 }
             }
         }

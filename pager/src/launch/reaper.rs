@@ -22,6 +22,7 @@ pub struct Reaper {
     pub(super) board: &'static Board,
     pub(super) front_pid: i32,
     pub(super) front: OwnedFd,
+    pub(super) pager_pid: i32,
     pub(super) pager: OwnedFd,
     pub(super) hold: Hold,
     /// A byte for each change of the board. The pager has the other end.
@@ -33,7 +34,7 @@ impl Reaper {
     /// Sees the command from before its start to the end of the pager, which outlives what the command leaves; kills what is left if the pager ends
     /// before, unless it is paged no more.
     pub fn serve(self, command: &[OsString]) {
-        let Reaper { board, front_pid, front, pager, hold, news, signals } = self;
+        let Reaper { board, front_pid, front, pager_pid, pager, hold, news, signals } = self;
         let root = nix::sys::prctl::set_child_subreaper(true)
             .and_then(|()| hold.fork(command, &signals.inherited()));
         // Out of the shell's job, so that stopping it does not stop this process; the command stays in it. Out of its session too: to the kernel a parent in
@@ -44,7 +45,8 @@ impl Reaper {
         board.set_command(root, self_pid());
         let root = root.unwrap_or(0);
         let stopped = false;
-        let mut tree = Family { root, board, front_pid, front, pager, news, signals, stopped };
+        let mut tree =
+            Family { root, board, front_pid, front, pager_pid, pager, news, signals, stopped };
         tree.tell();
         let mut front_alive = true;
         while tree.is_sound() {
@@ -73,6 +75,7 @@ struct Family {
     board: &'static Board,
     front_pid: i32,
     front: OwnedFd,
+    pager_pid: i32,
     pager: OwnedFd,
     news: OwnedFd,
     signals: Signals,
@@ -108,8 +111,9 @@ impl Family {
         let (root, board) = (self.root, self.board);
         let mut end = None;
         let left = child::reap(|pid, how| end = end.or((pid == root).then_some(how)));
-        // They may have ended for want of a pager.
-        if has_ended(self.pager.as_fd()) && !board.is_over() {
+        // They may have ended for want of a pager: evictors kill once its descriptors are closed, which is before it has ended.
+        let is_gone = proc::is_ending(self.pager_pid) || has_ended(self.pager.as_fd());
+        if is_gone && !board.is_over() {
             return;
         }
         end.into_iter().for_each(|how| board.set_end(how));

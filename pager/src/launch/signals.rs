@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{
     SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction,
@@ -117,15 +118,25 @@ impl Signals {
         self.inherited
     }
 
-    /// Stops this process as a terminal does: not where that was ignored or blocked, nor where nobody would continue it.
-    pub fn stop(&self) {
+    /// Stops this process as a terminal does: not where that was ignored or blocked, nor where nobody would continue it. Calls `tell` before. Whoever
+    /// hears may stop this process too, and then one continuation has to undo both: it takes back what is pending, so the stop is by then.
+    pub fn stop(&self, tell: impl FnOnce()) {
         let mut stop = SigSet::empty();
         stop.add(Signal::SIGTSTP);
-        if !self.inherited.mask.contains(Signal::SIGTSTP) {
-            // Best effort. It is delivered as soon as it is not blocked.
-            let _ = raise(Signal::SIGTSTP).and_then(|()| stop.thread_unblock());
+        let stops = !self.inherited.mask.contains(Signal::SIGTSTP);
+        // Best effort. It is delivered as soon as it is not blocked.
+        let pending = stops && raise(Signal::SIGTSTP).is_ok();
+        tell();
+        if pending {
+            let _ = stop.thread_unblock();
             let _ = stop.thread_block();
         }
+    }
+
+    /// Whether one came.
+    pub fn has_next(&self) -> bool {
+        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// Next signal, if one came.

@@ -3,8 +3,8 @@
 //! Changes that several threads make while another forks are told when they have been made, and so is the fork: of what is told together it is not known
 //! which came first. But a child's memory is that of its parent at one moment. So every moment is tried at which the fork may have been. None is
 //! the one that has pages where the child has nothing registered, or that has memory left where there is something: what comes there before all that
-//! was told is applied is empty, because nobody is served. (A page that is not found refutes nothing: it may have been discarded.) What remains must
-//! not have two pages at one address.
+//! was told is applied is empty, because nobody is served, and is memory that grew in place, so that the parent still has it. (A page that is not found
+//! refutes nothing: it may have been discarded.) What remains must not have two pages at one address.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use std::ops::Range;
 use gms_policy::ids::SpaceId;
 
 use super::Tables;
-use super::order::{Change, Doubt, Part, Places, groups};
+use super::order::{Change, Doubt, Part, Places, groups, now_at};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 
@@ -38,6 +38,8 @@ pub enum Ask {
     Registered(Range<u64>),
     /// Whether anything is there: a page or a marker. If not, zeros may be left there.
     Page(u64),
+    /// Whether its parent has memory registered there now.
+    Grown(u64),
 }
 
 /// Changes of a parent that concern one another, and where its pages were before them.
@@ -48,32 +50,28 @@ pub struct Birth {
     /// Which were told before the fork.
     told: Vec<bool>,
     places: Places,
-    /// Pages that have no markers yet.
-    leaving: RangeSet,
 }
 
 impl Tables {
     /// What concerns a child of the changes, which are in the order in which they were made; `told`: before the fork. The child has been given what was known
     /// before all of them.
     pub fn births(&self, child: SpaceId, changes: &[Change], told: &[bool]) -> Vec<Birth> {
-        let mut groups = groups(changes);
-        // What was only unmapped before the fork has no markers.
-        groups.retain(|group| group.iter().any(|&index| changes[index].reached().is_some()));
+        let groups = groups(changes);
         let birth = |members: Vec<usize>| {
             let (changes, mut places) = self.places(child, changes, &members);
             // What moves is registered.
             places.begin_registered(&changes);
-            let within = |page: u64| places.concerned().any(|range| range.contains(&page));
-            let mut leaving = RangeSet::default();
-            // Nor have those that are about to be poisoned.
-            let doomed = self.doomed.iter().filter(|place| place.0 == child).copied();
-            let pages = self.leaving_of(child).chain(doomed).map(|(_, page)| page.get());
-            pages.filter(|&page| within(page)).for_each(|page| leaving.insert(page..page + PAGE));
             let told = members.iter().map(|&index| told[index]).collect();
-            Birth { members, changes, told, places, leaving }
+            Birth { members, changes, told, places }
         };
         let mut births: Vec<Birth> = groups.into_iter().map(birth).collect();
-        births.retain(|birth| !birth.places.all().is_empty());
+        // What was only unmapped before the fork has no markers, and none are to be left.
+        let is_moved =
+            |birth: &Birth| birth.changes.iter().any(|change| change.reached().is_some());
+        births.retain(|birth| match is_moved(birth) {
+            true => !birth.places.all().is_empty(),
+            false => !birth.places.leaving().is_empty(),
+        });
         births
     }
 }
@@ -100,29 +98,32 @@ impl Birth {
         if possible.is_empty() {
             return Ok(Vec::new());
         }
+        let grown = self.grown(&registered, |at| ask(Ask::Grown(at)));
         // Where pages without markers may be a probe would leave zeros.
-        let hidden = self.images(self.leaving.iter());
+        let mut hidden = self.images(self.places.leaving().iter());
         let mut answers: BTreeMap<u64, bool> = BTreeMap::new();
-        let mut is_there = |page: u64| {
-            let mut look = || !hidden.contains(page) && ask(Ask::Page(page)) == Some(true);
-            *answers.entry(page).or_insert_with(&mut look)
+        let mut is_there = |page: u64, hidden: &RangeSet| {
+            let mut look = || ask(Ask::Page(page)) == Some(true);
+            !hidden.contains(page) && *answers.entry(page).or_insert_with(&mut look)
         };
         let likely = self.images(self.places.all().into_iter().map(|(at, _)| at));
         // What comes to where memory was left is empty.
-        let mut is_left = |left: &RangeSet| {
+        let mut is_empty = |range: &Range<u64>, hidden: &RangeSet| {
+            let likely = likely.overlaps(range.clone()).take(SAMPLES as usize).flat_map(samples);
+            !likely.chain(samples(range.clone())).any(|page| is_there(page, hidden))
+        };
+        let mut is_left = |left: &RangeSet, hidden: &RangeSet| {
             let left = left.iter().flat_map(|range| registered.overlaps(range).collect::<Vec<_>>());
-            !left.into_iter().any(|range| {
-                let likely =
-                    likely.overlaps(range.clone()).take(SAMPLES as usize).flat_map(samples);
-                likely.chain(samples(range.clone())).any(&mut is_there)
-            })
+            left.into_iter().all(|range| grown.contains(range.start) && is_empty(&range, hidden))
         };
         let needs = self.needs();
-        let decided = self.decided(&needs, &possible, &mut is_left);
+        let decided = self.decided(&needs, &possible, |left| is_left(left, &hidden));
         let mut moments = Search::moments(&self, &possible, needs, decided).ok_or(Doubt)?;
         if moments.len() > 1 {
-            moments.retain(|moment| is_left(&moment.left));
-            self.rank(&mut moments, is_there)?;
+            moments.retain(|moment| is_left(&moment.left, &hidden));
+            hidden = self.unmarked_at(&moments)?;
+            moments.retain(|moment| is_left(&moment.left, &hidden));
+            rank(&mut moments, |page| is_there(page, &hidden))?;
         }
         let moment = moments.first().ok_or(Doubt)?;
         let made = self.members.iter().zip(&moment.made);
@@ -161,23 +162,39 @@ impl Birth {
         Ok(())
     }
 
-    /// The best comes to be the first.
-    fn rank(
-        &self,
-        moments: &mut [Moment],
-        mut is_there: impl FnMut(u64) -> bool,
-    ) -> Result<(), Doubt> {
-        let mut leaving = moments.iter().map(|moment| moment.places_of(&self.leaving));
-        let first = leaving.next();
-        if leaving.any(|other| Some(&other) != first.as_ref()) || contradict(moments) {
-            return Err(Doubt);
+    /// What its parent may have had again when the child was born, of what had been left: it still has, or has left once more. Of what a remap had left the
+    /// child's own pages tell: it may have grown there by itself, and of that nobody tells either.
+    fn grown(&self, registered: &RangeSet, mut ask: impl FnMut(u64) -> Option<bool>) -> RangeSet {
+        let mut once = RangeSet::default();
+        let mut grown = RangeSet::default();
+        for change in &self.changes {
+            let twice: Vec<Range<u64>> = once.overlaps(change.left()).collect();
+            twice.into_iter().for_each(|range| grown.insert(range));
+            match change {
+                Change::Unmap(range) => once.insert(range.clone()),
+                Change::Remap(remap) => grown.insert(remap.source()),
+            }
         }
-        let mut found = |moment: &Moment| {
-            let parts = moment.away.iter().take(PARTS_MAX);
-            parts.flat_map(|(at, _)| samples(at.clone())).filter(|&page| is_there(page)).count()
-        };
-        moments.sort_by_cached_key(|moment| (moment.missing, Reverse(found(moment))));
-        Ok(())
+        // It grows from where a range begins on.
+        let parts = self.parts().into_iter().filter(|part| {
+            registered.contains(part.start)
+                && once.contains(part.start)
+                && !grown.contains(part.start)
+        });
+        for part in parts.collect::<Vec<_>>() {
+            if ask(part.start) != Some(false) {
+                grown.insert(part);
+            }
+        }
+        grown
+    }
+
+    /// Where the pages without markers are, if that is the same at all these moments: the fork was at one of them.
+    fn unmarked_at(&self, moments: &[Moment]) -> Result<RangeSet, Doubt> {
+        let leaving = self.places.leaving();
+        let mut places = moments.iter().map(|moment| now_at(&moment.away, leaving));
+        let first = places.next().ok_or(Doubt)?;
+        places.all(|other| other == first).then_some(first).ok_or(Doubt)
     }
 
     /// Wherever what is there now may have come.
@@ -198,8 +215,10 @@ impl Birth {
     /// Of each change the earlier ones that it meets: none is made without them.
     fn needs(&self) -> Vec<Vec<usize>> {
         let overlap = |x: &Range<u64>, y: Range<u64>| x.start < y.end && y.start < x.end;
+        // Which of two unmaps came first makes no difference.
         let meet = |a: &Change, b: &Change| {
-            a.left_and_reached().any(|a| b.left_and_reached().any(|b| overlap(&a, b)))
+            (a.reached().is_some() || b.reached().is_some())
+                && a.left_and_reached().any(|a| b.left_and_reached().any(|b| overlap(&a, b)))
         };
         let changes = &self.changes;
         let earlier = |n: usize| (0..n).filter(|&m| meet(&changes[m], &changes[n])).collect();
@@ -277,6 +296,19 @@ fn samples(range: Range<u64>) -> impl Iterator<Item = u64> {
     range.step_by(stride as usize)
 }
 
+/// The best comes to be the first.
+fn rank(moments: &mut [Moment], mut is_there: impl FnMut(u64) -> bool) -> Result<(), Doubt> {
+    if contradict(moments) {
+        return Err(Doubt);
+    }
+    let mut found = |moment: &Moment| {
+        let parts = moment.away.iter().take(PARTS_MAX);
+        parts.flat_map(|(at, _)| samples(at.clone())).filter(|&page| is_there(page)).count()
+    };
+    moments.sort_by_cached_key(|moment| (moment.missing, Reverse(found(moment))));
+    Ok(())
+}
+
 /// Whether two of them have different pages at one address.
 fn contradict(moments: &[Moment]) -> bool {
     let mut parts: Vec<&Part> = moments.iter().flat_map(|moment| &moment.away).collect();
@@ -299,19 +331,6 @@ struct Moment {
     left: RangeSet,
     /// Bytes that would be registered then, and are not.
     missing: u64,
-}
-
-impl Moment {
-    /// Where these are, of the pages.
-    fn places_of(&self, pages: &RangeSet) -> RangeSet {
-        let mut places = RangeSet::default();
-        for (at, began) in &self.away {
-            for part in pages.overlaps(*began..began + (at.end - at.start)) {
-                places.insert(part.start - began + at.start..part.end - began + at.start);
-            }
-        }
-        places
-    }
 }
 
 struct Search<'a> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use gms_policy::ids::{PageAddr, SpaceId};
 
-use super::order::{Change, Doubt, Places, Remap, contests, order};
+use super::order::{Change, Doubt, Places, Remap, Seen, contests, images, order};
 use super::{Owner, Phase, Place, SpaceState, Tables};
 use crate::page_map::State;
 use crate::range_set::RangeSet;
@@ -72,20 +72,30 @@ impl Tables {
         }
     }
 
-    /// The order in which changes were made that are given in the order in which they were told: indices. `marked` are the markers in all ranges that they
-    /// concern. No other change is under way.
+    /// Where the pages may be that have no markers yet, as far as it depends on the order of the changes.
+    pub fn unmarked_places(&self, space: SpaceId, changes: &[Change]) -> RangeSet {
+        let mut all = RangeSet::default();
+        for group in contests(changes) {
+            let (members, places) = self.places(space, changes, &group);
+            let images = images(&members, places.leaving());
+            places.leaving().iter().chain(images.iter()).for_each(|range| all.insert(range));
+        }
+        all
+    }
+
+    /// The order in which changes were made that are given in the order in which they were told: indices. No other change is under way.
     pub fn order(
         &self,
         space: SpaceId,
         changes: &[Change],
-        marked: &RangeSet,
+        seen: &Seen,
     ) -> Result<Vec<usize>, Doubt> {
         let mut made: Vec<usize> = (0..changes.len()).collect();
         for group in contests(changes) {
             let (members, places) = self.places(space, changes, &group);
-            let mut there = RangeSet::default();
+            let mut there = Seen { marked: RangeSet::default(), mapped: seen.mapped.clone() };
             for range in places.concerned() {
-                marked.overlaps(range).for_each(|part| there.insert(part));
+                seen.marked.overlaps(range).for_each(|part| there.marked.insert(part));
             }
             let sorted = order(&places, &members, &there)?;
             for (&slot, &member) in group.iter().zip(&sorted) {
@@ -124,7 +134,11 @@ impl Tables {
                 state.registered.overlaps(range).for_each(|part| registered.insert(part));
             }
         }
-        let places = Places::new(away.into_iter(), registered, concerned);
+        // Nor have those markers that are about to be poisoned.
+        let doomed = self.doomed.iter().filter(|place| place.0 == space).copied();
+        let leaving = self.leaving_of(space).chain(doomed).map(|(_, page)| page);
+        let leaving = leaving.filter(|page| concerned.contains(page.get())).collect::<Vec<_>>();
+        let places = Places::new(away.into_iter(), leaving.into_iter(), registered, concerned);
         (members, places)
     }
 
@@ -154,12 +168,14 @@ impl Tables {
     /// `child` begins as a copy of `parent`. What it does not inherit has no markers there.
     pub fn fork(&mut self, parent: SpaceId, child: SpaceId) {
         let registered = self.registered(parent);
-        self.map.fork(parent, child);
-        for slot in self.slots.iter_mut().filter(|slot| slot.phase != Phase::Free) {
-            let of_parent = slot.owners.iter().filter(|owner| owner.place.0 == parent);
+        if let Err(full) = self.map.fork(parent, child) {
+            self.exhausted = Some(full);
+        }
+        for (_, owners) in self.slots.owners_mut().filter(|(phase, _)| **phase != Phase::Free) {
+            let of_parent = owners.iter().filter(|owner| owner.place.0 == parent);
             let copies: Vec<Owner> =
                 of_parent.map(|o| Owner { place: (child, o.place.1), ..*o }).collect();
-            slot.owners.extend(copies);
+            owners.extend(copies);
         }
         self.spaces.insert(child, SpaceState::new(registered));
         self.disinherit(child);
@@ -184,11 +200,16 @@ impl Tables {
 
     /// Moves what is known to another place, of which nothing is known.
     fn shift(&mut self, space: SpaceId, remap: &Remap) {
-        for (page, state) in self.map.known(space, remap.source()) {
+        let source = remap.source();
+        let doomed = self.doomed.iter().filter(|place| place.0 == space).map(|place| place.1);
+        let doomed = doomed.filter(|page| source.contains(&page.get()));
+        self.map.shift(space, source.clone(), remap.to, doomed);
+        for (page, state) in self.map.known(space, source) {
             let (place, target) = ((space, page), (space, remap.moved(page)));
             let mark = self.map.get_marked(space, page).1;
-            if !self.put_marked(target, state, mark) || !self.put(place, State::Empty) {
-                self.exhausted = true;
+            let moved = self.put_marked(target, state, mark);
+            if let Err(full) = moved.and_then(|()| self.put(place, State::Empty)) {
+                self.exhausted = Some(full);
                 return;
             }
             if self.doomed.remove(&place) {

@@ -170,4 +170,20 @@ mod tests {
         tables.leave_to_kernel((child, page(0)), content);
         assert!(!tables.is_doomed((child, page(0))) && tables.is_empty((child, page(0))));
     }
+
+    /// Its neighbours go as a whole chunk would.
+    #[test]
+    fn a_lost_page_moves_with_its_chunk() {
+        let mut tables = away(3);
+        let place = |base: u64, n: u64| (SPACE, PageAddr::containing(base + n * PAGE));
+        let there = 1 << 30;
+        tables.doom(place(0, 1));
+        tables.remap(SPACE, Remap { from: 0, to: there, length: 2 << 20 });
+        assert!(tables.is_doomed(place(there, 1)) && !tables.is_doomed(place(0, 1)));
+        assert_eq!(tables.fault(place(there, 1)), FaultAction::Wait);
+        for n in [0, 2] {
+            assert!(matches!(tables.fault(place(there, n)), FaultAction::Fetch(_)));
+        }
+        assert!(!tables.knows(SPACE, 0..there));
+    }
 }

@@ -85,7 +85,7 @@ impl Tables {
                 continue;
             }
             let Some(&index) = self.free.last().filter(|_| self.free_slots() > 0) else { return };
-            if !self.put(place, State::Slot(index)) {
+            if self.put(place, State::Slot(index)).is_err() {
                 continue;
             }
             self.free.pop();
@@ -195,8 +195,8 @@ impl Tables {
             _ => Mark::COLD,
         };
         for owner in owners.drain(..) {
-            if !self.put_marked(owner.place, state, mark) {
-                self.exhausted = true;
+            if let Err(full) = self.put_marked(owner.place, state, mark) {
+                self.exhausted = Some(full);
             }
         }
         let slot = &mut self.slots[index as usize];

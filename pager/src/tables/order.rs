@@ -3,8 +3,10 @@
 //! Unmaps and remaps are told after the kernel has let its locks go: of several threads' changes a later one may be told first. What programs do with
 //! memory that is theirs leads to one kind of surprise: a range that one thread has given up (by an unmap, or a remap to elsewhere), of which is told
 //! late, has meanwhile become the target of another's remap. So changes are looked at when all that had begun have been told, together. The order in
-//! which they were told is tried first; a remap to where something still is was made after one of those told later that made way for it. An order must
-//! lead pages to where the markers are now. If two do, and with different pages, it cannot be known what is where.
+//! which they were told is tried first; a remap to where something still is was made after one of those told later that made way for it,
+//! and a remap of what is not known after one of those that brought something there. An order must lead pages to where the markers are now,
+//! but for those that are to get theirs, which must be led to where memory is. If two do, and with different pages, it cannot be known what is where. No
+//! marker tells where a page is that is to get one, or that it was unmapped: where there are such pages, orders that lead them elsewhere are tried in any case.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -150,14 +152,25 @@ pub fn contested(changes: &[Change]) -> RangeSet {
 }
 
 fn meet<'a>(changes: impl Iterator<Item = &'a Change> + Clone) -> bool {
-    let mut others = RangeSet::default();
+    let (mut others, mut left) = (RangeSet::default(), RangeSet::default());
     changes.clone().for_each(|change| others.insert(change.left()));
-    let mut reached = changes.filter_map(Change::reached);
-    reached.any(|reached| {
-        let meets = others.overlaps(reached.clone()).next().is_some();
-        others.insert(reached);
-        meets
-    })
+    let meets = |set: &RangeSet, range: Range<u64>| set.overlaps(range).next().is_some();
+    // What two have left, one of them a remap, has grown again between them.
+    let mut twice = false;
+    for change in changes.clone().filter(|change| change.reached().is_some()) {
+        twice |= meets(&left, change.left());
+        left.insert(change.left());
+    }
+    let unmapped = changes.clone().filter(|change| change.reached().is_none());
+    twice |= unmapped.map(Change::left).any(|range| meets(&left, range));
+    twice || {
+        let mut reached = changes.filter_map(Change::reached);
+        reached.any(|reached| {
+            let is_met = meets(&others, reached.clone());
+            others.insert(reached);
+            is_met
+        })
+    }
 }
 
 /// Addresses of pages, and where the first of them was before the changes.
@@ -167,25 +180,38 @@ pub(super) type Part = (Range<u64>, u64);
 #[derive(Clone)]
 pub(super) struct Places {
     away: Vec<Part>,
+    /// Pages among them that have no markers yet, where they were before the changes.
+    leaving: RangeSet,
     registered: RangeSet,
     concerned: RangeSet,
 }
 
 impl Places {
-    /// Pages that are away, in order, and what is registered, of what the changes concern.
+    /// Pages that are away, those of them that have no markers yet, and what is registered, of what the changes concern.
     pub(super) fn new(
         away: impl Iterator<Item = PageAddr>,
+        leaving: impl Iterator<Item = PageAddr>,
         registered: RangeSet,
         concerned: RangeSet,
     ) -> Places {
-        let mut set = RangeSet::default();
-        away.for_each(|page| set.insert(page.get()..page.get() + PAGE));
-        let away = set.iter().map(|range| (range.clone(), range.start)).collect();
-        Places { away, registered, concerned }
+        let away = set_of(away).iter().map(|range| (range.clone(), range.start)).collect();
+        Places { away, leaving: set_of(leaving), registered, concerned }
     }
 
     pub(super) fn concerned(&self) -> impl Iterator<Item = Range<u64>> {
         self.concerned.iter()
+    }
+
+    pub(super) fn leaving(&self) -> &RangeSet {
+        &self.leaving
+    }
+
+    /// Whether there is memory where a page without a marker may have come by the changes, made in any order, and none is now.
+    fn may_be_elsewhere(&self, changes: &[Change], seen: &Seen) -> bool {
+        let mut elsewhere = images(changes, &self.leaving);
+        self.leaving.iter().for_each(|range| elsewhere.insert(range));
+        now_at(&self.away, &self.leaving).iter().for_each(|range| elsewhere.remove(range));
+        elsewhere.iter().any(|range| seen.mapped.overlaps(range).next().is_some())
     }
 
     pub(super) fn registered(&self) -> impl Iterator<Item = Range<u64>> {
@@ -235,14 +261,37 @@ impl Places {
         self.registered.insert(reached);
     }
 
-    /// Makes the changes; whether there was nothing where they led.
+    /// Makes the changes; whether there was nothing where they led, and none moved what another was to bring.
     pub(super) fn are_made_way_for(&mut self, changes: &[Change]) -> bool {
         let mut free = true;
-        for change in changes {
+        for (n, change) in changes.iter().enumerate() {
             free &= change.reached().is_none_or(|reached| self.taken(reached).is_empty());
+            free &= !self.is_brought(change, changes[n + 1..].iter());
             self.make(change);
         }
         free
+    }
+
+    /// Whether nothing is known of what the change moves, and one of the others brings something there. (What is unmapped need not be known: it may have
+    /// grown just before.)
+    fn is_brought<'a>(&self, change: &Change, by: impl IntoIterator<Item = &'a Change>) -> bool {
+        let left = change.left();
+        matches!(change, Change::Remap(_))
+            && self.registered.overlaps(left.clone()).next().is_none()
+            && by.into_iter().filter_map(Change::reached).any(|r| overlap(r, left.clone()))
+    }
+
+    /// Whether one of two takes a page without a marker from where the other takes it, or to where it brings it.
+    fn is_taken_along(&self, change: &Change, other: &Change) -> bool {
+        let takes = |one: &Change, other: &Change| {
+            let Change::Remap(remap) = one else { return false };
+            let unmarked = now_at(&self.away_in(&remap.source()), &self.leaving);
+            let there = |at: u64| at - remap.from + remap.to;
+            let images = |at: Range<u64>| [there(at.start)..there(at.end), at];
+            let left = other.left();
+            unmarked.iter().flat_map(images).any(|at| overlap(at, left.clone()))
+        };
+        takes(change, other) || takes(other, change)
     }
 
     /// Whether the pages that are away in `part` are all in these ranges.
@@ -256,11 +305,16 @@ impl Places {
         self.parts_in(&self.concerned)
     }
 
-    /// What came to the markers; `None` if at one of them there is nothing.
-    fn at(&self, marked: &RangeSet) -> Option<Vec<Part>> {
-        let found = self.parts_in(marked);
+    /// What came to the markers, and where those are that are to get some; `None` if at a marker there is nothing, or one of those, or no memory where one
+    /// of those is.
+    fn at(&self, seen: &Seen) -> Option<Vec<Part>> {
+        let leaving = now_at(&self.away, &self.leaving);
+        let mut places = seen.marked.clone();
+        leaving.iter().for_each(|range| places.insert(range));
+        let found = self.parts_in(&places);
         let bytes: u64 = found.iter().map(|(at, _)| at.end - at.start).sum();
-        (bytes == marked.len()).then_some(found)
+        let is_mapped = leaving.iter().all(|range| seen.mapped.gaps(range).is_empty());
+        (is_mapped && bytes == seen.marked.len() + leaving.len()).then_some(found)
     }
 
     fn parts_in(&self, marked: &RangeSet) -> Vec<Part> {
@@ -278,29 +332,85 @@ impl Places {
     }
 }
 
-/// The order in which the changes, which are in the order in which they were told, were made: indices. `marked` are the markers in all ranges that they
-/// concern.
-pub(super) fn order(
-    places: &Places,
-    changes: &[Change],
-    marked: &RangeSet,
-) -> Result<Vec<usize>, Doubt> {
+/// Where pages are that were at these addresses.
+pub(super) fn now_at(away: &[Part], before: &RangeSet) -> RangeSet {
+    let mut now = RangeSet::default();
+    for (at, began) in away {
+        for part in before.overlaps(*began..began + (at.end - at.start)) {
+            now.insert(part.start - began + at.start..part.end - began + at.start);
+        }
+    }
+    now
+}
+
+fn overlap(a: Range<u64>, b: Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+fn set_of(pages: impl Iterator<Item = PageAddr>) -> RangeSet {
+    let mut set = RangeSet::default();
+    pages.for_each(|page| set.insert(page.get()..page.get() + PAGE));
+    set
+}
+
+/// What is seen of an address space, in what changes concern.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// The markers.
+    pub marked: RangeSet,
+    /// Where memory is registered, of the places where pages without markers may be ([`super::Tables::unmarked_places`]).
+    pub mapped: RangeSet,
+}
+
+/// Where pages may have come that were in these ranges, in whatever order the changes were made. Of more changes than are searched: in this order.
+pub(super) fn images(changes: &[Change], of: &RangeSet) -> RangeSet {
+    let mut images = RangeSet::default();
+    let rounds = if changes.len() > SEARCHED_MAX { 1 } else { changes.len() };
+    for _ in 0..rounds {
+        let before = images.len();
+        for change in changes {
+            let Change::Remap(remap) = change else { continue };
+            let there = |at: u64| at - remap.from + remap.to;
+            let moved = |set: &RangeSet| set.overlaps(remap.source()).collect::<Vec<_>>();
+            for part in moved(of).into_iter().chain(moved(&images)) {
+                images.insert(there(part.start)..there(part.end));
+            }
+        }
+        if images.len() == before {
+            break;
+        }
+    }
+    images
+}
+
+/// The order in which the changes, which are in the order in which they were told, were made: indices.
+pub(super) fn order(places: &Places, changes: &[Change], seen: &Seen) -> Result<Vec<usize>, Doubt> {
     let as_told: Vec<usize> = (0..changes.len()).collect();
-    let mut led = places.clone();
-    if led.are_made_way_for(changes) && led.at(marked).is_some() {
+    if places.away.is_empty() && seen.marked.is_empty() {
         return Ok(as_told);
     }
-    if changes.len() > SEARCHED_MAX {
-        return Err(Doubt);
+    let mut led = places.clone();
+    let fits = led.are_made_way_for(changes) && led.at(seen).is_some();
+    if fits && places.leaving.is_empty() {
+        return Ok(as_told);
     }
-    let (free, forced) = (Found::default(), Found::default());
-    let mut search = Search { changes, marked, steps: STEPS_MAX, free, forced };
-    search.from(places.clone(), &as_told, 0, Vec::new(), true);
-    if search.steps == 0 {
-        return Err(Doubt);
+    for wide in [false, true] {
+        let (free, forced) = (Found::default(), Found::default());
+        let mut search = Search { changes, seen, wide, steps: STEPS_MAX, free, forced };
+        if changes.len() <= SEARCHED_MAX {
+            search.from(places.clone(), &as_told, 0, Vec::new(), true);
+        }
+        if changes.len() > SEARCHED_MAX || search.steps == 0 {
+            // None other leads a page without a marker to memory.
+            let is_sure = fits && !led.may_be_elsewhere(changes, seen);
+            return is_sure.then_some(as_told).ok_or(Doubt);
+        }
+        let found = if search.free.led.is_some() { search.free } else { search.forced };
+        if let Some((_, made)) = found.led {
+            return if found.doubt { Err(Doubt) } else { Ok(made) };
+        }
     }
-    let found = if search.free.led.is_some() { search.free } else { search.forced };
-    found.led.filter(|_| !found.doubt).map(|(_, made)| made).ok_or(Doubt)
+    Err(Doubt)
 }
 
 /// What came to the markers, and by which order; the first of those that are alike.
@@ -313,7 +423,9 @@ struct Found {
 
 struct Search<'a> {
     changes: &'a [Change],
-    marked: &'a RangeSet,
+    seen: &'a Seen,
+    /// Whether one comes first also if it left what is not known to be there: grown memory.
+    wide: bool,
     steps: usize,
     /// By orders in which nothing is where a remap leads.
     free: Found,
@@ -322,7 +434,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// After what is `made`, the first that `wait` comes next, or one that makes way for it. The next `held` ones wait for it.
+    /// After what is `made`, the first that `wait` comes next, or one that makes way for it, or brings what it moves. The next `held` ones wait for it.
     fn from(
         &mut self,
         mut places: Places,
@@ -341,7 +453,12 @@ impl Search<'_> {
         let change = &self.changes[next];
         let taken = change.reached().map(|range| places.taken(range)).unwrap_or_default();
         for at in 1 + held..wait.len() {
-            if taken.overlaps(self.changes[wait[at]].left()).next().is_some() {
+            let other = &self.changes[wait[at]];
+            let is_first = taken.overlaps(other.left()).next().is_some();
+            let grown = || change.left_and_reached().any(|range| overlap(range, other.left()));
+            let makes_way = self.wide && grown();
+            let is_first = is_first || makes_way || places.is_taken_along(change, other);
+            if is_first || places.is_brought(change, [other]) {
                 let mut sooner = wait.to_vec();
                 let one = sooner.remove(at);
                 sooner.insert(0, one);
@@ -354,7 +471,7 @@ impl Search<'_> {
     }
 
     fn end(&mut self, places: &Places, made: Vec<usize>, free: bool) {
-        let Some(led) = places.at(self.marked) else { return };
+        let Some(led) = places.at(self.seen) else { return };
         let found = if free { &mut self.free } else { &mut self.forced };
         match &found.led {
             None => found.led = Some((led, made)),

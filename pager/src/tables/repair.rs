@@ -88,7 +88,7 @@ impl Tables {
     /// A resident page's copies are no longer good.
     fn disbelieve(&mut self, place: Place) {
         if let State::Kept(content) = self.map.get(place.0, place.1)
-            && self.put(place, State::Empty)
+            && self.put(place, State::Empty).is_ok()
         {
             self.release(content);
         }
@@ -103,11 +103,11 @@ impl Tables {
         if known != content || self.doomed.contains(&place) || self.prefetching.contains(&place) {
             return None;
         }
-        let index = *self.free.last()?;
-        if !self.put_marked(place, State::Slot(index), Mark::COLD) {
-            return None;
-        }
-        self.free.pop();
+        // Not one that was given up in this hold: if the process dies in it, the page is in that slot again, and its bytes are needed.
+        let at = self.free.iter().rposition(|&index| !self.slots.has_changed(index))?;
+        let index = self.free[at];
+        self.put_marked(place, State::Slot(index), Mark::COLD).ok()?;
+        self.free.swap_remove(at);
         self.release(content);
         let slot = &mut self.slots[index as usize];
         slot.owners.push(Owner { place, marked: true });

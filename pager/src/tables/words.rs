@@ -11,20 +11,16 @@ use gms_policy::limits::AGENTS_MAX;
 use gms_policy::redundancy::AgentSet;
 use gms_policy::stripes::Stripes;
 
+use super::recover::BESIDE_WORDS;
+use super::slots::{SLOTS_MAX, Slot, Slots};
 use super::space::SpaceState;
-use super::{Counters, Owner, Phase, Slot, Tables};
+use super::{Counters, IDS_SKIPPED, Owner, Phase, SESSIONS_MAX, Tables};
 use crate::page_map::{CONTENT_ID_MAX, PageMap};
 use crate::words::{Words, put_list};
-
-/// Content ids, or stripes, that are left out, so that no id is used again though the binary before may have used some after it wrote this.
-const IDS_SKIPPED: u64 = 1 << 16;
 
 /// Contents that several pages share, and stripes. More of them are not handed over: it would take seconds, in which all wait.
 const SHARED_MAX: usize = 4 << 20;
 const STRIPES_MAX: usize = 4 << 20;
-
-/// More slots than any binary has.
-const SLOTS_MAX: u32 = 1 << 16;
 
 impl Tables {
     /// The memory of the page map.
@@ -48,7 +44,7 @@ impl Tables {
     pub fn unfit(&self) -> Option<&'static str> {
         let is_sent = |slot: &Slot| matches!(slot.phase, Phase::Sent { .. });
         match () {
-            () if self.exhausted => Some("its page map is full"),
+            () if self.exhausted.is_some() => Some("its page map is full"),
             () if !self.doomed.is_empty() => Some("pages of it are lost"),
             () if !self.leaving.is_empty() => Some("pages of it are leaving"),
             () if self.slots.iter().any(is_sent) || !self.dealt.is_empty() => {
@@ -104,10 +100,13 @@ impl Tables {
     /// # Errors
     /// If the words do not fit, or the memory cannot be had.
     pub fn from_words(file: File, budget: u64, words: &mut Words<'_>) -> io::Result<Tables> {
-        let (map, graveyard) = PageMap::from_words(file, words)?;
+        let (map, graveyard) = PageMap::from_words(file, words, BESIDE_WORDS)?;
         let mut tables = Tables { map, graveyard, ..Tables::new(0, budget)? };
         match tables.take_words(words) {
-            Some(()) => Ok(tables),
+            Some(()) => {
+                tables.commit();
+                Ok(tables)
+            }
             None => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -123,9 +122,12 @@ impl Tables {
         let agent = |word: u64| u8::try_from(word).ok().map(AgentId);
         let is_known = |agent: &AgentId| usize::from(agent.0) < AGENTS_MAX;
         let sessions = words.several(|words| {
-            Some((agent(words.word()?)?, words.list()?.iter().copied().collect()))
+            let (agent, sessions) = (agent(words.word()?)?, words.list()?);
+            let is_possible = is_known(&agent) && sessions.len() <= SESSIONS_MAX;
+            is_possible.then(|| (agent, sessions.iter().copied().collect()))
         })?;
         self.sessions = sessions.into_iter().collect();
+        self.greeted = self.sessions.keys().copied().collect();
         let losers = words.list()?.iter().map(|&word| agent(word).filter(is_known));
         self.losers = losers.collect::<Option<AgentSet>>()?;
         for pair in words.list()?.chunks_exact(2) {
@@ -147,17 +149,18 @@ impl Tables {
 
     fn read_slots(&mut self, words: &mut Words<'_>) -> Option<()> {
         let count: u32 = words.word()?.try_into().ok().filter(|count| *count <= SLOTS_MAX)?;
-        self.slots = (0..count).map(|_| Slot::free()).collect();
+        self.slots = Slots::new(count);
         let ready = words.several(|words| {
             let (index, mark) = (words.word()?, Mark::from_bits(words.word()?));
-            let slot = self.slots.get_mut(usize::try_from(index).ok()?)?;
+            let index = u32::try_from(index).ok().filter(|index| *index < count)?;
+            let slot = &mut self.slots[index as usize];
             (slot.phase, slot.mark, slot.hash) = (Phase::Ready, mark, words.word()?);
             let owner = |pair: &[u64]| {
                 let place = (SpaceId(pair[0]), PageAddr::containing(pair[1]));
                 Owner { place, marked: true }
             };
             slot.owners = words.list()?.chunks_exact(2).map(owner).collect();
-            Some(index as u32)
+            Some(index)
         })?;
         let is_free = |&index: &u32| self.slots[index as usize].phase == Phase::Free;
         self.free = (0..count).rev().filter(is_free).collect();
@@ -228,6 +231,7 @@ mod tests {
         tables.begin_session(AgentId(3), 77);
         tables.begin_session(AgentId(3), 78);
         tables.lose(AgentId(3));
+        tables.commit();
         tables
     }
 
@@ -243,19 +247,20 @@ mod tests {
     fn tables_are_the_same_after_their_way_through_words() {
         let mut tables = tables();
         assert!(tables.unfit().is_none() && !tables.graveyard.is_empty());
-        let words = words_of(&tables);
+        let (words, known) = (words_of(&tables), entries(&tables));
+        // Their order is chance.
+        let shared = std::mem::take(&mut tables.shared);
+        let rest = words_of(&tables);
         let file = tables.file().try_clone().expect("a descriptor");
+        // From here on the memory is the other's.
         let again = Tables::from_words(file, BUDGET, &mut Words::new(&words));
         let mut again = again.expect("the same tables");
         assert_eq!(again.next_content, tables.next_content + IDS_SKIPPED);
         again.next_content = tables.next_content;
-        // Their order is chance.
-        let shared = std::mem::take(&mut tables.shared);
         assert_eq!(again.shared, shared);
         again.shared.clear();
-        assert_eq!(words_of(&again), words_of(&tables));
+        assert_eq!(words_of(&again), rest);
         again.shared = shared;
-        let known = entries(&tables);
         assert!(known.len() > 60, "{}", known.len());
         assert_eq!(entries(&again), known);
         assert_eq!(
@@ -296,10 +301,8 @@ mod tests {
         tables.begin_session(AgentId(1), 77);
         tables.lose(AgentId(1));
         assert_eq!(tables.unfit(), None);
+        tables.commit();
         let words = words_of(&tables);
-        let file = tables.file().try_clone().expect("a descriptor");
-        let again = Tables::from_words(file, BUDGET, &mut Words::new(&words));
-        let mut again = again.expect("the same tables");
         let askable: AgentSet = [0, 2].map(AgentId).into_iter().collect();
         let known = |tables: &Tables| {
             let all = tables.map.known(space, 0..u64::MAX).into_iter();
@@ -309,7 +312,12 @@ mod tests {
             };
             all.map(|(page, state)| (page, state, read(state))).collect::<Vec<_>>()
         };
-        assert_eq!(known(&again), known(&tables));
+        let before = known(&tables);
+        let file = tables.file().try_clone().expect("a descriptor");
+        // From here on the memory is the other's.
+        let again = Tables::from_words(file, BUDGET, &mut Words::new(&words));
+        let mut again = again.expect("the same tables");
+        assert_eq!(known(&again), before);
         let made =
             known(&again).into_iter().filter(|(.., read)| matches!(read, Some(Read::Decode(..))));
         assert!(made.count() > 4, "pages of the agent that has lost them are made");

@@ -18,8 +18,8 @@ pub(crate) struct Known {
     pub has_grown: bool,
 }
 
-/// Which page is at which address.
-type Places = BTreeMap<u64, u64>;
+/// Which page is at which address: of those that have markers, and of those that are to get them.
+type Places = [BTreeMap<u64, u64>; 2];
 
 impl Known {
     pub(crate) fn new(before: &Memory) -> Known {
@@ -33,7 +33,8 @@ impl Known {
             let Some(last) = states.last() else { return };
             found.insert(places(last, |address| now.away.contains_key(&address)));
         });
-        assert!(!all || found.contains(&now.away), "what has happened is not among {found:?}");
+        let is = places(now, |_| true);
+        assert!(!all || found.contains(&is), "what has happened is not among {found:?}");
         !all || found.len() > 1
     }
 
@@ -51,7 +52,8 @@ impl Known {
             let moments = states.iter().filter(|state| self.may_be(state, child, is_there));
             found.extend(moments.map(|state| places(state, is_there)));
         });
-        assert!(!all || found.contains(&child.away), "what the child has is not among {found:?}");
+        let is = places(child, |_| true);
+        assert!(!all || found.contains(&is), "what the child has is not among {found:?}");
         !all || found.len() > 1
     }
 
@@ -59,7 +61,8 @@ impl Known {
     /// lack what its parent had (`dup_mmap` skips VM_DONTCOPY), but for pages that are away: gms takes it that those are inherited (docs/design.md,
     /// weakness 16). That nothing is there where its parent had a page refutes nothing: MADV_GUARD_INSTALL zaps pages and markers without an event.
     fn may_be(&self, state: &Memory, child: &Memory, is_there: impl Fn(u64) -> bool) -> bool {
-        let has = state.away.keys().all(|&address| child.registered.contains(address));
+        let mut pages = state.away.keys().chain(state.leaving.keys());
+        let has = pages.all(|&address| child.registered.contains(address));
         let more = child.registered.iter().flat_map(|part| state.registered.gaps(part));
         has && more.flat_map(|part| part.step_by(PAGE as usize)).all(|at| !is_there(at))
     }
@@ -123,5 +126,6 @@ impl Known {
 }
 
 fn places(memory: &Memory, seen: impl Fn(u64) -> bool) -> Places {
-    memory.away.iter().filter(|(address, _)| seen(**address)).map(|(a, tag)| (*a, *tag)).collect()
+    let marked = memory.away.iter().filter(|(address, _)| seen(**address));
+    [marked.map(|(a, tag)| (*a, *tag)).collect(), memory.leaving.clone()]
 }

@@ -16,7 +16,8 @@ use std::ops::Range;
 use gms_pager::page_map::{Content, PAGE};
 use gms_pager::range_set::RangeSet;
 use gms_pager::tables::{
-    Ask, Change, EvictOutcome, FaultAction, Remap, Tables, WriteOutcome, contested, drop_echoes,
+    Ask, Change, EvictOutcome, FaultAction, Place, Remap, Seen, Tables, WriteOutcome, contested,
+    drop_echoes,
 };
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::AgentSet;
@@ -49,6 +50,8 @@ fn hash(tag: u64) -> u64 {
 pub(crate) enum Op {
     Map(usize, u64, u64),
     Evict(usize, u32),
+    /// As `Evict`, but a change begins before markers are left: they are when it is known what has changed.
+    Leave(usize, u32),
     Unmap(usize),
     Remap(usize, u64),
     Give(usize, usize),
@@ -76,6 +79,8 @@ pub(crate) struct Memory {
     pub registered: RangeSet,
     /// What pages hold that are away, by address: their markers are there.
     pub away: BTreeMap<u64, u64>,
+    /// The same of pages that have no markers yet.
+    pub leaving: BTreeMap<u64, u64>,
     /// Addresses of pages that are in memory.
     pub present: BTreeSet<u64>,
 }
@@ -90,7 +95,9 @@ impl Memory {
 
     pub(crate) fn unmap(&mut self, range: &Range<u64>) {
         self.registered.remove(range.clone());
-        self.away.retain(|address, _| !range.contains(address));
+        for pages in [&mut self.away, &mut self.leaving] {
+            pages.retain(|address, _| !range.contains(address));
+        }
         self.present.retain(|address| !range.contains(address));
     }
 
@@ -98,14 +105,17 @@ impl Memory {
         let there = |address: u64| address - remap.from + remap.to;
         let source = remap.source();
         let registered: Vec<Range<u64>> = self.registered.overlaps(source.clone()).collect();
-        let away: Vec<(u64, u64)> =
-            self.away.range(source.clone()).map(|(a, t)| (*a, *t)).collect();
+        let within = |pages: &BTreeMap<u64, u64>| -> Vec<(u64, u64)> {
+            pages.range(source.clone()).map(|(a, t)| (there(*a), *t)).collect()
+        };
+        let (away, leaving) = (within(&self.away), within(&self.leaving));
         let present: Vec<u64> = self.present.range(source.clone()).copied().collect();
         self.unmap(&source);
         registered
             .into_iter()
             .for_each(|part| self.registered.insert(there(part.start)..there(part.end)));
-        self.away.extend(away.into_iter().map(|(address, tag)| (there(address), tag)));
+        self.away.extend(away);
+        self.leaving.extend(leaving);
         self.present.extend(present.into_iter().map(there));
     }
 }
@@ -159,6 +169,8 @@ pub(crate) struct Model {
     /// Where the tables may know of a page that is not there: it was away, and was discarded. (That it has no marker is seen before it is used.)
     discarded: BTreeSet<u64>,
     agent: BTreeMap<ContentId, u64>,
+    /// Slots of pages that have no markers yet, and what they hold.
+    leaving: Vec<(u32, u64)>,
     untold: Vec<(usize, Event)>,
     told: Vec<Event>,
     /// What was known of the memory before all changes that are untold, or told and not applied.
@@ -187,6 +199,7 @@ impl Model {
             memory: Memory::default(),
             discarded: BTreeSet::new(),
             agent: BTreeMap::new(),
+            leaving: Vec::new(),
             untold: Vec::new(),
             told: Vec::new(),
             known: Known::default(),
@@ -253,7 +266,7 @@ impl Model {
     }
 
     /// The pages are written to, and then leave.
-    fn evict(&mut self, block: usize, which: u32) {
+    fn leave(&mut self, block: usize, which: u32) {
         // MOVE is refused while a change is untold.
         if !self.untold.is_empty() {
             return;
@@ -264,6 +277,7 @@ impl Model {
             .filter(|page| which >> (page % 32) & 1 == 1)
             .map(|page| PageAddr::containing(at(page)))
             .filter(|page| !self.memory.away.contains_key(&page.get()))
+            .filter(|page| !self.memory.leaving.contains_key(&page.get()))
             .collect();
         let mut leaving = Vec::new();
         self.tables.begin_evict(SPACE, &victims, &mut leaving);
@@ -271,10 +285,31 @@ impl Model {
         for (page, slot) in leaving {
             let tag = self.next_tag;
             self.next_tag += 1;
-            self.memory.away.insert(page.get(), tag);
+            self.memory.leaving.insert(page.get(), tag);
             self.memory.present.remove(&page.get());
             self.discarded.remove(&page.get());
-            self.tables.marked(slot, (SPACE, page));
+            self.leaving.push((slot, tag));
+        }
+    }
+
+    /// Pages that have left get their markers, and are written. As `victims::finish`.
+    fn finish(&mut self) {
+        if !self.is_quiet() || self.end.is_some() {
+            return;
+        }
+        for (slot, tag) in std::mem::take(&mut self.leaving) {
+            let unmarked: Vec<Place> = self.tables.unmarked(slot).collect();
+            for place in unmarked {
+                let address = place.1.get();
+                if !self.memory.registered.contains(address) {
+                    self.tables.unowned(place);
+                    continue;
+                }
+                let found = self.memory.leaving.remove(&address);
+                assert_eq!(found, Some(tag), "a marker is left at {address:x}");
+                self.memory.away.insert(address, tag);
+                self.tables.marked(slot, place);
+            }
             self.tables.finish_evict(slot, EvictOutcome::Moved(hash(tag)), &mut Vec::new());
             for (slot, id, check) in self.tables.start_write(AgentSet::of(AGENT), 1) {
                 assert_eq!(check, hash(tag));
@@ -282,6 +317,7 @@ impl Model {
                 self.tables.written(slot, AGENT, WriteOutcome::Stored);
             }
         }
+        assert!(self.memory.leaving.is_empty(), "lost: {:x?}", self.memory.leaving);
     }
 
     fn unmap(&mut self, block: usize) {
@@ -359,6 +395,7 @@ impl Model {
             let ask = |ask: Ask| match ask {
                 Ask::Registered(part) => Some(child.registered.contains(part.start)),
                 Ask::Page(at) => child.has(at),
+                Ask::Grown(at) => Some(self.memory.registered.contains(at)),
             };
             match birth.inherited(ask) {
                 Ok(made) => made.into_iter().for_each(|index| inherited[index] = true),
@@ -382,6 +419,16 @@ impl Model {
                 other => panic!("{address:x} is away in a child, but to the tables {other:?}"),
             }
         }
+        for &(slot, tag) in &self.leaving {
+            let unmarked = self.tables.unmarked(slot).filter(|place| place.0 == CHILD);
+            let unmarked = unmarked.map(|place| place.1.get());
+            // No marker can be left where nothing is.
+            let unmarked: Vec<u64> =
+                unmarked.filter(|&at| memory.registered.contains(at)).collect();
+            let is = memory.leaving.iter().filter(|(_, held)| **held == tag);
+            let is: Vec<u64> = is.map(|(address, _)| *address).collect();
+            assert_eq!(unmarked, is, "where a page is that is leaving");
+        }
         self.tables.drop_space(CHILD);
     }
 
@@ -392,12 +439,15 @@ impl Model {
         }
     }
 
-    fn marked_in(&self, changes: &[Change]) -> RangeSet {
-        let mut marked = RangeSet::default();
+    fn seen(&self, changes: &[Change]) -> Seen {
+        let mut seen = Seen::default();
         for range in changes.iter().flat_map(Change::left_and_reached) {
-            self.marked(range).iter().for_each(|range| marked.insert(range));
+            self.marked(range).iter().for_each(|range| seen.marked.insert(range));
         }
-        marked
+        for range in self.tables.unmarked_places(SPACE, changes).iter() {
+            self.memory.registered.overlaps(range).for_each(|range| seen.mapped.insert(range));
+        }
+        seen
     }
 
     fn tell(&mut self, which: usize) {
@@ -429,24 +479,27 @@ impl Model {
             numbered().filter_map(|(told, event)| Some((told, event.change()?))).collect();
         let changes: Vec<Change> = told.iter().map(|(_, change)| change.clone()).collect();
         self.left_twice = is_left_twice(&changes);
-        let marked = self.marked_in(&changes);
-        let Ok(order) = self.tables.order(SPACE, &changes, &marked) else {
+        let seen = self.seen(&changes);
+        let Ok(order) = self.tables.order(SPACE, &changes, &seen) else {
             self.end = End::of(self.known.order_is_in_doubt(&changes, &self.memory));
             return;
         };
         let made: Vec<(usize, Change)> =
             order.into_iter().map(|index| told[index].clone()).collect();
         for (told, event) in numbered() {
-            if let Event::Fork(memory) = event {
+            if let Event::Fork(memory) = event
+                && self.end.is_none()
+            {
                 self.tables.fork(SPACE, CHILD);
                 self.be_born(memory, told, &made);
             }
         }
         made.iter().for_each(|(_, change)| self.apply(SPACE, change));
         for range in contested(&changes).iter() {
-            self.tables.forget_unmarked(SPACE, range.clone(), &marked);
+            self.tables.forget_unmarked(SPACE, range.clone(), &seen.marked);
             self.unproved.insert(range);
         }
+        self.finish();
         if self.end.is_none() {
             self.look();
         }
@@ -476,6 +529,7 @@ impl Model {
             Op::Tell(which) => self.tell(which),
             Op::TellAll(first) => self.tell_all(first),
             Op::Evict(block, _)
+            | Op::Leave(block, _)
             | Op::Unmap(block)
             | Op::Remap(block, _)
             | Op::Give(block, _)
@@ -490,7 +544,11 @@ impl Model {
 
     fn step_with(&mut self, block: usize, op: &Op) {
         match *op {
-            Op::Evict(_, which) => self.evict(block, which),
+            Op::Evict(_, which) => {
+                self.leave(block, which);
+                self.finish();
+            }
+            Op::Leave(_, which) => self.leave(block, which),
             Op::Unmap(_) => self.unmap(block),
             Op::Remap(_, to) => self.remap(block, to),
             Op::Give(_, thread) => self.blocks[block].owner = thread,
@@ -543,6 +601,7 @@ impl Model {
             return;
         }
         self.register();
+        self.finish();
         self.look();
         for address in std::mem::take(&mut self.discarded) {
             self.tables.discarded((SPACE, PageAddr::containing(address)));

@@ -43,6 +43,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (space(), any::<bool>()).prop_map(|(s, d)| Op::Prove(s, d)),
         1 => (space(), area()).prop_map(|(s, (f, n))| Op::Unmap(s, f, n)),
         2 => (space(), page(), page(), 1..PAGES / 2).prop_map(|(s, f, t, n)| Op::Remap(s, f, t, n)),
+        2 => space().prop_map(Op::Shift),
         2 => (space(), page(), 0..3u64, any::<bool>()).prop_map(|(s, f, n, w)| Op::Fork(s, f, n, w)),
         2 => (space(), area()).prop_map(|(s, (f, n))| Op::Guard(s, f, n)),
         1 => space().prop_map(Op::Reconcile),

@@ -5,20 +5,21 @@ use std::ops::Range;
 
 use gms_pager::page_map::{Content, PAGE};
 use gms_pager::range_set::RangeSet;
-use gms_pager::tables::{EvictOutcome, FaultAction, Place, Remap, Tables};
+use gms_pager::tables::{EvictOutcome, FaultAction, Place, Tables};
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::{AgentSet, Copies};
 
 use crate::truth::{Call, Truth};
 
 mod agents;
+mod moves;
 
 const SLOTS: u32 = 6;
 pub(crate) const PAGES: u64 = 24;
 pub(crate) const AGENTS: u8 = 3;
 pub(crate) const SPACES_MAX: usize = 5;
-/// The pages lie on both sides of a chunk's border.
-const BASE: u64 = (7 << 21) - PAGES / 2 * PAGE;
+/// The pages lie on both sides of a border of chunks, and of shelves.
+const BASE: u64 = (1 << 30) - PAGES / 2 * PAGE;
 
 pub(crate) fn at(page: u64) -> PageAddr {
     PageAddr::containing(BASE + page * PAGE)
@@ -97,6 +98,8 @@ pub(crate) enum Op {
     Prove(usize, bool),
     Unmap(usize, u64, u64),
     Remap(usize, u64, u64, u64),
+    /// All of it moves away, and back.
+    Shift(usize),
     Fork(usize, u64, u64, bool),
     Guard(usize, u64, u64),
     Reconcile(usize),
@@ -463,35 +466,6 @@ impl Model {
         self.process(space).retain(|page| !range.contains(&page.get()));
     }
 
-    fn remap(&mut self, space: SpaceId, from: u64, to: u64, count: u64) {
-        let count = count.min(PAGES - from).min(PAGES - to);
-        let whole = (from..from + count).all(|p| self.processes[&space].truth.contains_key(&at(p)));
-        // A program that moves pages to where it is removing pages has no claim to any bytes.
-        let removed = (to..to + count).any(|p| !self.removals_of((space, at(p))).is_empty());
-        if count == 0 || from.abs_diff(to) < count || !whole || removed {
-            return;
-        }
-        self.unmap(space, span(to, count));
-        let remap = Remap { from: at(from).get(), to: at(to).get(), length: count * PAGE };
-        self.tables.remap(space, remap);
-        self.wake_range(space, &span(from, count));
-        let freed = self.freed.clone();
-        for i in 0..count {
-            let (source, target) = (at(from + i), at(to + i));
-            let process = self.process(space);
-            if let Some(mut truth) = process.truth.remove(&source) {
-                truth.leave(&freed);
-                process.truth.insert(target, truth);
-            }
-            if let Some(tag) = process.present.remove(&source) {
-                process.present.insert(target, tag);
-            }
-            if process.marks.remove(&source) {
-                process.marks.insert(target);
-            }
-        }
-    }
-
     /// The child does not have some pages, or has zeros there.
     fn fork(&mut self, parent: SpaceId, from: u64, count: u64, wiped: bool) {
         if self.processes.len() >= SPACES_MAX {
@@ -548,6 +522,7 @@ impl Model {
     }
 
     pub(crate) fn step(&mut self, op: &Op) {
+        self.tables.commit();
         let (Op::Map(i, ..)
         | Op::Read(i, _)
         | Op::Write(i, _)
@@ -559,6 +534,7 @@ impl Model {
         | Op::Prove(i, _)
         | Op::Unmap(i, ..)
         | Op::Remap(i, ..)
+        | Op::Shift(i)
         | Op::Fork(i, ..)
         | Op::Guard(i, ..)
         | Op::Reconcile(i)
@@ -596,6 +572,7 @@ impl Model {
             Op::Prove(_, disturbed) => self.prove(space, disturbed),
             Op::Unmap(_, from, count) => self.unmap(space, span(from, count)),
             Op::Remap(_, from, to, count) => self.remap(space, from, to, count),
+            Op::Shift(_) => self.shift(space),
             Op::Fork(_, from, count, wiped) => self.fork(space, from, count, wiped),
             Op::Guard(_, from, count) => self.guard(space, &span(from, count)),
             Op::Reconcile(_) => self.reconcile(space),
@@ -669,7 +646,7 @@ impl Model {
         self.check_remote();
         assert_eq!(self.tables.free_slots(), SLOTS as usize, "slots leak");
         assert_eq!(self.tables.remote_pages(), 0, "contents leak");
-        assert!(!self.tables.has_ready() && !self.tables.exhausted);
+        assert!(!self.tables.has_ready() && self.tables.exhausted.is_none());
     }
 }
 

@@ -79,7 +79,8 @@ fn an_alarm_that_was_set_before_gms_was_executed_reaches_the_command() {
     let mut command = gms(&["sleep", "100"]);
     // SAFETY: one system call.
     let set = || unsafe {
-        libc::alarm(1);
+        // Not before gms has blocked it.
+        libc::alarm(5);
         Ok(())
     };
     // SAFETY: it is async-signal-safe.

@@ -8,6 +8,8 @@ use gms_tests::*;
 
 use crate::hostile::{HostileAgent, Lie};
 
+const SOON: Duration = Duration::from_secs(30);
+
 /// A program that checks its memory round after round, under gms with these options, and some of its pages at agents.
 fn start(stage: &Stage, agents: &[&AgentProc], options: &[&str]) -> (Gms, Proc) {
     let program = Program::new([c_program("verify")]).args(["64", "forever"]).stdin_open();
@@ -16,8 +18,9 @@ fn start(stage: &Stage, agents: &[&AgentProc], options: &[&str]) -> (Gms, Proc) 
     for option in options {
         gms = gms.arg(*option);
     }
-    let proc = gms.spawn();
+    let mut proc = gms.spawn();
     proc.wait_output(0, "round 1\n");
+    wait_paged(&mut proc, Mib(24));
     (gms, proc)
 }
 
@@ -32,10 +35,11 @@ fn agents_never_see_the_program_s_memory() {
     for (seal, sealed) in [("on", true), ("off", false)] {
         let agent = AgentProc::start(Mib(128));
         let (gms, proc) = start(&stage, &[&agent], &["--seal", seal]);
-        let status = status_of(proc.pid()).expect("it is paged");
+        let status = poll_until("pages at the agent", SOON, || {
+            status_of(proc.pid()).filter(|status| status.agents[0].pages_held > 5000)
+        });
         assert_eq!(status.sealed, sealed);
         let held = status.agents[0].pages_held;
-        assert!(held > 5000, "{held} pages are at the agent");
         let plaintext = agent.plaintext();
         match sealed {
             true => assert_eq!(plaintext, 0, "pieces of 64 bytes in {held} pages"),
@@ -80,9 +84,8 @@ fn a_page_that_was_forged_once_is_asked_for_again() {
     let agent = HostileAgent::start(Mib(256));
     let (gms, proc) = start(&stage, &[], &["--agent", &agent.addr()]);
     agent.lie(Lie::Once);
-    for _ in 0..2 {
-        proc.wait_output(proc.output_len(), "round ");
-    }
+    poll_until("a forged page", SOON, || (agent.lies() == 1).then_some(()));
+    wait_rounds(&proc, 2);
     let outcome = end_well(&gms, proc);
     assert!(outcome.stderr.contains("gives back a page with a wrong seal"), "{}", outcome.stderr);
     assert_eq!(agent.lies(), 1);
@@ -99,9 +102,14 @@ fn an_agent_that_cannot_hold_sealed_pages_is_refused() {
     assert!(refused.stderr.contains(&told), "{}", refused.stderr);
     assert!(refused.stderr.contains("--seal off") && refused.stdout.is_empty());
     // Another one is enough, and gets all.
-    let paged = Gms::run(&stage, &program).local(Mib(16)).agents(&[&old, &new]).finish();
-    let paged = paged.expect_code(0);
-    assert!(paged.stderr.contains(&told), "{}", paged.stderr);
-    let pages = [&old, &new].map(|agent| paged.stats().agent(&agent.addr()).pages);
-    assert!(pages[0] == 0 && pages[1] > 0, "{pages:?}");
+    let gms = Gms::run(&stage, &program).local(Mib(16)).agents(&[&old, &new]);
+    enough_in_time(
+        |stats| stats.agent(&new.addr()).pages > 0,
+        || {
+            let paged = gms.finish().expect_code(0);
+            assert!(paged.stderr.contains(&told), "{}", paged.stderr);
+            assert_eq!(paged.stats().agent(&old.addr()).pages, 0, "{:?}", paged.stats());
+            paged
+        },
+    );
 }

@@ -128,6 +128,10 @@ impl SimAgent {
         run.hoard.extend((0..taken).filter_map(|_| store.reserve(0)));
     }
 
+    pub(crate) fn is_filled(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| !run.hoard.is_empty())
+    }
+
     pub(crate) fn empty(&mut self) {
         if let Some(run) = &mut self.run {
             run.hoard.drain(..).for_each(|frame| run.shared.store.release(frame));

@@ -13,6 +13,9 @@ use gms_transport::{
     CloseCode, Control, Event, ExchangeId, LinkId, PathStats, Transport, TransportError,
 };
 
+/// The lane of the thread that writes back, whose endpoint has a ledger.
+pub(crate) const LANE_OF_WRITES: usize = 1;
+
 /// See the module's documentation.
 pub(crate) struct Ledger {
     node: Sim,

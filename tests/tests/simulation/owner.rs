@@ -28,7 +28,7 @@ use gms_transport::message::WorkloadId;
 use gms_transport::sim::{Net, Sim};
 
 use crate::kernel::zeros;
-use crate::ledger::Ledger;
+use crate::ledger::{LANE_OF_WRITES, Ledger};
 use crate::machine::{Handle, Process};
 use crate::workers::{self, Workers};
 
@@ -45,7 +45,7 @@ const SLACK: u64 = 6;
 const LOOK: Duration = Duration::from_micros(1);
 const WORKLOAD: WorkloadId = WorkloadId([7; 16]);
 
-/// Address of a lane: of the home (0), the thread that writes back (1) or a worker.
+/// Address of a lane: of the home (0), the thread that writes back or a worker.
 pub(crate) fn address(number: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, 1, 1 + number as u8], 1))
 }
@@ -102,6 +102,8 @@ pub(crate) struct Owner {
     budget: u64,
     /// Removals that were told, and are not known to be over.
     aging: bool,
+    /// The workload has ended.
+    is_over: bool,
 }
 
 impl Owner {
@@ -133,7 +135,7 @@ impl Owner {
             let lane = Lane::new(now, node(number), WORKLOAD, agents);
             Client::new(lane, Checksum::new(SECRET)).sealed(seal.clone())
         };
-        let lane = Lane::new(now, Ledger::new(node(1)), WORKLOAD, agents);
+        let lane = Lane::new(now, Ledger::new(node(LANE_OF_WRITES)), WORKLOAD, agents);
         let evict_agents = Client::new(lane, Checksum::new(SECRET)).sealed(seal.clone());
         let space = Arc::new(Space::new(shared.new_space(), Box::new(handle.clone())));
         // Known to have several threads.
@@ -159,6 +161,7 @@ impl Owner {
             leaving: Vec::new(),
             budget,
             aging: false,
+            is_over: false,
         }
     }
 
@@ -216,6 +219,15 @@ impl Owner {
         while self.commands.evict.try_recv().is_ok() {}
         self.write_back.agents.drive(now).expect("a network in memory does not fail");
         while self.write_back.poll(now).is_some() {}
+        match self.is_over {
+            true => self.write_back.agents.expire(now),
+            false => self.page(now, dice),
+        }
+        self.write_back.agents.flush(now).expect("a network in memory does not fail");
+    }
+
+    /// As long as the workload goes on.
+    fn page(&mut self, now: Instant, dice: &mut Dice) {
         self.write_back.distrust_agents(now);
         self.register();
         self.finish_leaving();
@@ -234,7 +246,6 @@ impl Owner {
         let resident = self.handle.lock().kernel.resident();
         self.shared.resident.store((resident * PAGE) as i64, Ordering::Relaxed);
         self.make_room();
-        self.write_back.agents.flush(now).expect("a network in memory does not fail");
     }
 
     fn make_room(&self) {
@@ -286,7 +297,7 @@ impl Owner {
         if process.sweep.victims.is_empty() {
             choose_victims(&self.shared, process, dice.bits());
         }
-        let mut pages = next_batch(&mut process.sweep.victims);
+        let mut pages = next_batch(&self.shared, &mut process.sweep.victims);
         let count = 1 + dice.below(BATCH) as usize;
         while pages.len() > count {
             process.sweep.victims.extend(pages.pop());
@@ -336,8 +347,9 @@ impl Owner {
         others.into_iter().flatten().fold(self.home.deadline(now), Instant::min)
     }
 
-    /// Frees all that agents hold.
+    /// Frees all that agents hold; from now on nothing else is asked of them.
     pub(crate) fn goodbye(&mut self, now: Instant) {
+        self.is_over = true;
         self.write_back.agents.goodbye(now);
         self.write_back.agents.flush(now).expect("a network in memory does not fail");
     }

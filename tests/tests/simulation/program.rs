@@ -30,8 +30,8 @@ enum Act {
     Touch(PageAddr, Option<u64>),
     /// It has a range removed.
     Remove,
-    /// It has changed the address space.
-    Change,
+    /// It has changed the address space; what it has moved has reached this room.
+    Change(Option<usize>),
 }
 
 struct Thread {
@@ -155,7 +155,7 @@ impl Program {
                 true
             }
             &Act::Touch(page, value) => self.touch(kernel, n, page, value),
-            Act::Remove | Act::Change => {
+            Act::Remove | Act::Change(_) => {
                 let resumed = self.dice.below(3) > 0 && kernel.resume(n);
                 let removes = matches!(self.threads[n].act, Act::Remove);
                 let over = resumed && !(removes && kernel.removes().is_some());
@@ -223,19 +223,21 @@ impl Program {
         }
     }
 
-    /// A thread maps, unmaps or moves a room in which no other thread is at work.
+    /// A thread maps, unmaps or moves a room in which no other thread is at work. To where another moves one is not known before its call returns.
     fn change_rooms(&mut self, kernel: &mut Kernel, n: usize) {
         let (from, to) = (self.dice.place(ROOMS), self.dice.place(ROOMS));
         let free = |number: usize| {
-            let touched = self.threads.iter().any(|thread| match thread.act {
+            let used = self.threads.iter().any(|thread| match thread.act {
                 Act::Touch(page, _) => room(number).contains(&page.get()),
-                _ => false,
+                Act::Change(reached) => reached == Some(number),
+                Act::Ready | Act::Remove => false,
             });
-            !touched && !kernel.is_occupied(number)
+            !used && !kernel.is_occupied(number)
         };
         if !free(from) || !free(to) {
             return;
         }
+        let mut reached = None;
         match (kernel.is_mapped(from), kernel.is_mapped(to)) {
             ((false, _), _) => {
                 self.tell(format!("thread {n} maps room {from}"));
@@ -244,6 +246,7 @@ impl Program {
             ((true, true), (false, _)) => {
                 self.tell(format!("thread {n} moves room {from} to room {to}"));
                 kernel.remap(n, from, to);
+                reached = Some(to);
                 let mut truth = self.truth.split_off(&room(from).start);
                 let mut rest = truth.split_off(&room(from).end);
                 self.truth.append(&mut rest);
@@ -257,7 +260,7 @@ impl Program {
             }
             _ => return,
         }
-        self.threads[n].act = Act::Change;
+        self.threads[n].act = Act::Change(reached);
     }
 
     fn touch(&mut self, kernel: &mut Kernel, n: usize, page: PageAddr, value: Option<u64>) -> bool {

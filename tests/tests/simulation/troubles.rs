@@ -1,11 +1,13 @@
 //! What goes wrong, and when. Agents lose their pages, or are away for long, within what the redundancy promises: while any copies are missing for that,
-//! fewer agents than a page has copies.
+//! fewer agents than a page has copies. An agent that others fill takes no copies: none fails meanwhile.
 
 use std::time::Duration;
 
 use gms_policy::redundancy::Redundancy;
 use gms_policy::stripes::Shape;
 use gms_tests::Dice;
+
+use crate::ledger::LANE_OF_WRITES;
 
 /// Longest time for which an agent is away that nobody else stands in for: shorter than the 15 s after which a page counts as lost.
 const AWAY_US: u64 = 6_000_000;
@@ -123,8 +125,10 @@ pub(crate) fn draw_loss(dice: &mut Dice, agent: usize, lanes: usize, has_others:
         1 | 2 => vec![(Duration::ZERO, Trouble::Crash(agent)), (span, Trouble::Start(agent))],
         3 => vec![(Duration::ZERO, Trouble::Pause(agent, span))],
         4 => {
+            // From its beginning on nothing is written there.
             let mut cut = |lane| {
-                let at = if lane == 0 { Duration::ZERO } else { within(dice, 100_000) };
+                let at =
+                    if lane == LANE_OF_WRITES { Duration::ZERO } else { within(dice, 100_000) };
                 [(at, Trouble::Cut(lane, agent)), (at + span, Trouble::Mend(lane, agent))]
             };
             (0..lanes).flat_map(&mut cut).collect()

@@ -64,7 +64,7 @@ impl Workers {
 
     fn come_between(&mut self, now: Instant) {
         let none = self.threads.is_empty() || self.dice.below(BETWEEN) > 0;
-        if !none && self.shared.tables.try_lock().is_ok() {
+        if !none && !self.shared.tables.is_held() {
             let worker = self.dice.place(self.threads.len());
             self.serve(worker, now);
         }

@@ -138,7 +138,12 @@ impl World {
         let reason = self.owner.killed().expect("why it was ended");
         let end = end_of(&reason);
         let lost = self.bereft.iter().any(|agent| reason.contains(agent));
-        assert!(lost || end != End::OfAgent, "the workload was ended for nothing: {reason}");
+        assert!(
+            lost || end != End::OfAgent,
+            "the workload was ended for nothing after {:?}: {reason}; {}",
+            self.now - self.start,
+            self.stand()
+        );
     }
 
     /// False if the workload was ended.
@@ -302,9 +307,10 @@ impl World {
     /// Whether no page is lost with the agent, if the pager has done what it is to do. Where there is one copy there is no promise.
     fn is_promised(&self, loss: &Loss) -> bool {
         let failed = self.unfit().union(self.failed).union(agent_set(loss.agent));
+        let is_filled = self.agents.iter().any(SimAgent::is_filled);
         self.copies() == 1
             || self.beyond_parity
-            || !lock(&self.owner.shared.tables).rests_on(failed)
+            || !is_filled && !lock(&self.owner.shared.tables).rests_on(failed)
     }
 
     fn meet(&mut self, trouble: Trouble) {
@@ -322,6 +328,8 @@ impl World {
             }
             Trouble::Pause(agent, span) => self.agents[agent].paused_until = self.now + span,
             Trouble::Slow(agent, span) => self.agents[agent].slow = (self.now + span, SLOW_PACE),
+            // What is written meanwhile might come to be at agents alone that have failed.
+            Trouble::Fill(..) if self.copies() > 1 && self.failed != AgentSet::EMPTY => {}
             Trouble::Fill(agent, left) => self.agents[agent].fill(left),
             Trouble::Empty(agent) => self.agents[agent].empty(),
             Trouble::Lie(agent) => {
@@ -375,14 +383,16 @@ impl World {
         lacking.max(if is_whole { self.owner.short(self.now) } else { 0 })
     }
 
-    /// Nothing goes wrong, no message is lost: waits until each page has its copies again. False if the workload was ended.
+    /// Nothing goes wrong, no message is lost: waits until each page has its copies again, and no thread waits any more for what went wrong before.
+    /// False if the workload was ended.
     fn restore(&mut self) -> bool {
         self.net.set_conditions(Conditions::lan());
-        let end = self.now + RESTORED_AFTER;
+        let (begun, end) = (self.now, self.now + RESTORED_AFTER);
         let restored = self.pass(|world| {
             let lacking = world.lacking();
             assert!(world.now < end, "{lacking} pages lack copies: {}", world.stand());
-            lacking == 0
+            let laggard = world.handle.lock().program.laggard();
+            lacking == 0 && laggard.is_none_or(|(_, moved)| moved > begun)
         });
         self.failed = AgentSet::EMPTY;
         restored

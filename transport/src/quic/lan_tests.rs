@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use zerocopy::IntoBytes;
 
 use super::tests::{PATIENCE, Pair, WORKLOAD, any, complete, control, take};
@@ -42,14 +43,24 @@ fn server_path(pair: &Pair) -> PathStats {
     pair.server.links.iter().flatten().next().unwrap().path()
 }
 
+/// Waits until the kernel has handed on what was sent to an end.
+fn arrives(end: &Quic) {
+    let mut fds = [PollFd::new(end.fd(), PollFlags::POLLIN)];
+    let patience = PollTimeout::try_from(PATIENCE).unwrap();
+    assert_eq!(poll(&mut fds, patience), Ok(1), "nothing arrives");
+}
+
 /// Asks for a page, and has the server answer at `now`. The client has not received it yet.
 fn ask_and_answer(pair: &mut Pair, link: LinkId, now: Instant) {
     pair.client.request(now, link, &Control::get(1, WORKLOAD, 7), &[]).unwrap();
     pair.client.flush(now).unwrap();
-    pair.server.drive(now).unwrap();
     let mut request = None;
-    while let Some(event) = pair.server.poll(now) {
-        request = request.or(control(&event));
+    while request.is_none() {
+        arrives(&pair.server);
+        pair.server.drive(now).unwrap();
+        while let Some(event) = pair.server.poll(now) {
+            request = request.or(control(&event));
+        }
     }
     let (exchange, request) = request.unwrap();
     let reply = request.reply(Status::Ok).with_done(1);
@@ -57,11 +68,12 @@ fn ask_and_answer(pair: &mut Pair, link: LinkId, now: Instant) {
     pair.server.flush(now).unwrap();
 }
 
-/// The client does not receive what has been sent to it.
-fn lose(pair: &mut Pair, now: Instant) {
-    pair.client.socket.lose_every = Some(1);
-    pair.client.drive(now).unwrap();
-    pair.client.socket.lose_every = None;
+/// An end does not receive what has been sent to it.
+fn lose(end: &mut Quic, now: Instant) {
+    arrives(end);
+    end.socket.lose_every = Some(1);
+    end.drive(now).unwrap();
+    end.socket.lose_every = None;
 }
 
 /// How long after `start` the client has its reply, if that is before `most`.
@@ -81,7 +93,7 @@ fn replied_after(pair: &mut Pair, start: Instant, most: Duration) -> Option<Dura
 fn a_lost_reply_comes_again_within_a_millisecond_and_a_half() {
     let (mut pair, link, now) = settled();
     ask_and_answer(&mut pair, link, now);
-    lose(&mut pair, now);
+    lose(&mut pair.client, now);
     let most = Duration::from_micros(1500);
     assert!(replied_after(&mut pair, now, most).is_some());
     assert!(server_path(&pair).packets.unwrap().lost > 0);
@@ -92,9 +104,7 @@ fn a_lost_request_comes_again_within_a_millisecond_and_a_half() {
     let (mut pair, link, now) = settled();
     pair.client.request(now, link, &Control::get(1, WORKLOAD, 7), &[]).unwrap();
     pair.client.flush(now).unwrap();
-    pair.server.socket.lose_every = Some(1);
-    pair.server.drive(now).unwrap();
-    pair.server.socket.lose_every = None;
+    lose(&mut pair.server, now);
     let mut at = now;
     while take(&mut pair.served, control).is_none() {
         at += STEP;

@@ -593,8 +593,8 @@ fn endpoints_of_a_listener_share_its_port_and_its_bounds_but_no_keys() {
         clients.push((quic, false));
     }
     let links = |servers: &[Quic]| servers.iter().map(Quic::links).collect::<Vec<_>>();
-    // A client knows that its link is up before the server has read its last packet.
-    while clients.iter().any(|(_, up)| !up) || links(&servers).iter().sum::<usize>() < 16 {
+    // A client knows that its link is up before the server has read its last packet; what a late one has sent twice may begin another, for a while.
+    while clients.iter().any(|(_, up)| !up) || links(&servers).iter().sum::<usize>() != 16 {
         assert!(start.elapsed() < PATIENCE);
         for (end, up) in &mut clients {
             end.drive(Instant::now()).unwrap();
@@ -607,7 +607,10 @@ fn endpoints_of_a_listener_share_its_port_and_its_bounds_but_no_keys() {
         }
     }
     let links = links(&servers);
-    assert!(links.iter().all(|&links| links > 0) && links.iter().sum::<usize>() == 16, "{links:?}");
+    assert!(links.iter().all(|&links| links > 0), "{links:?}");
+    for server in &mut servers {
+        server.drive(Instant::now()).unwrap();
+    }
     assert_eq!([0, 1].map(|end: usize| servers[end].others), [links[1], links[0]]);
     servers[0].established = 1000;
     servers[0].tell_crowd();

@@ -3,7 +3,8 @@
 //! Nodes have addresses and an endpoint each ([`Sim`], a [`Transport`]), all of one [`Net`]. A message arrives when its delay
 //! and the time that the bandwidth allows have passed: the control message first, then its payload piece by piece. It may be
 //! lost (nothing comes, and nobody is told: worse than any network under QUIC), come twice, or be overtaken by a later one.
-//! Nodes that are [cut off](Net::cut) from each other, or are [down](Net::crash), lose their links after [`IDLE`].
+//! Nodes that are [cut off](Net::cut) from each other, or are [down](Net::crash), lose their links after [`IDLE`]. A link
+//! that is asked for meanwhile comes up soon after the end of that, if it was not given up.
 
 mod conditions;
 mod net;

@@ -17,6 +17,8 @@ use crate::{
 
 /// A link on which nothing can come is lost after this, and one that cannot be made is given up.
 pub const IDLE: Duration = Duration::from_secs(5);
+/// A link that was asked for in vain is asked for again after this, then after twice as long and so on, as QUIC does.
+const AGAIN: Duration = Duration::from_millis(60);
 /// Exchanges of a link that may be under way at once.
 const EXCHANGES_MAX: usize = 256;
 /// Bytes of a payload that come at once: pages are split.
@@ -140,8 +142,8 @@ impl Exchange {
 
 /// What arrives at an end of a link.
 enum Delivery {
-    /// The link is asked for.
-    Connect { from: SocketAddr, link: LinkId },
+    /// The link is asked for; if this does not arrive, again after a time.
+    Connect { from: SocketAddr, link: LinkId, again: Duration },
     /// The link is up; `from` names it `other`.
     Accepted { from: SocketAddr, other: LinkId },
     /// Of a request.
@@ -212,10 +214,8 @@ impl State {
 
     pub(super) fn connect(&mut self, now: Instant, from: SocketAddr, to: SocketAddr) -> LinkId {
         let link = self.new_link(from, to, None);
-        if self.reaches(from, to) {
-            let what = Delivery::Connect { from, link };
-            self.post(now + self.delay(), to, None, what);
-        }
+        let what = Delivery::Connect { from, link, again: AGAIN };
+        self.post(now + self.delay(), to, None, what);
         // Whatever becomes of it: a link that is up by then is not told so.
         let reason = CloseReason::Unreachable { addr: to };
         self.post(now + IDLE, from, Some(link), Delivery::Lost(reason));
@@ -386,8 +386,13 @@ impl State {
     }
 
     fn deliver_connect(&mut self, at: Instant, to: SocketAddr, what: Delivery) {
-        let Delivery::Connect { from, link: asked } = what else { return };
+        let Delivery::Connect { from, link: asked, again } = what else { return };
         if !self.reaches(from, to) {
+            // Unless it was given up.
+            if self.link(from, asked).is_some() {
+                let what = Delivery::Connect { from, link: asked, again: 2 * again };
+                self.post(at + again, to, None, what);
+            }
             return;
         }
         let link = self.new_link(to, from, Some(asked));

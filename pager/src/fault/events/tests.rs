@@ -34,3 +34,15 @@ fn moves_of_a_child_that_nobody_has_met_are_not_taken_in_an_order_that_cannot_be
         assert_eq!(play.shared.has_failed(), !in_order);
     }
 }
+
+/// Of an unmap is told after the move to where it was, and then of a removal there, by the thread that has moved.
+#[test]
+fn what_is_removed_is_what_was_there_when_it_was_told() {
+    let remap = Change::Remap(Remap { from: 0, to: 8 * PAGE, length: PAGE });
+    let unmap = Change::Unmap(8 * PAGE..9 * PAGE);
+    let told = [Event::Changed(remap), Event::Changed(unmap), Event::Remove(8 * PAGE..9 * PAGE)];
+    let proof = Proof { order: vec![1, 0], ..Proof::default() };
+    let sorted = proof.sort(told.into_iter().enumerate().collect());
+    let told: Vec<usize> = sorted.iter().map(|(told, _)| *told).collect();
+    assert_eq!(told, [1, 0, 2]);
+}

@@ -7,7 +7,7 @@ use gms_transport::client::RETRY;
 use gms_transport::message::{PageDescriptor, Status};
 
 use super::*;
-use crate::fault::tests::{ID, Play, map, own_userfaultfd, shared_of};
+use crate::fault::tests::{ID, Play, dead_userfaultfd, map, own_userfaultfd, shared_of};
 use crate::kernel::Faults;
 use crate::kernel::hooked::Hooked;
 use crate::kernel::pagemap::Pagemap;
@@ -130,6 +130,41 @@ fn a_page_that_was_cancelled_ends_nothing_if_it_is_wanted_again() {
     let get = *play.fault.fetches.keys().next().expect("a get");
     play.fault.forsake(start, get, u64::MAX, None);
     assert!(!play.shared.has_failed() && play.fault.pending.is_empty());
+}
+
+/// The program discards the page, of which nothing is told, after its marker was looked for; then it turns out that nobody has it.
+#[test]
+fn a_page_that_was_discarded_untold_is_not_missed() {
+    for (discarded, by_agent) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (mut play, now) = (Play::with(None, 1, 1), Instant::now());
+        asked(&mut play, now);
+        let sent = play.fault.agents.take_sent();
+        if discarded {
+            let (start, bytes) = (play.page as *mut libc::c_void, PAGE as usize);
+            // SAFETY: the page is the test's own, and nobody refers to it.
+            assert_eq!(unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) }, 0);
+        }
+        if by_agent {
+            play.fault.agents.answer_with(&sent[0], Status::NotFound, 0, Vec::new());
+            play.fault.network(&|| now);
+        } else {
+            let get = *play.fault.fetches.keys().next().expect("a get");
+            let wanted = play.fault.fetches[&get].pages[0];
+            play.fault.not_held(now, wanted, &[]);
+        }
+        assert!(play.fault.pending.is_empty());
+        assert_eq!(play.shared.has_failed(), !discarded, "{by_agent}");
+    }
+}
+
+#[test]
+fn a_process_that_has_ended_misses_no_page() {
+    let (mut play, now) = (Play::with(Some(dead_userfaultfd()), 1, 1), Instant::now());
+    asked(&mut play, now);
+    let get = *play.fault.fetches.keys().next().expect("a get");
+    let wanted = play.fault.fetches[&get].pages[0];
+    play.fault.not_held(now, wanted, &[]);
+    assert!(play.fault.pending.is_empty() && !play.shared.has_failed());
 }
 
 /// Two threads wait for pages that the program has discarded, as their missing markers tell; the agent does not answer.

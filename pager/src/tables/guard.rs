@@ -1,0 +1,71 @@
+//! The lock of the tables.
+//!
+//! What a thread changes while it holds it are the changes of one transaction: if the process dies before the guard is dropped, none of them was made.
+//!
+//! So whoever adopts the tables would have to go on with what they say between two holds, the page tables and the events that nobody has read. That is not
+//! enough yet. The dead alone knew:
+//! - events that were read into a backlog and not applied: unmaps, moves, forks, removals;
+//! - of a fork that is in the tables, which of its parent's events are older and are applied later, and whether the child had what it inherits by then;
+//! - pages that are about to be poisoned, and ranges in quarantine;
+//! - contents that agents may forget, which they keep until the workload ends;
+//! - with parity, the stripes;
+//! - which number the next space gets.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard};
+
+use super::Tables;
+use crate::sync::{Lock, lock};
+
+/// See the module's documentation.
+pub struct TablesLock(Mutex<Tables>);
+
+impl TablesLock {
+    /// Nobody holds it.
+    pub fn new(tables: Tables) -> TablesLock {
+        TablesLock(Mutex::new(tables))
+    }
+
+    /// Whether somebody holds it.
+    pub fn is_held(&self) -> bool {
+        self.0.try_lock().is_err()
+    }
+}
+
+impl Lock for TablesLock {
+    type Guard<'a> = TablesGuard<'a>;
+
+    fn hold(&self) -> TablesGuard<'_> {
+        TablesGuard { tables: lock(&self.0), has_changes: false }
+    }
+}
+
+/// Tables that are held. They are committed when they are let go.
+pub struct TablesGuard<'a> {
+    tables: MutexGuard<'a, Tables>,
+    has_changes: bool,
+}
+
+impl Deref for TablesGuard<'_> {
+    type Target = Tables;
+
+    fn deref(&self) -> &Tables {
+        &self.tables
+    }
+}
+
+impl DerefMut for TablesGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Tables {
+        self.has_changes = true;
+        &mut self.tables
+    }
+}
+
+impl Drop for TablesGuard<'_> {
+    fn drop(&mut self) {
+        // What a panic has left half done is not to be found by anybody.
+        if self.has_changes && !std::thread::panicking() {
+            self.tables.commit();
+        }
+    }
+}
