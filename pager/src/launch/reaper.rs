@@ -44,9 +44,19 @@ impl Reaper {
         let _ = Part::Front.give_up_rest();
         board.set_command(root, self_pid());
         let root = root.unwrap_or(0);
-        let stopped = false;
-        let mut tree =
-            Family { root, board, front_pid, front, pager_pid, pager, news, signals, stopped };
+        let (stopped, front_stopped) = (false, false);
+        let mut tree = Family {
+            root,
+            board,
+            front_pid,
+            front,
+            pager_pid,
+            pager,
+            news,
+            signals,
+            stopped,
+            front_stopped,
+        };
         tree.tell();
         let mut front_alive = true;
         while tree.is_sound() {
@@ -79,7 +89,10 @@ struct Family {
     pager: OwnedFd,
     news: OwnedFd,
     signals: Signals,
+    /// The command is, as far as the front was told.
     stopped: bool,
+    /// The front was, and has passed on no continuation since.
+    front_stopped: bool,
 }
 
 impl Family {
@@ -89,10 +102,13 @@ impl Family {
         while let Some(arrival) = self.signals.next() {
             child_changed |= arrival.number == libc::SIGCHLD;
             continued |= arrival.tells_of_continuation();
-            let stale = arrival.number == libc::SIGCONT && self.stopped_since(continued);
             // What the kernel has sent came before this process left the job; the command was not executed yet, or not there.
-            if arrival.is_for_the_command(self_pid(), || false) && !stale {
-                self.pass_on(arrival.number);
+            if !arrival.is_for_the_command(self_pid(), || false) {
+                continue;
+            }
+            match arrival.number {
+                libc::SIGCONT => self.pass_on_continuation(continued),
+                other => self.pass_on(other),
             }
         }
         child_changed
@@ -133,11 +149,34 @@ impl Family {
 
     /// To the command; once it has ended, to what it left in the background.
     fn pass_on(&self, signal: i32) {
+        self.addressees().into_iter().for_each(|pid| child::send(pid, signal));
+    }
+
+    fn addressees(&self) -> Vec<i32> {
         if !self.has_ended() {
-            return child::send(self.root, signal);
+            return vec![self.root];
         }
-        let orphans = proc::children(self_pid()).into_iter();
-        orphans.filter(|&pid| !child::is_evictor(pid)).for_each(|pid| child::send(pid, signal));
+        let mut orphans = proc::children(self_pid());
+        orphans.retain(|&pid| !child::is_evictor(pid));
+        orphans
+    }
+
+    /// A SIGCONT of the front, which a shell sends to its whole job, command and front: passed on, it must not undo a stop that the user asked for since.
+    /// `continued`: the command was.
+    fn pass_on_continuation(&mut self, continued: bool) {
+        let resumed = std::mem::take(&mut self.front_stopped);
+        let job = self.job();
+        // One look: a stop can come at any moment.
+        if self.is_stopped() {
+            // By the stop that was mirrored last, if the front is not stopped by that.
+            if !continued && self.stopped && !self.is_front_stopped() {
+                self.pass_on(libc::SIGCONT);
+            }
+            return;
+        }
+        let mut others = self.addressees();
+        others.retain(|&pid| !resumed || !is_in(job, pid));
+        others.into_iter().for_each(|pid| child::send(pid, libc::SIGCONT));
     }
 
     /// Whether the command has ended, which need not have been reaped.
@@ -152,17 +191,24 @@ impl Family {
         if !self.has_ended() {
             return is_stopped(self.root);
         }
-        let group = |pid| getpgid(Some(Pid::from_raw(pid))).ok();
-        let job = group(self.front_pid);
-        let mut of_job = proc::children(self_pid());
-        of_job.retain(|&pid| job.is_some() && group(pid) == job && !child::is_evictor(pid));
+        let job = self.job();
+        let mut of_job = self.addressees();
+        of_job.retain(|&pid| is_in(job, pid));
         !of_job.is_empty() && of_job.into_iter().all(is_stopped)
     }
 
-    /// Whether the command is stopped, but not by the stop that was mirrored last. A shell continues its whole job,
-    /// command and front: the SIGCONT of the front, passed on, would undo a stop that the user asked for since.
-    fn stopped_since(&self, continued: bool) -> bool {
-        self.is_stopped() && (continued || !self.stopped)
+    /// The shell's job: the front's process group, while there is a front.
+    fn job(&self) -> Option<Pid> {
+        group(self.front_pid)
+    }
+
+    /// Whether the front is stopped, or about to be: what it has sent came before that.
+    fn is_front_stopped(&self) -> bool {
+        let pending = proc::status_line(self.front_pid, "ShdPnd:");
+        let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        // A stop that is not pending any more has been done.
+        pending.is_some_and(|mask| mask & 1 << (libc::SIGSTOP - 1) != 0)
+            || proc::state(self.front_pid) == Some('T')
     }
 
     /// Stops and continues the front with the command, so that the shell sees it. A change may have been followed by
@@ -170,6 +216,7 @@ impl Family {
     fn mirror_stop(&mut self, child_changed: bool) {
         let stopped = self.is_stopped();
         if stopped && (child_changed || !self.stopped) {
+            self.front_stopped = true;
             self.send_to_front(libc::SIGSTOP);
         } else if !stopped && self.stopped {
             self.send_to_front(libc::SIGCONT);
@@ -183,4 +230,12 @@ impl Family {
             libc::syscall(libc::SYS_pidfd_send_signal, self.front.as_raw_fd(), signal, 0_usize, 0);
         }
     }
+}
+
+fn group(pid: i32) -> Option<Pid> {
+    getpgid(Some(Pid::from_raw(pid))).ok()
+}
+
+fn is_in(job: Option<Pid>, pid: i32) -> bool {
+    job.is_some() && group(pid) == job
 }
