@@ -55,7 +55,8 @@ use crate::tables::{EvictOutcome, Place};
 use crate::torture::{self, Point};
 use crate::tree::{Root, Tree};
 use crate::victims::{
-    BATCH, Evicted, choose_victims, finish, finish_marked, move_out, next_batch, read_moved,
+    BATCH, Evicted, MovedPages, choose_victims, finish, finish_marked, move_out, next_batch,
+    read_moved,
 };
 
 /// A forked child is looked for after this.
@@ -526,7 +527,7 @@ impl<T: Transport> EvictThread<T> {
         let (leaving, moved) = move_out(&self.shared, process, &pages)?;
         torture::at(Point::BeforeOutboxRead);
         let outcomes = read_moved(&self.shared, process, &leaving, &moved, self.zero_hash)?;
-        let shared = moved.shared;
+        let MovedPages { shared, refused, .. } = moved;
         let leaving = leaving.into_iter().map(|(_, slot)| slot).zip(outcomes).collect();
         torture::at(Point::BeforeEvictionIsNoted);
         let moved = self.finish(leaving, now);
@@ -536,7 +537,8 @@ impl<T: Transport> EvictThread<T> {
             // Now that they are no longer marked, so that a fault on them is served.
             self.unshare(pid, &shared);
         }
-        (moved > 0 || !shared.is_empty()).then_some(moved)
+        // Others are chosen next if these do not move.
+        (moved > 0 || !shared.is_empty() || refused > 0).then_some(moved)
     }
 
     /// Sees pages through their leaving; returns how many have gone. Changes of the address space that came in between are told meanwhile.

@@ -21,16 +21,16 @@ use nix::unistd::Pid;
 
 pub(crate) use self::record::ProcessRecord;
 use self::refusals::Refusals;
+use self::register::UNPAGEABLE_AFTER;
 use self::set_up::SetUp;
 use crate::evictor::{Call, Ending, Evictor, Injected};
 use crate::inject::{Frozen, remove_blob, stop_beside};
+use crate::kernel::PageTables;
 use crate::kernel::pagemap::Pagemap;
 use crate::kernel::pidfd::{self, has_ended, same_memory};
-use crate::kernel::proc::{self, Mapping, Measure, Statm};
+use crate::kernel::proc::{self, Measure, Statm};
 use crate::kernel::uffd::{UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
-use crate::kernel::{Occupant, PageTables};
 use crate::page_map::PAGE;
-use crate::range_set::RangeSet;
 use crate::shared::Shared;
 use crate::space::Space;
 use crate::stopped::{InjectError, Stopped, release_late};
@@ -43,7 +43,7 @@ use crate::victims::{BATCH, Evicted, MovedPages, Sweep, runs};
 const OUTBOX_PAGES: usize = 2 * BATCH;
 const OUTBOX_LEN: u64 = OUTBOX_PAGES as u64 * PAGE;
 const MOVE_LEN: usize = size_of::<sys::uffdio_move>();
-const CLEAR_CALLS: usize = 4;
+const CLEAR_CALLS: usize = 3;
 const CLEAR_LEN: usize = size_of::<sys::uffdio_register>();
 const MODE_MISSING: u64 = sys::UFFDIO_REGISTER_MODE_MISSING as u64;
 /// UFFDIO_MOVE_MODE_DONTWAKE.
@@ -51,9 +51,6 @@ const DONTWAKE: u64 = 1;
 /// Under torture the kernel forgets to tell of one move in this many.
 const UNTOLD_ONE_IN: u64 = 16;
 const MADV_POPULATE_WRITE: u64 = sys::MADV_POPULATE_WRITE as u64;
-/// Top of a thread's stack, where the C library keeps the thread's own data. The kernel writes the end of the thread there and does
-/// not wait for a page then (handle_userfault refuses exiting threads), so that a join would wait for ever.
-const THREAD_TOP: u64 = 2 * PAGE;
 /// Mappings are read again after this, although nothing tells of new ones, if resident memory has changed by more than `SCAN_GROWTH` bytes.
 const SCAN_EVERY: Duration = Duration::from_millis(100);
 /// Growth of the address space by more than this (bytes) has them read at once.
@@ -62,9 +59,6 @@ const SCAN_GROWTH: u64 = 1 << 20;
 const SCAN_CALM: Duration = Duration::from_millis(900);
 /// Least value of that delay, as a multiple of the time that reading them took.
 const SCAN_CALM_TIMES: u32 = 1000;
-/// What cannot be paged is counted only so often, and not while the process is stopped for its attach: many mappings take long.
-const UNPAGEABLE_EVERY: Duration = Duration::from_secs(1);
-const UNPAGEABLE_AFTER: Duration = Duration::from_millis(50);
 /// Of changes that cannot have brought much new memory: a look at the mappings is followed by so many times its own time without one, so that a
 /// program with very many mappings costs no more than one with few.
 const SCAN_PAUSE: u32 = 8;
@@ -75,8 +69,6 @@ const END_DEADLINE: Duration = Duration::from_secs(1);
 /// All processes that are released have a thread stopped, which unmaps the blob, within this time together; and how often it is tried.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(1);
 const STOP_EVERY: Duration = Duration::from_millis(1);
-/// Guard areas below thread stacks are at most this long.
-const GUARD_MAX: u64 = 1 << 20;
 
 /// See the module's documentation.
 pub(crate) struct Process {
@@ -105,7 +97,9 @@ pub(crate) struct Process {
     /// Pages which have just been unshared.
     unshared: Vec<PageAddr>,
     /// What the kernel does not move.
-    refusals: Refusals,
+    locked: Refusals,
+    /// Pinned (io_uring, RDMA).
+    busy: Refusals,
     attached_at: Instant,
     seen_changes: u64,
     seen_size: u64,
@@ -196,7 +190,8 @@ impl Process {
             outbox: 0,
             outbox_used: 0,
             unshared: Vec::new(),
-            refusals: Refusals::none(now),
+            locked: Refusals::none(now),
+            busy: Refusals::none(now),
             attached_at: now,
             seen_changes: u64::MAX,
             seen_size: 0,
@@ -338,79 +333,15 @@ impl Process {
         Some(unpageable)
     }
 
-    fn register_mappings(&mut self, shared: &Shared) -> Option<u64> {
-        let mappings = self.register_spans(shared)?;
-        self.refusals.expire(Instant::now());
-        let registered = lock(&shared.tables).registered(self.space.id);
-        let mut sweep = RangeSet::default();
-        let counts = Instant::now() >= self.next_unpageable;
-        let mut unpageable = 0;
-        for (i, mapping) in mappings.iter().enumerate() {
-            if !self.is_ours_to_page(mapping) {
-                continue;
-            }
-            if !mapping.is_writable() {
-                self.refusals.forgive(mapping.range.clone());
-            }
-            let pageable = registered.gaps(mapping.range.clone()).is_empty()
-                && self.sweep.guarded.overlaps(mapping.range.clone()).next().is_none()
-                && !self.refusals.are_of(&mapping.range)
-                && mapping.is_writable()
-                && !mapping.is_executable();
-            if pageable {
-                sweep.insert(mapping.range.clone());
-                if i > 0 && is_thread_stack(&mappings[i - 1], mapping) {
-                    sweep.remove(mapping.range.end - THREAD_TOP..mapping.range.end);
-                }
-            } else if counts {
-                unpageable += self.resident_in(mapping);
-            }
-        }
-        for page in &self.pinned {
-            sweep.remove(page.get()..page.get() + PAGE);
-        }
-        self.sweep.victims.retain(|page| sweep.contains(page.get()));
-        self.sweep.ranges = sweep;
-        if counts {
-            self.next_unpageable = Instant::now() + UNPAGEABLE_EVERY;
-            self.unpageable = unpageable;
-        }
-        Some(self.unpageable)
-    }
-
-    fn is_ours_to_page(&self, mapping: &Mapping) -> bool {
-        mapping.is_anonymous() && !self.is_ours(mapping)
-    }
-
-    fn is_ours(&self, mapping: &Mapping) -> bool {
-        let blob = self.evictor.base();
-        let overlaps = |start: u64, length: u64| {
-            mapping.range.start < start + length && start < mapping.range.end
-        };
-        overlaps(blob, crate::arch::BLOB_LEN as u64) || overlaps(self.outbox, OUTBOX_LEN)
-    }
-
-    fn resident_in(&self, mapping: &Mapping) -> u64 {
-        let mut regions = Vec::new();
-        let mut at = mapping.range.start;
-        let Some(page_tables) = self.page_tables() else { return 0 };
-        while at < mapping.range.end {
-            match page_tables.occupied(at..mapping.range.end, 0, &mut regions) {
-                Ok(end) if end > at => at = end,
-                _ => break,
-            }
-        }
-        let present = regions.iter().filter(|region| region.by == Occupant::Present);
-        present.map(|region| region.range.end - region.range.start).sum()
-    }
-
     // ---- eviction
 
-    /// The kernel does not move this page: it is left out until the mappings are read again, or with its mapping.
-    fn leave_out(&mut self, page: PageAddr) {
+    /// The kernel does not move this page: it is left out until the mappings are read again, or for longer if it is locked, with its mapping, or pinned.
+    fn leave_out(&mut self, page: PageAddr, errno: Errno) {
         let range = page.get()..page.get() + PAGE;
         self.sweep.ranges.remove(range.clone());
-        if self.refusals.note(Instant::now(), range) {
+        if errno == Errno::EBUSY {
+            self.busy.note(Instant::now(), range);
+        } else if self.locked.note(Instant::now(), range) {
             // Soon, but no more often than of changes.
             self.next_scan = self.next_scan.min(self.next_change);
             self.next_calm = self.next_calm.min(self.next_change);
@@ -491,11 +422,12 @@ impl Process {
         Ok(failed)
     }
 
-    /// Takes for moved what is in its place in the outbox, whatever was told of it: those places were empty. A MOVE that tries a page again (the workload has
+    /// Takes for moved what is in its place in the outbox and nowhere else, whatever was told of it. A MOVE that tries a page again (the workload has
     /// touched it, or the kernel migrates it) does not count what it moves then, and ends with EEXIST at its own work (Linux 6.18: `move_pages` keeps the
-    /// EAGAIN). Taken for one that has stayed, such a page would be zeros.
+    /// EAGAIN). Taken for one that has stayed, such a page would be zeros. Those places were empty; but mlockall fills them with zeros.
     fn find_moved(
         &self,
+        pages: &[PageAddr],
         first: usize,
         failed: &mut Vec<(usize, Errno)>,
         moved: &mut MovedPages,
@@ -506,12 +438,15 @@ impl Process {
         let place = |i: usize| self.outbox + (first + i) as u64 * PAGE;
         let page_tables = self.page_tables().ok_or(Errno::ESRCH)?;
         let there = page_tables.taken(place(low)..place(high + 1))?;
-        failed.retain(|&(i, _)| {
-            if there.contains(place(i)) {
+        for &(i, _) in failed.iter().filter(|&&(i, _)| there.contains(place(i))) {
+            let page = pages[i].get();
+            let mut stays = Vec::new();
+            page_tables.occupied(page..page + PAGE, 1, &mut stays)?;
+            if stays.is_empty() {
                 moved.places[i] = Some((first + i) as u32);
             }
-            moved.places[i].is_none()
-        });
+        }
+        failed.retain(|&(i, _)| moved.places[i].is_none());
         Ok(())
     }
 
@@ -519,10 +454,9 @@ impl Process {
     /// the evictor until we had read that. `argument` is the address of a `uffdio_register` for the outbox.
     fn clear_calls(&self, argument: u64) -> [Call; CLEAR_CALLS] {
         let ioctl = |request| Call::new(libc::SYS_ioctl, &[self.uffd_number, request, argument]);
-        let advice = libc::MADV_DONTNEED as u64;
+        // The program may have locked all that it has (mlockall).
+        let advice = libc::MADV_DONTNEED_LOCKED as u64;
         [
-            // The program may have locked all that it has (mlockall): then it cannot be emptied, and takes no pages of other mappings.
-            Call::new(libc::SYS_munlock, &[self.outbox, OUTBOX_LEN]),
             // Takes the range, with which the argument begins.
             ioctl(UFFDIO_UNREGISTER),
             Call::new(libc::SYS_madvise, &[self.outbox, OUTBOX_LEN, advice]),
@@ -597,7 +531,7 @@ impl Evicted for Process {
 
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {
         self.evictor.come_here();
-        let mut moved = MovedPages { places: vec![None; pages.len()], shared: Vec::new() };
+        let mut moved = MovedPages::none(pages.len());
         let clears = self.outbox_used + pages.len() > OUTBOX_PAGES;
         if clears {
             self.outbox_used = 0;
@@ -605,17 +539,31 @@ impl Evicted for Process {
         let first = self.outbox_used;
         self.outbox_used += pages.len();
         let mut failed = self.move_runs(pages, &runs(pages), first, clears, &mut moved)?;
-        self.find_moved(first, &mut failed, &mut moved)?;
+        self.find_moved(pages, first, &mut failed, &mut moved)?;
         if !failed.is_empty() {
+            if failed.iter().any(|f| f.1 == Errno::EINVAL) {
+                // It takes no pages of other mappings if it is locked itself (mlockall).
+                let unlock = Call::new(libc::SYS_munlock, &[self.outbox, OUTBOX_LEN]);
+                self.evictor.run(&mut [unlock], &mut [], &[])?;
+            }
             let singles: Vec<(usize, usize)> = failed.iter().map(|&(i, _)| (i, 1)).collect();
             failed = self.move_runs(pages, &singles, first, false, &mut moved)?;
-            self.find_moved(first, &mut failed, &mut moved)?;
+            self.find_moved(pages, first, &mut failed, &mut moved)?;
         }
-        let refused = failed.iter().filter(|f| f.1 == Errno::EINVAL).map(|f| pages[f.0]);
-        refused.for_each(|page| self.leave_out(page));
+        if failed.iter().any(|f| f.1 == Errno::EEXIST) {
+            self.outbox_used = OUTBOX_PAGES;
+        }
         let unshared = std::mem::take(&mut self.unshared);
-        let shared = failed.iter().filter(|f| f.1 == Errno::EBUSY).map(|f| pages[f.0]);
-        moved.shared = shared.filter(|page| !unshared.contains(page)).collect();
+        for (page, errno) in failed.into_iter().map(|(i, errno)| (pages[i], errno)) {
+            match errno {
+                Errno::EBUSY if !unshared.contains(&page) => moved.shared.push(page),
+                Errno::EBUSY | Errno::EINVAL => {
+                    self.leave_out(page, errno);
+                    moved.refused += 1;
+                }
+                _ => {}
+            }
+        }
         Ok(moved)
     }
 
@@ -668,12 +616,4 @@ impl Evicted for Process {
         // Before any time at which a look may have begun.
         (self.next_scan, self.next_calm) = (self.attached_at, self.attached_at);
     }
-}
-
-/// Thread stacks of the C libraries lie right above an inaccessible guard.
-fn is_thread_stack(below: &Mapping, mapping: &Mapping) -> bool {
-    below.is_anonymous()
-        && below.perms[..3] == *b"---"
-        && below.range.end == mapping.range.start
-        && below.range.end - below.range.start <= GUARD_MAX
 }

@@ -73,6 +73,15 @@ pub struct MovedPages {
     pub places: Vec<Option<u32>>,
     /// Pages that stayed because another process shares them since a fork, and were not unshared before.
     pub shared: Vec<PageAddr>,
+    /// How many are left out from now on, because the kernel does not move them.
+    pub refused: usize,
+}
+
+impl MovedPages {
+    /// None of so many.
+    pub fn none(count: usize) -> MovedPages {
+        MovedPages { places: vec![None; count], shared: Vec::new(), refused: 0 }
+    }
 }
 
 /// Fills the victims of a process by a [`Search`].
@@ -205,7 +214,7 @@ pub fn move_out(
     }
     let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
     if !are_registered(shared, process, &pages) {
-        let moved = MovedPages { places: vec![None; leaving.len()], shared: Vec::new() };
+        let moved = MovedPages::none(leaving.len());
         return Some((leaving, moved));
     }
     torture::at(Point::BeforeMove);
@@ -223,7 +232,7 @@ pub fn move_out(
         }
         // A fork that was read in between, and will be applied, was before the end.
         Err(_) if process.ends() && space.ungated.is_intact() => {
-            let moved = MovedPages { places: vec![None; leaving.len()], shared: Vec::new() };
+            let moved = MovedPages::none(leaving.len());
             Some((leaving, moved))
         }
         Err(errno) => {

@@ -44,6 +44,18 @@ fn memory_beside_what_is_locked_while_it_is_paged_is_right() {
     assert!(paged.stats().pages_out > 2048, "{:?}", paged.stats());
 }
 
+/// Pinned memory (io_uring, RDMA), which the kernel does not move either, keeps nothing else from leaving.
+#[test]
+fn memory_beside_what_is_pinned_is_right() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(384));
+    let program = Program::new([c_program("pinned")]).args(["16"]);
+    let gms = Gms::run(&stage, &program).local(Mib(24)).agents(&[&agent]);
+    let paged = gms.finish().expect_code(0);
+    assert!(paged.stats().pages_out > 2048, "{:?}", paged.stats());
+    assert!(!paged.stderr.contains("nothing more can be evicted"), "{}", paged.stderr);
+}
+
 /// Its threads have all CPUs before gms has looked at it once: how much is resident then is nobody's promise (docs/design.md, weakness 8).
 fn threads(percent: u64) {
     let Some(stage) = Stage::set() else { return };

@@ -1,4 +1,4 @@
-//! Pages that the kernel refuses to move, as those of locked memory (mlock), which nothing cheap tells of. They are left out with their mappings, or they
+//! Pages that the kernel refuses to move, which nothing cheap tells of: those of locked memory (mlock; left out with their mappings), and pinned ones. They
 //! would be chosen again and again: who has locked its memory need not touch it.
 
 use std::ops::Range;
@@ -52,6 +52,11 @@ impl Refusals {
     pub(super) fn forgive(&mut self, range: Range<u64>) {
         self.once.remove(range.clone());
         self.twice.remove(range);
+    }
+
+    /// What was refused twice.
+    pub(super) fn lasting(&self) -> impl Iterator<Item = Range<u64>> {
+        self.twice.iter()
     }
 
     /// Whether a mapping does not move.

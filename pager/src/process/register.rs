@@ -1,10 +1,11 @@
 //! Registering the mappings of a process, and proving it.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
-use super::Process;
-use crate::kernel::Registration;
+use super::{OUTBOX_LEN, Process};
 use crate::kernel::proc::{self, Mapping};
+use crate::kernel::{Occupant, Registration};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::shared::Shared;
@@ -12,13 +13,90 @@ use crate::sync::lock;
 
 /// Attempts to register what is mapped before that changes.
 const REGISTER_TRIES: usize = 3;
+/// Top of a thread's stack, where the C library keeps the thread's own data. The kernel writes the end of the thread there and does
+/// not wait for a page then (handle_userfault refuses exiting threads), so that a join would wait for ever.
+const THREAD_TOP: u64 = 2 * PAGE;
+/// Guard areas below thread stacks are at most this long.
+const GUARD_MAX: u64 = 1 << 20;
+/// What cannot be paged is counted only so often, and not while the process is stopped for its attach: many mappings take long.
+const UNPAGEABLE_EVERY: Duration = Duration::from_secs(1);
+pub(super) const UNPAGEABLE_AFTER: Duration = Duration::from_millis(50);
 
 impl Process {
+    /// Registers what is mapped, and chooses what is swept. Returns anonymous bytes that cannot be paged.
+    pub(super) fn register_mappings(&mut self, shared: &Shared) -> Option<u64> {
+        let mappings = self.register_spans(shared)?;
+        self.locked.expire(Instant::now());
+        self.busy.expire(Instant::now());
+        let registered = lock(&shared.tables).registered(self.space.id);
+        let mut sweep = RangeSet::default();
+        let counts = Instant::now() >= self.next_unpageable;
+        let mut unpageable = 0;
+        for (i, mapping) in mappings.iter().enumerate() {
+            if !self.is_ours_to_page(mapping) {
+                continue;
+            }
+            if !mapping.is_writable() {
+                self.locked.forgive(mapping.range.clone());
+            }
+            let pageable = registered.gaps(mapping.range.clone()).is_empty()
+                && self.sweep.guarded.overlaps(mapping.range.clone()).next().is_none()
+                && !self.locked.are_of(&mapping.range)
+                && mapping.is_writable()
+                && !mapping.is_executable();
+            if pageable {
+                sweep.insert(mapping.range.clone());
+                if i > 0 && is_thread_stack(&mappings[i - 1], mapping) {
+                    sweep.remove(mapping.range.end - THREAD_TOP..mapping.range.end);
+                }
+            } else if counts {
+                unpageable += self.resident_in(mapping);
+            }
+        }
+        for page in &self.pinned {
+            sweep.remove(page.get()..page.get() + PAGE);
+        }
+        self.busy.lasting().for_each(|range| sweep.remove(range));
+        self.sweep.victims.retain(|page| sweep.contains(page.get()));
+        self.sweep.ranges = sweep;
+        if counts {
+            self.next_unpageable = Instant::now() + UNPAGEABLE_EVERY;
+            self.unpageable = unpageable;
+        }
+        Some(self.unpageable)
+    }
+
+    fn is_ours_to_page(&self, mapping: &Mapping) -> bool {
+        mapping.is_anonymous() && !self.is_ours(mapping)
+    }
+
+    fn is_ours(&self, mapping: &Mapping) -> bool {
+        let blob = self.evictor.base();
+        let overlaps = |start: u64, length: u64| {
+            mapping.range.start < start + length && start < mapping.range.end
+        };
+        overlaps(blob, crate::arch::BLOB_LEN as u64) || overlaps(self.outbox, OUTBOX_LEN)
+    }
+
+    fn resident_in(&self, mapping: &Mapping) -> u64 {
+        let mut regions = Vec::new();
+        let mut at = mapping.range.start;
+        let Some(page_tables) = self.page_tables() else { return 0 };
+        while at < mapping.range.end {
+            match page_tables.occupied(at..mapping.range.end, 0, &mut regions) {
+                Ok(end) if end > at => at = end,
+                _ => break,
+            }
+        }
+        let present = regions.iter().filter(|region| region.by == Occupant::Present);
+        present.map(|region| region.range.end - region.range.start).sum()
+    }
+
     /// Registers what is not yet; returns the mappings.
     ///
     /// A mapping that grows after we have read of it must not be registered in part: it would be split, and fail an mremap of the whole.
     /// So all between two mappings that are not to be registered is, whatever has come there meanwhile, and then mappings are looked at again.
-    pub(super) fn register_spans(&mut self, shared: &Shared) -> Option<Vec<Mapping>> {
+    fn register_spans(&mut self, shared: &Shared) -> Option<Vec<Mapping>> {
         let maps = || proc::maps(self.evictor.pid().as_raw());
         let mut mappings = maps()?;
         self.note_replaced(shared, &mappings);
@@ -142,4 +220,12 @@ impl Process {
         self.space.faults.register(mapping.range.clone())
             && self.space.faults.registration(mapping.range.clone()) == Registration::Whole
     }
+}
+
+/// Thread stacks of the C libraries lie right above an inaccessible guard.
+fn is_thread_stack(below: &Mapping, mapping: &Mapping) -> bool {
+    below.is_anonymous()
+        && below.perms[..3] == *b"---"
+        && below.range.end == mapping.range.start
+        && below.range.end - below.range.start <= GUARD_MAX
 }

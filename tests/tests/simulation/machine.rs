@@ -277,7 +277,7 @@ impl Evicted for Process {
                 self.outbox.len() as u32 - 1
             }));
         }
-        Ok(MovedPages { places, shared: Vec::new() })
+        Ok(MovedPages { places, ..MovedPages::none(0) })
     }
 
     fn read_outbox(&self, places: &[u32], into: &mut [&mut [u8]]) -> Result<(), Errno> {
