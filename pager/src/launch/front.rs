@@ -277,11 +277,16 @@ impl Front {
         }
     }
 
-    /// Whether the command, or something that it has left, is in the shell's job.
+    /// Whether the command is in the shell's job; once it has ended, whether something is that it has left.
     fn shares_job(&self) -> bool {
-        let in_job = |pid| getpgid(Some(Pid::from_raw(pid))) == Ok(getpgrp());
+        let group = |pid| getpgid(Some(Pid::from_raw(pid)));
+        if let (Some(Ok((root, _))), None) = (self.board.command(), self.board.end())
+            && let Ok(group) = group(root)
+        {
+            return group == getpgrp();
+        }
         let mut left = proc::children(self.reaper).into_iter();
-        left.any(|pid| in_job(pid) && !child::is_evictor(pid))
+        left.any(|pid| group(pid) == Ok(getpgrp()) && !child::is_evictor(pid))
     }
 }
 

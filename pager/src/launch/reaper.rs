@@ -64,13 +64,15 @@ impl Reaper {
             let front = front_alive.then(|| tree.front.as_fd());
             let fds = [tree.signals.as_fd()].into_iter().chain(pager).chain(front);
             wait(&mut fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect::<Vec<_>>());
-            let child_changed = tree.heed();
+            let (heard, child_changed) = tree.heed();
             if front_alive && has_ended(tree.front.as_fd()) {
                 front_alive = false;
                 tree.pass_on(libc::SIGKILL);
             }
             tree.reap();
             tree.mirror_stop(child_changed);
+            // What the front had to pass on when it was continued has come by now.
+            tree.front_stopped &= heard || tree.stopped;
         }
         tree.reap();
         child::kill_all(&tree.signals, &[]);
@@ -96,10 +98,11 @@ struct Family {
 }
 
 impl Family {
-    /// Passes on the signals that have come. True if they tell of a child.
-    fn heed(&mut self) -> bool {
-        let (mut child_changed, mut continued) = (false, false);
+    /// Passes on the signals that have come. Whether there were any, and whether they tell of a child.
+    fn heed(&mut self) -> (bool, bool) {
+        let (mut heard, mut child_changed, mut continued) = (false, false, false);
         while let Some(arrival) = self.signals.next() {
+            heard = true;
             child_changed |= arrival.number == libc::SIGCHLD;
             continued |= arrival.tells_of_continuation();
             // What the kernel has sent came before this process left the job; the command was not executed yet, or not there.
@@ -111,7 +114,7 @@ impl Family {
                 other => self.pass_on(other),
             }
         }
-        child_changed
+        (heard, child_changed)
     }
 
     /// Whether there is a pager, or the command needs none any more and something is left of it.

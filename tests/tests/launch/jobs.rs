@@ -158,6 +158,34 @@ fn a_terminal_reaches_a_command_that_has_left_the_job() {
     }
 }
 
+/// What it has left there is reached by the terminal itself.
+#[test]
+fn a_terminal_reaches_a_command_that_has_left_the_job_but_for_a_child() {
+    let _turn = turn();
+    let mut terminal = Terminal::open();
+    terminal.expect("READY");
+    terminal.type_in(&format!("{GMS} bash -c \"(sleep 102 &); exec setsid sleep 101\"\n"));
+    let (mut front, mut left) = (0, 0);
+    until("both are there", || {
+        front = proc::children(terminal.shell()).first().copied().unwrap_or(0);
+        let all = proc::children(family(front).reaper);
+        let of = |words| all.iter().copied().find(|&pid| proc::command_line(pid).trim() == words);
+        left = of("sleep 102").unwrap_or(0);
+        left > 0 && of("sleep 101").is_some()
+    });
+    terminal.type_in("\x1a");
+    terminal.expect("Stopped");
+    terminal.type_in("fg\n");
+    until("the job is in the foreground", || terminal.foreground() == Some(front));
+    until("all go on", || [front, left].iter().all(|&pid| proc::state(pid) == Some('S')));
+    terminal.type_in("\x03");
+    until("the command ends", || proc::children(family(front).reaper) == [left]);
+    kill(Pid::from_raw(left), Signal::SIGTERM).unwrap();
+    until("gms ends", || proc::state(front).is_none());
+    terminal.type_in("echo status $?\n");
+    terminal.expect("status 130");
+}
+
 /// Before there is a command.
 #[test]
 fn a_terminal_reaches_a_command_that_is_not_there_yet() {
