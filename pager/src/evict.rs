@@ -486,18 +486,22 @@ impl<T: Transport> EvictThread<T> {
             self.processes.values().map(|p| (p.size.resident, p.pid)).collect();
         by_size.sort_unstable_by(|a, b| b.cmp(a));
         torture::shuffle(&mut by_size);
+        let mut tries = false;
         for (_, pid) in by_size {
-            if let Some(moved) = self.evict_batch(pid, now) {
-                if moved > 0 {
+            match self.evict_batch(pid, now) {
+                None => {}
+                // What is shared moves next time, others are chosen for what does not move: but smaller ones must not wait for that.
+                Some(0) => tries = true,
+                Some(moved) => {
                     self.halt.note_evicted();
                     self.stuck_at = None;
+                    self.goal = self.goal.saturating_sub(moved * PAGE);
+                    return true;
                 }
-                self.goal = self.goal.saturating_sub(moved * PAGE);
-                return true;
             }
         }
         self.stuck_at.get_or_insert(now + STUCK);
-        false
+        tries
     }
 
     /// Nothing can be evicted: perhaps because pages are in quarantine although their removals are over.
@@ -537,7 +541,6 @@ impl<T: Transport> EvictThread<T> {
             // Now that they are no longer marked, so that a fault on them is served.
             self.unshare(pid, &shared);
         }
-        // Others are chosen next if these do not move.
         (moved > 0 || !shared.is_empty() || refused > 0).then_some(moved)
     }
 

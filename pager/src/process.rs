@@ -43,7 +43,7 @@ use crate::victims::{BATCH, Evicted, MovedPages, Sweep, runs};
 const OUTBOX_PAGES: usize = 2 * BATCH;
 const OUTBOX_LEN: u64 = OUTBOX_PAGES as u64 * PAGE;
 const MOVE_LEN: usize = size_of::<sys::uffdio_move>();
-const CLEAR_CALLS: usize = 3;
+const CLEAR_CALLS: usize = 4;
 const CLEAR_LEN: usize = size_of::<sys::uffdio_register>();
 const MODE_MISSING: u64 = sys::UFFDIO_REGISTER_MODE_MISSING as u64;
 /// UFFDIO_MOVE_MODE_DONTWAKE.
@@ -422,9 +422,10 @@ impl Process {
         Ok(failed)
     }
 
-    /// Takes for moved what is in its place in the outbox and nowhere else, whatever was told of it. A MOVE that tries a page again (the workload has
+    /// Takes for moved what is in its place in the outbox and not where it was, whatever was told of it. A MOVE that tries a page again (the workload has
     /// touched it, or the kernel migrates it) does not count what it moves then, and ends with EEXIST at its own work (Linux 6.18: `move_pages` keeps the
-    /// EAGAIN). Taken for one that has stayed, such a page would be zeros. Those places were empty; but mlockall fills them with zeros.
+    /// EAGAIN). Taken for one that has stayed, such a page would be zeros. Those places were empty; but whoever reads or locks all memory (gcore, mlockall)
+    /// fills them with zeros. So what is zero has stayed: if it has moved, nothing is where it was, and that is zeros too.
     fn find_moved(
         &self,
         pages: &[PageAddr],
@@ -439,11 +440,10 @@ impl Process {
         let page_tables = self.page_tables().ok_or(Errno::ESRCH)?;
         let there = page_tables.taken(place(low)..place(high + 1))?;
         for &(i, _) in failed.iter().filter(|&&(i, _)| there.contains(place(i))) {
-            let page = pages[i].get();
-            let mut stays = Vec::new();
-            page_tables.occupied(page..page + PAGE, 1, &mut stays)?;
-            if stays.is_empty() {
-                moved.places[i] = Some((first + i) as u32);
+            let (page, mut bytes) = (pages[i].get(), [0; PAGE as usize]);
+            if page_tables.taken(page..page + PAGE)?.is_empty() {
+                self.read_outbox(&[(first + i) as u32], &mut [&mut bytes])?;
+                moved.places[i] = bytes.iter().any(|&byte| byte > 0).then_some((first + i) as u32);
             }
         }
         failed.retain(|&(i, _)| moved.places[i].is_none());
@@ -454,9 +454,10 @@ impl Process {
     /// the evictor until we had read that. `argument` is the address of a `uffdio_register` for the outbox.
     fn clear_calls(&self, argument: u64) -> [Call; CLEAR_CALLS] {
         let ioctl = |request| Call::new(libc::SYS_ioctl, &[self.uffd_number, request, argument]);
-        // The program may have locked all that it has (mlockall).
         let advice = libc::MADV_DONTNEED_LOCKED as u64;
         [
+            // The program may have locked all that it has (mlockall), and may do so at any moment: then what it has locked would be moved.
+            Call::new(libc::SYS_munlock, &[self.outbox, OUTBOX_LEN]),
             // Takes the range, with which the argument begins.
             ioctl(UFFDIO_UNREGISTER),
             Call::new(libc::SYS_madvise, &[self.outbox, OUTBOX_LEN, advice]),
