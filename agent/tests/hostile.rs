@@ -24,6 +24,14 @@ const ATTEMPTS: usize = 3;
 /// Pages that the honest client reads at random.
 const PAGES: u64 = 512;
 
+/// Longer than a link outlives silence.
+const FLOOD: Duration = Duration::from_secs(6);
+/// The same where a sender has a CPU to itself: an eighth of it would be left if strangers had what they ask for.
+const KEPT_IN_FLOOD: f64 = 0.3;
+
+/// Held by a test: what another does to its reads is no part of the attack.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// A cluster: a node, and clients of the same authority, each with a certificate of its own.
 struct Cluster(PathBuf);
 
@@ -144,8 +152,6 @@ fn keeps_its_throughput<S: Send>(
     prepare: impl FnOnce(&Cluster, SocketAddr) -> S,
     mut attack: impl FnMut(&mut S, SocketAddr) + Send,
 ) {
-    // What another test does to this one's reads is no part of the attack.
-    static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let cluster = Cluster::new(name);
     let config = Config::new(([127, 0, 0, 1], 0).into(), Bytes(64 << 20));
@@ -206,6 +212,73 @@ fn strangers_who_begin_handshakes() {
         spoofer.flush(now).expect("flush");
         spoofers.push(spoofer);
     });
+}
+
+/// As fast as a thread can send: who has a link keeps it, and who comes is let in.
+#[test]
+fn strangers_who_send_handshakes_without_pause() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let cluster = Cluster::new("flood");
+    let config = Config::new(([127, 0, 0, 1], 0).into(), Bytes(64 << 20));
+    let agent = Agent::spawn(&config, &cluster.node()).expect("an agent");
+    let addr = agent.addr();
+    let mut honest = Client::connect(addr, &cluster.client("honest"));
+    honest.hello();
+    (0..PAGES).step_by(64).for_each(|first| assert_eq!(honest.put(first, 64).status(), Status::Ok));
+    let packets = initials(&cluster.client("strangers"), 1000);
+    // Takes the same CPU time and harms nobody.
+    let unread = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let elsewhere = unread.local_addr().expect("an address");
+    let (over, aside) = (AtomicBool::new(false), AtomicBool::new(true));
+    std::thread::scope(|scope| {
+        let _over = Over(&over);
+        scope.spawn(|| {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+            for packet in packets.iter().cycle() {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let to = if aside.load(Ordering::Relaxed) { elsewhere } else { addr };
+                socket.send_to(packet, to).expect("send");
+            }
+        });
+        let (mut seed, mut kept) = (1, 0.0);
+        for _ in 0..ATTEMPTS {
+            aside.store(true, Ordering::Relaxed);
+            let without = reads(&mut honest, FLOOD / 3, &mut seed);
+            aside.store(false, Ordering::Relaxed);
+            let with = reads(&mut honest, FLOOD, &mut seed);
+            kept = with / without;
+            println!("flood: {without:.0} reads/s beside its sender, {with:.0} in it: {kept:.2}");
+            if kept >= KEPT_IN_FLOOD {
+                break;
+            }
+        }
+        assert!(kept >= KEPT_IN_FLOOD, "in {ATTEMPTS} measurements less");
+        let identity = cluster.client("newcomer");
+        let mut attempts = (0..10).map(|_| Client::connect(addr, &identity));
+        let mut newcomer =
+            attempts.find(|client| client.closed.is_none()).expect("a newcomer is let in");
+        assert_eq!(newcomer.hello().status(), Status::Ok);
+    });
+    assert!(honest.closed.is_none(), "{:?}", honest.closed);
+}
+
+/// First packets of handshakes, each of another one.
+fn initials(identity: &Identity, count: usize) -> Vec<Vec<u8>> {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let addr = socket.local_addr().expect("an address");
+    let packet = |_| {
+        let any = ([127, 0, 0, 1], 0).into();
+        let mut stranger = Quic::client(any, identity).expect("a socket");
+        stranger.connect(Instant::now(), addr).expect("an address");
+        stranger.flush(Instant::now()).expect("flush");
+        let mut packet = vec![0; 1 << 16];
+        let (len, _) = socket.recv_from(&mut packet).expect("an Initial");
+        packet.truncate(len);
+        packet
+    };
+    (0..count).map(packet).collect()
 }
 
 #[test]

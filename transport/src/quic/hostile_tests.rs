@@ -7,6 +7,7 @@ use quinn_proto::{ConnectionIdGenerator, Dir};
 use rustls::pki_types::{ServerName, UnixTime};
 use zerocopy::IntoBytes;
 
+use super::admission::Source;
 use super::tests::*;
 use super::*;
 use crate::keys::{self, verify};
@@ -156,16 +157,39 @@ fn handshakes_that_strangers_begin_lock_nobody_out() {
     pair.connect();
 }
 
+#[test]
+fn links_are_served_while_strangers_wait_for_their_turn() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let link = pair.connect();
+    let now = Instant::now();
+    pair.server.strangers.forgive();
+    pair.server.strangers.charge(now, 3 * limits::STRANGERS_AHEAD);
+    let mut newcomer = Quic::client(any(), &client).unwrap();
+    newcomer.connect(now, pair.server.local_addr()).unwrap();
+    newcomer.flush(now).unwrap();
+    let due = pair.until(|pair| pair.server.strangers.due());
+    assert_eq!(due, now + 2 * limits::STRANGERS_AHEAD * limits::STRANGERS_PART);
+    pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
+    pair.server_sees(control);
+    assert_eq!(pair.server.generation, 1, "no handshake was begun");
+    assert!(pair.server.deadline().is_some_and(|deadline| deadline <= due));
+    pair.server.drive(due).unwrap();
+    assert_eq!(pair.server.generation, 2);
+}
+
 /// Begins a handshake from `source`, shows that it receives there if that is asked for, and says nothing more.
 fn begin(pair: &mut Pair, now: Instant, source: SocketAddr, identity: &Identity) {
     let before = pair.server.generation;
     let mut stranger = Quic::client(source, identity).unwrap();
     stranger.connect(now, pair.server.local_addr()).unwrap();
     stranger.flush(now).unwrap();
+    pair.server.strangers.forgive();
     while !pair.server.drive(now).unwrap() {}
     if pair.server.generation == before {
         while !stranger.drive(now).unwrap() {}
         stranger.flush(now).unwrap();
+        pair.server.strangers.forgive();
         while !pair.server.drive(now).unwrap() {}
     }
     pair.server.flush(now).unwrap();
@@ -220,6 +244,7 @@ fn a_stranger_at_a_clients_own_address_does_not_lock_it_out() {
         let link = pair.client.connect(now, pair.server.local_addr()).unwrap();
         let real = Instant::now();
         loop {
+            pair.server.strangers.forgive();
             pair.step(now);
             if take(&mut pair.seen, connected).is_some_and(|(up, _)| up == link) {
                 return true;

@@ -44,6 +44,15 @@ pub const WINDOW_MIN: u64 = 64 << 10;
 /// Socket buffers asked for, in bytes (granted in full to root only).
 pub const SOCKET_BUFFER: usize = 8 << 20;
 
+/// What is done for strangers (who have no link) takes at most one part of so many of the time, while there are links.
+pub const STRANGERS_PART: u32 = 8;
+/// So much may be done for them at once, if nothing was before: some hundred handshakes.
+pub const STRANGERS_AHEAD: Duration = Duration::from_millis(100);
+/// Bytes of strangers' datagrams that wait, at most.
+pub const STRANGERS_MAX: usize = 256 << 10;
+/// A short one counts for so many.
+pub const STRANGER_LEAST: usize = 512;
+
 /// A handshake that takes longer has failed.
 pub const HANDSHAKE: Duration = Duration::from_secs(3);
 /// A handshake that takes longer may have to make room for another of its site. An honest one takes two round trips, and

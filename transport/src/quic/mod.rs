@@ -9,6 +9,7 @@ mod close;
 mod congestion;
 mod crowd;
 mod failures;
+mod handshakes;
 #[cfg(test)]
 mod hostile_tests;
 #[cfg(test)]
@@ -16,22 +17,23 @@ mod lan_tests;
 pub mod limits;
 mod link;
 mod socket;
+mod strangers;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tls;
 
-use std::cmp::Reverse;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use bytes::BytesMut;
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint,
-    EndpointConfig, EndpointEvent, HashedConnectionIdGenerator, Incoming, MtuDiscoveryConfig,
-    ServerConfig, Transmit, TransportConfig, VarInt,
+    EndpointConfig, EndpointEvent, HashedConnectionIdGenerator, MtuDiscoveryConfig, ServerConfig,
+    Transmit, TransportConfig, VarInt,
 };
 use rustls::pki_types::UnixTime;
 use rustls::server::danger::ClientCertVerifier;
@@ -42,11 +44,12 @@ use crate::{
     CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats, Transport,
     TransportError,
 };
-use admission::{Admission, Decision, Source};
+use admission::Admission;
 use crowd::Crowd;
 use failures::Failures;
 use link::Link;
 use socket::{Received, Socket};
+use strangers::{Datagram, Strangers};
 
 /// A QUIC endpoint: one UDP socket and its links.
 pub struct Quic {
@@ -67,6 +70,9 @@ pub struct Quic {
     admission: Admission,
     /// Established links.
     established: usize,
+    /// How many of them each peer's address has.
+    peers: HashMap<SocketAddr, usize>,
+    strangers: Strangers,
     /// The other endpoints of the listener.
     crowd: Crowd,
     /// Established links of theirs by which windows were shared last.
@@ -188,6 +194,8 @@ impl Quic {
             events: VecDeque::new(),
             admission: Admission::new(handshakes, retry_mark),
             established: 0,
+            peers: HashMap::new(),
+            strangers: Strangers::default(),
             crowd,
             others: 0,
             dirty: VecDeque::new(),
@@ -291,69 +299,6 @@ impl Quic {
         id
     }
 
-    fn accept(&mut self, now: Instant, incoming: Incoming) {
-        let addr = incoming.remote_address();
-        let source = Source::of(addr.ip());
-        self.admission.expire(now);
-        let decision = match self.established + self.others < limits::LINKS_MAX {
-            true => self.admission.decide(source, incoming.remote_address_validated()),
-            false => Decision::Refuse,
-        };
-        let near = |other: Source| other.site() == source.site();
-        let accepts = match decision {
-            Decision::Accept => true,
-            Decision::Replace => {
-                self.admission.forget_failure(|_| true) || self.drop_handshake(now, |_| true)
-            }
-            Decision::ReplaceNeighbour => {
-                let of_site = |link: &Link| near(link.source());
-                self.admission.forget_failure(near) || self.drop_handshake(now, of_site)
-            }
-            Decision::ReplaceOwn => {
-                let own = |link: &Link| near(link.source()) && link.is_slow(now);
-                self.admission.forget_own(now, source) || self.drop_handshake(now, own)
-            }
-            Decision::Retry | Decision::Refuse => false,
-        };
-        let Some(mut config) = self.server.clone().filter(|_| accepts) else {
-            let transmit = match decision {
-                Decision::Retry => self.endpoint.retry(incoming, &mut self.answer).ok(),
-                _ => Some(self.endpoint.refuse(incoming, &mut self.answer)),
-            };
-            return self.send_answer(transmit);
-        };
-        let receive = self.first_share();
-        config.transport_config(self.transport(addr, limits::EXCHANGES_MAX, receive));
-        match self.endpoint.accept(incoming, now, &mut self.answer, Some(Arc::new(config))) {
-            Ok((handle, conn)) => {
-                self.add(now, handle, conn, receive);
-            }
-            Err(error) => {
-                self.admission.fail(now, source);
-                let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
-                self.failures.tell(now, source, close::reason(addr, false, &error.cause));
-                self.send_answer(error.response);
-            }
-        }
-    }
-
-    /// Of `those`, drops the oldest handshake (or end of a link) of the source that holds most. False if there is none.
-    fn drop_handshake(&mut self, now: Instant, those: impl Fn(&Link) -> bool) -> bool {
-        let unfinished =
-            self.links.iter().flatten().filter(|link| !link.counted_open && those(link));
-        let share =
-            |link: &&Link| (self.admission.share(link.source()), Reverse(link.id.generation()));
-        let Some(index) = unfinished.max_by_key(share).map(|link| link.id.index()) else {
-            return false;
-        };
-        self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
-        if let Some(link) = self.links[index].take() {
-            self.admission.leave(link.source());
-            self.failures.tell(now, link.source(), CloseReason::Unfinished { addr: link.addr });
-        }
-        true
-    }
-
     /// Sends a datagram that the endpoint made; it is lost if the socket is full.
     fn send_answer(&mut self, transmit: Option<Transmit>) {
         if let Some(transmit) = transmit.filter(|_| self.stalled.is_none()) {
@@ -362,23 +307,41 @@ impl Quic {
         self.answer.clear();
     }
 
-    /// Feeds what was received to the links.
-    fn handle(&mut self, now: Instant, received: Received) {
-        let Received { from, to, .. } = received;
-        let mut index = 0;
-        while let Some(datagram) = self.socket.datagram(&received, index) {
+    /// Takes what was received: gives it to the links, and has what is of strangers wait. True if anything was a link's.
+    fn take(&mut self, now: Instant, received: &Received) -> bool {
+        let Received { from, to, .. } = *received;
+        let (mut index, mut any) = (0, false);
+        while let Some(bytes) = self.socket.datagram(received, index) {
             index += 1;
-            match self.endpoint.handle(now, from, to, None, datagram, &mut self.answer) {
-                Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                    if let Some(link) = self.links.get_mut(handle.0).and_then(Option::as_mut) {
-                        link.handle_event(now, event);
-                        link.mark(&mut self.dirty);
-                    }
-                }
-                Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, incoming),
-                Some(DatagramEvent::Response(transmit)) => self.send_answer(Some(transmit)),
-                None => {}
+            if self.is_of_link(from, &bytes) {
+                self.handle(now, from, to, bytes);
+                any = true;
+            } else {
+                self.strangers.push(Datagram { from, to, bytes });
             }
+        }
+        any
+    }
+
+    /// Whether it may be of an established link. What begins or ends a handshake has a long header (RFC 8999).
+    fn is_of_link(&self, from: SocketAddr, datagram: &[u8]) -> bool {
+        const LONG: u8 = 0x80;
+        let is_long = datagram.first().is_none_or(|first| first & LONG != 0);
+        self.server.is_none() || !is_long && self.peers.contains_key(&from)
+    }
+
+    /// Feeds a datagram to its link, if it has one.
+    fn handle(&mut self, now: Instant, from: SocketAddr, to: Option<IpAddr>, bytes: BytesMut) {
+        match self.endpoint.handle(now, from, to, None, bytes, &mut self.answer) {
+            Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                if let Some(link) = self.links.get_mut(handle.0).and_then(Option::as_mut) {
+                    link.handle_event(now, event);
+                    link.mark(&mut self.dirty);
+                }
+            }
+            Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, incoming),
+            Some(DatagramEvent::Response(transmit)) => self.send_answer(Some(transmit)),
+            None => {}
         }
     }
 
@@ -481,16 +444,20 @@ impl Quic {
             return;
         }
         link.counted_open = link.is_open();
+        let links = self.peers.entry(link.conn.remote_address()).or_default();
         match link.counted_open {
             true => {
                 self.admission.leave(link.source());
                 self.established += 1;
+                *links += 1;
             }
             false => {
                 self.admission.enter(link.source());
                 self.established -= 1;
+                *links -= 1;
             }
         }
+        self.peers.retain(|_, links| *links > 0);
         self.tell_crowd();
         self.share_windows();
     }
@@ -630,14 +597,13 @@ impl Transport for Quic {
         let mut any = self.run_timers(now);
         for _ in 0..limits::RECEIVE_BATCH {
             let Some(received) = self.socket.receive()? else { break };
-            let bulk = received.len >= limits::BULK;
-            self.handle(now, received);
             any = true;
             // A short message is worth answering before the next is looked for.
-            if !bulk {
+            if self.take(now, &received) && received.len < limits::BULK {
                 break;
             }
         }
+        any |= self.handle_stranger(now);
         if !self.dirty.is_empty() {
             self.pump(now);
         }
@@ -659,7 +625,7 @@ impl Transport for Quic {
 
     fn deadline(&self) -> Option<Instant> {
         let retry = self.stalled.as_ref().map(|(_, retry)| *retry);
-        [self.timeout, retry].into_iter().flatten().min()
+        [self.timeout, retry, self.strangers.due()].into_iter().flatten().min()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -1,0 +1,88 @@
+//! Strangers become links: whose handshake is begun, and what it may cost.
+
+use std::cmp::Reverse;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use quinn_proto::{ConnectionHandle, EndpointEvent, Incoming};
+
+use super::admission::{Decision, Source};
+use super::link::Link;
+use super::{Quic, close, limits};
+use crate::CloseReason;
+
+impl Quic {
+    /// Handles one datagram of a stranger, if one waits and may be. True if it did.
+    pub(super) fn handle_stranger(&mut self, now: Instant) -> bool {
+        let Some(datagram) = self.strangers.next(now, self.established > 0) else { return false };
+        let began = Instant::now();
+        self.handle(now, datagram.from, datagram.to, datagram.bytes);
+        self.strangers.charge(now, began.elapsed());
+        true
+    }
+
+    /// Begins the handshake of a client, has it prove its address, or refuses it.
+    pub(super) fn accept(&mut self, now: Instant, incoming: Incoming) {
+        let addr = incoming.remote_address();
+        let source = Source::of(addr.ip());
+        self.admission.expire(now);
+        let decision = match self.established + self.others < limits::LINKS_MAX {
+            true => self.admission.decide(source, incoming.remote_address_validated()),
+            false => Decision::Refuse,
+        };
+        let near = |other: Source| other.site() == source.site();
+        let accepts = match decision {
+            Decision::Accept => true,
+            Decision::Replace => {
+                self.admission.forget_failure(|_| true) || self.drop_handshake(now, |_| true)
+            }
+            Decision::ReplaceNeighbour => {
+                let of_site = |link: &Link| near(link.source());
+                self.admission.forget_failure(near) || self.drop_handshake(now, of_site)
+            }
+            Decision::ReplaceOwn => {
+                let own = |link: &Link| near(link.source()) && link.is_slow(now);
+                self.admission.forget_own(now, source) || self.drop_handshake(now, own)
+            }
+            Decision::Retry | Decision::Refuse => false,
+        };
+        let Some(mut config) = self.server.clone().filter(|_| accepts) else {
+            let transmit = match decision {
+                Decision::Retry => self.endpoint.retry(incoming, &mut self.answer).ok(),
+                _ => Some(self.endpoint.refuse(incoming, &mut self.answer)),
+            };
+            return self.send_answer(transmit);
+        };
+        let receive = self.first_share();
+        config.transport_config(self.transport(addr, limits::EXCHANGES_MAX, receive));
+        match self.endpoint.accept(incoming, now, &mut self.answer, Some(Arc::new(config))) {
+            Ok((handle, conn)) => {
+                self.add(now, handle, conn, receive);
+            }
+            Err(error) => {
+                self.admission.fail(now, source);
+                let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
+                self.failures.tell(now, source, close::reason(addr, false, &error.cause));
+                self.send_answer(error.response);
+            }
+        }
+    }
+
+    /// Of `those`, drops the oldest handshake (or end of a link) of the source that holds most. False if there is none.
+    fn drop_handshake(&mut self, now: Instant, those: impl Fn(&Link) -> bool) -> bool {
+        let unfinished =
+            self.links.iter().flatten().filter(|link| !link.counted_open && those(link));
+        let share =
+            |link: &&Link| (self.admission.share(link.source()), Reverse(link.id.generation()));
+        let Some(index) = unfinished.max_by_key(share).map(|link| link.id.index()) else {
+            return false;
+        };
+        self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
+        if let Some(link) = self.links[index].take() {
+            self.admission.leave(link.source());
+            self.failures.tell(now, link.source(), CloseReason::Unfinished { addr: link.addr });
+        }
+        true
+    }
+}
