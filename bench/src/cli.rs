@@ -60,6 +60,8 @@ pub(crate) enum Command {
     IdleCpu(IdleCpuOptions),
     /// gms beside swap on a disk, on zram, on NBD and on NVMe/TCP: the same programs, with the same memory
     Peers(PeersOptions),
+    /// A program that fills its host's memory, alone and beside an agent that follows the host
+    Pressure(PressureOptions),
     /// Real programs with less and less memory of their own, under gms, disk swap and zram
     App(AppOptions),
     /// One HTML page with plots from the JSON files of other commands
@@ -107,6 +109,7 @@ impl Command {
             Command::IdleCost(options) => Some(&options.programs),
             Command::IdleCpu(options) => Some(&options.programs),
             Command::App(options) => Some(&options.programs),
+            Command::Pressure(options) => Some(&options.programs),
             _ => None,
         }
     }
@@ -543,6 +546,17 @@ pub(crate) enum Program {
     Gcc,
     /// Breadth-first searches in a Kronecker graph.
     Bfs,
+}
+
+/// `gms-bench pressure`.
+#[derive(Args, Debug)]
+pub(crate) struct PressureOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// Where the programs are.
+    #[command(flatten)]
+    pub programs: Programs,
 }
 
 /// `gms-bench report`.

@@ -23,6 +23,7 @@ mod page;
 mod peer;
 mod peers;
 mod placement;
+mod pressure;
 mod procfs;
 mod ranking;
 mod redundancy;
@@ -120,6 +121,7 @@ fn subjects(command: &Command, report: &mut Report) -> Result<(), BenchError> {
         Command::Shape(options) => shape::run(options, report),
         Command::App(options) => app::run(options, report),
         Command::Peers(options) => peers::run(options, report),
+        Command::Pressure(options) => pressure::run(options, report),
         Command::RemoteSwap(options) => peers::remote_swap::run(options, report),
         Command::IdleCost(options) => idle_cost::run(options, report),
         Command::IdleCpu(options) => idle_cpu::run(options, report),

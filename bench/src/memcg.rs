@@ -33,17 +33,24 @@ struct Tree {
     limit: &'static str,
     /// File of the most that was ever charged, in bytes.
     peak: &'static str,
+    /// File of what is charged, in bytes.
+    used: &'static str,
     /// Key of memory.stat: anonymous memory in bytes.
     anon: &'static str,
     /// File which counts the processes that were killed for want of memory.
     kills: &'static str,
 }
 
-/// Of [`Tree`]: limit, peak, anon and kills.
-type Names = [&'static str; 4];
-const ONE: Names =
-    ["memory.limit_in_bytes", "memory.max_usage_in_bytes", "rss", "memory.oom_control"];
-const TWO: Names = ["memory.max", "memory.peak", "anon", "memory.events"];
+/// Of [`Tree`]: limit, peak, used, anon and kills.
+type Names = [&'static str; 5];
+const ONE: Names = [
+    "memory.limit_in_bytes",
+    "memory.max_usage_in_bytes",
+    "memory.usage_in_bytes",
+    "rss",
+    "memory.oom_control",
+];
+const TWO: Names = ["memory.max", "memory.peak", "memory.current", "anon", "memory.events"];
 
 impl Memcg {
     /// With a limit of `mib` MiB; what is above goes to swap.
@@ -95,8 +102,17 @@ impl Memcg {
 
     /// The most that was charged so far in bytes: anonymous memory, the kernel's for it, and files that it read first.
     pub(crate) fn peak(&self) -> Result<u64, BenchError> {
-        let text = self.read(self.tree.peak)?;
-        text.trim().parse().map_err(|_| BenchError::Invalid(format!("{}: {text}", self.tree.peak)))
+        self.number(self.tree.peak)
+    }
+
+    /// What is charged in MiB: also what the kernel has for its processes.
+    pub(crate) fn used_mib(&self) -> Result<f64, BenchError> {
+        Ok(self.number(self.tree.used)? as f64 / f64::from(1 << 20))
+    }
+
+    fn number(&self, file: &str) -> Result<u64, BenchError> {
+        let text = self.read(file)?;
+        text.trim().parse().map_err(|_| BenchError::Invalid(format!("{file}: {text}")))
     }
 
     /// Its processes.
@@ -128,8 +144,8 @@ impl Memcg {
 }
 
 impl Tree {
-    fn new(root: PathBuf, [limit, peak, anon, kills]: Names) -> Tree {
-        Tree { root, limit, peak, anon, kills }
+    fn new(root: PathBuf, [limit, peak, used, anon, kills]: Names) -> Tree {
+        Tree { root, limit, peak, used, anon, kills }
     }
 
     /// From the content of /proc/self/mountinfo.

@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use crate::cli::PageSize;
 use crate::error::{BenchError, Trying};
 use crate::floor::quic::make_keys;
+use crate::memcg::Memcg;
 use crate::network::Network;
 use crate::peer::Process;
 use crate::placement::Pinned;
@@ -77,19 +78,21 @@ pub(crate) fn check_remote(stats: &Stats, counted: u64, local_max: f64) -> Resul
 }
 
 impl Agent {
-    /// `cpu`: where it stays; `None`: where the scheduler likes.
+    /// `cpu`: where it stays; `None`: where the scheduler likes. `host`: what it is in.
     fn start(
         network: &Network,
         program: &Path,
         keys: &Path,
-        export_mib: u32,
+        export: &str,
         cpu: Option<usize>,
+        host: Option<&Memcg>,
     ) -> Result<Agent, BenchError> {
         // What is started inherits it.
         let _pinned = Pinned::to(cpu)?;
-        let (listen, export) = (format!("{}:0", network.far()), format!("{export_mib}M"));
+        let listen = format!("{}:0", network.far());
         let mut command = Command::new(program);
-        command.args(["--listen", &listen, "--export", &export, "--keys"]).arg(keys);
+        host.inspect(|host| host.enter(&mut command));
+        command.args(["--listen", &listen, "--export", export, "--keys"]).arg(keys);
         network.place(command.env("NO_COLOR", "1").stderr(Stdio::piped()))?;
         let mut process = Process::start(&mut command)?;
         let mut log = process.0.stderr.take().map(BufReader::new);
@@ -126,10 +129,24 @@ impl Stack {
         make_keys(&keys)?;
         let agent = program(programs, "gms-agent")?;
         let agents = (0..agents)
-            .map(|_| Agent::start(network, &agent, &keys, export_mib, cpu))
+            .map(|_| Agent::start(network, &agent, &keys, &format!("{export_mib}M"), cpu, None))
             .collect::<Result<_, _>>()?;
         let gms = program(programs, "gms")?;
         Ok(Stack { gms, scratch, agents, sessions: Cell::new(0) })
+    }
+
+    /// One agent in `host`, which follows that up to `mib` MiB; and, if there is to be `another`, one elsewhere with as much.
+    pub(crate) fn beside(
+        programs: Option<&Path>,
+        host: &Memcg,
+        mib: u32,
+        another: bool,
+    ) -> Result<Stack, BenchError> {
+        let others = Stack::start(programs, usize::from(another), mib)?;
+        let (agent, keys) = (program(programs, "gms-agent")?, others.path("keys"));
+        let (export, network) = (format!("auto:..{mib}M"), Network::LOOPBACK);
+        let first = Agent::start(&network, &agent, &keys, &export, None, Some(host))?;
+        Ok(Stack { agents: [first].into_iter().chain(others.agents).collect(), ..others })
     }
 
     /// A path in the stack's own directory.

@@ -539,6 +539,18 @@ fn cpu_of_an_idle_program_is_measured() {
 }
 
 #[test]
+fn what_a_host_that_needs_its_memory_gets_is_measured() {
+    let Some(report) = report(&["pressure"]) else { return };
+    for row in ["alone", "beside free frames", "beside pages"] {
+        let pace = figure(&report, &format!("{row}: filled at"));
+        assert!(pace > 20.0 && pace < 2100.0, "{row}: {pace} MiB/s, of 2048");
+        assert!(figure(&report, &format!("{row}: longest for 2 MiB")) > 0.0, "{row}");
+    }
+    assert!(figure(&report, "beside free frames: slower") > -50.0);
+    assert!(figure(&report, "beside pages: given back") > 0.0);
+}
+
+#[test]
 fn a_page_is_made_of_reports() {
     let Some(report) = report(&["scan"]) else { return };
     let dir = std::env::temp_dir().join(format!("gms-bench-page-{}", std::process::id()));

@@ -4,6 +4,7 @@
 pub(crate) mod bfs;
 pub(crate) mod dirty;
 pub(crate) mod fault;
+pub(crate) mod fill;
 mod pen;
 pub(crate) mod scan;
 pub(crate) mod shape;
@@ -46,6 +47,8 @@ pub(crate) enum Orders {
     Dirty(dirty::Orders),
     /// Touch random absent pages while another thread dirties fresh memory.
     Duel(dirty::DuelOrders),
+    /// Fill memory at a pace.
+    Fill(fill::Orders),
     /// Have many threads, mappings, processes or pages.
     Shape(shape::Orders),
 }
@@ -70,6 +73,7 @@ pub(crate) fn run(orders: &str, found: &Path) -> Result<(), BenchError> {
         Orders::Bfs(orders) => write(&bfs::run(&orders)?, found),
         Orders::Dirty(orders) => write(&dirty::run(&orders)?, found),
         Orders::Duel(orders) => write(&dirty::duel(&orders)?, found),
+        Orders::Fill(orders) => write(&fill::run(&orders)?, found),
         Orders::Shape(orders) => write(&shape::run(&orders)?, found),
     }
 }
