@@ -10,6 +10,7 @@ mod look;
 mod presence;
 mod reconcile;
 mod room;
+mod schedule;
 pub mod write_back;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,7 +26,7 @@ use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent};
 use gms_transport::message::Op;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
@@ -36,6 +37,7 @@ use self::look::{Refusal, Sharing};
 use self::presence::Presence;
 pub use self::reconcile::reconcile;
 use self::room::Fullness;
+use self::schedule::give_way;
 use self::write_back::WriteBack;
 use crate::evictor::Ending;
 use crate::inject::{Frozen, is_outside_madvise};
@@ -58,6 +60,19 @@ use crate::victims::{
     BATCH, Evicted, MovedPages, choose_victims, finish, finish_marked, move_out, next_batch,
     read_moved,
 };
+
+/// What came of an attempt to evict.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Went {
+    /// So many pages have gone.
+    Moved(u64),
+    /// None, but what is shared since a fork can go next.
+    Shared,
+    /// None, and those are not chosen again soon.
+    Refused,
+    /// There is nothing to be chosen.
+    Nowhere,
+}
 
 /// A forked child is looked for after this.
 const MET_AFTER: Duration = Duration::from_millis(1);
@@ -84,11 +99,6 @@ const ENDING_LOOK_MS: u8 = 10;
 /// For agents to free the workload's frames at the end.
 const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// The evict thread looks before the workload runs on: best effort. Not so the fault thread: while it spins, its yields must let an agent on the
-/// same CPU run (p50 30 us instead of 60 to 75 us).
-const NICE: libc::c_int = -19;
-/// While it makes room ahead of need, it shares a CPU with an agent for which faults wait: those met by it would wait for milliseconds.
-const NICE_AHEAD: libc::c_int = 0;
 /// An agent that is woken runs at once (its slice is shorter), and the evict thread where programs run.
 const EVICT_SLICE: Duration = Duration::from_micros(400);
 
@@ -247,11 +257,12 @@ impl<T: Transport> EvictThread<T> {
                 busy |= self.bring_home(now);
             } else if self.goal > 0 {
                 self.make_way();
-                let evicted = self.evict(now);
-                if (!evicted && now >= self.next_proof) || torture::one_in(256) {
+                let went = self.evict(now);
+                let none = matches!(went, Went::Nowhere | Went::Refused);
+                if (none && now >= self.next_proof) || torture::one_in(256) {
                     self.end_quarantines(now);
                 }
-                busy |= evicted;
+                busy |= went != Went::Nowhere;
             }
             self.make_room(now);
             let late = release_late();
@@ -447,61 +458,35 @@ impl<T: Transport> EvictThread<T> {
 
     // ---- evicting
 
-    fn be_nice(&mut self, now: Instant) {
-        let waits = || !self.shared.has_room(1) || lock(&self.shared.tables).roomless() > 0;
-        let ahead = self.goal > 0 && !self.is_detaching() && !waits();
-        let nice = match ahead && now < self.next_look && !self.halt.is_on() {
-            true => NICE_AHEAD,
-            false => NICE,
-        };
-        if std::mem::replace(&mut self.nice, nice) != nice {
-            // SAFETY: no memory is involved; who 0 is the calling thread. Without the privilege nothing changes.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
-        }
-    }
-
-    /// Leaves the CPU on which faults are handled to them.
-    fn make_way(&mut self) {
-        let cpu = self.shared.fault_cpu.load(Ordering::Relaxed);
-        if std::mem::replace(&mut self.avoided, cpu) == cpu {
-            return;
-        }
-        let mut cpus = self.allowed;
-        if cpu >= 0 && cpus.unset(cpu as usize).is_err() {
-            return;
-        }
-        // Where there is but one CPU the empty set is refused, and nothing changes.
-        let _ = sched_setaffinity(Pid::from_raw(0), &cpus);
-    }
-
     /// Evicts one batch from the process with the most resident memory.
-    fn evict(&mut self, now: Instant) -> bool {
+    fn evict(&mut self, now: Instant) -> Went {
         let room = lock(&self.shared.tables).free_slots();
         if room < BATCH {
             let limit = if self.write_back.agents_are_full() { STUCK } else { STUCK_WRITING };
             self.stuck_at.get_or_insert(now + limit);
-            return false;
+            return Went::Nowhere;
         }
         let mut by_size: Vec<(u64, i32)> =
             self.processes.values().map(|p| (p.size.resident, p.pid)).collect();
         by_size.sort_unstable_by(|a, b| b.cmp(a));
         torture::shuffle(&mut by_size);
-        let mut tries = false;
+        let mut went = Went::Nowhere;
         for (_, pid) in by_size {
-            match self.evict_batch(pid, now) {
-                None => {}
-                // What is shared moves next time, others are chosen for what does not move: but smaller ones must not wait for that.
-                Some(0) => tries = true,
-                Some(moved) => {
+            match self.evict_batch(pid, now).unwrap_or(Went::Nowhere) {
+                Went::Nowhere => {}
+                // Smaller ones do not wait for that.
+                Went::Refused => went = Went::Refused,
+                Went::Shared => return Went::Shared,
+                Went::Moved(pages) => {
                     self.halt.note_evicted();
                     self.stuck_at = None;
-                    self.goal = self.goal.saturating_sub(moved * PAGE);
-                    return true;
+                    self.goal = self.goal.saturating_sub(pages * PAGE);
+                    return Went::Moved(pages);
                 }
             }
         }
         self.stuck_at.get_or_insert(now + STUCK);
-        tries
+        went
     }
 
     /// Nothing can be evicted: perhaps because pages are in quarantine although their removals are over.
@@ -518,8 +503,8 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    /// Moves up to [`BATCH`] pages of a process out; returns how many, or `None` if it got nowhere.
-    fn evict_batch(&mut self, pid: i32, now: Instant) -> Option<u64> {
+    /// Moves up to [`BATCH`] pages of a process out.
+    fn evict_batch(&mut self, pid: i32, now: Instant) -> Option<Went> {
         let random = self.write_back.next_random();
         self.clear_old_outbox(pid);
         let process = self.processes.get_mut(&pid)?;
@@ -541,7 +526,12 @@ impl<T: Transport> EvictThread<T> {
             // Now that they are no longer marked, so that a fault on them is served.
             self.unshare(pid, &shared);
         }
-        (moved > 0 || !shared.is_empty() || refused > 0).then_some(moved)
+        Some(match moved {
+            1.. => Went::Moved(moved),
+            0 if !shared.is_empty() => Went::Shared,
+            0 if refused > 0 => Went::Refused,
+            0 => Went::Nowhere,
+        })
     }
 
     /// Sees pages through their leaving; returns how many have gone. Changes of the address space that came in between are told meanwhile.
@@ -682,13 +672,6 @@ impl<T: Transport> EvictThread<T> {
             let _ = poll(&mut fds, PollTimeout::from(1u8));
         }
         self.write_back.agents.close_links(Instant::now());
-    }
-}
-
-/// While no page is leaving, in an eviction for which nobody waits: somebody may be waiting for an agent on the same CPU.
-fn give_way(nice: libc::c_int) {
-    if nice == NICE_AHEAD {
-        std::thread::yield_now();
     }
 }
 
