@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use quinn_proto::{ConnectionHandle, EndpointEvent, Incoming};
 
@@ -13,13 +13,24 @@ use super::{Quic, close, limits};
 use crate::CloseReason;
 
 impl Quic {
-    /// Handles one datagram of a stranger, if one waits and may be. True if it did.
-    pub(super) fn handle_stranger(&mut self, now: Instant) -> bool {
-        let Some(datagram) = self.strangers.next(now, self.established > 0) else { return false };
-        let began = Instant::now();
-        self.handle(now, datagram.from, datagram.to, datagram.bytes);
-        self.strangers.charge(now, began.elapsed());
-        true
+    /// Handles datagrams of strangers, if any wait and may be. True if it did. What came `of_link` is answered before, but for one turn in some.
+    pub(super) fn handle_strangers(&mut self, now: Instant, of_link: bool) -> bool {
+        self.turns_of_links =
+            if of_link { self.turns_of_links + 1 } else { limits::TURNS_OF_LINKS };
+        if self.turns_of_links < limits::TURNS_OF_LINKS {
+            return false;
+        }
+        self.turns_of_links = 0;
+        let mut spent = Duration::ZERO;
+        while spent < limits::STRANGERS_TURN {
+            let Some(next) = self.strangers.next(now, self.established > 0) else { break };
+            let began = Instant::now();
+            self.handle(now, next.from, next.to, next.bytes);
+            let took = began.elapsed().max(Duration::from_nanos(1));
+            self.strangers.charge(now, took);
+            spent += took;
+        }
+        !spent.is_zero()
     }
 
     /// Begins the handshake of a client, has it prove its address, or refuses it.
@@ -80,6 +91,7 @@ impl Quic {
         };
         self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
         if let Some(link) = self.links[index].take() {
+            self.part(&link);
             self.admission.leave(link.source());
             self.failures.tell(now, link.source(), CloseReason::Unfinished { addr: link.addr });
         }

@@ -157,27 +157,6 @@ fn handshakes_that_strangers_begin_lock_nobody_out() {
     pair.connect();
 }
 
-#[test]
-fn links_are_served_while_strangers_wait_for_their_turn() {
-    let (node, client) = keys::ephemeral().unwrap();
-    let mut pair = Pair::of(&node, &client);
-    let link = pair.connect();
-    let now = Instant::now();
-    pair.server.strangers.forgive();
-    pair.server.strangers.charge(now, 3 * limits::STRANGERS_AHEAD);
-    let mut newcomer = Quic::client(any(), &client).unwrap();
-    newcomer.connect(now, pair.server.local_addr()).unwrap();
-    newcomer.flush(now).unwrap();
-    let due = pair.until(|pair| pair.server.strangers.due());
-    assert_eq!(due, now + 2 * limits::STRANGERS_AHEAD * limits::STRANGERS_PART);
-    pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
-    pair.server_sees(control);
-    assert_eq!(pair.server.generation, 1, "no handshake was begun");
-    assert!(pair.server.deadline().is_some_and(|deadline| deadline <= due));
-    pair.server.drive(due).unwrap();
-    assert_eq!(pair.server.generation, 2);
-}
-
 /// Begins a handshake from `source`, shows that it receives there if that is asked for, and says nothing more.
 fn begin(pair: &mut Pair, now: Instant, source: SocketAddr, identity: &Identity) {
     let before = pair.server.generation;

@@ -48,7 +48,13 @@ pub const SOCKET_BUFFER: usize = 8 << 20;
 pub const STRANGERS_PART: u32 = 8;
 /// So much may be done for them at once, if nothing was before: some hundred handshakes.
 pub const STRANGERS_AHEAD: Duration = Duration::from_millis(100);
-/// Bytes of strangers' datagrams that wait, at most.
+/// No stranger waits longer than this for what was done before, whatever that was.
+pub const STRANGERS_BEHIND: Duration = Duration::from_millis(100);
+/// One turn may work so long for them, and one datagram more.
+pub const STRANGERS_TURN: Duration = Duration::from_micros(20);
+/// Turns of links after which strangers have one although links have something.
+pub const TURNS_OF_LINKS: u32 = 8;
+/// Bytes of strangers' datagrams that wait, at most: a third of each standing.
 pub const STRANGERS_MAX: usize = 256 << 10;
 /// A short one counts for so many.
 pub const STRANGER_LEAST: usize = 512;

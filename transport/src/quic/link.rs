@@ -71,6 +71,8 @@ pub(super) struct Link {
     pub precedes_keys: bool,
     /// Whether the endpoint counts it as established.
     pub counted_open: bool,
+    /// Whether it ever did.
+    pub was_up: bool,
     /// Until when an accepted link that was never up counts as a handshake, even if it is gone.
     pub counts_until: Option<Instant>,
     /// When it is forgotten, if it has ended.
@@ -142,6 +144,7 @@ impl Link {
             marked: false,
             precedes_keys: false,
             counted_open: false,
+            was_up: false,
             counts_until,
             gone_at: None,
             ids_given: 0,

@@ -17,6 +17,8 @@ mod lan_tests;
 pub mod limits;
 mod link;
 mod socket;
+#[cfg(test)]
+mod stranger_tests;
 mod strangers;
 #[cfg(test)]
 mod tests;
@@ -70,9 +72,10 @@ pub struct Quic {
     admission: Admission,
     /// Established links.
     established: usize,
-    /// How many of them each peer's address has.
-    peers: HashMap<SocketAddr, usize>,
+    peers: HashMap<SocketAddr, Peer>,
     strangers: Strangers,
+    /// Turns in which only links had something, since strangers had theirs.
+    turns_of_links: u32,
     /// The other endpoints of the listener.
     crowd: Crowd,
     /// Established links of theirs by which windows were shared last.
@@ -91,6 +94,15 @@ pub struct Quic {
     failures: Failures,
     /// A datagram of the endpoint itself being built: an answer to a stranger is made although others are stalled.
     answer: Vec<u8>,
+}
+
+/// An address from which there are links.
+#[derive(Debug, Default)]
+struct Peer {
+    /// Those that have begun, and are not forgotten.
+    links: usize,
+    /// Of them, those that are or were up.
+    up: usize,
 }
 
 impl Quic {
@@ -196,6 +208,7 @@ impl Quic {
             established: 0,
             peers: HashMap::new(),
             strangers: Strangers::default(),
+            turns_of_links: 0,
             crowd,
             others: 0,
             dirty: VecDeque::new(),
@@ -292,6 +305,7 @@ impl Quic {
         if self.links.len() <= handle.0 {
             self.links.resize_with(handle.0 + 1, || None);
         }
+        self.peers.entry(conn.remote_address()).or_default().links += 1;
         let mut link = Link::new(now, id, conn, receive);
         self.admission.enter(link.source());
         link.mark(&mut self.dirty);
@@ -317,17 +331,18 @@ impl Quic {
                 self.handle(now, from, to, bytes);
                 any = true;
             } else {
-                self.strangers.push(Datagram { from, to, bytes });
+                let has_begun = self.peers.contains_key(&from);
+                self.strangers.push(Datagram { from, to, bytes }, has_begun);
             }
         }
         any
     }
 
-    /// Whether it may be of an established link. What begins or ends a handshake has a long header (RFC 8999).
+    /// Whether it may be of a link that is or was up. What begins or ends a handshake has a long header (RFC 8999).
     fn is_of_link(&self, from: SocketAddr, datagram: &[u8]) -> bool {
         const LONG: u8 = 0x80;
         let is_long = datagram.first().is_none_or(|first| first & LONG != 0);
-        self.server.is_none() || !is_long && self.peers.contains_key(&from)
+        self.server.is_none() || !is_long && self.peers.get(&from).is_some_and(|peer| peer.up > 0)
     }
 
     /// Feeds a datagram to its link, if it has one.
@@ -424,9 +439,22 @@ impl Quic {
     /// Nothing is left of link `index`.
     fn forget(&mut self, index: usize) {
         let Some(link) = self.links[index].take() else { return };
+        self.part(&link);
         match link.counts_until {
             Some(until) => self.admission.linger(until, link.source()),
             None => self.admission.leave(link.source()),
+        }
+    }
+
+    /// A link is gone.
+    fn part(&mut self, link: &Link) {
+        let addr = link.conn.remote_address();
+        if let Some(peer) = self.peers.get_mut(&addr) {
+            peer.links -= 1;
+            peer.up -= usize::from(link.was_up);
+            if peer.links == 0 {
+                self.peers.remove(&addr);
+            }
         }
     }
 
@@ -444,20 +472,18 @@ impl Quic {
             return;
         }
         link.counted_open = link.is_open();
-        let links = self.peers.entry(link.conn.remote_address()).or_default();
         match link.counted_open {
             true => {
                 self.admission.leave(link.source());
                 self.established += 1;
-                *links += 1;
+                link.was_up = true;
+                self.peers.entry(link.conn.remote_address()).or_default().up += 1;
             }
             false => {
                 self.admission.enter(link.source());
                 self.established -= 1;
-                *links -= 1;
             }
         }
-        self.peers.retain(|_, links| *links > 0);
         self.tell_crowd();
         self.share_windows();
     }
@@ -594,16 +620,19 @@ impl Transport for Quic {
             self.share_windows();
         }
         self.transmit(now);
-        let mut any = self.run_timers(now);
+        let (mut any, mut of_link) = (self.run_timers(now), false);
         for _ in 0..limits::RECEIVE_BATCH {
             let Some(received) = self.socket.receive()? else { break };
             any = true;
             // A short message is worth answering before the next is looked for.
-            if self.take(now, &received) && received.len < limits::BULK {
-                break;
+            if self.take(now, &received) {
+                of_link = true;
+                if received.len < limits::BULK {
+                    break;
+                }
             }
         }
-        any |= self.handle_stranger(now);
+        any |= self.handle_strangers(now, of_link);
         if !self.dirty.is_empty() {
             self.pump(now);
         }

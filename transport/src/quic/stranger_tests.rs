@@ -1,0 +1,53 @@
+//! Strangers beside links.
+
+use std::time::Instant;
+
+use super::tests::*;
+use super::*;
+use crate::keys;
+
+#[test]
+fn links_are_served_while_strangers_wait_for_their_turn() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let link = pair.connect();
+    let now = Instant::now();
+    pair.server.strangers.forgive();
+    pair.server.strangers.charge(now, HOUR);
+    let mut newcomer = Quic::client(any(), &client).unwrap();
+    newcomer.connect(now, pair.server.local_addr()).unwrap();
+    newcomer.flush(now).unwrap();
+    let due = pair.until(|pair| pair.server.strangers.due());
+    assert_eq!(due, now + limits::STRANGERS_BEHIND);
+    pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
+    pair.server_sees(control);
+    assert_eq!(pair.server.generation, 1, "no handshake was begun");
+    assert!(pair.server.deadline().is_some_and(|deadline| deadline <= due));
+    pair.server.drive(due).unwrap();
+    assert_eq!(pair.server.generation, 2);
+}
+
+#[test]
+fn a_request_goes_before_a_stranger_that_came_first() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let (link, now) = (pair.connect(), Instant::now());
+    let mut newcomer = Quic::client(any(), &client).unwrap();
+    newcomer.connect(now, pair.server.local_addr()).unwrap();
+    newcomer.flush(now).unwrap();
+    pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
+    pair.client.flush(now).unwrap();
+    // What is left of the handshake of before may come first.
+    let mut turns = 0;
+    while !std::iter::from_fn(|| pair.server.poll(now)).any(|event| control(&event).is_some()) {
+        pair.server.drive(now).unwrap();
+        turns += 1;
+        assert!(turns < limits::TURNS_OF_LINKS, "no request");
+    }
+    assert_eq!(pair.server.generation, 1, "a handshake was begun before");
+    while pair.server.generation == 1 {
+        pair.server.drive(now).unwrap();
+        turns += 1;
+        assert!(turns <= 2 * limits::TURNS_OF_LINKS, "no handshake");
+    }
+}
