@@ -7,7 +7,7 @@ use gms_agent::{Agent, Config};
 use gms_policy::Bytes;
 use gms_transport::keys::{Identity, Role, init, load};
 use gms_transport::message::{Control, PageDescriptor, Status, WorkloadId};
-use gms_transport::{Event, ExchangeId, LinkId, Quic, Transport};
+use gms_transport::{Event, ExchangeId, LinkId, Quic, Transport, TransportError};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -225,7 +225,7 @@ fn strangers_who_send_handshakes_without_pause() {
     let mut honest = Client::connect(addr, &cluster.client("honest"));
     honest.hello();
     (0..PAGES).step_by(64).for_each(|first| assert_eq!(honest.put(first, 64).status(), Status::Ok));
-    let packets = initials(&cluster.client("strangers"), 1000);
+    let packets = initials(&cluster.client("strangers"), 1000, Quic::client);
     // Takes the same CPU time and harms nobody.
     let unread = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let elsewhere = unread.local_addr().expect("an address");
@@ -264,13 +264,16 @@ fn strangers_who_send_handshakes_without_pause() {
     assert!(honest.closed.is_none(), "{:?}", honest.closed);
 }
 
-/// First packets of handshakes, each of another one.
-fn initials(identity: &Identity, count: usize) -> Vec<Vec<u8>> {
+/// First packets of handshakes, each of another endpoint.
+fn initials(
+    identity: &Identity,
+    count: usize,
+    open: impl Fn(SocketAddr, &Identity) -> Result<Quic, TransportError>,
+) -> Vec<Vec<u8>> {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let addr = socket.local_addr().expect("an address");
     let packet = |_| {
-        let any = ([127, 0, 0, 1], 0).into();
-        let mut stranger = Quic::client(any, identity).expect("a socket");
+        let mut stranger = open(([127, 0, 0, 1], 0).into(), identity).expect("a socket");
         stranger.connect(Instant::now(), addr).expect("an address");
         stranger.flush(Instant::now()).expect("flush");
         let mut packet = vec![0; 1 << 16];
@@ -286,19 +289,8 @@ fn strangers_whose_first_packet_fails() {
     // Those of a version that the agent does not speak: TLS finds that after it has exchanged keys.
     let prepare = |cluster: &Cluster, _| {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-        let (any, identity) = (([127, 0, 0, 1], 0).into(), cluster.client("versions"));
-        let packet = |_| {
-            let mut stranger = Quic::client_of(any, &identity, &[b"x"]).expect("a socket");
-            let addr = socket.local_addr().expect("an address");
-            stranger.connect(Instant::now(), addr).expect("an address");
-            stranger.flush(Instant::now()).expect("flush");
-            let mut packet = vec![0; 1 << 16];
-            let (len, _) = socket.recv_from(&mut packet).expect("an Initial");
-            packet.truncate(len);
-            packet
-        };
-        let packets: Vec<Vec<u8>> = (0..40).map(packet).collect();
-        (socket, packets)
+        let open = |any, identity: &Identity| Quic::client_of(any, identity, &[b"x"]);
+        (socket, initials(&cluster.client("versions"), 40, open))
     };
     // 4000 a second.
     let pause = Duration::from_millis(10);

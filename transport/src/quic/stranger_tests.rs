@@ -13,12 +13,12 @@ fn links_are_served_while_strangers_wait_for_their_turn() {
     let link = pair.connect();
     let now = Instant::now();
     pair.server.strangers.forgive();
-    pair.server.strangers.charge(now, HOUR);
+    pair.server.strangers.charge(now, 3 * limits::STRANGERS_AHEAD);
     let mut newcomer = Quic::client(any(), &client).unwrap();
     newcomer.connect(now, pair.server.local_addr()).unwrap();
     newcomer.flush(now).unwrap();
     let due = pair.until(|pair| pair.server.strangers.due());
-    assert_eq!(due, now + limits::STRANGERS_BEHIND);
+    assert_eq!(due, now + 3 * limits::STRANGERS_AHEAD + limits::STRANGERS_BEHIND);
     pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
     pair.server_sees(control);
     assert_eq!(pair.server.generation, 1, "no handshake was begun");

@@ -20,7 +20,7 @@ mod revocation_tests;
 pub(super) const WORKLOAD: WorkloadId = WorkloadId([3; 16]);
 /// Real time that a test may take to see what it waits for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
-pub(super) const HOUR: Duration = Duration::from_secs(3600);
+const HOUR: Duration = Duration::from_secs(3600);
 
 pub(super) fn any() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
