@@ -20,12 +20,12 @@ use gms_transport::message::{
     WorkloadId,
 };
 use gms_transport::{CloseCode, ExchangeId, LinkId, PeerIdentity};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
-use zerocopy::byteorder::little_endian::U64;
 
+mod discard;
 #[cfg(test)]
 mod tests;
 
@@ -149,6 +149,8 @@ pub struct Core {
     trimming: bool,
     /// Requests which have not come whole in time, to be answered.
     stalled: Vec<ExchangeId>,
+    /// Discards of which a part is done.
+    unfinished: VecDeque<ExchangeId>,
 }
 
 impl std::fmt::Debug for Core {
@@ -178,6 +180,7 @@ impl Core {
             sweeps_again_at: now,
             trimming: false,
             stalled: Vec::new(),
+            unfinished: VecDeque::new(),
         };
         core.publish(now);
         core
@@ -287,7 +290,7 @@ impl Core {
         }
     }
 
-    /// A request has come whole.
+    /// A request has come whole, and [`Core::discards_part`] has done its part of it.
     pub fn handle_complete(&mut self, at: At, exchange: ExchangeId) -> Answer<'_> {
         let Some(mut request) = self.exchanges.remove(&exchange) else { return Answer::Nothing };
         if !request.is_whole() {
@@ -312,7 +315,7 @@ impl Core {
                 (Some(Op::Hello), _) => (self.hello(at.now, exchange.link, &control), 0),
                 (Some(Op::Get), Some(tenant)) => (self.get(tenant, &request), 0),
                 (Some(Op::Put), Some(tenant)) => self.put(at.now, tenant, &mut request),
-                (Some(Op::Discard), Some(tenant)) => self.discard(tenant, &request),
+                (Some(Op::Discard), Some(tenant)) => self.discard(tenant, &mut request),
                 (Some(Op::Goodbye), Some(_)) => (self.goodbye(at.now, exchange.link, &control), 0),
                 (Some(Op::Status | Op::Grant), _) => (self.status(&control), 0),
                 (Some(Op::Gossip), _) => (self.gossip(at.now, exchange.link, &request), 0),
@@ -615,13 +618,6 @@ impl Core {
         self.stats.refusals.add(u64::from(control.count()) - stored);
         let status = if stored == u64::from(control.count()) { Status::Ok } else { Status::Full };
         (control.reply(status).with_done(done), replaced)
-    }
-
-    fn discard(&mut self, tenant: TenantId, request: &Exchange) -> Done {
-        let held = |page: &&U64| self.shared.store.discard(tenant, ContentId(page.get()));
-        let freed = request.ids().iter().filter(held).count() as u64;
-        self.stats.discards.add(freed);
-        (request.control.reply(Status::Ok), freed)
     }
 
     fn goodbye(&mut self, now: Instant, link: LinkId, control: &Control) -> Control {

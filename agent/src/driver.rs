@@ -128,6 +128,14 @@ impl<T: Transport> Driver<T> {
                 handled = 0;
             }
         }
+        if let Some(exchange) = self.core.poll_unfinished() {
+            busy = true;
+            if self.transport.begin_work(received, exchange.link) {
+                self.handle(At { now: clock(), received }, Event::Complete { exchange }, &clock);
+            } else {
+                self.core.put_off(exchange);
+            }
+        }
         if self.core.deadline(received).is_some_and(|deadline| deadline <= received) {
             self.core.handle_timeout(received);
             while let Some(reply) = self.core.poll_stalled(received) {
@@ -164,6 +172,7 @@ impl<T: Transport> Driver<T> {
             Event::Payload { exchange, offset, bytes } => {
                 (exchange.link, core.handle_payload(exchange, offset, &bytes))
             }
+            Event::Complete { exchange } if core.discards_part(exchange) => return 0,
             Event::Complete { exchange } => (exchange.link, core.handle_complete(at, exchange)),
             Event::Aborted { exchange, reason } => {
                 tracing::debug!(?exchange, %reason, "request aborted");

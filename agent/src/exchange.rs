@@ -25,6 +25,8 @@ pub(crate) struct Exchange {
     head: Vec<u8>,
     head_len: usize,
     received: usize,
+    /// Ids of a discard that are done with.
+    ids_taken: usize,
     /// The page whose bytes come next, and how many of it have come.
     cursor: (usize, usize),
     /// Lengths of its pages contradict each other, the message or our limits: nothing of it is used.
@@ -48,6 +50,7 @@ impl Exchange {
             head: Vec::new(),
             head_len: head_len.min(payload_len),
             received: 0,
+            ids_taken: 0,
             cursor: (0, 0),
             is_odd: false,
             frames: Vec::new(),
@@ -146,9 +149,19 @@ impl Exchange {
         <[PageDescriptor]>::ref_from_bytes(&self.head).unwrap_or_default()
     }
 
-    /// The page ids of a discard.
+    /// The page ids of a discard that are left.
     pub(crate) fn ids(&self) -> &[U64] {
-        <[U64]>::ref_from_bytes(&self.head).unwrap_or_default()
+        let ids = <[U64]>::ref_from_bytes(&self.head).unwrap_or_default();
+        ids.get(self.ids_taken..).unwrap_or_default()
+    }
+
+    /// The next `count` of them, or all: they are not left any more.
+    pub(crate) fn take_ids(&mut self, count: usize) -> impl Iterator<Item = u64> {
+        let count = count.min(self.ids().len());
+        self.ids_taken += count;
+        let from = self.ids_taken - count;
+        let ids = <[U64]>::ref_from_bytes(&self.head).unwrap_or_default();
+        ids.iter().skip(from).take(count).map(|id| id.get())
     }
 
     /// Page `index` of a put that is whole: its id, what else is known of it, and its bytes, which are the caller's then.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::hostile;
 use crate::network::Kind;
 use crate::placement::Wait;
 
@@ -62,6 +63,8 @@ pub(crate) enum Command {
     Peers(PeersOptions),
     /// A program that fills its host's memory, alone and beside an agent that follows the host
     Pressure(PressureOptions),
+    /// What a client reads from an agent of which another takes all that it gets
+    Hostile(HostileOptions),
     /// Real programs with less and less memory of their own, under gms, disk swap and zram
     App(AppOptions),
     /// One HTML page with plots from the JSON files of other commands
@@ -110,6 +113,7 @@ impl Command {
             Command::IdleCpu(options) => Some(&options.programs),
             Command::App(options) => Some(&options.programs),
             Command::Pressure(options) => Some(&options.programs),
+            Command::Hostile(options) => Some(&options.programs),
             _ => None,
         }
     }
@@ -551,6 +555,20 @@ pub(crate) enum Program {
 /// `gms-bench pressure`.
 #[derive(Args, Debug)]
 pub(crate) struct PressureOptions {
+    /// How much to measure.
+    #[command(flatten)]
+    pub effort: Effort,
+    /// Where the programs are.
+    #[command(flatten)]
+    pub programs: Programs,
+}
+
+/// `gms-bench hostile`.
+#[derive(Args, Debug)]
+pub(crate) struct HostileOptions {
+    /// What the other asks for, instead of each kind in turn
+    #[arg(long, value_name = "KIND")]
+    pub only: Option<hostile::Kind>,
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,

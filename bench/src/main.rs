@@ -12,6 +12,7 @@ mod fault;
 mod floor;
 mod gate;
 mod graph;
+mod hostile;
 mod idle_cost;
 mod idle_cpu;
 mod machine;
@@ -122,6 +123,7 @@ fn subjects(command: &Command, report: &mut Report) -> Result<(), BenchError> {
         Command::App(options) => app::run(options, report),
         Command::Peers(options) => peers::run(options, report),
         Command::Pressure(options) => pressure::run(options, report),
+        Command::Hostile(options) => hostile::run(options, report),
         Command::RemoteSwap(options) => peers::remote_swap::run(options, report),
         Command::IdleCost(options) => idle_cost::run(options, report),
         Command::IdleCpu(options) => idle_cpu::run(options, report),

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, Command, Stdio};
 
@@ -147,6 +148,12 @@ impl Stack {
         let (export, network) = (format!("auto:..{mib}M"), Network::LOOPBACK);
         let first = Agent::start(&network, &agent, &keys, &export, None, Some(host))?;
         Ok(Stack { agents: [first].into_iter().chain(others.agents).collect(), ..others })
+    }
+
+    /// Where the first agent listens.
+    pub(crate) fn addr(&self) -> Result<SocketAddr, BenchError> {
+        let addr = self.agents.first().and_then(|agent| agent.addr.parse().ok());
+        addr.ok_or_else(|| BenchError::Invalid("there is no agent with an address".into()))
     }
 
     /// A path in the stack's own directory.

@@ -85,6 +85,17 @@ pub enum Event {
 }
 
 impl Event {
+    /// The link that the event is of.
+    pub fn link(&self) -> LinkId {
+        match *self {
+            Event::Connected { link, .. } | Event::Closed { link, .. } => link,
+            Event::Control { exchange, .. }
+            | Event::Payload { exchange, .. }
+            | Event::Complete { exchange }
+            | Event::Aborted { exchange, .. } => exchange.link,
+        }
+    }
+
     /// The exchange that the event is of, if it is of one.
     pub fn exchange(&self) -> Option<ExchangeId> {
         match *self {
@@ -135,6 +146,12 @@ pub trait Transport {
 
     /// Next event, if any.
     fn poll(&mut self, now: Instant) -> Option<Event>;
+
+    /// What is done until the next call is done for this link, where the time of a thread is divided among clients. False if it is not its client's turn.
+    fn begin_work(&mut self, now: Instant, link: LinkId) -> bool {
+        let _ = (now, link);
+        true
+    }
 
     /// Transmits what `request`, `reply` and `close` queued.
     fn flush(&mut self, now: Instant) -> io::Result<()>;

@@ -3,13 +3,13 @@
 #![allow(clippy::result_large_err, reason = "a refusal is the reply itself")]
 
 use gms_agent::core::{Answer, At, Core};
-use gms_agent::limits::{FRAME_LEN, PAGE_LEN_MAX, SWEEP_PAUSE};
+use gms_agent::limits::{DISCARD_STEP, FRAME_LEN, PAGE_LEN_MAX, SWEEP_PAUSE};
 use gms_agent::shared::Shared;
 use gms_agent::slab::Slab;
 use gms_agent::stats::Stats;
 use gms_agent::store::Store;
 use gms_policy::Bytes;
-use gms_transport::message::{Control, PageDescriptor, PagesReply, Status, WorkloadId};
+use gms_transport::message::{Control, Op, PageDescriptor, PagesReply, Status, WorkloadId};
 use gms_transport::{CloseCode, ExchangeId, Fingerprint, LinkId, PeerId, PeerIdentity};
 use std::collections::HashMap;
 use std::io;
@@ -127,6 +127,15 @@ impl Bed {
             Err(refused) => return refused,
         };
         self.pay(id, payload, chunk);
+        // A discard is done in steps; others have only the last.
+        let is_discard = control.op() == Some(Op::Discard);
+        let steps =
+            if is_discard { usize::from(control.count()).div_ceil(DISCARD_STEP) } else { 1 };
+        for _ in 1..steps {
+            assert!(self.core_of(link).discards_part(id));
+            assert_eq!(self.core_of(link).poll_unfinished(), Some(id));
+        }
+        assert!(!self.core_of(link).discards_part(id));
         let reply = got(self.complete(id));
         let mut sent = reply.control;
         sent.payload_len = reply.payload.len() as u32;

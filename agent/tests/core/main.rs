@@ -3,6 +3,7 @@
 #![allow(clippy::result_large_err, reason = "a refusal is the reply itself")]
 
 mod bed;
+mod discards;
 
 use bed::{
     Bed, WORKLOADS, fetch, fetch_sized, got, hello, length_of, put, put_payload, sized_payload,

@@ -165,7 +165,8 @@ pub(crate) fn serve(bind: Ipv4Addr, wait: Wait, keys: &Path) -> Result<(), Bench
     }
 }
 
-fn pause(quic: &Quic, wait: Wait, now: Instant) -> Result<(), BenchError> {
+/// Waits for packets, for a deadline of the endpoint, or as long as `wait` says.
+pub(crate) fn pause(quic: &Quic, wait: Wait, now: Instant) -> Result<(), BenchError> {
     if wait != Wait::Block {
         wait.pause();
         return Ok(());
@@ -183,7 +184,8 @@ pub(crate) fn failed(error: TransportError) -> BenchError {
     BenchError::Program { program: "the transport".into(), problem: format!("failed: {error}") }
 }
 
-fn bad_keys(error: KeysError) -> BenchError {
+/// An error of the keys.
+pub(crate) fn bad_keys(error: KeysError) -> BenchError {
     BenchError::Program { program: "the key maker".into(), problem: format!("failed: {error}") }
 }
 

@@ -25,7 +25,9 @@ impl Quic {
         while spent < limits::STRANGERS_TURN {
             let Some(next) = self.strangers.next(now, self.established > 0) else { break };
             let began = Instant::now();
-            self.handle(now, next.from, next.to, next.bytes);
+            if !Self::is_too_large(next.from, next.bytes.len()) {
+                self.handle(now, next.from, next.to, next.bytes);
+            }
             let took = began.elapsed().max(Duration::from_nanos(1));
             self.strangers.charge(now, took);
             spent += took;

@@ -59,6 +59,36 @@ pub const STRANGERS_MAX: usize = 256 << 10;
 /// A short one counts for so many.
 pub const STRANGER_LEAST: usize = 512;
 
+/// The largest datagram of a stranger that is handled, unless its route is the loopback interface: an honest one begins with [`MTU_MIN`]. One of 64 KiB whose
+/// frames leave gaps costs QUIC a second.
+pub const STRANGER_LEN: usize = 1500;
+
+/// What is done for one client takes at most one part in so many of the time, while another sends.
+pub const CLIENT_PART: u32 = 2;
+/// So much may be done for it at once, if nothing was before.
+pub const CLIENT_AHEAD: Duration = Duration::from_millis(2);
+/// No client waits longer than this for what was done before, whatever that was.
+pub const CLIENT_BEHIND: Duration = Duration::from_millis(100);
+/// One turn may take in so much of a client, or send for so long, and one datagram more.
+pub const CLIENT_TURN: Duration = Duration::from_micros(10);
+/// Bytes that are sent together, where clients have their turns.
+pub const BURST_CONTENDED: u16 = 16 << 10;
+/// So long after two clients have sent there may be others who wait.
+pub const CONTENDED: Duration = Duration::from_millis(10);
+/// Bytes of datagrams of clients that wait for their turn.
+pub const LANES_MAX: usize = 16 << 20;
+/// Receptions in one `drive`, where clients wait for their turn: the socket's buffer, which all share, is to be empty.
+pub const RECEIVE_CONTENDED: usize = 64;
+/// Bytes of replies that requests of one link which have come whole may ask for, where clients have their turns, beyond which no further request is read.
+/// (Those that have not come whole do not count: what they wait for may be behind what is not read.)
+pub const BACKLOG_CONTENDED: usize = 16 << 10;
+/// A reply counts for so many at least: its request costs something too.
+pub const REPLY_LEAST: usize = 2 << 10;
+/// Timers wait so long at most for what came while the thread did not run for [`STALL`].
+pub const STALL_CAUGHT_UP: Duration = Duration::from_secs(1);
+/// A loop that was not run for so long hears what has come before it ends a link by a timer.
+pub const STALL: Duration = Duration::from_secs(1);
+
 /// A handshake that takes longer has failed.
 pub const HANDSHAKE: Duration = Duration::from_secs(3);
 /// A handshake that takes longer may have to make room for another of its site. An honest one takes two round trips, and

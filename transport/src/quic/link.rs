@@ -1,7 +1,7 @@
 //! One QUIC connection: its exchanges, and what QUIC's events mean for them.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::net::SocketAddr;
 use std::slice;
 use std::time::{Duration, Instant};
@@ -15,15 +15,17 @@ use zerocopy::IntoBytes;
 
 use super::admission::{Source, is_slow};
 use super::limits::{
-    CLOSING, EXCHANGES_MAX, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX, SEND_WINDOW,
+    BACKLOG_CONTENDED, CLOSING, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX,
+    REPLY_LEAST, SEND_WINDOW,
 };
+use super::stream_hasher::StreamHasher;
 use super::{close, tls};
 use crate::keys::{Role, bearer::Bearer};
 use crate::message::{DecodeError, PAYLOAD_MAX, Priority, Version, v1};
 use crate::reader::{MessageReader, Piece};
 use crate::{
     AbortReason, CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PacketStats,
-    PathStats, PeerIdentity, TransportError,
+    PathStats, PeerId, PeerIdentity, TransportError,
 };
 
 /// Stream error code of an exchange which was given up.
@@ -54,6 +56,10 @@ pub(super) struct Link {
     queued: usize,
     /// Bytes of replies that the requests told to the owner, and not yet answered, may ask for.
     promised: usize,
+    /// The same of requests that have come whole, each at least [`REPLY_LEAST`].
+    asked: usize,
+    /// Whether other clients have turns too.
+    is_contended: bool,
     /// Bound of `queued` and `promised` beyond which no further request is read.
     backlog_max: usize,
     /// The least share of the receive windows that it has had.
@@ -73,6 +79,8 @@ pub(super) struct Link {
     pub counted_open: bool,
     /// Whether it ever did.
     pub was_up: bool,
+    /// Whose it is, once it is up.
+    pub client: Option<PeerId>,
     /// Until when an accepted link that was never up counts as a handshake, even if it is gone.
     pub counts_until: Option<Instant>,
     /// When it is forgotten, if it has ended.
@@ -106,13 +114,15 @@ struct Exchange {
     unsent: Option<Bytes>,
     /// Bytes of a reply that the request may ask for, until there is one.
     promised: usize,
+    /// Its part of the link's `asked`.
+    asked: usize,
     /// Until when the control message must have come; `None` when it has, or while it is held back.
     head_until: Option<Instant>,
 }
 
 impl Exchange {
     fn new(reader: MessageReader, unsent: Option<Bytes>, head_until: Option<Instant>) -> Self {
-        Self { reader: Some(reader), unsent, promised: 0, head_until }
+        Self { reader: Some(reader), unsent, promised: 0, asked: 0, head_until }
     }
 
     /// Of a request that is still being read: whether its requester has said that it wants no reply.
@@ -135,6 +145,8 @@ impl Link {
             exchanges: HashMap::default(),
             queued: 0,
             promised: 0,
+            asked: 0,
+            is_contended: false,
             backlog_max: SEND_WINDOW as usize / 2,
             receive,
             held: VecDeque::new(),
@@ -145,6 +157,7 @@ impl Link {
             precedes_keys: false,
             counted_open: false,
             was_up: false,
+            client: None,
             counts_until,
             gone_at: None,
             ids_given: 0,
@@ -351,6 +364,7 @@ impl Link {
             return Err(TransportError::Busy);
         }
         self.promised -= std::mem::take(&mut ours.promised);
+        self.asked -= std::mem::take(&mut ours.asked);
         let stream = stream_id(exchange.stream());
         if ours.reader.take().is_some() {
             let _ = self.conn.recv_stream(stream).stop(ABANDONED);
@@ -430,6 +444,16 @@ impl Link {
         }
     }
 
+    /// Whether there is room again for what was held back.
+    pub(super) fn may_resume(&self) -> bool {
+        self.holds_back() && self.has_room()
+    }
+
+    /// Other clients wait for their turn, or not any more: then no more is read of this one's requests than can be answered soon.
+    pub(super) fn set_contended(&mut self, is: bool) {
+        self.is_contended = is;
+    }
+
     /// Reads the requests which were held back, as long as there is room for replies.
     pub(super) fn resume(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         while self.has_room()
@@ -441,7 +465,9 @@ impl Link {
 
     /// Whether another reply may be asked for. A requester's own bound is that of its requests.
     fn has_room(&self) -> bool {
-        self.queued + self.promised < self.backlog_max || self.conn.side() == Side::Client
+        let is_soon = !self.is_contended || self.queued + self.asked < BACKLOG_CONTENDED;
+        self.queued + self.promised < self.backlog_max && is_soon
+            || self.conn.side() == Side::Client
     }
 
     /// True once both sides have accepted each other: a client is "connected" in TLS before the server has seen its
@@ -473,6 +499,7 @@ impl Link {
         self.version = tls::version(&self.conn);
         self.counts_until = None;
         let (id, fingerprint) = (bearer.id, bearer.fingerprint);
+        self.client = Some(id);
         let is_node = bearer.role == Some(Role::Node);
         let peer = PeerIdentity { id, fingerprint, addr, is_node };
         events.push_back(Event::Connected { link: self.id, peer });
@@ -549,6 +576,10 @@ impl Link {
         events.push_back(event);
         let Some(ours) = self.exchanges.get_mut(&number) else { return };
         ours.reader = None;
+        if whole && self.conn.side() == Side::Server {
+            ours.asked = ours.promised.max(REPLY_LEAST);
+            self.asked += ours.asked;
+        }
         // A responder's message is not there yet, unless the requester has said that it wants none.
         let over = self.conn.side() == Side::Client || ours.unsent.is_some();
         if over || !whole {
@@ -606,6 +637,7 @@ impl Link {
         let Some(ours) = self.exchanges.remove(&number) else { return false };
         self.queued -= ours.unsent.map_or(0, |unsent| unsent.len());
         self.promised -= ours.promised;
+        self.asked -= ours.asked;
         true
     }
 
@@ -617,7 +649,8 @@ impl Link {
             let exchange = ExchangeId::new(link, number);
             events.push_back(Event::Aborted { exchange, reason: AbortReason::LinkClosed });
         }
-        (self.queued, self.promised, self.heads_at, self.probe.due) = (0, 0, None, None);
+        (self.queued, self.promised, self.asked) = (0, 0, 0);
+        (self.heads_at, self.probe.due) = (None, None);
         self.held.clear();
         match (was, self.conn.side()) {
             (State::Closed, _) => {}
@@ -659,24 +692,4 @@ fn assemble(
     }
     payload.iter().for_each(|slice| message.extend_from_slice(slice));
     Ok((control, message.into()))
-}
-
-/// Stream numbers are small, dense and bounded by [`EXCHANGES_MAX`]: one multiplication spreads them.
-#[derive(Default)]
-struct StreamHasher(u64);
-
-const _: () = assert!(EXCHANGES_MAX <= 1 << 16);
-
-impl Hasher for StreamHasher {
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(self.0 ^ u64::from(*byte)));
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }

@@ -16,13 +16,19 @@ mod hostile_tests;
 mod lan_tests;
 pub mod limits;
 mod link;
+mod receive;
 mod socket;
 #[cfg(test)]
 mod stranger_tests;
 mod strangers;
+mod stream_hasher;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tls;
+mod transmit;
+mod turns;
+#[cfg(test)]
+mod turns_tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -31,11 +37,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use bytes::BytesMut;
 use quinn_proto::{
-    AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint,
-    EndpointConfig, EndpointEvent, HashedConnectionIdGenerator, MtuDiscoveryConfig, ServerConfig,
-    Transmit, TransportConfig, VarInt,
+    AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, Endpoint, EndpointConfig,
+    EndpointEvent, HashedConnectionIdGenerator, MtuDiscoveryConfig, ServerConfig, Transmit,
+    TransportConfig, VarInt,
 };
 use rustls::pki_types::UnixTime;
 use rustls::server::danger::ClientCertVerifier;
@@ -43,15 +48,17 @@ use rustls::server::danger::ClientCertVerifier;
 use crate::keys::{Identity, NODE_NAME, Role, verify};
 use crate::message::Version;
 use crate::{
-    CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats, Transport,
+    CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PathStats, PeerId, Transport,
     TransportError,
 };
 use admission::Admission;
 use crowd::Crowd;
 use failures::Failures;
 use link::Link;
-use socket::{Received, Socket};
-use strangers::{Datagram, Strangers};
+use receive::Stall;
+use socket::Socket;
+use strangers::Strangers;
+use turns::Turns;
 
 /// A QUIC endpoint: one UDP socket and its links.
 pub struct Quic {
@@ -76,6 +83,9 @@ pub struct Quic {
     strangers: Strangers,
     /// Turns in which only links had something, since strangers had theirs.
     turns_of_links: u32,
+    /// Whose turn it is among clients.
+    turns: Turns,
+    stall: Stall,
     /// The other endpoints of the listener.
     crowd: Crowd,
     /// Established links of theirs by which windows were shared last.
@@ -84,6 +94,9 @@ pub struct Quic {
     dirty: VecDeque<usize>,
     /// Links which hold back requests until replies have gone.
     held: VecDeque<usize>,
+    /// Whether some were read in this turn of the loop, and when others may be that could be.
+    has_resumed: bool,
+    resumes_at: Option<Instant>,
     /// When the first timer of all links is due.
     timeout: Option<Instant>,
     /// What was being sent when the socket took no more, and when to try again.
@@ -103,6 +116,8 @@ struct Peer {
     links: usize,
     /// Of them, those that are or were up.
     up: usize,
+    /// Whose they are: the first that was up.
+    client: Option<PeerId>,
 }
 
 impl Quic {
@@ -209,10 +224,14 @@ impl Quic {
             peers: HashMap::new(),
             strangers: Strangers::default(),
             turns_of_links: 0,
+            turns: Turns::default(),
+            stall: Stall::default(),
             crowd,
             others: 0,
             dirty: VecDeque::new(),
             held: VecDeque::new(),
+            has_resumed: false,
+            resumes_at: None,
             timeout: None,
             stalled: None,
             buffer: Vec::new(),
@@ -321,45 +340,6 @@ impl Quic {
         self.answer.clear();
     }
 
-    /// Takes what was received: gives it to the links, and has what is of strangers wait. True if anything was a link's.
-    fn take(&mut self, now: Instant, received: &Received) -> bool {
-        let Received { from, to, .. } = *received;
-        let (mut index, mut any) = (0, false);
-        while let Some(bytes) = self.socket.datagram(received, index) {
-            index += 1;
-            if self.is_of_link(from, &bytes) {
-                self.handle(now, from, to, bytes);
-                any = true;
-            } else {
-                let has_begun = self.peers.contains_key(&from);
-                self.strangers.push(Datagram { from, to, bytes }, has_begun);
-            }
-        }
-        any
-    }
-
-    /// Whether it may be of a link that is or was up. What begins or ends a handshake has a long header (RFC 8999).
-    fn is_of_link(&self, from: SocketAddr, datagram: &[u8]) -> bool {
-        const LONG: u8 = 0x80;
-        let is_long = datagram.first().is_none_or(|first| first & LONG != 0);
-        self.server.is_none() || !is_long && self.peers.get(&from).is_some_and(|peer| peer.up > 0)
-    }
-
-    /// Feeds a datagram to its link, if it has one.
-    fn handle(&mut self, now: Instant, from: SocketAddr, to: Option<IpAddr>, bytes: BytesMut) {
-        match self.endpoint.handle(now, from, to, None, bytes, &mut self.answer) {
-            Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                if let Some(link) = self.links.get_mut(handle.0).and_then(Option::as_mut) {
-                    link.handle_event(now, event);
-                    link.mark(&mut self.dirty);
-                }
-            }
-            Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, incoming),
-            Some(DatagramEvent::Response(transmit)) => self.send_answer(Some(transmit)),
-            None => {}
-        }
-    }
-
     /// Runs timers that are due. True if there were any.
     fn run_timers(&mut self, now: Instant) -> bool {
         if self.timeout.is_none_or(|timeout| now < timeout) {
@@ -399,6 +379,11 @@ impl Quic {
         if let Some((id, why)) = found {
             self.end(now, id, CloseCode::Goodbye, why);
         }
+    }
+
+    fn client_of_link(&self, id: LinkId) -> Option<PeerId> {
+        let link = self.links.get(id.index()).and_then(Option::as_ref);
+        link.filter(|link| link.id == id).and_then(|link| link.client)
     }
 
     fn end(&mut self, now: Instant, id: LinkId, code: CloseCode, why: CloseReason) {
@@ -449,6 +434,9 @@ impl Quic {
     /// A link is gone.
     fn part(&mut self, link: &Link) {
         let addr = link.conn.remote_address();
+        if let Some(client) = link.client.filter(|_| link.was_up) {
+            self.turns.leave(client);
+        }
         if let Some(peer) = self.peers.get_mut(&addr) {
             peer.links -= 1;
             peer.up -= usize::from(link.was_up);
@@ -477,7 +465,10 @@ impl Quic {
                 self.admission.leave(link.source());
                 self.established += 1;
                 link.was_up = true;
-                self.peers.entry(link.conn.remote_address()).or_default().up += 1;
+                let peer = self.peers.entry(link.conn.remote_address()).or_default();
+                peer.up += 1;
+                peer.client = peer.client.or(link.client);
+                link.client.into_iter().for_each(|client| self.turns.enter(client));
             }
             false => {
                 self.admission.enter(link.source());
@@ -500,56 +491,6 @@ impl Quic {
         let receive = self.receive_share(links);
         for link in self.links.iter_mut().flatten().filter(|link| link.counted_open) {
             link.set_windows(send, receive);
-        }
-    }
-
-    /// Transmits what touched links have, each in its turn, until the socket takes no more.
-    fn transmit(&mut self, now: Instant) {
-        if let Some((transmit, _)) = self.stalled.take() {
-            if !self.socket.send(&transmit, &self.buffer) {
-                self.stalled = Some((transmit, now + limits::SOCKET_RETRY));
-                return;
-            }
-            self.buffer.clear();
-        }
-        while let Some(index) = self.dirty.pop_front() {
-            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
-            link.marked = false;
-            let segments = self.socket.segments(link.conn.current_mtu());
-            let mut more = true;
-            for _ in 0..limits::TRANSMIT_BURST {
-                let transmit = link.conn.poll_transmit(now, segments, &mut self.buffer);
-                let Some(transmit) = transmit else {
-                    more = false;
-                    break;
-                };
-                if !self.socket.send(&transmit, &self.buffer) {
-                    self.stalled = Some((transmit, now + limits::SOCKET_RETRY));
-                    link.mark(&mut self.dirty);
-                    return;
-                }
-                self.buffer.clear();
-            }
-            if more {
-                link.mark(&mut self.dirty);
-                continue;
-            }
-            let (before, after) = link.update_timeout();
-            self.timeout = if before.is_some() && before == self.timeout {
-                self.links.iter().flatten().filter_map(|link| link.timeout).min()
-            } else {
-                [self.timeout, after].into_iter().flatten().min()
-            };
-        }
-    }
-
-    /// Reads requests which were held back, as far as replies have gone.
-    fn resume(&mut self, now: Instant) {
-        for _ in 0..self.held.len() {
-            let Some(index) = self.held.pop_front() else { break };
-            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
-            link.resume(now, &mut self.events);
-            self.settle(now, index);
         }
     }
 }
@@ -619,32 +560,38 @@ impl Transport for Quic {
         if std::mem::replace(&mut self.others, others) != others {
             self.share_windows();
         }
+        self.turns.begin(now);
+        self.has_resumed = false;
         self.transmit(now);
-        let (mut any, mut of_link) = (self.run_timers(now), false);
-        for _ in 0..limits::RECEIVE_BATCH {
-            let Some(received) = self.socket.receive()? else { break };
-            any = true;
-            // A short message is worth answering before the next is looked for.
-            if self.take(now, &received) {
-                of_link = true;
-                if received.len < limits::BULK {
-                    break;
-                }
-            }
-        }
-        any |= self.handle_strangers(now, of_link);
+        let sending = self.turns.is_contended() && self.stalled.is_none() && !self.dirty.is_empty();
+        let (received, of_link) = self.receive(now)?;
+        // Before, all links would have ended that were not heard while this thread did not run.
+        let timers = self.stall.is_over(now, received) && self.run_timers(now);
+        let strangers = self.handle_strangers(now, of_link);
         if !self.dirty.is_empty() {
             self.pump(now);
         }
         self.tell_crowd();
-        Ok(any)
+        Ok(received || timers || strangers || sending)
     }
 
     fn poll(&mut self, now: Instant) -> Option<Event> {
         if self.events.is_empty() && !self.held.is_empty() {
             self.resume(now);
         }
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if self.turns.is_contended() {
+            let link = event.as_ref().map(Event::link);
+            self.turns.work_for(link.and_then(|link| self.client_of_link(link)));
+        }
+        event
+    }
+
+    fn begin_work(&mut self, now: Instant, link: LinkId) -> bool {
+        let client = self.client_of_link(link);
+        let may = client.is_none_or(|client| self.turns.waits_until(now, client).is_none());
+        self.turns.work_for(client.filter(|_| may));
+        may
     }
 
     fn flush(&mut self, now: Instant) -> io::Result<()> {
@@ -654,7 +601,8 @@ impl Transport for Quic {
 
     fn deadline(&self) -> Option<Instant> {
         let retry = self.stalled.as_ref().map(|(_, retry)| *retry);
-        [self.timeout, retry, self.strangers.due()].into_iter().flatten().min()
+        let waits = [self.timeout, retry, self.strangers.due(), self.turns.due(), self.resumes_at];
+        waits.into_iter().flatten().min()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -51,3 +51,24 @@ fn a_request_goes_before_a_stranger_that_came_first() {
         assert!(turns <= 2 * limits::TURNS_OF_LINKS, "no handshake");
     }
 }
+
+#[test]
+fn a_link_outlives_a_time_in_which_the_loop_was_not_run() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut pair = Pair::of(&node, &client);
+    let (link, now) = (pair.connect(), Instant::now());
+    pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
+    pair.client.flush(now).unwrap();
+    let late = now + limits::IDLE + limits::STALL;
+    pair.server.drive(late).unwrap();
+    let events: Vec<Event> = std::iter::from_fn(|| pair.server.poll(late)).collect();
+    assert!(events.iter().any(|event| control(event).is_some()), "{events:?}");
+    assert!(events.iter().all(|event| closed(event).is_none()), "{events:?}");
+    // What is silent is lost all the same.
+    let later = late + limits::IDLE + limits::STALL;
+    let mut drives = (0..3).map(|_| {
+        pair.server.drive(later).unwrap();
+        std::iter::from_fn(|| pair.server.poll(later)).any(|event| closed(&event).is_some())
+    });
+    assert!(drives.any(|closed| closed));
+}

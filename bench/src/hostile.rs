@@ -1,0 +1,364 @@
+//! `gms-bench hostile`: what a client reads from an agent of which another one takes all that it gets, each with a key of its own.
+//!
+//! Three machines on two CPUs: the agent has one of them, the clients share the other, on which the neighbour goes first whenever it has something to do.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use gms_transport::keys::{self, Role};
+use gms_transport::message::{DISCARD_MAX, PAGE_LEN, PAGES_MAX, Status, WorkloadId};
+use gms_transport::{Control, Event, LinkId, Quic, Transport};
+use nix::errno::Errno;
+use nix::time::{ClockId, clock_gettime};
+
+use crate::cli::HostileOptions;
+use crate::error::{BenchError, Trying};
+use crate::floor::quic::{bad_keys, failed, pause, unexpected};
+use crate::network::Network;
+use crate::placement::{Pinned, Wait, two_cpus};
+use crate::report::{Report, Target};
+use crate::samples::Samples;
+use crate::stack::Stack;
+use crate::turn::rotated;
+
+/// Least part of its reads that a neighbour keeps, beside who takes as much of the CPUs and asks nothing of the agent.
+const KEPT: f64 = 0.8;
+/// Pages of each client.
+const PAGES: u64 = 2048;
+/// Time of one measurement, usual and `--quick`, in ms.
+const SLICE_MS: (usize, usize) = (2000, 200);
+/// For what is left of the one before.
+const PAUSE: Duration = Duration::from_millis(200);
+/// An exchange, or a handshake, that takes longer has failed.
+const LOST: Duration = Duration::from_secs(10);
+/// Who takes CPU time does so in periods of this length.
+const PERIOD: Duration = Duration::from_millis(1);
+/// Memory of the agent in MiB.
+const EXPORT_MIB: u32 = 256;
+
+/// What it asks for without end.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Kind {
+    /// Pages, one by one.
+    Gets,
+    /// As many at a time as there may be.
+    Scans,
+    /// To store as many.
+    Puts,
+    /// To forget as many as there may be in one request, which are not there.
+    Discards,
+    /// A workload after the other.
+    Sessions,
+}
+
+impl Kind {
+    const ALL: [Kind; 5] = [Kind::Gets, Kind::Scans, Kind::Puts, Kind::Discards, Kind::Sessions];
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Gets => "gets",
+            Kind::Scans => "scans",
+            Kind::Puts => "puts",
+            Kind::Discards => "discards",
+            Kind::Sessions => "sessions",
+        }
+    }
+}
+
+/// Measures.
+pub(crate) fn run(options: &HostileOptions, report: &mut Report) -> Result<(), BenchError> {
+    let slice = Duration::from_millis(options.effort.count(SLICE_MS.0, SLICE_MS.1) as u64);
+    for run in 0..options.effort.runs() {
+        let kinds =
+            Kind::ALL.into_iter().filter(|kind| options.only.is_none_or(|only| only == *kind));
+        for kind in rotated(kinds, run) {
+            report.run(kind.name(), |report| once(options, kind, slice, report))?;
+        }
+    }
+    Ok(())
+}
+
+fn once(
+    options: &HostileOptions,
+    kind: Kind,
+    slice: Duration,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let cpus = two_cpus()?.ok_or_else(|| BenchError::Refused("there is one CPU only".into()))?;
+    let (network, dir) = (Network::LOOPBACK, options.programs.dir());
+    let stack = Stack::start_over(&network, Some(cpus.0), dir, 1, EXPORT_MIB)?;
+    let _pinned = Pinned::to(Some(cpus.1))?;
+    let (addr, dir) = (stack.addr()?, stack.path("keys"));
+    let mut neighbour = Client::new(addr, &dir, "neighbour")?;
+    neighbour.begin()?;
+    let mut attacker = Client::new(addr, &dir, "attacker")?;
+    attacker.begin()?;
+    let alone = neighbour.reads(slice)?;
+    thread::sleep(PAUSE);
+    // Who has no events to answer is as good as dead to an agent; it has had none meanwhile.
+    let (attacked, share) = beside(|over| attacker.attack(kind, over), || neighbour.reads(slice))?;
+    thread::sleep(PAUSE);
+    let (burdened, _) = beside(|over| burn(over, share), || neighbour.reads(slice))?;
+    let answered = attacker.answered;
+    drop(neighbour);
+    // What it costs that there are turns: two that both take all, and one alone.
+    let mut another = Client::new(addr, &dir, "another")?;
+    another.begin()?;
+    let one = attacker.attack_for(kind, slice)?;
+    let (both, _) = beside(|over| another.attack(kind, over), || attacker.attack_for(kind, slice))?;
+    let together = (both + another.answered) / one;
+    let name = kind.name();
+    report.figure(&format!("{name}: two, of what one is answered"), "x", together);
+    report.latency("alone", alone.latency());
+    report.latency(&format!("{name}: beside CPU taken"), burdened.latency());
+    report.latency(&format!("{name}: beside it"), attacked.latency());
+    report.figure(&format!("{name}: answered"), "/s", answered);
+    report.figure(&format!("{name}: takes of a CPU"), "", share);
+    let kept = burdened.latency().mean / attacked.latency().mean;
+    report.judged(&format!("{name}: reads kept"), "x", kept, Some(Target::AtLeast(KEPT)));
+    Ok(())
+}
+
+/// What `measure` finds while another thread does `work`, and the share of a CPU that it takes.
+fn beside<T>(
+    work: impl FnOnce(&AtomicBool) -> Result<(), BenchError> + Send,
+    measure: impl FnOnce() -> Result<T, BenchError>,
+) -> Result<(T, f64), BenchError> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let (began, before) = (Instant::now(), cpu_time()?);
+            work(&over)?;
+            Ok((cpu_time()? - before).as_secs_f64() / began.elapsed().as_secs_f64())
+        });
+        let found = measure();
+        over.store(true, Ordering::Relaxed);
+        let share = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok((found?, share?))
+    })
+}
+
+fn cpu_time() -> Result<Duration, BenchError> {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).trying("cannot read the clock")?;
+    Ok(time.into())
+}
+
+/// Takes so much of a CPU.
+fn burn(over: &AtomicBool, share: f64) -> Result<(), BenchError> {
+    while !over.load(Ordering::Relaxed) {
+        let end = Instant::now() + PERIOD.mul_f64(share.min(1.0));
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
+        if share < 1.0 {
+            thread::sleep(PERIOD.mul_f64(1.0 - share));
+        }
+    }
+    Ok(())
+}
+
+/// The calling thread goes before all others of its CPU that are not like this, until this is dropped.
+struct First;
+
+impl First {
+    fn set(policy: i32, priority: i32) -> Result<(), BenchError> {
+        let param = libc::sched_param { sched_priority: priority };
+        // SAFETY: a system call which reads what it is given.
+        let rc = unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
+        Errno::result(rc).map(drop).trying("cannot go first (CAP_SYS_NICE is needed)")
+    }
+
+    fn new() -> Result<First, BenchError> {
+        First::set(libc::SCHED_FIFO, 1).map(|()| First)
+    }
+}
+
+impl Drop for First {
+    fn drop(&mut self) {
+        // It was so before.
+        let _ = First::set(libc::SCHED_OTHER, 0);
+    }
+}
+
+/// A client of the agent, with a key and a workload of its own.
+struct Client {
+    quic: Quic,
+    link: LinkId,
+    workload: WorkloadId,
+    number: u64,
+    page: Vec<u8>,
+    /// Of what it has asked for without end, answers a second.
+    answered: f64,
+}
+
+impl Client {
+    fn new(addr: SocketAddr, keys: &Path, name: &str) -> Result<Client, BenchError> {
+        let dir = keys::issue(keys, Role::Client, name).map_err(bad_keys)?;
+        let identity = keys::load(&dir, Role::Client).map_err(bad_keys)?;
+        let mut quic = Quic::client((Ipv4Addr::LOCALHOST, 0).into(), &identity).map_err(failed)?;
+        let link = quic.connect(Instant::now(), addr).map_err(failed)?;
+        let mut id = [0; 16];
+        id.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte);
+        Ok(Client {
+            quic,
+            link,
+            workload: WorkloadId(id),
+            number: 0,
+            page: Vec::new(),
+            answered: 0.0,
+        })
+    }
+
+    /// Has a session with pages.
+    fn begin(&mut self) -> Result<(), BenchError> {
+        match self.event()? {
+            Event::Connected { .. } => {}
+            other => return Err(unexpected(&other)),
+        }
+        self.ask(&Control::hello(1, self.workload, 60_000), &[])?;
+        for first in (0..PAGES).step_by(PAGES_MAX) {
+            let (descriptors, pages) = pages(first);
+            let put = Control::put(first, self.workload, PAGES_MAX as u16);
+            self.ask(&put, &[&descriptors, &pages])?;
+        }
+        Ok(())
+    }
+
+    /// Random reads for `time`, one after the other.
+    fn reads(&mut self, time: Duration) -> Result<Samples, BenchError> {
+        let _first = First::new()?;
+        let (start, mut samples, mut seed) = (Instant::now(), Samples::new(), 1_u64);
+        while start.elapsed() < time {
+            let began = Instant::now();
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let page = (seed >> 33) % PAGES;
+            self.ask(&Control::get(seed, self.workload, page), &[])?;
+            if self.page.len() != PAGE_LEN || self.page[page as usize % PAGE_LEN] != byte(page) {
+                return Err(BenchError::WrongBytes(format!("page {page}")));
+            }
+            samples.add(began.elapsed());
+        }
+        Ok(samples)
+    }
+
+    /// A request and its reply, whose payload is `self.page`.
+    fn ask(&mut self, control: &Control, payload: &[&[u8]]) -> Result<(), BenchError> {
+        let now = Instant::now();
+        self.quic.request(now, self.link, control, payload).map_err(failed)?;
+        self.quic.flush(now).trying("cannot send")?;
+        self.page.clear();
+        loop {
+            match self.event()? {
+                Event::Control { control, .. } if control.status() == Status::Ok => {}
+                Event::Payload { bytes, .. } => self.page.extend_from_slice(&bytes),
+                Event::Complete { .. } => return Ok(()),
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    fn event(&mut self) -> Result<Event, BenchError> {
+        let began = Instant::now();
+        loop {
+            let now = Instant::now();
+            if let Some(event) = self.quic.poll(now) {
+                return Ok(event);
+            }
+            if now.duration_since(began) > LOST {
+                return Err(BenchError::Invalid("no reply".into()));
+            }
+            let busy = self.quic.drive(now).trying("cannot receive")?;
+            self.quic.flush(now).trying("cannot send")?;
+            if !busy {
+                pause(&self.quic, Wait::Block, now)?;
+            }
+        }
+    }
+
+    /// The same for a time; returns how many requests were answered a second.
+    fn attack_for(&mut self, kind: Kind, time: Duration) -> Result<f64, BenchError> {
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(time);
+                over.store(true, Ordering::Relaxed);
+            });
+            self.attack(kind, &over)
+        })?;
+        Ok(self.answered)
+    }
+
+    /// Asks for as much as the transport takes, until it is `over`.
+    fn attack(&mut self, kind: Kind, over: &AtomicBool) -> Result<(), BenchError> {
+        let ids: Vec<u8> = (0..DISCARD_MAX as u64).flat_map(|n| (n << 20).to_le_bytes()).collect();
+        let (descriptors, pages) = pages(0);
+        let workload = self.workload;
+        let (began, mut done) = (Instant::now(), 0_u64);
+        while !over.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            loop {
+                self.number += 1;
+                let number = self.number;
+                let many = PAGES_MAX as u16;
+                let sent = match kind {
+                    Kind::Gets => {
+                        let get = Control::get(number, workload, number % PAGES);
+                        self.quic.request(now, self.link, &get, &[])
+                    }
+                    Kind::Scans => {
+                        let get = Control::get_many(number, workload, many);
+                        self.quic.request(now, self.link, &get, &[&descriptors])
+                    }
+                    Kind::Puts => {
+                        let put = Control::put(number, workload, many);
+                        self.quic.request(now, self.link, &put, &[&descriptors, &pages])
+                    }
+                    Kind::Discards => {
+                        let discard = Control::discard(number, workload, DISCARD_MAX as u16);
+                        self.quic.request(now, self.link, &discard, &[&ids])
+                    }
+                    Kind::Sessions => {
+                        let mut id = [7; 16];
+                        id[..8].copy_from_slice(&number.to_le_bytes());
+                        let hello = Control::hello(number, WorkloadId(id), 1000);
+                        self.quic.request(now, self.link, &hello, &[])
+                    }
+                };
+                if sent.is_err() {
+                    break;
+                }
+            }
+            self.quic.flush(now).trying("cannot send")?;
+            self.quic.drive(now).trying("cannot receive")?;
+            while let Some(event) = self.quic.poll(now) {
+                match event {
+                    Event::Complete { .. } => done += 1,
+                    Event::Closed { .. } => return Err(unexpected(&event)),
+                    _ => {}
+                }
+            }
+        }
+        if done == 0 {
+            return Err(BenchError::Invalid(format!("no {} were answered", kind.name())));
+        }
+        self.answered = done as f64 / began.elapsed().as_secs_f64();
+        Ok(())
+    }
+}
+
+/// The first byte and all others of a page.
+fn byte(page: u64) -> u8 {
+    (page % 251) as u8 + 1
+}
+
+/// Descriptors and bytes of as many pages as a request may have.
+fn pages(first: u64) -> (Vec<u8>, Vec<u8>) {
+    let numbers = first..first + PAGES_MAX as u64;
+    let descriptors = numbers.clone().flat_map(|page| [page.to_le_bytes(), [0; 8]].concat());
+    let pages = numbers.flat_map(|page| vec![byte(page); PAGE_LEN]);
+    (descriptors.collect(), pages.collect())
+}

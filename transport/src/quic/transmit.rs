@@ -1,0 +1,97 @@
+//! What goes out, and the requests that are read when replies have gone.
+
+use std::time::Instant;
+
+use super::{Quic, limits};
+
+impl Quic {
+    /// Transmits what touched links have, each in its turn, until the socket takes no more; where clients have their turns for a short time only.
+    pub(super) fn transmit(&mut self, now: Instant) {
+        self.turns.work_for(None);
+        if let Some((transmit, _)) = self.stalled.take() {
+            if !self.socket.send(&transmit, &self.buffer) {
+                self.stalled = Some((transmit, now + limits::SOCKET_RETRY));
+                return;
+            }
+            self.buffer.clear();
+        }
+        let until = self.turns.is_contended().then(|| Instant::now() + limits::CLIENT_TURN);
+        while let Some(index) = self.next_to_transmit() {
+            if !self.transmit_one(now, index) {
+                break;
+            }
+            if until.is_some_and(|until| until <= Instant::now()) {
+                break;
+            }
+        }
+        self.turns.work_for(None);
+    }
+
+    /// The link whose turn it is. Where clients have their turns that is one of the client for which least was done.
+    fn next_to_transmit(&mut self) -> Option<usize> {
+        let mut at = 0;
+        if self.turns.is_contended() && self.dirty.len() > 1 {
+            let client = |&index: &usize| self.links.get(index)?.as_ref()?.client;
+            let paid_at = |&at: &usize| self.turns.paid_at(client(&self.dirty[at]));
+            at = (0..self.dirty.len()).min_by_key(paid_at).unwrap_or_default();
+        }
+        self.dirty.remove(at)
+    }
+
+    /// Transmits what a link has, some at most. False if the socket takes no more.
+    fn transmit_one(&mut self, now: Instant, index: usize) -> bool {
+        let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { return true };
+        self.turns.work_for(link.client);
+        link.marked = false;
+        let (mtu, contended) = (link.conn.current_mtu(), self.turns.is_contended());
+        let (segments, bursts) = match contended {
+            true => (usize::from((limits::BURST_CONTENDED / mtu).max(1)), 1),
+            false => (usize::MAX, limits::TRANSMIT_BURST),
+        };
+        let segments = segments.min(self.socket.segments(mtu));
+        for _ in 0..bursts {
+            let transmit = link.conn.poll_transmit(now, segments, &mut self.buffer);
+            let Some(transmit) = transmit else {
+                let (before, after) = link.update_timeout();
+                self.timeout = if before.is_some() && before == self.timeout {
+                    self.links.iter().flatten().filter_map(|link| link.timeout).min()
+                } else {
+                    [self.timeout, after].into_iter().flatten().min()
+                };
+                return true;
+            };
+            if !self.socket.send(&transmit, &self.buffer) {
+                self.stalled = Some((transmit, now + limits::SOCKET_RETRY));
+                link.mark(&mut self.dirty);
+                return false;
+            }
+            self.buffer.clear();
+        }
+        link.mark(&mut self.dirty);
+        true
+    }
+
+    /// Reads requests which were held back, as far as replies have gone. Where clients have their turns, of one link in a turn.
+    pub(super) fn resume(&mut self, now: Instant) {
+        let contended = self.turns.is_contended();
+        self.resumes_at = None;
+        for _ in 0..self.held.len() {
+            let Some(index) = self.held.pop_front() else { break };
+            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
+            if contended && link.may_resume() {
+                let waits = link.client.and_then(|client| self.turns.waits_until(now, client));
+                let waits = waits.or(self.has_resumed.then_some(now));
+                if let Some(at) = waits {
+                    self.resumes_at = Some(self.resumes_at.map_or(at, |other| other.min(at)));
+                    self.held.push_back(index);
+                    continue;
+                }
+                self.has_resumed = true;
+                self.turns.work_for(link.client);
+            }
+            link.set_contended(contended);
+            link.resume(now, &mut self.events);
+            self.settle(now, index);
+        }
+    }
+}

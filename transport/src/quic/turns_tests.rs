@@ -1,0 +1,154 @@
+//! Clients beside one that sends without end.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use zerocopy::IntoBytes;
+
+use super::tests::*;
+use super::*;
+use crate::keys::{Authority, Role};
+use crate::message::{Op, PAGE_LEN, PageDescriptor, Status};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Two clients with a link each.
+struct Two {
+    pair: Pair,
+    link: LinkId,
+    other: Quic,
+    other_link: LinkId,
+}
+
+impl Two {
+    fn new() -> Two {
+        let authority = Authority::generate().unwrap();
+        let now = SystemTime::now();
+        let identity = |role| authority.identity(role, [now - HOUR, now + HOUR]).unwrap();
+        let mut pair = Pair::of(&identity(Role::Node), &identity(Role::Client));
+        let link = pair.connect();
+        let mut other = Quic::client(any(), &identity(Role::Client)).unwrap();
+        let other_link = other.connect(Instant::now(), pair.server.local_addr()).unwrap();
+        let start = Instant::now();
+        let mut up = false;
+        while !up || take(&mut pair.served, connected).is_none() {
+            pair.step(Instant::now());
+            let now = Instant::now();
+            other.drive(now).unwrap();
+            up |= std::iter::from_fn(|| other.poll(now)).any(|event| connected(&event).is_some());
+            other.flush(now).unwrap();
+            assert!(start.elapsed() < PATIENCE);
+        }
+        // What is left of the handshakes.
+        (0..100).for_each(|_| pair.step(Instant::now()));
+        Two { pair, link, other, other_link }
+    }
+
+    /// As many gets as a link takes lie in the server's socket, and behind them one of the other client.
+    fn flood(&mut self, now: Instant) {
+        let get = |request| Control::get(request, WORKLOAD, 1);
+        // Both have sent just now.
+        self.other.request(now, self.other_link, &get(3), &[]).unwrap();
+        self.other.flush(now).unwrap();
+        let mut sent = 0;
+        while self.pair.client.request(now, self.link, &get(1), &[]).is_ok() {
+            sent += 1;
+            if sent == 1 {
+                self.pair.client.flush(now).unwrap();
+            }
+        }
+        // In one datagram.
+        self.pair.client.flush(now).unwrap();
+        assert!(sent > 100);
+        self.other.request(now, self.other_link, &get(2), &[]).unwrap();
+        self.other.flush(now).unwrap();
+    }
+
+    /// Answers what comes until the request of the other client has; returns how many others were before it.
+    fn answer_until_other(&mut self, now: Instant) -> usize {
+        let (mut before, mut turns) = (0, 0);
+        loop {
+            turns += 1;
+            self.pair.server.drive(now).unwrap();
+            while let Some(event) = self.pair.server.poll(now) {
+                let Event::Control { exchange, control } = event else { continue };
+                if control.request == 2 {
+                    return before;
+                }
+                before += 1;
+                let reply = control.reply(Status::Denied);
+                self.pair.server.reply(now, exchange, &reply, &[]).unwrap();
+            }
+            self.pair.server.flush(now).unwrap();
+            assert!(turns < 10_000, "it is never answered");
+        }
+    }
+}
+
+#[test]
+fn a_request_does_not_wait_for_all_that_another_client_has_sent_before() {
+    let mut two = Two::new();
+    let now = Instant::now();
+    two.flood(now);
+    let before = two.answer_until_other(now);
+    let most = limits::BACKLOG_CONTENDED / limits::REPLY_LEAST;
+    // And one of each that was sent before.
+    assert!(before <= most + 2, "{before} before it");
+}
+
+#[test]
+fn what_a_client_asks_for_is_read_as_its_replies_go() {
+    let mut two = Two::new();
+    let now = Instant::now();
+    two.flood(now);
+    two.answer_until_other(now);
+    let mut seen = 0;
+    let start = Instant::now();
+    while seen < 100 {
+        let now = Instant::now();
+        two.pair.server.drive(now).unwrap();
+        let mut of_turn = 0;
+        while let Some(event) = two.pair.server.poll(now) {
+            let Event::Control { exchange, control } = event else { continue };
+            two.pair.server.reply(now, exchange, &control.reply(Status::Denied), &[]).unwrap();
+            of_turn += 1;
+        }
+        two.pair.server.flush(now).unwrap();
+        two.pair.client.drive(now).unwrap();
+        while two.pair.client.poll(now).is_some() {}
+        two.pair.client.flush(now).unwrap();
+        seen += of_turn;
+        if two.pair.server.turns.is_contended() {
+            let most = 2 * limits::BACKLOG_CONTENDED / limits::REPLY_LEAST;
+            assert!(of_turn <= most, "{of_turn} in a turn");
+        }
+        assert!(start.elapsed() < PATIENCE, "{seen} requests are read");
+    }
+}
+
+/// What they wait for may lie behind others that are not read: then it would never come.
+#[test]
+fn requests_that_have_not_come_whole_hold_back_no_others() {
+    let mut two = Two::new();
+    let (link, now) = (two.link, Instant::now());
+    let mut put = Control::put(1, WORKLOAD, 64);
+    put.payload_len = 64 * (PageDescriptor::LEN + PAGE_LEN) as u32;
+    for _ in 0..100 {
+        two.pair.send_raw(link, &[put.as_bytes(), &[7; 100]].concat(), false);
+    }
+    two.flood(now);
+    let mut controls = 0;
+    for _ in 0..1000 {
+        two.pair.server.drive(now).unwrap();
+        while let Some(event) = two.pair.server.poll(now) {
+            let Event::Control { exchange, control } = event else { continue };
+            controls += 1;
+            if control.op() != Some(Op::Put) {
+                let reply = control.reply(Status::Denied);
+                two.pair.server.reply(now, exchange, &reply, &[]).unwrap();
+            }
+        }
+    }
+    assert!(two.pair.server.turns.is_contended());
+    // All but what the client may have under way without an answer.
+    assert_eq!(controls, 2 + limits::EXCHANGES_MAX, "some are not read");
+}
