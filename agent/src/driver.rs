@@ -128,19 +128,20 @@ impl<T: Transport> Driver<T> {
                 handled = 0;
             }
         }
-        if let Some(exchange) = self.core.poll_unfinished() {
-            busy = true;
-            if self.transport.begin_work(received, exchange.link) {
-                self.handle(At { now: clock(), received }, Event::Complete { exchange }, &clock);
-            } else {
-                self.core.put_off(exchange);
-            }
-        }
         if self.core.deadline(received).is_some_and(|deadline| deadline <= received) {
             self.core.handle_timeout(received);
             while let Some(reply) = self.core.poll_stalled(received) {
+                busy = true;
                 let at = At { now: received, received };
                 send(&mut self.transport, &self.stats, (at, received), &reply);
+            }
+        }
+        if let Some(exchange) = self.core.poll_unfinished() {
+            busy = true;
+            if !self.transport.begin_work(received, exchange.link) {
+                self.core.put_off(exchange);
+            } else if !self.core.discards_part(exchange) {
+                self.handle(At { now: clock(), received }, Event::Complete { exchange }, &clock);
             }
         }
         self.transport.flush(received)?;
@@ -172,7 +173,7 @@ impl<T: Transport> Driver<T> {
             Event::Payload { exchange, offset, bytes } => {
                 (exchange.link, core.handle_payload(exchange, offset, &bytes))
             }
-            Event::Complete { exchange } if core.discards_part(exchange) => return 0,
+            Event::Complete { exchange } if core.is_for_later(exchange) => return 0,
             Event::Complete { exchange } => (exchange.link, core.handle_complete(at, exchange)),
             Event::Aborted { exchange, reason } => {
                 tracing::debug!(?exchange, %reason, "request aborted");
@@ -235,8 +236,11 @@ impl<T: Transport> Driver<T> {
             self.transport.close(Instant::now(), link, CloseCode::Draining);
         }
         self.transport.flush(Instant::now())?;
-        while self.core.links().next().is_some() && Instant::now() < end {
-            if !self.turn(Instant::now)? {
+        // Where clients have their turns, not all that is to be sent leaves in one.
+        let mut busy = true;
+        while (busy || self.core.links().next().is_some()) && Instant::now() < end {
+            busy = self.turn(Instant::now)?;
+            if !busy {
                 sched_yield()?;
             }
         }

@@ -27,6 +27,8 @@ pub(crate) struct Exchange {
     received: usize,
     /// Ids of a discard that are done with.
     ids_taken: usize,
+    /// Whether it was put off once.
+    pub has_waited: bool,
     /// The page whose bytes come next, and how many of it have come.
     cursor: (usize, usize),
     /// Lengths of its pages contradict each other, the message or our limits: nothing of it is used.
@@ -51,6 +53,7 @@ impl Exchange {
             head_len: head_len.min(payload_len),
             received: 0,
             ids_taken: 0,
+            has_waited: false,
             cursor: (0, 0),
             is_odd: false,
             frames: Vec::new(),

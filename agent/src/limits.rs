@@ -54,7 +54,9 @@ pub const SWEEP_STEP: u32 = 4096;
 pub const SWEEP_PAUSE: Duration = Duration::from_millis(4);
 /// See [`SWEEP_PAUSE`].
 pub const SWEEP_SHARE: u64 = 16;
-/// Pages that a discard frees in one step: 25 us.
+/// A discard of so many pages is done as soon as it has come.
+pub const DISCARD_AT_ONCE: usize = 64;
+/// Pages that a longer one frees in one step: 25 us.
 pub const DISCARD_STEP: usize = 256;
 /// Entries looked at in one step of giving free frames back to the kernel.
 pub const TRIM_STEP: u32 = 16_384;

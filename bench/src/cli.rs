@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::hostile;
 use crate::network::Kind;
 use crate::placement::Wait;
 
@@ -563,12 +562,27 @@ pub(crate) struct PressureOptions {
     pub programs: Programs,
 }
 
+/// What a client asks for without end.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Asks {
+    /// Pages, one by one.
+    Gets,
+    /// As many at a time as there may be.
+    Scans,
+    /// To store as many.
+    Puts,
+    /// To forget as many as there may be in one request, which are not there.
+    Discards,
+    /// A workload after the other.
+    Sessions,
+}
+
 /// `gms-bench hostile`.
 #[derive(Args, Debug)]
 pub(crate) struct HostileOptions {
     /// What the other asks for, instead of each kind in turn
     #[arg(long, value_name = "KIND")]
-    pub only: Option<hostile::Kind>,
+    pub only: Option<Asks>,
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,

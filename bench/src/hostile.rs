@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use gms_transport::keys::{self, Role};
 use gms_transport::message::{DISCARD_MAX, PAGE_LEN, PAGES_MAX, Status, WorkloadId};
 use gms_transport::{Control, Event, LinkId, Quic, Transport};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::cli::HostileOptions;
+use crate::cli::{Asks, HostileOptions};
 use crate::error::{BenchError, Trying};
 use crate::floor::quic::{bad_keys, failed, pause, unexpected};
 use crate::network::Network;
@@ -40,31 +39,16 @@ const PERIOD: Duration = Duration::from_millis(1);
 /// Memory of the agent in MiB.
 const EXPORT_MIB: u32 = 256;
 
-/// What it asks for without end.
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum Kind {
-    /// Pages, one by one.
-    Gets,
-    /// As many at a time as there may be.
-    Scans,
-    /// To store as many.
-    Puts,
-    /// To forget as many as there may be in one request, which are not there.
-    Discards,
-    /// A workload after the other.
-    Sessions,
-}
-
-impl Kind {
-    const ALL: [Kind; 5] = [Kind::Gets, Kind::Scans, Kind::Puts, Kind::Discards, Kind::Sessions];
+impl Asks {
+    const ALL: [Asks; 5] = [Asks::Gets, Asks::Scans, Asks::Puts, Asks::Discards, Asks::Sessions];
 
     fn name(self) -> &'static str {
         match self {
-            Kind::Gets => "gets",
-            Kind::Scans => "scans",
-            Kind::Puts => "puts",
-            Kind::Discards => "discards",
-            Kind::Sessions => "sessions",
+            Asks::Gets => "gets",
+            Asks::Scans => "scans",
+            Asks::Puts => "puts",
+            Asks::Discards => "discards",
+            Asks::Sessions => "sessions",
         }
     }
 }
@@ -74,7 +58,7 @@ pub(crate) fn run(options: &HostileOptions, report: &mut Report) -> Result<(), B
     let slice = Duration::from_millis(options.effort.count(SLICE_MS.0, SLICE_MS.1) as u64);
     for run in 0..options.effort.runs() {
         let kinds =
-            Kind::ALL.into_iter().filter(|kind| options.only.is_none_or(|only| only == *kind));
+            Asks::ALL.into_iter().filter(|kind| options.only.is_none_or(|only| only == *kind));
         for kind in rotated(kinds, run) {
             report.run(kind.name(), |report| once(options, kind, slice, report))?;
         }
@@ -84,7 +68,7 @@ pub(crate) fn run(options: &HostileOptions, report: &mut Report) -> Result<(), B
 
 fn once(
     options: &HostileOptions,
-    kind: Kind,
+    kind: Asks,
     slice: Duration,
     report: &mut Report,
 ) -> Result<(), BenchError> {
@@ -280,7 +264,7 @@ impl Client {
     }
 
     /// The same for a time; returns how many requests were answered a second.
-    fn attack_for(&mut self, kind: Kind, time: Duration) -> Result<f64, BenchError> {
+    fn attack_for(&mut self, kind: Asks, time: Duration) -> Result<f64, BenchError> {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -293,7 +277,7 @@ impl Client {
     }
 
     /// Asks for as much as the transport takes, until it is `over`.
-    fn attack(&mut self, kind: Kind, over: &AtomicBool) -> Result<(), BenchError> {
+    fn attack(&mut self, kind: Asks, over: &AtomicBool) -> Result<(), BenchError> {
         let ids: Vec<u8> = (0..DISCARD_MAX as u64).flat_map(|n| (n << 20).to_le_bytes()).collect();
         let (descriptors, pages) = pages(0);
         let workload = self.workload;
@@ -305,23 +289,23 @@ impl Client {
                 let number = self.number;
                 let many = PAGES_MAX as u16;
                 let sent = match kind {
-                    Kind::Gets => {
+                    Asks::Gets => {
                         let get = Control::get(number, workload, number % PAGES);
                         self.quic.request(now, self.link, &get, &[])
                     }
-                    Kind::Scans => {
+                    Asks::Scans => {
                         let get = Control::get_many(number, workload, many);
                         self.quic.request(now, self.link, &get, &[&descriptors])
                     }
-                    Kind::Puts => {
+                    Asks::Puts => {
                         let put = Control::put(number, workload, many);
                         self.quic.request(now, self.link, &put, &[&descriptors, &pages])
                     }
-                    Kind::Discards => {
+                    Asks::Discards => {
                         let discard = Control::discard(number, workload, DISCARD_MAX as u16);
                         self.quic.request(now, self.link, &discard, &[&ids])
                     }
-                    Kind::Sessions => {
+                    Asks::Sessions => {
                         let mut id = [7; 16];
                         id[..8].copy_from_slice(&number.to_le_bytes());
                         let hello = Control::hello(number, WorkloadId(id), 1000);

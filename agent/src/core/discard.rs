@@ -2,14 +2,27 @@
 
 use super::{Core, Done};
 use crate::exchange::Exchange;
-use crate::limits::DISCARD_STEP;
+use crate::limits::{DISCARD_AT_ONCE, DISCARD_STEP};
 use crate::store::{Store, TenantId};
 use gms_policy::ContentId;
 use gms_transport::ExchangeId;
 use gms_transport::message::{Op, Status};
 
 impl Core {
-    /// Of a request that has come whole: does a part of it, if it is a long discard. False if the rest is for [`Core::handle_complete`].
+    /// Of a request that has come whole: whether it waits until it is [asked for](Core::poll_unfinished). That is so once.
+    pub fn is_for_later(&mut self, exchange: ExchangeId) -> bool {
+        let Some(request) = self.exchanges.get_mut(&exchange) else { return false };
+        let is_discard = request.control.op() == Some(Op::Discard) && request.is_whole();
+        let is_for_later =
+            is_discard && request.ids().len() > DISCARD_AT_ONCE && !request.has_waited;
+        if is_for_later {
+            request.has_waited = true;
+            self.unfinished.push_back(exchange);
+        }
+        is_for_later
+    }
+
+    /// Of one that has waited: does a part of it, if it is a long discard. False if the rest is for [`Core::handle_complete`].
     pub fn discards_part(&mut self, exchange: ExchangeId) -> bool {
         let Some(request) = self.exchanges.get(&exchange).filter(|request| is_long(request)) else {
             return false;

@@ -15,14 +15,18 @@ fn others_are_served_between_the_steps_of_a_discard() {
     let step = DISCARD_STEP as u64;
     let count = 2 * step + 1;
     let all: Vec<(u64, u8)> = (0..count).map(|page| (page, 2)).collect();
-    all.chunks(64).for_each(|pages| drop(put(&mut bed, one, WORKLOADS[0], pages)));
+    for pages in all.chunks(64) {
+        put(&mut bed, one, WORKLOADS[0], pages);
+    }
     let held = |bed: &Bed| bed.cores[0].shared().accounts().held();
     assert_eq!(held(&bed), count + 1);
     let ids: Vec<u8> = (0..count).flat_map(u64::to_le_bytes).collect();
     let mut discard = Control::discard(4, WORKLOADS[0], count as u16);
     let id = bed.begin(one, &mut discard, &ids).ok().expect("admitted");
-    assert!(!bed.core().discards_part(id), "it has not come whole");
+    assert!(!bed.core().discards_part(id) && !bed.core().is_for_later(id), "it is not whole");
     bed.pay(id, &ids, 100);
+    assert!(bed.core().is_for_later(id) && !bed.core().is_for_later(id));
+    assert_eq!((bed.core().poll_unfinished(), held(&bed)), (Some(id), count + 1));
     for left in [count - step, count - 2 * step] {
         assert!(bed.core().discards_part(id));
         assert_eq!(held(&bed), left + 1);

@@ -9,7 +9,7 @@ use quinn_proto::{ConnectionHandle, EndpointEvent, Incoming};
 
 use super::admission::{Decision, Source};
 use super::link::Link;
-use super::{Quic, close, limits};
+use super::{Quic, close, limits, socket};
 use crate::CloseReason;
 
 impl Quic {
@@ -68,10 +68,14 @@ impl Quic {
             return self.send_answer(transmit);
         };
         let receive = self.first_share();
-        config.transport_config(self.transport(addr, limits::EXCHANGES_MAX, receive));
+        let mtu = socket::route_mtu(addr).unwrap_or(limits::MTU_MIN);
+        config.transport_config(self.transport(mtu, limits::EXCHANGES_MAX, receive));
         match self.endpoint.accept(incoming, now, &mut self.answer, Some(Arc::new(config))) {
             Ok((handle, conn)) => {
+                let peer = conn.remote_address();
                 self.add(now, handle, conn, receive);
+                let len_max = usize::from(mtu).max(limits::STRANGER_LEN);
+                self.peers.entry(peer).or_default().len_max = len_max;
             }
             Err(error) => {
                 self.admission.fail(now, source);

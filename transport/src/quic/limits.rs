@@ -56,6 +56,8 @@ pub const STRANGERS_TURN: Duration = Duration::from_micros(20);
 pub const TURNS_OF_LINKS: u32 = 8;
 /// Bytes of strangers' datagrams that wait, at most: a third of each standing.
 pub const STRANGERS_MAX: usize = 256 << 10;
+/// Answers to strangers are lost while so large a part of the socket's send buffer is taken: what is sent to an address at which nobody is stays there for seconds.
+pub const ANSWERS_PART: usize = 4;
 /// A short one counts for so many.
 pub const STRANGER_LEAST: usize = 512;
 
@@ -67,13 +69,17 @@ pub const STRANGER_LEN: usize = 1500;
 pub const CLIENT_PART: u32 = 2;
 /// So much may be done for it at once, if nothing was before.
 pub const CLIENT_AHEAD: Duration = Duration::from_millis(2);
-/// No client waits longer than this for what was done before, whatever that was.
-pub const CLIENT_BEHIND: Duration = Duration::from_millis(100);
 /// One turn may take in so much of a client, or send for so long, and one datagram more.
 pub const CLIENT_TURN: Duration = Duration::from_micros(10);
+/// The same where only one is active.
+pub const TURN_ALONE: Duration = Duration::from_micros(200);
+/// One turn receives for so long, where clients have their turns, and one reception more.
+pub const RECEIVE_TURN: Duration = Duration::from_micros(30);
 /// Bytes that are sent together, where clients have their turns.
 pub const BURST_CONTENDED: u16 = 16 << 10;
-/// So long after two clients have sent there may be others who wait.
+/// A client in so many of whose receptions in [`CONTENDED`] was no request only keeps its links.
+pub const QUIET_MAX: u32 = 3;
+/// A client that has asked for something is active for so long.
 pub const CONTENDED: Duration = Duration::from_millis(10);
 /// Bytes of datagrams of clients that wait for their turn.
 pub const LANES_MAX: usize = 16 << 20;

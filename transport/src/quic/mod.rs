@@ -70,6 +70,8 @@ pub struct Quic {
     alpn: &'static [&'static [u8]],
     /// Whose clients are served.
     verifier: Option<Arc<dyn ClientCertVerifier>>,
+    /// Makes connection ids that are known again.
+    ids: Option<HashedConnectionIdGenerator>,
     /// By QUIC connection handle.
     links: Vec<Option<Link>>,
     /// Links made so far.
@@ -118,6 +120,8 @@ struct Peer {
     up: usize,
     /// Whose they are: the first that was up.
     client: Option<PeerId>,
+    /// The largest datagram that its route carries.
+    len_max: usize,
 }
 
 impl Quic {
@@ -195,12 +199,13 @@ impl Quic {
         identity: &Identity,
         server: Option<ServerConfig>,
     ) -> Self {
-        let mut config = EndpointConfig::default();
+        let (mut config, mut ids) = (EndpointConfig::default(), None);
         if server.is_some() {
             // An agent which restarts knows by its keys the links of its former life, and resets them at once.
             let (reset_key, id_key) = tls::endpoint_keys(identity, socket.local(), crowd.index);
             config.reset_key(Arc::new(reset_key)).min_reset_interval(limits::RESET_INTERVAL);
             config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)));
+            ids = Some(HashedConnectionIdGenerator::from_key(id_key));
         }
         config.max_udp_payload_size(limits::MTU_MAX).expect("a valid UDP payload size");
         let (handshakes, retry_mark) = crowd.handshakes();
@@ -216,6 +221,7 @@ impl Quic {
             server: None,
             alpn: &tls::ALPN,
             verifier: None,
+            ids,
             links: Vec::new(),
             generation: 0,
             events: VecDeque::new(),
@@ -267,9 +273,8 @@ impl Quic {
         self.receive_share(self.established + self.admission.total() + 1 + others)
     }
 
-    /// The transport configuration for a path to `peer`, which may send `receive` bytes ahead of us.
-    fn transport(&self, peer: SocketAddr, exchanges: u32, receive: u64) -> Arc<TransportConfig> {
-        let mtu = socket::route_mtu(peer).unwrap_or(limits::MTU_MIN);
+    /// The transport configuration for a path whose first hop carries `mtu` bytes, to who may send `receive` bytes ahead of us.
+    fn transport(&self, mtu: u16, exchanges: u32, receive: u64) -> Arc<TransportConfig> {
         // Only the loopback interface carries 64 KiB: there, what the route says holds for the whole path.
         let (sure, least) = match mtu {
             limits::MTU_LOOPBACK.. => (mtu, limits::MTU_LOOPBACK_MIN),
@@ -334,7 +339,9 @@ impl Quic {
 
     /// Sends a datagram that the endpoint made; it is lost if the socket is full.
     fn send_answer(&mut self, transmit: Option<Transmit>) {
-        if let Some(transmit) = transmit.filter(|_| self.stalled.is_none()) {
+        if let Some(transmit) = transmit.filter(|_| self.stalled.is_none())
+            && self.socket.takes_answers()
+        {
             self.socket.send(&transmit, &self.answer);
         }
         self.answer.clear();
@@ -401,6 +408,7 @@ impl Quic {
             let index = self.dirty[turn];
             self.recheck(now, index);
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
+            self.turns.work_for(link.client);
             link.pump(now, &mut self.events);
             let mut drained = false;
             while let Some(event) = link.conn.poll_endpoint_events() {
@@ -442,6 +450,10 @@ impl Quic {
             peer.up -= usize::from(link.was_up);
             if peer.links == 0 {
                 self.peers.remove(&addr);
+            } else if peer.client == link.client {
+                let is_there = |other: &&Link| other.was_up && other.conn.remote_address() == addr;
+                peer.client =
+                    self.links.iter().flatten().find(is_there).and_then(|other| other.client);
             }
         }
     }
@@ -514,7 +526,8 @@ impl Transport for Quic {
             _ => addr,
         };
         let receive = self.first_share();
-        config.transport_config(self.transport(addr, 0, receive));
+        let mtu = socket::route_mtu(addr).unwrap_or(limits::MTU_MIN);
+        config.transport_config(self.transport(mtu, 0, receive));
         let (handle, conn) = self
             .endpoint
             .connect(now, config, remote, NODE_NAME)
@@ -566,7 +579,8 @@ impl Transport for Quic {
         let sending = self.turns.is_contended() && self.stalled.is_none() && !self.dirty.is_empty();
         let (received, of_link) = self.receive(now)?;
         // Before, all links would have ended that were not heard while this thread did not run.
-        let timers = self.stall.is_over(now, received) && self.run_timers(now);
+        let more = received || self.turns.due().is_some();
+        let timers = self.stall.is_over(now, more) && self.run_timers(now);
         let strangers = self.handle_strangers(now, of_link);
         if !self.dirty.is_empty() {
             self.pump(now);
@@ -580,6 +594,11 @@ impl Transport for Quic {
             self.resume(now);
         }
         let event = self.events.pop_front();
+        if let Some(Event::Control { exchange, .. }) = &event
+            && let Some(client) = self.client_of_link(exchange.link)
+        {
+            self.turns.asked(now, client);
+        }
         if self.turns.is_contended() {
             let link = event.as_ref().map(Event::link);
             self.turns.work_for(link.and_then(|link| self.client_of_link(link)));

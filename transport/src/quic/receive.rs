@@ -2,10 +2,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use quinn_proto::DatagramEvent;
+use quinn_proto::{
+    ConnectionId, ConnectionIdGenerator, DatagramEvent, HashedConnectionIdGenerator,
+};
 
 use super::socket::{Received, route_mtu};
 use super::strangers::Datagram;
@@ -41,40 +43,58 @@ enum Sender {
     Client(Option<PeerId>),
     /// Who has begun a handshake, or not.
     Stranger { has_begun: bool },
+    /// No client: another pretends to be at its address, or it is too large.
+    Nobody,
 }
 
 impl Quic {
     /// Takes what has come. Returns whether anything has, and whether anything was a link's.
     pub(super) fn receive(&mut self, now: Instant) -> io::Result<(bool, bool)> {
-        let (mut any, mut of_link, mut count) = (false, false, 0);
-        loop {
-            let contended = self.turns.is_contended();
-            let most = if contended { limits::RECEIVE_CONTENDED } else { limits::RECEIVE_BATCH };
-            if count >= most {
+        let (mut any, mut of_link, began) = (false, false, Instant::now());
+        for count in 0..limits::RECEIVE_CONTENDED {
+            if count > 0 && self.is_enough(count, began.elapsed()) {
                 break;
             }
             let Some(received) = self.socket.receive()? else { break };
-            (any, count) = (true, count + 1);
+            any = true;
             // A short message is worth answering before the next is looked for.
-            if self.take(now, &received) {
+            if self.take(now, &received, began + limits::TURN_ALONE) {
                 of_link = true;
                 if received.len < limits::BULK && !self.turns.is_contended() {
                     break;
                 }
             }
         }
-        self.turns.work_for(None);
-        if let Some(client) = self.turns.next(now) {
-            (any, of_link) = (true, true);
-            self.serve_lane(now, client);
+        if self.turns.are_waiting() {
+            // Of several only if it took long to receive: who floods the socket takes no more than half.
+            let took = began.elapsed();
+            let until = began + took + took.saturating_sub(limits::CLIENT_TURN);
+            while let Some(client) = self.turns.next(now) {
+                (any, of_link) = (true, true);
+                self.serve_lane(now, client);
+                if until <= Instant::now() {
+                    break;
+                }
+            }
+            self.turns.work_for(None);
         }
         Ok((any, of_link))
     }
 
-    /// Handles what waits of one client, for a short time.
+    /// Whether so many receptions, which took so long, are enough for one turn.
+    fn is_enough(&self, count: usize, took: Duration) -> bool {
+        match self.turns.is_contended() {
+            true => took >= limits::RECEIVE_TURN,
+            false => count >= limits::RECEIVE_BATCH || took >= limits::TURN_ALONE,
+        }
+    }
+
+    /// Handles what waits of one client, for a short time; more than comes in a turn, where no other is active any more.
     fn serve_lane(&mut self, now: Instant, client: PeerId) {
         self.turns.work_for(Some(client));
-        let until = Instant::now() + limits::CLIENT_TURN;
+        let contended = self.turns.is_contended();
+        let most = if contended { limits::CLIENT_TURN } else { limits::TURN_ALONE };
+        let until = Instant::now() + most;
         while let Some(next) = self.turns.take(client) {
             self.handle(now, next.from, next.to, next.bytes);
             if until <= Instant::now() {
@@ -83,24 +103,33 @@ impl Quic {
         }
     }
 
-    /// Takes what was received: gives it to the links, or has it wait. True if anything was handled that was a link's.
-    fn take(&mut self, now: Instant, received: &Received) -> bool {
-        let Received { from, to, .. } = *received;
-        let (mut index, mut any) = (0, false);
+    /// Takes what was received: gives it to the links until `late`, or has it wait. True if anything was handled that was a link's.
+    fn take(&mut self, now: Instant, received: &Received, late: Instant) -> bool {
+        let Received { from, to, len, stride } = *received;
+        let (mut index, mut any, mut is_first) = (0, false, true);
         while let Some(bytes) = self.socket.datagram(received, index) {
             index += 1;
             match self.sender(from, &bytes) {
-                Sender::Client(Some(client)) if self.turns.must_wait(now, client) => {
-                    self.turns.work_for(Some(client));
-                    self.turns.push(client, Datagram { from, to, bytes });
+                Sender::Client(Some(client)) => {
+                    let waits = self.turns.must_wait(now, client, is_first);
+                    is_first = false;
+                    if waits || len > stride && Instant::now() > late {
+                        self.turns.work_for(Some(client));
+                        self.turns.push(client, Datagram { from, to, bytes });
+                    } else {
+                        self.handle(now, from, to, bytes);
+                        any = true;
+                    }
                 }
-                Sender::Client(_) => {
+                Sender::Client(None) => {
                     self.handle(now, from, to, bytes);
                     any = true;
                 }
                 Sender::Stranger { has_begun } => {
+                    self.turns.work_for(None);
                     self.strangers.push(Datagram { from, to, bytes }, has_begun);
                 }
+                Sender::Nobody => {}
             }
         }
         any
@@ -114,9 +143,26 @@ impl Quic {
         }
         let is_long = datagram.first().is_none_or(|first| first & LONG != 0);
         match self.peers.get(&from) {
-            Some(peer) if !is_long && peer.up > 0 => Sender::Client(peer.client),
+            Some(peer) if !is_long && peer.up > 0 => {
+                let is_good = datagram.len() <= peer.len_max && self.is_of_ours(datagram);
+                if is_good { Sender::Client(peer.client) } else { Sender::Nobody }
+            }
             found => Sender::Stranger { has_begun: found.is_some() },
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_of_client(&self, from: SocketAddr, datagram: &[u8]) -> bool {
+        matches!(self.sender(from, datagram), Sender::Client(_))
+    }
+
+    /// Whether a datagram with a short header names a connection id that may be one of ours.
+    fn is_of_ours(&self, datagram: &[u8]) -> bool {
+        let id = |ids: &HashedConnectionIdGenerator| {
+            let id = datagram.get(1..1 + ids.cid_len()).map(ConnectionId::new);
+            id.is_some_and(|id| ids.validate(&id).is_ok())
+        };
+        self.ids.as_ref().is_none_or(id)
     }
 
     /// Whether a stranger may have sent a datagram of so many bytes: only the loopback interface carries large ones from the first on.

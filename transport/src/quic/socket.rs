@@ -14,7 +14,7 @@ use nix::sys::socket::{
 };
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 
-use super::limits::{EARLY_MAX, MTU_MIN, SOCKET_BUFFER};
+use super::limits::{ANSWERS_PART, EARLY_MAX, MTU_MIN, SOCKET_BUFFER};
 
 /// The largest datagram, and the most that GSO and GRO put together.
 const DATAGRAM_MAX: usize = 65535;
@@ -166,6 +166,15 @@ impl Socket {
     pub(super) fn datagram(&self, received: &Received, index: usize) -> Option<BytesMut> {
         let bytes = self.buffer.get(..received.len)?;
         bytes.chunks(received.stride).nth(index).map(BytesMut::from)
+    }
+
+    /// Whether enough of the send buffer is free for what is not of links.
+    pub(super) fn takes_answers(&self) -> bool {
+        let mut taken: libc::c_int = 0;
+        // SAFETY: the request writes an int where it is told to.
+        let rc = unsafe { libc::ioctl(self.udp.as_raw_fd(), libc::TIOCOUTQ, &raw mut taken) };
+        let most = getsockopt(&self.udp, sockopt::SndBuf).unwrap_or(0) / ANSWERS_PART;
+        rc == 0 && usize::try_from(taken).is_ok_and(|taken| taken < most)
     }
 
     /// Sends; false if the socket takes no more now. Datagrams that cannot go out are lost, as on any network.

@@ -71,14 +71,15 @@ impl Quic {
         true
     }
 
-    /// Reads requests which were held back, as far as replies have gone. Where clients have their turns, of one link in a turn.
+    /// Reads requests which were held back, as far as replies have gone: of one link in a turn.
     pub(super) fn resume(&mut self, now: Instant) {
         let contended = self.turns.is_contended();
         self.resumes_at = None;
+        let mut resumed = None;
         for _ in 0..self.held.len() {
             let Some(index) = self.held.pop_front() else { break };
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
-            if contended && link.may_resume() {
+            if link.may_resume() {
                 let waits = link.client.and_then(|client| self.turns.waits_until(now, client));
                 let waits = waits.or(self.has_resumed.then_some(now));
                 if let Some(at) = waits {
@@ -86,12 +87,16 @@ impl Quic {
                     self.held.push_back(index);
                     continue;
                 }
-                self.has_resumed = true;
+                (self.has_resumed, resumed) = (true, Some(index));
                 self.turns.work_for(link.client);
             }
             link.set_contended(contended);
             link.resume(now, &mut self.events);
             self.settle(now, index);
         }
+        // It is behind those that were passed over.
+        let at = self.held.iter().position(|index| Some(*index) == resumed);
+        let again = at.and_then(|at| self.held.remove(at));
+        self.held.extend(again);
     }
 }

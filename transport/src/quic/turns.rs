@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 use std::collections::hash_map::HashMap;
 use std::time::{Duration, Instant};
 
-use super::limits::{
-    CLIENT_AHEAD, CLIENT_BEHIND, CLIENT_PART, CONTENDED, LANES_MAX, STRANGER_LEAST,
-};
+use nix::time::{ClockId, clock_gettime};
+
+use super::limits::{CLIENT_AHEAD, CLIENT_PART, CONTENDED, LANES_MAX, QUIET_MAX, STRANGER_LEAST};
 use super::strangers::Datagram;
 use crate::PeerId;
 
@@ -19,12 +19,14 @@ use crate::PeerId;
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     clients: HashMap<PeerId, Client>,
-    /// Who has sent last.
+    /// Who was active last.
     last: Option<PeerId>,
-    /// Until when clients have their turns, if no two send any more.
+    /// Until when clients have their turns, if no two are active any more.
     contended_until: Option<Instant>,
     /// For whom something is done, and since when.
     measured: Option<(PeerId, Instant)>,
+    /// CPU time of the thread when this turn of the loop began.
+    cpu_time: Duration,
     /// Of all lanes.
     weight: usize,
     /// When this turn of the loop began.
@@ -38,13 +40,20 @@ struct Client {
     weight: usize,
     /// When what was done for it is paid.
     paid_at: Option<Instant>,
-    /// When it has sent something last.
-    sent_at: Option<Instant>,
+    /// It was active until then: it has asked for something, or sent more than who keeps a link does.
+    active_until: Option<Instant>,
+    /// Receptions since then, which is not long ago.
+    received: (Option<Instant>, u32),
 }
 
 /// When who has paid by `paid_at` may have something done again.
 fn due(paid_at: Option<Instant>) -> Option<Instant> {
     paid_at.map(|at| at.checked_sub(CLIENT_AHEAD * CLIENT_PART).unwrap_or(at))
+}
+
+/// CPU time of this thread; longer than any other if it cannot be told.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::MAX, Duration::from)
 }
 
 impl Turns {
@@ -63,7 +72,7 @@ impl Turns {
         }
     }
 
-    /// Whether more than one client sends.
+    /// Whether more than one client is active.
     pub(super) fn is_contended(&self) -> bool {
         self.contended_until.is_some()
     }
@@ -71,21 +80,49 @@ impl Turns {
     /// A turn begins: is one client left, it has the thread for itself.
     pub(super) fn begin(&mut self, now: Instant) {
         self.now = Some(now);
-        if self.contended_until.is_some_and(|until| until <= now) && self.weight == 0 {
+        if self.contended_until.is_some_and(|until| until <= now) {
             self.contended_until = None;
+        }
+        if self.is_contended() {
+            self.cpu_time = cpu_time();
         }
     }
 
-    /// The client has sent something: whether it must wait for its turn.
-    pub(super) fn must_wait(&mut self, now: Instant, client: PeerId) -> bool {
-        if let Some(state) = self.clients.get_mut(&client) {
-            state.sent_at = Some(now);
-        }
-        let last = self.last.replace(client);
-        if last.is_some_and(|last| last != client && self.clients.contains_key(&last)) {
+    /// The client has asked for something.
+    pub(super) fn asked(&mut self, now: Instant, client: PeerId) {
+        let Some(state) = self.clients.get_mut(&client) else { return };
+        state.active_until = Some(now + CONTENDED);
+        let last = self.last.replace(client).filter(|last| *last != client);
+        let last = last.and_then(|last| self.clients.get(&last)?.active_until);
+        if last.is_some_and(|until| now < until) {
             self.contended_until = Some(now + CONTENDED);
         }
-        self.is_contended()
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.weight
+    }
+
+    /// Whether anything waits.
+    pub(super) fn are_waiting(&self) -> bool {
+        self.weight > 0
+    }
+
+    /// The client has sent something, in another reception if it is the `first`: whether it must wait for its turn.
+    pub(super) fn must_wait(&mut self, now: Instant, client: PeerId, first: bool) -> bool {
+        let Some(state) = self.clients.get_mut(&client) else { return false };
+        let (since, count) = &mut state.received;
+        if since.is_none_or(|since| now > since + CONTENDED) {
+            (*since, *count) = (Some(now), 0);
+        }
+        *count += u32::from(first);
+        // What waits goes first.
+        let behind = !state.lane.is_empty();
+        if *count > QUIET_MAX {
+            self.asked(now, client);
+        }
+        behind || self.is_contended()
     }
 
     /// Has a datagram of a client wait. If there is no room, the last one of the longest lane is lost.
@@ -130,13 +167,14 @@ impl Turns {
         waiting.map(|(client, _)| self.waits_until(now, *client).unwrap_or(now)).min()
     }
 
-    /// When something may be done for a client, if that is not now: it owes, and less was done for another that sends.
+    /// When something may be done for a client, if that is not now: it owes, and less was done for another that is active.
     pub(super) fn waits_until(&self, now: Instant, client: PeerId) -> Option<Instant> {
         let state = self.clients.get(&client).filter(|_| self.is_contended())?;
         let due = due(state.paid_at).filter(|due| *due > now)?;
-        let sends = |other: &&Client| other.sent_at.is_some_and(|at| now <= at + CONTENDED);
-        let mut others = self.clients.values().filter(sends);
-        others.any(|other| other.paid_at < state.paid_at).then_some(due)
+        let is_less = |other: &&Client| other.paid_at < state.paid_at;
+        let others = self.clients.values().filter(is_less);
+        let active = others.filter_map(|other| other.active_until).filter(|until| *until > now);
+        Some(active.max()?.min(due))
     }
 
     /// Of two clients less was done of late for the one of which this is earlier.
@@ -152,18 +190,22 @@ impl Turns {
         }
         let now = Instant::now();
         if let Some((measured, since)) = self.measured.take() {
-            self.charge(now, measured, now.saturating_duration_since(since));
+            let mut took = now.saturating_duration_since(since);
+            if took > CLIENT_AHEAD {
+                // The thread may not have run.
+                took = took.min(cpu_time().saturating_sub(self.cpu_time));
+            }
+            self.charge(now, measured, took);
         }
         self.measured = client.map(|client| (client, now));
     }
 
-    /// So long was worked for a client, until now. It owes no more than it soon pays, whatever one datagram has cost.
+    /// So long was worked for a client, until now.
     fn charge(&mut self, now: Instant, client: PeerId, took: Duration) {
         let Some(state) = self.clients.get_mut(&client) else { return };
         let began = now.checked_sub(took).unwrap_or(now);
         let from = state.paid_at.map_or(began, |paid| paid.max(began));
-        let most = now + CLIENT_AHEAD * CLIENT_PART + CLIENT_BEHIND;
-        state.paid_at = Some((from + took * CLIENT_PART).min(most));
+        state.paid_at = Some(from + took * CLIENT_PART);
     }
 }
 
@@ -186,13 +228,19 @@ mod tests {
         Datagram { from, to: None, bytes: BytesMut::zeroed(length) }
     }
 
-    /// Clients with a link each, of which two have just sent.
+    /// The client has asked for something: whether what it sends next must wait.
+    fn hears(turns: &mut Turns, now: Instant, n: u8) -> bool {
+        turns.asked(now, client(n));
+        turns.must_wait(now, client(n), true)
+    }
+
+    /// Clients with a link each, of which two have just asked for something.
     fn contended(now: Instant, clients: u8) -> Turns {
         let mut turns = Turns::default();
         (0..clients).for_each(|n| turns.enter(client(n)));
         turns.begin(now);
-        assert!(!turns.must_wait(now, client(0)));
-        assert!(turns.must_wait(now, client(1)));
+        assert!(!hears(&mut turns, now, 0));
+        assert!(hears(&mut turns, now, 1));
         turns
     }
 
@@ -209,7 +257,7 @@ mod tests {
                 let due = n.checked_sub(always).map(|n| &mut next[usize::from(n)]);
                 let has = !turns.clients[&client(n)].lane.is_empty();
                 if due.as_ref().is_none_or(|due| **due <= now) && !has {
-                    turns.must_wait(now, client(n));
+                    hears(&mut turns, now, n);
                     turns.push(client(n), datagram(100));
                 }
                 // It asks again that long after it was answered.
@@ -239,16 +287,16 @@ mod tests {
         for ms in 0..100 {
             let now = now + Duration::from_millis(ms);
             turns.begin(now);
-            assert!(!turns.must_wait(now, client(1)));
+            assert!(!hears(&mut turns, now, 1));
             turns.work_for(Some(client(1)));
         }
         assert!(turns.measured.is_none() && turns.clients[&client(1)].paid_at.is_none());
         // The other sends once, and not again.
         let later = now + Duration::from_millis(100);
         turns.begin(later);
-        assert!(turns.must_wait(later, client(2)) && turns.must_wait(later, client(1)));
+        assert!(hears(&mut turns, later, 2) && hears(&mut turns, later, 1));
         turns.begin(later + CONTENDED);
-        assert!(!turns.must_wait(later + CONTENDED, client(1)));
+        assert!(!hears(&mut turns, later + CONTENDED, 1));
     }
 
     #[test]
@@ -293,24 +341,51 @@ mod tests {
         turns.charge(now, client(0), 10_000 * US);
         turns.charge(now, client(1), 20_000 * US);
         assert_eq!(turns.waits_until(now, client(0)), None);
+        // 36 ms, unless the other is silent.
         let waits = turns.waits_until(now, client(1)).expect("it owes more");
-        assert_eq!(waits, now + 20_000 * US - CLIENT_AHEAD * CLIENT_PART);
+        assert_eq!(waits, now + CONTENDED);
+        turns.charge(now, client(0), Duration::ZERO);
         turns.push(client(1), datagram(1));
         assert_eq!((turns.next(now), turns.due()), (None, Some(waits)));
-        // Nobody else sends any more.
-        let later = now + CONTENDED + US;
-        turns.must_wait(later, client(1));
+        // Nobody else asks any more.
+        let later = now + CONTENDED;
+        hears(&mut turns, later, 1);
         assert_eq!(turns.next(later), Some(client(1)));
     }
 
     #[test]
-    fn what_is_owed_is_bounded() {
+    fn who_keeps_a_link_is_not_active() {
+        let now = Instant::now();
+        let mut turns = Turns::default();
+        (0..2).for_each(|n| turns.enter(client(n)));
+        turns.begin(now);
+        for n in 0..QUIET_MAX {
+            let then = now + CONTENDED * 2 * n;
+            turns.begin(then);
+            assert!(!hears(&mut turns, then, 0));
+            assert!(!turns.must_wait(then, client(1), true));
+        }
+        // More than that in a short time.
+        let then = now + CONTENDED * 10;
+        turns.begin(then);
+        assert!(!hears(&mut turns, then, 0));
+        let waits = (0..=QUIET_MAX).map(|_| turns.must_wait(then, client(1), true));
+        assert_eq!(waits.collect::<Vec<_>>(), [false, false, false, true]);
+        assert!(turns.must_wait(then, client(0), true));
+    }
+
+    #[test]
+    fn what_waits_goes_before_what_comes_when_one_is_left() {
         let now = Instant::now();
         let mut turns = contended(now, 2);
-        turns.charge(now, client(1), Duration::from_secs(3600));
-        turns.charge(now, client(0), US);
-        let waits = turns.waits_until(now, client(1)).expect("it owes");
-        assert!(waits <= now + CLIENT_BEHIND, "{:?}", waits - now);
+        turns.push(client(1), datagram(1));
+        let later = now + CONTENDED;
+        turns.begin(later);
+        assert!(!turns.is_contended() && hears(&mut turns, later, 1));
+        turns.work_for(Some(client(1)));
+        assert!(turns.measured.is_none(), "it is alone");
+        assert_eq!(turns.next(later), Some(client(1)));
+        assert!(turns.take(client(1)).is_some() && !hears(&mut turns, later, 1));
     }
 
     #[test]

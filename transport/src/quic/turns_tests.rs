@@ -152,3 +152,56 @@ fn requests_that_have_not_come_whole_hold_back_no_others() {
     // All but what the client may have under way without an answer.
     assert_eq!(controls, 2 + limits::EXCHANGES_MAX, "some are not read");
 }
+
+#[test]
+fn what_is_held_back_of_one_link_does_not_wait_for_all_of_another() {
+    let mut two = Two::new();
+    // Both are the one client's, and ask without end.
+    let links = [two.link, two.pair.connect()];
+    let mut answered = [0; 2];
+    let start = Instant::now();
+    while answered.iter().all(|count| *count < 8 * limits::EXCHANGES_MAX) {
+        let now = Instant::now();
+        let get = |request| Control::get(request, WORKLOAD, 1);
+        // There is always another active.
+        let _ = two.other.request(now, two.other_link, &get(9), &[]);
+        for (number, link) in (0..).zip(links) {
+            while two.pair.client.request(now, link, &get(number), &[]).is_ok() {}
+        }
+        for end in [&mut two.other, &mut two.pair.client] {
+            end.drive(now).unwrap();
+            while end.poll(now).is_some() {}
+            end.flush(now).unwrap();
+        }
+        two.pair.server.drive(now).unwrap();
+        while let Some(event) = two.pair.server.poll(now) {
+            let Event::Control { exchange, control } = event else { continue };
+            two.pair.server.reply(now, exchange, &control.reply(Status::Denied), &[]).unwrap();
+            answered.get_mut(control.request as usize).into_iter().for_each(|count| *count += 1);
+        }
+        two.pair.server.flush(now).unwrap();
+        assert!(start.elapsed() < limits::HEAD / 2, "{answered:?}");
+    }
+    assert!(answered.iter().all(|count| *count > 4 * limits::EXCHANGES_MAX), "{answered:?}");
+}
+
+#[test]
+fn what_another_sends_from_a_clients_address_is_nobodys() {
+    let mut two = Two::new();
+    let from = two.pair.client.local_addr();
+    let peer = two.pair.server.peers.get(&from).expect("it has a link");
+    assert!(peer.client.is_some() && peer.len_max >= limits::MTU_LOOPBACK.into());
+    let now = Instant::now();
+    two.flood(now);
+    two.pair.server.turns.begin(now);
+    let before = two.pair.server.turns.waiting();
+    let forge = |server: &Quic, id: u8| {
+        let mut datagram = vec![id; 60];
+        datagram[0] = 0x40;
+        server.is_of_client(from, &datagram)
+    };
+    let taken = (0..=255).filter(|id| forge(&two.pair.server, *id)).count();
+    assert_eq!((taken, two.pair.server.turns.waiting()), (0, before));
+    // Whereas all that it sends itself is its.
+    two.answer_until_other(now);
+}
