@@ -218,8 +218,8 @@ impl Evictor {
         Ok(())
     }
 
-    /// Its time does not run while it is frozen (its list runs when it is thawed, and its processes with it), while it waits for a CPU, nor while
-    /// this process does not run.
+    /// Its time does not run while it is frozen (its list runs when it is thawed, and its processes with it), while it waits for a CPU or for a lock of the
+    /// kernel's (a fork of a large process holds that of its memory for seconds), nor while this process does not run.
     fn await_reply(&self, limit: Duration, starved: Duration) -> nix::Result<()> {
         let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         let began = Instant::now();
@@ -233,7 +233,8 @@ impl Evictor {
             }
             let now = Instant::now();
             deadline += pulse.beat(now, Duration::from_millis(CALL_LOOK_MS.into()));
-            let starves = now < began + starved && proc::state(self.pid.as_raw()) == Some('R');
+            let waits = matches!(proc::state(self.pid.as_raw()), Some('R' | 'D'));
+            let starves = now < began + starved && waits;
             let frozen = cgroup::is_frozen(self.pid.as_raw());
             if (starves || frozen) && !HURRY.load(Ordering::Relaxed) {
                 deadline = now + limit;
@@ -391,6 +392,37 @@ mod tests {
         assert!(began.elapsed() >= starved, "{:?}", began.elapsed());
         busy.kill().expect("killed");
         busy.wait().expect("its end");
+    }
+
+    /// One that has forked by vfork waits in the kernel as one does that waits for a lock there.
+    #[test]
+    fn an_evictor_that_waits_in_the_kernel_has_longer_to_answer() {
+        // SAFETY: the child, and its child, which ends with it, make system calls alone.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: as above. Without CLONE_VM each has its own stack.
+            unsafe {
+                let flags = libc::CLONE_VFORK | libc::SIGCHLD;
+                if libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) == 0 {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    loop {
+                        libc::pause();
+                    }
+                }
+                libc::_exit(0);
+            }
+        }
+        assert!(pid > 0);
+        let (evictor, _theirs) = evictor_of(pid);
+        while proc::state(pid) != Some('D') {
+            std::thread::yield_now();
+        }
+        let (began, starved) = (Instant::now(), Duration::from_millis(1800));
+        let answer = evictor.await_reply(Duration::from_millis(10), starved);
+        assert_eq!(answer, Err(Errno::ETIMEDOUT));
+        assert!(began.elapsed() >= starved, "{:?}", began.elapsed());
+        nix::sys::signal::kill(Pid::from_raw(pid), nix::sys::signal::SIGKILL).expect("killed");
+        nix::sys::wait::waitpid(Pid::from_raw(pid), None).expect("its end");
     }
 
     /// An answer has no name.

@@ -92,9 +92,7 @@ fn architecture() -> Check {
 }
 
 fn kernel() -> Check {
-    let release =
-        nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned());
-    let release = release.unwrap_or_default();
+    let release = release();
     let good = version(&release).is_some_and(|version| version >= KERNEL_MIN);
     needed(
         "kernel",
@@ -104,10 +102,27 @@ fn kernel() -> Check {
     )
 }
 
+fn release() -> String {
+    let name = nix::sys::utsname::uname();
+    name.map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// Major and minor number of `6.12.3-amd64`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// Whether UFFDIO_MOVE may take a wrong page from the swap cache, as far as the number tells ("mm: userfaultfd: fix race of userfaultfd_move and swap cache",
+/// of 6.16 and some before).
+fn mistakes_swapped_pages(release: &str) -> bool {
+    let patch = release.split(|c: char| !c.is_ascii_digit()).nth(2);
+    let patch = patch.and_then(|patch| patch.parse().ok()).unwrap_or(0);
+    match version(release) {
+        Some((6, 12)) => patch < 37,
+        Some((6, 15)) => patch < 6,
+        version => version < Some((6, 16)),
+    }
 }
 
 /// What the pager does to a workload, tried.
@@ -206,12 +221,15 @@ fn processors() -> Check {
 fn swap() -> io::Result<Check> {
     let swap = Memory::read()?.swap_bytes;
     let finding = if swap == 0 { "none".into() } else { Human(swap).to_string() };
-    Ok(wished(
-        "swap",
-        swap == 0,
-        finding,
-        "the kernel may swap what gms keeps local: swapoff -a, or a cgroup with memory.swap.max=0",
-    ))
+    Ok(wished("swap", swap == 0, finding, swap_cure(&release())))
+}
+
+fn swap_cure(release: &str) -> &'static str {
+    if mistakes_swapped_pages(release) {
+        "this kernel may take a wrong page where gms moves one that is swapped: swapoff -a, a cgroup with memory.swap.max=0, or Linux 6.16 (6.15.6, 6.12.37)"
+    } else {
+        "the kernel may swap what gms keeps local: swapoff -a, or a cgroup with memory.swap.max=0"
+    }
 }
 
 fn agent(addr: &str, args: &DoctorArgs) -> Check {
@@ -257,6 +275,17 @@ mod tests {
         assert!(version("6.1.0-18-amd64").unwrap() < KERNEL_MIN);
         assert!(version("5.15").unwrap() < KERNEL_MIN);
         assert_eq!(version("linux"), None);
+    }
+
+    #[test]
+    fn kernels_that_mistake_swapped_pages_are_told() {
+        for release in ["6.8.0-60-generic", "6.12.36", "6.12.9-amd64", "6.13.12", "6.15.5", "linux"]
+        {
+            assert!(swap_cure(release).contains("wrong page"), "{release}");
+        }
+        for release in ["6.12.37", "6.12.48+deb13-amd64", "6.15.6", "6.16.0", "6.18.44-v1", "7.0"] {
+            assert!(!swap_cure(release).contains("wrong page"), "{release}");
+        }
     }
 
     #[test]
