@@ -149,7 +149,7 @@ pub struct Core {
     trimming: bool,
     /// Requests which have not come whole in time, to be answered.
     stalled: Vec<ExchangeId>,
-    /// Discards of which a part is done.
+    /// Discards that are done in steps.
     unfinished: VecDeque<ExchangeId>,
 }
 

@@ -30,7 +30,7 @@ const KEPT: f64 = 0.8;
 const PAGES: u64 = 2048;
 /// Time of one measurement, usual and `--quick`, in ms.
 const SLICE_MS: (usize, usize) = (2000, 200);
-/// For what is left of the one before.
+/// For the agent to get over what was asked for before.
 const PAUSE: Duration = Duration::from_millis(200);
 /// An exchange, or a handshake, that takes longer has failed.
 const LOST: Duration = Duration::from_secs(10);
@@ -82,10 +82,10 @@ fn once(
     let mut attacker = Client::new(addr, &dir, "attacker")?;
     attacker.begin()?;
     let alone = neighbour.reads(slice)?;
-    thread::sleep(PAUSE);
-    // Who has no events to answer is as good as dead to an agent; it has had none meanwhile.
-    let (attacked, share) = beside(|over| attacker.attack(kind, over), || neighbour.reads(slice))?;
-    thread::sleep(PAUSE);
+    let attack = |over: &AtomicBool| attacker.attack(kind, || over.load(Ordering::Relaxed));
+    let (attacked, share) = beside(attack, || neighbour.reads(slice))?;
+    // Not counted: meanwhile the agent gets over what the other has asked for.
+    neighbour.reads(PAUSE)?;
     let (burdened, _) = beside(|over| burn(over, share), || neighbour.reads(slice))?;
     let answered = attacker.answered;
     drop(neighbour);
@@ -93,7 +93,8 @@ fn once(
     let mut another = Client::new(addr, &dir, "another")?;
     another.begin()?;
     let one = attacker.attack_for(kind, slice)?;
-    let (both, _) = beside(|over| another.attack(kind, over), || attacker.attack_for(kind, slice))?;
+    let attack = |over: &AtomicBool| another.attack(kind, || over.load(Ordering::Relaxed));
+    let (both, _) = beside(attack, || attacker.attack_for(kind, slice))?;
     let together = (both + another.answered) / one;
     let name = kind.name();
     report.figure(&format!("{name}: two, of what one is answered"), "x", together);
@@ -263,26 +264,20 @@ impl Client {
         }
     }
 
-    /// The same for a time; returns how many requests were answered a second.
+    /// Attacks for a time; returns how many requests were answered a second.
     fn attack_for(&mut self, kind: Asks, time: Duration) -> Result<f64, BenchError> {
-        let over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                thread::sleep(time);
-                over.store(true, Ordering::Relaxed);
-            });
-            self.attack(kind, &over)
-        })?;
+        let end = Instant::now() + time;
+        self.attack(kind, || Instant::now() >= end)?;
         Ok(self.answered)
     }
 
     /// Asks for as much as the transport takes, until it is `over`.
-    fn attack(&mut self, kind: Asks, over: &AtomicBool) -> Result<(), BenchError> {
+    fn attack(&mut self, kind: Asks, over: impl Fn() -> bool) -> Result<(), BenchError> {
         let ids: Vec<u8> = (0..DISCARD_MAX as u64).flat_map(|n| (n << 20).to_le_bytes()).collect();
         let (descriptors, pages) = pages(0);
         let workload = self.workload;
         let (began, mut done) = (Instant::now(), 0_u64);
-        while !over.load(Ordering::Relaxed) {
+        while !over() {
             let now = Instant::now();
             loop {
                 self.number += 1;

@@ -42,7 +42,13 @@ impl Core {
 
     /// A request whose next part may be done: it has come whole. Ask in each turn, once.
     pub fn poll_unfinished(&mut self) -> Option<ExchangeId> {
-        self.unfinished.pop_front()
+        // Those of links that have ended are forgotten at once, however many they are.
+        while let Some(exchange) = self.unfinished.pop_front() {
+            if self.exchanges.contains_key(&exchange) {
+                return Some(exchange);
+            }
+        }
+        None
     }
 
     /// It is to be asked for again, behind all others.

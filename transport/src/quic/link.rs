@@ -79,7 +79,7 @@ pub(super) struct Link {
     pub counted_open: bool,
     /// Whether it ever did.
     pub was_up: bool,
-    /// Whose it is, once it is up.
+    /// Whose it is, once it is up; of those that were accepted.
     pub client: Option<PeerId>,
     /// Until when an accepted link that was never up counts as a handshake, even if it is gone.
     pub counts_until: Option<Instant>,
@@ -499,7 +499,7 @@ impl Link {
         self.version = tls::version(&self.conn);
         self.counts_until = None;
         let (id, fingerprint) = (bearer.id, bearer.fingerprint);
-        self.client = Some(id);
+        self.client = self.conn.side().is_server().then_some(id);
         let is_node = bearer.role == Some(Role::Node);
         let peer = PeerIdentity { id, fingerprint, addr, is_node };
         events.push_back(Event::Connected { link: self.id, peer });

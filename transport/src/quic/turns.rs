@@ -25,7 +25,7 @@ pub(super) struct Turns {
     contended_until: Option<Instant>,
     /// For whom something is done, and since when.
     measured: Option<(PeerId, Instant)>,
-    /// CPU time of the thread when this turn of the loop began.
+    /// CPU time of the thread when this turn of the loop began, or clients began to have turns.
     cpu_time: Duration,
     /// Of all lanes.
     weight: usize,
@@ -95,6 +95,10 @@ impl Turns {
         let last = self.last.replace(client).filter(|last| *last != client);
         let last = last.and_then(|last| self.clients.get(&last)?.active_until);
         if last.is_some_and(|until| now < until) {
+            if !self.is_contended() {
+                // Of a turn in which nothing was measured before.
+                self.cpu_time = cpu_time();
+            }
             self.contended_until = Some(now + CONTENDED);
         }
     }
@@ -351,6 +355,18 @@ mod tests {
         let later = now + CONTENDED;
         hears(&mut turns, later, 1);
         assert_eq!(turns.next(later), Some(client(1)));
+    }
+
+    #[test]
+    fn time_in_which_the_thread_does_not_run_is_not_owed() {
+        let now = Instant::now();
+        let mut turns = contended(now, 2);
+        turns.work_for(Some(client(1)));
+        let sleep = CLIENT_AHEAD * 20;
+        std::thread::sleep(sleep);
+        turns.work_for(None);
+        let paid_at = turns.paid_at(Some(client(1))).expect("it owes something");
+        assert!(paid_at < now + sleep + CLIENT_AHEAD * CLIENT_PART, "{:?}", paid_at - now);
     }
 
     #[test]

@@ -182,7 +182,8 @@ fn what_is_held_back_of_one_link_does_not_wait_for_all_of_another() {
         two.pair.server.flush(now).unwrap();
         assert!(start.elapsed() < limits::HEAD / 2, "{answered:?}");
     }
-    assert!(answered.iter().all(|count| *count > 4 * limits::EXCHANGES_MAX), "{answered:?}");
+    // One that starves has what it had under way at first, and hardly more (260); 940 of 2048 and more were seen of one that does not.
+    assert!(answered.iter().all(|count| *count > 2 * limits::EXCHANGES_MAX), "{answered:?}");
 }
 
 #[test]
@@ -204,4 +205,35 @@ fn what_another_sends_from_a_clients_address_is_nobodys() {
     assert_eq!((taken, two.pair.server.turns.waiting()), (0, before));
     // Whereas all that it sends itself is its.
     two.answer_until_other(now);
+}
+
+/// Its agents are no clients of its.
+#[test]
+fn a_client_of_two_agents_divides_no_time_among_them() {
+    let authority = Authority::generate().unwrap();
+    let now = SystemTime::now();
+    let identity = |role| authority.identity(role, [now - HOUR, now + HOUR]).unwrap();
+    let mut pair = Pair::of(&identity(Role::Node), &identity(Role::Client));
+    let mut other = Quic::server(any(), &identity(Role::Node)).unwrap();
+    let links = [pair.connect(), pair.client.connect(Instant::now(), other.local_addr()).unwrap()];
+    let (mut replies, start) = (0, Instant::now());
+    while replies < 40 {
+        let now = Instant::now();
+        for link in links {
+            let _ = pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]);
+        }
+        pair.client.drive(now).unwrap();
+        replies += std::iter::from_fn(|| pair.client.poll(now)).filter_map(|e| control(&e)).count();
+        pair.client.flush(now).unwrap();
+        for server in [&mut pair.server, &mut other] {
+            server.drive(now).unwrap();
+            while let Some(event) = server.poll(now) {
+                let Event::Control { exchange, control } = event else { continue };
+                server.reply(now, exchange, &control.reply(Status::Denied), &[]).unwrap();
+            }
+            server.flush(now).unwrap();
+        }
+        assert!(!pair.client.turns.is_contended());
+        assert!(start.elapsed() < PATIENCE);
+    }
 }
