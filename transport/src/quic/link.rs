@@ -211,6 +211,11 @@ impl Link {
     }
 
     #[cfg(test)]
+    pub(super) fn pings(&self) -> u64 {
+        self.conn.stats().frame_tx.ping
+    }
+
+    #[cfg(test)]
     pub(super) fn queued(&self) -> usize {
         self.queued
     }

@@ -63,6 +63,14 @@ impl Two {
         self.other.flush(now).unwrap();
     }
 
+    /// Both clients are active.
+    fn both_ask(&mut self, now: Instant) {
+        let server = &mut self.pair.server;
+        for client in server.links.iter().flatten().filter_map(|link| link.client) {
+            server.turns.asked(now, client);
+        }
+    }
+
     /// Answers what comes until the request of the other client has; returns how many others were before it.
     fn answer_until_other(&mut self, now: Instant) -> usize {
         let (mut before, mut turns) = (0, 0);
@@ -137,7 +145,11 @@ fn requests_that_have_not_come_whole_hold_back_no_others() {
     }
     two.flood(now);
     let mut controls = 0;
-    for _ in 0..1000 {
+    let start = Instant::now();
+    // All but what the client may have under way without an answer.
+    while controls < 2 + limits::EXCHANGES_MAX {
+        let now = Instant::now();
+        two.both_ask(now);
         two.pair.server.drive(now).unwrap();
         while let Some(event) = two.pair.server.poll(now) {
             let Event::Control { exchange, control } = event else { continue };
@@ -147,10 +159,9 @@ fn requests_that_have_not_come_whole_hold_back_no_others() {
                 two.pair.server.reply(now, exchange, &reply, &[]).unwrap();
             }
         }
+        assert!(two.pair.server.turns.is_contended());
+        assert!(start.elapsed() < limits::HEAD / 2, "{controls} are read");
     }
-    assert!(two.pair.server.turns.is_contended());
-    // All but what the client may have under way without an answer.
-    assert_eq!(controls, 2 + limits::EXCHANGES_MAX, "some are not read");
 }
 
 #[test]
@@ -160,7 +171,8 @@ fn what_is_held_back_of_one_link_does_not_wait_for_all_of_another() {
     let links = [two.link, two.pair.connect()];
     let mut answered = [0; 2];
     let start = Instant::now();
-    while answered.iter().all(|count| *count < 8 * limits::EXCHANGES_MAX) {
+    // One that starves has what it had under way at first, and hardly more (260).
+    while answered.iter().any(|count| *count <= 2 * limits::EXCHANGES_MAX) {
         let now = Instant::now();
         let get = |request| Control::get(request, WORKLOAD, 1);
         // There is always another active.
@@ -180,10 +192,10 @@ fn what_is_held_back_of_one_link_does_not_wait_for_all_of_another() {
             answered.get_mut(control.request as usize).into_iter().for_each(|count| *count += 1);
         }
         two.pair.server.flush(now).unwrap();
+        // Its first requests may go unacknowledged for 25 ms, which allow no more: QUIC's first acknowledgement of all may be put off by one of the handshake.
+        assert!(answered.iter().all(|count| *count < 128 * limits::EXCHANGES_MAX), "{answered:?}");
         assert!(start.elapsed() < limits::HEAD / 2, "{answered:?}");
     }
-    // One that starves has what it had under way at first, and hardly more (260); 940 of 2048 and more were seen of one that does not.
-    assert!(answered.iter().all(|count| *count > 2 * limits::EXCHANGES_MAX), "{answered:?}");
 }
 
 #[test]
