@@ -3,6 +3,7 @@
 pub mod cgroup;
 #[cfg(test)]
 pub(crate) mod hooked;
+pub mod journal;
 pub mod pagemap;
 pub mod pidfd;
 pub mod proc;
@@ -119,6 +120,14 @@ pub enum Installed {
 pub trait Faults: AsFd + Send + Sync {
     /// Reads one message, or `several`. Nothing is read if there is none.
     fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError>;
+
+    /// If what was read of events outlives this process: which line of the journal that is, and its generation when all of it is applied.
+    fn next_generation(&self) -> Option<(u32, u64)> {
+        None
+    }
+
+    /// All that was read is applied, and that is committed.
+    fn applied(&self) {}
 
     /// Whether an event has not been read yet: until then nothing can be installed, marked or moved.
     fn has_event(&self) -> bool;

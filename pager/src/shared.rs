@@ -24,6 +24,7 @@ use crate::config::SessionConfig;
 use crate::frames::Frames;
 use crate::handover::Handover;
 use crate::homes::{FaultCommand, Homes};
+use crate::kernel::journal::Journal;
 use crate::page_map::PAGE;
 use crate::space::Space;
 use crate::speech::note;
@@ -105,6 +106,8 @@ pub struct Shared {
     pub tables: TablesLock,
     /// Bytes of the write-back slots.
     pub frames: Frames,
+    /// Where what is read of changes is kept.
+    pub journal: Arc<Journal>,
     /// Secret seed of the page checksums.
     pub seed: u64,
     /// Resident bytes of the tree: measured by the evict thread, advanced by both in between.
@@ -250,6 +253,7 @@ impl Shared {
         let shared = Shared {
             tables: TablesLock::new(tables),
             frames,
+            journal: Journal::new()?,
             seed,
             resident: AtomicI64::new(0),
             ceiling: AtomicI64::new(budget.ceiling().0 as i64),

@@ -47,11 +47,12 @@ fn an_agent_that_refuses_is_replaced_by_another() {
     // Where each page is to be at two agents, one without room is done without. Where it is to be at one, which one is chosen by the room that is left alone.
     for redundancy in ["auto", "none"] {
         let start = || [AgentProc::start(Mib(16)), AgentProc::start(Mib(512))];
-        // It says in every reply how much room is left, so that it is filled, and seldom has to refuse: at most the eight lists that were under way.
+        // It says in every reply how much room is left, so that it is filled, and seldom has to refuse: the eight lists that were under way, and some
+        // when a page of it becomes free, where the program is slow enough.
         let is_filled =
             |[tiny, _]: &[AgentStats; 2]| tiny.refusals > 0 || tiny.pages * 4096 >= 12 << 20;
         let [tiny, large] = used(&stage, 160, &["--redundancy", redundancy], start, is_filled);
-        assert!(tiny.refusals <= 8 * 64, "it is asked again and again: {tiny:?}");
+        assert!(tiny.refusals <= 16 * 64, "it is asked again and again: {tiny:?}");
         assert!(large.pages > tiny.pages && large.refusals == 0, "{tiny:?} {large:?}");
     }
 }

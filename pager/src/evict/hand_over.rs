@@ -147,7 +147,7 @@ impl<T: Transport> EvictThread<T> {
         own: Option<(AgentId, Arc<OwnAgent>)>,
     ) -> io::Result<EvictThread<T>> {
         let spaces = record.spaces.into_iter().map(|space| {
-            let space = Space::again(space)?;
+            let space = Space::again(space, &shared.journal)?;
             Ok((space.id, Arc::new(space)))
         });
         let spaces: BTreeMap<SpaceId, Arc<Space>> = spaces.collect::<io::Result<_>>()?;

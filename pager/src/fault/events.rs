@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::forks::inherit;
 use super::{Fault, FaultCore, SpaceFaults, Told};
+use crate::kernel::journal::MESSAGES_MAX;
 use crate::kernel::{Event, Messages, PageFault, Registration};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
-use crate::tables::{Change, Doubt, FaultAction, Remap, Seen, contested, drop_echoes};
+use crate::tables::{Change, Doubt, FaultAction, Remap, Seen, Tables, contested, drop_echoes};
 use crate::torture::{self, Point};
 use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
@@ -28,6 +30,9 @@ const STUCK_AFTER: Duration = Duration::from_millis(20);
 const REFUSED_LASTS: Duration = Duration::from_millis(10);
 /// If nobody could be served for so long, because others change the address space without pause, those are stopped for a moment.
 const RESTLESS_AFTER: Duration = Duration::from_millis(3);
+/// So many changes are applied in one hold of the tables: what is given up in it cannot be used anew, and others wait. More than the journal keeps.
+const PORTION: usize = 256;
+const _: () = assert!(PORTION > MESSAGES_MAX);
 /// Most memory taken out of a userfaultfd for such a thread at once.
 const RELIEF_MAX: u64 = 64 << 20;
 
@@ -149,7 +154,8 @@ impl<T: Transport> FaultCore<T> {
         }
     }
 
-    /// Applies what has been told of changes: all that had begun. The gate is closed.
+    /// Applies what has been told of changes: all that had begun. The gate is closed. What they are is found out first; then the tables change, in one
+    /// transaction, unless there are more than are kept.
     pub(super) fn apply(&mut self, space: &Arc<Space>, proof: &Proof) {
         self.behind.remove(&space.id);
         let Some(state) = self.spaces.get_mut(&space.id) else { return };
@@ -158,30 +164,42 @@ impl<T: Transport> FaultCore<T> {
         let mut born = Vec::new();
         for (order, told) in std::mem::take(&mut state.backlog).into_iter().enumerate() {
             match told.event {
-                Event::Fork(faults) => {
-                    let child = self.fork(space, faults);
-                    born.push((order, child));
-                }
+                Event::Fork(faults) => born.push((order, self.bear(faults))),
                 event => events.push((order, event)),
             }
         }
         // Looked up for nobody but children.
         let alone = !born.is_empty() && self.is_alone(space);
         let events = proof.sort(events);
-        for (birth, child) in &born {
-            self.inherit(space, child, *birth, &events, alone);
-        }
-        events.iter().for_each(|(_, event)| self.event(space, event));
+        let made = born.iter().map(|(birth, child)| {
+            (*birth, child.id, self.inherited(space, child, *birth, &events, alone))
+        });
+        let made: Vec<(usize, SpaceId, Vec<bool>)> = made.collect();
         let mut tables = lock(&self.shared.tables);
+        for (birth, child, made) in made {
+            inherit(&mut tables, (space.id, child), birth, &events, made);
+        }
+        for portion in events.chunks(PORTION) {
+            portion.iter().for_each(|(_, event)| self.change(&mut tables, space, event));
+            if portion.len() == PORTION {
+                drop(tables);
+                tables = lock(&self.shared.tables);
+            }
+        }
         for range in proof.concerned.iter() {
             tables.forget_unmarked(space.id, range, &proof.seen.marked);
         }
+        if let Some((line, generation)) = space.faults.next_generation() {
+            tables.note_applied(line, generation);
+        }
         let full = tables.exhausted;
         drop(tables);
+        space.faults.applied();
         // Before anybody is served by what could not be noted whole.
         if let Some(full) = full {
             self.shared.fail(full.to_string());
         }
+        events.iter().for_each(|(_, event)| tell_changed(space, event));
         for (_, child) in born {
             if let Some(state) = self.spaces.get_mut(&child.id) {
                 state.unborn = false;
@@ -283,32 +301,20 @@ impl<T: Transport> FaultCore<T> {
         ));
     }
 
-    fn event(&mut self, space: &Arc<Space>, event: &Event) {
-        // Threads that wait for a page of the range (on its way, or being fetched) try again: what they wait for may never come.
-        let wake = match event {
-            Event::Remove(range) => {
-                lock(&self.shared.tables).remove(space.id, range.clone());
-                space.removals.fetch_add(1, Ordering::Relaxed);
-                range.clone()
-            }
-            Event::Changed(Change::Unmap(range)) => {
-                lock(&self.shared.tables).unmap(space.id, range.clone());
-                space.changes.fetch_add(1, Ordering::Relaxed);
-                range.clone()
-            }
+    fn change(&self, tables: &mut Tables, space: &Space, event: &Event) {
+        match event {
+            Event::Remove(range) => tables.remove(space.id, range.clone()),
+            Event::Changed(Change::Unmap(range)) => tables.unmap(space.id, range.clone()),
             Event::Changed(Change::Remap(remap)) => {
-                if self.is_spoilt(space, remap) {
+                if is_spoilt(tables, space, remap) {
                     let name = space.name();
                     self.shared
                         .fail(format!("{name} moved memory to where a thread was let through"));
                 }
-                lock(&self.shared.tables).remap(space.id, *remap);
-                space.changes.fetch_add(1, Ordering::Relaxed);
-                remap.source()
+                tables.remap(space.id, *remap);
             }
-            Event::Fork(_) => return,
-        };
-        space.faults.wake(wake);
+            Event::Fork(_) => {}
+        }
     }
 
     /// Whether the space has had one thread only, as far as has been seen.
@@ -422,20 +428,32 @@ impl<T: Transport> FaultCore<T> {
             lock(&space.relieved).insert(relief);
         }
     }
+}
 
-    /// Whether evicted pages were moved to where memory was being taken out of the userfaultfd: that took their markers away. Of such a move is told
-    /// before all changes have been.
-    fn is_spoilt(&self, space: &Space, remap: &Remap) -> bool {
-        let relieved: Vec<Range<u64>> = lock(&space.relieved).overlaps(remap.target()).collect();
-        relieved.into_iter().any(|part| {
-            let source = part.start - remap.to + remap.from..part.end - remap.to + remap.from;
-            let evicted = lock(&self.shared.tables).first_evicted(space.id, source);
-            evicted.is_some_and(|page| {
-                let there = PageAddr::containing(page.get() - remap.from + remap.to);
-                !space.has_marker(there)
-            })
+/// What was told has been applied.
+fn tell_changed(space: &Space, event: &Event) {
+    // Threads that wait for a page of the range (on its way, or being fetched) try again: what they wait for may never come.
+    let (count, wake) = match event {
+        Event::Remove(range) => (&space.removals, range.clone()),
+        Event::Changed(change) => (&space.changes, change.left()),
+        Event::Fork(_) => return,
+    };
+    count.fetch_add(1, Ordering::Relaxed);
+    space.faults.wake(wake);
+}
+
+/// Whether evicted pages were moved to where memory was being taken out of the userfaultfd: that took their markers away. Of such a move is told before all
+/// changes have been.
+fn is_spoilt(tables: &Tables, space: &Space, remap: &Remap) -> bool {
+    let relieved: Vec<Range<u64>> = lock(&space.relieved).overlaps(remap.target()).collect();
+    relieved.into_iter().any(|part| {
+        let source = part.start - remap.to + remap.from..part.end - remap.to + remap.from;
+        let evicted = tables.first_evicted(space.id, source);
+        evicted.is_some_and(|page| {
+            let there = PageAddr::containing(page.get() - remap.from + remap.to);
+            !space.has_marker(there)
         })
-    }
+    })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
-use crate::tables::{Ask, Change, Doubt};
+use crate::tables::{Ask, Change, Doubt, Tables};
 use crate::torture::{self, Point};
 
 /// For a forked child to stop changing its address space.
@@ -25,12 +25,11 @@ const CHILD_DEADLINE: Duration = Duration::from_secs(2);
 const EXEC_PATIENCE: Duration = Duration::from_millis(100);
 
 impl<T: Transport> FaultCore<T> {
-    /// A child begins with the map of its parent. What it does not inherit has no markers in its address space.
-    pub(super) fn fork(&mut self, parent: &Arc<Space>, faults: Box<dyn Faults>) -> Arc<Space> {
+    /// A child of which nothing is known until its parent's changes are applied.
+    pub(super) fn bear(&mut self, faults: Box<dyn Faults>) -> Arc<Space> {
         torture::at(Point::BeforeFork);
         let child = Arc::new(Space::new(self.shared.new_space(), faults));
         self.shared.homes.bear(child.id, self.thread);
-        lock(&self.shared.tables).fork(parent.id, child.id);
         self.add(child.clone());
         if let Some(state) = self.spaces.get_mut(&child.id) {
             state.unborn = true;
@@ -57,36 +56,20 @@ impl<T: Transport> FaultCore<T> {
         }
     }
 
-    /// What of its parent's changes, read together with the fork, was made before it. The child begins with the tables from before all of them. One
-    /// thread (`alone`) tells what it does in its order; else the child's memory tells.
-    pub(super) fn inherit(
+    /// Which of its parent's changes, read together with the fork, were made before it: of each change that is no removal. One thread (`alone`) tells what it does
+    /// in its order; else the child's memory tells.
+    pub(super) fn inherited(
         &mut self,
         parent: &Space,
         child: &Arc<Space>,
         birth: usize,
         events: &[(usize, Event)],
         alone: bool,
-    ) {
+    ) -> Vec<bool> {
         let changed =
             |(order, event): &(usize, Event)| Some((*order < birth, event.change()?.clone()));
         let (told, changes): (Vec<bool>, Vec<Change>) = events.iter().filter_map(changed).unzip();
-        let made = if alone { told } else { self.made(parent, child, &changes, &told) };
-        let mut made = changes.into_iter().zip(made);
-        let mut tables = lock(&self.shared.tables);
-        for (order, event) in events {
-            match event {
-                Event::Remove(range) if *order < birth => {
-                    // What was removed before the fork has no markers in the child, and none are to be left.
-                    tables.forget_leaving(child.id, range);
-                }
-                Event::Changed(_) => match made.next() {
-                    Some((Change::Unmap(range), true)) => tables.unmap(child.id, range),
-                    Some((Change::Remap(remap), true)) => tables.remap(child.id, remap),
-                    _ => {}
-                },
-                Event::Remove(_) | Event::Fork(_) => {}
-            }
-        }
+        if alone { told } else { self.made(parent, child, &changes, &told) }
     }
 
     /// Which of several threads' changes were made before the fork, as far as they concern what is known. What was only unmapped has no markers in the child.
@@ -98,7 +81,7 @@ impl<T: Transport> FaultCore<T> {
         told: &[bool],
     ) -> Vec<bool> {
         let mut made = vec![false; changes.len()];
-        let births = lock(&self.shared.tables).births(child.id, changes, told);
+        let births = lock(&self.shared.tables).births(parent.id, changes, told);
         for birth in births {
             let ask = |ask| match ask {
                 Ask::Registered(part) => self.was_registered(parent, child, part),
@@ -215,6 +198,31 @@ impl<T: Transport> FaultCore<T> {
             // The evict thread does not know it yet, nor its tables what its parent has done: its faults and changes are for later.
             let faults = self.read_faults(&Instant::now, child.id, true);
             self.again.extend(faults.into_iter().flatten());
+        }
+    }
+}
+
+/// A child begins with its parent's tables from before all of these events, to which those are applied that were made before the fork (`made`, of each change that is
+/// no removal).
+pub(super) fn inherit(
+    tables: &mut Tables,
+    (parent, child): (SpaceId, SpaceId),
+    birth: usize,
+    events: &[(usize, Event)],
+    made: Vec<bool>,
+) {
+    tables.fork(parent, child);
+    let mut made = made.into_iter();
+    for (order, event) in events {
+        match event {
+            // What was removed before the fork has no markers in the child, and none are to be left.
+            Event::Remove(range) if *order < birth => tables.forget_leaving(child, range),
+            Event::Changed(change) => match (change, made.next()) {
+                (Change::Unmap(range), Some(true)) => tables.unmap(child, range.clone()),
+                (Change::Remap(remap), Some(true)) => tables.remap(child, *remap),
+                _ => {}
+            },
+            Event::Remove(_) | Event::Fork(_) => {}
         }
     }
 }

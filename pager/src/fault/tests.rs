@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use userfaultfd::Uffd;
 
+use super::forks::inherit;
 use super::*;
 use crate::config::SessionConfig;
 use crate::evict::EvictThread;
@@ -134,7 +135,7 @@ fn config_of(fault_threads: usize, redundancy: Redundancy) -> SessionConfig {
 }
 
 impl Play {
-    fn new(space_of: Option<Uffd>) -> Play {
+    pub(super) fn new(space_of: Option<Uffd>) -> Play {
         Play::with(space_of, 0, 1)
     }
 
@@ -187,7 +188,7 @@ impl Play {
         Play { shared, fault, commands: commands.fault, evict, space, page }
     }
 
-    fn obey(&mut self) {
+    pub(super) fn obey(&mut self) {
         while let Ok(command) = self.commands[0].try_recv() {
             self.fault.handle_command(command);
         }
@@ -223,7 +224,7 @@ impl Play {
     }
 
     /// As after an eviction: the page is in the write-back buffer.
-    fn evicted(self) -> Play {
+    pub(super) fn evicted(self) -> Play {
         let (mut leaving, mut wake) = (Vec::new(), Vec::new());
         let mut tables = lock(&self.shared.tables);
         tables.begin_evict(ID, &[self.page()], &mut leaving);
@@ -360,7 +361,7 @@ fn faults_of_a_child_wait_until_it_is_told_of() {
 }
 
 impl Play {
-    fn fork() -> Event {
+    pub(super) fn fork() -> Event {
         Event::Fork(Box::new(Userfaultfd::of_child(own_userfaultfd())))
     }
 
@@ -373,9 +374,15 @@ impl Play {
     }
 
     /// As after these have been read, and nothing else is under way.
-    fn tell(&mut self, space: &Arc<Space>, events: Vec<Event>) {
+    pub(super) fn tell(&mut self, space: &Arc<Space>, events: Vec<Event>) {
         self.fault.note_told(space.id, events);
         self.fault.apply(space, &Proof::default());
+    }
+
+    fn forked(&mut self, parent: &Space) -> Arc<Space> {
+        let child = self.fault.bear(Box::new(Userfaultfd::of_child(own_userfaultfd())));
+        inherit(&mut lock(&self.shared.tables), (parent.id, child.id), 0, &[], Vec::new());
+        child
     }
 
     fn remap(from: u64, to: u64) -> Event {
@@ -383,12 +390,12 @@ impl Play {
     }
 
     /// The child told of last.
-    fn child(&self) -> Arc<Space> {
+    pub(super) fn child(&self) -> Arc<Space> {
         let youngest = self.fault.spaces.values().max_by_key(|state| state.space.id.0);
         youngest.expect("a space").space.clone()
     }
 
-    fn action(&self, space: &Space, page: u64) -> FaultAction {
+    pub(super) fn action(&self, space: &Space, page: u64) -> FaultAction {
         lock(&self.shared.tables).fault((space.id, PageAddr::containing(page)))
     }
 }
@@ -488,14 +495,17 @@ fn a_child_keeps_its_pages_while_its_parent_moves_its_own_there_and_back() {
 impl Play {
     /// A child in the middle of the application of its parent's changes, which moves the page at `from` to `to`.
     fn unborn(&mut self, from: u64, to: u64) -> Arc<Space> {
-        let parent = self.space.clone();
-        let child = self.fault.fork(&parent, Box::new(Userfaultfd::of_child(own_userfaultfd())));
+        let child = self.fault.bear(Box::new(Userfaultfd::of_child(own_userfaultfd())));
         assert!(child.faults.register(to..to + PAGE));
         self.fault.note_told(child.id, vec![Play::remap(from, to)]);
         child
     }
 
-    fn born(&mut self, child: &Space) {
+    /// Its parent has moved a page, perhaps before the fork.
+    fn born(&mut self, child: &Arc<Space>, from: u64, to: u64) {
+        let (parent, events) = (self.space.clone(), [(0, Play::remap(from, to))]);
+        let made = self.fault.inherited(&parent, child, 0, &events, false);
+        inherit(&mut lock(&self.shared.tables), (parent.id, child.id), 0, &events, made);
         self.fault.spaces.get_mut(&child.id).expect("a child").unborn = false;
         self.fault.settle(&Instant::now);
         assert!(!self.shared.has_failed());
@@ -510,9 +520,7 @@ fn what_a_child_does_follows_what_its_parent_did() {
     // What the child has is at the third address, in the one address space that both have here.
     assert!(play.space.faults.unregister(first..first + PAGE));
     let child = play.unborn(second, third);
-    let parent = play.space.clone();
-    play.fault.inherit(&parent, &child, 0, &[(0, Play::remap(first, second))], false);
-    play.born(&child);
+    play.born(&child, first, second);
     let actions = [first, second, third].map(|page| play.action(&child, page));
     assert!(matches!(actions[2], FaultAction::Buffered(_)), "{actions:?}");
     assert_eq!(actions[..2], [FaultAction::Zero, FaultAction::Zero]);
@@ -526,26 +534,8 @@ fn a_child_that_moves_on_had_what_it_moved() {
     assert!(play.space.faults.unregister(first..first + PAGE));
     let child = play.unborn(first, third);
     // Of after the fork.
-    let parent = play.space.clone();
-    play.fault.inherit(&parent, &child, 0, &[(0, Play::remap(first, second))], false);
-    play.born(&child);
+    play.born(&child, first, second);
     assert!(matches!(play.action(&child, third), FaultAction::Buffered(_)));
-}
-
-/// It has ended when its own fork is applied: the grandchild lives.
-#[test]
-fn a_child_that_ends_leaves_its_pages_to_its_own() {
-    let mut play = Play::new(None).evicted();
-    let parent = play.space.clone();
-    play.tell(&parent, vec![Play::fork()]);
-    let child = play.child();
-    play.fault.note_told(child.id, vec![Play::fork()]);
-    play.shared.homes.end(child.id);
-    play.obey();
-    let grandchild = play.child();
-    assert!(grandchild.id != child.id && !play.fault.spaces.contains_key(&child.id));
-    assert!(matches!(play.action(&grandchild, play.page), FaultAction::Buffered(_)));
-    assert!(!lock(&play.shared.tables).knows(child.id, 0..u64::MAX));
 }
 
 /// Its pages and its end are the other thread's, also if its end was told to the first before it moved.
@@ -557,7 +547,7 @@ fn a_child_is_served_by_the_thread_that_has_fewer_spaces() {
         let client = Client::scripted(0, Checksum::new(7));
         let mut other =
             FaultCore::new(Instant::now(), play.shared.clone(), 1, client, |_| None, None);
-        let child = play.fault.fork(&parent, Box::new(Userfaultfd::of_child(own_userfaultfd())));
+        let child = play.forked(&parent);
         if told_before {
             play.shared.homes.end(child.id);
         }
@@ -576,7 +566,7 @@ fn a_child_is_served_by_the_thread_that_has_fewer_spaces() {
         assert!(!lock(&play.shared.tables).knows(child.id, 0..u64::MAX));
         assert!(lock(&play.shared.tables).knows(parent.id, 0..u64::MAX));
         // The next child stays where there is room again, or goes there.
-        let next = play.fault.fork(&parent, Box::new(Userfaultfd::of_child(own_userfaultfd())));
+        let next = play.forked(&parent);
         play.fault.send_away(&next);
         assert!(
             matches!(play.commands[1].try_recv(), Ok(FaultCommand::Add(space)) if space.id == next.id)

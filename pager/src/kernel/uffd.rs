@@ -12,18 +12,18 @@
 //! MADV_GUARD_INSTALL. So the address space itself proves where evicted pages belong, whatever was told, in whatever order, or not at all
 //! (guards raise no event): a page that should be away and has no marker has been discarded by the program and is zeros.
 
-use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use gms_policy::ids::PageAddr;
 use linux_raw_sys::general as sys;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
-use userfaultfd::{EventBuffer, ReadWrite, RegisterMode, Uffd};
+use userfaultfd::{RegisterMode, Uffd};
 
+use super::journal::{Journal, Line, Message, READ_MAX, read_unkept};
 use super::{Event, Faults, Installed, Messages, PageFault, Probe, ReadError, Registration};
 use crate::page_map::PAGE;
 use crate::tables::{Change, Remap};
@@ -53,6 +53,13 @@ pub const UFFDIO_REGISTER: u64 =
 /// Request code of USERFAULTFD_IOC_NEW on /dev/userfaultfd.
 pub const USERFAULTFD_IOC_NEW: u64 = nix::request_code_none!(UFFD_TYPE, 0x00);
 
+/// Kinds of messages.
+const PAGE_FAULT: u8 = sys::UFFD_EVENT_PAGEFAULT as u8;
+const FORK: u8 = sys::UFFD_EVENT_FORK as u8;
+const REMAP: u8 = sys::UFFD_EVENT_REMAP as u8;
+const REMOVE: u8 = sys::UFFD_EVENT_REMOVE as u8;
+const UNMAP: u8 = sys::UFFD_EVENT_UNMAP as u8;
+
 /// UFFDIO_WRITEPROTECT_MODE_WP: leave markers; without it they are taken away.
 const WRITEPROTECT_MODE_WP: u64 = 1;
 /// UFFDIO_WRITEPROTECT_MODE_DONTWAKE.
@@ -76,18 +83,11 @@ pub fn is_userfaultfd(number: RawFd) -> bool {
     name.as_os_str() == "anon_inode:[userfaultfd]"
 }
 
-/// Messages read at once.
-const MESSAGES: usize = 32;
-
-thread_local! {
-    /// One fault is read faster alone.
-    static BUFFERS: RefCell<[EventBuffer; 2]> =
-        RefCell::new([EventBuffer::new(1), EventBuffer::new(MESSAGES)]);
-}
-
 /// See [`Faults`].
 pub struct Userfaultfd {
     uffd: Uffd,
+    /// Where what was read is kept, if it is.
+    line: Option<Line>,
 }
 
 impl Userfaultfd {
@@ -98,12 +98,22 @@ impl Userfaultfd {
         unsafe { uffdio_api(fd.as_raw_fd(), &raw mut api)? };
         // SAFETY: the descriptor is a userfaultfd which we own and give away here.
         let uffd = unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) };
-        Ok(Userfaultfd { uffd })
+        Ok(Userfaultfd::of_child(uffd))
     }
 
     /// The userfaultfd of a child, enabled by the kernel as its parent's.
     pub fn of_child(uffd: Uffd) -> Userfaultfd {
-        Userfaultfd { uffd }
+        Userfaultfd { uffd, line: None }
+    }
+
+    /// The same, of which what is read is kept, and what is read of its children.
+    pub fn kept(self, journal: &Arc<Journal>) -> Userfaultfd {
+        Userfaultfd { line: journal.line(), ..self }
+    }
+
+    #[cfg(test)]
+    pub(super) fn line(&self) -> Option<&Line> {
+        self.line.as_ref()
     }
 
     fn register_for(&self, range: Range<u64>, mode: RegisterMode) -> bool {
@@ -126,13 +136,23 @@ impl Userfaultfd {
 
 impl Faults for Userfaultfd {
     fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError> {
-        BUFFERS.with_borrow_mut(|[one, many]| {
-            let buffer = if several { many } else { one };
-            for message in self.uffd.read_events(buffer).map_err(not_read)? {
-                decode_message(message.map_err(not_read)?, into);
-            }
-            Ok(())
-        })
+        // One fault is read faster alone.
+        let count = if several { READ_MAX } else { 1 };
+        let mut unknown = None;
+        let take = |message| take_message(message, self.line.as_ref(), into, &mut unknown);
+        let read = match &self.line {
+            Some(line) => line.fill(self.as_fd(), count, take),
+            None => read_unkept(self.as_fd(), count, take),
+        };
+        read.map_err(not_read).and(unknown.map_or(Ok(()), Err))
+    }
+
+    fn next_generation(&self) -> Option<(u32, u64)> {
+        self.line.as_ref().map(Line::next_generation)
+    }
+
+    fn applied(&self) {
+        self.line.iter().for_each(Line::applied);
     }
 
     fn register(&self, range: Range<u64>) -> bool {
@@ -263,35 +283,46 @@ impl AsFd for Userfaultfd {
     }
 }
 
-fn decode_message(message: userfaultfd::Event, into: &mut Messages) {
-    into.events.push(match message {
-        userfaultfd::Event::Pagefault { rw, addr, thread_id, .. } => {
-            return into.faults.push(PageFault {
-                page: PageAddr::containing(addr as u64),
-                write: rw == ReadWrite::Write,
-                tid: thread_id.as_raw(),
+/// Adds what a message tells of; whether it is to be kept: a fault is not. `line` is where.
+fn take_message(
+    message: Message,
+    line: Option<&Line>,
+    into: &mut Messages,
+    unknown: &mut Option<ReadError>,
+) -> bool {
+    let [kind, first, second, third] = message;
+    into.events.push(match kind as u8 {
+        PAGE_FAULT => {
+            into.faults.push(PageFault {
+                page: PageAddr::containing(second),
+                write: first & u64::from(sys::UFFD_PAGEFAULT_FLAG_WRITE) != 0,
+                tid: third as i32,
             });
+            return false;
         }
-        userfaultfd::Event::Fork { uffd } => Event::Fork(Box::new(Userfaultfd::of_child(uffd))),
-        userfaultfd::Event::Remap { from, to, len } => {
-            let remap = Remap { from: from as u64, to: to as u64, length: len as u64 };
-            Event::Changed(Change::Remap(remap))
+        FORK => {
+            // SAFETY: the kernel has opened it for whoever reads this message.
+            let child = Userfaultfd::of_child(unsafe { Uffd::from_raw_fd(first as RawFd) });
+            Event::Fork(Box::new(match line {
+                Some(line) => child.kept(line.journal()),
+                None => child,
+            }))
         }
-        userfaultfd::Event::Remove { start, end } => Event::Remove(start as u64..end as u64),
-        userfaultfd::Event::Unmap { start, end } => {
-            Event::Changed(Change::Unmap(start as u64..end as u64))
+        REMAP => Event::Changed(Change::Remap(Remap { from: first, to: second, length: third })),
+        REMOVE => Event::Remove(first..second),
+        UNMAP => Event::Changed(Change::Unmap(first..second)),
+        kind => {
+            *unknown = Some(ReadError::Failed(format!("a message of kind {kind:#x}")));
+            return true;
         }
     });
+    true
 }
 
-fn not_read(error: userfaultfd::Error) -> ReadError {
-    match error {
-        userfaultfd::Error::SystemError(errno)
-            if [libc::EMFILE, libc::ENFILE].contains(&(errno as i32)) =>
-        {
-            ReadError::NoDescriptor
-        }
-        error => ReadError::Failed(error.to_string()),
+fn not_read(errno: Errno) -> ReadError {
+    match errno {
+        Errno::EMFILE | Errno::ENFILE => ReadError::NoDescriptor,
+        errno => ReadError::Failed(errno.to_string()),
     }
 }
 

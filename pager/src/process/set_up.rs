@@ -95,7 +95,7 @@ impl SetUp {
         if !is_userfaultfd(uffd.as_raw_fd()) {
             return Err(Errno::EBADF);
         }
-        let faults = Userfaultfd::enable(uffd)?;
+        let faults = Userfaultfd::enable(uffd)?.kept(&shared.journal);
         let outbox = self.outbox..self.outbox + OUTBOX_LEN;
         if !faults.register_outbox(outbox) {
             return Err(Errno::EINVAL);

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use gms_policy::ids::SpaceId;
@@ -10,6 +11,7 @@ use userfaultfd::Uffd;
 
 use super::Space;
 use crate::handed::{Descriptors, Number};
+use crate::kernel::journal::Journal;
 use crate::kernel::uffd::{Userfaultfd, is_userfaultfd};
 use crate::range_set::RangeSet;
 use crate::sync::lock;
@@ -42,15 +44,16 @@ impl Space {
         }
     }
 
-    /// The space again.
-    pub(crate) fn again(record: SpaceRecord) -> io::Result<Space> {
+    /// The space again. What is read of it is kept in the journal.
+    pub(crate) fn again(record: SpaceRecord, journal: &Arc<Journal>) -> io::Result<Space> {
         let fd = record.faults.take()?;
         if !is_userfaultfd(fd.as_raw_fd()) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         // SAFETY: a userfaultfd which we own and give away here.
         let uffd = unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) };
-        let space = Space::new(SpaceId(record.id), Box::new(Userfaultfd::of_child(uffd)));
+        let faults = Userfaultfd::of_child(uffd).kept(journal);
+        let space = Space::new(SpaceId(record.id), Box::new(faults));
         space.pid.store(record.pid, Ordering::Relaxed);
         space.evictor.store(record.evictor, Ordering::Relaxed);
         space.same_ids.store(record.same_ids, Ordering::Relaxed);

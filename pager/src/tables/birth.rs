@@ -53,12 +53,13 @@ pub struct Birth {
 }
 
 impl Tables {
-    /// What concerns a child of the changes, which are in the order in which they were made; `told`: before the fork. The child has been given what was known
+    /// What concerns a child of its parent's changes, which are in the order in which they were made; `told`: before the fork. The child will be given what was known
     /// before all of them.
-    pub fn births(&self, child: SpaceId, changes: &[Change], told: &[bool]) -> Vec<Birth> {
+    pub fn births(&self, parent: SpaceId, changes: &[Change], told: &[bool]) -> Vec<Birth> {
         let groups = groups(changes);
+        let private = self.private_of(parent);
         let birth = |members: Vec<usize>| {
-            let (changes, mut places) = self.places(child, changes, &members);
+            let (changes, mut places) = self.places(parent, changes, &members, &private);
             // What moves is registered.
             places.begin_registered(&changes);
             let told = members.iter().map(|&index| told[index]).collect();
@@ -428,5 +429,26 @@ impl<'a> Search<'a> {
         if self.found.len() > MOMENTS_MAX {
             self.steps = 0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gms_policy::ids::PageAddr;
+
+    use super::*;
+
+    #[test]
+    fn a_page_that_children_do_not_inherit_is_not_looked_for_in_one() {
+        let (space, page) = (SpaceId(1), PageAddr::containing(PAGE));
+        let mut tables = Tables::new(1, 1024).expect("a memfd");
+        tables.add_space(space);
+        tables.register(space, 0..4 * PAGE, &RangeSet::default());
+        let mut leaving = Vec::new();
+        tables.begin_evict(space, &[page], &mut leaving);
+        let unmap = [Change::Unmap(page.get()..page.get() + PAGE)];
+        assert_eq!(tables.births(space, &unmap, &[true]).len(), 1);
+        tables.make_private(leaving[0].1);
+        assert!(tables.births(space, &unmap, &[true]).is_empty());
     }
 }

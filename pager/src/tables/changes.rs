@@ -76,7 +76,7 @@ impl Tables {
     pub fn unmarked_places(&self, space: SpaceId, changes: &[Change]) -> RangeSet {
         let mut all = RangeSet::default();
         for group in contests(changes) {
-            let (members, places) = self.places(space, changes, &group);
+            let (members, places) = self.places(space, changes, &group, &[]);
             let images = images(&members, places.leaving());
             places.leaving().iter().chain(images.iter()).for_each(|range| all.insert(range));
         }
@@ -92,7 +92,7 @@ impl Tables {
     ) -> Result<Vec<usize>, Doubt> {
         let mut made: Vec<usize> = (0..changes.len()).collect();
         for group in contests(changes) {
-            let (members, places) = self.places(space, changes, &group);
+            let (members, places) = self.places(space, changes, &group, &[]);
             let mut there = Seen { marked: RangeSet::default(), mapped: seen.mapped.clone() };
             for range in places.concerned() {
                 seen.marked.overlaps(range).for_each(|part| there.marked.insert(part));
@@ -108,17 +108,18 @@ impl Tables {
     /// Whether none of the changes, made in the order in which they were told, reaches what is taken.
     pub fn is_free(&self, space: SpaceId, changes: &[Change]) -> bool {
         contests(changes).iter().all(|group| {
-            let (members, mut places) = self.places(space, changes, group);
+            let (members, mut places) = self.places(space, changes, group, &[]);
             places.are_made_way_for(&members)
         })
     }
 
-    /// The changes of a group, and where the pages are that are away and that they concern.
+    /// The changes of a group, and where the pages are that are away and that they concern, but for `others`.
     pub(super) fn places(
         &self,
         space: SpaceId,
         changes: &[Change],
         group: &[usize],
+        others: &[Place],
     ) -> (Vec<Change>, Places) {
         let members: Vec<Change> = group.iter().map(|&index| changes[index].clone()).collect();
         let mut concerned = RangeSet::default();
@@ -126,7 +127,9 @@ impl Tables {
             concerned.insert(range);
         }
         let known = concerned.iter().flat_map(|range| self.map.known(space, range));
-        let away = known.filter(|(_, state)| !matches!(state, State::Kept(_)));
+        let away = known.filter(|(page, state)| {
+            !matches!(state, State::Kept(_)) && !others.contains(&(space, *page))
+        });
         let away: Vec<PageAddr> = away.map(|(page, _)| page).collect();
         let mut registered = RangeSet::default();
         if let Some(state) = self.spaces.get(&space) {
@@ -136,7 +139,8 @@ impl Tables {
         }
         // Nor have those markers that are about to be poisoned.
         let doomed = self.doomed.iter().filter(|place| place.0 == space).copied();
-        let leaving = self.leaving_of(space).chain(doomed).map(|(_, page)| page);
+        let leaving = self.leaving_of(space).filter(|place| !others.contains(place));
+        let leaving = leaving.chain(doomed).map(|(_, page)| page);
         let leaving = leaving.filter(|page| concerned.contains(page.get())).collect::<Vec<_>>();
         let places = Places::new(away.into_iter(), leaving.into_iter(), registered, concerned);
         (members, places)
@@ -178,7 +182,7 @@ impl Tables {
             owners.extend(copies);
         }
         self.spaces.insert(child, SpaceState::new(registered));
-        self.disinherit(child);
+        self.private_of(child).into_iter().for_each(|place| self.disown(place));
         let doomed = self.doomed.iter().filter(|place| place.0 == parent);
         let inherited: Vec<Place> = doomed.map(|place| (child, place.1)).collect();
         self.doomed.extend(inherited);
@@ -189,13 +193,11 @@ impl Tables {
         self.slots[index as usize].owners.iter().any(|owner| owner.place.0 != space)
     }
 
-    /// Takes the pages away from a new child that are leaving, without a marker yet, and are not inherited.
-    fn disinherit(&mut self, child: SpaceId) {
+    /// Pages of a space that are leaving, without a marker yet, and are not inherited.
+    pub(super) fn private_of(&self, space: SpaceId) -> Vec<Place> {
         let private = self.leaving.iter().filter(|&&index| self.slots[index as usize].private);
         let unmarked = private.flat_map(|&index| self.unmarked(index));
-        for place in unmarked.filter(|place| place.0 == child).collect::<Vec<Place>>() {
-            self.disown(place);
-        }
+        unmarked.filter(|place| place.0 == space).collect()
     }
 
     /// Moves what is known to another place, of which nothing is known.

@@ -4,8 +4,7 @@
 //!
 //! So whoever adopts the tables would have to go on with what they say between two holds, the page tables and the events that nobody has read. That is not
 //! enough yet. The dead alone knew:
-//! - events that were read into a backlog and not applied: unmaps, moves, forks, removals;
-//! - of a fork that is in the tables, which of its parent's events are older and are applied later, and whether the child had what it inherits by then;
+//! - events that were read and not applied, if they were more than the journal keeps ([`crate::kernel::journal`]);
 //! - pages that are about to be poisoned, and ranges in quarantine;
 //! - contents that agents may forget, which they keep until the workload ends;
 //! - with parity, the stripes;

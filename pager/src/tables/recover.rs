@@ -13,6 +13,7 @@ use gms_policy::redundancy::{AgentSet, PlacementId, Placements};
 
 use super::slots::{Phase, SLOT_WORDS, SLOTS_MAX, Slots};
 use super::{IDS_SKIPPED, SESSIONS_MAX, SpaceState, Tables};
+use crate::kernel::journal::LINES_MAX;
 use crate::page_map::{CHUNKS_MAX, Content, PageMap, State};
 
 /// Words that stand for themselves.
@@ -25,8 +26,10 @@ const SESSIONS: usize = SETS + 2 * SETS_MAX;
 const SESSION_WORDS: usize = 1 + SESSIONS_MAX;
 /// The slots.
 const SLOTS: usize = SESSIONS + AGENTS_MAX * SESSION_WORDS;
+/// The generation of each line of the journal.
+const GENERATIONS: usize = SLOTS + SLOTS_MAX as usize * SLOT_WORDS;
 /// Words beside those of the page map.
-pub(super) const BESIDE_WORDS: usize = SLOTS + SLOTS_MAX as usize * SLOT_WORDS;
+pub(super) const BESIDE_WORDS: usize = GENERATIONS + LINES_MAX;
 
 impl Tables {
     /// What was done since the last commit is done, whenever the process dies: whoever has the tables then finds all of it, and before none.
@@ -58,6 +61,11 @@ impl Tables {
             ],
         );
         self.map.commit();
+    }
+
+    /// What was read of a userfaultfd is applied, and is another generation of its line: see [`crate::kernel::journal`].
+    pub fn note_applied(&mut self, line: u32, generation: u64) {
+        self.map.write_beside(GENERATIONS + line as usize, &[generation]);
     }
 
     /// The tables in the memory, as of their last commit. No page is registered, and nobody waits. Pages that were leaving are leaving, and it is not known

@@ -391,7 +391,7 @@ impl Model {
         let before: Vec<bool> = order.iter().map(|&order| order < told).collect();
         let mut inherited = vec![false; changes.len()];
         let mut child = memory.clone();
-        for birth in self.tables.births(CHILD, &changes, &before) {
+        for birth in self.tables.births(SPACE, &changes, &before) {
             let ask = |ask: Ask| match ask {
                 Ask::Registered(part) => Some(child.registered.contains(part.start)),
                 Ask::Page(at) => child.has(at),
@@ -406,6 +406,7 @@ impl Model {
                 }
             }
         }
+        self.tables.fork(SPACE, CHILD);
         for (change, _) in changes.iter().zip(inherited).filter(|(_, inherited)| *inherited) {
             self.apply(CHILD, change);
         }
@@ -490,7 +491,6 @@ impl Model {
             if let Event::Fork(memory) = event
                 && self.end.is_none()
             {
-                self.tables.fork(SPACE, CHILD);
                 self.be_born(memory, told, &made);
             }
         }

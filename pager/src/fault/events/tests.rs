@@ -46,3 +46,19 @@ fn what_is_removed_is_what_was_there_when_it_was_told() {
     let told: Vec<usize> = sorted.iter().map(|(told, _)| *told).collect();
     assert_eq!(told, [1, 0, 2]);
 }
+
+/// It has ended when its own fork is applied: the grandchild lives.
+#[test]
+fn a_child_that_ends_leaves_its_pages_to_its_own() {
+    let mut play = Play::new(None).evicted();
+    let parent = play.space.clone();
+    play.tell(&parent, vec![Play::fork()]);
+    let child = play.child();
+    play.fault.note_told(child.id, vec![Play::fork()]);
+    play.shared.homes.end(child.id);
+    play.obey();
+    let grandchild = play.child();
+    assert!(grandchild.id != child.id && !play.fault.spaces.contains_key(&child.id));
+    assert!(matches!(play.action(&grandchild, play.page), FaultAction::Buffered(_)));
+    assert!(!lock(&play.shared.tables).knows(child.id, 0..u64::MAX));
+}

@@ -1,0 +1,375 @@
+//! What is read of userfaultfds, in memory that outlives this process.
+//!
+//! A thread that forks, unmaps or moves memory goes on as soon as its message is read, also if the reader dies in that moment. So the kernel itself writes the
+//! messages to where they are kept. Each userfaultfd has a line of that memory for what was read and is not applied, and a generation, which changes when all of it is:
+//! whoever finds another one noted in the tables (`Tables::note_applied`) knows that they have it already.
+//!
+//! The kernel takes a message from its queue before it copies it. For a copy that cannot fail the line is filled with memory, and locked if that is allowed.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex};
+
+use memmap2::{MmapOptions, MmapRaw};
+use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{mlock, munlock};
+
+use crate::sync::lock;
+
+/// Userfaultfds that have a line; of others nothing is kept.
+pub(crate) const LINES_MAX: usize = 4096;
+/// Messages of a line. Behind as many that are not applied others are not kept.
+pub(crate) const MESSAGES_MAX: usize = 255;
+/// Messages that are read at once, at most.
+pub(crate) const READ_MAX: usize = 32;
+const MESSAGE_LEN: usize = size_of::<Message>();
+/// A head, as long as a message, and the messages.
+const LINE_LEN: usize = (1 + MESSAGES_MAX) * MESSAGE_LEN;
+/// Words of the head.
+const GENERATION: usize = 0;
+const INCOMPLETE: usize = 1;
+
+/// `struct uffd_msg`: its kind in the lowest byte of the first word, and what it says in the others.
+pub(crate) type Message = [u64; 4];
+
+/// See the module's documentation.
+pub struct Journal {
+    memory: MmapRaw,
+    free: Mutex<Vec<u32>>,
+}
+
+impl Journal {
+    /// An empty one.
+    pub fn new() -> std::io::Result<Arc<Journal>> {
+        let file = File::from(memfd_create("gms-events", MFdFlags::MFD_CLOEXEC)?);
+        file.set_len((LINES_MAX * LINE_LEN) as u64)?;
+        Journal::of(&file)
+    }
+
+    /// The one in a file.
+    fn of(file: &File) -> std::io::Result<Arc<Journal>> {
+        let memory = MmapOptions::new().len(LINES_MAX * LINE_LEN).map_raw(file)?;
+        let free = Mutex::new((0..LINES_MAX as u32).rev().collect());
+        Ok(Arc::new(Journal { memory, free }))
+    }
+
+    /// A line for another userfaultfd; `None` if there are too many.
+    pub(crate) fn line(self: &Arc<Journal>) -> Option<Line> {
+        let number = lock(&self.free).pop()?;
+        let line = Line { journal: self.clone(), number, end: AtomicUsize::new(0) };
+        // All of its memory is there from now on.
+        (0..MESSAGES_MAX).for_each(|index| line.clear(index));
+        // SAFETY: the line is mapped as long as the journal lives.
+        let _ = unsafe { mlock(line.at(0).cast(), LINE_LEN) };
+        Some(line)
+    }
+}
+
+/// What is kept of one userfaultfd. It has one reader at a time.
+pub(crate) struct Line {
+    journal: Arc<Journal>,
+    number: u32,
+    /// Behind the last message that is kept.
+    end: AtomicUsize,
+}
+
+impl Line {
+    /// Where the userfaultfd of a child has its own.
+    pub(crate) fn journal(&self) -> &Arc<Journal> {
+        &self.journal
+    }
+
+    /// Which line it is, and its generation when all that was read is applied.
+    pub(crate) fn next_generation(&self) -> (u32, u64) {
+        (self.number, self.read(GENERATION).wrapping_add(1))
+    }
+
+    /// Reads up to `count` messages, and gives each to `take`, which tells whether it is to be kept. Nothing is read if there is none.
+    pub(crate) fn fill(
+        &self,
+        fd: BorrowedFd<'_>,
+        count: usize,
+        mut take: impl FnMut(Message) -> bool,
+    ) -> nix::Result<()> {
+        let end = self.end.load(Ordering::Relaxed);
+        let room = count.min(MESSAGES_MAX - end);
+        if room == 0 {
+            self.write(INCOMPLETE, 1);
+            return read_unkept(fd, count, take);
+        }
+        let first = self.at(1 + end);
+        // SAFETY: there is room for so many messages.
+        let read = unsafe { libc::read(fd.as_raw_fd(), first.as_ptr().cast(), room * MESSAGE_LEN) };
+        for index in end..end + messages(read)? {
+            // SAFETY: a message of this line, which the kernel has written.
+            match take(unsafe { self.at(1 + index).read() }) {
+                true => self.end.store(index + 1, Ordering::Relaxed),
+                false => self.clear(index),
+            }
+        }
+        Ok(())
+    }
+
+    /// All that was read is applied, and the tables say so.
+    pub(crate) fn applied(&self) {
+        let (end, generation) = (self.end.load(Ordering::Relaxed), self.next_generation().1);
+        (0..end).for_each(|index| self.clear(index));
+        self.write(INCOMPLETE, 0);
+        self.end.store(0, Ordering::Relaxed);
+        // Up to here the tables name another, and nothing that is left counts.
+        compiler_fence(Ordering::SeqCst);
+        self.write(GENERATION, generation);
+    }
+
+    /// The head, or a message behind it.
+    fn at(&self, place: usize) -> NonNull<Message> {
+        assert!(place <= MESSAGES_MAX);
+        let offset = self.number as usize * LINE_LEN + place * MESSAGE_LEN;
+        // SAFETY: within the mapping (there are `LINES_MAX` numbers), which is not at zero, and aligned.
+        unsafe { NonNull::new_unchecked(self.journal.memory.as_mut_ptr().add(offset)).cast() }
+    }
+
+    fn clear(&self, index: usize) {
+        // SAFETY: a message of this line; all zeros is none.
+        unsafe { self.at(1 + index).cast::<u64>().write_volatile(0) };
+    }
+
+    fn read(&self, word: usize) -> u64 {
+        // SAFETY: a word of the head.
+        unsafe { self.at(0).cast::<u64>().add(word).read() }
+    }
+
+    fn write(&self, word: usize, value: u64) {
+        // SAFETY: a word of the head.
+        unsafe { self.at(0).cast::<u64>().add(word).write_volatile(value) };
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.applied();
+        // SAFETY: it was locked, or could not be.
+        let _ = unsafe { munlock(self.at(0).cast(), LINE_LEN) };
+        lock(&self.journal.free).push(self.number);
+    }
+}
+
+/// Reads messages of which nothing is kept.
+pub(crate) fn read_unkept(
+    fd: BorrowedFd<'_>,
+    count: usize,
+    mut take: impl FnMut(Message) -> bool,
+) -> nix::Result<()> {
+    let mut buffer = [Message::default(); READ_MAX];
+    let length = count.min(READ_MAX) * MESSAGE_LEN;
+    // SAFETY: the buffer is at least so long, and any bytes are a message.
+    let read = unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), length) };
+    for message in &buffer[..messages(read)?] {
+        take(*message);
+    }
+    Ok(())
+}
+
+/// How many messages a read has given.
+fn messages(read: isize) -> nix::Result<usize> {
+    match Errno::result(read) {
+        Err(Errno::EAGAIN) => Ok(0),
+        read => Ok(read? as usize / MESSAGE_LEN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, FromRawFd, RawFd};
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use userfaultfd::Uffd;
+
+    use super::*;
+    use crate::fault::tests::{map, own_userfaultfd};
+    use crate::kernel::uffd::Userfaultfd;
+    use crate::kernel::{Event, Faults, Messages};
+    use crate::page_map::PAGE;
+
+    /// Who maps the memory after this process has died.
+    struct Heir<'a>(&'a Line);
+
+    impl Heir<'_> {
+        fn kept(&self) -> Vec<Message> {
+            // SAFETY: a message of this line.
+            let message = |index| unsafe { self.0.at(1 + index).read() };
+            (0..MESSAGES_MAX).map(message).filter(|message| message[0] != 0).collect()
+        }
+
+        fn is_complete(&self) -> bool {
+            self.0.read(INCOMPLETE) == 0
+        }
+    }
+
+    /// Moves pages away, one after the other, as each has been read of.
+    fn move_away(start: u64, count: u64) {
+        let target = map(count * PAGE);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        for offset in (0..count).map(|page| page * PAGE) {
+            let [from, to] = [start, target].map(|base| (base + offset) as *mut libc::c_void);
+            // SAFETY: both pages are the test's own.
+            unsafe { libc::mremap(from, PAGE as usize, PAGE as usize, flags, to) };
+        }
+    }
+
+    /// A userfaultfd of this process, of pages that another thread moves away.
+    fn moving<R>(count: u64, kept: bool, test: impl FnOnce(&Userfaultfd) -> R) -> R {
+        let (start, faults) = (map(count * PAGE), Userfaultfd::of_child(own_userfaultfd()));
+        let faults = if kept { faults.kept(&Journal::new().expect("a memfd")) } else { faults };
+        assert!(faults.register(start..start + count * PAGE));
+        std::thread::scope(|scope| {
+            scope.spawn(move || move_away(start, count));
+            test(&faults)
+        })
+    }
+
+    fn read(faults: &Userfaultfd, count: usize) -> Vec<Event> {
+        let mut messages = Messages::default();
+        while messages.events.len() < count {
+            let mut fds = [PollFd::new(faults.as_fd(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut fds, PollTimeout::from(10_000u16)), Ok(1));
+            faults.read(true, &mut messages).expect("a message");
+        }
+        messages.events
+    }
+
+    #[test]
+    fn what_is_read_is_kept_until_it_is_applied() {
+        moving(5, true, |faults| {
+            let line = faults.line().expect("a line");
+            let generation = line.next_generation();
+            assert_eq!(read(faults, 3).len(), 3);
+            assert_eq!((Heir(line).kept().len(), faults.next_generation()), (3, Some(generation)));
+            faults.applied();
+            assert_eq!(Heir(line).kept().len(), 0);
+            assert_eq!(faults.next_generation(), Some((generation.0, generation.1 + 1)));
+            read(faults, 2);
+            assert_eq!(Heir(line).kept().len(), 2);
+        });
+    }
+
+    #[test]
+    fn a_fault_is_not_kept() {
+        let (page, faults) = (map(PAGE), Userfaultfd::of_child(own_userfaultfd()));
+        let faults = faults.kept(&Journal::new().expect("a memfd"));
+        assert!(faults.register(page..page + PAGE));
+        std::thread::scope(|scope| {
+            // SAFETY: the test's own memory, in which the page comes when it is zeroed.
+            scope.spawn(move || unsafe { (page as *const u8).read_volatile() });
+            let mut messages = Messages::default();
+            while messages.faults.is_empty() {
+                faults.read(true, &mut messages).expect("a message");
+            }
+            assert!(Heir(faults.line().expect("a line")).kept().is_empty());
+            faults.zero(page..page + PAGE);
+        });
+    }
+
+    #[test]
+    fn of_more_than_a_line_holds_it_is_said_that_more_was_read() {
+        let count = MESSAGES_MAX + 3;
+        moving(count as u64, true, |faults| {
+            let line = faults.line().expect("a line");
+            read(faults, MESSAGES_MAX);
+            assert!(Heir(line).is_complete());
+            assert_eq!(read(faults, 3).len(), 3);
+            assert!(!Heir(line).is_complete());
+            faults.applied();
+            assert!(Heir(line).is_complete() && Heir(line).kept().is_empty());
+        });
+    }
+
+    #[test]
+    fn a_line_is_another_userfaultfds_afterwards() {
+        let journal = Journal::new().expect("a memfd");
+        let lines: Vec<Line> = (0..LINES_MAX).map(|_| journal.line().expect("a line")).collect();
+        assert!(journal.line().is_none());
+        let (number, generation) = lines[7].next_generation();
+        drop(lines);
+        let again: Vec<Line> = (0..LINES_MAX).map(|_| journal.line().expect("a line")).collect();
+        let again = again.iter().find(|line| line.number == number).expect("the same");
+        assert!(again.next_generation().1 > generation);
+        // Without a line all is read the same.
+        moving(3, false, |faults| {
+            assert!(read(faults, 3).len() == 3 && faults.next_generation().is_none());
+        });
+    }
+
+    /// Descriptors of the userfaultfd and of the journal that the reader is given.
+    const GIVEN: &str = "GMS_TEST_READER";
+
+    #[test]
+    #[ignore = "it is a process of the next test"]
+    fn reader() {
+        let Ok(given) = std::env::var(GIVEN) else { return };
+        let mut given = given.split(' ').map(|number| number.parse::<RawFd>().expect("a number"));
+        let mut next = || given.next().expect("two");
+        // SAFETY: descriptors that this process was given.
+        let (uffd, file) = unsafe { (Uffd::from_raw_fd(next()), File::from_raw_fd(next())) };
+        let faults = Userfaultfd::of_child(uffd).kept(&Journal::of(&file).expect("a journal"));
+        let mut messages = Messages::default();
+        while messages.events.len() < MESSAGES_MAX {
+            faults.read(true, &mut messages).expect("a message");
+        }
+        loop {
+            std::thread::park();
+        }
+    }
+
+    /// Each goes on as soon as it is read of, whether the reader lives then or not.
+    #[test]
+    fn no_message_is_lost_when_its_reader_is_killed() {
+        const PAGES: u64 = 1500;
+        let file = File::from(memfd_create("journal", MFdFlags::empty()).expect("a memfd"));
+        file.set_len((LINES_MAX * LINE_LEN) as u64).expect("room");
+        let uffd = own_userfaultfd();
+        fcntl(&uffd, FcntlArg::F_SETFD(FdFlag::empty())).expect("it outlives an exec");
+        let given = format!("{} {}", uffd.as_raw_fd(), file.as_raw_fd());
+        let journal = Journal::of(&file).expect("a journal");
+        let line = journal.line().expect("the first");
+        let start = map(PAGES * PAGE);
+        let faults = Userfaultfd::of_child(uffd);
+        assert!(faults.register(start..start + PAGES * PAGE));
+        let mover = std::thread::spawn(move || move_away(start, PAGES));
+        let (mut told, mut kills, begun) = (Vec::new(), 0, Instant::now());
+        while !mover.is_finished() {
+            let mut reader = Command::new(std::env::current_exe().expect("this test"));
+            reader.args(["--ignored", "--exact", "kernel::journal::tests::reader"]);
+            reader.env(GIVEN, &given).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut reader = reader.spawn().expect("a process");
+            let heir = Heir(&line);
+            while heir.kept().is_empty() && !mover.is_finished() {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{} read", told.len());
+                std::hint::spin_loop();
+            }
+            // Somewhere in the reads of the next 200 us.
+            let until = Instant::now() + Duration::from_micros(kills * 37 % 200);
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            reader.kill().expect("it lives");
+            reader.wait().expect("it ends");
+            kills += 1;
+            told.extend(heir.kept());
+            line.end.store(MESSAGES_MAX, Ordering::Relaxed);
+            line.applied();
+        }
+        mover.join().expect("all is moved");
+        let told: Vec<u64> = told.iter().map(|message| message[1]).collect();
+        let all: Vec<u64> = (0..PAGES).map(|page| start + page * PAGE).collect();
+        let lost = all.iter().filter(|page| !told.contains(page)).count();
+        assert!(told == all, "{lost} of {PAGES} lost, in {kills} kills");
+        assert!(kills > 3, "{kills} kills");
+    }
+}
