@@ -278,6 +278,12 @@ impl<T: Transport> FaultCore<T> {
         }
     }
 
+    /// What the pager before has read of a space's events and not applied.
+    pub fn take_up(&mut self, space: &Space, events: Vec<Event>) {
+        space.ungated.hold();
+        self.note_told(space.id, events);
+    }
+
     fn add(&mut self, space: Arc<Space>) {
         let state = SpaceFaults {
             prefetch: Streams::default(),

@@ -530,15 +530,29 @@ impl Evicted for Process {
         &mut self.sweep
     }
 
+    fn next_place(&self, count: usize) -> u32 {
+        let clears = self.outbox_used + count > OUTBOX_PAGES;
+        if clears { 0 } else { self.outbox_used as u32 }
+    }
+
+    fn find_left(&self, pages: &[(PageAddr, u32)]) -> Result<MovedPages, Errno> {
+        let page_tables = self.page_tables().ok_or(Errno::ESRCH)?;
+        let is_taken = |at: u64| page_tables.taken(at..at + PAGE).map(|taken| !taken.is_empty());
+        let mut moved = MovedPages::none(pages.len());
+        for (&(page, place), moved) in pages.iter().zip(&mut moved.places) {
+            let is_there = is_taken(self.outbox + u64::from(place) * PAGE)?;
+            let has_stayed = is_taken(page.get())? && !page_tables.is_marked(page.get())?;
+            *moved = (is_there && !has_stayed).then_some(place);
+        }
+        Ok(moved)
+    }
+
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {
         self.evictor.come_here();
         let mut moved = MovedPages::none(pages.len());
         let clears = self.outbox_used + pages.len() > OUTBOX_PAGES;
-        if clears {
-            self.outbox_used = 0;
-        }
-        let first = self.outbox_used;
-        self.outbox_used += pages.len();
+        let first = self.next_place(pages.len()) as usize;
+        self.outbox_used = first + pages.len();
         let mut failed = self.move_runs(pages, &runs(pages), first, clears, &mut moved)?;
         self.find_moved(pages, first, &mut failed, &mut moved)?;
         if !failed.is_empty() {

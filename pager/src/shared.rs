@@ -3,6 +3,7 @@
 mod record;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -233,6 +234,22 @@ impl Shared {
             None => tables,
         };
         let frames = Frames::new(sizes.slots)?;
+        let (shared, commands) = Shared::of(config, seed, sizes, tables, frames)?;
+        Ok((Arc::new(shared), commands))
+    }
+
+    /// With what a pager that has died has left: its page map with all beside it, and the bytes of its slots.
+    ///
+    /// # Errors
+    /// As [`Tables::recover`].
+    pub fn adopted(
+        config: SessionConfig,
+        seed: u64,
+        sizes: Sizes,
+        (map, frames): (File, File),
+    ) -> std::io::Result<(Arc<Shared>, Commands)> {
+        let tables = Tables::recover(map, config.budget_bytes / PAGE)?;
+        let frames = Frames::of(frames, tables.slots())?;
         let (shared, commands) = Shared::of(config, seed, sizes, tables, frames)?;
         Ok((Arc::new(shared), commands))
     }

@@ -10,6 +10,7 @@
 //!
 //! Pages that are being removed are in quarantine (`tables/space.rs`).
 
+mod adoption;
 mod birth;
 mod changes;
 #[cfg(test)]
@@ -264,15 +265,24 @@ impl Tables {
             _ if waits => FaultAction::Wait,
             State::Empty => FaultAction::Zero,
             State::Kept(_) => FaultAction::Resident,
-            State::Remote(_) if self.is_lent(place) => FaultAction::Wait,
+            state if self.is_under_way(place, state) => FaultAction::Wait,
             State::Remote(content) => FaultAction::Fetch(content),
-            State::Slot(_) if self.is_leaving(place) => FaultAction::Wait,
             State::Slot(slot) => FaultAction::Buffered(slot),
         };
         if action == FaultAction::Wait {
             self.waiters.insert(place);
         }
         action
+    }
+
+    /// Whether somebody else is at a page that is away, or nobody may be yet.
+    fn is_under_way(&self, place: Place, state: State) -> bool {
+        match state {
+            _ if self.is_unproved(place.0) => true,
+            State::Remote(_) => self.is_lent(place),
+            State::Slot(slot) => self.slots[slot as usize].phase == Phase::Leaving,
+            State::Kept(_) | State::Empty => false,
+        }
     }
 
     /// The address of a page of which something was known has neither page nor marker, and all events have been read: the program has discarded

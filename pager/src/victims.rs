@@ -53,6 +53,10 @@ pub trait Evicted {
     fn space(&self) -> &Arc<Space>;
     /// What of it is to go.
     fn sweep(&mut self) -> &mut Sweep;
+    /// Where in the outbox the next so many pages will go: one behind the other, from this place on.
+    fn next_place(&self, count: usize) -> u32;
+    /// Of pages that were to be moved to these places in the outbox when the pager before died, those that were: each is there, and not where it was.
+    fn find_left(&self, pages: &[(PageAddr, u32)]) -> Result<MovedPages, Errno>;
     /// Moves the pages out of the workload's way, into the outbox. The caller holds the gate and has marked them as leaving.
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno>;
     /// Copies moved pages from the outbox: `into[i]` is the frame for the page at place `places[i]`.
@@ -208,10 +212,13 @@ pub fn move_out(
         return None;
     }
     let mut leaving = Vec::with_capacity(pages.len());
-    lock(&shared.tables).begin_evict(space.id, pages, &mut leaving);
+    let mut tables = lock(&shared.tables);
+    tables.begin_evict(space.id, pages, &mut leaving);
     if leaving.is_empty() {
         return None;
     }
+    tables.note_places(&leaving, process.next_place(leaving.len()));
+    drop(tables);
     let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
     if !are_registered(shared, process, &pages) {
         let moved = MovedPages::none(leaving.len());
@@ -379,6 +386,30 @@ pub fn read_moved(
         outcomes[i] = if zero { EvictOutcome::Zero } else { EvictOutcome::Moved(hash) };
     }
     Some(outcomes)
+}
+
+/// What has become of the pages of a process that were leaving when the pager before died: all events that it had read are applied. `None` if an event must be
+/// applied first, or the workload must be stopped.
+pub fn take_up(
+    shared: &Shared,
+    process: &mut impl Evicted,
+    zero_hash: u64,
+) -> Option<Vec<(u32, EvictOutcome)>> {
+    let space = process.space().clone();
+    let _gate = lock(&space.gate);
+    if !space.ungated.is_intact() {
+        return None;
+    }
+    let mut tables = lock(&shared.tables);
+    tables.end_unowned();
+    let left = tables.left_leaving(space.id);
+    drop(tables);
+    let pages: Vec<(PageAddr, u32)> = left.iter().map(|&(page, _, place)| (page, place)).collect();
+    let moved = process.find_left(&pages);
+    let moved = moved.inspect_err(|&errno| shared.fail(process.unanswered(errno))).ok()?;
+    let leaving: Leaving = left.iter().map(|&(page, slot, _)| (page, slot)).collect();
+    let outcomes = read_moved(shared, process, &leaving, &moved, zero_hash)?;
+    Some(leaving.into_iter().map(|(_, slot)| slot).zip(outcomes).collect())
 }
 
 /// Whether a child of a process that has ended was forked after the pages were moved: they are its too.

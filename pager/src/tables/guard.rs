@@ -2,13 +2,13 @@
 //!
 //! What a thread changes while it holds it are the changes of one transaction: if the process dies before the guard is dropped, none of them was made.
 //!
-//! So whoever adopts the tables would have to go on with what they say between two holds, the page tables and the events that nobody has read. That is not
-//! enough yet. The dead alone knew:
-//! - events that were read and not applied, if they were more than the journal keeps ([`crate::kernel::journal`]);
-//! - pages that are about to be poisoned, and ranges in quarantine;
+//! So whoever adopts the tables goes on with what they say between two holds, with the page tables, and with the events that nobody has read or that are in the
+//! journal ([`crate::kernel::journal`]). What is being removed the dead alone knew: nothing that is away is served until it is proved that nothing is (`adoption.rs`).
+//! Lost with it are
+//! - events that were read and not applied, if they were more than the journal keeps;
+//! - pages that are about to be poisoned;
 //! - contents that agents may forget, which they keep until the workload ends;
-//! - with parity, the stripes;
-//! - which number the next space gets.
+//! - with parity, the stripes.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard};

@@ -27,7 +27,7 @@ const SESSION_WORDS: usize = 1 + SESSIONS_MAX;
 /// The slots.
 const SLOTS: usize = SESSIONS + AGENTS_MAX * SESSION_WORDS;
 /// The generation of each line of the journal.
-const GENERATIONS: usize = SLOTS + SLOTS_MAX as usize * SLOT_WORDS;
+pub(super) const GENERATIONS: usize = SLOTS + SLOTS_MAX as usize * SLOT_WORDS;
 /// Words beside those of the page map.
 pub(super) const BESIDE_WORDS: usize = GENERATIONS + LINES_MAX;
 
@@ -131,7 +131,7 @@ impl Tables {
             }
         }
         let spaces: Vec<SpaceId> = self.map.spaces().collect();
-        self.spaces.extend(spaces.into_iter().map(|space| (space, SpaceState::default())));
+        self.spaces.extend(spaces.into_iter().map(|space| (space, SpaceState::adopted())));
         for page in unknown {
             page.reached.agents().for_each(|agent| self.may_forget(agent, page.id));
         }

@@ -42,6 +42,8 @@ pub(super) struct Slot {
     pub(super) kept: Option<Content>,
     /// Whether the entry said that the page was only there.
     pub(super) was_remote: bool,
+    /// Where it goes in the outbox, while it leaves.
+    pub(super) place: u32,
     /// Whether children forked while it leaves do not inherit it.
     pub(super) private: bool,
     /// When the page went out.
@@ -66,6 +68,7 @@ impl Slot {
             owners: Vec::new(),
             kept: None,
             was_remote: false,
+            place: 0,
             private: false,
             mark: Mark::COLD,
             id: ContentId(0),
@@ -86,7 +89,7 @@ impl Slot {
         let flags = flag(self.was_remote, WAS_REMOTE) | flag(self.private, PRIVATE);
         let kept = self.kept.map_or([0; 2], PageMap::words_of);
         let first = phase | flags | self.mark.bits() << MARK_SHIFT;
-        [first, self.hash, kept[0], kept[1], self.id.0, reached.bits(), 0, 0]
+        [first, self.hash, kept[0], kept[1], self.id.0, reached.bits(), self.place.into(), 0]
     }
 }
 
@@ -140,7 +143,9 @@ impl Slots {
         map: &PageMap,
     ) -> Option<Option<Unknown>> {
         let slot = self.slots.get_mut(index as usize)?;
-        let &[first, hash, kept_word, kept_hash, id, reached, ..] = words else { return None };
+        let &[first, hash, kept_word, kept_hash, id, reached, place, _] = words else {
+            return None;
+        };
         slot.phase = match first & 7 {
             0 => return Some(None),
             LEAVING => Phase::Leaving,
@@ -151,6 +156,7 @@ impl Slots {
         (slot.mark, slot.hash, slot.id) =
             (Mark::from_bits(first >> MARK_SHIFT), hash, ContentId(id));
         slot.kept = map.content_of_words([kept_word, kept_hash]);
+        slot.place = place as u32;
         let unknown = Unknown { id: slot.id, reached: AgentSet::from_bits(reached) };
         Some((first & 7 == SENT).then_some(unknown))
     }

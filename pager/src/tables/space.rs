@@ -28,12 +28,20 @@ pub(super) struct SpaceState {
     pub(super) stale: RangeSet,
     /// Removals begun so far.
     pub(super) removals: u64,
+    /// See [`SpaceState::adopted`].
+    pub(super) unproved: bool,
 }
 
 impl SpaceState {
     /// A space with these ranges, nothing of which is being removed.
     pub(super) fn new(registered: Arc<RangeSet>) -> SpaceState {
         SpaceState { registered, ..SpaceState::default() }
+    }
+
+    /// The space of a pager that has died, which alone knew of what is being removed. Until it is proved that nothing is any more, no page of it that is away
+    /// is installed, and none goes out. (Were all in quarantine, what is away would be zeros.)
+    pub(super) fn adopted() -> SpaceState {
+        SpaceState { unproved: true, ..SpaceState::default() }
     }
 
     /// All of it as words.
@@ -49,7 +57,7 @@ impl SpaceState {
         let registered = Arc::new(words.ranges()?);
         let (quarantine, aging, stale) = (words.ranges()?, words.ranges()?, words.ranges()?);
         let removals = words.word()?;
-        Some(SpaceState { registered, quarantine, aging, stale, removals })
+        Some(SpaceState { registered, quarantine, aging, stale, removals, unproved: false })
     }
 
     /// The range is registered.
@@ -103,7 +111,7 @@ impl SpaceState {
 
     /// The page is registered and not in quarantine.
     pub(super) fn is_evictable(&self, page: PageAddr) -> bool {
-        self.registered.contains(page.get()) && !self.is_quarantined(page)
+        self.registered.contains(page.get()) && !self.is_quarantined(page) && !self.unproved
     }
 
     /// The search for threads in madvise begins; false if there is nothing to prove.

@@ -47,6 +47,9 @@ impl Tables {
             () if self.exhausted.is_some() => Some("its page map is full"),
             () if !self.doomed.is_empty() => Some("pages of it are lost"),
             () if !self.leaving.is_empty() => Some("pages of it are leaving"),
+            () if self.spaces.values().any(|state| state.unproved) => {
+                Some("its pager has just died, and not all is known yet of what that was told")
+            }
             () if self.slots.iter().any(is_sent) || !self.dealt.is_empty() => {
                 Some("pages of it are on their way to agents")
             }

@@ -5,8 +5,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use gms_pager::sync::lock;
 use gms_transport::message::{Op, PageDescriptor};
 use gms_transport::sim::Sim;
 use gms_transport::{
@@ -19,13 +21,16 @@ pub(crate) const LANE_OF_WRITES: usize = 1;
 /// See the module's documentation.
 pub(crate) struct Ledger {
     node: Sim,
-    /// By content id a hash of the bytes that travelled.
-    put: BTreeMap<u64, u64>,
+    put: Puts,
 }
 
+/// By content id a hash of the bytes that travelled.
+pub(crate) type Puts = Arc<Mutex<BTreeMap<u64, u64>>>;
+
 impl Ledger {
-    pub(crate) fn new(node: Sim) -> Ledger {
-        Ledger { node, put: BTreeMap::new() }
+    /// Of an endpoint, after others of the same workload.
+    pub(crate) fn new(node: Sim, put: Puts) -> Ledger {
+        Ledger { node, put }
     }
 
     fn note(&mut self, control: &Control, payload: &[&[u8]]) {
@@ -39,7 +44,7 @@ impl Ledger {
             let mut hasher = DefaultHasher::new();
             page.hash(&mut hasher);
             let hash = hasher.finish();
-            let noted = *self.put.entry(id).or_insert(hash);
+            let noted = *lock(&*self.put).entry(id).or_insert(hash);
             assert!(noted == hash, "two contents are put under the id {id}");
         }
     }

@@ -1,11 +1,14 @@
 //! The machine on which the program runs: the model kernel, and the program's threads, which may come on whenever the pager asks the kernel for something.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use gms_pager::kernel::{
-    Faults, Installed, Messages, Occupant, Occupied, PageTables, Probe, ReadError, Registration,
+    Event, Faults, Installed, Messages, Occupant, Occupied, PageTables, Probe, ReadError,
+    Registration,
 };
 use gms_pager::page_map::PAGE;
 use gms_pager::range_set::RangeSet;
@@ -22,6 +25,8 @@ use crate::workers::{self, Watch};
 
 /// Of so many calls of the pager one finds that something has happened just before.
 const INTERRUPTED: u64 = 6;
+/// Pages that the outbox holds: of two batches.
+const OUTBOX: u32 = 16;
 
 /// See the module's documentation.
 pub(crate) struct Machine {
@@ -31,12 +36,68 @@ pub(crate) struct Machine {
     pub interrupted: u64,
     /// What went wrong, for a failure.
     pub story: Vec<String>,
+    /// What outlives the pager: the memory into which its events are read, and the outbox.
+    pub journal: Journal,
+    outbox: BTreeMap<u32, Page>,
+    /// Calls of the pager after which it dies at the first such moment.
+    pub dies: Option<(u64, Moment)>,
     dice: Dice,
 }
 
+/// Events that are not applied, and their generation.
+#[derive(Default)]
+pub(crate) struct Journal {
+    pub generation: u64,
+    pub events: Vec<Event>,
+}
+
+impl Journal {
+    /// What of them is not applied, for whose tables have this generation.
+    pub(crate) fn take_up(&mut self, generation: u64) -> Vec<Event> {
+        if std::mem::replace(&mut self.generation, generation) != generation {
+            self.events.clear();
+        }
+        self.events.iter().map(copy).collect()
+    }
+}
+
+fn copy(event: &Event) -> Event {
+    match event {
+        Event::Changed(change) => Event::Changed(change.clone()),
+        Event::Remove(range) => Event::Remove(range.clone()),
+        Event::Fork(_) => unreachable!("the program does not fork"),
+    }
+}
+
+/// With which the pager unwinds when it dies.
+pub(crate) struct Death;
+
+/// When it does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Moment {
+    /// In any call.
+    Any,
+    /// It has read of a change.
+    Read,
+    /// All that it has read is applied, and the journal does not say so.
+    Applied,
+    /// Pages are in the outbox.
+    Moved,
+    /// A marker was left or taken away.
+    Marked,
+    /// Pages were installed.
+    Installed,
+}
+
+pub(crate) const MOMENTS: [Moment; 6] =
+    [Moment::Any, Moment::Read, Moment::Applied, Moment::Moved, Moment::Marked, Moment::Installed];
+
 impl Machine {
     pub(crate) fn new(program: Program, dice: Dice) -> Machine {
-        Machine { kernel: Kernel::default(), program, interrupted: 0, story: Vec::new(), dice }
+        let kernel = Kernel::default();
+        let (journal, outbox) = (Journal::default(), BTreeMap::new());
+        let story = Vec::new();
+        Machine { kernel, program, interrupted: 0, story, journal, outbox, dies: None, dice }
     }
 
     /// A moment in which everybody may come on.
@@ -110,8 +171,21 @@ impl Handle {
         self.call_alone()
     }
 
+    /// The pager dies here, if it is time.
+    fn may_die(&self, moment: Moment) {
+        let mut machine = self.lock();
+        let Some((calls, at)) = &mut machine.dies else { return };
+        *calls = calls.saturating_sub(1);
+        if *calls == 0 && [moment, Moment::Any].contains(at) {
+            machine.dies = None;
+            drop(machine);
+            resume_unwind(Box::new(Death));
+        }
+    }
+
     /// The same without workers.
     fn call_alone(&self) -> MutexGuard<'_, Machine> {
+        self.may_die(Moment::Any);
         let mut machine = self.lock();
         machine.interrupt();
         machine
@@ -123,7 +197,8 @@ impl Handle {
         wake: bool,
         mut one: impl FnMut(&mut Kernel, PageAddr) -> Installed,
     ) -> (u64, Installed) {
-        let kernel = &mut self.call().kernel;
+        let mut machine = self.call();
+        let kernel = &mut machine.kernel;
         let mut outcome = Installed::Done;
         let mut at = range.start;
         while at < range.end && outcome == Installed::Done {
@@ -133,6 +208,8 @@ impl Handle {
         if wake {
             kernel.wake(&(range.start..at));
         }
+        drop(machine);
+        self.may_die(Moment::Installed);
         ((at - range.start) / PAGE, outcome)
     }
 }
@@ -146,9 +223,29 @@ impl AsFd for Handle {
 impl Faults for Handle {
     fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError> {
         if !self.watch.note_read() {
-            self.call_alone().kernel.read(several, into);
+            let before = into.events.len();
+            let mut machine = self.call_alone();
+            machine.kernel.read(several, into);
+            machine.journal.events.extend(into.events[before..].iter().map(copy));
+            drop(machine);
+            if into.events.len() > before {
+                self.may_die(Moment::Read);
+            }
         }
         Ok(())
+    }
+
+    fn next_generation(&self) -> Option<(u32, u64)> {
+        Some((0, self.lock().journal.generation + 1))
+    }
+
+    fn applied(&self) {
+        if !self.lock().journal.events.is_empty() {
+            self.may_die(Moment::Applied);
+        }
+        let journal = &mut self.lock().journal;
+        journal.events.clear();
+        journal.generation += 1;
     }
 
     fn has_event(&self) -> bool {
@@ -178,7 +275,9 @@ impl Faults for Handle {
     }
 
     fn mark(&self, range: Range<u64>, marked: bool) -> Result<(), Errno> {
-        self.call().kernel.mark(&range, marked)
+        let done = self.call().kernel.mark(&range, marked);
+        self.may_die(Moment::Marked);
+        done
     }
 
     fn probe(&self, page: u64) -> Probe {
@@ -246,13 +345,15 @@ pub(crate) struct Process {
     pub space: Arc<Space>,
     pub sweep: Sweep,
     handle: Handle,
-    outbox: Vec<Page>,
+    /// Places of the outbox with pages.
+    used: u32,
     dice: Dice,
 }
 
 impl Process {
+    /// Perhaps there is something in the outbox.
     pub(crate) fn new(space: Arc<Space>, handle: Handle, dice: Dice) -> Process {
-        Process { space, sweep: Sweep::default(), handle, outbox: Vec::new(), dice }
+        Process { space, sweep: Sweep::default(), handle, used: OUTBOX, dice }
     }
 }
 
@@ -265,24 +366,44 @@ impl Evicted for Process {
         &mut self.sweep
     }
 
+    fn next_place(&self, count: usize) -> u32 {
+        if self.used + count as u32 > OUTBOX { 0 } else { self.used }
+    }
+
+    fn find_left(&self, pages: &[(PageAddr, u32)]) -> Result<MovedPages, Errno> {
+        let machine = self.handle.call();
+        let is_left = |&(page, place): &(PageAddr, u32)| {
+            let range = page.get()..page.get() + PAGE;
+            let has_stayed = !machine.kernel.present(&range).is_empty();
+            (machine.outbox.contains_key(&place) && !has_stayed).then_some(place)
+        };
+        Ok(MovedPages { places: pages.iter().map(is_left).collect(), ..MovedPages::none(0) })
+    }
+
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {
-        self.outbox.clear();
+        let first = self.next_place(pages.len());
+        self.used = first + pages.len() as u32;
+        if first == 0 {
+            self.handle.call().outbox.clear();
+        }
         let mut places = Vec::new();
-        for &page in pages {
+        for (&page, place) in pages.iter().zip(first..) {
             // Now and then somebody has a page pinned.
             let pinned = self.dice.below(20) == 0;
-            let taken = (!pinned).then(|| self.handle.call().kernel.take(page)).flatten();
+            let machine = &mut *self.handle.call();
+            let taken = (!pinned).then(|| machine.kernel.take(page)).flatten();
             places.push(taken.map(|bytes| {
-                self.outbox.push(bytes);
-                self.outbox.len() as u32 - 1
+                machine.outbox.insert(place, bytes);
+                place
             }));
         }
+        self.handle.may_die(Moment::Moved);
         Ok(MovedPages { places, ..MovedPages::none(0) })
     }
 
     fn read_outbox(&self, places: &[u32], into: &mut [&mut [u8]]) -> Result<(), Errno> {
         for (&place, frame) in places.iter().zip(into) {
-            frame.copy_from_slice(&self.outbox[place as usize]);
+            frame.copy_from_slice(&self.handle.lock().outbox[&place]);
         }
         Ok(())
     }

@@ -18,7 +18,9 @@ use gms_pager::shared::{Commands, Outcome, Shared, Sizes};
 use gms_pager::space::Space;
 use gms_pager::sync::lock;
 use gms_pager::tables::EvictOutcome;
-use gms_pager::victims::{choose_victims, finish, finish_marked, move_out, next_batch, read_moved};
+use gms_pager::victims::{
+    choose_victims, finish, finish_marked, move_out, next_batch, read_moved, take_up,
+};
 use gms_policy::full::WhenFull;
 use gms_policy::ids::SpaceId;
 use gms_policy::redundancy::Redundancy;
@@ -28,7 +30,7 @@ use gms_transport::message::WorkloadId;
 use gms_transport::sim::{Net, Sim};
 
 use crate::kernel::zeros;
-use crate::ledger::{LANE_OF_WRITES, Ledger};
+use crate::ledger::{LANE_OF_WRITES, Ledger, Puts};
 use crate::machine::{Handle, Process};
 use crate::workers::{self, Workers};
 
@@ -85,6 +87,16 @@ fn config(agents: &[AgentAddress]) -> SessionConfig {
     }
 }
 
+/// What is the same in all pagers of one workload.
+#[derive(Clone)]
+struct Estate {
+    config: SessionConfig,
+    agents: Vec<AgentAddress>,
+    seal: Arc<Seal>,
+    put: Puts,
+    budget: u64,
+}
+
 /// See the module's documentation.
 pub(crate) struct Owner {
     pub shared: Arc<Shared>,
@@ -97,6 +109,10 @@ pub(crate) struct Owner {
     process: Process,
     /// Pages that were moved, and are not noted as such yet.
     leaving: Vec<(u32, EvictOutcome)>,
+    /// What was leaving when the pager before died is not known yet.
+    is_heir: bool,
+    /// What another pager begins with if this one dies.
+    estate: Estate,
     zero_hash: u64,
     /// Pages that are to be resident, about.
     budget: u64,
@@ -125,41 +141,85 @@ impl Owner {
             redundancy,
             ..config(agents)
         };
-        let (shared, commands) = Shared::sized(config, SECRET, SIZES).expect("memory");
-        let ceiling = (budget + SLACK) * PAGE;
-        shared.ceiling.store(ceiling as i64, Ordering::Relaxed);
         // Of a key that nobody foresees: the bytes that travel are others each time, what happens is not.
         let seal = Arc::new(Seal::new(WORKLOAD).expect("random numbers"));
+        let (agents, put) = (agents.to_vec(), Puts::default());
+        let estate = Estate { config, agents, seal, put, budget };
+        let config = estate.config.clone();
+        let pager = Shared::sized(config, SECRET, SIZES).expect("memory");
+        let id = pager.0.new_space();
+        lock(&pager.0.tables).add_space(id);
+        let seeds = [dice.bits(), workers_dice.bits()];
+        Owner::of(net, now, estate, pager, handle, id, seeds)
+    }
+
+    /// A pager with what another has left that has died.
+    pub(crate) fn heir(&self, net: &Net, now: Instant, dice: &mut Dice) -> Owner {
+        (0..self.lanes()).for_each(|lane| net.crash(now, address(lane)));
+        let (id, handle, estate) = (self.id(), self.handle.clone(), self.estate.clone());
+        let map = lock(&self.shared.tables).file().try_clone().expect("a descriptor");
+        let frames = self.shared.frames.file().try_clone().expect("a descriptor");
+        let pager = Shared::adopted(estate.config.clone(), SECRET, SIZES, (map, frames));
+        let pager = pager.expect("what it has left");
+        let mut tables = lock(&pager.0.tables);
+        tables.adopt_space(id);
+        let events = handle.lock().journal.take_up(tables.generation(0));
+        drop(tables);
+        let seeds = [dice.bits(), dice.bits()];
+        let mut heir = Owner::of(net, now, estate, pager, handle, id, seeds);
+        heir.is_heir = true;
+        if !events.is_empty() {
+            heir.home.take_up(&heir.process.space, events);
+        }
+        // Who has been read of faults again.
+        heir.handle.lock().kernel.wake(&(0..u64::MAX));
+        heir
+    }
+
+    fn of(
+        net: &Net,
+        now: Instant,
+        estate: Estate,
+        (shared, commands): (Arc<Shared>, Commands),
+        handle: Handle,
+        id: SpaceId,
+        [seed, workers_seed]: [u64; 2],
+    ) -> Owner {
+        let fault_threads = estate.config.fault_threads;
+        let ceiling = (estate.budget + SLACK) * PAGE;
+        shared.ceiling.store(ceiling as i64, Ordering::Relaxed);
+        let session = |agent| lock(&shared.tables).session_of(agent);
         let node = |number| net.node(address(number), 99).expect("a descriptor");
         let client = |number| {
-            let lane = Lane::new(now, node(number), WORKLOAD, agents);
-            Client::new(lane, Checksum::new(SECRET)).sealed(seal.clone())
+            let lane = Lane::new(now, node(number), WORKLOAD, &estate.agents).resuming(session);
+            Client::new(lane, Checksum::new(SECRET)).sealed(estate.seal.clone())
         };
-        let lane = Lane::new(now, Ledger::new(node(LANE_OF_WRITES)), WORKLOAD, agents);
-        let evict_agents = Client::new(lane, Checksum::new(SECRET)).sealed(seal.clone());
-        let space = Arc::new(Space::new(shared.new_space(), Box::new(handle.clone())));
+        let ledger = Ledger::new(node(LANE_OF_WRITES), estate.put.clone());
+        let lane = Lane::new(now, ledger, WORKLOAD, &estate.agents).resuming(session);
+        let evict_agents = Client::new(lane, Checksum::new(SECRET)).sealed(estate.seal.clone());
+        let space = Arc::new(Space::new(id, Box::new(handle.clone())));
         // Known to have several threads.
         space.pid.store(1, Ordering::Relaxed);
         assert!(space.page_tables.set(Box::new(handle.clone())).is_ok());
-        lock(&shared.tables).add_space(space.id);
         let core = |n, client| FaultCore::new(now, shared.clone(), n, client, |_| None, None);
         let mut home = core(0, client(0));
         let workers = (1..fault_threads).map(|n| core(n, client(1 + n))).collect();
-        Workers::new(now, shared.clone(), workers, handle.watch.clone(), workers_dice.bits())
-            .begin();
+        Workers::new(now, shared.clone(), workers, handle.watch.clone(), workers_seed).begin();
         shared.homes.add(space.clone());
         commands.fault[0].try_iter().for_each(|command| home.handle_command(command));
         Owner {
             fault_threads,
             home,
             write_back: WriteBack::new(now, shared.clone(), evict_agents),
-            process: Process::new(space, handle.clone(), Dice::new(dice.bits())),
+            process: Process::new(space, handle.clone(), Dice::new(seed)),
             zero_hash: shared.checksum(&zeros()),
             shared,
             commands,
             handle,
             leaving: Vec::new(),
-            budget,
+            is_heir: false,
+            budget: estate.budget,
+            estate,
             aging: false,
             is_over: false,
         }
@@ -230,9 +290,10 @@ impl Owner {
     fn page(&mut self, now: Instant, dice: &mut Dice) {
         self.write_back.distrust_agents(now);
         self.register();
+        self.inherit();
         self.finish_leaving();
         let resident = self.handle.lock().kernel.resident();
-        if resident > self.budget && self.leaving.is_empty() {
+        if resident > self.budget && self.leaving.is_empty() && !self.is_heir {
             self.move_out(dice);
         }
         self.reconcile(dice);
@@ -246,6 +307,21 @@ impl Owner {
         let resident = self.handle.lock().kernel.resident();
         self.shared.resident.store((resident * PAGE) as i64, Ordering::Relaxed);
         self.make_room();
+    }
+
+    /// Finds out what the pager before was at when it died.
+    fn inherit(&mut self) {
+        let (id, spaces) = (self.id(), [(self.id(), self.process.space.clone())].into());
+        if self.is_heir
+            && let Some(left) = take_up(&self.shared, &mut self.process, self.zero_hash)
+        {
+            (self.leaving, self.is_heir) = (left, false);
+        }
+        let is_unproved = lock(&self.shared.tables).is_unproved(id);
+        if is_unproved && self.handle.lock().kernel.removes().is_none() {
+            let waiting = lock(&self.shared.tables).prove(id);
+            self.shared.wake(&spaces, &waiting);
+        }
     }
 
     fn make_room(&self) {
@@ -352,11 +428,5 @@ impl Owner {
         self.is_over = true;
         self.write_back.agents.goodbye(now);
         self.write_back.agents.flush(now).expect("a network in memory does not fail");
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        workers::end();
     }
 }

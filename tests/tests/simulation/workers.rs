@@ -129,6 +129,11 @@ impl Watch {
         }
     }
 
+    /// The pager has died, perhaps in a worker's turn.
+    pub(crate) fn begin_anew(&self) {
+        self.is_worker.store(false, Ordering::SeqCst);
+    }
+
     /// Messages are about to be read: true if by the reader, which gets none.
     pub(crate) fn note_read(&self) -> bool {
         let is_reader = self.reads_in.get() == Some(&std::thread::current().id());
@@ -140,6 +145,7 @@ impl Watch {
 /// Whether a worker installed a page in this run, which the reader waited for.
 fn is_waited_for(seed: u64) -> bool {
     let mut world = World::new(seed);
+    world.deaths = None;
     if world.owner.fault_threads() < 2 {
         return false;
     }

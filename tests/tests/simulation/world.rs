@@ -1,6 +1,7 @@
 //! One run: rounds in which the program works while something goes wrong, each followed by the time in which copies are restored.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use gms_pager::sync::lock;
@@ -13,10 +14,11 @@ use gms_transport::sim::{Conditions, Net};
 
 use crate::agents::SimAgent;
 use crate::kernel::PAGES;
-use crate::machine::{Handle, Machine};
+use crate::machine::{Death, Handle, MOMENTS, Machine};
 use crate::owner::{Owner, address};
 use crate::program::{Program, STEPS};
 use crate::troubles::{Loss, Trouble, draw_hiccups, draw_loss, draw_redundancy, draw_restart};
+use crate::workers;
 
 /// A thread that has not come on after this, when nothing is wrong any more, hangs.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -26,6 +28,11 @@ const RESTORED_AFTER: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(10);
 /// Names the dice that draw how many fault threads there are, and what workers do.
 const WORKERS_DICE: usize = 100;
+/// Names the dice that draw when the pager dies: in so many of its calls on average, if it does.
+const DEATHS_DICE: usize = 101;
+const LIFE: u64 = 4000;
+/// For another pager to begin.
+const SUCCESSION: Duration = Duration::from_millis(20);
 /// A run has some 10,000 steps.
 const STEPS_MAX: u64 = 2_000_000;
 /// Rounds of a run at most.
@@ -64,6 +71,8 @@ pub(crate) struct World {
     /// Names of agents whose pages may be gone, where there is one copy.
     bereft: BTreeSet<String>,
     pub happened: BTreeMap<&'static str, u64>,
+    /// Draws when the pager dies; without them it does not.
+    pub deaths: Option<Dice>,
     start: Instant,
     pub steps: u64,
 }
@@ -121,6 +130,8 @@ impl World {
             beyond_parity: false,
             bereft: BTreeSet::new(),
             happened: WHAT.into_iter().map(|what| (what, 0)).collect(),
+            // Stripes are not adopted yet.
+            deaths: redundancy.shape().is_none().then(|| Dice::of_thread(seed, DEATHS_DICE)),
             start,
             steps: 0,
         }
@@ -169,6 +180,7 @@ impl World {
     /// Draws what goes wrong in the next round.
     fn plan(&mut self) {
         self.net.set_conditions(self.conditions.clone());
+        self.let_die();
         let (count, lanes) = (self.agents.len(), self.owner.lanes());
         for (after, trouble) in draw_hiccups(&mut self.dice, count, lanes) {
             self.schedule(after, trouble);
@@ -264,17 +276,43 @@ impl World {
         }
         self.agents.iter_mut().for_each(|agent| agent.turn(&self.net, self.now));
         // Each of the pager's threads is late now and then.
-        for thread in 0..self.owner.fault_threads() {
-            if self.dice.below(8) > 0 {
-                self.now = self.owner.serve(thread, self.now);
+        let turns = catch_unwind(AssertUnwindSafe(|| {
+            for thread in 0..self.owner.fault_threads() {
+                if self.dice.below(8) > 0 {
+                    self.now = self.owner.serve(thread, self.now);
+                }
             }
-        }
-        if self.dice.below(4) > 0 {
-            self.owner.evict(self.now, &mut self.dice);
+            if self.dice.below(4) > 0 {
+                self.owner.evict(self.now, &mut self.dice);
+            }
+        }));
+        match turns {
+            Err(death) if death.is::<Death>() => self.succeed(),
+            Err(panic) => resume_unwind(panic),
+            Ok(()) => {}
         }
         self.handle.lock().step();
         let blamed = self.owner.shared.unsound_agents().without(self.liars);
         assert!(blamed.is_empty(), "{blamed:?} are blamed for nothing");
+    }
+
+    /// The pager has died: another takes its place.
+    fn succeed(&mut self) {
+        self.tell("the pager dies".into());
+        *self.happened.entry(DEATHS).or_default() += 1;
+        self.now += SUCCESSION;
+        // What agents were to forget the dead knew alone, and what it has put last.
+        self.doubled = true;
+        self.handle.watch.begin_anew();
+        self.owner = self.owner.heir(&self.net, self.now, &mut self.dice);
+        self.let_die();
+    }
+
+    /// Draws when the pager dies, if it does.
+    fn let_die(&mut self) {
+        let Some(dice) = &mut self.deaths else { return };
+        let dies = (1 + dice.below(2 * LIFE), MOMENTS[dice.place(MOMENTS.len())]);
+        self.handle.lock().dies = (dice.below(3) > 0).then_some(dies);
     }
 
     fn tell(&mut self, text: String) {
@@ -471,19 +509,28 @@ impl World {
     }
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        workers::end();
+    }
+}
+
 fn agent_set(agent: usize) -> AgentSet {
     AgentSet::of(AgentId(agent as u8))
 }
 
 /// What losses begin with.
-const WHAT: [&str; 6] = [
+const WHAT: [&str; 7] = [
     "agents that crashed",
     "agents that stopped",
     "agents cut off",
     "agents that drained",
     "agents that lied",
     BEYOND,
+    DEATHS,
 ];
+
+const DEATHS: &str = "pagers that died";
 
 const BEYOND: &str = "workloads ended for more losses than parity makes good";
 

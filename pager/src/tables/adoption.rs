@@ -1,0 +1,141 @@
+//! What a pager that takes over does about the tables of the one that has died ([`Tables::recover`]), before it serves anybody.
+
+use gms_policy::ids::{PageAddr, SpaceId};
+
+use super::{Place, SpaceState, Tables};
+
+impl Tables {
+    /// A space that the dead pager has had, whatever is known of it.
+    pub fn adopt_space(&mut self, space: SpaceId) {
+        self.spaces.insert(space, SpaceState::adopted());
+    }
+
+    /// Whether it has not been proved yet that nothing is being removed of which the dead pager was told.
+    pub fn is_unproved(&self, space: SpaceId) -> bool {
+        self.spaces.get(&space).is_some_and(|state| state.unproved)
+    }
+
+    /// It has been proved. What has been discarded meanwhile is looked for. Returns the pages for which somebody waits.
+    pub fn prove(&mut self, space: SpaceId) -> Vec<Place> {
+        let Some(state) = self.spaces.get_mut(&space).filter(|state| state.unproved) else {
+            return Vec::new();
+        };
+        state.unproved = false;
+        let registered = state.registered.clone();
+        registered.iter().for_each(|range| state.stale.insert(range));
+        let mut waiting: Vec<Place> = self.waiters.extract_if(|place| place.0 == space).collect();
+        waiting.sort_unstable();
+        waiting
+    }
+
+    /// Where the pages that leave go in the outbox: one behind the other, from a place on.
+    pub fn note_places(&mut self, leaving: &[(PageAddr, u32)], first: u32) {
+        for (&(_, slot), place) in leaving.iter().zip(first..) {
+            self.slots[slot as usize].place = place;
+        }
+    }
+
+    /// Pages of a space that were leaving, each with its slot and its place in the outbox.
+    pub fn left_leaving(&self, space: SpaceId) -> Vec<(PageAddr, u32, u32)> {
+        let page = |&slot: &u32| {
+            let left = &self.slots[slot as usize];
+            let owner = left.owners.iter().find(|owner| owner.place.0 == space)?;
+            Some((owner.place.1, slot, left.place))
+        };
+        self.leaving.iter().filter_map(page).collect()
+    }
+
+    /// The same for what nobody owns any more: there is nothing to be found out.
+    pub fn end_unowned(&mut self) {
+        let unowned = |slot: &&u32| self.slots[**slot as usize].owners.is_empty();
+        for slot in self.leaving.iter().filter(unowned).copied().collect::<Vec<u32>>() {
+            self.finish_evict(slot, super::EvictOutcome::Stayed, &mut Vec::new());
+        }
+    }
+
+    /// The generation of a line of the journal: another than that of what was read and kept there says that all of that is applied.
+    pub fn generation(&self, line: u32) -> u64 {
+        let at = super::recover::GENERATIONS + line as usize;
+        self.map.beside(at..at + 1)[0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gms_policy::ids::AgentId;
+    use gms_policy::redundancy::AgentSet;
+
+    use super::*;
+    use crate::page_map::PAGE;
+    use crate::range_set::RangeSet;
+    use crate::tables::{EvictOutcome, FaultAction, WriteOutcome};
+
+    const SPACE: SpaceId = SpaceId(1);
+
+    fn page(number: u64) -> PageAddr {
+        PageAddr::containing(number * PAGE)
+    }
+
+    /// Of a pager that has died: page 1 is at an agent, page 2 in the buffer, and page 3 was leaving, to place 5 of the outbox.
+    fn adopted() -> Tables {
+        let mut tables = Tables::new(4, 1024).expect("a memfd");
+        tables.add_space(SPACE);
+        tables.register(SPACE, 0..8 * PAGE, &RangeSet::default());
+        let (mut leaving, mut wake) = (Vec::new(), Vec::new());
+        for number in [1, 2] {
+            leaving.clear();
+            tables.begin_evict(SPACE, &[page(number)], &mut leaving);
+            tables.finish_evict(leaving[0].1, EvictOutcome::Moved(number), &mut wake);
+            for (slot, ..) in tables.start_write(AgentSet::of(AgentId(0)), 2 - number as usize) {
+                tables.written(slot, AgentId(0), WriteOutcome::Stored);
+            }
+        }
+        leaving.clear();
+        tables.begin_evict(SPACE, &[page(3)], &mut leaving);
+        tables.note_places(&leaving, 5);
+        tables.note_applied(7, 9);
+        tables.commit();
+        let file = tables.file().try_clone().expect("a descriptor");
+        let mut tables = Tables::recover(file, 1024).expect("tables");
+        tables.adopt_space(SPACE);
+        let mut marked = RangeSet::default();
+        marked.insert(PAGE..3 * PAGE);
+        tables.register(SPACE, 0..8 * PAGE, &marked);
+        tables
+    }
+
+    #[test]
+    fn nothing_comes_or_goes_until_it_is_known_that_nothing_is_being_removed() {
+        let mut tables = adopted();
+        assert!(tables.is_unproved(SPACE));
+        for number in [1, 2, 3] {
+            assert_eq!(tables.fault((SPACE, page(number))), FaultAction::Wait);
+        }
+        assert_eq!(tables.fault((SPACE, page(4))), FaultAction::Zero);
+        let mut leaving = Vec::new();
+        tables.begin_evict(SPACE, &[page(5)], &mut leaving);
+        assert!(leaving.is_empty());
+        assert_eq!(tables.prove(SPACE), [1, 2, 3].map(|number| (SPACE, page(number))));
+        assert!(matches!(tables.fault((SPACE, page(1))), FaultAction::Fetch(_)));
+        assert!(matches!(tables.fault((SPACE, page(2))), FaultAction::Buffered(_)));
+        assert_eq!(tables.fault((SPACE, page(3))), FaultAction::Wait, "it leaves still");
+        tables.begin_evict(SPACE, &[page(5)], &mut leaving);
+        assert_eq!(leaving.len(), 1);
+        assert_eq!(tables.take_stale(SPACE).len(), 8 * PAGE, "the dead was told of what is gone");
+        assert!(tables.prove(SPACE).is_empty());
+    }
+
+    #[test]
+    fn what_was_leaving_is_known_with_its_place_until_nobody_owns_it() {
+        let mut tables = adopted();
+        let left = tables.left_leaving(SPACE);
+        assert!(matches!(left[..], [(at, _, 5)] if at == page(3)));
+        tables.end_unowned();
+        assert_eq!(tables.left_leaving(SPACE), left);
+        tables.unmap(SPACE, 3 * PAGE..4 * PAGE);
+        assert!(tables.left_leaving(SPACE).is_empty());
+        tables.end_unowned();
+        assert_eq!(tables.free_slots(), 3);
+        assert_eq!(tables.generation(7), 9);
+    }
+}
