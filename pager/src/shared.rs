@@ -250,7 +250,9 @@ impl Shared {
     ) -> std::io::Result<(Arc<Shared>, Commands)> {
         let tables = Tables::recover(map, config.budget_bytes / PAGE)?;
         let frames = Frames::of(frames, tables.slots())?;
-        let (shared, commands) = Shared::of(config, seed, sizes, tables, frames)?;
+        let next_space = tables.newest().0 + 1;
+        let (mut shared, commands) = Shared::of(config, seed, sizes, tables, frames)?;
+        shared.next_space = next_space.into();
         Ok((Arc::new(shared), commands))
     }
 

@@ -155,6 +155,8 @@ pub struct Tables {
     /// Contents that agents may forget.
     discards: BTreeMap<AgentId, Vec<ContentId>>,
     next_content: u64,
+    /// The last space that began.
+    newest: SpaceId,
     /// The change of sets that was written down last, and the agents whose sessions have changed since.
     sets_written: u64,
     greeted: AgentSet,
@@ -193,6 +195,7 @@ impl Tables {
             losers: AgentSet::EMPTY,
             discards: BTreeMap::new(),
             next_content: 1,
+            newest: SpaceId(0),
             sets_written: 0,
             greeted: AgentSet::EMPTY,
             remote_pages_peak: 0,
@@ -206,6 +209,7 @@ impl Tables {
     /// A space begins.
     pub fn add_space(&mut self, space: SpaceId) {
         self.spaces.entry(space).or_default();
+        self.newest = self.newest.max(space);
     }
 
     /// A space has ended.

@@ -396,8 +396,9 @@ pub fn take_up(
     zero_hash: u64,
 ) -> Option<Vec<(u32, EvictOutcome)>> {
     let space = process.space().clone();
-    let _gate = lock(&space.gate);
-    if !space.ungated.is_intact() {
+    let gate = lock(&space.gate);
+    let is_settled = || space.ungated.is_intact() && !space.faults.has_event();
+    if !is_settled() {
         return None;
     }
     let mut tables = lock(&shared.tables);
@@ -407,6 +408,11 @@ pub fn take_up(
     let pages: Vec<(PageAddr, u32)> = left.iter().map(|&(page, _, place)| (page, place)).collect();
     let moved = process.find_left(&pages);
     let moved = moved.inspect_err(|&errno| shared.fail(process.unanswered(errno))).ok()?;
+    // A page may have been moved elsewhere before it was looked for.
+    if !is_settled() {
+        return None;
+    }
+    drop(gate);
     let leaving: Leaving = left.iter().map(|&(page, slot, _)| (page, slot)).collect();
     let outcomes = read_moved(shared, process, &leaving, &moved, zero_hash)?;
     Some(leaving.into_iter().map(|(_, slot)| slot).zip(outcomes).collect())

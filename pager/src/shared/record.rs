@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gms_policy::ids::AgentId;
+use gms_policy::ids::{AgentId, SpaceId};
 use serde::{Deserialize, Serialize};
 
 use super::{Commands, Gauges, Shared, Sizes};
@@ -92,11 +92,12 @@ impl Shared {
         words: &mut Words<'_>,
     ) -> io::Result<(Arc<Shared>, Commands)> {
         let budget = record.config.budget_bytes / PAGE;
-        let tables = Tables::from_words(record.map.take()?.into(), budget, words)?;
+        let mut tables = Tables::from_words(record.map.take()?.into(), budget, words)?;
         // The one says how pages are written, the other how they are read.
         if tables.shape() != record.config.redundancy.shape() {
             return Err(io::ErrorKind::InvalidData.into());
         }
+        tables.note_newest(SpaceId(record.next_space.saturating_sub(1)));
         let sizes = Sizes { slots: tables.slots(), ..Sizes::default() };
         let frames = Frames::of(record.frames.take()?.into(), sizes.slots)?;
         let (mut shared, commands) = Shared::of(record.config, record.seed, sizes, tables, frames)?;

@@ -10,6 +10,16 @@ impl Tables {
         self.spaces.insert(space, SpaceState::adopted());
     }
 
+    /// The last space that began, whether there is anything of it or not.
+    pub fn newest(&self) -> SpaceId {
+        self.newest
+    }
+
+    /// No space begins that is not newer than this one.
+    pub fn note_newest(&mut self, space: SpaceId) {
+        self.newest = self.newest.max(space);
+    }
+
     /// Whether it has not been proved yet that nothing is being removed of which the dead pager was told.
     pub fn is_unproved(&self, space: SpaceId) -> bool {
         self.spaces.get(&space).is_some_and(|state| state.unproved)
@@ -94,6 +104,8 @@ mod tests {
         tables.begin_evict(SPACE, &[page(3)], &mut leaving);
         tables.note_places(&leaving, 5);
         tables.note_applied(7, 9);
+        tables.fork(SPACE, SpaceId(4));
+        tables.drop_space(SpaceId(4));
         tables.commit();
         let file = tables.file().try_clone().expect("a descriptor");
         let mut tables = Tables::recover(file, 1024).expect("tables");
@@ -137,5 +149,6 @@ mod tests {
         tables.end_unowned();
         assert_eq!(tables.free_slots(), 3);
         assert_eq!(tables.generation(7), 9);
+        assert_eq!(tables.newest(), SpaceId(4), "it has ended");
     }
 }

@@ -58,6 +58,7 @@ impl Tables {
                 self.clock.evicted(),
                 self.remote_pages_peak,
                 u64::from(self.exhausted.is_some()),
+                self.newest.0,
             ],
         );
         self.map.commit();
@@ -81,7 +82,8 @@ impl Tables {
     }
 
     fn find(&mut self) -> Option<()> {
-        let &[slots, next, striped, losers, evicted, peak, exhausted] = self.map.beside(0..7)
+        let &[slots, next, striped, losers, evicted, peak, exhausted, newest] =
+            self.map.beside(0..8)
         else {
             return None;
         };
@@ -90,7 +92,7 @@ impl Tables {
             return None;
         }
         self.next_content = next.checked_add(IDS_SKIPPED)?;
-        self.losers = AgentSet::from_bits(losers);
+        (self.losers, self.newest) = (AgentSet::from_bits(losers), SpaceId(newest));
         (self.clock, self.remote_pages_peak) = (self.clock.clone().after(evicted), peak);
         let sets = self.map.beside(SETS..SETS + 2 * SETS_MAX).chunks_exact(2);
         self.map.placements = Placements::of(

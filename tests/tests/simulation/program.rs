@@ -205,7 +205,15 @@ impl Program {
                 Act::Touch(PageAddr::containing(page * PAGE), value)
             }
             8..=12 => Act::Touch(address, Some(self.dice.bits())),
-            _ => Act::Touch(address, None),
+            13..=16 => Act::Touch(address, None),
+            // What another thread is removing, if one is.
+            _ => {
+                let removed =
+                    kernel.removes().cloned().unwrap_or(address.get()..address.get() + PAGE);
+                let pages = (removed.end - removed.start) / PAGE;
+                let at = removed.start + self.dice.below(pages) * PAGE;
+                Act::Touch(PageAddr::containing(at), None)
+            }
         };
     }
 
@@ -265,12 +273,16 @@ impl Program {
 
     fn touch(&mut self, kernel: &mut Kernel, n: usize, page: PageAddr, value: Option<u64>) -> bool {
         let removed = kernel.removes().is_some_and(|range| range.contains(&page.get()));
-        if removed {
-            // What another thread removes is left alone: nobody could say what it must hold.
+        if removed && value.is_some() {
+            // Nobody could say what it must hold then.
             return false;
         }
         let truth = self.truth.entry(page.get()).or_insert_with(zeros);
         let Some(bytes) = kernel.touch(n, page, value.is_some()) else { return false };
+        if removed && bytes.iter().all(|&byte| byte == 0) {
+            // From the call on, and for good.
+            truth.fill(0);
+        }
         assert!(*bytes == *truth, "thread {n} finds wrong bytes in page {:#x}", page.get());
         if let Some(value) = value {
             let at = (value % (PAGE / 8)) as usize * 8;
