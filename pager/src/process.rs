@@ -550,8 +550,8 @@ impl Evicted for Process {
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {
         self.evictor.come_here();
         let mut moved = MovedPages::none(pages.len());
-        let clears = self.outbox_used + pages.len() > OUTBOX_PAGES;
         let first = self.next_place(pages.len()) as usize;
+        let clears = first < self.outbox_used;
         self.outbox_used = first + pages.len();
         let mut failed = self.move_runs(pages, &runs(pages), first, clears, &mut moved)?;
         self.find_moved(pages, first, &mut failed, &mut moved)?;

@@ -209,7 +209,7 @@ impl Tables {
     /// A space begins.
     pub fn add_space(&mut self, space: SpaceId) {
         self.spaces.entry(space).or_default();
-        self.newest = self.newest.max(space);
+        self.note_newest(space);
     }
 
     /// A space has ended.

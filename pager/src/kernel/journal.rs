@@ -48,19 +48,14 @@ impl Journal {
     pub fn new() -> std::io::Result<Arc<Journal>> {
         let file = File::from(memfd_create("gms-events", MFdFlags::MFD_CLOEXEC)?);
         file.set_len((LINES_MAX * LINE_LEN) as u64)?;
-        Journal::of(file)
+        let memory = MmapOptions::new().len(LINES_MAX * LINE_LEN).map_raw(&file)?;
+        let free = Mutex::new((0..LINES_MAX as u32).rev().collect());
+        Ok(Arc::new(Journal { file, memory, free }))
     }
 
     /// The memory with all lines.
     pub fn file(&self) -> &File {
         &self.file
-    }
-
-    /// The one in a file.
-    fn of(file: File) -> std::io::Result<Arc<Journal>> {
-        let memory = MmapOptions::new().len(LINES_MAX * LINE_LEN).map_raw(&file)?;
-        let free = Mutex::new((0..LINES_MAX as u32).rev().collect());
-        Ok(Arc::new(Journal { file, memory, free }))
     }
 
     /// A line for another userfaultfd; `None` if there are too many.
@@ -196,14 +191,14 @@ fn messages(read: isize) -> nix::Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsFd, FromRawFd, RawFd};
-    use std::process::{Command, Stdio};
+    use std::os::fd::AsFd;
     use std::time::{Duration, Instant};
 
-    use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+    use nix::fcntl::OFlag;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    use nix::unistd::pipe2;
-    use userfaultfd::Uffd;
+    use nix::sys::signal::{Signal, kill};
+    use nix::sys::wait::waitpid;
+    use nix::unistd::{ForkResult, Pid, fork, pipe2};
     use zerocopy::IntoBytes;
 
     use super::*;
@@ -345,48 +340,38 @@ mod tests {
         });
     }
 
-    /// Descriptors of the userfaultfd and of the journal that the reader is given.
-    const GIVEN: &str = "GMS_TEST_READER";
-
-    #[test]
-    #[ignore = "it is a process of the next test"]
-    fn reader() {
-        let Ok(given) = std::env::var(GIVEN) else { return };
-        let mut given = given.split(' ').map(|number| number.parse::<RawFd>().expect("a number"));
-        let mut next = || given.next().expect("two");
-        // SAFETY: descriptors that this process was given.
-        let (uffd, file) = unsafe { (Uffd::from_raw_fd(next()), File::from_raw_fd(next())) };
-        let faults = Userfaultfd::of_child(uffd).kept(&Journal::of(file).expect("a journal"));
-        let mut messages = Messages::default();
-        while messages.events.len() < MESSAGES_MAX {
-            faults.read(true, &mut messages).expect("a message");
-        }
-        loop {
-            std::thread::park();
-        }
+    /// A process that reads until the line is full, and then waits for its end.
+    fn reader(line: &Line, fd: BorrowedFd<'_>) -> Pid {
+        // SAFETY: the child makes system calls alone, and has a copy of all that is borrowed.
+        let forked = unsafe { fork() }.expect("a process");
+        let ForkResult::Parent { child } = forked else {
+            let mut kept = 0;
+            while kept < MESSAGES_MAX {
+                let take = |_| {
+                    kept += 1;
+                    true
+                };
+                let _ = line.fill(fd, READ_MAX, take);
+            }
+            loop {
+                nix::unistd::pause();
+            }
+        };
+        child
     }
 
     /// Each goes on as soon as it is read of, whether the reader lives then or not.
     #[test]
     fn no_message_is_lost_when_its_reader_is_killed() {
         const PAGES: u64 = 1500;
-        let file = File::from(memfd_create("journal", MFdFlags::empty()).expect("a memfd"));
-        file.set_len((LINES_MAX * LINE_LEN) as u64).expect("room");
-        let uffd = own_userfaultfd();
-        fcntl(&uffd, FcntlArg::F_SETFD(FdFlag::empty())).expect("it outlives an exec");
-        let given = format!("{} {}", uffd.as_raw_fd(), file.as_raw_fd());
-        let journal = Journal::of(file).expect("a journal");
-        let line = journal.line().expect("the first");
+        let line = Journal::new().expect("a memfd").line().expect("a line");
         let start = map(PAGES * PAGE);
-        let faults = Userfaultfd::of_child(uffd);
+        let faults = Userfaultfd::of_child(own_userfaultfd());
         assert!(faults.register(start..start + PAGES * PAGE));
         let mover = std::thread::spawn(move || move_away(start, PAGES));
         let (mut told, mut kills, begun) = (Vec::new(), 0, Instant::now());
         while !mover.is_finished() {
-            let mut reader = Command::new(std::env::current_exe().expect("this test"));
-            reader.args(["--ignored", "--exact", "kernel::journal::tests::reader"]);
-            reader.env(GIVEN, &given).stdout(Stdio::null()).stderr(Stdio::null());
-            let mut reader = reader.spawn().expect("a process");
+            let reader = reader(&line, faults.as_fd());
             let heir = Heir(&line);
             while heir.kept().is_empty() && !mover.is_finished() {
                 assert!(begun.elapsed() < Duration::from_secs(60), "{} read", told.len());
@@ -397,8 +382,8 @@ mod tests {
             while Instant::now() < until {
                 std::hint::spin_loop();
             }
-            reader.kill().expect("it lives");
-            reader.wait().expect("it ends");
+            kill(reader, Signal::SIGKILL).expect("it lives");
+            waitpid(reader, None).expect("it ends");
             kills += 1;
             told.extend(heir.kept());
             line.end.store(MESSAGES_MAX, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use gms_policy::ids::{PageAddr, SpaceId};
 
-use super::{Place, SpaceState, Tables};
+use super::{EvictOutcome, Place, SpaceState, Tables};
 
 impl Tables {
     /// A space that the dead pager has had, whatever is known of it.
@@ -55,11 +55,11 @@ impl Tables {
         self.leaving.iter().filter_map(page).collect()
     }
 
-    /// The same for what nobody owns any more: there is nothing to be found out.
+    /// Ends the leaving of what nobody owns any more: there is nothing to be found out.
     pub fn end_unowned(&mut self) {
         let unowned = |slot: &&u32| self.slots[**slot as usize].owners.is_empty();
         for slot in self.leaving.iter().filter(unowned).copied().collect::<Vec<u32>>() {
-            self.finish_evict(slot, super::EvictOutcome::Stayed, &mut Vec::new());
+            self.finish_evict(slot, EvictOutcome::Stayed, &mut Vec::new());
         }
     }
 
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
-    use crate::tables::{EvictOutcome, FaultAction, WriteOutcome};
+    use crate::tables::{FaultAction, WriteOutcome};
 
     const SPACE: SpaceId = SpaceId(1);
 

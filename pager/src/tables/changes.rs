@@ -182,7 +182,7 @@ impl Tables {
             owners.extend(copies);
         }
         self.spaces.insert(child, SpaceState::new(registered));
-        self.newest = self.newest.max(child);
+        self.note_newest(child);
         self.private_of(child).into_iter().for_each(|place| self.disown(place));
         let doomed = self.doomed.iter().filter(|place| place.0 == parent);
         let inherited: Vec<Place> = doomed.map(|place| (child, place.1)).collect();

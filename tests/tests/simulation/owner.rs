@@ -171,7 +171,7 @@ impl Owner {
         if !events.is_empty() {
             heir.home.take_up(&heir.process.space, events);
         }
-        // Who has been read of faults again.
+        // Whoever waits for a page faults again: the dead may have read of it.
         heir.handle.lock().kernel.wake(&(0..u64::MAX));
         heir
     }

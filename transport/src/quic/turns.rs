@@ -362,6 +362,7 @@ mod tests {
         let now = Instant::now();
         let mut turns = contended(now, 2);
         turns.work_for(Some(client(1)));
+        // What is looked at is a thread that does not run.
         std::thread::sleep(CLIENT_AHEAD * 20);
         turns.work_for(None);
         let gone = now.elapsed();
