@@ -5,6 +5,7 @@
 //! before anything could be read as zeros.
 
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
@@ -38,9 +39,11 @@ const CALL_LOOK_MS: u16 = 500;
 /// Not even one that is frozen is waited for any longer.
 static HURRY: AtomicBool = AtomicBool::new(false);
 const CALL_LEN: usize = 64;
+/// Behind a list and its memory: its name, which comes back with the answer.
+const NAME_LEN: usize = size_of::<u64>();
 /// Most calls of one list.
 pub(crate) const CALLS_MAX: usize = 256;
-const _: () = assert!(8 + CALLS_MAX * (CALL_LEN + 48) <= arch::BUFFER_LEN);
+const _: () = assert!(8 + CALLS_MAX * (CALL_LEN + 48) + NAME_LEN <= arch::BUFFER_LEN);
 
 /// A system call to be made inside the workload, and its result.
 #[derive(Clone, Copy, Debug, Default)]
@@ -97,8 +100,8 @@ pub(crate) struct Evictor {
     buffer: Vec<u8>,
     /// Where it runs; -1 is wherever the scheduler likes.
     cpu: i32,
-    /// Its answer to a list was not awaited: it may come in the place of that to another.
-    owes: bool,
+    /// That of the last list: one more than of the list before.
+    name: u64,
 }
 
 /// See [`Evictor::hand_over`].
@@ -126,7 +129,7 @@ impl Evictor {
             base: injected.base,
             buffer,
             cpu: -1,
-            owes: false,
+            name: first_name(),
         };
         // From now on it waits for as long as there is a pager.
         let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_RCVTIMEO as u64);
@@ -145,12 +148,13 @@ impl Evictor {
         EvictorRecord { socket, process, pid: self.pid.as_raw(), base: self.base }
     }
 
-    /// The connection again.
+    /// The connection again. If a list of a process before this one is under way, its answer is taken for none of this one's.
     pub(crate) fn again(record: &EvictorRecord) -> std::io::Result<Evictor> {
         let &EvictorRecord { socket, process, pid, base } = record;
         let buffer = Vec::with_capacity(arch::BUFFER_LEN);
         let (socket, process) = (socket.take()?, process.take()?);
-        Ok(Evictor { socket, process, pid: Pid::from_raw(pid), base, buffer, cpu: -1, owes: false })
+        let (pid, name) = (Pid::from_raw(pid), first_name());
+        Ok(Evictor { socket, process, pid, base, buffer, cpu: -1, name })
     }
 
     /// Its process id: it must not be taken for a part of the workload.
@@ -191,44 +195,48 @@ impl Evictor {
         aux: &mut [u8],
         fds: &[RawFd],
     ) -> nix::Result<()> {
-        if self.owes {
-            return Err(Errno::ETIMEDOUT);
-        }
-        if calls.len() > CALLS_MAX || 8 + calls.len() * CALL_LEN + aux.len() > arch::BUFFER_LEN {
+        let length = 8 + calls.len() * CALL_LEN + aux.len() + NAME_LEN;
+        if calls.len() > CALLS_MAX || length > arch::BUFFER_LEN {
             return Err(Errno::E2BIG);
         }
+        self.name = self.name.wrapping_add(1);
         encode(&mut self.buffer, calls, aux);
+        self.buffer.extend_from_slice(&self.name.to_le_bytes());
         let rights = [ControlMessage::ScmRights(fds)];
         let control = if fds.is_empty() { &[][..] } else { &rights[..] };
         let message = [IoSlice::new(&self.buffer)];
         // Never blocking: the workload can reach the other end, and fill it, or take the reply that has been seen.
-        let late = |errno| if errno == Errno::EAGAIN { Errno::ETIMEDOUT } else { errno };
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         sendmsg::<()>(self.socket.as_raw_fd(), &message, control, flags, None).map_err(late)?;
-        self.owes = true;
-        self.await_reply(limit, starved)?;
-        let sent = self.buffer.len();
-        let received = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT)
-            .map_err(late)?;
-        self.owes = false;
-        if received != sent {
-            return Err(Errno::EPIPE);
-        }
-        decode(&self.buffer, calls, aux);
+        self.receive(limit, starved)?;
+        decode(&self.buffer[..length - NAME_LEN], calls, aux);
         Ok(())
     }
 
+    /// Waits for the answer to the last list, which is as long. One to a list before may come first, for which nobody has waited.
+    ///
     /// Its time does not run while it is frozen (its list runs when it is thawed, and its processes with it), while it waits for a CPU or for a lock of the
     /// kernel's (a fork of a large process holds that of its memory for seconds), nor while this process does not run.
-    fn await_reply(&self, limit: Duration, starved: Duration) -> nix::Result<()> {
-        let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        let began = Instant::now();
+    fn receive(&mut self, limit: Duration, starved: Duration) -> nix::Result<()> {
+        let (began, mut is_second) = (Instant::now(), false);
         let (mut pulse, mut deadline) = (Pulse::new(began), began + limit);
         loop {
+            let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
             match poll(&mut ready, PollTimeout::from(CALL_LOOK_MS)) {
                 Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
-                Ok(1..) => return Ok(()),
+                Ok(1..) => {
+                    let socket = self.socket.as_raw_fd();
+                    let got =
+                        recv(socket, &mut self.buffer, MsgFlags::MSG_DONTWAIT).map_err(late)?;
+                    let is_ours = self.buffer[..got].ends_with(&self.name.to_le_bytes());
+                    if is_ours && got == self.buffer.len() {
+                        return Ok(());
+                    }
+                    if is_ours || got < NAME_LEN || std::mem::replace(&mut is_second, true) {
+                        return Err(Errno::EPIPE);
+                    }
+                }
                 Ok(_) => {}
             }
             let now = Instant::now();
@@ -328,6 +336,15 @@ impl Ending {
     }
 }
 
+/// One that no process before this one has used, as good as sure.
+fn first_name() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
+fn late(errno: Errno) -> Errno {
+    if errno == Errno::EAGAIN { Errno::ETIMEDOUT } else { errno }
+}
+
 fn encode(buffer: &mut Vec<u8>, calls: &[Call], aux: &[u8]) {
     buffer.clear();
     buffer.extend_from_slice(&(calls.len() as u64).to_le_bytes());
@@ -357,22 +374,43 @@ pub(crate) fn hurry() {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
     use super::*;
 
+    /// A process that ends with its test.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn new() -> Sleeper {
+            let mut sleep = Command::new("sleep");
+            Sleeper(sleep.arg("600").stdout(Stdio::null()).spawn().expect("sleep"))
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            // One that has ended needs no end.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
     /// An evictor that a test has made of some process, and the other end of its socket.
-    fn evictor_of(pid: i32) -> (Evictor, UnixStream) {
-        let (ours, theirs) = UnixStream::pair().expect("a socket");
+    fn evictor_of(pid: i32) -> (Evictor, OwnedFd) {
+        let (unix, kind) = (AddressFamily::Unix, SockType::SeqPacket);
+        let pair = socketpair(unix, kind, None, SockFlag::SOCK_CLOEXEC);
+        let (socket, theirs) = pair.expect("a socket");
         let evictor = Evictor {
-            socket: ours.into(),
+            socket,
             process: crate::kernel::pidfd::pidfd_open(pid).expect("its process"),
             pid: Pid::from_raw(pid),
             base: 0,
             buffer: Vec::new(),
             cpu: -1,
-            owes: false,
+            name: 1,
         };
         (evictor, theirs)
     }
@@ -381,13 +419,13 @@ mod tests {
     fn an_evictor_that_wants_a_cpu_has_longer_to_answer() {
         let mut busy =
             Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell");
-        let (evictor, _theirs) = evictor_of(busy.id() as i32);
+        let (mut evictor, _theirs) = evictor_of(busy.id() as i32);
         // Before it runs it may sleep.
         while proc::state(busy.id() as i32) != Some('R') {
             std::thread::yield_now();
         }
         let (began, starved) = (Instant::now(), Duration::from_millis(1800));
-        let answer = evictor.await_reply(Duration::from_millis(10), starved);
+        let answer = evictor.receive(Duration::from_millis(10), starved);
         assert_eq!(answer, Err(Errno::ETIMEDOUT));
         assert!(began.elapsed() >= starved, "{:?}", began.elapsed());
         busy.kill().expect("killed");
@@ -413,40 +451,60 @@ mod tests {
             }
         }
         assert!(pid > 0);
-        let (evictor, _theirs) = evictor_of(pid);
+        let (mut evictor, _theirs) = evictor_of(pid);
         while proc::state(pid) != Some('D') {
             std::thread::yield_now();
         }
         let (began, starved) = (Instant::now(), Duration::from_millis(1800));
-        let answer = evictor.await_reply(Duration::from_millis(10), starved);
+        let answer = evictor.receive(Duration::from_millis(10), starved);
         assert_eq!(answer, Err(Errno::ETIMEDOUT));
         assert!(began.elapsed() >= starved, "{:?}", began.elapsed());
         nix::sys::signal::kill(Pid::from_raw(pid), nix::sys::signal::SIGKILL).expect("killed");
         nix::sys::wait::waitpid(Pid::from_raw(pid), None).expect("its end");
     }
 
-    /// An answer has no name.
+    /// Nobody has waited for it, perhaps because the pager that had sent its list has died.
     #[test]
     fn an_answer_that_comes_late_is_not_taken_for_that_to_another_list() {
-        let mut sleeper =
-            Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().expect("sleep");
-        let (mut evictor, theirs) = evictor_of(sleeper.id() as i32);
-        let (mut calls, short) = ([Call::new(libc::SYS_getpid, &[])], Duration::from_millis(1));
-        let mut run = |limit| evictor.run_within((limit, limit), &mut calls, &mut [], &[]);
-        assert_eq!(run(short), Err(Errno::ETIMEDOUT));
-        let late = [0; 8 + CALL_LEN];
-        nix::sys::socket::send(theirs.as_raw_fd(), &late, MsgFlags::empty()).expect("an answer");
-        assert_eq!(run(CALL_DEADLINE), Err(Errno::ETIMEDOUT));
-        sleeper.kill().expect("killed");
-        sleeper.wait().expect("its end");
+        let sleeper = Sleeper::new();
+        let (mut evictor, theirs) = evictor_of(sleeper.0.id() as i32);
+        let flags = MsgFlags::MSG_DONTWAIT;
+        let send = |list: &[u8]| {
+            nix::sys::socket::send(theirs.as_raw_fd(), list, flags).expect("an answer");
+        };
+        let mut run =
+            |calls: &mut [Call], limit| evictor.run_within((limit, limit), calls, &mut [], &[]);
+        let list = || {
+            let mut list = vec![0; arch::BUFFER_LEN];
+            let got = nix::sys::socket::recv(theirs.as_raw_fd(), &mut list, flags).expect("a list");
+            list.truncate(got);
+            list
+        };
+        let (short, mut calls) = (Duration::from_millis(1), [Call::new(libc::SYS_getpid, &[]); 2]);
+        assert_eq!(run(&mut calls[..1], short), Err(Errno::ETIMEDOUT));
+        let late = list();
+        assert_eq!(run(&mut calls, short), Err(Errno::ETIMEDOUT));
+        let mut later = list();
+        later[8 + 2 * CALL_LEN - 8] = 7;
+        assert_eq!(late.len() + CALL_LEN, later.len());
+        send(&late);
+        send(&later);
+        assert_eq!(run(&mut calls, CALL_DEADLINE), Err(Errno::EPIPE), "one may be late, not two");
+        send(&late);
+        *later.last_chunk_mut().expect("a name") = 5_u64.to_le_bytes();
+        send(&later);
+        assert_eq!(run(&mut calls, CALL_DEADLINE), Ok(()), "that to the fourth list");
+        assert_eq!(calls[1].result, 7);
+        // As long, and not ours.
+        send(&late);
+        assert_eq!(run(&mut calls[..1], short), Err(Errno::ETIMEDOUT));
     }
 
     /// Like the last who has a large memory: told to end, it does not at once.
     #[test]
     fn nobody_waits_for_an_evictor_that_ends_slowly() {
-        let mut sleeper =
-            Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().expect("sleep");
-        let pid = sleeper.id() as i32;
+        let mut sleeper = Sleeper::new();
+        let pid = sleeper.0.id() as i32;
         let (evictor, theirs) = evictor_of(pid);
         let mut ending = evictor.dismiss();
         let told = ending.since;
@@ -462,7 +520,7 @@ mod tests {
         assert!(ending.killed);
         ending.wait();
         assert_eq!(
-            sleeper.try_wait().expect("a child").map(|status| status.success()),
+            sleeper.0.try_wait().expect("a child").map(|status| status.success()),
             Some(false)
         );
     }
