@@ -12,7 +12,7 @@ pub mod uffd;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use gms_policy::ids::PageAddr;
+use gms_policy::ids::{PageAddr, SpaceId};
 use nix::errno::Errno;
 
 use crate::page_map::PAGE;
@@ -120,6 +120,9 @@ pub enum Installed {
 pub trait Faults: AsFd + Send + Sync {
     /// Reads one message, or `several`. Nothing is read if there is none.
     fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError>;
+
+    /// Whose memory it is, for whoever finds it when this process has died.
+    fn belongs_to(&self, _space: SpaceId) {}
 
     /// If what was read of events outlives this process: which line of the journal that is, and its generation when all of it is applied.
     fn next_generation(&self) -> Option<(u32, u64)> {

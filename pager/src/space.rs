@@ -55,6 +55,7 @@ pub struct Space {
 impl Space {
     /// A space that nobody has met yet.
     pub fn new(id: SpaceId, faults: Box<dyn Faults>) -> Space {
+        faults.belongs_to(id);
         Space {
             id,
             faults,

@@ -4,14 +4,18 @@
 //! messages to where they are kept. Each userfaultfd has a line of that memory for what was read and is not applied, and a generation, which changes when all of it is:
 //! whoever finds another one noted in the tables (`Tables::note_applied`) knows that they have it already.
 //!
+//! A line names the space and the descriptor that it is of, as long as the descriptor is open. Of a child whose birth is among what is kept, and not applied, the
+//! tables do not know: its line is as good as none.
+//!
 //! The kernel takes a message from its queue before it copies it. For a copy that cannot fail the line is filled with memory, and locked if that is allowed.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex};
 
+use gms_policy::ids::SpaceId;
 use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -31,6 +35,9 @@ const LINE_LEN: usize = (1 + MESSAGES_MAX) * MESSAGE_LEN;
 /// Words of the head.
 const GENERATION: usize = 0;
 const INCOMPLETE: usize = 1;
+/// 0 if it is nobody's.
+const SPACE: usize = 2;
+const DESCRIPTOR: usize = 3;
 
 /// `struct uffd_msg`: its kind in the lowest byte of the first word, and what it says in the others.
 pub(crate) type Message = [u64; 4];
@@ -82,6 +89,13 @@ impl Line {
     /// Where the userfaultfd of a child has its own.
     pub(crate) fn journal(&self) -> &Arc<Journal> {
         &self.journal
+    }
+
+    /// Whose line it is from now on.
+    pub(crate) fn name(&self, space: SpaceId, descriptor: RawFd) {
+        self.write(DESCRIPTOR, descriptor as u64);
+        compiler_fence(Ordering::SeqCst);
+        self.write(SPACE, space.0);
     }
 
     /// Which line it is, and its generation when all that was read is applied.
@@ -157,6 +171,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
+        self.write(SPACE, 0);
         // Of this generation, which the tables have, nothing is left to be applied.
         self.empty();
         // SAFETY: it was locked, or could not be.
@@ -191,6 +206,7 @@ fn messages(read: isize) -> nix::Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::ManuallyDrop;
     use std::os::fd::AsFd;
     use std::time::{Duration, Instant};
 
@@ -206,6 +222,7 @@ mod tests {
     use crate::kernel::uffd::Userfaultfd;
     use crate::kernel::{Event, Faults, Messages};
     use crate::page_map::PAGE;
+    use crate::space::Space;
 
     /// Who maps the memory after this process has died.
     struct Heir<'a>(&'a Line);
@@ -219,6 +236,12 @@ mod tests {
 
         fn is_complete(&self) -> bool {
             self.0.read(INCOMPLETE) == 0
+        }
+
+        /// Whose it is, and the number of its descriptor.
+        fn name(&self) -> Option<(SpaceId, RawFd)> {
+            let space = self.0.read(SPACE);
+            (space != 0).then(|| (SpaceId(space), self.0.read(DESCRIPTOR) as RawFd))
         }
     }
 
@@ -338,6 +361,21 @@ mod tests {
         moving(3, false, |faults| {
             assert!(read(faults, 3).len() == 3 && faults.next_generation().is_none());
         });
+    }
+
+    /// And not afterwards: its number may be another's then.
+    #[test]
+    fn a_line_names_its_space_and_its_descriptor_while_that_is_open() {
+        let journal = Journal::new().expect("a memfd");
+        let first = Line { journal: journal.clone(), number: 0, end: AtomicUsize::new(0) };
+        let (first, heir) = (&ManuallyDrop::new(first), |line| Heir(line).name());
+        let faults = Userfaultfd::of_child(own_userfaultfd()).kept(&journal);
+        assert_eq!(heir(first), None, "nobody has met it");
+        let descriptor = faults.as_fd().as_raw_fd();
+        let space = Space::new(SpaceId(7), Box::new(faults));
+        assert_eq!(heir(first), Some((SpaceId(7), descriptor)));
+        drop(space);
+        assert_eq!(heir(first), None);
     }
 
     /// A process that reads until the line is full, and then waits for its end.

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 
-use gms_policy::ids::PageAddr;
+use gms_policy::ids::{PageAddr, SpaceId};
 use linux_raw_sys::general as sys;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
@@ -85,9 +85,9 @@ pub fn is_userfaultfd(number: RawFd) -> bool {
 
 /// See [`Faults`].
 pub struct Userfaultfd {
-    uffd: Uffd,
-    /// Where what was read is kept, if it is.
+    /// Where what was read is kept, if it is. It must not name a descriptor that is closed.
     line: Option<Line>,
+    uffd: Uffd,
 }
 
 impl Userfaultfd {
@@ -145,6 +145,10 @@ impl Faults for Userfaultfd {
             None => read_unkept(self.as_fd(), count, take),
         };
         read.map_err(not_read).and(unknown.map_or(Ok(()), Err))
+    }
+
+    fn belongs_to(&self, space: SpaceId) {
+        self.line.iter().for_each(|line| line.name(space, self.as_fd().as_raw_fd()));
     }
 
     fn next_generation(&self) -> Option<(u32, u64)> {
