@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The form of the record: the next binary must know it.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// A descriptor that is handed over, by its number.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

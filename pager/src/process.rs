@@ -39,12 +39,11 @@ use crate::target::Target;
 use crate::torture;
 use crate::victims::{BATCH, Evicted, MovedPages, Sweep, runs};
 
-/// Pages that find room before the outbox must be cleared, which takes the address space's lock for writing.
-const OUTBOX_PAGES: usize = 2 * BATCH;
+/// Pages that find room before the outbox must be cleared, which takes a list of its own, and the address space's lock for writing.
+const OUTBOX_PAGES: usize = 4 * BATCH;
 const OUTBOX_LEN: u64 = OUTBOX_PAGES as u64 * PAGE;
 const MOVE_LEN: usize = size_of::<sys::uffdio_move>();
 const CLEAR_CALLS: usize = 4;
-const CLEAR_LEN: usize = size_of::<sys::uffdio_register>();
 const MODE_MISSING: u64 = sys::UFFDIO_REGISTER_MODE_MISSING as u64;
 /// UFFDIO_MOVE_MODE_DONTWAKE.
 const DONTWAKE: u64 = 1;
@@ -363,24 +362,17 @@ impl Process {
     }
 
     /// Moves runs of adjacent pages (index, count); each page's place in the outbox is its index behind `first`. Returns the pages that did
-    /// not move. Before that it `clears` the outbox, whose pages have been read.
+    /// not move.
     fn move_runs(
         &mut self,
         pages: &[PageAddr],
         runs: &[(usize, usize)],
         first: usize,
-        clears: bool,
         moved: &mut MovedPages,
     ) -> nix::Result<Vec<(usize, Errno)>> {
-        let clearing = if clears { CLEAR_CALLS } else { 0 };
-        let count = clearing + runs.len();
+        let count = runs.len();
         let mut calls = Vec::with_capacity(count);
-        let mut aux = Vec::with_capacity(runs.len() * MOVE_LEN + CLEAR_LEN);
-        if clears {
-            calls.extend(
-                self.clear_calls(self.evictor.aux_address(count) + (runs.len() * MOVE_LEN) as u64),
-            );
-        }
+        let mut aux = Vec::with_capacity(count * MOVE_LEN);
         for (n, &(index, length)) in runs.iter().enumerate() {
             let (source, bytes) = (pages[index].get(), length as u64 * PAGE);
             let argument = self.evictor.aux_address(count) + (n * MOVE_LEN) as u64;
@@ -390,15 +382,7 @@ impl Process {
                 aux.extend_from_slice(&word.to_le_bytes());
             }
         }
-        if clears {
-            for word in [self.outbox, OUTBOX_LEN, MODE_MISSING, 0] {
-                aux.extend_from_slice(&word.to_le_bytes());
-            }
-        }
         self.evictor.run(&mut calls, &mut aux, &[])?;
-        for call in &calls[..clearing] {
-            call.outcome()?;
-        }
         let mut failed = Vec::new();
         for (n, &(index, length)) in runs.iter().enumerate() {
             let word = &aux[(n + 1) * MOVE_LEN - 8..(n + 1) * MOVE_LEN];
@@ -530,9 +514,16 @@ impl Evicted for Process {
         &mut self.sweep
     }
 
-    fn next_place(&self, count: usize) -> u32 {
-        let clears = self.outbox_used + count > OUTBOX_PAGES;
-        if clears { 0 } else { self.outbox_used as u32 }
+    fn make_way(&mut self, count: usize) -> Result<(), Errno> {
+        if self.outbox_used + count <= OUTBOX_PAGES {
+            return Ok(());
+        }
+        self.evictor.come_here();
+        self.clear_outbox()
+    }
+
+    fn next_place(&self) -> u32 {
+        self.outbox_used as u32
     }
 
     fn find_left(&self, pages: &[(PageAddr, u32)]) -> Result<MovedPages, Errno> {
@@ -550,10 +541,9 @@ impl Evicted for Process {
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {
         self.evictor.come_here();
         let mut moved = MovedPages::none(pages.len());
-        let first = self.next_place(pages.len()) as usize;
-        let clears = first < self.outbox_used;
+        let first = self.outbox_used;
         self.outbox_used = first + pages.len();
-        let mut failed = self.move_runs(pages, &runs(pages), first, clears, &mut moved)?;
+        let mut failed = self.move_runs(pages, &runs(pages), first, &mut moved)?;
         self.find_moved(pages, first, &mut failed, &mut moved)?;
         if !failed.is_empty() {
             if failed.iter().any(|f| f.1 == Errno::EINVAL) {
@@ -562,7 +552,7 @@ impl Evicted for Process {
                 self.evictor.run(&mut [unlock], &mut [], &[])?;
             }
             let singles: Vec<(usize, usize)> = failed.iter().map(|&(i, _)| (i, 1)).collect();
-            failed = self.move_runs(pages, &singles, first, false, &mut moved)?;
+            failed = self.move_runs(pages, &singles, first, &mut moved)?;
             self.find_moved(pages, first, &mut failed, &mut moved)?;
         }
         if failed.iter().any(|f| f.1 == Errno::EEXIST) {

@@ -16,6 +16,7 @@ mod changes;
 #[cfg(test)]
 mod death;
 mod detach;
+mod discards;
 mod eviction;
 mod guard;
 mod lent;
@@ -44,6 +45,7 @@ use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::{AgentSet, Copies};
 use gms_policy::stripes::Stripes;
 
+use self::discards::Discards;
 use self::recover::BESIDE_WORDS;
 use self::roomless::Roomless;
 use self::slots::{Phase, Slots};
@@ -153,7 +155,7 @@ pub struct Tables {
     /// Agents that have lost what they had, and how often.
     losers: AgentSet,
     /// Contents that agents may forget.
-    discards: BTreeMap<AgentId, Vec<ContentId>>,
+    discards: Discards,
     next_content: u64,
     /// The last space that began.
     newest: SpaceId,
@@ -193,7 +195,7 @@ impl Tables {
             copies: Copies::at_agents(1),
             sessions: BTreeMap::new(),
             losers: AgentSet::EMPTY,
-            discards: BTreeMap::new(),
+            discards: Discards::default(),
             next_content: 1,
             newest: SpaceId(0),
             sets_written: 0,
@@ -442,31 +444,6 @@ impl Tables {
 
     // ---- agents
 
-    /// Gives up to `max` contents that the agent may forget.
-    pub fn take_discards(&mut self, agent: AgentId, max: usize) -> Vec<ContentId> {
-        let Some(queue) = self.discards.get_mut(&agent) else { return Vec::new() };
-        let rest = queue.len().saturating_sub(max);
-        queue.split_off(rest)
-    }
-
-    /// Of these the agent has not heard. If more than `max` were to wait then, nobody tells it.
-    pub fn return_discards(&mut self, agent: AgentId, ids: Vec<ContentId>, max: usize) {
-        let queue = self.discards.entry(agent).or_default();
-        if queue.len() + ids.len() <= max {
-            queue.extend(ids);
-        }
-    }
-
-    /// How many contents the agent may forget.
-    pub fn discards_of(&self, agent: AgentId) -> usize {
-        self.discards.get(&agent).map_or(0, Vec::len)
-    }
-
-    /// How many some agent may forget.
-    pub fn discards_waiting(&self) -> usize {
-        self.discards.values().map(Vec::len).sum()
-    }
-
     /// Pages of the workload at one agent, or parts of stripes, dead pages among them.
     pub fn held_by(&self, agent: AgentId) -> u64 {
         match &self.stripes {
@@ -530,7 +507,7 @@ impl Tables {
     pub fn leave(&mut self, agent: AgentId) {
         self.map.placements.lose(agent);
         self.stripes.iter_mut().for_each(|stripes| stripes.lose(agent));
-        self.discards.remove(&agent);
+        self.discards.forget(agent);
     }
 
     // ---- references
@@ -642,10 +619,6 @@ impl Tables {
                 holders.agents().for_each(|agent| self.may_forget(agent, content.id));
             }
         }
-    }
-
-    fn may_forget(&mut self, agent: AgentId, id: ContentId) {
-        self.discards.entry(agent).or_default().push(id);
     }
 }
 

@@ -53,8 +53,11 @@ pub trait Evicted {
     fn space(&self) -> &Arc<Space>;
     /// What of it is to go.
     fn sweep(&mut self) -> &mut Sweep;
-    /// Where in the outbox the next so many pages will go: one behind the other, from this place on.
-    fn next_place(&self, count: usize) -> u32;
+    /// Frees the outbox, whose pages have been read, unless it has room for so many more. Before pages are noted as leaving: whoever looks for them there when
+    /// this process has died is not to find others.
+    fn make_way(&mut self, count: usize) -> Result<(), Errno>;
+    /// Where in the outbox the next pages will go, for which there is room: one behind the other, from this place on.
+    fn next_place(&self) -> u32;
     /// Of pages that were to be moved to these places in the outbox when the pager before died, those that were: each is there, and not where it was.
     fn find_left(&self, pages: &[(PageAddr, u32)]) -> Result<MovedPages, Errno>;
     /// Moves the pages out of the workload's way, into the outbox. The caller holds the gate and has marked them as leaving.
@@ -207,6 +210,12 @@ pub fn move_out(
     pages: &[PageAddr],
 ) -> Option<(Leaving, MovedPages)> {
     let space = process.space().clone();
+    if let Err(errno) = process.make_way(pages.len()) {
+        if !process.ends() {
+            shared.fail(process.unanswered(errno));
+        }
+        return None;
+    }
     let _gate = lock(&space.gate);
     if !space.ungated.is_intact() {
         return None;
@@ -217,7 +226,7 @@ pub fn move_out(
     if leaving.is_empty() {
         return None;
     }
-    tables.note_places(&leaving, process.next_place(leaving.len()));
+    tables.note_places(&leaving, process.next_place());
     drop(tables);
     let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
     if !are_registered(shared, process, &pages) {

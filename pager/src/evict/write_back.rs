@@ -289,6 +289,9 @@ impl<T: Transport> WriteBack<T> {
             return;
         }
         self.discard_at = now + DISCARDS_PAUSE;
+        if self.agents.unanswered_discards().next().is_none() {
+            lock(&self.shared.tables).discards_heard();
+        }
         let lane = self.agents.lane();
         let agents: Vec<AgentId> = lane.agents().filter(|&a| lane.is_up(a)).collect();
         for agent in agents {

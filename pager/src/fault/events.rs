@@ -303,7 +303,10 @@ impl<T: Transport> FaultCore<T> {
 
     fn change(&self, tables: &mut Tables, space: &Space, event: &Event) {
         match event {
-            Event::Remove(range) => tables.remove(space.id, range.clone()),
+            Event::Remove(range) => {
+                note_markers(tables, space, range);
+                tables.remove(space.id, range.clone());
+            }
             Event::Changed(Change::Unmap(range)) => tables.unmap(space.id, range.clone()),
             Event::Changed(Change::Remap(remap)) => {
                 if is_spoilt(tables, space, remap) {
@@ -426,6 +429,16 @@ impl<T: Transport> FaultCore<T> {
             // It is recorded as registered when it is next looked at. A mapping that cannot be registered is left resident.
             let _ = space.faults.register(relief.clone());
             lock(&space.relieved).insert(relief);
+        }
+    }
+}
+
+/// A pager that dies may have left a marker that it has not noted. Its page is not forgotten when it is removed: while the marker is there somebody must know whose
+/// it is.
+fn note_markers(tables: &mut Tables, space: &Space, range: &Range<u64>) {
+    for (slot, place) in tables.left_unmarked(space.id, range) {
+        if space.has_marker(place.1) {
+            tables.marked(slot, place);
         }
     }
 }

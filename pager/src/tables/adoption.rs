@@ -1,5 +1,7 @@
 //! What a pager that takes over does about the tables of the one that has died ([`Tables::recover`]), before it serves anybody.
 
+use std::ops::Range;
+
 use gms_policy::ids::{PageAddr, SpaceId};
 
 use super::{EvictOutcome, Place, SpaceState, Tables};
@@ -53,6 +55,13 @@ impl Tables {
             Some((owner.place.1, slot, left.place))
         };
         self.leaving.iter().filter_map(page).collect()
+    }
+
+    /// Pages of a space in the range that are leaving and, as far as is noted, have no markers: each with its slot.
+    pub fn left_unmarked(&self, space: SpaceId, range: &Range<u64>) -> Vec<(u32, Place)> {
+        let of_slot = |&index: &u32| self.unmarked(index).map(move |place| (index, place));
+        let unmarked = self.leaving.iter().flat_map(of_slot);
+        unmarked.filter(|(_, at)| at.0 == space && range.contains(&at.1.get())).collect()
     }
 
     /// Ends the leaving of what nobody owns any more: there is nothing to be found out.
@@ -150,5 +159,19 @@ mod tests {
         assert_eq!(tables.free_slots(), 3);
         assert_eq!(tables.generation(7), 9);
         assert_eq!(tables.newest(), SpaceId(4), "it has ended");
+    }
+
+    #[test]
+    fn a_page_whose_marker_was_noted_is_not_forgotten_when_it_is_removed() {
+        let (mut tables, all) = (adopted(), 0..8 * PAGE);
+        let [(slot, place)] = tables.left_unmarked(SPACE, &all)[..] else { panic!("none leaves") };
+        tables.marked(slot, place);
+        tables.commit();
+        let file = tables.file().try_clone().expect("a descriptor");
+        let mut tables = Tables::recover(file, 1024).expect("tables");
+        tables.adopt_space(SPACE);
+        assert!(tables.left_unmarked(SPACE, &all).is_empty());
+        tables.remove(SPACE, all);
+        assert_eq!(tables.left_leaving(SPACE).len(), 1, "its marker would be nobody's");
     }
 }

@@ -7,7 +7,6 @@
 //! Lost with it are
 //! - events that were read and not applied, if they were more than the journal keeps;
 //! - pages that are about to be poisoned;
-//! - contents that agents may forget, which they keep until the workload ends;
 //! - with parity, the stripes.
 
 use std::ops::{Deref, DerefMut};

@@ -11,6 +11,7 @@ use gms_policy::ids::{AgentId, ContentId, SpaceId};
 use gms_policy::limits::AGENTS_MAX;
 use gms_policy::redundancy::{AgentSet, PlacementId, Placements};
 
+use super::discards::{Discards, WRITTEN_MAX};
 use super::slots::{Phase, SLOT_WORDS, SLOTS_MAX, Slots};
 use super::{IDS_SKIPPED, SESSIONS_MAX, SpaceState, Tables};
 use crate::kernel::journal::LINES_MAX;
@@ -28,8 +29,10 @@ const SESSION_WORDS: usize = 1 + SESSIONS_MAX;
 const SLOTS: usize = SESSIONS + AGENTS_MAX * SESSION_WORDS;
 /// The generation of each line of the journal.
 pub(super) const GENERATIONS: usize = SLOTS + SLOTS_MAX as usize * SLOT_WORDS;
+/// What agents may forget.
+const DISCARDS: usize = GENERATIONS + LINES_MAX;
 /// Words beside those of the page map.
-pub(super) const BESIDE_WORDS: usize = GENERATIONS + LINES_MAX;
+pub(super) const BESIDE_WORDS: usize = DISCARDS + WRITTEN_MAX;
 
 impl Tables {
     /// What was done since the last commit is done, whenever the process dies: whoever has the tables then finds all of it, and before none.
@@ -48,6 +51,7 @@ impl Tables {
                 [sessions.len() as u64].into_iter().chain(sessions.iter().copied()).collect();
             map.write_beside(SESSIONS + usize::from(agent.0) * SESSION_WORDS, &words);
         }
+        let discards = self.discards.write(|at, words| map.write_beside(DISCARDS + at, words));
         map.write_beside(
             0,
             &[
@@ -59,6 +63,7 @@ impl Tables {
                 self.remote_pages_peak,
                 u64::from(self.exhausted.is_some()),
                 self.newest.0,
+                discards,
             ],
         );
         self.map.commit();
@@ -82,8 +87,8 @@ impl Tables {
     }
 
     fn find(&mut self) -> Option<()> {
-        let &[slots, next, striped, losers, evicted, peak, exhausted, newest] =
-            self.map.beside(0..8)
+        let &[slots, next, striped, losers, evicted, peak, exhausted, newest, discards] =
+            self.map.beside(0..9)
         else {
             return None;
         };
@@ -107,6 +112,8 @@ impl Tables {
                 self.sessions.insert(AgentId(agent as u8), known.iter().copied().collect());
             }
         }
+        let discards = usize::try_from(discards).ok().filter(|count| *count <= WRITTEN_MAX)?;
+        self.discards = Discards::read(self.map.beside(DISCARDS..DISCARDS + discards))?;
         self.find_slots(slots)?;
         self.count()
     }

@@ -44,6 +44,8 @@ pub(super) struct Slot {
     pub(super) was_remote: bool,
     /// Where it goes in the outbox, while it leaves.
     pub(super) place: u32,
+    /// Whether all its addresses had markers when it was written down, while it leaves.
+    had_markers: bool,
     /// Whether children forked while it leaves do not inherit it.
     pub(super) private: bool,
     /// When the page went out.
@@ -59,6 +61,7 @@ const READY: u64 = 2;
 const SENT: u64 = 3;
 const WAS_REMOTE: u64 = 1 << 8;
 const PRIVATE: u64 = 1 << 9;
+const MARKED: u64 = 1 << 10;
 const MARK_SHIFT: u32 = 16;
 
 impl Slot {
@@ -69,6 +72,7 @@ impl Slot {
             kept: None,
             was_remote: false,
             place: 0,
+            had_markers: false,
             private: false,
             mark: Mark::COLD,
             id: ContentId(0),
@@ -86,7 +90,10 @@ impl Slot {
             Phase::Sent { reached, .. } => (SENT, reached),
         };
         let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
-        let flags = flag(self.was_remote, WAS_REMOTE) | flag(self.private, PRIVATE);
+        let is_marked = phase == LEAVING && self.owners.iter().all(|owner| owner.marked);
+        let flags = flag(self.was_remote, WAS_REMOTE)
+            | flag(self.private, PRIVATE)
+            | flag(is_marked, MARKED);
         let kept = self.kept.map_or([0; 2], PageMap::words_of);
         let first = phase | flags | self.mark.bits() << MARK_SHIFT;
         [first, self.hash, kept[0], kept[1], self.id.0, reached.bits(), self.place.into(), 0]
@@ -153,6 +160,7 @@ impl Slots {
             _ => return None,
         };
         (slot.was_remote, slot.private) = (first & WAS_REMOTE != 0, first & PRIVATE != 0);
+        slot.had_markers = first & MARKED != 0;
         (slot.mark, slot.hash, slot.id) =
             (Mark::from_bits(first >> MARK_SHIFT), hash, ContentId(id));
         slot.kept = map.content_of_words([kept_word, kept_hash]);
@@ -164,7 +172,8 @@ impl Slots {
     /// The page belongs to the slot, which is not free; `None` if it is.
     pub(super) fn own(&mut self, index: u32, place: Place) -> Option<()> {
         let slot = self.slots.get_mut(index as usize).filter(|slot| slot.phase != Phase::Free)?;
-        slot.owners.push(Owner { place, marked: slot.phase != Phase::Leaving });
+        let marked = slot.phase != Phase::Leaving || slot.had_markers;
+        slot.owners.push(Owner { place, marked });
         Some(())
     }
 }

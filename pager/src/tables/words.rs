@@ -84,8 +84,7 @@ impl Tables {
             put_list(out, sessions.iter().copied());
         }
         put_list(out, self.losers.agents().map(|agent| agent.0.into()));
-        let waiting = self.discards.iter().map(|(&agent, ids)| (agent, &ids[..]));
-        let waiting = waiting.chain(discards);
+        let waiting = self.discards.waiting().chain(discards);
         put_list(
             out,
             waiting.flat_map(|(a, ids)| ids.iter().flat_map(move |id| [a.0.into(), id.0])),

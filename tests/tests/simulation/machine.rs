@@ -366,8 +366,16 @@ impl Evicted for Process {
         &mut self.sweep
     }
 
-    fn next_place(&self, count: usize) -> u32 {
-        if self.used + count as u32 > OUTBOX { 0 } else { self.used }
+    fn make_way(&mut self, count: usize) -> Result<(), Errno> {
+        if self.used + count as u32 > OUTBOX {
+            self.handle.call().outbox.clear();
+            self.used = 0;
+        }
+        Ok(())
+    }
+
+    fn next_place(&self) -> u32 {
+        self.used
     }
 
     fn find_left(&self, pages: &[(PageAddr, u32)]) -> Result<MovedPages, Errno> {
@@ -381,11 +389,8 @@ impl Evicted for Process {
     }
 
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {
-        let first = self.next_place(pages.len());
+        let first = self.used;
         self.used = first + pages.len() as u32;
-        if first == 0 {
-            self.handle.call().outbox.clear();
-        }
         let mut places = Vec::new();
         for (&page, place) in pages.iter().zip(first..) {
             // Now and then somebody has a page pinned.

@@ -301,8 +301,6 @@ impl World {
         self.tell("the pager dies".into());
         *self.happened.entry(DEATHS).or_default() += 1;
         self.now += SUCCESSION;
-        // What agents were to forget the dead knew alone, and what it has put last.
-        self.doubled = true;
         self.handle.watch.begin_anew();
         self.owner = self.owner.heir(&self.net, self.now, &mut self.dice);
         self.let_die();
