@@ -260,7 +260,7 @@ fn a_binary_that_cannot_go_on_is_refused_before_anything_stops() {
     let data = script(&stage, "data", "no program");
     let plain = stage.path("plain");
     fs::write(&plain, "no program").expect("a file");
-    let shared = script(&stage, "shared", "#!/bin/sh\necho knows versions: 2");
+    let shared = script(&stage, "shared", "#!/bin/sh\necho knows versions: 3");
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o775)).expect("its mode");
     let fifo = stage.path("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");

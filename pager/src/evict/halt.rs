@@ -33,8 +33,8 @@ const PAUSE_VAIN: Duration = Duration::from_secs(2);
 const STOP_PAUSE: u32 = 3;
 /// For so long after a halt of which something came the tree is looked at often: what grew so once does again.
 const WARY: Duration = Duration::from_secs(2);
-/// Processes that have pages in their outboxes, 512 KiB each at most.
-const OUTBOXES_MAX: usize = 8;
+/// Processes that have pages in their outboxes, 1 MiB each at most.
+const OUTBOXES_MAX: usize = 4;
 /// How often it is looked for births, at most so many at a time, before a tree counts as stopped.
 const BIRTH_ROUNDS: usize = 32;
 /// A process that could not be stopped because it executes a program is left alone for so long: to try takes longer than all else.

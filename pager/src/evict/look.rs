@@ -33,7 +33,7 @@ pub(super) const LOOK_CROWDED: Duration = Duration::from_millis(1);
 /// The time between looks grows step by step while they find nothing new, a step after so many, up to what the budget allows.
 const CALM_LOOKS: u32 = 16;
 /// What may have grown unseen from one look to the next, the outbox included.
-const GROWTH_CALM: i64 = 1 << 20;
+const GROWTH_CALM: i64 = 3 << 19;
 /// How often sharing among processes is measured, and figures published.
 const MEASURE_EVERY: Duration = Duration::from_millis(50);
 /// Agents are asked for their state this often.

@@ -13,6 +13,8 @@ use crate::page_map::CONTENT_ID_MAX;
 
 /// Words that are written at most. Of more than so many contents agents are told only as long as this process lives.
 pub(super) const WRITTEN_MAX: usize = 1 << 20;
+/// What is written anew in one hold.
+const REWRITTEN_MAX: usize = 1 << 14;
 /// Behind an id follows the agent.
 const AGENT_SHIFT: u32 = CONTENT_ID_MAX.count_ones();
 
@@ -96,8 +98,8 @@ impl Tables {
     pub fn discards_heard(&mut self) {
         let count = self.discards_waiting();
         let discards = &mut self.discards;
-        // Not where a few of many went.
-        if discards.told && discards.written >= 2 * count {
+        // Not where a few of many went, and not while others wait for the tables for long.
+        if discards.told && count <= REWRITTEN_MAX && discards.written >= 2 * count {
             let words = discards.waiting().flat_map(|(agent, ids)| {
                 let word = move |&id: &ContentId| word(agent, id);
                 ids.iter().map(word)
