@@ -4,7 +4,7 @@
 //! and the time that the bandwidth allows have passed: the control message first, then its payload piece by piece. It may be
 //! lost (nothing comes, and nobody is told: worse than any network under QUIC), come twice, or be overtaken by a later one.
 //! Nodes that are [cut off](Net::cut) from each other, or are [down](Net::crash), lose their links after [`IDLE`]. A link
-//! that is asked for meanwhile comes up soon after the end of that, if it was not given up.
+//! that is not up by then, or is asked for meanwhile, comes up soon after the end of that, if it was not given up.
 
 mod conditions;
 mod net;

@@ -508,8 +508,11 @@ impl State {
             own || !lost.iter().any(|(from, id, _)| to == from && *link == Some(*id))
         });
         for (from, id, to) in lost {
-            let reason = CloseReason::Lost { addr: to };
-            self.post(now + IDLE, from, Some(id), Delivery::Lost(reason));
+            // One that is not up yet has its own end (`connect`). If it comes up before, nobody would tell the other end that this one was lost.
+            if self.link(from, id).is_some_and(|link| link.up) {
+                let reason = CloseReason::Lost { addr: to };
+                self.post(now + IDLE, from, Some(id), Delivery::Lost(reason));
+            }
         }
     }
 }

@@ -215,6 +215,25 @@ fn a_cut_ends_links_and_is_mended() {
     assert!(pair.now - mended < Duration::from_secs(2), "{:?}", pair.now - mended);
 }
 
+/// Else one end of it would be lost when it has long been up, and the other never hear of that.
+#[test]
+fn a_link_that_was_not_up_when_a_cut_began_is_not_lost_by_it() {
+    let mut pair = Pair::new(Conditions::lan(), 6);
+    let link = pair.pager.connect(pair.now, addr(2)).unwrap();
+    pair.net.cut(pair.now, addr(1), addr(2));
+    pair.now += Duration::from_secs(1);
+    assert!(!pair.pager.drive(pair.now).unwrap());
+    pair.net.mend(addr(1), addr(2));
+    let heard: Vec<Event> = std::iter::from_fn(|| pair.pager_hears()).collect();
+    let [Event::Connected { link: up, .. }, Event::Closed { link: lost, .. }] = heard[..] else {
+        panic!("{heard:?}")
+    };
+    assert_eq!((up, lost), (link, pair.link));
+    pair.link = link;
+    pair.get(1);
+    assert_eq!(pair.serve(1), [1]);
+}
+
 #[test]
 fn whoever_closes_a_link_tells_the_other_why() {
     let mut pair = Pair::new(Conditions::lan(), 5);
