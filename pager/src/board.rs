@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
@@ -26,6 +26,11 @@ static BOARD: OnceLock<(OwnedFd, &'static Board)> = OnceLock::new();
 /// Added to a status or signal, so that no end is zero.
 const EXITED: u32 = 1 << 8;
 const KILLED: u32 = 2 << 8;
+/// Of an estate: there is none, and will be none.
+const WITHDRAWN: i32 = -1;
+/// So many pagers go on in a row, each of which has died within `ROW` (ms).
+const ROW_MAX: u32 = 20;
+const ROW: u64 = 100;
 
 impl End {
     /// The exit status as a shell gives it.
@@ -59,6 +64,46 @@ pub(crate) fn reaper() -> Option<i32> {
     (pid != 0).then_some(pid)
 }
 
+/// The evictor of a process that is being attached, by the number of its process's descriptor; `None` when that process is attached, or will not be.
+pub(crate) fn set_attaching(evictor: Option<i32>) {
+    let word = evictor.map_or(0, |number| number + 1);
+    BOARD.get().into_iter().for_each(|(_, board)| board.attaching.store(word, Ordering::SeqCst));
+}
+
+/// The process that is being attached, if one is.
+pub(crate) fn set_victim(pid: Option<i32>) {
+    let pid = pid.unwrap_or(0);
+    BOARD.get().into_iter().for_each(|(_, board)| board.victim.store(pid, Ordering::SeqCst));
+}
+
+/// What this process's pager has left is not true any more.
+pub(crate) fn leave_nothing() {
+    BOARD.get().into_iter().for_each(|(_, board)| board.leave(None));
+}
+
+/// The pager of this process dies on purpose, or is not to be trusted: no other goes on for it. Also for handlers of signals.
+pub(crate) fn withdraw() {
+    BOARD.get().into_iter().for_each(|(_, board)| board.estate.store(WITHDRAWN, Ordering::SeqCst));
+}
+
+/// A pager that ends by an error of its own is not to be trusted.
+pub(crate) fn withdraw_on_errors() {
+    extern "C" fn end(signal: libc::c_int) {
+        withdraw();
+        // SAFETY: it is as if there had been no handler.
+        unsafe { libc::raise(signal) };
+    }
+    use libc::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+    for signal in [SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP] {
+        // SAFETY: all zeros is such a struct.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = end as extern "C" fn(libc::c_int) as usize;
+        action.sa_flags = libc::SA_RESETHAND | libc::SA_NODEFER | libc::SA_ONSTACK;
+        // SAFETY: the kernel reads one live struct. The handler makes system calls and stores to an atomic alone.
+        unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+    }
+}
+
 /// The memory of this process's board.
 pub(crate) fn memory() -> Option<BorrowedFd<'static>> {
     BOARD.get().map(|(memory, _)| memory.as_fd())
@@ -76,6 +121,17 @@ pub(crate) struct Board {
     childless: AtomicBool,
     /// Odd while another binary is to go on; grows whenever that changes.
     handed: AtomicU32,
+    /// The pager, and behind it the keeper that has another one go on for it.
+    who: AtomicU64,
+    /// The descriptor of what the pager leaves if it dies, and one; 0 if there is nothing.
+    estate: AtomicI32,
+    /// How many have gone on in a row, and when the last began.
+    row: AtomicU32,
+    begun: AtomicU64,
+    /// The descriptor of the evictor of a process that is being attached, and one.
+    attaching: AtomicI32,
+    /// The process that is being attached: its thread that is traced dies with the pager.
+    victim: AtomicI32,
 }
 
 impl Board {
@@ -124,6 +180,88 @@ impl Board {
     /// Notes the keeper's process id.
     pub(crate) fn set_keeper(&self, pid: i32) {
         self.keeper.store(pid, Ordering::Release);
+    }
+
+    /// The pager's process id.
+    pub(crate) fn pager(&self) -> i32 {
+        self.who().0
+    }
+
+    /// The keeper that has another pager go on for this one, which has died.
+    pub(crate) fn adopter(&self) -> Option<i32> {
+        Some(self.who().1).filter(|pid| *pid != 0)
+    }
+
+    fn who(&self) -> (i32, i32) {
+        let word = self.who.load(Ordering::SeqCst);
+        ((word >> 32) as i32, word as i32)
+    }
+
+    /// Whether nobody had changed that: the pager, and the keeper that has another go on.
+    fn change(&self, from: (i32, i32), to: (i32, i32)) -> bool {
+        let word = |(pager, adopter): (i32, i32)| (pager as u64) << 32 | adopter as u64;
+        self.who.compare_exchange(word(from), word(to), Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// The first pager.
+    pub(crate) fn set_pager(&self, pid: i32) {
+        self.who.store((pid as u64) << 32, Ordering::SeqCst);
+    }
+
+    /// This process goes on for the pager, at a time in milliseconds, unless it is given up. What the one before has left is good until this one leaves something
+    /// else.
+    pub(crate) fn begin(&self, pid: i32, now: u64) -> bool {
+        let (pager, adopter) = self.who();
+        self.begun.store(now, Ordering::SeqCst);
+        adopter != 0 && self.estate().is_some() && self.change((pager, adopter), (pid, 0))
+    }
+
+    /// The keeper `adopter` has another pager go on for `pager`, at a time in milliseconds; before, `former` was to. False if somebody else has changed that, or too
+    /// many have gone on in a row.
+    pub(crate) fn adopt(&self, pager: i32, former: i32, adopter: i32, now: u64) -> bool {
+        let is_in_row = now < self.begun.load(Ordering::SeqCst) + ROW;
+        let row = if is_in_row { self.row.load(Ordering::SeqCst) + 1 } else { 1 };
+        if row > ROW_MAX || !self.change((pager, former), (pager, adopter)) {
+            return false;
+        }
+        self.row.store(row, Ordering::SeqCst);
+        true
+    }
+
+    /// No pager goes on for `pager`, as far as `adopter` is concerned. False if one has.
+    pub(crate) fn stop_adopting(&self, pager: i32, adopter: i32) -> bool {
+        let is_over = adopter == 0 || self.change((pager, adopter), (pager, 0));
+        if is_over {
+            self.give_up();
+        }
+        is_over
+    }
+
+    /// Where that is written what the pager leaves if it dies, or that nothing is. For the pager only.
+    pub(crate) fn leave(&self, estate: Option<i32>) {
+        let word = estate.map_or(0, |number| number + 1);
+        let leave = |now: i32| (now != WITHDRAWN).then_some(word);
+        let _ = self.estate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, leave);
+    }
+
+    /// What it has left.
+    pub(crate) fn estate(&self) -> Option<i32> {
+        Some(self.estate.load(Ordering::SeqCst) - 1).filter(|number| *number >= 0)
+    }
+
+    /// The process that the pager was attaching when it died, for the one that goes on.
+    pub(crate) fn take_victim(&self) -> Option<i32> {
+        Some(self.victim.swap(0, Ordering::SeqCst)).filter(|pid| *pid != 0)
+    }
+
+    /// See [`set_attaching`].
+    pub(crate) fn attaching(&self) -> Option<i32> {
+        Some(self.attaching.load(Ordering::SeqCst) - 1).filter(|number| *number >= 0)
+    }
+
+    /// No other pager goes on.
+    pub(crate) fn give_up(&self) {
+        self.estate.store(WITHDRAWN, Ordering::SeqCst);
     }
 
     /// Notes that another binary of the pager is to go on, or that this one does. For the pager only.

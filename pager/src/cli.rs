@@ -176,6 +176,9 @@ pub struct PagingArgs {
     /// For `gms run`, which has the option; here for the configuration file.
     #[arg(skip)]
     pub best_effort: bool,
+    /// The same.
+    #[arg(skip)]
+    pub no_takeover: bool,
     /// Print no summary and no notices, only errors
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -193,6 +196,9 @@ pub struct RunArgs {
     /// Where gms may not page (rights, kernel, inside another gms), run the command without it, and say so
     #[arg(long)]
     pub best_effort: bool,
+    /// Kill the command if the pager is killed, instead of having another pager go on
+    #[arg(long)]
+    pub no_takeover: bool,
     /// For testers: make races likely, by choices that come from the number SEED (see docs/cli.md, "--torture SEED")
     #[arg(long, value_name = "SEED")]
     pub torture: Option<u64>,
@@ -222,6 +228,9 @@ pub struct AdoptArgs {
     /// Say whether this binary could, with these capabilities
     #[arg(long, value_name = "CAPABILITIES")]
     pub probe: Option<u64>,
+    /// When the pager died for which this one goes on, in ms
+    #[arg(long, value_name = "MS")]
+    pub died: Option<u64>,
     /// Why the binary for which this one goes on could not
     #[arg(long, value_name = "REASON")]
     pub instead: Option<String>,

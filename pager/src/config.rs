@@ -144,6 +144,8 @@ pub struct Options {
     pub stats: Option<PathBuf>,
     /// `--best-effort`.
     pub best_effort: bool,
+    /// Not `--no-takeover`.
+    pub takeover: bool,
     /// `--quiet`.
     pub quiet: bool,
 }
@@ -179,6 +181,7 @@ fn merge(line: PagingArgs, file: PagingArgs) -> PagingArgs {
         trace: line.trace.or(file.trace),
         config: None,
         best_effort: line.best_effort || file.best_effort,
+        no_takeover: line.no_takeover || file.no_takeover,
         quiet: line.quiet || (file.quiet && !line.verbose),
         verbose: line.verbose || (file.verbose && !line.quiet),
     }
@@ -225,11 +228,10 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
     let is_sealed = args.seal.unwrap_or_default() == Sealing::On;
     let redundancy = redundancy(args.redundancy, args.agents.len())?;
     goes_with(redundancy, disk.is_some(), is_sealed)?;
-    let page_shift = args.page_size.unwrap_or(PageSize::Small).shift();
     let (keys, trace, verbose, quiet) = (args.keys, args.trace, args.verbose, args.quiet);
     let session = SessionConfig {
         budget_bytes,
-        page_shift,
+        page_shift: args.page_size.unwrap_or(PageSize::Small).shift(),
         fault_threads: fault_threads(args.fault_threads)?,
         redundancy,
         disk,
@@ -242,7 +244,8 @@ fn check(args: PagingArgs, memory: &Memory, local_required: bool) -> Result<Opti
         verbose,
         quiet,
     };
-    Ok(Options { session, stats: args.stats, best_effort: args.best_effort, quiet })
+    let (best_effort, takeover) = (args.best_effort, !args.no_takeover);
+    Ok(Options { session, stats: args.stats, best_effort, takeover, quiet })
 }
 
 /// As many threads as were asked for, within bounds; one otherwise.
@@ -409,7 +412,7 @@ mod tests {
     #[test]
     fn a_file_says_what_the_line_says() {
         let text = "local = '40%'\npage-size = \"8k\"\nagent = [\"a:1\", \"b:2\"]\nkeys = 'k'\nexport = 2097152\nseal = 'off'\n\
-                    best-effort = true\nstats = '/s.json'\nverbose = true\n";
+                    best-effort = true\nno-takeover = true\nstats = '/s.json'\nverbose = true\n";
         let options = options(text, PagingArgs::default()).unwrap();
         assert_eq!(options.session.budget_bytes, (10 << 30) / 5 * 2 / 4096 * 4096);
         assert_eq!(options.session.page_shift, 13);
@@ -419,6 +422,7 @@ mod tests {
         assert!(!options.session.seal);
         assert_eq!(options.stats.as_deref(), Some(Path::new("/s.json")));
         assert!(options.session.verbose && options.best_effort && !options.quiet);
+        assert!(!options.takeover);
         let lean = options_of("agent = 'a:1'\nkeys = 'k'\npage-size = 8192\nlocal = '1g'\n");
         assert_eq!((lean.session.page_shift, lean.session.budget_bytes), (13, 1 << 30));
         assert_eq!(lean.session.agents, ["a:1"]);

@@ -66,7 +66,7 @@ const DETACH_DEADLINE: Duration = Duration::from_secs(120);
 /// Longest text shown of what a pager says of its detach.
 const TEXT_CHARS_MAX: usize = 2048;
 /// What is told of a pager that closed its socket instead of answering to a detach.
-const NO_WORD: &str = "it ended before the detach was done, and did not say how: if it was killed, so was the workload";
+const NO_WORD: &str = "it ended before the detach was done, and did not say how; if it was killed another may have gone on: see gms status";
 /// How often it is asked how far a detach has come.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 

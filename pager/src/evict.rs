@@ -6,6 +6,7 @@
 mod detach;
 mod halt;
 mod hand_over;
+mod heir;
 mod look;
 mod presence;
 mod reconcile;
@@ -33,18 +34,18 @@ use nix::unistd::Pid;
 use self::detach::Homecoming;
 use self::halt::Halt;
 pub(crate) use self::hand_over::EvictRecord;
+use self::heir::Heirs;
 use self::look::{Refusal, Sharing};
 use self::presence::Presence;
 pub use self::reconcile::reconcile;
 use self::room::Fullness;
 use self::schedule::give_way;
 use self::write_back::WriteBack;
-use crate::evictor::Ending;
 use crate::inject::{Frozen, is_outside_madvise};
 use crate::kernel::pidfd::has_ended;
 use crate::own_agent::OwnAgent;
 use crate::page_map::PAGE;
-use crate::process::Process;
+use crate::process::{Buried, Process};
 use crate::pulse::Pulse;
 use crate::reminder::Reminder;
 use crate::shared::Outcome;
@@ -119,13 +120,17 @@ pub struct EvictThread<T> {
     pub(crate) spaces: BTreeMap<SpaceId, Arc<Space>>,
     /// Spaces that have ended, of which the fault thread may still have read a fork.
     leaving: BTreeMap<SpaceId, Arc<Space>>,
+    /// Those that were dropped, and may be named in what this pager leaves if it dies.
+    former: Vec<Arc<Space>>,
     orphans: Vec<Arc<Space>>,
     /// Spaces in which threads are to be stopped for a moment.
     restless: BTreeSet<SpaceId>,
     /// Evictors of address spaces that have gone, see [`Process::bury`].
-    ending: Vec<(Ending, Arc<Space>)>,
+    ending: Vec<Buried>,
     refused: BTreeMap<i32, Refusal>,
     halt: Halt,
+    /// Spaces of a pager that has died, of which not all is known yet.
+    heirs: Heirs,
     /// Processes that have pages in their outboxes, the latest last.
     outboxes: VecDeque<i32>,
     budget: Budget,
@@ -141,6 +146,10 @@ pub struct EvictThread<T> {
     next_proof: Instant,
     /// Since when another binary is to go on.
     handing_since: Option<Instant>,
+    /// When it may be written down again what another pager needs if this one dies.
+    next_estate: Instant,
+    /// How many agents are named there.
+    agents_told: usize,
     /// When eviction, tried in vain until then, counts as stuck.
     stuck_at: Option<Instant>,
     goal: u64,
@@ -185,11 +194,13 @@ impl<T: Transport> EvictThread<T> {
             processes: BTreeMap::new(),
             spaces: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            former: Vec::new(),
             orphans: Vec::new(),
             restless: BTreeSet::new(),
             ending: Vec::new(),
             refused: BTreeMap::new(),
             halt: Halt::default(),
+            heirs: Heirs::default(),
             outboxes: VecDeque::new(),
             budget,
             home: Homecoming::new(now, shared.config.redundancy.shape().is_some()),
@@ -202,6 +213,8 @@ impl<T: Transport> EvictThread<T> {
             next_status: now,
             next_proof: now,
             handing_since: None,
+            next_estate: now,
+            agents_told: 0,
             stuck_at: None,
             goal: 0,
             full: Fullness::default(),
@@ -228,6 +241,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// Works until the session stops.
     pub fn run(mut self) {
+        self.shared.journal.begin();
         self.shared.evict_thread.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
         speech::begin();
         gms_agent::spin::prefer_latency(EVICT_SLICE);
@@ -236,6 +250,7 @@ impl<T: Transport> EvictThread<T> {
             let now = Instant::now();
             self.excuse(now);
             self.hand_over(now);
+            self.leave(now);
             self.be_nice(now);
             let mut busy = self.obey(now);
             busy |= packets && self.network(now);
@@ -253,6 +268,8 @@ impl<T: Transport> EvictThread<T> {
             if self.shared.has_failed() {
                 self.tree.refresh(&self.evictors(), true);
                 self.tree.kill();
+            } else if !self.heirs.is_empty() {
+                busy |= self.inherit(now);
             } else if self.is_detaching() {
                 busy |= self.bring_home(now);
             } else if self.goal > 0 {
@@ -286,6 +303,7 @@ impl<T: Transport> EvictThread<T> {
         if !missed.is_zero() {
             self.write_back.excuse(now, missed);
             self.home.excuse(missed);
+            self.heirs.excuse(missed);
             self.full.excuse(missed);
             self.presence.excuse(now, missed);
             self.stuck_at = self.stuck_at.map(|at| at + missed);
@@ -396,11 +414,12 @@ impl<T: Transport> EvictThread<T> {
                     busy = true;
                     self.spaces.insert(space.id, space.clone());
                     self.orphans.push(space);
+                    self.shared.estate.extend();
                     // It may live for a short time only.
                     self.next_tree = now;
                     self.next_look = self.next_look.min(now + MET_AFTER);
                 }
-                EvictCommand::Dropped(id) => drop(self.leaving.remove(&id)),
+                EvictCommand::Dropped(id) => self.former.extend(self.leaving.remove(&id)),
                 EvictCommand::Restless(id) => drop(self.restless.insert(id)),
             }
         }
@@ -632,7 +651,7 @@ impl<T: Transport> EvictThread<T> {
         let deadline = Instant::now() + ENDING_DEADLINE;
         while !self.ending.is_empty() && Instant::now() < deadline {
             self.see_off(Instant::now());
-            let endings = self.ending.iter().map(|(ending, _)| ending.as_fd());
+            let endings = self.ending.iter().map(|buried| buried.ending.as_fd());
             let mut fds = Vec::from_iter(endings.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
             let _ = poll(&mut fds, PollTimeout::from(ENDING_LOOK_MS));
         }

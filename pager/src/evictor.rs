@@ -1,7 +1,7 @@
 //! The evictor seen from the pager: a process inside the workload's address space which serves lists of system calls.
 //!
 //! It exists for what cannot be done from outside: `UFFDIO_MOVE`, `MADV_DONTNEED` and `MADV_POPULATE_WRITE` act on the caller's own
-//! memory. If the pager dies, its socket closes and the evictor executes its will: it says so and kills the workload,
+//! memory. If the pager dies and no other goes on, its socket closes and the evictor executes its will: it says so and kills the workload,
 //! before anything could be read as zeros.
 
 use std::fs::File;
@@ -34,6 +34,10 @@ const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// gate that is closed meanwhile, does not drive its links to the agents: their lease must not end.
 const STARVED_DEADLINE: Duration = Duration::from_secs(30);
 const _: () = assert!(STARVED_DEADLINE.as_secs() + CALL_DEADLINE.as_secs() < LEASE.as_secs());
+/// Answers that several pagers may have left which have died one after the other.
+const LATE_MAX: u32 = 32;
+/// For what a pager that has died has told it. One of its calls may wait for a page, which nobody gives it meanwhile.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(1);
 /// Between two looks whether it is frozen.
 const CALL_LOOK_MS: u16 = 500;
 /// Not even one that is frozen is waited for any longer.
@@ -102,6 +106,8 @@ pub(crate) struct Evictor {
     cpu: i32,
     /// That of the last list: one more than of the list before.
     name: u64,
+    /// Answers that may come for which nobody has waited.
+    late: u32,
 }
 
 /// See [`Evictor::hand_over`].
@@ -130,6 +136,7 @@ impl Evictor {
             buffer,
             cpu: -1,
             name: first_name(),
+            late: 1,
         };
         // From now on it waits for as long as there is a pager.
         let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_RCVTIMEO as u64);
@@ -154,7 +161,7 @@ impl Evictor {
         let buffer = Vec::with_capacity(arch::BUFFER_LEN);
         let (socket, process) = (socket.take()?, process.take()?);
         let (pid, name) = (Pid::from_raw(pid), first_name());
-        Ok(Evictor { socket, process, pid, base, buffer, cpu: -1, name })
+        Ok(Evictor { socket, process, pid, base, buffer, cpu: -1, name, late: LATE_MAX })
     }
 
     /// Its process id: it must not be taken for a part of the workload.
@@ -188,6 +195,12 @@ impl Evictor {
         self.run_within((CALL_DEADLINE, STARVED_DEADLINE), calls, aux, fds)
     }
 
+    /// Waits until it is over what a pager that has died has told it.
+    pub(crate) fn drain(&mut self) -> nix::Result<()> {
+        let nothing = &mut [Call::new(libc::SYS_getpid, &[])];
+        self.run_within((DRAIN_DEADLINE, DRAIN_DEADLINE), nothing, &mut [], &[])
+    }
+
     fn run_within(
         &mut self,
         (limit, starved): (Duration, Duration),
@@ -213,12 +226,12 @@ impl Evictor {
         Ok(())
     }
 
-    /// Waits for the answer to the last list, which is as long. One to a list before may come first, for which nobody has waited.
+    /// Waits for the answer to the last list, which is as long. Those to lists before may come first, for which nobody has waited.
     ///
     /// Its time does not run while it is frozen (its list runs when it is thawed, and its processes with it), while it waits for a CPU or for a lock of the
     /// kernel's (a fork of a large process holds that of its memory for seconds), nor while this process does not run.
     fn receive(&mut self, limit: Duration, starved: Duration) -> nix::Result<()> {
-        let (began, mut is_second) = (Instant::now(), false);
+        let (began, mut late_ones) = (Instant::now(), self.late);
         let (mut pulse, mut deadline) = (Pulse::new(began), began + limit);
         loop {
             let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
@@ -233,9 +246,10 @@ impl Evictor {
                     if is_ours && got == self.buffer.len() {
                         return Ok(());
                     }
-                    if is_ours || got < NAME_LEN || std::mem::replace(&mut is_second, true) {
+                    if is_ours || got < NAME_LEN || late_ones == 0 {
                         return Err(Errno::EPIPE);
                     }
+                    late_ones -= 1;
                 }
                 Ok(_) => {}
             }
@@ -411,6 +425,7 @@ mod tests {
             buffer: Vec::new(),
             cpu: -1,
             name: 1,
+            late: 1,
         };
         (evictor, theirs)
     }

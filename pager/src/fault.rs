@@ -257,6 +257,10 @@ impl<T: Transport> FaultCore<T> {
     pub fn handle_command(&mut self, command: FaultCommand) {
         match command {
             FaultCommand::Add(space) => self.add(space),
+            FaultCommand::Inherit(space, events) => {
+                self.add(space.clone());
+                self.take_up(&space, events);
+            }
             FaultCommand::Drop(id) => {
                 if self.shared.homes.has_left(id, self.thread) {
                     return;

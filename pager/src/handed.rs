@@ -1,8 +1,9 @@
 //! What a process hands to the next binary that it executes: descriptors, which stay open, and a record, in a memfd.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -10,13 +11,18 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The form of the record: the next binary must know it.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// A descriptor that is handed over, by its number.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Number(RawFd);
 
 impl Number {
+    /// That of a descriptor.
+    pub fn of(fd: impl AsFd) -> Number {
+        Number(fd.as_fd().as_raw_fd())
+    }
+
     /// A duplicate: what was handed over stays open, so that it can be handed on if this binary cannot use it.
     pub fn take(self) -> io::Result<OwnedFd> {
         // SAFETY: only its number is used, and one that is not open is refused.
@@ -36,7 +42,7 @@ pub struct Descriptors(Vec<Number>);
 impl Descriptors {
     /// One more.
     pub fn give(&mut self, fd: impl AsFd) -> Number {
-        let number = Number(fd.as_fd().as_raw_fd());
+        let number = Number::of(fd);
         self.0.push(number);
         number
     }
@@ -44,6 +50,11 @@ impl Descriptors {
     /// Those, and these.
     pub fn add(&mut self, others: Descriptors) {
         self.0.extend(others.0);
+    }
+
+    /// Whether this is one of them.
+    pub fn has(&self, number: RawFd) -> bool {
+        self.0.iter().any(|handed| handed.0 == number)
     }
 
     /// How many there are.
@@ -156,6 +167,11 @@ impl Handed {
         Ok(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
     }
 
+    /// The memfd, to be closed with what it tells of.
+    pub fn into_descriptors(self) -> Descriptors {
+        Descriptors(vec![Number(self.file.into_raw_fd())])
+    }
+
     /// The memfd, to be handed on.
     pub fn file(&self) -> &File {
         &self.file
@@ -175,6 +191,35 @@ impl Handed {
         self.file.read_exact(&mut bytes)?;
         Ok(bytes)
     }
+}
+
+/// Executes a binary with what it is handed in the place of this one; `further` are options. Returns only if that cannot be: why.
+pub fn execute(binary: &File, handed: &File, further: Option<String>) -> io::Error {
+    let arguments = ["gms", "adopt", &handed.as_raw_fd().to_string()].map(String::from);
+    let words: Result<Vec<CString>, _> =
+        arguments.into_iter().chain(further).map(CString::new).collect();
+    let set = |flags| fcntl(handed, FcntlArg::F_SETFD(flags)).map_err(io::Error::from);
+    let executed = set(FdFlag::empty()).and_then(|_| {
+        let path = CString::new(format!("/proc/self/fd/{}", binary.as_raw_fd()))?;
+        Ok(nix::unistd::execv(&path, &words?)?)
+    });
+    let _ = set(FdFlag::FD_CLOEXEC);
+    match executed {
+        Ok(never) => match never {},
+        Err(error) => error,
+    }
+}
+
+/// Executes the binary of a pager which has died, and has written that down in descriptor `number`, in the place of this one; `died` is when that was seen. All
+/// else is closed. Returns only if that cannot be: why.
+pub fn execute_heir(number: RawFd, died: u64) -> io::Error {
+    let executed = || {
+        let (handed, header) = Handed::open(number)?;
+        header.descriptors.outlive_exec(true)?;
+        let binary = File::from(header.before.take()?);
+        Ok(execute(&binary, handed.file(), Some(format!("--died={died}"))))
+    };
+    executed().unwrap_or_else(|error| error)
 }
 
 fn odd() -> io::Error {

@@ -15,6 +15,7 @@ use gms_policy::limits::AGENTS_MAX;
 use gms_policy::redundancy::AgentSet;
 use nix::sys::eventfd::EventFd;
 
+use crate::kernel::Event;
 use crate::loans::{Loan, Loans};
 use crate::space::Space;
 use crate::sync::{event_fd, lock};
@@ -23,6 +24,8 @@ use crate::sync::{event_fd, lock};
 pub enum FaultCommand {
     /// Serve this space too.
     Add(Arc<Space>),
+    /// The same, of which a pager that has died had read this and not applied it.
+    Inherit(Arc<Space>, Vec<Event>),
     /// The space has ended.
     Drop(SpaceId),
 }
@@ -136,10 +139,21 @@ impl Homes {
 
     /// A space begins: the thread with the fewest is told.
     pub fn add(&self, space: Arc<Space>) {
+        self.inherit(space, Vec::new());
+    }
+
+    /// A space is that of a pager that has died: the thread with the fewest is told, also what is to be applied.
+    pub(crate) fn inherit(&self, space: Arc<Space>, events: Vec<Event>) {
         let mut table = self.table();
         let thread = table.fewest();
         table.settle(space.id, thread);
-        self.send(thread, FaultCommand::Add(space));
+        self.send(
+            thread,
+            match events.is_empty() {
+                true => FaultCommand::Add(space),
+                false => FaultCommand::Inherit(space, events),
+            },
+        );
     }
 
     /// A child was born on this thread.

@@ -179,7 +179,7 @@ impl Frozen {
             return;
         };
         let Ok((instruction, _)) = syscall_instruction(thread.tid.as_raw()) else { return };
-        if thread.block_signals().is_ok() {
+        if thread.die_with_us(true).and_then(|()| thread.block_signals()).is_ok() {
             for &(at, length) in ranges {
                 let arguments = [at, length, 0, 0, 0, 0];
                 let _ = thread.syscall(instruction, "munmap", libc::SYS_munmap, arguments);
@@ -222,7 +222,11 @@ fn may_be_injected(pid: i32) -> Result<()> {
     }
 }
 
-/// Whether no thread of the process is inside madvise at some moment during the call. Threads that run are stopped for that; those
+/// Advice that removes nothing.
+const POPULATE_READ: u64 = linux_raw_sys::general::MADV_POPULATE_READ as u64;
+const POPULATE_WRITE: u64 = linux_raw_sys::general::MADV_POPULATE_WRITE as u64;
+
+/// Whether no thread of the process is inside madvise, as far as that removes anything, at some moment during the call. Threads that run are stopped for that; those
 /// that are blocked are not disturbed.
 pub fn is_outside_madvise(pid: i32) -> bool {
     let threads = proc::threads(pid);
@@ -230,12 +234,15 @@ pub fn is_outside_madvise(pid: i32) -> bool {
     !threads.is_empty()
         && threads.into_iter().all(|tid| {
             // Workers of io_uring issue system calls that /proc does not tell of.
-            let worker = proc::thread_name(tid).is_none_or(|name| name.starts_with("iou-"));
-            match proc::blocked_in(tid) {
-                Some(call) => {
-                    ![libc::SYS_madvise, libc::SYS_process_madvise].contains(&call) && !worker
+            match (proc::is_worker(tid), proc::blocked_call(tid)) {
+                ((true, idle), _) => idle,
+                // It may wait for a page.
+                (_, Some((libc::SYS_madvise, POPULATE_READ | POPULATE_WRITE))) => true,
+                (_, Some((call, _))) => {
+                    ![libc::SYS_madvise, libc::SYS_process_madvise].contains(&call)
                 }
-                None => !worker && Stopped::new(tid).and_then(Stopped::resume).is_ok(),
+                (_, None) if matches!(proc::state(tid), None | Some('Z' | 'X')) => true,
+                (_, None) => Stopped::see_outside(tid).is_ok(),
             }
         })
 }

@@ -1,5 +1,6 @@
 //! A process beside the pager that shares its table of descriptors. If the pager is killed the userfaultfds stay open in it, so that
-//! nobody reads zeros where pages are away: evictors kill their processes, and the keeper kills those that have none (forked children not met
+//! nobody reads zeros where pages are away. If it has left what that takes, the keeper starts another pager, which goes on. Else evictors kill their processes,
+//! and the keeper kills those that have none (forked children not met
 //! yet, or not attachable) as soon as they fault. Whose memory that is has to be proved: the thread id in a fault may be one of another PID namespace.
 
 use std::fs;
@@ -15,14 +16,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, pipe2};
 use serde::{Deserialize, Serialize};
 use userfaultfd::Uffd;
 
-use crate::board::Board;
-use crate::handed::{Descriptors, Number};
+use crate::board::{self, Board};
+use crate::handed::{self, Descriptors, Number};
 use crate::kernel::pagemap::Pagemap;
-use crate::kernel::pidfd::{has_ended, kill, pidfd_open};
+use crate::kernel::pidfd::{self, has_ended, kill, pidfd_open};
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 use crate::kernel::uffd::{Userfaultfd, is_userfaultfd};
@@ -33,13 +35,16 @@ use crate::shared::Outcome;
 use crate::speech::{self, note};
 
 /// Its name: not one by which people end gms, because it must outlive the pager.
-const NAME: &str = "far-keeper";
+const NAME: &std::ffi::CStr = c"far-keeper";
 /// Pause between two looks at what is left: evictors, which can say more, go first.
 const LOOK_MS: u8 = 20;
 /// Between two looks whether another binary of the pager has gone on.
 const HAND_OVER_LOOK_MS: u16 = 5000;
 /// Looks after which one that has not is given up: 30 to 35 s.
 const HAND_OVER_LOOKS: u32 = 7;
+/// Looks, each [`LOOK_MS`] after the one before, after which a pager that was to go on and has not is given up; and how many are tried.
+const HEIR_LOOKS: u32 = 250;
+const TRIES_MAX: u32 = 5;
 /// Where programs can have memory.
 pub(crate) const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;
 const STACK_LEN: usize = 256 << 10;
@@ -90,12 +95,13 @@ pub(crate) fn spawn(board: &'static Board, sibling: bool) -> nix::Result<OwnedFd
         let _ = PIPE.set(Pipe { words, outlet });
     }
     let words = &PIPE.get().ok_or(Errno::EBADF)?.words;
-    let pager = pidfd_open(self_pid())?;
+    let pids = (self_pid(), board.pager());
+    let pager = pidfd_open(pids.0)?;
     let mut stack = vec![0; STACK_LEN];
     let mut flags = CloneFlags::CLONE_FILES;
     flags.set(CloneFlags::CLONE_PARENT, sibling);
     let keep = Box::new(|| {
-        keep(&pager, board, words);
+        keep((pids, &pager), board, words);
         speech::end();
         // SAFETY: it does not return. To return would end this thread only, and the process wait for the one that writes.
         unsafe { libc::_exit(0) }
@@ -134,24 +140,31 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Waits for the end of the pager; then kills who faults, until the address spaces have gone.
-fn keep(pager: &OwnedFd, board: &Board, words: &OwnedFd) {
+/// Waits for the end of the pager; then, if no other goes on, kills who faults, until the address spaces have gone.
+fn keep((pids, pager): ((i32, i32), &OwnedFd), board: &Board, words: &OwnedFd) {
     // Best effort, like all here: signals and job control are for the pager.
     let _ = SigSet::all().thread_block();
     let _ = nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0));
-    let _ = fs::write("/proc/self/comm", NAME);
+    let _ = nix::sys::prctl::set_name(NAME);
     hide_command_line();
     let _ = Part::Keeper.give_up_rest();
     let hangs = await_end(pager, board);
     if board.is_over() {
         return;
     }
+    let reason = match hangs {
+        true => {
+            Some("the binary that was to go on in the pager has not begun for 30 s: it is killed")
+        }
+        false => match another_goes_on(board, pids) {
+            Ok(()) => return,
+            Err(reason) => reason,
+        },
+    };
     let (mut left, mut told) = (inherit(words.as_raw_fd()), Told::default());
     // Nobody who reads what is said is waited for.
     speech::begin();
-    if hangs {
-        note("the binary that was to go on in the pager has not begun for 30 s: it is killed");
-    }
+    reason.into_iter().for_each(note);
     // The pager may have read of faults which it did not get to serve: they are made anew.
     left.iter().for_each(|faults| faults.wake(USER_SPACE));
     loop {
@@ -196,6 +209,102 @@ fn await_end(pager: &OwnedFd, board: &Board) -> bool {
         }
     }
     hangs
+}
+
+/// Has another pager go on for the one that has died, `watched`, if that has left what it takes; `before` was the pager when this keeper began.
+///
+/// # Errors
+/// If none does; and why, if that is to be told.
+fn another_goes_on(
+    board: &Board,
+    (watched, before): (i32, i32),
+) -> Result<(), Option<&'static str>> {
+    let (own, died) = (self_pid(), now());
+    let (pager, former) = (board.pager(), board.adopter().unwrap_or(0));
+    // The one that has died was to go on and had not begun, or has been taken over from: others see to that, if they live.
+    if pager != watched && (lives(pager) || lives(former)) {
+        return Ok(());
+    }
+    // What a later one has left is in another table.
+    if pager != watched && pager != before {
+        return Err(None);
+    }
+    let (mut adopter, mut reason) = (former, None);
+    for _ in 0..TRIES_MAX {
+        // Without the command's parent nobody sees how it fares.
+        let reaper = board::reaper().is_some_and(lives);
+        let Some(estate) = board.estate().filter(|_| reaper) else { break };
+        if !board.adopt(pager, adopter, own, now()) {
+            reason = Some("pagers that were to go on have died one after the other");
+            break;
+        }
+        adopter = own;
+        board.set_keeper(own);
+        end_attach(board);
+        reason = match start_heir(estate, died).map(|(pid, heir)| await_begin(board, pid, &heir)) {
+            Ok(true) => return Ok(()),
+            Ok(false) => Some("a pager that was to go on has not begun"),
+            Err(_) => Some("no pager that could go on can be started"),
+        };
+        let _ = poll(&mut [], PollTimeout::from(LOOK_MS));
+    }
+    if board.stop_adopting(pager, adopter) { Err(reason) } else { Ok(()) }
+}
+
+/// Waits until a pager has begun; false if it has ended instead, or does not begin, in which case it is killed.
+fn await_begin(board: &Board, pid: i32, heir: &OwnedFd) -> bool {
+    let mut looks = 0;
+    while board.pager() != pid && !has_ended(heir.as_fd()) {
+        looks += 1;
+        if looks > HEIR_LOOKS {
+            pidfd::end(heir);
+        }
+        let timeout = PollTimeout::from(LOOK_MS);
+        let _ = poll(&mut [PollFd::new(heir.as_fd(), PollFlags::POLLIN)], timeout);
+    }
+    board.pager() == pid
+}
+
+fn lives(pid: i32) -> bool {
+    pid != 0 && !matches!(proc::state(pid), None | Some('Z' | 'X'))
+}
+
+/// Milliseconds on the clock that goes on whatever is executed.
+fn now() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC)
+        .map_or(0, |now| std::time::Duration::from(now).as_millis() as u64)
+}
+
+/// Ends the evictor of a process that was being attached, which nobody knows of: else it would execute its will. The process can be attached again.
+fn end_attach(board: &Board) {
+    if let Some(number) = board.attaching() {
+        // SAFETY: whoever owned it is gone; it is not closed here.
+        let evictor = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
+        pidfd::end(&evictor);
+        board::set_attaching(None);
+    }
+}
+
+/// Starts the pager that is to go on. It has a table of its own, with what this one has.
+fn start_heir(estate: RawFd, died: u64) -> io::Result<(i32, OwnedFd)> {
+    let mut stack = vec![0; STACK_LEN];
+    let execute = Box::new(|| {
+        // Also of children that were just born.
+        for number in userfaultfds() {
+            // SAFETY: a flag of a descriptor changes, which is not closed here.
+            unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
+        }
+        let _ = handed::execute_heir(estate, died);
+        // SAFETY: it does not return.
+        unsafe { libc::_exit(1) }
+    });
+    // SAFETY: there is no other thread whose locks the child could miss; it has a copy of the stack, as of all memory.
+    let pid = unsafe { clone(execute, &mut stack, CloneFlags::CLONE_PARENT, None)? };
+    // As in `spawn`.
+    let heir = pidfd_open(pid.as_raw()).inspect_err(|_| {
+        let _ = nix::sys::signal::kill(pid, Signal::SIGKILL);
+    })?;
+    Ok((pid.as_raw(), heir))
 }
 
 /// Tells what evictors have written, as far as there is room for it. What there is no room for is read too: none may wait.
@@ -266,7 +375,12 @@ pub(crate) fn serves_memory() -> bool {
         let uffd = unsafe { Uffd::from_raw_fd(number) };
         ManuallyDrop::new(Userfaultfd::of_child(uffd)).is_alive()
     };
-    descriptors().into_iter().filter(|&number| is_userfaultfd(number)).any(is_alive)
+    userfaultfds().into_iter().any(is_alive)
+}
+
+/// The userfaultfds of this process.
+pub(crate) fn userfaultfds() -> Vec<RawFd> {
+    descriptors().into_iter().filter(|&number| is_userfaultfd(number)).collect()
 }
 
 fn descriptors() -> Vec<RawFd> {

@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use gms_policy::ids::{PageAddr, SpaceId};
 use nix::errno::Errno;
 
+use self::journal::Caveat;
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::tables::Change;
@@ -131,6 +132,14 @@ pub trait Faults: AsFd + Send + Sync {
 
     /// All that was read is applied, and that is committed.
     fn applied(&self) {}
+
+    /// Notes for whoever finds it when this process has died that it is so, or is not any more. For the gate's holder.
+    fn note(&self, _caveat: Caveat, _is: bool) {}
+
+    /// What a pager that has died had read of it and not applied.
+    fn take_left(&mut self) -> Vec<Event> {
+        Vec::new()
+    }
 
     /// Whether an event has not been read yet: until then nothing can be installed, marked or moved.
     fn has_event(&self) -> bool;

@@ -23,14 +23,14 @@ use nix::unistd::Pid;
 pub use front::{Front, Link, Side, split};
 pub use reaper::Reaper;
 pub use signals::{Arrival, Signals, note_inheritance};
-pub use upgrade::{Adopted, adopt, answer_probe};
+pub use upgrade::{Adopted, adopt, answer_probe, inherit};
 
 use crate::control::{self, Workload};
 use crate::exit::EXIT_GMS;
 use crate::handed::Descriptors;
 use crate::keeper;
 use crate::kernel::proc::self_pid;
-use crate::session::{Session, SessionError, SessionRecord};
+use crate::session::{Leave, Session, SessionError, SessionRecord};
 use crate::shared::Outcome;
 use crate::speech::say;
 use crate::stats::Stats;
@@ -69,6 +69,10 @@ pub trait Paging {
     }
     /// See [`Session::go_on`].
     fn go_on(&self) {}
+    /// See [`Session::bequeath`].
+    fn bequeath(&self, _leave: Leave) -> bool {
+        false
+    }
 }
 
 /// Tells what the rest of the command line is, for another binary that goes on.
@@ -101,6 +105,9 @@ impl Paging for Session {
     }
     fn go_on(&self) {
         Session::go_on(self);
+    }
+    fn bequeath(&self, leave: Leave) -> bool {
+        Session::bequeath(self, leave)
     }
 }
 
@@ -226,12 +233,13 @@ pub fn wait_ms(fds: &mut [PollFd<'_>], millis: u16) {
     let _ = poll(fds, PollTimeout::from(millis));
 }
 
-/// Runs a command to its end, in the pager process behind [`split`]. `prepare` makes the session; `rest` is for another binary that goes on meanwhile.
+/// Runs a command to its end, in the pager process behind [`split`]. `prepare` makes the session; `rest` is for another binary that goes on meanwhile,
+/// or for another pager if this one dies, should one go on (`takeover`).
 pub fn run<P: Paging>(
     command: &[OsString],
     mut link: Link,
     signals: Signals,
-    rest: Rest<'_>,
+    (rest, takeover): (Rest<'_>, bool),
     prepare: impl FnOnce() -> Result<P, SessionError>,
 ) -> Result<Finished, LaunchError> {
     let front_pid = nix::unistd::getppid().as_raw();
@@ -252,6 +260,7 @@ pub fn run<P: Paging>(
         link,
         signals,
         rest: Some(rest),
+        takeover,
     };
     running.see_through().map_err(|error| name_error(error, &command[0]))
 }
@@ -286,6 +295,8 @@ struct Running<'a, P> {
     link: Link,
     signals: Signals,
     rest: Option<Rest<'a>>,
+    /// Whether another pager is to go on if this one dies.
+    takeover: bool,
 }
 
 impl<P: Paging> Running<'_, P> {
@@ -370,6 +381,9 @@ impl<P: Paging> Running<'_, P> {
         let Some(paged) = self.paged.as_ref().filter(|_| self.link.has_children()) else {
             return Ok(());
         };
+        if let Some(leave) = self.estate(Descriptors::default()) {
+            paged.session().bequeath(leave);
+        }
         Ok(paged.session().adopt(Root::Command { pid: self.root, reaper: self.reaper })?)
     }
 

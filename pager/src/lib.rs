@@ -7,6 +7,7 @@ pub mod commands;
 pub mod config;
 pub mod control;
 pub mod decode;
+mod estate;
 pub mod evict;
 mod evictor;
 pub mod exit;

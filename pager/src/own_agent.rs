@@ -1,5 +1,5 @@
 //! The agent of a session's own, in a process of its own: where no other agent is given (`far-agent`), or with a last copy of each page on a local
-//! disk (`far-disk`). It ends with the session or with the pager, and to the session its end is the loss of an agent like any other. So is that of a disk:
+//! disk (`far-disk`). It ends with the session, or with the pager if no other goes on, and to the session its end is the loss of an agent like any other. So is that of a disk:
 //! were it to fail to give a page back, the kernel would end that process.
 
 use std::ffi::CStr;
@@ -21,8 +21,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::board;
 use crate::handed::{Descriptors, Number};
-use crate::kernel::pidfd::pidfd_open;
-use crate::kernel::proc::self_pid;
 use crate::privilege::Part;
 
 const STACK_LEN: usize = 1 << 20;
@@ -83,7 +81,7 @@ impl Kind<'_> {
     }
 }
 
-/// The process. It ends when this is dropped, or this process ends.
+/// The process. It ends when this is dropped, or this process and its keeper have ended.
 #[derive(Debug)]
 pub(crate) struct OwnAgent {
     /// Where it listens.
@@ -113,16 +111,15 @@ impl OwnAgent {
     pub(crate) fn spawn(kind: Kind<'_>, bytes: Bytes, node: &Identity) -> Result<Self, String> {
         let cannot = |error: io::Error| format!("cannot be started: {error}");
         let (word, outlet) = pipe2(OFlag::O_CLOEXEC).map_err(|error| cannot(error.into()))?;
+        // The keeper has the pipe too, so that another pager can go on with the agent; without one it closes all that it needs not.
         let (lives, life) = pipe2(OFlag::O_CLOEXEC).map_err(|error| cannot(error.into()))?;
-        // The keeper has the pipe too, and may outlive the pager.
-        let pager = pidfd_open(self_pid()).map_err(|error| cannot(error.into()))?;
         // Where there is a front, that reaps it.
         let mut flags = CloneFlags::empty();
         flags.set(CloneFlags::CLONE_PARENT, board::reaper().is_some());
         let serve = Box::new(|| {
-            let kept = [outlet.as_raw_fd(), lives.as_raw_fd(), pager.as_raw_fd()];
+            let kept = [outlet.as_raw_fd(), lives.as_raw_fd()];
             match leave_alone(kind.name(), &kept) {
-                Ok(()) => serve(kind, bytes, node, outlet.as_fd(), [lives.as_fd(), pager.as_fd()]),
+                Ok(()) => serve(kind, bytes, node, outlet.as_fd(), lives.as_fd()),
                 Err(errno) => {
                     let text = format!("cannot be parted from gms (close_range: {errno})");
                     let _ = nix::unistd::write(&outlet, text.as_bytes());
@@ -204,13 +201,13 @@ fn leave_alone(name: &CStr, kept: &[RawFd]) -> nix::Result<()> {
     Ok(())
 }
 
-/// Serves until one of the ends says that it is no longer wanted, or the agent has ended by itself.
+/// Serves until it is no longer wanted, or the agent has ended by itself.
 fn serve(
     kind: Kind<'_>,
     bytes: Bytes,
     node: &Identity,
     word: BorrowedFd<'_>,
-    [life, pager]: [BorrowedFd<'_>; 2],
+    life: BorrowedFd<'_>,
 ) {
     let agent = kind.start(bytes, node);
     let text = match &agent {
@@ -219,7 +216,7 @@ fn serve(
     };
     let _ = nix::unistd::write(word, text.as_bytes());
     if let Ok(agent) = &agent {
-        let ends = [life, pager, agent.ended()];
+        let ends = [life, agent.ended()];
         let mut ends = ends.map(|end| PollFd::new(end, PollFlags::POLLIN));
         while poll(&mut ends, PollTimeout::NONE).is_err() {}
     }

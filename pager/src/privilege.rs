@@ -24,13 +24,13 @@ const CAPABILITY_MAX: u32 = u64::BITS - 1;
 pub(crate) enum Part {
     /// Pages the workload.
     Pager,
-    /// Kills who faults when the pager has died.
+    /// Starts another pager when one has died; kills who faults if no other goes on.
     Keeper,
     /// Holds pages in memory, where no other agent is given.
     Agent,
     /// Holds the copies on a local disk.
     Disk,
-    /// Front and reaper: pass signals on, and kill the tree when the pager has died.
+    /// Front and reaper: pass signals on, and kill the tree when the pager has died and no other goes on.
     Front,
 }
 
@@ -39,8 +39,8 @@ impl Part {
     fn kept(self) -> u64 {
         let set = |capabilities: &[u32]| capabilities.iter().fold(0, |set, bit| set | 1 << bit);
         match self {
-            Part::Pager => set(&[DAC_OVERRIDE, KILL, SYS_PTRACE, SYS_NICE]),
-            Part::Keeper => set(&[DAC_OVERRIDE, KILL, SYS_PTRACE]),
+            // The keeper may have to start a pager.
+            Part::Pager | Part::Keeper => set(&[DAC_OVERRIDE, KILL, SYS_PTRACE, SYS_NICE]),
             Part::Agent => 0,
             // For the file in the directory that it is given.
             Part::Disk => set(&[DAC_OVERRIDE]),
@@ -58,8 +58,9 @@ impl Part {
             unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(bit), 0, 0, 0) };
         }
         let (effective, permitted) = (capabilities("CapEff:"), capabilities("CapPrm:"));
-        // What is ambient is inheritable, and goes with that.
-        set_capabilities(effective & kept, permitted & kept, 0)
+        // What is ambient is inheritable, and goes with that. What the keeper starts needs it.
+        let inheritable = if self == Part::Keeper { capabilities("CapInh:") & kept } else { 0 };
+        set_capabilities(effective & kept, permitted & kept, inheritable)
     }
 }
 

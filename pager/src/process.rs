@@ -8,7 +8,7 @@ mod set_up;
 use std::collections::BTreeSet;
 use std::io::IoSliceMut;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -23,6 +23,7 @@ pub(crate) use self::record::ProcessRecord;
 use self::refusals::Refusals;
 use self::register::UNPAGEABLE_AFTER;
 use self::set_up::SetUp;
+use crate::board;
 use crate::evictor::{Call, Ending, Evictor, Injected};
 use crate::inject::{Frozen, remove_blob, stop_beside};
 use crate::kernel::PageTables;
@@ -111,6 +112,13 @@ pub(crate) struct Process {
     next_unpageable: Instant,
 }
 
+/// A process whose address space is gone.
+pub(crate) struct Buried {
+    pub(crate) ending: Ending,
+    pub(crate) space: Arc<Space>,
+    _kept: (Measure, OwnedFd),
+}
+
 /// What an attach has set up.
 struct Parts {
     page_tables: Pagemap,
@@ -144,6 +152,7 @@ impl Process {
         if parts.is_err() {
             // Nothing of ours stays. The evictor ends first: it runs in what is unmapped then, and would execute its will if its socket closed.
             pidfd::end(&injected.process);
+            board::set_attaching(None);
             frozen.unmap(&mapped);
             lock(&shared.evictors).retain(|&pid| pid != evictor_pid);
         }
@@ -220,6 +229,7 @@ impl Process {
         let mut set_up = || {
             let set_up =
                 SetUp::new(&mut evictor, pid, mapped).map_err(os("setting the evictor up"))?;
+            board::set_attaching(Some(evictor.process().as_raw_fd()));
             // Before it can hold anything: whatever fails later, the will stands.
             set_up
                 .make_will(&evictor, injected, pid)
@@ -269,7 +279,7 @@ impl Process {
         !shares(&self.witness) && !proc::threads(self.pid).iter().any(shares)
     }
 
-    /// The memory is found to be another process's. Should the pager die, not the evictor's will but the keeper is for that.
+    /// The memory is found to be another process's. Should the pager die and no other go on, not the evictor's will but the keeper is for that.
     pub(crate) fn give_to(&mut self, pid: i32, pidfd: OwnedFd) {
         (self.pid, self.witness, self.pidfd) = (pid, pid, pidfd);
         self.space.pid.store(pid, Ordering::Relaxed);
@@ -499,9 +509,10 @@ impl Process {
     }
 
     /// The address space is gone: lets its evictor end, which takes as long as the kernel needs to free that. Whoever closed the userfaultfd before
-    /// might do that work in its stead.
-    pub(crate) fn bury(self) -> (Ending, Arc<Space>) {
-        (self.evictor.dismiss(), self.space)
+    /// might do that work in its stead. All descriptors stay open until that is dropped.
+    pub(crate) fn bury(self) -> Buried {
+        let Process { space, measure, pidfd, evictor, .. } = self;
+        Buried { ending: evictor.dismiss(), space, _kept: (measure, pidfd) }
     }
 }
 
@@ -526,16 +537,12 @@ impl Evicted for Process {
         self.outbox_used as u32
     }
 
-    fn find_left(&self, pages: &[(PageAddr, u32)]) -> Result<MovedPages, Errno> {
+    fn find_left(&self, places: &[u32]) -> Result<MovedPages, Errno> {
         let page_tables = self.page_tables().ok_or(Errno::ESRCH)?;
-        let is_taken = |at: u64| page_tables.taken(at..at + PAGE).map(|taken| !taken.is_empty());
-        let mut moved = MovedPages::none(pages.len());
-        for (&(page, place), moved) in pages.iter().zip(&mut moved.places) {
-            let is_there = is_taken(self.outbox + u64::from(place) * PAGE)?;
-            let has_stayed = is_taken(page.get())? && !page_tables.is_marked(page.get())?;
-            *moved = (is_there && !has_stayed).then_some(place);
-        }
-        Ok(moved)
+        let taken = page_tables.taken(self.outbox..self.outbox + OUTBOX_LEN)?;
+        let is_taken = |place: u32| taken.contains(self.outbox + u64::from(place) * PAGE);
+        let places = places.iter().map(|&place| is_taken(place).then_some(place)).collect();
+        Ok(MovedPages { places, ..MovedPages::none(0) })
     }
 
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {

@@ -23,9 +23,10 @@ use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-pub(crate) use self::hand_over::Resumed;
 pub use self::hand_over::SessionRecord;
+pub(crate) use self::hand_over::{Leave, Resumed};
 use self::lanes::{Lanes, Secrets, sockets};
+use crate::board;
 use crate::config::{Disk, SessionConfig};
 use crate::evict::EvictThread;
 use crate::evictor;
@@ -124,7 +125,7 @@ pub struct Session {
     parts: Mutex<Option<Parts>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     own: Option<(AgentId, Arc<OwnAgent>)>,
-    secrets: Secrets,
+    secrets: Arc<Secrets>,
 }
 
 impl Session {
@@ -175,7 +176,7 @@ impl Session {
         let parts = Mutex::new(Some(Parts { commands, trace, reminder, demand, bulk }));
         // Whoever was told of meanwhile comes behind it.
         let own = own.map(|own| (AgentId((agents.len() - 1) as u8), Arc::new(own)));
-        let secrets = Secrets { identity, workload, seal, roster };
+        let secrets = Arc::new(Secrets { identity, workload, seal, roster });
         Ok(Session { shared, parts, threads: Mutex::default(), own, secrets })
     }
 
@@ -194,11 +195,7 @@ impl Session {
         let mut evict = EvictThread::new(self.shared.clone(), commands.evict, bulk, root, gauges);
         evict.reminder = reminder;
         evict.watch(self.own.clone());
-        self.start(Threads { evict, fault: commands.fault, demand, trace })
-    }
-
-    fn start(&self, threads: Threads) -> Result<(), SessionError> {
-        self.ready(threads)?.begin();
+        self.ready(Threads { evict, fault: commands.fault, demand, trace })?.begin();
         Ok(())
     }
 
@@ -243,6 +240,7 @@ impl Session {
     /// Asks for all pages to be brought home and the workload to be left running; `fd` becomes readable when done.
     pub fn detach(&self) {
         self.shared.detaching.store(true, Ordering::Relaxed);
+        self.shared.estate.withdraw();
         self.shared.kick_evict();
     }
 
@@ -264,6 +262,7 @@ impl Session {
     /// Ends the threads, frees the workload's frames at the agents (deadline 2 s) and returns the last figures. If a thread does not end, the process
     /// does.
     pub fn finish(self) -> Stats {
+        board::withdraw();
         self.shared.stop.store(true, Ordering::Relaxed);
         evictor::hurry();
         self.shared.homes.kick_all();
@@ -278,7 +277,7 @@ impl Session {
     }
 }
 
-/// Waits for the threads. One that sleeps in the kernel may never end: then this process does, and wills and keeper end what is left of the workload.
+/// Waits for the threads. One that sleeps in the kernel may never end: then this process does, no other goes on, and wills and keeper end the workload.
 fn join(threads: impl Iterator<Item = JoinHandle<()>>, limit: Duration) {
     let now = Instant::now();
     let (mut pulse, mut deadline) = (Pulse::new(now), now + limit);
@@ -301,26 +300,28 @@ fn join(threads: impl Iterator<Item = JoinHandle<()>>, limit: Duration) {
 
 /// Ends the process at once, but for the time in which what it says can be read.
 fn give_up(reason: &str) -> ! {
-    refuse_core_dumps();
+    die_alone();
     speech::begin();
     note(reason);
     speech::end();
     std::process::abort()
 }
 
-/// The workload is ended when our descriptors are closed, which a core dump delays.
-fn refuse_core_dumps() {
+/// No other pager goes on. The workload is ended when our descriptors are closed, which a core dump delays.
+fn die_alone() {
+    board::withdraw();
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel reads one live rlimit.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
 }
 
-/// A pager thread that panics must not leave the workload waiting for ever, or half served: the process ends, and the evictors
-/// stop the workload.
+/// A pager thread that panics must not leave the workload waiting for ever, or half served: the process ends, no other goes on,
+/// and the evictors stop the workload.
 fn abort_on_panic() {
+    board::withdraw_on_errors();
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        refuse_core_dumps();
+        die_alone();
         // Perhaps nobody reads the report.
         let _ = std::thread::Builder::new().spawn(|| {
             std::thread::sleep(REPORT_DEADLINE);

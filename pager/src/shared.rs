@@ -21,7 +21,9 @@ use nix::sys::eventfd::EventFd;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::record::SharedRecord;
+use crate::board;
 use crate::config::SessionConfig;
+use crate::estate::Estate;
 use crate::frames::Frames;
 use crate::handover::Handover;
 use crate::homes::{FaultCommand, Homes};
@@ -147,6 +149,8 @@ pub struct Shared {
     failed: AtomicBool,
     /// Whether another binary is to go on in the place of this one.
     pub(crate) handover: Handover,
+    /// What this pager leaves if it dies.
+    pub(crate) estate: Estate,
     /// The threads shall end.
     pub stop: AtomicBool,
     /// All pages shall be brought home.
@@ -295,6 +299,7 @@ impl Shared {
             outcome: Mutex::new(None),
             failed: AtomicBool::new(false),
             handover: Handover::default(),
+            estate: Estate::default(),
             stop: AtomicBool::new(false),
             detaching: AtomicBool::new(false),
             faults: AtomicU64::new(0),
@@ -453,6 +458,7 @@ impl Shared {
         });
         if is_only {
             self.detaching.store(true, Ordering::Relaxed);
+            self.estate.withdraw();
         }
     }
 
@@ -521,6 +527,8 @@ impl Shared {
     pub fn finish(&self, outcome: Outcome) {
         let mut slot = lock(&self.outcome);
         if slot.is_none() {
+            // Nobody goes on from here.
+            board::withdraw();
             self.failed.store(matches!(outcome, Outcome::Killed(_)), Ordering::SeqCst);
             *slot = Some(outcome);
             let _ = self.done.write(1);

@@ -245,13 +245,31 @@ impl Stopped {
         Ok(())
     }
 
+    /// Sees a thread stop at the boundary between kernel and program, and lets it go on.
+    pub fn see_outside(tid: i32) -> Result<()> {
+        let mut thread = Stopped::seize(tid)?;
+        thread.niceness = Some(Niceness::raise(thread.tid));
+        let seen = thread.interrupted().and_then(|()| {
+            let mut registers = thread.registers()?;
+            let is_altered =
+                arch::is_native(&registers) && arch::restart_interrupted(&mut registers);
+            if is_altered { thread.set_registers(&registers) } else { Ok(()) }
+        });
+        thread.let_go();
+        seen
+    }
+
+    /// If we die in the middle of an injected call, the thread must not run on from there.
+    pub(crate) fn die_with_us(&self, is_to: bool) -> Result<()> {
+        let options = if is_to { OPTIONS | libc::PTRACE_O_EXITKILL } else { OPTIONS };
+        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize).map_err(refused)
+    }
+
     /// Waits until the thread has stopped at the boundary between kernel and program, ready for injected calls.
     pub fn settle(&mut self) -> Result<()> {
         self.niceness = Some(Niceness::raise(self.tid));
         self.interrupted()?;
-        // If we die in the middle of an injected call, the thread must not run on from there.
-        let options = OPTIONS | libc::PTRACE_O_EXITKILL;
-        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize).map_err(refused)?;
+        self.die_with_us(true)?;
         self.saved = self.registers()?;
         if !arch::is_native(&self.saved) {
             return Err(InjectError::NotNative);
@@ -461,6 +479,8 @@ impl Stopped {
         self.set_registers(&self.saved)?;
         self.set_signal_mask(self.mask)?;
         self.altered = false;
+        // It is as it was. Fails only if it has been killed.
+        let _ = self.die_with_us(false);
         Ok(())
     }
 

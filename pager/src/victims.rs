@@ -58,8 +58,8 @@ pub trait Evicted {
     fn make_way(&mut self, count: usize) -> Result<(), Errno>;
     /// Where in the outbox the next pages will go, for which there is room: one behind the other, from this place on.
     fn next_place(&self) -> u32;
-    /// Of pages that were to be moved to these places in the outbox when the pager before died, those that were: each is there, and not where it was.
-    fn find_left(&self, pages: &[(PageAddr, u32)]) -> Result<MovedPages, Errno>;
+    /// Of places in the outbox to which pages were to be moved when the pager before died, those that are taken.
+    fn find_left(&self, places: &[u32]) -> Result<MovedPages, Errno>;
     /// Moves the pages out of the workload's way, into the outbox. The caller holds the gate and has marked them as leaving.
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno>;
     /// Copies moved pages from the outbox: `into[i]` is the frame for the page at place `places[i]`.
@@ -226,7 +226,7 @@ pub fn move_out(
     if leaving.is_empty() {
         return None;
     }
-    tables.note_places(&leaving, process.next_place());
+    tables.note_places(space.id, &leaving, process.next_place());
     drop(tables);
     let pages: Vec<PageAddr> = leaving.iter().map(|l| l.0).collect();
     if !are_registered(shared, process, &pages) {
@@ -323,18 +323,8 @@ fn leave_markers(shared: &Shared, process: &impl Evicted, leaving: &Leaving, mov
     let mut tables = lock(&shared.tables);
     marked.into_iter().for_each(|i| tables.marked(leaving[i].1, (space.id, leaving[i].0)));
     drop(tables);
-    if left.is_empty() {
-        return;
-    }
-    // If a fork is under way, its child has no markers either, whether it inherits the page or not.
-    let wiped = process.not_inherited();
-    if wiped.is_none() && !process.ends() {
+    if spare_wiped(shared, process, leaving, &left).is_err() {
         shared.fail(format!("what children of {} inherit cannot be read", space.name()));
-    }
-    let wiped = wiped.unwrap_or_default();
-    let mut tables = lock(&shared.tables);
-    for &i in left.iter().filter(|&&i| wiped.iter().any(|r| r.contains(&leaving[i].0.get()))) {
-        tables.make_private(leaving[i].1);
     }
 }
 
@@ -397,34 +387,128 @@ pub fn read_moved(
     Some(outcomes)
 }
 
-/// What has become of the pages of a process that were leaving when the pager before died: all events that it had read are applied. `None` if an event must be
-/// applied first, or the workload must be stopped.
+/// What has become of pages that were leaving: of each slot.
+pub type Fates = Vec<(u32, EvictOutcome)>;
+
+/// What has become of the pages of a process that were leaving when the pager before died. Nothing has been read since, and whatever that pager had told is over: a
+/// page that is in the outbox has moved there. Of zeros that is not sure (see `Process::find_moved`): their slots come second, for [`settle_zeros`].
+///
+/// # Errors
+/// Why it cannot be known.
 pub fn take_up(
     shared: &Shared,
     process: &mut impl Evicted,
     zero_hash: u64,
-) -> Option<Vec<(u32, EvictOutcome)>> {
+) -> Result<(Fates, Vec<u32>), &'static str> {
     let space = process.space().clone();
-    let gate = lock(&space.gate);
-    let is_settled = || space.ungated.is_intact() && !space.faults.has_event();
-    if !is_settled() {
-        return None;
+    let left = lock(&shared.tables).left_leaving(space.id);
+    if left.is_empty() {
+        return Ok((Fates::new(), Vec::new()));
     }
-    let mut tables = lock(&shared.tables);
-    tables.end_unowned();
-    let left = tables.left_leaving(space.id);
-    drop(tables);
-    let pages: Vec<(PageAddr, u32)> = left.iter().map(|&(page, _, place)| (page, place)).collect();
-    let moved = process.find_left(&pages);
-    let moved = moved.inspect_err(|&errno| shared.fail(process.unanswered(errno))).ok()?;
-    // A page may have been moved elsewhere before it was looked for.
-    if !is_settled() {
-        return None;
-    }
-    drop(gate);
+    let places: Vec<u32> = left.iter().map(|&(.., place)| place).collect();
     let leaving: Leaving = left.iter().map(|&(page, slot, _)| (page, slot)).collect();
-    let outcomes = read_moved(shared, process, &leaving, &moved, zero_hash)?;
-    Some(leaving.into_iter().map(|(_, slot)| slot).zip(outcomes).collect())
+    let moved = match process.find_left(&places) {
+        Ok(moved) => moved,
+        // Nobody is left to see what becomes of them.
+        Err(_) if process.ends() && !is_inherited(shared, process, &leaving) => {
+            MovedPages::none(places.len())
+        }
+        Err(_) => return Err("what was being evicted cannot be found"),
+    };
+    let outcomes = read_moved(shared, process, &leaving, &moved, zero_hash);
+    let outcomes = outcomes.ok_or("what was being evicted cannot be read")?;
+    let was_settled = is_settled(&space);
+    let has_marker: Vec<bool> = leaving.iter().map(|&(page, _)| space.has_marker(page)).collect();
+    let is_settled = was_settled && is_settled(&space);
+    let (mut fates, mut zeros, mut unmarked) = (Fates::new(), Vec::new(), Vec::new());
+    let mut tables = lock(&shared.tables);
+    for (i, &(page, slot)) in leaving.iter().enumerate() {
+        let place = (space.id, page);
+        let was_marked = !tables.unmarked(slot).any(|unmarked| unmarked == place);
+        match outcomes[i] {
+            EvictOutcome::Zero if !was_marked => zeros.push(slot),
+            outcome => fates.push((slot, outcome)),
+        }
+        match outcomes[i] {
+            EvictOutcome::Moved(_) if is_settled && has_marker[i] => tables.marked(slot, place),
+            EvictOutcome::Moved(_) if !was_marked => unmarked.push(i),
+            _ => {}
+        }
+    }
+    drop(tables);
+    spare_wiped(shared, process, &leaving, &unmarked)?;
+    Ok((fates, zeros))
+}
+
+fn is_settled(space: &Space) -> bool {
+    space.ungated.is_intact() && !space.faults.has_event()
+}
+
+/// What has become of pages that were leaving the process, if they have, and are zeros then: that is told by what is where they were. `None` if an event must be
+/// applied first.
+///
+/// # Errors
+/// Why it cannot be known.
+pub fn settle_zeros(
+    shared: &Shared,
+    process: &impl Evicted,
+    slots: &[u32],
+) -> Result<Option<Fates>, &'static str> {
+    let space = process.space();
+    let _gate = lock(&space.gate);
+    if !is_settled(space) {
+        return Ok(None);
+    }
+    let left = lock(&shared.tables).left_leaving(space.id);
+    let mut fates = Fates::new();
+    for &slot in slots {
+        let page = left.iter().find(|left| left.1 == slot).map(|left| left.0);
+        let Some(page) = page else {
+            if lock(&shared.tables).is_owned(slot) {
+                return Err("only a child has a page of zeros that was perhaps evicted");
+            }
+            fates.push((slot, EvictOutcome::Stayed));
+            continue;
+        };
+        let (has_marker, is_taken) = (space.has_marker(page), is_taken(space, page));
+        if has_marker && lock(&shared.tables).was_remote(slot) {
+            return Err("it is not known whether a page of zeros was evicted");
+        }
+        let has_stayed = is_taken && !has_marker;
+        let outcome = if has_stayed { EvictOutcome::Stayed } else { EvictOutcome::Zero };
+        fates.push((slot, outcome));
+    }
+    // A page may have been moved elsewhere before it was looked for.
+    Ok(is_settled(space).then_some(fates))
+}
+
+fn is_taken(space: &Space, page: PageAddr) -> bool {
+    let range = page.get()..page.get() + PAGE;
+    let taken = space.page_tables.get().map(|page_tables| page_tables.taken(range));
+    !matches!(taken, Some(Ok(taken)) if taken.is_empty())
+}
+
+/// Of some pages that were moved and have no markers: children that are forked meanwhile do not inherit those that they are not to.
+fn spare_wiped(
+    shared: &Shared,
+    process: &impl Evicted,
+    leaving: &Leaving,
+    unmarked: &[usize],
+) -> Result<(), &'static str> {
+    if unmarked.is_empty() {
+        return Ok(());
+    }
+    // If a fork is under way, its child has no markers either, whether it inherits the page or not.
+    let wiped = process.not_inherited();
+    if wiped.is_none() && !process.ends() {
+        return Err("what children inherit cannot be read");
+    }
+    let wiped = wiped.unwrap_or_default();
+    let mut tables = lock(&shared.tables);
+    for &i in unmarked.iter().filter(|&&i| wiped.iter().any(|r| r.contains(&leaving[i].0.get()))) {
+        tables.make_private(leaving[i].1);
+    }
+    Ok(())
 }
 
 /// Whether a child of a process that has ended was forked after the pages were moved: they are its too.

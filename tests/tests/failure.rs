@@ -13,9 +13,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, pipe2, write};
 
-/// Starts `program` under gms and waits until much of it is at the agents.
+/// Starts `program` under gms, for which no other pager goes on, and waits until much of it is at the agents.
 fn start_paged(stage: &Stage, program: &Program, budget: Mib, agent: &AgentProc) -> (Proc, Status) {
-    let mut gms = Gms::run(stage, program).local(budget).agents(&[agent]).spawn();
+    start(Gms::run(stage, program).arg("--no-takeover").local(budget).agents(&[agent]))
+}
+
+fn start(gms: Gms) -> (Proc, Status) {
+    let mut gms = gms.spawn();
     let status = poll_until("pages at the agents", Duration::from_secs(30), || {
         if gms.poll().is_some() {
             gms.fail("gms ended early");
@@ -89,14 +93,14 @@ fn killing_the_pager_kills_the_workload_with_a_message() {
     }
 }
 
-/// As after an error of its own. (Signals that people send are for the command.)
+/// As after an error of its own, behind which nothing is to be trusted: no other goes on. (Signals that people send are for the command.)
 #[test]
 fn an_end_of_the_pager_by_itself_kills_the_workload_with_a_message() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
-    for signal in [Signal::SIGILL, Signal::SIGFPE] {
-        let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+    for signal in [Signal::SIGILL, Signal::SIGFPE, Signal::SIGSEGV] {
+        let (gms, status) = start(Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]));
         kill(Pid::from_raw(status.supervisor_pid), signal).expect("the pager");
         let outcome = gms.finish();
         assert_nothing_wrong_was_read(&outcome);
@@ -111,7 +115,7 @@ fn a_panic_in_one_thread_of_the_pager_kills_the_workload_with_a_message() {
     let agent = AgentProc::start(Mib(512));
     let program = Program::new([c_program("verify")]).args(["128", "forever"]).stdin_open();
     let program = program.limit(Duration::from_secs(60));
-    let (gms, status) = start_paged(&stage, &program, Mib(32), &agent);
+    let (gms, status) = start(Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]));
     let pager = status.supervisor_pid;
     let spoiled = while_stopped(pager, || spoil_page_map(pager)).expect("the page map");
     assert!(spoiled > 1000, "{spoiled} pages are at the agent");
@@ -291,7 +295,7 @@ fn killing_a_pager_that_nobody_listens_to_ends_everything() {
     let Some(_stage) = Stage::set() else { return };
     let (reader, writer) = unread();
     let mut gms = Command::new(gms_binary())
-        .args(["run", "--local", "32M", "--export", "512M", "--"])
+        .args(["run", "--no-takeover", "--local", "32M", "--export", "512M", "--"])
         .arg(c_program("verify"))
         .args(["128", "forever"])
         .stdin(Stdio::piped())

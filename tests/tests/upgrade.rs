@@ -260,7 +260,7 @@ fn a_binary_that_cannot_go_on_is_refused_before_anything_stops() {
     let data = script(&stage, "data", "no program");
     let plain = stage.path("plain");
     fs::write(&plain, "no program").expect("a file");
-    let shared = script(&stage, "shared", "#!/bin/sh\necho knows versions: 3");
+    let shared = script(&stage, "shared", "#!/bin/sh\necho knows versions: 4");
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o775)).expect("its mode");
     let fifo = stage.path("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
@@ -370,7 +370,7 @@ fn a_pager_that_dies_after_an_upgrade_kills_the_workload_with_a_message() {
     let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
     let gms = Gms::run(&stage, &verify(64)).local(Mib(20)).agents(&[&agent]);
-    let mut proc = gms.spawn();
+    let mut proc = gms.arg("--no-takeover").spawn();
     let before = wait_paged(&mut proc, Mib(24));
     let mut copies = Copies::of(&stage);
     copies.upgrade(&before);

@@ -9,7 +9,7 @@
 int main(int argc, char **argv) {
     if (getenv("GMS_TEST_HANGS")) pause();
     if (argc < 3 || strcmp(argv[1], "adopt")) return 2;
-    if (!strncmp(argv[2], "--probe=", 8)) return puts("knows versions: 0 3") < 0;
+    if (!strncmp(argv[2], "--probe=", 8)) return puts("knows versions: 0 4") < 0;
     if (getenv("GMS_TEST_STALLS")) pause();
     const char *before = getenv("GMS_TEST_BEFORE");
     if (before) execl(before, "gms", "adopt", argv[2], "--instead=it is unable", (char *)NULL);

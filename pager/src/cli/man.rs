@@ -52,7 +52,7 @@ const PRIVILEGES: Entries = &[
 const CONFIGURATION: (&str, &str) = (
     "the file of --config",
     "TOML. Keys are the long options without the dashes: local, page-size, fault-threads, agent (a string or a list), keys, seal, export, \
-     when-full, redundancy, disk, disk-size, stats, trace, best-effort, quiet, verbose. A size is a string or a number of bytes. Relative paths start at the file's directory.",
+     when-full, redundancy, disk, disk-size, stats, trace, best-effort, no-takeover, quiet, verbose. A size is a string or a number of bytes. Relative paths start at the file's directory.",
 );
 const SOCKET: (&str, &str) = (
     "$XDG_RUNTIME_DIR/gms/PID.sock, /run/gms/PID.sock (root), /tmp/gms-UID/PID.sock",

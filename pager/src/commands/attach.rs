@@ -34,6 +34,7 @@ pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
     let stats_file = StatsFile::open(options.stats.as_deref());
     let signals = Signals::block()?;
     let board = Board::new().map_err(std::io::Error::from)?;
+    board.set_pager(self_pid());
     keeper::spawn(board, false).map_err(std::io::Error::from)?;
     let session = Session::prepare(options.session)?;
     let paged = Paged::new(session, args.pid, proc::command_line(args.pid), self_pid());

@@ -14,7 +14,7 @@ use crate::output::OutputRecord;
 use crate::session::Session;
 use crate::shared::Outcome;
 use crate::speech::say;
-use crate::{config, control, probe, torture};
+use crate::{board, config, control, probe, torture};
 
 /// Status of a command that SIGBUS ended.
 const BUS_ERROR: u8 = 128 + libc::SIGBUS as u8;
@@ -22,7 +22,7 @@ const BUS_ERROR: u8 = 128 + libc::SIGBUS as u8;
 /// Runs the command; all processes of gms return from here, see [`launch::split`].
 pub(super) fn run(args: RunArgs) -> Result<u8, Failure> {
     let mut paging = args.paging;
-    paging.best_effort = args.best_effort;
+    (paging.best_effort, paging.no_takeover) = (args.best_effort, args.no_takeover);
     let options = config::resolve(paging, &Memory::read()?, false)?;
     if let Some(reason) = why_unpaged()? {
         return run_unpaged(&args.command, &reason, options.best_effort);
@@ -42,7 +42,9 @@ pub(super) fn run(args: RunArgs) -> Result<u8, Failure> {
     let config = options.session;
     let rest = Rest { quiet: options.quiet, torture: args.torture, stats: stats_file };
     let tell = |to: &mut Descriptors| rest.hand_over(to);
-    let finished = launch::run(&args.command, link, signals, &tell, || Session::prepare(config))?;
+    let rest_of_all: (launch::Rest<'_>, bool) = (&tell, options.takeover);
+    let prepare = || Session::prepare(config);
+    let finished = launch::run(&args.command, link, signals, rest_of_all, prepare)?;
     Ok(rest.end(&finished))
 }
 
@@ -52,6 +54,21 @@ pub(super) fn go_on(number: i32, instead: Option<&str>) -> Result<u8, Failure> {
     if let Some(reason) = instead {
         say(format!("another binary could not go on: {reason}; this one does"));
     }
+    let tell = |to: &mut Descriptors| rest.hand_over(to);
+    let finished = adopted.see_through(&tell)?;
+    Ok(rest.end(&finished))
+}
+
+/// Goes on with a command for a pager that has died.
+pub(super) fn inherit(number: i32, died: u64) -> Result<u8, Failure> {
+    let adopted = launch::inherit(number, died, Rest::again);
+    let refuse = |error: launch::LaunchError| {
+        // Nobody is to try again.
+        board::withdraw();
+        let reason = format!("another pager cannot go on: {error}");
+        Failure::new(EXIT_GMS, reason)
+    };
+    let (adopted, rest) = adopted.map_err(refuse)?;
     let tell = |to: &mut Descriptors| rest.hand_over(to);
     let finished = adopted.see_through(&tell)?;
     Ok(rest.end(&finished))

@@ -30,5 +30,9 @@ pub(super) fn adopt(args: &AdoptArgs) -> Result<u8, Failure> {
     nix::sys::prctl::set_dumpable(false).map_err(std::io::Error::from)?;
     // What executes a binary by its descriptor is called by the number of that.
     let _ = nix::sys::prctl::set_name(c"gms");
-    run::go_on(args.number.unwrap_or(-1), args.instead.as_deref())
+    let number = args.number.unwrap_or(-1);
+    match args.died {
+        Some(died) => run::inherit(number, died),
+        None => run::go_on(number, args.instead.as_deref()),
+    }
 }

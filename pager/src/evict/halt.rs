@@ -96,7 +96,7 @@ impl Halt {
 impl<T: Transport> EvictThread<T> {
     /// Whether the tree runs, and may be stopped.
     pub(super) fn may_halt(&self, now: Instant) -> bool {
-        self.halt.is_due(now) && !self.shared.handover.is_asked()
+        self.halt.is_due(now) && !self.shared.handover.is_asked() && self.heirs.is_empty()
     }
 
     /// Stops the tree if it holds more than can have come by faults, and sees it through that. True if anything was done.

@@ -28,6 +28,10 @@ use crate::tree::{Tree, TreeRecord};
 const LOOK: Duration = Duration::from_millis(1);
 /// For agents to answer what was put. What they have not answered then is put again by the next binary, under other ids.
 const PUTS_PATIENCE: Duration = Duration::from_millis(200);
+/// What another pager needs if this one dies is written down again after that, and after so many times the time that it took; and not for more processes.
+const ESTATE_PAUSE: Duration = Duration::from_millis(1);
+const ESTATE_TIMES: u32 = 10;
+const HEIRS_MAX: usize = 64;
 /// For the fault threads to rest, before they go on until the next attempt.
 const REST_MAX: Duration = Duration::from_millis(100);
 
@@ -36,10 +40,12 @@ const REST_MAX: Duration = Duration::from_millis(100);
 pub(crate) struct EvictRecord {
     settled: bool,
     tree: TreeRecord,
-    spaces: Vec<SpaceRecord>,
-    processes: Vec<ProcessRecord>,
+    pub(super) spaces: Vec<SpaceRecord>,
+    pub(super) processes: Vec<ProcessRecord>,
     /// Spaces of which no process is known.
-    orphans: Vec<u64>,
+    pub(super) orphans: Vec<u64>,
+    /// Spaces that have ended, and are not forgotten yet.
+    pub(super) gone: Vec<u64>,
     /// Processes with pages in their outboxes.
     outboxes: Vec<i32>,
     given: Vec<(u8, u64)>,
@@ -121,11 +127,24 @@ impl<T: Transport> EvictThread<T> {
         }
         tables.put_words(self.write_back.unheard_discards(), &mut words);
         drop(tables);
+        let tree = self.tree.hand_over(to);
+        let record = self.record(tree, to)?;
+        let record = serde_json::to_value(&record).map_err(|error| error.to_string())?;
+        Ok(Told { since, descriptors, record, words })
+    }
+
+    fn record(
+        &self,
+        tree: Option<TreeRecord>,
+        to: &mut Descriptors,
+    ) -> Result<EvictRecord, &'static str> {
         let processes = self.processes.values().map(|process| process.hand_over(to));
         let processes = processes.collect::<Option<_>>().ok_or("its page tables are not known")?;
-        let record = EvictRecord {
+        let gone = self.ending.iter().map(|buried| &buried.space).chain(self.leaving.values());
+        Ok(EvictRecord {
+            gone: gone.map(|space| space.id.0).collect(),
             settled: self.settled,
-            tree: self.tree.hand_over(to).ok_or("it was running before gms attached to it")?,
+            tree: tree.ok_or("it was running before gms attached to it")?,
             spaces: self.spaces.values().map(|space| space.hand_over(to)).collect(),
             processes,
             orphans: self.orphans.iter().map(|space| space.id.0).collect(),
@@ -133,9 +152,31 @@ impl<T: Transport> EvictThread<T> {
             given: self.write_back.all_given().map(|(agent, pages)| (agent.0, pages)).collect(),
             full: self.full.total(Instant::now()),
             own: self.own.as_ref().map(|(agent, own)| (agent.0, own.hand_over(to))),
-        };
-        let record = serde_json::to_value(&record).map_err(|error| error.to_string())?;
-        Ok(Told { since, descriptors, record, words })
+        })
+    }
+
+    /// Writes down what another pager needs if this one dies, if that has changed.
+    pub(super) fn leave(&mut self, now: Instant) {
+        let estate = &self.shared.estate;
+        if !estate.is_due() {
+            return;
+        }
+        if now < self.next_estate && !self.is_detaching() {
+            self.next_look = self.next_look.min(self.next_estate);
+            return;
+        }
+        let began = Instant::now();
+        let mut descriptors = Descriptors::default();
+        let is_fit = estate.is_wanted()
+            && !self.is_detaching()
+            && self.processes.len() <= HEIRS_MAX
+            && self.spaces.values().all(|space| space.faults.next_generation().is_some());
+        let made = |to: &mut Descriptors| self.record(self.tree.leave(), to).ok();
+        let record = is_fit.then(|| made(&mut descriptors)).flatten();
+        let record = record.and_then(|record| serde_json::to_value(record).ok());
+        self.shared.estate.write(record.map(|record| (record, descriptors)));
+        self.former.clear();
+        self.next_estate = now + ESTATE_PAUSE.max(began.elapsed() * ESTATE_TIMES);
     }
 
     /// The thread again, in another binary. `own` is the session's own agent. Whoever waits for a page is to fault again: see [`EvictThread::wake_all`].
@@ -143,19 +184,31 @@ impl<T: Transport> EvictThread<T> {
         shared: Arc<Shared>,
         commands: Receiver<EvictCommand>,
         agents: Client<T>,
-        record: EvictRecord,
+        mut record: EvictRecord,
         own: Option<(AgentId, Arc<OwnAgent>)>,
     ) -> io::Result<EvictThread<T>> {
-        let spaces = record.spaces.into_iter().map(|space| {
+        let spaces = record.spaces.drain(..).map(|space| {
             let space = Space::again(space, &shared.journal)?;
             Ok((space.id, Arc::new(space)))
         });
         let spaces: BTreeMap<SpaceId, Arc<Space>> = spaces.collect::<io::Result<_>>()?;
-        let processes = record.processes.into_iter().map(|process| {
+        let processes = record.processes.drain(..).map(|process| {
             let process = Process::again(process, &spaces)?;
             Ok((process.pid, process))
         });
         let processes = processes.collect::<io::Result<_>>()?;
+        EvictThread::restored(shared, commands, agents, record, own, (spaces, processes))
+    }
+
+    /// A thread that goes on with these spaces and processes.
+    pub(super) fn restored(
+        shared: Arc<Shared>,
+        commands: Receiver<EvictCommand>,
+        agents: Client<T>,
+        record: EvictRecord,
+        own: Option<(AgentId, Arc<OwnAgent>)>,
+        (spaces, processes): (BTreeMap<SpaceId, Arc<Space>>, BTreeMap<i32, Process>),
+    ) -> io::Result<EvictThread<T>> {
         let orphans = record.orphans.iter().filter_map(|id| spaces.get(&SpaceId(*id)).cloned());
         let gauges = lock(&shared.gauges).clone();
         let root = record.tree.root();
@@ -175,9 +228,10 @@ impl<T: Transport> EvictThread<T> {
     }
 
     /// Tells the fault threads of all spaces, and lets everybody try again who waits for a page there.
-    pub(crate) fn wake_all(&self) {
-        for space in self.spaces.values() {
-            self.shared.homes.add(space.clone());
+    pub(crate) fn wake_all(&mut self) {
+        for (id, space) in &self.spaces {
+            let events = self.heirs.take_events(*id);
+            self.shared.homes.inherit(space.clone(), events);
             space.faults.wake(USER_SPACE);
         }
     }

@@ -10,10 +10,11 @@ use gms_policy::ids::{Bytes, SpaceId};
 use gms_transport::Transport;
 
 use super::EvictThread;
+use crate::board;
 use crate::inject::Frozen;
 use crate::kernel::pidfd::has_ended;
 use crate::kernel::proc;
-use crate::process::Process;
+use crate::process::{Buried, Process};
 use crate::shared::Outcome;
 use crate::space::Space;
 use crate::stats::AgentStats;
@@ -124,6 +125,10 @@ impl<T: Transport> EvictThread<T> {
             self.tell_presence(now);
             self.reconcile();
         }
+        let agents = self.write_back.agents.lane().agents().count();
+        if std::mem::replace(&mut self.agents_told, agents) != agents {
+            self.shared.estate.extend();
+        }
         if now >= self.next_status {
             self.next_status = now + STATUS_EVERY;
             self.write_back.agents.ask_status(now);
@@ -208,12 +213,14 @@ impl<T: Transport> EvictThread<T> {
     /// Takes note of dismissed evictors that have ended. Until then they count as ours: as orphans they may be children of this process, like members.
     pub(super) fn see_off(&mut self, now: Instant) {
         let shared = &self.shared;
-        self.ending.retain_mut(|(ending, _)| {
+        // What was left before its end names its descriptors.
+        let is_named = shared.estate.is_due() && !shared.stop.load(Ordering::Relaxed);
+        self.ending.retain_mut(|Buried { ending, .. }| {
             let over = ending.is_over(now);
             if over {
                 lock(&shared.evictors).retain(|&pid| pid != ending.pid());
             }
-            !over
+            !over || is_named
         });
     }
 
@@ -229,6 +236,7 @@ impl<T: Transport> EvictThread<T> {
             let Some(heir) = self.tree.pids().find(shares) else { continue };
             let pidfd = self.tree.process(heir).and_then(|fd| fd.try_clone_to_owned().ok());
             if let (Some(pidfd), Some(mut process)) = (pidfd, self.processes.remove(&pid)) {
+                self.shared.estate.withdraw();
                 process.give_to(heir, pidfd);
                 self.processes.insert(heir, process);
                 self.refused.remove(&heir);
@@ -238,6 +246,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// The fault thread lets the tables forget it, after all that it has read.
     pub(crate) fn drop_space(&mut self, id: SpaceId) {
+        self.shared.estate.extend();
         self.leaving.extend(self.spaces.remove_entry(&id));
         self.shared.homes.end(id);
     }
@@ -290,7 +299,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// Attaches those who are to be, or the largest of them.
     fn attach_candidates(&mut self, now: Instant) {
-        if self.shared.handover.is_asked() {
+        if self.shared.handover.is_asked() || !self.heirs.is_empty() {
             return;
         }
         let candidates = self.tree.pids().filter(|&pid| self.is_candidate(now, pid));
@@ -355,14 +364,24 @@ impl<T: Transport> EvictThread<T> {
             return Err(InjectError::Gone);
         }
         let member = (pid, member, self.tree.target(pid));
-        let process = Process::attach(&self.shared, member, frozen, &mut self.orphans)?;
+        board::set_victim(Some(pid));
+        let attached = Process::attach(&self.shared, member, frozen, &mut self.orphans);
+        board::set_victim(None);
+        let process = attached?;
         let space = process.space.clone();
-        if self.spaces.insert(space.id, space.clone()).is_none() {
+        self.processes.insert(pid, process);
+        let is_new = self.spaces.insert(space.id, space.clone()).is_none();
+        // Whoever goes on for this pager knows of it before anything is registered.
+        self.shared.estate.extend();
+        self.next_estate = Instant::now();
+        self.leave(self.next_estate);
+        board::set_attaching(None);
+        if is_new {
             lock(&self.shared.tables).add_space(space.id);
             self.shared.homes.add(space);
         }
         torture::at(Point::AfterAttach);
-        let process = self.processes.entry(pid).or_insert(process);
+        let Some(process) = self.processes.get_mut(&pid) else { return Err(InjectError::Gone) };
         process.measure();
         if let Some(unpageable) = process.register_new(&self.shared, Instant::now()) {
             self.unpageable.insert(pid, unpageable);

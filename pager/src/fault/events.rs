@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::forks::inherit;
 use super::{Fault, FaultCore, SpaceFaults, Told};
-use crate::kernel::journal::MESSAGES_MAX;
+use crate::kernel::journal::{Caveat, MESSAGES_MAX};
 use crate::kernel::{Event, Messages, PageFault, Registration};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
@@ -213,6 +213,7 @@ impl<T: Transport> FaultCore<T> {
             for set in [&space.relieved, &space.unrecorded] {
                 *lock(set) = RangeSet::default();
             }
+            space.faults.note(Caveat::Relieved, false);
         }
         space.ungated.applied();
     }
@@ -413,6 +414,7 @@ impl<T: Transport> FaultCore<T> {
         let free = page.get()..next;
         tables.unregister(id, free.clone());
         drop(tables);
+        space.faults.note(Caveat::Relieved, true);
         // Wakes the thread. Holes behind the mapping are no error; what is not mapped any more needs no relief.
         if space.faults.unregister(free.clone())
             && let Some(stuck) = self.stuck.get_mut(&id)

@@ -26,13 +26,21 @@ const EXEC_PATIENCE: Duration = Duration::from_millis(100);
 
 impl<T: Transport> FaultCore<T> {
     /// A child of which nothing is known until its parent's changes are applied.
-    pub(super) fn bear(&mut self, faults: Box<dyn Faults>) -> Arc<Space> {
+    pub(super) fn bear(&mut self, mut faults: Box<dyn Faults>) -> Arc<Space> {
         torture::at(Point::BeforeFork);
+        let left = faults.take_left();
         let child = Arc::new(Space::new(self.shared.new_space(), faults));
+        if child.faults.next_generation().is_none() {
+            // Who goes on for this pager would not know of it.
+            self.shared.estate.withdraw();
+        }
         self.shared.homes.bear(child.id, self.thread);
         self.add(child.clone());
         if let Some(state) = self.spaces.get_mut(&child.id) {
             state.unborn = true;
+        }
+        if !left.is_empty() {
+            self.take_up(&child, left);
         }
         child
     }

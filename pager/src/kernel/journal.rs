@@ -12,7 +12,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex};
 
 use gms_policy::ids::SpaceId;
@@ -34,7 +34,8 @@ const MESSAGE_LEN: usize = size_of::<Message>();
 const LINE_LEN: usize = (1 + MESSAGES_MAX) * MESSAGE_LEN;
 /// Words of the head.
 const GENERATION: usize = 0;
-const INCOMPLETE: usize = 1;
+/// A byte for each [`Caveat`].
+const CAVEATS: usize = 1;
 /// 0 if it is nobody's.
 const SPACE: usize = 2;
 const DESCRIPTOR: usize = 3;
@@ -42,12 +43,25 @@ const DESCRIPTOR: usize = 3;
 /// `struct uffd_msg`: its kind in the lowest byte of the first word, and what it says in the others.
 pub(crate) type Message = [u64; 4];
 
+/// Why what is kept is not all that an heir needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caveat {
+    /// More was read than is kept.
+    Incomplete,
+    /// Something is, or was, read without the gate, and may be a change: pages that were being moved out then may be others than were meant.
+    Ungated,
+    /// Something was taken out of the userfaultfd. For the gate's holder.
+    Relieved,
+}
+
 /// See the module's documentation.
 pub struct Journal {
     /// Open as long as anybody has a descriptor of it.
     file: File,
     memory: MmapRaw,
     free: Mutex<Vec<u32>>,
+    /// Whether what is kept of userfaultfds that are closed is of no use to anybody: another pager may have to go on in the place of one that does not.
+    is_ours: AtomicBool,
 }
 
 impl Journal {
@@ -57,12 +71,41 @@ impl Journal {
         file.set_len((LINES_MAX * LINE_LEN) as u64)?;
         let memory = MmapOptions::new().len(LINES_MAX * LINE_LEN).map_raw(&file)?;
         let free = Mutex::new((0..LINES_MAX as u32).rev().collect());
-        Ok(Arc::new(Journal { file, memory, free }))
+        Ok(Arc::new(Journal { file, memory, free, is_ours: AtomicBool::new(true) }))
+    }
+
+    /// This pager goes on.
+    pub(crate) fn begin(&self) {
+        self.is_ours.store(true, Ordering::Relaxed);
     }
 
     /// The memory with all lines.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// That of a pager which has died, and what it has kept there for whom. `generation` tells which of a line the tables know: of another all is applied.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub(crate) fn again(
+        file: File,
+        generation: impl Fn(u32) -> u64,
+    ) -> std::io::Result<(Arc<Journal>, Vec<Left>)> {
+        if file.metadata()?.len() < (LINES_MAX * LINE_LEN) as u64 {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        }
+        let memory = MmapOptions::new().len(LINES_MAX * LINE_LEN).map_raw(&file)?;
+        let (free, is_ours) = (Mutex::default(), AtomicBool::new(false));
+        let journal = Arc::new(Journal { file, memory, free, is_ours });
+        let mut left = Vec::new();
+        for number in (0..LINES_MAX as u32).rev() {
+            match Left::of(&journal, number, generation(number)) {
+                Some(one) => left.push(one),
+                None => lock(&journal.free).push(number),
+            }
+        }
+        Ok((journal, left))
     }
 
     /// A line for another userfaultfd; `None` if there are too many.
@@ -71,9 +114,55 @@ impl Journal {
         let line = Line { journal: self.clone(), number, end: AtomicUsize::new(0) };
         // All of its memory is there from now on.
         (0..MESSAGES_MAX).for_each(|index| line.clear(index));
+        line.write(CAVEATS, 0);
         // SAFETY: the line is mapped as long as the journal lives.
         let _ = unsafe { mlock(line.at(0).cast(), LINE_LEN) };
         Some(line)
+    }
+}
+
+/// What the pager before has kept of a userfaultfd.
+pub(crate) struct Left {
+    pub(crate) line: Line,
+    pub(crate) space: SpaceId,
+    pub(crate) descriptor: RawFd,
+    /// What was read and is not applied, and faults.
+    pub(crate) messages: Vec<Message>,
+    pub(crate) caveats: Vec<Caveat>,
+}
+
+impl Left {
+    /// That of a line, unless it is nobody's.
+    fn of(journal: &Arc<Journal>, number: u32, generation: u64) -> Option<Left> {
+        let head = number as usize * LINE_LEN;
+        // SAFETY: within the mapping, and aligned.
+        let head = unsafe { journal.memory.as_mut_ptr().add(head).cast::<u64>() };
+        // SAFETY: a word of the head.
+        let space = SpaceId(unsafe { head.add(SPACE).read() });
+        if space.0 == 0 {
+            return None;
+        }
+        let (journal, end) = (journal.clone(), AtomicUsize::new(MESSAGES_MAX));
+        let line = Line { journal, number, end };
+        if line.read(GENERATION) != generation {
+            line.empty();
+            line.write(GENERATION, generation);
+        }
+        // SAFETY: a message of this line.
+        let message = |index: usize| unsafe { line.at(1 + index).read() };
+        let kept = |index: &usize| message(*index)[0] != 0;
+        let messages: Vec<Message> = (0..MESSAGES_MAX).filter(kept).map(message).collect();
+        let end = (0..MESSAGES_MAX).rev().find(kept).map_or(0, |last| last + 1);
+        let all = [Caveat::Incomplete, Caveat::Ungated, Caveat::Relieved];
+        // SAFETY: a byte of the head.
+        let is_there =
+            |caveat: &Caveat| unsafe { line.caveats().add(*caveat as usize).read() } != 0;
+        let caveats = all.into_iter().filter(is_there).collect();
+        let descriptor = line.read(DESCRIPTOR) as RawFd;
+        line.end.store(end, Ordering::Relaxed);
+        // SAFETY: the line is mapped as long as the journal lives.
+        let _ = unsafe { mlock(line.at(0).cast(), LINE_LEN) };
+        Some(Left { line, space, descriptor, messages, caveats })
     }
 }
 
@@ -111,24 +200,45 @@ impl Line {
         mut take: impl FnMut(Message) -> bool,
     ) -> nix::Result<()> {
         let end = self.end.load(Ordering::Relaxed);
+        let ungated = count == 1;
         // The kernel gives faults before events: what is read together may leave holes.
         let count = if end > MESSAGES_MAX / 2 { 1 } else { count };
         let room = count.min(MESSAGES_MAX - end);
         if room == 0 {
-            self.write(INCOMPLETE, 1);
+            self.note(Caveat::Incomplete, true);
             return read_unkept(fd, count, take);
+        }
+        if ungated {
+            self.note(Caveat::Ungated, true);
         }
         let first = self.at(1 + end);
         // SAFETY: there is room for so many messages.
         let read = unsafe { libc::read(fd.as_raw_fd(), first.as_ptr().cast(), room * MESSAGE_LEN) };
-        for index in end..end + messages(read)? {
+        let read = messages(read);
+        for index in end..end + *read.as_ref().unwrap_or(&0) {
             // SAFETY: a message of this line, which the kernel has written.
             match take(unsafe { self.at(1 + index).read() }) {
                 true => self.end.store(index + 1, Ordering::Relaxed),
                 false => self.clear(index),
             }
         }
-        Ok(())
+        if ungated && self.end.load(Ordering::Relaxed) == end {
+            self.note(Caveat::Ungated, false);
+        }
+        read.map(drop)
+    }
+
+    /// Notes that it is so, or is not any more.
+    pub(crate) fn note(&self, caveat: Caveat, is: bool) {
+        compiler_fence(Ordering::SeqCst);
+        // SAFETY: a byte of the head. Nobody else writes that one: each has its thread.
+        unsafe { self.caveats().add(caveat as usize).write_volatile(u8::from(is)) };
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    fn caveats(&self) -> NonNull<u8> {
+        // SAFETY: a word of the head.
+        unsafe { self.at(0).cast::<u64>().add(CAVEATS).cast() }
     }
 
     /// All that was read is applied, and the tables say so.
@@ -142,7 +252,8 @@ impl Line {
 
     fn empty(&self) {
         (0..self.end.swap(0, Ordering::Relaxed)).for_each(|index| self.clear(index));
-        self.write(INCOMPLETE, 0);
+        self.note(Caveat::Incomplete, false);
+        self.note(Caveat::Ungated, false);
     }
 
     /// The head, or a message behind it.
@@ -171,6 +282,9 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
+        if !self.journal.is_ours.load(Ordering::Relaxed) {
+            return;
+        }
         self.write(SPACE, 0);
         // Of this generation, which the tables have, nothing is left to be applied.
         self.empty();
@@ -235,7 +349,7 @@ mod tests {
         }
 
         fn is_complete(&self) -> bool {
-            self.0.read(INCOMPLETE) == 0
+            self.0.read(CAVEATS) == 0
         }
 
         /// Whose it is, and the number of its descriptor.

@@ -257,8 +257,25 @@ pub fn image(pid: i32) -> Option<u64> {
 
 /// The system call that a thread is blocked in; `None` if it runs or waits for something else.
 pub fn blocked_in(tid: i32) -> Option<i64> {
+    blocked_call(tid).map(|(call, _)| call)
+}
+
+/// The same with its third argument.
+pub fn blocked_call(tid: i32) -> Option<(i64, u64)> {
     let text = read(&format!("/proc/{tid}/syscall"))?;
-    text.split_ascii_whitespace().next()?.parse().ok()
+    let mut words = text.split_ascii_whitespace();
+    let call = words.next()?.parse().ok()?;
+    let third =
+        words.nth(2).and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    Some((call, third.unwrap_or(u64::MAX)))
+}
+
+/// Whether a thread is one that the kernel has added, which it tells nothing of; and whether that waits for work (io_uring's).
+pub fn is_worker(tid: i32) -> (bool, bool) {
+    let is_worker = state_and_flags(tid).is_none_or(|(_, flags)| flags & WORKER != 0);
+    let idle =
+        || asleep_in(tid).is_some_and(|place| ["io_wq_worker", "io_sq_thread"].contains(&&*place));
+    (is_worker, is_worker && idle())
 }
 
 /// Whether process ids mean the same to the process as to us.

@@ -23,7 +23,7 @@ use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use userfaultfd::{RegisterMode, Uffd};
 
-use super::journal::{Journal, Line, Message, READ_MAX, read_unkept};
+use super::journal::{Caveat, Journal, Line, Message, READ_MAX, read_unkept};
 use super::{Event, Faults, Installed, Messages, PageFault, Probe, ReadError, Registration};
 use crate::page_map::PAGE;
 use crate::tables::{Change, Remap};
@@ -88,6 +88,8 @@ pub struct Userfaultfd {
     /// Where what was read is kept, if it is. It must not name a descriptor that is closed.
     line: Option<Line>,
     uffd: Uffd,
+    /// See [`Faults::take_left`].
+    left: Vec<Event>,
 }
 
 impl Userfaultfd {
@@ -103,12 +105,17 @@ impl Userfaultfd {
 
     /// The userfaultfd of a child, enabled by the kernel as its parent's.
     pub fn of_child(uffd: Uffd) -> Userfaultfd {
-        Userfaultfd { uffd, line: None }
+        Userfaultfd { uffd, line: None, left: Vec::new() }
     }
 
     /// The same, of which what is read is kept, and what is read of its children.
     pub fn kept(self, journal: &Arc<Journal>) -> Userfaultfd {
         Userfaultfd { line: journal.line(), ..self }
+    }
+
+    /// That of a pager which has died, with what it has kept.
+    pub(crate) fn left(uffd: Uffd, line: Line, left: Vec<Event>) -> Userfaultfd {
+        Userfaultfd { uffd, line: Some(line), left }
     }
 
     #[cfg(test)]
@@ -276,6 +283,14 @@ impl Faults for Userfaultfd {
         !matches!(self.zero_errno(PAGE), Some(Errno::ESRCH))
     }
 
+    fn note(&self, caveat: Caveat, is: bool) {
+        self.line.iter().for_each(|line| line.note(caveat, is));
+    }
+
+    fn take_left(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.left)
+    }
+
     fn has_event(&self) -> bool {
         matches!(self.zero_errno(PAGE), Some(Errno::EAGAIN))
     }
@@ -312,15 +327,40 @@ fn take_message(
                 None => child,
             }))
         }
+        _ => match change_of(message) {
+            Some(event) => event,
+            None => {
+                *unknown = Some(ReadError::Failed(format!("a message of kind {kind:#x}")));
+                return true;
+            }
+        },
+    });
+    true
+}
+
+/// The events of which messages tell that outlive who has read them, in order; `child` finds the userfaultfd of a child by its number. `None` if it does not, or a
+/// message is of no kind that is known. Whose fault was read faults again.
+pub(crate) fn events_of(
+    messages: &[Message],
+    mut child: impl FnMut(RawFd) -> Option<Userfaultfd>,
+) -> Option<Vec<Event>> {
+    let kind = |message: &Message| message[0] as u8;
+    let events = messages.iter().filter(|message| kind(message) != PAGE_FAULT);
+    let event = |message: &Message| match kind(message) {
+        FORK => Some(Event::Fork(Box::new(child(message[1] as RawFd)?))),
+        _ => change_of(*message),
+    };
+    events.map(event).collect()
+}
+
+/// The event of which a message tells; `None` if that is no change of one address space.
+fn change_of([kind, first, second, third]: Message) -> Option<Event> {
+    Some(match kind as u8 {
         REMAP => Event::Changed(Change::Remap(Remap { from: first, to: second, length: third })),
         REMOVE => Event::Remove(first..second),
         UNMAP => Event::Changed(Change::Unmap(first..second)),
-        kind => {
-            *unknown = Some(ReadError::Failed(format!("a message of kind {kind:#x}")));
-            return true;
-        }
-    });
-    true
+        _ => return None,
+    })
 }
 
 fn not_read(errno: Errno) -> ReadError {

@@ -43,7 +43,6 @@ pub enum Side {
 /// The process before the shell.
 pub struct Front {
     board: &'static Board,
-    pager: i32,
     reaper: i32,
     /// Children that were this process's before it became gms. Of their descendants nothing is known.
     foreign: Vec<i32>,
@@ -85,11 +84,12 @@ pub fn split() -> io::Result<Side> {
     drop((held, heard));
     // SAFETY: as above.
     let forked = pidfd_open(pager_pid).and_then(|process| Ok((process, unsafe { fork()? })));
+    board.set_pager(pager_pid);
     match forked.inspect_err(|_| child::send(pager_pid, libc::SIGKILL))? {
         (_, ForkResult::Parent { child }) => {
             let reaper = child.as_raw();
-            let (pager, consent) = (pager_pid, Some(consent));
-            Ok(Side::Front(Front { board, pager, reaper, foreign, signals, consent }))
+            let consent = Some(consent);
+            Ok(Side::Front(Front { board, reaper, foreign, signals, consent }))
         }
         (pager, ForkResult::Child) => {
             let reaper = Reaper { board, front_pid, front, pager_pid, pager, hold, news, signals };
@@ -133,6 +133,11 @@ impl Link {
     pub(super) fn give_way(&self, former: &Former) {
         self.keeper.iter().for_each(pidfd::end);
         self.board.set_keeper(former.pid);
+    }
+
+    /// See [`Board::leave`].
+    pub(super) fn board(&self) -> &'static Board {
+        self.board
     }
 
     /// See [`Board::hand_over`].
@@ -188,6 +193,7 @@ impl Link {
     /// The front kills what is left, but while it is stopped with the command it does not see that it has to.
     fn be_forsaken(&mut self) {
         self.news = None;
+        self.board.give_up();
         // If it has ended, this goes to who has adopted this process, and does nothing to one that runs.
         child::send(getppid().as_raw(), libc::SIGCONT);
     }
@@ -226,15 +232,19 @@ impl Front {
                 self.heed(|| self.shares_job());
             }
             child::reap(|pid, how| {
-                pager = pager.or((pid == self.pager).then_some(how));
+                if pid == self.board.pager() {
+                    pager = Some((pid, how));
+                }
                 reaper = reaper.or((pid == self.reaper).then_some(how));
                 self.foreign.retain(|&foreign| foreign != pid);
                 if pid == self.board.keeper() {
                     self.board.set_keeper(0);
                 }
             });
+            // One that has died, and for which another has gone on, is the pager no more.
+            let ended = pager.filter(|(pid, _)| *pid == self.board.pager()).map(|(_, how)| how);
             // It ends after the pager, unless it is killed.
-            match (reaper, pager) {
+            match (reaper, ended) {
                 (Some(End::Exited(_)), Some(End::Exited(status))) => {
                     // Another binary may end with any status. Unless the session is over the command was killed.
                     let is_its_own = !self.board.was_handed_over() || self.board.is_over();
@@ -246,6 +256,7 @@ impl Front {
                     return end.map_or_else(|| forsaken("pager", signal), End::status);
                 }
                 (Some(how), _) => {
+                    self.board.give_up();
                     // Not the keeper: memory that nobody else serves would read as zeros.
                     let spared = [&self.foreign[..], &[self.board.keeper()]].concat();
                     child::kill_all(&self.signals, &spared);

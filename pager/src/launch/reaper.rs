@@ -4,18 +4,25 @@
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
 use nix::unistd::{Pid, getpgid, setsid, write};
 
 use super::child::{self, Hold, State};
 use super::signals::Signals;
-use super::wait;
-use crate::board::Board;
-use crate::kernel::pidfd::has_ended;
+use super::{wait, wait_ms};
+use crate::board::{Board, End};
+use crate::kernel::pidfd::{has_ended, pidfd_open};
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 use crate::privilege::Part;
+
+/// For another pager to go on for one that has died: more than the keeper waits for it.
+const HEIR_DEADLINE: Duration = Duration::from_secs(7);
+/// Between two looks whether it has.
+const HEIR_LOOK_MS: u16 = 5;
+const HEIR_LOOKS_MIN: u32 = 700;
 
 /// What the reaper is started with.
 pub struct Reaper {
@@ -32,7 +39,7 @@ pub struct Reaper {
 
 impl Reaper {
     /// Sees the command from before its start to the end of the pager, which outlives what the command leaves; kills what is left if the pager ends
-    /// before, unless it is paged no more.
+    /// before and no other goes on, unless it is paged no more.
     pub fn serve(self, command: &[OsString]) {
         let Reaper { board, front_pid, front, pager_pid, pager, hold, news, signals } = self;
         let root = nix::sys::prctl::set_child_subreaper(true)
@@ -56,6 +63,9 @@ impl Reaper {
             signals,
             stopped,
             front_stopped,
+            end: None,
+            childless: false,
+            pagerless: None,
         };
         tree.tell();
         let mut front_alive = true;
@@ -63,7 +73,11 @@ impl Reaper {
             let pager = (!has_ended(tree.pager.as_fd())).then(|| tree.pager.as_fd());
             let front = front_alive.then(|| tree.front.as_fd());
             let fds = [tree.signals.as_fd()].into_iter().chain(pager).chain(front);
-            wait(&mut fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect::<Vec<_>>());
+            let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+            match tree.pagerless {
+                None => wait(&mut fds),
+                Some(_) => wait_ms(&mut fds, HEIR_LOOK_MS),
+            }
             let (heard, child_changed) = tree.heed();
             if front_alive && has_ended(tree.front.as_fd()) {
                 front_alive = false;
@@ -74,6 +88,7 @@ impl Reaper {
             // What the front had to pass on when it was continued has come by now.
             tree.front_stopped &= heard || tree.stopped;
         }
+        tree.board.give_up();
         tree.reap();
         child::kill_all(&tree.signals, &[]);
         // While it is stopped, perhaps without the command, it does not see how this ends.
@@ -95,6 +110,11 @@ struct Family {
     stopped: bool,
     /// The front was, and has passed on no continuation since.
     front_stopped: bool,
+    /// How the command has ended, and whether nothing is left of it; told while there is a pager.
+    end: Option<End>,
+    childless: bool,
+    /// Since when there is none, though another is to go on, and how often it was looked for.
+    pagerless: Option<(Instant, u32)>,
 }
 
 impl Family {
@@ -117,26 +137,55 @@ impl Family {
         (heard, child_changed)
     }
 
-    /// Whether there is a pager, or the command needs none any more and something is left of it.
-    fn is_sound(&self) -> bool {
+    /// Whether there is a pager, or another is to go on, or the command needs none any more and something is left of it.
+    fn is_sound(&mut self) -> bool {
         let lives = |pid| !matches!(proc::state(pid), None | Some('Z')) && !child::is_evictor(pid);
         let is_left = || proc::children(self_pid()).into_iter().any(lives);
+        if self.has_pager() {
+            if self.pagerless.take().is_some() {
+                // What was seen meanwhile is told.
+                self.reap();
+            }
+            return true;
+        }
         // A list of children can miss those of one that ends meanwhile.
-        !has_ended(self.pager.as_fd()) || self.board.is_over() && (is_left() || is_left())
+        if self.board.is_over() {
+            return is_left() || is_left();
+        }
+        let (since, looks) = *self.pagerless.get_or_insert_with(|| (Instant::now(), 0));
+        self.pagerless = Some((since, looks + 1));
+        // Of much time all may have been frozen.
+        let is_late = since.elapsed() > HEIR_DEADLINE && looks > HEIR_LOOKS_MIN;
+        let keepers = [self.board.keeper()].into_iter().chain(self.board.adopter());
+        let is_kept = keepers.into_iter().any(|pid| pid != 0 && lives(pid));
+        // One may have begun meanwhile.
+        self.board.estate().is_some() && is_kept && !is_late || self.has_pager()
+    }
+
+    /// Whether the pager lives: the one that has gone on, if one has died.
+    fn has_pager(&mut self) -> bool {
+        let pid = self.board.pager();
+        if pid != self.pager_pid
+            && let Ok(pager) = pidfd_open(pid)
+        {
+            (self.pager_pid, self.pager) = (pid, pager);
+        }
+        !has_ended(self.pager.as_fd())
     }
 
     /// Reaps who has ended, and tells the pager what that changes.
-    fn reap(&self) {
+    fn reap(&mut self) {
         let (root, board) = (self.root, self.board);
-        let mut end = None;
-        let left = child::reap(|pid, how| end = end.or((pid == root).then_some(how)));
+        let mut end = self.end.take();
+        self.childless |= !child::reap(|pid, how| end = end.or((pid == root).then_some(how)));
         // They may have ended for want of a pager: evictors kill once its descriptors are closed, which is before it has ended.
         let is_gone = proc::is_ending(self.pager_pid) || has_ended(self.pager.as_fd());
         if is_gone && !board.is_over() {
+            self.end = end;
             return;
         }
         end.into_iter().for_each(|how| board.set_end(how));
-        let childless = !left && !board.is_childless();
+        let childless = self.childless && !board.is_childless();
         if childless {
             board.set_childless();
         }

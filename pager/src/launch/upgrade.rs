@@ -4,13 +4,15 @@
 //! changed, and if it cannot be executed all go on. A binary that cannot use what it is given executes the one before, with the same. Faults wait meanwhile,
 //! and the keeper holds all that it did.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ffi::CString;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,7 +22,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::pipe2;
+use nix::unistd::{Pid, pipe2};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -30,10 +32,13 @@ use super::signals::Signals;
 use super::{Finished, LaunchError, Paged, Paging, Rest, Running};
 use crate::control::{Server, ServerRecord};
 use crate::handed::{self, Descriptors, Handed, Header, VERSION};
+use crate::keeper;
 use crate::kernel::pidfd::kill;
+use crate::kernel::proc::{self, self_pid};
 use crate::privilege::{capabilities, named};
-use crate::session::{Resumed, Session, SessionError, SessionRecord};
-use crate::speech::{self, say};
+use crate::session::{Leave, Resumed, Session, SessionError, SessionRecord};
+use crate::speech::{self, note, say};
+use crate::sync::lock;
 
 /// For a binary to say whether it could go on.
 const PROBE_DEADLINE: Duration = Duration::from_secs(3);
@@ -61,6 +66,7 @@ struct Record {
     server: Option<ServerRecord>,
     session: SessionRecord,
     rest: Value,
+    takeover: bool,
 }
 
 /// A pager that is about to go on in this binary.
@@ -71,6 +77,15 @@ pub struct Adopted {
 }
 
 impl<P: Paging> Running<'_, P> {
+    /// From now on it is written down what another pager needs if this one dies; `former` is as for [`Running::estate`].
+    fn bequeath(&self, former: Descriptors) {
+        let paged = self.paged.as_ref();
+        let leave = paged.and_then(|paged| Some((paged, self.estate(former.clone())?)));
+        if !leave.is_some_and(|(paged, leave)| paged.session().bequeath(leave)) {
+            former.close();
+        }
+    }
+
     /// Executes another binary in the place of this one. Returns only if that cannot be: why.
     pub(super) fn upgrade(&mut self, path: &Path) -> Result<Infallible, String> {
         let of_it = |reason: String| format!("{}: {reason}", path.display());
@@ -84,7 +99,49 @@ impl<P: Paging> Running<'_, P> {
         let (session, words) = paged.session().hand_over(&mut descriptors)?;
         let failed = self.hand_over(&binary, (session, &words), &before, descriptors);
         paged.session().go_on();
+        // What is replaced closes what it has written.
+        self.link.board().leave(None);
+        self.bequeath(Descriptors::default());
         failed.map_err(of_it)
+    }
+
+    /// Writes down what another pager needs if this one dies, each time that it is called. The first time `former` is closed: what this one was handed.
+    pub(super) fn estate(&self, former: Descriptors) -> Option<Leave> {
+        if !self.takeover {
+            return None;
+        }
+        let mut of_all = Descriptors::default();
+        let before = by_name(Path::new("/proc/self/exe")).ok()?;
+        let number = of_all.give(&before);
+        let paged = self.paged.as_ref()?;
+        let link = serde_json::to_vec(&self.link.hand_over(&mut of_all)?).ok()?;
+        let rest = self.rest.map(|rest| rest(&mut of_all)).unwrap_or_default();
+        let (root, reaper, front_pid) = (self.root, self.reaper, paged.front_pid);
+        let (command, board) = (paged.who.1.clone(), self.link.board());
+        let kept = Mutex::new((before, None::<File>, Some(former)));
+        Some(Box::new(move |session, descriptors| {
+            let mut all = of_all.clone();
+            all.add(descriptors);
+            let header = Header { version: VERSION, before: number, descriptors: all.once() };
+            let record = Record {
+                since: session.since(),
+                root,
+                reaper,
+                front_pid,
+                command: command.clone(),
+                server: None,
+                session,
+                rest: rest.clone(),
+                takeover: true,
+            };
+            let parts = [link.clone(), serde_json::to_vec(&record)?];
+            let file = handed::write(&header, &parts, &[])?;
+            let mut kept = lock(&kept);
+            board.leave(Some(file.as_raw_fd()));
+            kept.1 = Some(file);
+            kept.2.take().into_iter().for_each(Descriptors::close);
+            Ok(())
+        }))
     }
 
     /// Writes everything down while all rest, and executes the binary.
@@ -107,9 +164,11 @@ impl<P: Paging> Running<'_, P> {
             return Err("has been changed meanwhile: try again".into());
         }
         let descriptors = header.descriptors;
+        // Nobody could use it in the midst of that.
+        self.link.board().leave(None);
         let failed = descriptors.outlive_exec(true).err().unwrap_or_else(|| {
             self.link.set_handing_over(true);
-            let failed = execute(binary.file(), &handed, None);
+            let failed = handed::execute(binary.file(), &handed, None);
             self.link.set_handing_over(false);
             failed
         });
@@ -132,6 +191,7 @@ impl<P: Paging> Running<'_, P> {
             server: paged.control.as_ref().map(|server| server.hand_over(to)),
             session,
             rest: self.rest.map(|rest| rest(to)).unwrap_or_default(),
+            takeover: self.takeover,
         };
         Ok([serde_json::to_vec(&link)?, serde_json::to_vec(&record)?])
     }
@@ -162,17 +222,67 @@ pub fn adopt<R>(
 ) -> Result<(Adopted, R), LaunchError> {
     let (mut handed, header) = Handed::open(number)?;
     let kept = header.descriptors.outlive_exec(false).map_err(LaunchError::from);
-    match kept.and_then(|()| Prepared::of(&header, &mut handed, again)) {
+    let made =
+        |record, handed: &mut Handed| Ok(Session::again(record, &handed.words().map_err(odd)?)?);
+    match kept.and_then(|()| Prepared::of(&header, &mut handed, again, made)) {
         Ok((prepared, rest)) => Ok((prepared.begin(instead, header.descriptors), rest)),
         // The one before could not either.
         Err(error) if instead.is_some() => Err(error),
         Err(error) => {
             let before = File::from(header.before.take()?);
             header.descriptors.outlive_exec(true)?;
-            let failed = execute(&before, handed.file(), Some(&error.to_string()));
+            let instead = format!("--instead={}", error.to_string().replace('\0', " "));
+            let failed = handed::execute(&before, handed.file(), Some(instead));
             Err(LaunchError::System(failed))
         }
     }
+}
+
+/// Goes on for a pager that has died, with what that has written into descriptor `number`; `died` is when its keeper saw that, in milliseconds. `again` is as for
+/// [`adopt`].
+///
+/// # Errors
+/// Why it cannot: then the workload ends.
+pub fn inherit<R>(
+    number: RawFd,
+    died: u64,
+    again: impl FnOnce(Value) -> io::Result<R>,
+) -> Result<(Adopted, R), LaunchError> {
+    // Out of the keeper's group, which is not to be ended with this process.
+    let _ = nix::unistd::setpgid(Pid::this(), Pid::from_raw(0));
+    let (mut handed, header) = Handed::open(number)?;
+    header.descriptors.outlive_exec(false)?;
+    let strays = strays(&header.descriptors)?;
+    let made = |record, _: &mut Handed| Ok(Session::inherited(record, strays)?);
+    let (prepared, rest) = Prepared::of(&header, &mut handed, again, made)?;
+    // The memfd stays open: until this pager has left something, that is what is left.
+    let mut descriptors = header.descriptors;
+    descriptors.add(handed.into_descriptors());
+    if !prepared.running.link.board().begin(self_pid(), now().as_millis() as u64) {
+        return Err(odd("it has been given up"));
+    }
+    let victim = prepared.running.link.board().take_victim();
+    let adopted = prepared.begin(None, descriptors);
+    let waited = now().saturating_sub(Duration::from_millis(died)).as_millis();
+    // Nobody who reads is waited for.
+    speech::begin();
+    note(format!("the pager was killed; another goes on after {waited} ms"));
+    if let Some(pid) = victim.filter(|&pid| matches!(proc::state(pid), None | Some('Z' | 'X'))) {
+        note(format!("process {pid}, which it was just attaching, was killed with it"));
+    }
+    Ok((adopted, rest))
+}
+
+/// The userfaultfds that this process has beside these.
+fn strays(handed: &Descriptors) -> io::Result<BTreeMap<RawFd, OwnedFd>> {
+    let strays = keeper::userfaultfds().into_iter().filter(|&number| !handed.has(number));
+    let stray = |number| {
+        // SAFETY: nobody in this process has it yet.
+        let fd = unsafe { OwnedFd::from_raw_fd(number) };
+        fcntl(&fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+        Ok((number, fd))
+    };
+    strays.map(stray).collect()
 }
 
 /// What can fail has been done, and nothing has changed yet, but that there is another keeper, and who waited for a page has faulted again.
@@ -190,6 +300,7 @@ struct Made {
     paged: (Option<ServerRecord>, (i32, String), i32),
     reaper: i32,
     since: Duration,
+    takeover: bool,
 }
 
 impl Prepared {
@@ -198,6 +309,7 @@ impl Prepared {
         header: &Header,
         handed: &mut Handed,
         again: impl FnOnce(Value) -> io::Result<R>,
+        session: impl FnOnce(SessionRecord, &mut Handed) -> Result<Resumed, LaunchError>,
     ) -> Result<(Prepared, R), LaunchError> {
         if header.version != VERSION {
             return Err(odd("it is of another version"));
@@ -205,11 +317,21 @@ impl Prepared {
         let signals = Signals::block()?;
         // The keeper first: it has a copy of this process's memory, in which there is no key yet.
         let (link, former) = Link::again(&handed.part().map_err(odd)?)?;
-        let (made, rest) = Made::of(handed, again).inspect_err(|_| link.give_way(&former))?;
-        let (root, reaper) = (made.paged.1.0, made.reaper);
-        let (launched, past) = (None, None);
-        let running =
-            Running { root, reaper, launched, paged: None, past, link, signals, rest: None };
+        let (made, rest) =
+            Made::of(handed, again, session).inspect_err(|_| link.give_way(&former))?;
+        let (root, reaper, takeover) = (made.paged.1.0, made.reaper, made.takeover);
+        let (launched, past, rest_later) = (None, None, None);
+        let running = Running {
+            root,
+            reaper,
+            launched,
+            paged: None,
+            past,
+            link,
+            signals,
+            rest: rest_later,
+            takeover,
+        };
         Ok((Prepared { running, made, former }, rest))
     }
 
@@ -221,7 +343,11 @@ impl Prepared {
         let session = session.begin();
         running.link.set_handing_over(false);
         let waited = now().saturating_sub(since).as_secs_f64() * 1e3;
-        let control = server.map(Server::again).transpose();
+        let control = match server {
+            Some(server) => Server::again(server).map(Some),
+            None if since.is_zero() => Ok(Server::open(who.0).ok()),
+            None => Ok(None),
+        };
         let mut control = control.inspect_err(|error| say(format!("no control socket: {error}")));
         if let Ok(Some(server)) = &mut control {
             server.upgraded(match instead {
@@ -239,15 +365,16 @@ impl Made {
     fn of<R>(
         handed: &mut Handed,
         again: impl FnOnce(Value) -> io::Result<R>,
+        made: impl FnOnce(SessionRecord, &mut Handed) -> Result<Resumed, LaunchError>,
     ) -> Result<(Made, R), LaunchError> {
         let record: Record = handed.part().map_err(odd)?;
-        let words = handed.words().map_err(odd)?;
-        let Record { since, root, reaper, front_pid, command, server, session, rest } = record;
+        let Record { since, root, reaper, front_pid, command, server, .. } = record;
+        let Record { session, rest, takeover, .. } = record;
         let rest = again(rest).map_err(odd)?;
         let paged = (server, (root, command), front_pid);
         // Last, because it starts threads.
-        let session = Session::again(session, &words)?;
-        Ok((Made { session, paged, reaper, since }, rest))
+        let session = made(session, handed)?;
+        Ok((Made { session, paged, reaper, since, takeover }, rest))
     }
 }
 
@@ -261,8 +388,8 @@ impl Adopted {
     /// # Errors
     /// As there.
     pub fn see_through(self, rest: Rest<'_>) -> Result<Finished, LaunchError> {
-        self.descriptors.close();
         let running = Running { rest: Some(rest), ..self.running };
+        running.bequeath(self.descriptors);
         running.see_through()
     }
 }
@@ -270,24 +397,6 @@ impl Adopted {
 /// On the clock that goes on whatever is executed.
 fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default()
-}
-
-/// Executes a binary with what it is handed in the place of this one. Returns only if that cannot be: why.
-fn execute(binary: &File, handed: &File, instead: Option<&str>) -> io::Error {
-    let arguments = ["gms", "adopt", &handed.as_raw_fd().to_string()].map(String::from);
-    let instead = instead.map(|reason| format!("--instead={}", reason.replace('\0', " ")));
-    let words: Result<Vec<CString>, _> =
-        arguments.into_iter().chain(instead).map(CString::new).collect();
-    let set = |flags| fcntl(handed, FcntlArg::F_SETFD(flags)).map_err(io::Error::from);
-    let executed = set(FdFlag::empty()).and_then(|_| {
-        let path = CString::new(format!("/proc/self/fd/{}", binary.as_raw_fd()))?;
-        Ok(nix::unistd::execv(&path, &words?)?)
-    });
-    let _ = set(FdFlag::FD_CLOEXEC);
-    match executed {
-        Ok(never) => match never {},
-        Err(error) => error,
-    }
 }
 
 /// What [`probe`] asks a binary, with the capabilities that the pager has.

@@ -69,4 +69,16 @@ impl Process {
             ..process
         })
     }
+
+    /// The same of a pager that has died, when it is over what that had it told. What is in its outbox is not known.
+    pub(crate) fn left(
+        record: ProcessRecord,
+        spaces: &BTreeMap<SpaceId, Arc<Space>>,
+    ) -> io::Result<Process> {
+        let mut process = Process { outbox_used: OUTBOX_PAGES, ..Process::again(record, spaces)? };
+        match process.evictor.drain() {
+            Err(errno) if !process.evictor_died() => Err(errno.into()),
+            _ => Ok(process),
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::{OUTBOX_LEN, Process};
+use crate::kernel::journal::Caveat;
 use crate::kernel::proc::{self, Mapping};
 use crate::kernel::{Occupant, Registration};
 use crate::page_map::PAGE;
@@ -170,13 +171,15 @@ impl Process {
     fn give_back(&self, range: Range<u64>) {
         let faults = &self.space.faults;
         let changes = || faults.has_event() || !self.space.ungated.is_intact();
-        if faults.registration(range.clone()) == Registration::Whole
-            && !changes()
-            && faults.unregister(range.clone())
-            && changes()
-        {
+        if faults.registration(range.clone()) != Registration::Whole || changes() {
+            return;
+        }
+        faults.note(Caveat::Relieved, true);
+        if faults.unregister(range.clone()) && changes() {
             // Whether it was moved to just here is seen when it is told.
             lock(&self.space.relieved).insert(range);
+        } else {
+            faults.note(Caveat::Relieved, false);
         }
     }
 

@@ -103,7 +103,7 @@ impl SetUp {
         Ok((Arc::new(Space::new(shared.new_space(), Box::new(faults))), number))
     }
 
-    /// If we die the evictor says so and kills the workload, before it could read zeros where pages were.
+    /// If we die and no other pager goes on the evictor says so and kills the workload, before it could read zeros where pages were.
     pub(super) fn make_will(
         &self,
         evictor: &Evictor,

@@ -1,13 +1,16 @@
 //! A session that goes on in another binary of its pager.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
 use gms_policy::ids::AgentId;
-use gms_transport::client::{AgentAddress, Lane, Roster, Seal};
+use gms_transport::client::{AgentAddress, Client, Lane, Roster, Seal};
 use gms_transport::keys::Identity;
 use gms_transport::message::WorkloadId;
 use gms_transport::quic::Quic;
@@ -17,8 +20,9 @@ use super::lanes::{Lanes, Secrets, sockets};
 use super::{Ready, Session, SessionError, Threads, abort_on_panic, give_up_rights};
 use crate::evict::{EvictRecord, EvictThread};
 use crate::handed::Descriptors;
+use crate::own_agent::OwnAgent;
 use crate::reminder::Reminder;
-use crate::shared::{Shared, SharedRecord};
+use crate::shared::{Commands, EvictCommand, Shared, SharedRecord};
 use crate::stopped;
 use crate::sync::lock;
 use crate::words::Words;
@@ -47,8 +51,10 @@ struct AgentRecord {
     node: Option<[u8; 16]>,
     /// Empty if it is not known, and whether the agent has said so itself.
     zone: (String, bool),
-    session: Option<u64>,
 }
+
+/// Writes down what another pager needs if this one dies: what there is to be said of the session is given.
+pub(crate) type Leave = Box<dyn Fn(SessionRecord, Descriptors) -> io::Result<()> + Send>;
 
 impl SessionRecord {
     /// Since when faults wait, on the clock that goes on whatever is executed.
@@ -87,7 +93,9 @@ impl Session {
         self.shared.kick_evict();
         let told = handover.await_told(REST_DEADLINE, stopped::reap_ended)?;
         to.add(told.descriptors);
-        let record = self.record(told.since, told.record, to).map_err(|error| error.to_string());
+        let shared = self.shared.hand_over(to);
+        let record = self.secrets.record(told.since, shared, told.record);
+        let record = record.map_err(|error| error.to_string());
         let record = record.inspect_err(|_| handover.let_go())?;
         Ok((record, told.words))
     }
@@ -102,53 +110,74 @@ impl Session {
         self.shared.handover.let_go();
     }
 
-    fn record(
-        &self,
-        since: Duration,
-        evict: serde_json::Value,
-        to: &mut Descriptors,
-    ) -> io::Result<SessionRecord> {
-        let tables = lock(&self.shared.tables);
-        let agents = self.secrets.roster.all().into_iter().enumerate();
-        let agents = agents.map(|(at, agent)| AgentRecord {
-            socket: agent.socket,
-            last_resort: agent.is_last_resort(),
-            node: agent.node(),
-            zone: (agent.zone().0.to_string(), agent.zone().1),
-            session: tables.session_of(AgentId(at as u8)),
-            name: agent.name,
-            learned_from: agent.learned_from,
-        });
-        let agents = agents.collect();
-        drop(tables);
-        Ok(SessionRecord {
-            since,
-            shared: self.shared.hand_over(to),
-            evict: serde_json::from_value(evict)?,
-            workload: self.secrets.workload.0,
-            seal: self.secrets.seal.as_ref().map(|seal| seal.secret()),
-            identity: self.secrets.identity.to_bytes(),
-            agents,
-        })
+    /// What is needed if this pager dies is given to `leave` from now on, whenever that changes. Not where it could not be gone on with that: with parity, or a trace.
+    /// False then.
+    pub(crate) fn bequeath(&self, leave: Leave) -> bool {
+        let config = &self.shared.config;
+        if config.redundancy.shape().is_some() || config.trace.is_some() {
+            return false;
+        }
+        let (shared, secrets) = (Arc::downgrade(&self.shared), self.secrets.clone());
+        self.shared.estate.begin(Box::new(move |evict, mut descriptors| {
+            let shared = shared.upgrade().ok_or(io::ErrorKind::NotFound)?;
+            let shared = shared.leave(&mut descriptors);
+            leave(secrets.record(Duration::ZERO, shared, evict)?, descriptors)
+        }));
+        self.shared.kick_evict();
+        true
     }
 
     /// The session in this binary, with its threads. Nothing is done yet, but that who waits for a page faults again: all else begins by
     /// [`Resumed::begin`].
     pub(crate) fn again(record: SessionRecord, words: &[u64]) -> Result<Resumed, SessionError> {
-        let odd = |error: io::Error| SessionError::Fatal(format!("what it was handed: {error}"));
         abort_on_panic();
-        let none = || SessionError::Fatal("what it was handed: no key".into());
-        let identity = Identity::from_bytes(&record.identity).ok_or_else(none)?;
-        let workload = WorkloadId(record.workload);
-        let seal = record.seal.map(|key| Seal::from_secret(key, workload).ok_or_else(none));
-        let seal = seal.transpose()?.map(Arc::new);
         let mut words = Words::new(words);
         let (shared, commands) = Shared::again(record.shared, &mut words).map_err(odd)?;
-        let agents: Vec<AgentAddress> = record.agents.iter().map(address).collect();
+        let rest = (record.identity, record.workload, record.seal, record.agents);
+        Session::restored((shared, commands), record.evict, rest, EvictThread::again)
+    }
+
+    /// The session of a pager that has died.
+    /// `strays` are its userfaultfds of which the record does not tell, by number.
+    pub(crate) fn inherited(
+        record: SessionRecord,
+        strays: BTreeMap<RawFd, OwnedFd>,
+    ) -> Result<Resumed, SessionError> {
+        abort_on_panic();
+        let (shared, commands, left) = Shared::inherited(record.shared).map_err(odd)?;
+        let rest = (record.identity, record.workload, record.seal, record.agents);
+        Session::restored(
+            (shared, commands),
+            record.evict,
+            rest,
+            |shared, evict, bulk, record, own| {
+                EvictThread::inherited(shared, evict, bulk, record, own, (left, strays))
+            },
+        )
+    }
+
+    fn restored(
+        (shared, commands): (Arc<Shared>, Commands),
+        evict: EvictRecord,
+        (identity, workload, seal, agents): (Vec<u8>, [u8; 16], Option<[u8; 16]>, Vec<AgentRecord>),
+        made: impl FnOnce(
+            Arc<Shared>,
+            Receiver<EvictCommand>,
+            Client<Quic>,
+            EvictRecord,
+            Option<(AgentId, Arc<OwnAgent>)>,
+        ) -> io::Result<EvictThread<Quic>>,
+    ) -> Result<Resumed, SessionError> {
+        let none = || SessionError::Fatal("what it was handed: no key".into());
+        let identity = Identity::from_bytes(&identity).ok_or_else(none)?;
+        let workload = WorkloadId(workload);
+        let seal = seal.map(|key| Seal::from_secret(key, workload).ok_or_else(none));
+        let seal = seal.transpose()?.map(Arc::new);
+        let agents: Vec<AgentAddress> = agents.iter().map(address).collect();
         let roster = Roster::new(&agents);
         let sockets = sockets(&identity, &agents, 1 + shared.config.fault_threads)?;
         let lanes = Lanes { workload, agents: &agents, roster: &roster, seal: seal.as_ref() };
-        let session = |agent: AgentId| record.agents.get(usize::from(agent.0))?.session;
+        let session = |agent: AgentId| lock(&shared.tables).session_of(agent);
         let client = |socket: Quic| {
             lanes.client(socket, shared.seed, |lane: Lane<Quic>| lane.resuming(session))
         };
@@ -156,12 +185,11 @@ impl Session {
         let bulk = demand.remove(0);
         let reminder =
             (!shared.config.is_embedded()).then(|| Reminder::new(Instant::now(), identity.clone()));
-        let own = record.evict.own().map_err(odd)?;
-        let evict = commands.evict.clone();
-        let evict = EvictThread::again(shared.clone(), evict, bulk, record.evict, own.clone());
+        let own = evict.own().map_err(odd)?;
+        let evict = made(shared.clone(), commands.evict, bulk, evict, own.clone());
         let mut evict = evict.map_err(odd)?;
         evict.reminder = reminder;
-        let secrets = Secrets { identity, workload, seal, roster };
+        let secrets = Arc::new(Secrets { identity, workload, seal, roster });
         let (parts, threads) = (Mutex::new(None), Mutex::default());
         let session = Session { shared, parts, threads, own, secrets };
         evict.wake_all();
@@ -169,6 +197,38 @@ impl Session {
         give_up_rights()?;
         let ready = session.ready(Threads { evict, fault: commands.fault, demand, trace: None })?;
         Ok(Resumed { session, ready })
+    }
+}
+
+fn odd(error: io::Error) -> SessionError {
+    SessionError::Fatal(format!("what it was handed: {error}"))
+}
+
+impl Secrets {
+    /// What there is to be said of a session, with what its threads know.
+    fn record(
+        &self,
+        since: Duration,
+        shared: SharedRecord,
+        evict: serde_json::Value,
+    ) -> io::Result<SessionRecord> {
+        let agents = self.roster.all().into_iter().map(|agent| AgentRecord {
+            socket: agent.socket,
+            last_resort: agent.is_last_resort(),
+            node: agent.node(),
+            zone: (agent.zone().0.to_string(), agent.zone().1),
+            name: agent.name,
+            learned_from: agent.learned_from,
+        });
+        Ok(SessionRecord {
+            since,
+            shared,
+            evict: serde_json::from_value(evict)?,
+            workload: self.workload.0,
+            seal: self.seal.as_ref().map(|seal| seal.secret()),
+            identity: self.identity.to_bytes(),
+            agents: agents.collect(),
+        })
     }
 }
 

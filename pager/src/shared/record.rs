@@ -13,6 +13,7 @@ use super::{Commands, Gauges, Shared, Sizes};
 use crate::config::SessionConfig;
 use crate::frames::Frames;
 use crate::handed::{Descriptors, Number};
+use crate::kernel::journal::{Journal, Left};
 use crate::page_map::PAGE;
 use crate::sync::lock;
 use crate::tables::Tables;
@@ -25,6 +26,7 @@ pub(crate) struct SharedRecord {
     seed: u64,
     map: Number,
     frames: Number,
+    journal: Number,
     resident: i64,
     evictors: Vec<i32>,
     next_space: u64,
@@ -64,13 +66,20 @@ impl Shared {
 
     /// What the next binary needs beside the words of the tables.
     pub(crate) fn hand_over(&self, to: &mut Descriptors) -> SharedRecord {
-        let latency = lock(&self.latency);
-        let values = latency.iter_recorded();
+        let values = lock(&self.latency);
+        let values =
+            values.iter_recorded().map(|one| (one.value_iterated_to(), one.count_at_value()));
+        SharedRecord { latency: values.collect(), ..self.leave(to) }
+    }
+
+    /// What another pager needs if this one dies. It counts latencies anew.
+    pub(crate) fn leave(&self, to: &mut Descriptors) -> SharedRecord {
         SharedRecord {
             config: self.config.clone(),
             seed: self.seed,
             map: to.give(lock(&self.tables).file()),
             frames: to.give(self.frames.file()),
+            journal: to.give(self.journal.file()),
             resident: self.resident.load(Ordering::Relaxed),
             evictors: lock(&self.evictors).clone(),
             next_space: self.next_space.load(Ordering::Relaxed),
@@ -80,7 +89,7 @@ impl Shared {
             emptied: self.emptied.load(Ordering::Relaxed),
             ended: lock(&self.ended).map(|agent| agent.0),
             counts: self.counts().iter().map(|count| count.load(Ordering::Relaxed)).collect(),
-            latency: values.map(|one| (one.value_iterated_to(), one.count_at_value())).collect(),
+            latency: Vec::new(),
             gauges: lock(&self.gauges).clone(),
             elapsed: self.started.elapsed(),
         }
@@ -98,11 +107,35 @@ impl Shared {
             return Err(io::ErrorKind::InvalidData.into());
         }
         tables.note_newest(SpaceId(record.next_space.saturating_sub(1)));
+        let frames = Frames::of(record.frames.take()?.into(), tables.slots())?;
+        let journal = Journal::new()?;
+        Shared::restored(record, tables, frames, journal)
+    }
+
+    /// All of it, and what is kept in the journal, of a pager that has died.
+    pub(crate) fn inherited(
+        record: SharedRecord,
+    ) -> io::Result<(Arc<Shared>, Commands, Vec<Left>)> {
+        let tables = Tables::recover(record.map.take()?.into(), record.config.budget_bytes / PAGE)?;
+        let frames = Frames::of(record.frames.take()?.into(), tables.slots())?;
+        let generation = |line| tables.generation(line);
+        let (journal, left) = Journal::again(record.journal.take()?.into(), generation)?;
+        let (shared, commands) = Shared::restored(record, tables, frames, journal)?;
+        Ok((shared, commands, left))
+    }
+
+    fn restored(
+        record: SharedRecord,
+        tables: Tables,
+        frames: Frames,
+        journal: Arc<Journal>,
+    ) -> io::Result<(Arc<Shared>, Commands)> {
+        let newest = tables.newest().0;
         let sizes = Sizes { slots: tables.slots(), ..Sizes::default() };
-        let frames = Frames::of(record.frames.take()?.into(), sizes.slots)?;
         let (mut shared, commands) = Shared::of(record.config, record.seed, sizes, tables, frames)?;
+        shared.journal = journal;
         shared.resident = record.resident.into();
-        shared.next_space = record.next_space.into();
+        shared.next_space = record.next_space.max(newest + 1).into();
         shared.unsound = record.unsound.into();
         shared.emptied = record.emptied.into();
         shared.started = Instant::now().checked_sub(record.elapsed).unwrap_or(shared.started);

@@ -13,6 +13,7 @@ use super::Space;
 use crate::handed::{Descriptors, Number};
 use crate::kernel::journal::Journal;
 use crate::kernel::uffd::{Userfaultfd, is_userfaultfd};
+use crate::kernel::{Event, Faults};
 use crate::range_set::RangeSet;
 use crate::sync::lock;
 
@@ -27,6 +28,32 @@ pub(crate) struct SpaceRecord {
     threaded: bool,
     relieved: RangeSet,
     unrecorded: RangeSet,
+}
+
+impl SpaceRecord {
+    /// Of a child that nobody has met yet.
+    pub(crate) fn of_orphan(id: SpaceId, faults: Number) -> SpaceRecord {
+        SpaceRecord {
+            id: id.0,
+            faults,
+            pid: 0,
+            evictor: 0,
+            same_ids: false,
+            threaded: true,
+            relieved: RangeSet::default(),
+            unrecorded: RangeSet::default(),
+        }
+    }
+
+    /// A duplicate of its userfaultfd.
+    pub(crate) fn userfaultfd(&self) -> io::Result<Uffd> {
+        let fd = self.faults.take()?;
+        if !is_userfaultfd(fd.as_raw_fd()) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // SAFETY: a userfaultfd which we own and give away here.
+        Ok(unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) })
+    }
 }
 
 impl Space {
@@ -46,13 +73,26 @@ impl Space {
 
     /// The space again. What is read of it is kept in the journal.
     pub(crate) fn again(record: SpaceRecord, journal: &Arc<Journal>) -> io::Result<Space> {
-        let fd = record.faults.take()?;
-        if !is_userfaultfd(fd.as_raw_fd()) {
-            return Err(io::ErrorKind::InvalidData.into());
+        let faults = Userfaultfd::of_child(record.userfaultfd()?).kept(journal);
+        Ok(Space::restored(record, faults))
+    }
+
+    /// The space of a pager that has died, and what that had read of its changes and not applied. Whether it has more than one thread is not known, nor what is
+    /// registered.
+    pub(crate) fn left(record: SpaceRecord, faults: Userfaultfd) -> (Space, Vec<Event>) {
+        let mut faults = faults;
+        let events = faults.take_left();
+        let space = Space::restored(record, faults);
+        space.threaded.store(true, Ordering::Relaxed);
+        *lock(&space.relieved) = RangeSet::default();
+        lock(&space.unrecorded).insert(0..u64::MAX);
+        if !events.is_empty() {
+            space.ungated.hold();
         }
-        // SAFETY: a userfaultfd which we own and give away here.
-        let uffd = unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) };
-        let faults = Userfaultfd::of_child(uffd).kept(journal);
+        (space, events)
+    }
+
+    fn restored(record: SpaceRecord, faults: Userfaultfd) -> Space {
         let space = Space::new(SpaceId(record.id), Box::new(faults));
         space.pid.store(record.pid, Ordering::Relaxed);
         space.evictor.store(record.evictor, Ordering::Relaxed);
@@ -60,6 +100,6 @@ impl Space {
         space.threaded.store(record.threaded, Ordering::Relaxed);
         *lock(&space.relieved) = record.relieved;
         *lock(&space.unrecorded) = record.unrecorded;
-        Ok(space)
+        space
     }
 }

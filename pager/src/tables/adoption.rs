@@ -1,5 +1,6 @@
 //! What a pager that takes over does about the tables of the one that has died ([`Tables::recover`]), before it serves anybody.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use gms_policy::ids::{PageAddr, SpaceId};
@@ -40,17 +41,58 @@ impl Tables {
         waiting
     }
 
-    /// Where the pages that leave go in the outbox: one behind the other, from a place on.
-    pub fn note_places(&mut self, leaving: &[(PageAddr, u32)], first: u32) {
+    /// Where the pages that leave go in the outbox of a space: one behind the other, from a place on.
+    pub fn note_places(&mut self, space: SpaceId, leaving: &[(PageAddr, u32)], first: u32) {
         for (&(_, slot), place) in leaving.iter().zip(first..) {
-            self.slots[slot as usize].place = place;
+            let slot = &mut self.slots[slot as usize];
+            (slot.outbox, slot.place) = (space, place);
         }
     }
 
-    /// Pages of a space that were leaving, each with its slot and its place in the outbox.
+    /// Whether it can be found out what has become of each page that was leaving: if nobody has it any more, or one of those who do is the space to whose outbox it
+    /// went; and if all of them had markers, or none.
+    pub fn are_leaving_known(&self) -> bool {
+        self.leaving.iter().all(|&slot| {
+            let slot = &self.slots[slot as usize];
+            let is_at_home = slot.owners.iter().any(|owner| owner.place.0 == slot.outbox);
+            slot.owners.is_empty() || is_at_home && slot.had_markers.is_some()
+        })
+    }
+
+    /// The spaces to whose outboxes pages were leaving.
+    pub fn leaving_spaces(&self) -> BTreeSet<SpaceId> {
+        let owned = self.leaving.iter().map(|&slot| &self.slots[slot as usize]);
+        owned.filter(|slot| !slot.owners.is_empty()).map(|slot| slot.outbox).collect()
+    }
+
+    /// The spaces of which anything is known.
+    pub fn all_spaces(&self) -> Vec<SpaceId> {
+        self.spaces.keys().copied().collect()
+    }
+
+    /// Whether all agents that have pages are among the first so many.
+    pub fn are_known(&self, agents: usize) -> bool {
+        let holders = self.map.placements.sets().flat_map(|set| set[0].agents());
+        holders.into_iter().all(|agent| usize::from(agent.0) < agents)
+    }
+
+    /// Whether anybody has the slot's page.
+    pub fn is_owned(&self, slot: u32) -> bool {
+        !self.slots[slot as usize].owners.is_empty()
+    }
+
+    /// Whether a page that leaves was only at an agent, as far as was known.
+    pub fn was_remote(&self, slot: u32) -> bool {
+        self.slots[slot as usize].was_remote
+    }
+
+    /// Pages of a space that were leaving to its outbox, each with its slot and its place there.
     pub fn left_leaving(&self, space: SpaceId) -> Vec<(PageAddr, u32, u32)> {
         let page = |&slot: &u32| {
             let left = &self.slots[slot as usize];
+            if left.outbox != space {
+                return None;
+            }
             let owner = left.owners.iter().find(|owner| owner.place.0 == space)?;
             Some((owner.place.1, slot, left.place))
         };
@@ -111,7 +153,7 @@ mod tests {
         }
         leaving.clear();
         tables.begin_evict(SPACE, &[page(3)], &mut leaving);
-        tables.note_places(&leaving, 5);
+        tables.note_places(SPACE, &leaving, 5);
         tables.note_applied(7, 9);
         tables.fork(SPACE, SpaceId(4));
         tables.drop_space(SpaceId(4));

@@ -3,7 +3,7 @@
 use std::ops::{Deref, Index, IndexMut};
 
 use gms_policy::eviction::Mark;
-use gms_policy::ids::ContentId;
+use gms_policy::ids::{ContentId, SpaceId};
 use gms_policy::redundancy::{AgentSet, PlacementId};
 
 use super::{Owner, Place};
@@ -42,10 +42,11 @@ pub(super) struct Slot {
     pub(super) kept: Option<Content>,
     /// Whether the entry said that the page was only there.
     pub(super) was_remote: bool,
-    /// Where it goes in the outbox, while it leaves.
+    /// The space whose outbox it goes to, and where in that, while it leaves.
+    pub(super) outbox: SpaceId,
     pub(super) place: u32,
-    /// Whether all its addresses had markers when it was written down, while it leaves.
-    had_markers: bool,
+    /// Whether all its addresses had markers when it was written down, or none, while it leaves; `None` if some had.
+    pub(super) had_markers: Option<bool>,
     /// Whether children forked while it leaves do not inherit it.
     pub(super) private: bool,
     /// When the page went out.
@@ -62,6 +63,7 @@ const SENT: u64 = 3;
 const WAS_REMOTE: u64 = 1 << 8;
 const PRIVATE: u64 = 1 << 9;
 const MARKED: u64 = 1 << 10;
+const SOME_MARKED: u64 = 1 << 11;
 const MARK_SHIFT: u32 = 16;
 
 impl Slot {
@@ -71,8 +73,9 @@ impl Slot {
             owners: Vec::new(),
             kept: None,
             was_remote: false,
+            outbox: SpaceId(0),
             place: 0,
-            had_markers: false,
+            had_markers: Some(false),
             private: false,
             mark: Mark::COLD,
             id: ContentId(0),
@@ -91,12 +94,15 @@ impl Slot {
         };
         let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
         let is_marked = phase == LEAVING && self.owners.iter().all(|owner| owner.marked);
+        let is_some = phase == LEAVING && self.owners.iter().any(|owner| owner.marked);
         let flags = flag(self.was_remote, WAS_REMOTE)
             | flag(self.private, PRIVATE)
-            | flag(is_marked, MARKED);
+            | flag(is_marked, MARKED)
+            | flag(is_some, SOME_MARKED);
         let kept = self.kept.map_or([0; 2], PageMap::words_of);
         let first = phase | flags | self.mark.bits() << MARK_SHIFT;
-        [first, self.hash, kept[0], kept[1], self.id.0, reached.bits(), self.place.into(), 0]
+        let (outbox, place) = (self.outbox.0, self.place.into());
+        [first, self.hash, kept[0], kept[1], self.id.0, reached.bits(), place, outbox]
     }
 }
 
@@ -150,7 +156,7 @@ impl Slots {
         map: &PageMap,
     ) -> Option<Option<Unknown>> {
         let slot = self.slots.get_mut(index as usize)?;
-        let &[first, hash, kept_word, kept_hash, id, reached, place, _] = words else {
+        let &[first, hash, kept_word, kept_hash, id, reached, place, outbox] = words else {
             return None;
         };
         slot.phase = match first & 7 {
@@ -160,11 +166,12 @@ impl Slots {
             _ => return None,
         };
         (slot.was_remote, slot.private) = (first & WAS_REMOTE != 0, first & PRIVATE != 0);
-        slot.had_markers = first & MARKED != 0;
+        let (is_marked, is_some) = (first & MARKED != 0, first & SOME_MARKED != 0);
+        slot.had_markers = (is_marked || !is_some).then_some(is_marked);
         (slot.mark, slot.hash, slot.id) =
             (Mark::from_bits(first >> MARK_SHIFT), hash, ContentId(id));
         slot.kept = map.content_of_words([kept_word, kept_hash]);
-        slot.place = place as u32;
+        (slot.outbox, slot.place) = (SpaceId(outbox), place as u32);
         let unknown = Unknown { id: slot.id, reached: AgentSet::from_bits(reached) };
         Some((first & 7 == SENT).then_some(unknown))
     }
@@ -172,7 +179,7 @@ impl Slots {
     /// The page belongs to the slot, which is not free; `None` if it is.
     pub(super) fn own(&mut self, index: u32, place: Place) -> Option<()> {
         let slot = self.slots.get_mut(index as usize).filter(|slot| slot.phase != Phase::Free)?;
-        let marked = slot.phase != Phase::Leaving || slot.had_markers;
+        let marked = slot.phase != Phase::Leaving || slot.had_markers == Some(true);
         slot.owners.push(Owner { place, marked });
         Some(())
     }

@@ -47,6 +47,12 @@ impl Tree {
         Some(TreeRecord { command, reaper, seen: self.seen, members })
     }
 
+    /// What another pager needs if this one dies. Members come and go all the time: it looks for them itself.
+    pub(crate) fn leave(&self) -> Option<TreeRecord> {
+        let Root::Command { pid: command, reaper } = self.root else { return None };
+        Some(TreeRecord { command, reaper, seen: self.seen, members: Vec::new() })
+    }
+
     /// The tree again. Who was born meanwhile is found by the lists of children.
     pub(crate) fn again(record: TreeRecord) -> io::Result<Tree> {
         let mut tree = Tree::of_nobody(record.root());

@@ -169,8 +169,8 @@ fn play(
 ) -> Result<Finished, LaunchError> {
     let no_rest = |_: &mut _| serde_json::Value::Null;
     match is_played("late") {
-        true => launch::run(command, link, signals, &no_rest, Late::prepare),
-        false => launch::run(command, link, signals, &no_rest, prepare),
+        true => launch::run(command, link, signals, (&no_rest, false), Late::prepare),
+        false => launch::run(command, link, signals, (&no_rest, false), prepare),
     }
 }
 

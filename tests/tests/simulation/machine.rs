@@ -378,14 +378,10 @@ impl Evicted for Process {
         self.used
     }
 
-    fn find_left(&self, pages: &[(PageAddr, u32)]) -> Result<MovedPages, Errno> {
+    fn find_left(&self, places: &[u32]) -> Result<MovedPages, Errno> {
         let machine = self.handle.call();
-        let is_left = |&(page, place): &(PageAddr, u32)| {
-            let range = page.get()..page.get() + PAGE;
-            let has_stayed = !machine.kernel.present(&range).is_empty();
-            (machine.outbox.contains_key(&place) && !has_stayed).then_some(place)
-        };
-        Ok(MovedPages { places: pages.iter().map(is_left).collect(), ..MovedPages::none(0) })
+        let is_left = |&place: &u32| machine.outbox.contains_key(&place).then_some(place);
+        Ok(MovedPages { places: places.iter().map(is_left).collect(), ..MovedPages::none(0) })
     }
 
     fn move_out(&mut self, pages: &[PageAddr]) -> Result<MovedPages, Errno> {

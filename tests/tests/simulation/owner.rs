@@ -17,9 +17,9 @@ use gms_pager::page_map::PAGE;
 use gms_pager::shared::{Commands, Outcome, Shared, Sizes};
 use gms_pager::space::Space;
 use gms_pager::sync::lock;
-use gms_pager::tables::EvictOutcome;
 use gms_pager::victims::{
-    choose_victims, finish, finish_marked, move_out, next_batch, read_moved, take_up,
+    Fates, choose_victims, finish, finish_marked, move_out, next_batch, read_moved, settle_zeros,
+    take_up,
 };
 use gms_policy::full::WhenFull;
 use gms_policy::ids::SpaceId;
@@ -108,9 +108,9 @@ pub(crate) struct Owner {
     handle: Handle,
     process: Process,
     /// Pages that were moved, and are not noted as such yet.
-    leaving: Vec<(u32, EvictOutcome)>,
-    /// What was leaving when the pager before died is not known yet.
-    is_heir: bool,
+    leaving: Fates,
+    /// Pages that have perhaps moved, and are zeros then.
+    zeros: Vec<u32>,
     /// What another pager begins with if this one dies.
     estate: Estate,
     zero_hash: u64,
@@ -167,10 +167,12 @@ impl Owner {
         drop(tables);
         let seeds = [dice.bits(), dice.bits()];
         let mut heir = Owner::of(net, now, estate, pager, handle, id, seeds);
-        heir.is_heir = true;
         if !events.is_empty() {
             heir.home.take_up(&heir.process.space, events);
         }
+        lock(&heir.shared.tables).end_unowned();
+        let left = take_up(&heir.shared, &mut heir.process, heir.zero_hash);
+        (heir.leaving, heir.zeros) = left.expect("what was leaving is known");
         // Whoever waits for a page faults again: the dead may have read of it.
         heir.handle.lock().kernel.wake(&(0..u64::MAX));
         heir
@@ -217,7 +219,7 @@ impl Owner {
             commands,
             handle,
             leaving: Vec::new(),
-            is_heir: false,
+            zeros: Vec::new(),
             budget: estate.budget,
             estate,
             aging: false,
@@ -293,7 +295,7 @@ impl Owner {
         self.inherit();
         self.finish_leaving();
         let resident = self.handle.lock().kernel.resident();
-        if resident > self.budget && self.leaving.is_empty() && !self.is_heir {
+        if resident > self.budget && self.leaving.is_empty() {
             self.move_out(dice);
         }
         self.reconcile(dice);
@@ -309,15 +311,20 @@ impl Owner {
         self.make_room();
     }
 
-    /// Finds out what the pager before was at when it died.
+    /// Finds out what the pager before was told when it died.
     fn inherit(&mut self) {
         let (id, spaces) = (self.id(), [(self.id(), self.process.space.clone())].into());
-        if self.is_heir
-            && let Some(left) = take_up(&self.shared, &mut self.process, self.zero_hash)
-        {
-            (self.leaving, self.is_heir) = (left, false);
+        if !self.zeros.is_empty() {
+            match settle_zeros(&self.shared, &self.process, &self.zeros) {
+                Ok(Some(fates)) => {
+                    self.zeros.clear();
+                    self.leaving.extend(fates);
+                }
+                Ok(None) => {}
+                Err(reason) => self.shared.fail(reason),
+            }
         }
-        let is_unproved = lock(&self.shared.tables).is_unproved(id);
+        let is_unproved = self.zeros.is_empty() && lock(&self.shared.tables).is_unproved(id);
         if is_unproved && self.handle.lock().kernel.removes().is_none() {
             let waiting = lock(&self.shared.tables).prove(id);
             self.shared.wake(&spaces, &waiting);

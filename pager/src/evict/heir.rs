@@ -1,0 +1,290 @@
+//! An evict thread that goes on for one which has died. What was leaving then is found first, then it is proved that nothing is being removed any more of which
+//! the dead one was told. Until then no page is moved out, and none that is away comes back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use gms_policy::ids::{AgentId, SpaceId};
+use gms_transport::Transport;
+use gms_transport::client::Client;
+use userfaultfd::Uffd;
+
+use super::{EvictRecord, EvictThread, PROOF_EVERY};
+use crate::handed::Number;
+use crate::inject::is_outside_madvise;
+use crate::kernel::Event;
+use crate::kernel::journal::{Caveat, Journal, Left};
+use crate::kernel::uffd::{Userfaultfd, events_of};
+use crate::own_agent::OwnAgent;
+use crate::page_map::PAGE;
+use crate::process::Process;
+use crate::shared::{EvictCommand, Shared};
+use crate::space::{Space, SpaceRecord};
+use crate::sync::lock;
+use crate::tables::Tables;
+use crate::victims::{Fates, settle_zeros, take_up};
+
+/// For all to be known: for a removal that is under way to end, and for changes without pause to leave a moment.
+const PROOF_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A space of a pager that has died.
+pub(super) struct Heir {
+    /// What was read of it and is to be applied.
+    events: Vec<Event>,
+    /// Pages that have perhaps left it, and are zeros then.
+    zeros: Vec<u32>,
+}
+
+impl Heir {
+    fn of((space, events): (Space, Vec<Event>)) -> (Arc<Space>, Heir) {
+        (Arc::new(space), Heir { events, zeros: Vec::new() })
+    }
+}
+
+/// Spaces of a pager that has died, of which not all is known yet.
+#[derive(Default)]
+pub(super) struct Heirs {
+    spaces: BTreeMap<SpaceId, Heir>,
+    /// When it is to be.
+    until: Option<Instant>,
+    /// What has become of the pages that were leaving.
+    left: Fates,
+}
+
+impl Heirs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.spaces.is_empty()
+    }
+
+    /// What is to be applied to a space, once.
+    pub(super) fn take_events(&mut self, id: SpaceId) -> Vec<Event> {
+        self.spaces.get_mut(&id).map(|heir| std::mem::take(&mut heir.events)).unwrap_or_default()
+    }
+
+    /// This process did not run for so long.
+    pub(super) fn excuse(&mut self, missed: Duration) {
+        self.until = self.until.map(|until| until + missed);
+    }
+}
+
+/// Why it cannot be gone on.
+fn refuse(reason: &str) -> io::Error {
+    io::Error::other(reason.to_owned())
+}
+
+/// What a pager that has died has left of its userfaultfds, until each is somebody's.
+struct Estate {
+    /// What is kept of each.
+    left: BTreeMap<SpaceId, Left>,
+    /// Those of which its record does not tell, by number: of children that were just born, and of processes that were being attached.
+    strays: BTreeMap<RawFd, OwnedFd>,
+    /// Where what is read of a child is kept of which nothing was read yet.
+    journal: Arc<Journal>,
+}
+
+impl Estate {
+    /// A userfaultfd with what is kept of it, and whether changes were read that the dead one may not have seen in time.
+    fn userfaultfd(&mut self, uffd: Uffd, left: Left) -> io::Result<(Userfaultfd, bool)> {
+        let Left { line, messages, caveats, .. } = left;
+        if caveats.iter().any(|caveat| *caveat != Caveat::Ungated) {
+            return Err(refuse("not all is known of what a process of it has told"));
+        }
+        let events = events_of(&messages, |number| self.child(number));
+        let events = events.ok_or_else(|| refuse("a process of it was being born"))?;
+        let is_torn = !events.is_empty() && !caveats.is_empty();
+        Ok((Userfaultfd::left(uffd, line, events), is_torn))
+    }
+
+    /// That of a child, of which its parent has told and which is in no tables yet.
+    fn child(&mut self, number: RawFd) -> Option<Userfaultfd> {
+        let uffd = self.stray(number)?;
+        let id = self.left.iter().find(|(_, left)| left.descriptor == number).map(|(&id, _)| id);
+        match id.and_then(|id| self.left.remove(&id)) {
+            Some(left) => self.userfaultfd(uffd, left).ok().map(|(faults, _)| faults),
+            None => Some(Userfaultfd::of_child(uffd).kept(&self.journal)),
+        }
+    }
+
+    /// It keeps its number, by which whoever goes on for this pager finds it.
+    fn stray(&mut self, number: RawFd) -> Option<Uffd> {
+        let fd = self.strays.remove(&number)?;
+        // SAFETY: a userfaultfd which we own and give away here.
+        Some(unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) })
+    }
+
+    /// The spaces of which the dead pager has told, and children which it had no time to tell of.
+    fn spaces(
+        mut self,
+        tables: &mut Tables,
+        record: &mut EvictRecord,
+    ) -> io::Result<BTreeMap<SpaceId, (Arc<Space>, Heir)>> {
+        let mut spaces = BTreeMap::new();
+        for space in record.spaces.drain(..) {
+            let id = SpaceId(space.id);
+            let unkept = || refuse("what a process of it told was not kept");
+            let left = self.left.remove(&id).ok_or_else(unkept)?;
+            let (faults, is_torn) = self.userfaultfd(space.userfaultfd()?, left)?;
+            if is_torn && !tables.left_leaving(id).is_empty() {
+                return Err(refuse("its memory changed under an eviction"));
+            }
+            spaces.insert(id, Heir::of(Space::left(space, faults)));
+        }
+        // Those that have ended may have forked.
+        for id in record.gone.drain(..).map(SpaceId) {
+            let forks = |left: Left| {
+                left.caveats.contains(&Caveat::Incomplete)
+                    || events_of(&left.messages, |_| None).is_none()
+            };
+            if self.left.remove(&id).is_some_and(forks) {
+                return Err(refuse("a process of it was being born"));
+            }
+            tables.drop_space(id);
+        }
+        let is_known = tables.all_spaces();
+        let born = |(id, _): &(&SpaceId, &Left)| is_known.contains(id);
+        let born = self.left.iter().filter(born).map(|(&id, left)| (id, left.descriptor));
+        for (id, number) in born.collect::<Vec<(SpaceId, RawFd)>>() {
+            let lost = || refuse("a process of it had just been born");
+            let uffd = self.stray(number).ok_or_else(lost)?;
+            let left = self.left.remove(&id).ok_or_else(lost)?;
+            let (faults, _) = self.userfaultfd(uffd, left)?;
+            record.orphans.push(id.0);
+            let orphan = SpaceRecord::of_orphan(id, Number::of(faults.as_fd()));
+            spaces.insert(id, Heir::of(Space::left(orphan, faults)));
+        }
+        spaces.keys().for_each(|&id| tables.adopt_space(id));
+        let unknown = |id: &SpaceId| !spaces.contains_key(id);
+        tables.all_spaces().into_iter().filter(unknown).for_each(|id| tables.drop_space(id));
+        Ok(spaces)
+    }
+}
+
+impl<T: Transport> EvictThread<T> {
+    /// The thread of a pager that has died, as far as it goes on. `left` is what is kept of its userfaultfds, and `strays` those of which it has not told; what
+    /// else it had is in `shared`.
+    ///
+    /// # Errors
+    /// Why it cannot be gone on: then the workload ends.
+    pub(crate) fn inherited(
+        shared: Arc<Shared>,
+        commands: Receiver<EvictCommand>,
+        agents: Client<T>,
+        mut record: EvictRecord,
+        own: Option<(AgentId, Arc<OwnAgent>)>,
+        (left, strays): (Vec<Left>, BTreeMap<RawFd, OwnedFd>),
+    ) -> io::Result<EvictThread<T>> {
+        let left = left.into_iter().map(|left| (left.space, left)).collect();
+        let estate = Estate { left, strays, journal: shared.journal.clone() };
+        let mut tables = lock(&shared.tables);
+        let made = estate.spaces(&mut tables, &mut record)?;
+        let (leaving, is_known) = (tables.leaving_spaces(), tables.are_leaving_known());
+        let are_known = tables.are_known(agents.lane().agents().count());
+        drop(tables);
+        let (mut spaces, mut heirs) = (BTreeMap::new(), Heirs::default());
+        for (id, (space, heir)) in made {
+            spaces.insert(id, space);
+            heirs.spaces.insert(id, heir);
+        }
+        let processes = record.processes.drain(..).map(|process| {
+            let process = Process::left(process, &spaces)?;
+            Ok((process.pid, process))
+        });
+        let mut processes: BTreeMap<i32, Process> = processes.collect::<io::Result<_>>()?;
+        let paged: BTreeSet<SpaceId> = processes.values().map(|process| process.space.id).collect();
+        if !is_known || !leaving.is_subset(&paged) {
+            return Err(refuse("pages were leaving a process that was being born, or ended"));
+        }
+        let unmet = record.orphans.iter().map(|id| SpaceId(*id)).filter(|id| !paged.contains(id));
+        if unmet.count() + paged.len() < spaces.len() {
+            return Err(refuse("a process of it is not known"));
+        }
+        if !are_known {
+            return Err(refuse("pages are at agents of which it was just told"));
+        }
+        lock(&shared.tables).end_unowned();
+        let zero_hash = shared.checksum(&[0; PAGE as usize]);
+        for process in processes.values_mut() {
+            let (fates, zeros) = take_up(&shared, process, zero_hash).map_err(refuse)?;
+            heirs.left.extend(fates);
+            let heir = heirs.spaces.get_mut(&process.space.id);
+            heir.into_iter().for_each(|heir| heir.zeros.clone_from(&zeros));
+        }
+        let made = (spaces, processes);
+        let mut thread = EvictThread::restored(shared, commands, agents, record, own, made)?;
+        thread.heirs = heirs;
+        thread.heirs.until = Some(Instant::now() + PROOF_DEADLINE);
+        thread.orphans.retain(|space| !paged.contains(&space.id));
+        thread.outboxes = thread.processes.keys().copied().collect();
+        Ok(thread)
+    }
+
+    /// A step to where nothing is in doubt. True if anything has come of it.
+    pub(super) fn inherit(&mut self, now: Instant) -> bool {
+        let spaces = &self.spaces;
+        self.heirs.spaces.retain(|id, _| spaces.contains_key(id));
+        let mut left = std::mem::take(&mut self.heirs.left);
+        for process in self.processes.values() {
+            let heir = self.heirs.spaces.get_mut(&process.space.id);
+            let Some(heir) = heir.filter(|heir| !heir.zeros.is_empty()) else { continue };
+            match settle_zeros(&self.shared, process, &heir.zeros) {
+                Ok(Some(fates)) => {
+                    heir.zeros.clear();
+                    left.extend(fates);
+                }
+                Ok(None) => {}
+                Err(reason) => self.shared.fail(reason),
+            }
+        }
+        let is_busy = !left.is_empty();
+        if is_busy {
+            self.finish(left, now);
+        }
+        if now >= self.next_proof {
+            self.next_proof = now + PROOF_EVERY;
+            self.prove();
+        }
+        if self.heirs.until.is_some_and(|until| now > until) && !self.heirs.is_empty() {
+            self.shared.fail("it is not known what was under way when its pager was killed");
+        }
+        self.next_look = self.next_look.min(self.next_proof);
+        is_busy
+    }
+
+    /// Removals of which the dead pager was told are over when no thread is in madvise any more that was then. Whoever has the memory
+    /// counts (a vfork child has it too).
+    fn prove(&mut self) {
+        self.tree.refresh(&self.evictors(), true);
+        let mut proved = Vec::new();
+        for process in self.processes.values() {
+            let id = process.space.id;
+            let heir = self.heirs.spaces.get(&id);
+            if heir.is_none_or(|heir| !heir.zeros.is_empty()) {
+                continue;
+            }
+            // Its first thread may have ended before the others.
+            let is_own = |pid: i32| pid == process.pid && !process.has_ended();
+            let sharers =
+                self.tree.pids().filter(|&pid| is_own(pid) || process.shares_memory_with(pid));
+            let mut sharers = sharers.peekable();
+            if sharers.peek().is_some() && sharers.all(is_outside_madvise) {
+                proved.push(id);
+            }
+        }
+        // Any of them may have the memory of a child that nobody has met yet.
+        let mut all = self.tree.pids().peekable();
+        let orphans = self.orphans.iter().map(|space| space.id);
+        let orphans = orphans.filter(|id| self.heirs.spaces.contains_key(id)).collect::<Vec<_>>();
+        if !orphans.is_empty() && all.peek().is_some() && all.all(is_outside_madvise) {
+            proved.extend(orphans);
+        }
+        for id in proved {
+            let waiting = lock(&self.shared.tables).prove(id);
+            self.shared.wake(&self.spaces, &waiting);
+            self.heirs.spaces.remove(&id);
+        }
+    }
+}
