@@ -14,6 +14,7 @@ use gms_policy::{Redundancy, Size};
 use serde::Deserialize;
 
 use self::values::{KeyRole, OnFull, PageSize, Sealing, parse_agent};
+use crate::torture::Death;
 
 pub use man::man_pages;
 
@@ -202,6 +203,9 @@ pub struct RunArgs {
     /// For testers: make races likely, by choices that come from the number SEED (see docs/cli.md, "--torture SEED")
     #[arg(long, value_name = "SEED")]
     pub torture: Option<u64>,
+    /// For testers: the pager dies at a point (see docs/cli.md, "--torture SEED")
+    #[arg(long, value_name = "POINT:N", hide = true)]
+    pub die_at: Option<Death>,
     /// The command and its arguments, after `--`
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,

@@ -241,7 +241,7 @@ impl<T: Transport> EvictThread<T> {
 
     /// Works until the session stops.
     pub fn run(mut self) {
-        self.shared.journal.begin();
+        self.heirs.begin(&self.shared.journal);
         self.shared.evict_thread.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
         speech::begin();
         gms_agent::spin::prefer_latency(EVICT_SLICE);

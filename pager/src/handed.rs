@@ -222,6 +222,11 @@ pub fn execute_heir(number: RawFd, died: u64) -> io::Error {
     executed().unwrap_or_else(|error| error)
 }
 
+/// Whether a descriptor is handed over by what is written in descriptor `number`.
+pub fn names(number: RawFd, descriptor: RawFd) -> io::Result<bool> {
+    Ok(Handed::of(File::from(Number(number).take()?))?.1.descriptors.has(descriptor))
+}
+
 fn odd() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }

@@ -240,7 +240,7 @@ fn another_goes_on(
         }
         adopter = own;
         board.set_keeper(own);
-        end_attach(board);
+        end_attach(board, estate);
         reason = match start_heir(estate, died).map(|(pid, heir)| await_begin(board, pid, &heir)) {
             Ok(true) => return Ok(()),
             Ok(false) => Some("a pager that was to go on has not begun"),
@@ -275,9 +275,10 @@ fn now() -> u64 {
         .map_or(0, |now| std::time::Duration::from(now).as_millis() as u64)
 }
 
-/// Ends the evictor of a process that was being attached, which nobody knows of: else it would execute its will. The process can be attached again.
-fn end_attach(board: &Board) {
-    if let Some(number) = board.attaching() {
+/// Ends the evictor of a process that was being attached, unless that is known already: else it would execute its will. The process can be attached again.
+fn end_attach(board: &Board, estate: RawFd) {
+    let is_known = |number: &RawFd| handed::names(estate, *number).unwrap_or(false);
+    if let Some(number) = board.attaching().filter(|number| !is_known(number)) {
         // SAFETY: whoever owned it is gone; it is not closed here.
         let evictor = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
         pidfd::end(&evictor);

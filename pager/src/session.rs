@@ -240,7 +240,7 @@ impl Session {
     /// Asks for all pages to be brought home and the workload to be left running; `fd` becomes readable when done.
     pub fn detach(&self) {
         self.shared.detaching.store(true, Ordering::Relaxed);
-        self.shared.estate.withdraw();
+        board::withdraw();
         self.shared.kick_evict();
     }
 

@@ -458,7 +458,7 @@ impl Shared {
         });
         if is_only {
             self.detaching.store(true, Ordering::Relaxed);
-            self.estate.withdraw();
+            board::withdraw();
         }
     }
 

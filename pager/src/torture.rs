@@ -4,15 +4,21 @@
 //! All choices come from the seed, by a stream of random numbers for each thread (its name tells them apart). How threads interleave
 //! is still the scheduler's: a seed makes a failure likely to come back, not certain.
 //!
-//! Off (always, but for that option) a point is one relaxed load and a branch that is not taken. The switch is one static of the
+//! `gms run --die-at POINT:N` kills the pager when it comes to a point for the Nth time; who goes on for it does not die so.
+//!
+//! Off (always, but for these options) a point is one relaxed load and a branch that is not taken. The switch is one static of the
 //! process, because a process pages one workload and the points lie in types that know of no session.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where a thread can be delayed: between the two sides of what must not be assumed to be one step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use clap::ValueEnum;
+
+/// Where a thread can be delayed, or the pager die: between the two sides of what must not be assumed to be one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Point {
     BeforeRead,
     BetweenLookAndRead,
@@ -65,6 +71,31 @@ const LOOK_PAUSE_US: u64 = 3000;
 /// Seed of the session, never `OFF` while it is tortured.
 static SEED: AtomicU64 = AtomicU64::new(OFF);
 const OFF: u64 = 0;
+/// Where the pager dies, and how often it has been there.
+static DEATH: OnceLock<Death> = OnceLock::new();
+static VISITS: AtomicU64 = AtomicU64::new(0);
+/// Whether anything happens at points.
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// `--die-at`: a point, and the visit of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Death(Point, u64);
+
+impl FromStr for Death {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Death, String> {
+        let (point, visit) = text.split_once(':').ok_or("give POINT:N, as before-move:3")?;
+        let visit = visit.parse().ok().filter(|visit| *visit > 0);
+        Ok(Death(Point::from_str(point, false)?, visit.ok_or("N is a number from 1 on")?))
+    }
+}
+
+/// This process dies so.
+pub(crate) fn die_at(death: Death) {
+    let _ = DEATH.set(death);
+    WATCHED.store(true, Ordering::Relaxed);
+}
 
 thread_local! {
     static STREAM: RefCell<Option<Stream>> = const { RefCell::new(None) };
@@ -73,6 +104,7 @@ thread_local! {
 /// Tortures this process from now on. To be called before the session's threads start.
 pub(crate) fn start(seed: u64) {
     SEED.store(mix(seed).max(OFF + 1), Ordering::Relaxed);
+    WATCHED.store(true, Ordering::Relaxed);
 }
 
 /// Whether this process is tortured.
@@ -81,9 +113,21 @@ pub(crate) fn is_on() -> bool {
     SEED.load(Ordering::Relaxed) != OFF
 }
 
-/// Delays the thread, perhaps.
+/// Delays the thread, perhaps; or the pager dies.
 #[inline]
 pub(crate) fn at(point: Point) {
+    if WATCHED.load(Ordering::Relaxed) {
+        visit(point);
+    }
+}
+
+#[cold]
+fn visit(point: Point) {
+    if let Some(&Death(_, visit)) = DEATH.get().filter(|death| death.0 == point)
+        && VISITS.fetch_add(1, Ordering::Relaxed) + 1 == visit
+    {
+        let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
+    }
     if is_on() {
         delay(point);
     }
@@ -372,6 +416,14 @@ mod tests {
         }
         assert!(evicted > 20_000, "{evicted} pages in a minute");
         assert!(whole_ms > 1000, "{whole_ms} ms of a minute");
+    }
+
+    #[test]
+    fn a_death_is_a_point_and_a_number() {
+        assert_eq!("before-move:3".parse(), Ok(Death(Point::BeforeMove, 3)));
+        for text in ["", "before-move", "before-move:0", "before-move:x", "nowhere:1", ":1"] {
+            assert!(text.parse::<Death>().is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -407,13 +407,18 @@ pub fn take_up(
     }
     let places: Vec<u32> = left.iter().map(|&(.., place)| place).collect();
     let leaving: Leaving = left.iter().map(|&(page, slot, _)| (page, slot)).collect();
-    let moved = match process.find_left(&places) {
-        Ok(moved) => moved,
+    let found = process.find_left(&places);
+    let is_inherited = {
+        let tables = lock(&shared.tables);
+        leaving.iter().any(|&(_, slot)| tables.is_inherited(slot, space.id))
+    };
+    let moved = match found {
+        Ok(moved) if space.faults.is_alive() => moved,
         // Nobody is left to see what becomes of them.
-        Err(_) if process.ends() && !is_inherited(shared, process, &leaving) => {
+        _ if !is_inherited && (!space.faults.is_alive() || process.ends()) => {
             MovedPages::none(places.len())
         }
-        Err(_) => return Err("what was being evicted cannot be found"),
+        _ => return Err("what was being evicted cannot be found"),
     };
     let outcomes = read_moved(shared, process, &leaving, &moved, zero_hash);
     let outcomes = outcomes.ok_or("what was being evicted cannot be read")?;

@@ -190,18 +190,72 @@ fn redis_keeps_its_digest_when_its_pager_is_killed_fifty_times_under_load() {
     });
     told(&format!("the slowest request took {slowest:?}"));
     redis.check(DATA, 500);
-    // Its child shares its memory, and may be born just then.
-    std::thread::scope(|scope| {
-        let kills = scope.spawn(|| (0..KILLS_FEW).all(|_| killer.kill()));
-        redis.background_save();
-        assert!(kills.join().expect("kills"), "nothing is left of gms");
-    });
-    killer.next().expect("another pager");
     assert_eq!(redis.digest(), expected);
     redis.shut_down();
     let outcome = gms.finish_proc(proc).expect_code(0);
     let told = outcome.stderr.matches("another goes on").count();
-    assert!((KILLS / 2..=KILLS + KILLS_FEW).contains(&told), "{}", outcome.stderr);
+    assert!((KILLS / 2..=KILLS).contains(&told), "{}", outcome.stderr);
+}
+
+/// What a run of `mapfuzz` says of the bytes that it has read.
+fn digest_of(outcome: &Outcome) -> String {
+    let text = outcome.text();
+    text.lines().last().unwrap_or_default().to_owned()
+}
+
+/// Between the two sides of what must not be assumed to be one step, by a program that changes its memory in all ways.
+#[test]
+fn a_pager_may_die_at_every_named_step() {
+    const POINTS: [&str; 23] = [
+        "before-read",
+        "between-look-and-read",
+        "after-read",
+        "before-gate-opens",
+        "after-decision",
+        "before-copy",
+        "after-copy",
+        "after-register",
+        "before-scan",
+        "after-scan",
+        "before-move",
+        "after-move",
+        "before-mark",
+        "after-mark",
+        "before-outbox-read",
+        "before-eviction-is-noted",
+        "before-unshare",
+        "before-reply",
+        "after-reply",
+        "before-written-is-noted",
+        "before-fork",
+        "before-attach",
+        "after-attach",
+    ];
+    let Some(stage) = Stage::set_beside_others() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("mapfuzz")]).args(["7", "400", "64"]);
+    let expected = digest_of(&program.finish().expect_code(0));
+    assert!(expected.contains("mapfuzz ok"), "{expected}");
+    let mut dice = Dice::new(9);
+    let mut unmet = Vec::new();
+    for point in POINTS {
+        for visit in (0..TRIES).map(|_| 1 + dice.below(8)) {
+            let gms = Gms::run(&stage, &program).local(Mib(16)).agents(&[&agent]);
+            let outcome = gms.arg("--die-at").arg(format!("{point}:{visit}")).finish();
+            assert!(!outcome.stderr.contains("ZERO") && !outcome.stderr.contains("MISMATCH"));
+            if outcome.stderr.contains("which it was just attaching") {
+                continue;
+            }
+            let outcome = outcome.expect_code(0);
+            assert_eq!(digest_of(&outcome), expected, "{point}:{visit}");
+            if !outcome.stderr.contains("another goes on") {
+                unmet.push(format!("{point}:{visit}"));
+            }
+            break;
+        }
+    }
+    told(&format!("not met: {unmet:?}"));
+    assert!(unmet.len() <= 5, "{unmet:?}");
 }
 
 /// Whoever is to go on is killed too, before it does, or at once.

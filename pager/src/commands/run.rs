@@ -30,6 +30,7 @@ pub(super) fn run(args: RunArgs) -> Result<u8, Failure> {
     if let Some(seed) = args.torture {
         torture::start(seed);
     }
+    args.die_at.into_iter().for_each(torture::die_at);
     let stats_file = StatsFile::open(options.stats.as_deref());
     let (link, signals) = match launch::split()? {
         Side::Front(front) => return Ok(front.stand_in()),

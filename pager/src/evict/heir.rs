@@ -16,16 +16,17 @@ use userfaultfd::Uffd;
 use super::{EvictRecord, EvictThread, PROOF_EVERY};
 use crate::handed::Number;
 use crate::inject::is_outside_madvise;
-use crate::kernel::Event;
-use crate::kernel::journal::{Caveat, Journal, Left};
+use crate::kernel::journal::{Caveat, Journal, Left, Line};
+use crate::kernel::pidfd::is_same_file;
 use crate::kernel::uffd::{Userfaultfd, events_of};
+use crate::kernel::{Event, Faults};
 use crate::own_agent::OwnAgent;
 use crate::page_map::PAGE;
 use crate::process::Process;
 use crate::shared::{EvictCommand, Shared};
 use crate::space::{Space, SpaceRecord};
 use crate::sync::lock;
-use crate::tables::Tables;
+use crate::tables::{EvictOutcome, Tables};
 use crate::victims::{Fates, settle_zeros, take_up};
 
 /// For all to be known: for a removal that is under way to end, and for changes without pause to leave a moment.
@@ -53,11 +54,19 @@ pub(super) struct Heirs {
     until: Option<Instant>,
     /// What has become of the pages that were leaving.
     left: Fates,
+    /// What is kept of userfaultfds that are nobody's any more, until this pager has begun.
+    former: Vec<Line>,
 }
 
 impl Heirs {
     pub(super) fn is_empty(&self) -> bool {
         self.spaces.is_empty()
+    }
+
+    /// This pager begins: nobody else needs what is nobody's.
+    pub(super) fn begin(&mut self, journal: &Journal) {
+        journal.begin();
+        self.former.clear();
     }
 
     /// What is to be applied to a space, once.
@@ -82,11 +91,37 @@ struct Estate {
     left: BTreeMap<SpaceId, Left>,
     /// Those of which its record does not tell, by number: of children that were just born, and of processes that were being attached.
     strays: BTreeMap<RawFd, OwnedFd>,
+    /// Of which the record tells: there what the journal names may be the number of a duplicate, in the table of who has died before it had begun.
+    recorded: BTreeSet<SpaceId>,
     /// Where what is read of a child is kept of which nothing was read yet.
     journal: Arc<Journal>,
 }
 
+/// Each with what is to be done.
+type Spaces = BTreeMap<SpaceId, (Arc<Space>, Heir)>;
+
 impl Estate {
+    /// What is kept, if each is named once.
+    fn of(
+        all: Vec<Left>,
+        strays: BTreeMap<RawFd, OwnedFd>,
+        journal: Arc<Journal>,
+        record: &EvictRecord,
+    ) -> io::Result<Estate> {
+        let recorded = record.spaces.iter().map(|space| space.id).chain(record.gone.clone());
+        let recorded: BTreeSet<SpaceId> = recorded.map(SpaceId).collect();
+        let others = all.iter().filter(|left| !recorded.contains(&left.space));
+        let numbers: Vec<RawFd> = others.map(|left| left.descriptor).collect();
+        let named: BTreeSet<RawFd> = numbers.iter().copied().collect();
+        let count = all.len();
+        let left: BTreeMap<SpaceId, Left> =
+            all.into_iter().map(|left| (left.space, left)).collect();
+        match left.len() == count && named.len() == numbers.len() {
+            true => Ok(Estate { left, strays, recorded, journal }),
+            false => Err(refuse("what its processes have told is named twice")),
+        }
+    }
+
     /// A userfaultfd with what is kept of it, and whether changes were read that the dead one may not have seen in time.
     fn userfaultfd(&mut self, uffd: Uffd, left: Left) -> io::Result<(Userfaultfd, bool)> {
         let Left { line, messages, caveats, .. } = left;
@@ -102,7 +137,10 @@ impl Estate {
     /// That of a child, of which its parent has told and which is in no tables yet.
     fn child(&mut self, number: RawFd) -> Option<Userfaultfd> {
         let uffd = self.stray(number)?;
-        let id = self.left.iter().find(|(_, left)| left.descriptor == number).map(|(&id, _)| id);
+        let is_its = |(id, left): &(&SpaceId, &Left)| {
+            left.descriptor == number && !self.recorded.contains(id)
+        };
+        let id = self.left.iter().find(is_its).map(|(&id, _)| id);
         match id.and_then(|id| self.left.remove(&id)) {
             Some(left) => self.userfaultfd(uffd, left).ok().map(|(faults, _)| faults),
             None => Some(Userfaultfd::of_child(uffd).kept(&self.journal)),
@@ -121,7 +159,7 @@ impl Estate {
         mut self,
         tables: &mut Tables,
         record: &mut EvictRecord,
-    ) -> io::Result<BTreeMap<SpaceId, (Arc<Space>, Heir)>> {
+    ) -> io::Result<(Spaces, Vec<Line>)> {
         let mut spaces = BTreeMap::new();
         for space in record.spaces.drain(..) {
             let id = SpaceId(space.id);
@@ -133,13 +171,15 @@ impl Estate {
             }
             spaces.insert(id, Heir::of(Space::left(space, faults)));
         }
+        let mut former = Vec::new();
         // Those that have ended may have forked.
         for id in record.gone.drain(..).map(SpaceId) {
-            let forks = |left: Left| {
+            let forks = |left: &Left| {
                 left.caveats.contains(&Caveat::Incomplete)
                     || events_of(&left.messages, |_| None).is_none()
             };
-            if self.left.remove(&id).is_some_and(forks) {
+            former.extend(self.left.remove(&id));
+            if former.last().is_some_and(forks) {
                 return Err(refuse("a process of it was being born"));
             }
             tables.drop_space(id);
@@ -157,9 +197,29 @@ impl Estate {
             spaces.insert(id, Heir::of(Space::left(orphan, faults)));
         }
         spaces.keys().for_each(|&id| tables.adopt_space(id));
-        let unknown = |id: &SpaceId| !spaces.contains_key(id);
-        tables.all_spaces().into_iter().filter(unknown).for_each(|id| tables.drop_space(id));
-        Ok(spaces)
+        if tables.all_spaces().iter().any(|id| !spaces.contains_key(id)) {
+            return Err(refuse("it is not known whose some of its pages are"));
+        }
+        // Of a process that was being attached nothing was registered yet. There was one at most.
+        let is_known = |stray: &OwnedFd| {
+            spaces.values().any(|(space, _)| is_same_file(stray.as_fd(), space.faults.as_fd()))
+        };
+        let is_alive = |stray: &OwnedFd| {
+            let uffd = stray.try_clone().map(|fd| {
+                // SAFETY: a userfaultfd which we own and give away here.
+                Userfaultfd::of_child(unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) })
+            });
+            uffd.is_ok_and(|uffd| uffd.is_alive())
+        };
+        let attached = |number| self.left.values().any(|left| left.descriptor == number);
+        let lost = |(&number, stray): (&RawFd, &OwnedFd)| {
+            !attached(number) && !is_known(stray) && is_alive(stray)
+        };
+        if self.left.len() > 1 || self.strays.iter().any(lost) {
+            return Err(refuse("not all of its processes are known"));
+        }
+        former.extend(self.left.into_values());
+        Ok((spaces, former.into_iter().map(|left| left.line).collect()))
     }
 }
 
@@ -177,10 +237,9 @@ impl<T: Transport> EvictThread<T> {
         own: Option<(AgentId, Arc<OwnAgent>)>,
         (left, strays): (Vec<Left>, BTreeMap<RawFd, OwnedFd>),
     ) -> io::Result<EvictThread<T>> {
-        let left = left.into_iter().map(|left| (left.space, left)).collect();
-        let estate = Estate { left, strays, journal: shared.journal.clone() };
+        let estate = Estate::of(left, strays, shared.journal.clone(), &record)?;
         let mut tables = lock(&shared.tables);
-        let made = estate.spaces(&mut tables, &mut record)?;
+        let (made, former) = estate.spaces(&mut tables, &mut record)?;
         let (leaving, is_known) = (tables.leaving_spaces(), tables.are_leaving_known());
         let are_known = tables.are_known(agents.lane().agents().count());
         drop(tables);
@@ -216,6 +275,7 @@ impl<T: Transport> EvictThread<T> {
         let made = (spaces, processes);
         let mut thread = EvictThread::restored(shared, commands, agents, record, own, made)?;
         thread.heirs = heirs;
+        thread.heirs.former = former;
         thread.heirs.until = Some(Instant::now() + PROOF_DEADLINE);
         thread.orphans.retain(|space| !paged.contains(&space.id));
         thread.outboxes = thread.processes.keys().copied().collect();
@@ -224,9 +284,18 @@ impl<T: Transport> EvictThread<T> {
 
     /// A step to where nothing is in doubt. True if anything has come of it.
     pub(super) fn inherit(&mut self, now: Instant) -> bool {
+        let mut left = std::mem::take(&mut self.heirs.left);
+        let has_ended = |(id, _): &(&SpaceId, &mut Heir)| !self.spaces.contains_key(id);
+        let ended = self.heirs.spaces.iter_mut().filter(has_ended);
+        for slot in ended.flat_map(|(_, heir)| std::mem::take(&mut heir.zeros)).collect::<Vec<_>>()
+        {
+            if lock(&self.shared.tables).is_owned(slot) {
+                self.shared.fail("only a child has a page of zeros that was perhaps evicted");
+            }
+            left.push((slot, EvictOutcome::Stayed));
+        }
         let spaces = &self.spaces;
         self.heirs.spaces.retain(|id, _| spaces.contains_key(id));
-        let mut left = std::mem::take(&mut self.heirs.left);
         for process in self.processes.values() {
             let heir = self.heirs.spaces.get_mut(&process.space.id);
             let Some(heir) = heir.filter(|heir| !heir.zeros.is_empty()) else { continue };

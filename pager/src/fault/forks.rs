@@ -11,6 +11,7 @@ use gms_policy::ids::SpaceId;
 use gms_transport::Transport;
 
 use super::{Fault, FaultCore, Listen, Told};
+use crate::board;
 use crate::kernel::{Event, Faults, Probe, Registration};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
@@ -32,7 +33,7 @@ impl<T: Transport> FaultCore<T> {
         let child = Arc::new(Space::new(self.shared.new_space(), faults));
         if child.faults.next_generation().is_none() {
             // Who goes on for this pager would not know of it.
-            self.shared.estate.withdraw();
+            board::withdraw();
         }
         self.shared.homes.bear(child.id, self.thread);
         self.add(child.clone());

@@ -52,6 +52,14 @@ pub fn same_memory(a: Pid, b: Pid) -> nix::Result<bool> {
     Ok(order == 0)
 }
 
+/// Whether two descriptors of this process are of one open file (kcmp(2)). Not, if that cannot be known.
+pub fn is_same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
+    const KCMP_FILE: libc::c_int = 0;
+    let (own, a, b) = (std::process::id(), a.as_raw_fd(), b.as_raw_fd());
+    // SAFETY: no pointer is passed.
+    unsafe { libc::syscall(libc::SYS_kcmp, own, own, KCMP_FILE, a, b) == 0 }
+}
+
 /// Kills a process, and waits for a second at most until its memory is in use no more.
 pub fn end(process: &OwnedFd) {
     kill(process);

@@ -120,6 +120,9 @@ impl Shared {
         let frames = Frames::of(record.frames.take()?.into(), tables.slots())?;
         let generation = |line| tables.generation(line);
         let (journal, left) = Journal::again(record.journal.take()?.into(), generation)?;
+        // A name that is in the journal is nobody else's.
+        let named = left.iter().map(|left| left.space.0 + 1).max().unwrap_or(0);
+        let record = SharedRecord { next_space: record.next_space.max(named), ..record };
         let (shared, commands) = Shared::restored(record, tables, frames, journal)?;
         Ok((shared, commands, left))
     }
