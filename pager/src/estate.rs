@@ -1,7 +1,7 @@
 //! What a pager leaves if it dies, so that another can go on: a record as for `gms upgrade`, beside the memory in which the tables and the journal are.
 //!
-//! The evict thread writes it anew whenever it names others. Before a descriptor is closed that it names, it is withdrawn. Who comes later than it is in no
-//! record: the journal names their spaces, so that the heir sees that there are some, and does not go on.
+//! The evict thread writes it anew whenever somebody comes or goes. What it names stays open until then, or it is withdrawn before. Who has come since is in no
+//! record: the journal names their spaces, so that the heir finds them, or sees that it cannot go on.
 
 use std::io;
 use std::sync::Mutex;
@@ -47,9 +47,13 @@ impl Estate {
         self.due.load(Ordering::Relaxed)
     }
 
+    /// What is known from now on is about to be written: who changes it meanwhile has it written again.
+    pub(crate) fn begin_writing(&self) {
+        self.due.store(false, Ordering::SeqCst);
+    }
+
     /// Writes it. Nothing is left by who cannot.
     pub(crate) fn write(&self, known: Option<(Value, Descriptors)>) {
-        self.due.store(false, Ordering::Relaxed);
         let leave = lock(&self.leave);
         let (Some(leave), Some((known, descriptors))) = (leave.as_ref(), known) else {
             return board::leave_nothing();

@@ -56,6 +56,7 @@ impl Killer {
     /// Kills one, some time after it has begun. False if there is none.
     fn kill(&mut self) -> bool {
         let Some(pid) = self.next() else { return false };
+        // Nothing is awaited: it may be doing anything by then.
         std::thread::sleep(Duration::from_millis(self.dice.below(PAUSE_MAX)));
         self.dead.push(pid);
         kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok()

@@ -165,6 +165,7 @@ impl<T: Transport> EvictThread<T> {
             self.next_look = self.next_look.min(self.next_estate);
             return;
         }
+        estate.begin_writing();
         let began = Instant::now();
         let mut descriptors = Descriptors::default();
         let is_fit = estate.is_wanted()

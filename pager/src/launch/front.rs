@@ -135,7 +135,7 @@ impl Link {
         self.board.set_keeper(former.pid);
     }
 
-    /// See [`Board::leave`].
+    /// What it shares with the other processes of gms.
     pub(super) fn board(&self) -> &'static Board {
         self.board
     }
