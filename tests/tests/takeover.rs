@@ -238,25 +238,22 @@ fn a_pager_may_die_at_every_named_step() {
     let expected = digest_of(&program.finish().expect_code(0));
     assert!(expected.contains("mapfuzz ok"), "{expected}");
     let mut dice = Dice::new(9);
-    let mut unmet = Vec::new();
     for point in POINTS {
-        for visit in (0..TRIES).map(|_| 1 + dice.below(8)) {
+        // What comes seldom comes once at least.
+        let visits = std::iter::once(1 + dice.below(8)).chain(std::iter::repeat(1));
+        let met = visits.take(TRIES as usize).any(|visit| {
             let gms = Gms::run(&stage, &program).local(Mib(16)).agents(&[&agent]);
             let outcome = gms.arg("--die-at").arg(format!("{point}:{visit}")).finish();
             assert!(!outcome.stderr.contains("ZERO") && !outcome.stderr.contains("MISMATCH"));
             if outcome.stderr.contains("which it was just attaching") {
-                continue;
+                return false;
             }
             let outcome = outcome.expect_code(0);
             assert_eq!(digest_of(&outcome), expected, "{point}:{visit}");
-            if !outcome.stderr.contains("another goes on") {
-                unmet.push(format!("{point}:{visit}"));
-            }
-            break;
-        }
+            outcome.stderr.contains("another goes on")
+        });
+        assert!(met, "{point} is never met");
     }
-    told(&format!("not met: {unmet:?}"));
-    assert!(unmet.len() <= 5, "{unmet:?}");
 }
 
 /// Whoever is to go on is killed too, before it does, or at once.
