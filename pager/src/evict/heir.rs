@@ -154,6 +154,26 @@ impl Estate {
         Some(unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) })
     }
 
+    /// Whether somebody lives who is none of these. Of a process that was being attached nothing was registered yet; there was one at most.
+    fn has_lost(&self, spaces: &Spaces) -> bool {
+        let is_known = |stray: &OwnedFd| {
+            spaces.values().any(|(space, _)| is_same_file(stray.as_fd(), space.faults.as_fd()))
+        };
+        let is_alive = |stray: &OwnedFd| {
+            let uffd = stray.try_clone().map(|fd| {
+                // SAFETY: a userfaultfd which we own and give away here.
+                Userfaultfd::of_child(unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) })
+            });
+            // One that cannot be asked counts.
+            uffd.map_or(true, |uffd| uffd.is_alive())
+        };
+        let is_attached = |number| self.left.values().any(|left| left.descriptor == number);
+        let is_lost = |(&number, stray): (&RawFd, &OwnedFd)| {
+            !is_attached(number) && !is_known(stray) && is_alive(stray)
+        };
+        self.left.len() > 1 || self.strays.iter().any(is_lost)
+    }
+
     /// The spaces of which the dead pager has told, and children which it had no time to tell of.
     fn spaces(
         mut self,
@@ -200,22 +220,7 @@ impl Estate {
         if tables.all_spaces().iter().any(|id| !spaces.contains_key(id)) {
             return Err(refuse("it is not known whose some of its pages are"));
         }
-        // Of a process that was being attached nothing was registered yet. There was one at most.
-        let is_known = |stray: &OwnedFd| {
-            spaces.values().any(|(space, _)| is_same_file(stray.as_fd(), space.faults.as_fd()))
-        };
-        let is_alive = |stray: &OwnedFd| {
-            let uffd = stray.try_clone().map(|fd| {
-                // SAFETY: a userfaultfd which we own and give away here.
-                Userfaultfd::of_child(unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) })
-            });
-            uffd.is_ok_and(|uffd| uffd.is_alive())
-        };
-        let attached = |number| self.left.values().any(|left| left.descriptor == number);
-        let lost = |(&number, stray): (&RawFd, &OwnedFd)| {
-            !attached(number) && !is_known(stray) && is_alive(stray)
-        };
-        if self.left.len() > 1 || self.strays.iter().any(lost) {
+        if self.has_lost(&spaces) {
             return Err(refuse("not all of its processes are known"));
         }
         former.extend(self.left.into_values());
