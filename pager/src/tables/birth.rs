@@ -120,8 +120,8 @@ impl Birth {
         let needs = self.needs();
         let decided = self.decided(&needs, &possible, |left| is_left(left, &hidden));
         let mut moments = Search::moments(&self, &possible, needs, decided).ok_or(Doubt)?;
+        moments.retain(|moment| is_left(&moment.left, &hidden));
         if moments.len() > 1 {
-            moments.retain(|moment| is_left(&moment.left, &hidden));
             hidden = self.unmarked_at(&moments)?;
             moments.retain(|moment| is_left(&moment.left, &hidden));
             rank(&mut moments, |page| is_there(page, &hidden))?;

@@ -435,14 +435,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// After what is `made`, the first that `wait` comes next, or one that makes way for it, or brings what it moves. The next `held` ones wait for it.
-    fn from(
-        &mut self,
-        mut places: Places,
-        wait: &[usize],
-        held: usize,
-        mut made: Vec<usize>,
-        free: bool,
-    ) {
+    fn from(&mut self, places: Places, wait: &[usize], held: usize, made: Vec<usize>, free: bool) {
         self.steps = self.steps.saturating_sub(1);
         if self.steps == 0 || self.free.doubt {
             return;
@@ -452,6 +445,10 @@ impl Search<'_> {
         };
         let change = &self.changes[next];
         let taken = change.reached().map(|range| places.taken(range)).unwrap_or_default();
+        let (mut then, mut with) = (places.clone(), made.clone());
+        then.make(change);
+        with.push(next);
+        self.from(then, rest, held.saturating_sub(1), with, free && taken.is_empty());
         for at in 1 + held..wait.len() {
             let other = &self.changes[wait[at]];
             let is_first = taken.overlaps(other.left()).next().is_some();
@@ -465,9 +462,6 @@ impl Search<'_> {
                 self.from(places.clone(), &sooner, held + 1, made.clone(), free);
             }
         }
-        places.make(change);
-        made.push(next);
-        self.from(places, rest, held.saturating_sub(1), made, free && taken.is_empty());
     }
 
     fn end(&mut self, places: &Places, made: Vec<usize>, free: bool) {

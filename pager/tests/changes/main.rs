@@ -384,3 +384,40 @@ fn a_child_has_what_was_unmapped_after_its_fork_whichever_unmap_was_told_first()
     ];
     assert!(run(&ops), "the workload was stopped");
 }
+
+/// Of orders that lead the same pages to the markers the one in which the changes were told comes first.
+#[test]
+fn a_child_has_what_came_and_went_in_the_order_in_which_it_was_told() {
+    let ops = [
+        Op::Map(1, 22, 2),
+        Op::Leave(0, 1 << 23),
+        Op::Remap(0, 0),
+        Op::Tell(0),
+        Op::Fork(0),
+        Op::Tell(0),
+        Op::Remap(0, 22),
+        Op::Tell(1),
+        Op::Tell(1),
+        Op::Unmap(0),
+    ];
+    assert!(run(&ops), "the workload was stopped");
+}
+
+/// What a child has is looked at even if there is but one moment at which it can have been born.
+#[test]
+fn a_child_that_was_born_at_no_moment_of_the_order_that_was_found_ends_the_workload() {
+    let ops = [
+        Op::Map(1, 7, 1),
+        Op::Map(0, 0, 7),
+        Op::Evict(0, u32::MAX),
+        Op::Evict(1, 1),
+        Op::Unmap(1),
+        Op::Fork(2),
+        Op::Remap(0, 1),
+        Op::Tell(2),
+        Op::Tell(2),
+        Op::Unmap(0),
+        Op::Tell(2),
+    ];
+    assert_eq!(play(&ops).end, Some(End::Vain));
+}
