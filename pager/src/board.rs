@@ -70,12 +70,6 @@ pub(crate) fn set_attaching(evictor: Option<i32>) {
     BOARD.get().into_iter().for_each(|(_, board)| board.attaching.store(word, Ordering::SeqCst));
 }
 
-/// The process that is being attached, if one is.
-pub(crate) fn set_victim(pid: Option<i32>) {
-    let pid = pid.unwrap_or(0);
-    BOARD.get().into_iter().for_each(|(_, board)| board.victim.store(pid, Ordering::SeqCst));
-}
-
 /// What this process's pager has left is not true any more.
 pub(crate) fn leave_nothing() {
     BOARD.get().into_iter().for_each(|(_, board)| board.leave(None));
@@ -130,8 +124,6 @@ pub(crate) struct Board {
     begun: AtomicU64,
     /// The descriptor of the evictor of a process that is being attached, and one.
     attaching: AtomicI32,
-    /// The process that is being attached: its thread that is traced dies with the pager.
-    victim: AtomicI32,
 }
 
 impl Board {
@@ -247,11 +239,6 @@ impl Board {
     /// What it has left.
     pub(crate) fn estate(&self) -> Option<i32> {
         Some(self.estate.load(Ordering::SeqCst) - 1).filter(|number| *number >= 0)
-    }
-
-    /// The process that the pager was attaching when it died, for the one that goes on.
-    pub(crate) fn take_victim(&self) -> Option<i32> {
-        Some(self.victim.swap(0, Ordering::SeqCst)).filter(|pid| *pid != 0)
     }
 
     /// See [`set_attaching`].

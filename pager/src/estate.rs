@@ -20,6 +20,7 @@ pub(crate) type Leave = Box<dyn Fn(Value, Descriptors) -> io::Result<()> + Send>
 #[derive(Default)]
 pub(crate) struct Estate {
     leave: Mutex<Option<Leave>>,
+    wanted: AtomicBool,
     due: AtomicBool,
 }
 
@@ -28,6 +29,7 @@ impl Estate {
     pub(crate) fn begin(&self, leave: Leave) {
         *lock(&self.leave) = Some(leave);
         self.due.store(true, Ordering::Relaxed);
+        self.wanted.store(true, Ordering::Release);
     }
 
     /// What was written is not true any more.
@@ -41,10 +43,10 @@ impl Estate {
         self.due.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is to be written anew.
+    /// Whether it is to be written anew: not before it is written at all, since what another pager has left is good until then.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
-        self.due.load(Ordering::Relaxed)
+        self.due.load(Ordering::Relaxed) && self.wanted.load(Ordering::Acquire)
     }
 
     /// What is known from now on is about to be written: who changes it meanwhile has it written again.
@@ -61,10 +63,5 @@ impl Estate {
         if leave(known, descriptors).is_err() {
             board::leave_nothing();
         }
-    }
-
-    /// Whether anybody is to go on.
-    pub(crate) fn is_wanted(&self) -> bool {
-        lock(&self.leave).is_some()
     }
 }

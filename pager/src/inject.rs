@@ -1,7 +1,7 @@
 //! Starts the evictor inside a running process: stops its running threads for about a millisecond, lets one of them issue a few system
 //! calls, and sets them going again as if nothing had happened.
 //!
-//! Every ptrace request of one injection must come from the thread that began it.
+//! Every ptrace request of one injection must come from the thread that began it: of a process apart, which finishes it if this one is killed ([`apart`]).
 
 use std::cell::Cell;
 use std::fs::File;
@@ -21,7 +21,9 @@ use crate::kernel::pidfd::{self, has_ended, pidfd_open, same_memory};
 use crate::kernel::proc::descends;
 use crate::kernel::{cgroup, proc};
 use crate::page_map::PAGE;
+use crate::stopped::apart::{Caller, apart};
 use crate::stopped::{InjectError, Stopped, refused};
+use crate::torture::{self, Point};
 
 /// Name of the evictor's process: not one by which people end gms.
 pub const EVICTOR_NAME: &str = "far-evictor";
@@ -55,6 +57,8 @@ enum Parent {
 pub struct Frozen {
     pid: i32,
     threads: Vec<Stopped>,
+    /// The one which has started an evictor.
+    injected: Option<i32>,
     since: Instant,
 }
 
@@ -68,7 +72,7 @@ impl Frozen {
     }
 
     fn none(pid: i32) -> Frozen {
-        Frozen { pid, threads: Vec::new(), since: Instant::now() }
+        Frozen { pid, threads: Vec::new(), injected: None, since: Instant::now() }
     }
 
     /// The same for a process that may not run, and none at all if it does not: many are stopped in little time.
@@ -124,69 +128,79 @@ impl Frozen {
         self.since.elapsed()
     }
 
-    /// A thread of the process that was stopped and has its memory.
+    /// A thread of the process that has its memory.
     pub fn witness(&self) -> i32 {
-        self.threads.first().map_or(self.pid, |thread| thread.tid.as_raw())
+        self.injected.unwrap_or(self.pid)
     }
 
     /// Starts an evictor: by a thread that ran, so that no system call is interrupted, or else by one that is blocked. Before it does anything, that
     /// thread has stopped, and `may_be` tells whether it is one of the process that is meant (`Unstoppable`: another one is to be tried).
     pub fn inject(&mut self, may_be: impl Fn(i32) -> Result<()>) -> Result<Injected> {
         may_be_injected(self.pid)?;
+        let pid = self.pid;
+        let (tid, injected) = self.by_one(&may_be, |thread, caller| thread.inject(pid, caller))?;
+        self.injected = Some(tid);
+        // It has run on. What fails here is found when it is looked for again.
+        let _ = self.stop_running();
+        Ok(injected)
+    }
+
+    /// Unmaps these ranges (address, length) again. Best effort: they stay if no thread of the process stops.
+    pub fn unmap(&mut self, ranges: &[(u64, u64)], may_be: impl Fn(i32) -> Result<()>) {
+        let _ = self.by_one(&may_be, |thread, _| {
+            let (instruction, _) = syscall_instruction(thread.tid.as_raw())?;
+            for &(at, length) in ranges {
+                let arguments = [at, length, 0, 0, 0, 0];
+                let _ = thread.syscall(instruction, "munmap", libc::SYS_munmap, arguments);
+            }
+            thread.restore()
+        });
+    }
+
+    /// Has one thread do something that leaves it as it was, by a process that finishes that if this one is killed.
+    fn by_one<R>(
+        &mut self,
+        may_be: &impl Fn(i32) -> Result<()>,
+        work: impl Fn(&mut Stopped, &Caller) -> Result<R>,
+    ) -> Result<(i32, R)> {
         let deadline = Instant::now() + INJECT_DEADLINE;
         let mut failure = InjectError::Unstoppable;
-        let running = std::mem::take(&mut self.threads);
-        let mut injected = None;
-        for mut thread in running {
-            if injected.is_none() && Instant::now() < deadline {
-                match thread.settle().and_then(|()| may_be(thread.tid.as_raw())) {
-                    Ok(()) => injected = Some(thread.inject(self.pid)),
-                    Err(InjectError::Unstoppable) => {}
-                    Err(other) => failure = other,
-                }
+        let mut attempt = |tid: i32| {
+            let one = apart(|caller| {
+                let mut thread = Stopped::new(tid)?;
+                let done = may_be(tid).map(|()| work(&mut thread, caller));
+                thread.let_go();
+                done
+            });
+            match one.unwrap_or(Err(InjectError::Os { what: "attaching", errno: Errno::ECHILD })) {
+                Ok(done) => return Some(done.map(|made| (tid, made))),
+                Err(InjectError::Unstoppable) => {}
+                Err(other) => failure = other,
             }
-            self.threads.push(thread);
-        }
-        if let Some(injected) = injected {
-            return injected;
+            None
+        };
+        for mut thread in std::mem::take(&mut self.threads) {
+            // Whom another process is to stop must be ours no longer.
+            if Instant::now() < deadline && thread.interrupted().is_ok() {
+                let tid = thread.tid.as_raw();
+                thread.let_go();
+                if let Some(done) = attempt(tid) {
+                    return done;
+                }
+            } else {
+                self.threads.push(thread);
+            }
         }
         for (tried, tid) in blocked_threads(self.pid).into_iter().enumerate() {
             // One is tried in any case: those that run may never stop.
             if tried > 0 && Instant::now() > deadline {
                 break;
             }
-            match Stopped::new(tid) {
-                Ok(mut thread) => {
-                    let is_one = may_be(thread.tid.as_raw());
-                    let injected = is_one.map(|()| thread.inject(self.pid));
-                    self.threads.push(thread);
-                    match injected {
-                        Ok(injected) => return injected,
-                        Err(InjectError::Unstoppable) => {}
-                        Err(other) => failure = other,
-                    }
-                }
-                Err(InjectError::Unstoppable) => {}
-                Err(other) => failure = other,
+            if let Some(done) = attempt(tid) {
+                return done;
             }
         }
         Err(failure)
-    }
-
-    /// Unmaps these ranges (address, length) again, by a thread that has stopped. Best effort: they stay if that has ended.
-    pub fn unmap(&mut self, ranges: &[(u64, u64)]) {
-        let Some(thread) = self.threads.iter_mut().find(|thread| thread.is_settled()) else {
-            return;
-        };
-        let Ok((instruction, _)) = syscall_instruction(thread.tid.as_raw()) else { return };
-        if thread.die_with_us(true).and_then(|()| thread.block_signals()).is_ok() {
-            for &(at, length) in ranges {
-                let arguments = [at, length, 0, 0, 0, 0];
-                let _ = thread.syscall(instruction, "munmap", libc::SYS_munmap, arguments);
-            }
-        }
-        // Fails only if the thread has been killed meanwhile.
-        let _ = thread.restore();
     }
 }
 
@@ -306,20 +320,22 @@ fn blocked_threads(pid: i32) -> Vec<i32> {
 
 impl Stopped {
     /// Lets the thread start an evictor; it stays stopped, as it was before.
-    fn inject(&mut self, pid: i32) -> Result<Injected> {
+    fn inject(&mut self, pid: i32, caller: &Caller) -> Result<Injected> {
         let foreign = !proc::shares_pid_namespace(pid) || IN_TREE_REAPER.get();
         let parent = if foreign { Parent::Process } else { Parent::Adopted };
         // Found only now: while it ran, the process might have executed another program.
         let injected = syscall_instruction(self.tid.as_raw()).and_then(|(instruction, memory)| {
-            let started = self.start_evictor(pid, instruction, &memory, parent)?;
-            match parent == Parent::Adopted && is_seen_in_workload(&started, pid) {
-                false => Ok(started),
-                true => {
-                    IN_TREE_REAPER.set(true);
-                    self.take_back(instruction, started);
-                    self.start_evictor(pid, instruction, &memory, Parent::Process)
-                }
+            let mut started = self.start_evictor(pid, instruction, &memory, parent)?;
+            if parent == Parent::Adopted && is_seen_in_workload(&started, pid) {
+                IN_TREE_REAPER.set(true);
+                self.take_back(instruction, started);
+                started = self.start_evictor(pid, instruction, &memory, Parent::Process)?;
             }
+            if caller.is_dead() {
+                self.take_back(instruction, started);
+                return Err(InjectError::Gone);
+            }
+            Ok(started)
         });
         let restored = self.restore();
         if let (Err(_), Ok(injected)) = (&restored, &injected) {
@@ -360,6 +376,7 @@ impl Stopped {
             libc::SYS_mmap,
             [random_address(), length, READ_WRITE, PRIVATE, u64::MAX, 0],
         )? as u64;
+        torture::at(Point::WhileAttaching);
         let started = self.run_blob(pid, instruction, memory, base, parent);
         if started.is_err() {
             // Best effort: the error that matters is the first one.

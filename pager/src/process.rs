@@ -138,13 +138,14 @@ impl Process {
         frozen: &mut Frozen,
         orphans: &mut Vec<Arc<Space>>,
     ) -> Result<Process, InjectError> {
-        let injected = frozen.inject(|tid| {
+        let may_be = |tid| {
             // Numbers: a thread that has stopped keeps its own, and while the process has not ended nobody else is called like that.
             if proc::status_field(tid, "Tgid:") != Some(pid.into()) || has_ended(pidfd.as_fd()) {
                 return Err(InjectError::Gone);
             }
             target.map_or(Ok(()), |target| target.check_again(tid))
-        })?;
+        };
+        let injected = frozen.inject(may_be)?;
         let evictor_pid = injected.evictor.as_raw();
         lock(&shared.evictors).push(evictor_pid);
         let mut mapped = vec![(injected.base, crate::arch::BLOB_LEN as u64)];
@@ -153,7 +154,7 @@ impl Process {
             // Nothing of ours stays. The evictor ends first: it runs in what is unmapped then, and would execute its will if its socket closed.
             pidfd::end(&injected.process);
             board::set_attaching(None);
-            frozen.unmap(&mapped);
+            frozen.unmap(&mapped, may_be);
             lock(&shared.evictors).retain(|&pid| pid != evictor_pid);
         }
         let Parts { page_tables, measure, evictor, outbox, space, uffd_number } =

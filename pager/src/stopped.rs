@@ -3,6 +3,7 @@
 //! Every request must come from the thread that made the first one. Only the dead may be reaped by others ([`reap_ended`]).
 
 mod alarm;
+pub(crate) mod apart;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -295,7 +296,7 @@ impl Stopped {
     }
 
     /// Waits for the stop that was asked for, passing on the signals met on the way.
-    fn interrupted(&mut self) -> Result<()> {
+    pub(crate) fn interrupted(&mut self) -> Result<()> {
         loop {
             let status = self.wait(STOP_DEADLINE)?;
             if is_event_stop(status) {
@@ -439,11 +440,6 @@ impl Stopped {
             }
         }
         Err(InjectError::Unstoppable)
-    }
-
-    /// Whether it stands where system calls can be injected.
-    pub fn is_settled(&self) -> bool {
-        self.settled
     }
 
     /// Gets ready for more injected calls after [`Stopped::restore`].

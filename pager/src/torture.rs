@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use nix::unistd::Pid;
 
 /// Where a thread can be delayed, or the pager die: between the two sides of what must not be assumed to be one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -42,6 +43,7 @@ pub(crate) enum Point {
     BeforeWrittenIsNoted,
     BeforeFork,
     BeforeAttach,
+    WhileAttaching,
     AfterAttach,
 }
 
@@ -73,6 +75,8 @@ static SEED: AtomicU64 = AtomicU64::new(OFF);
 const OFF: u64 = 0;
 /// Where the pager dies, and how often it has been there.
 static DEATH: OnceLock<Death> = OnceLock::new();
+/// Who dies: the process of the first visit, not one that does something apart for it.
+static WHO: OnceLock<Pid> = OnceLock::new();
 static VISITS: AtomicU64 = AtomicU64::new(0);
 /// Whether anything happens at points.
 static WATCHED: AtomicBool = AtomicBool::new(false);
@@ -123,10 +127,11 @@ pub(crate) fn at(point: Point) {
 
 #[cold]
 fn visit(point: Point) {
+    let who = WHO.get_or_init(Pid::this);
     if let Some(&Death(_, visit)) = DEATH.get().filter(|death| death.0 == point)
         && VISITS.fetch_add(1, Ordering::Relaxed) + 1 == visit
     {
-        let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
+        let _ = nix::sys::signal::kill(*who, nix::sys::signal::Signal::SIGKILL);
     }
     if is_on() {
         delay(point);

@@ -168,8 +168,7 @@ impl<T: Transport> EvictThread<T> {
         estate.begin_writing();
         let began = Instant::now();
         let mut descriptors = Descriptors::default();
-        let is_fit = estate.is_wanted()
-            && !self.is_detaching()
+        let is_fit = !self.is_detaching()
             && self.processes.len() <= HEIRS_MAX
             && self.spaces.values().all(|space| space.faults.next_generation().is_some());
         let made = |to: &mut Descriptors| self.record(self.tree.leave(), to).ok();

@@ -364,10 +364,7 @@ impl<T: Transport> EvictThread<T> {
             return Err(InjectError::Gone);
         }
         let member = (pid, member, self.tree.target(pid));
-        board::set_victim(Some(pid));
-        let attached = Process::attach(&self.shared, member, frozen, &mut self.orphans);
-        board::set_victim(None);
-        let process = attached?;
+        let process = Process::attach(&self.shared, member, frozen, &mut self.orphans)?;
         let space = process.space.clone();
         self.processes.insert(pid, process);
         let is_new = self.spaces.insert(space.id, space.clone()).is_none();

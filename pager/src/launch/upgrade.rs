@@ -34,7 +34,7 @@ use crate::control::{Server, ServerRecord};
 use crate::handed::{self, Descriptors, Handed, Header, VERSION};
 use crate::keeper;
 use crate::kernel::pidfd::kill;
-use crate::kernel::proc::{self, self_pid};
+use crate::kernel::proc::self_pid;
 use crate::privilege::{capabilities, named};
 use crate::session::{Leave, Resumed, Session, SessionError, SessionRecord};
 use crate::speech::{self, note, say};
@@ -261,15 +261,11 @@ pub fn inherit<R>(
     if !prepared.running.link.board().begin(self_pid(), now().as_millis() as u64) {
         return Err(odd("it has been given up"));
     }
-    let victim = prepared.running.link.board().take_victim();
     let adopted = prepared.begin(None, descriptors);
     let waited = now().saturating_sub(Duration::from_millis(died)).as_millis();
     // Nobody who reads is waited for.
     speech::begin();
     note(format!("the pager was killed; another goes on after {waited} ms"));
-    if let Some(pid) = victim.filter(|&pid| matches!(proc::state(pid), None | Some('Z' | 'X'))) {
-        note(format!("process {pid}, which it was just attaching, was killed with it"));
-    }
     Ok((adopted, rest))
 }
 

@@ -2,7 +2,6 @@
 //! after the handler; so the handler sends the thread past it.
 
 use std::mem::MaybeUninit;
-use std::sync::Once;
 use std::time::Duration;
 
 use crate::arch;
@@ -17,30 +16,44 @@ thread_local! {
 }
 
 /// While this lives the calling thread is in time for one PTRACE_SEIZE, which fails with EINTR afterwards. Best effort: without a timer it sleeps on.
-pub(super) struct Alarm;
+pub(super) struct Alarm {
+    /// Of a process that has the variables of a thread of another one ([`super::apart`]), but not its timers.
+    own: Option<Timer>,
+}
 
 impl Alarm {
     pub(super) fn set(limit: Duration) -> Alarm {
+        let is_apart = TIMER.with(|timer| timer.process != std::process::id());
+        let alarm = Alarm { own: is_apart.then(Timer::new) };
         mask(libc::SIG_UNBLOCK);
-        TIMER.with(|timer| timer.set(limit));
-        Alarm
+        alarm.timer(|timer| timer.set(limit));
+        alarm
+    }
+
+    fn timer(&self, use_it: impl FnOnce(&Timer)) {
+        match &self.own {
+            Some(timer) => use_it(timer),
+            None => TIMER.with(use_it),
+        }
     }
 }
 
 impl Drop for Alarm {
     fn drop(&mut self) {
-        TIMER.with(|timer| timer.set(Duration::ZERO));
+        self.timer(|timer| timer.set(Duration::ZERO));
         mask(libc::SIG_BLOCK);
     }
 }
 
 /// A timer which signals the thread that made it.
-struct Timer(Option<libc::timer_t>);
+struct Timer {
+    process: u32,
+    timer: Option<libc::timer_t>,
+}
 
 impl Timer {
     fn new() -> Timer {
-        static HANDLER: Once = Once::new();
-        HANDLER.call_once(handle);
+        handle();
         // SAFETY: all-zero is a valid sigevent; the kernel writes one id, to a live one.
         unsafe {
             let mut event: libc::sigevent = std::mem::zeroed();
@@ -50,13 +63,14 @@ impl Timer {
             let mut timer = MaybeUninit::uninit();
             let made =
                 libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, timer.as_mut_ptr());
-            Timer((made == 0).then(|| timer.assume_init()))
+            let timer = (made == 0).then(|| timer.assume_init());
+            Timer { process: std::process::id(), timer }
         }
     }
 
     /// Signals after `limit`, and then as often; never if it is zero.
     fn set(&self, limit: Duration) {
-        let Some(timer) = self.0 else { return };
+        let Some(timer) = self.timer else { return };
         let time = libc::timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
         let spec = libc::itimerspec { it_interval: time, it_value: time };
         // SAFETY: the timer lives, the kernel reads one live itimerspec.
@@ -66,7 +80,7 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        if let Some(timer) = self.0 {
+        if let Some(timer) = self.timer {
             // SAFETY: nobody else has it.
             unsafe { libc::timer_delete(timer) };
         }

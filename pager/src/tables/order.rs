@@ -5,8 +5,9 @@
 //! late, has meanwhile become the target of another's remap. So changes are looked at when all that had begun have been told, together. The order in
 //! which they were told is tried first; a remap to where something still is was made after one of those told later that made way for it,
 //! and a remap of what is not known after one of those that brought something there. An order must lead pages to where the markers are now,
-//! but for those that are to get theirs, which must be led to where memory is. If two do, and with different pages, it cannot be known what is where. No
-//! marker tells where a page is that is to get one, or that it was unmapped: where there are such pages, orders that lead them elsewhere are tried in any case.
+//! but for those that are to get theirs, which must be led to where memory is. If two do, and with different pages, it cannot be known what is where; of
+//! those that lead the same ones there that counts which differs least from the one told (a child that was forked meanwhile may show more). No marker tells
+//! where a page is that is to get one, or that it was unmapped: where there are such pages, orders that lead them elsewhere are tried in any case.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -406,19 +407,34 @@ pub(super) fn order(places: &Places, changes: &[Change], seen: &Seen) -> Result<
             return is_sure.then_some(as_told).ok_or(Doubt);
         }
         let found = if search.free.led.is_some() { search.free } else { search.forced };
-        if let Some((_, made)) = found.led {
-            return if found.doubt { Err(Doubt) } else { Ok(made) };
+        if let Some(led) = found.led {
+            return if found.doubt { Err(Doubt) } else { Ok(led.made) };
         }
     }
     Err(Doubt)
 }
 
-/// What came to the markers, and by which order; the first of those that are alike.
+/// Orders that lead the same pages to the markers.
 #[derive(Default)]
 struct Found {
-    led: Option<(Vec<Part>, Vec<usize>)>,
+    led: Option<Led>,
     /// Another order leads other pages there.
     doubt: bool,
+}
+
+struct Led {
+    /// What came to the markers.
+    places: Vec<Part>,
+    /// The order that differs least from the one told.
+    made: Vec<usize>,
+    inversions: usize,
+}
+
+/// How many pairs of changes were told in the other order.
+fn inversions(made: &[usize]) -> usize {
+    let later =
+        |(n, one): (usize, &usize)| made[n + 1..].iter().filter(|other| *other < one).count();
+    made.iter().enumerate().map(later).sum()
 }
 
 struct Search<'a> {
@@ -435,7 +451,14 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// After what is `made`, the first that `wait` comes next, or one that makes way for it, or brings what it moves. The next `held` ones wait for it.
-    fn from(&mut self, places: Places, wait: &[usize], held: usize, made: Vec<usize>, free: bool) {
+    fn from(
+        &mut self,
+        mut places: Places,
+        wait: &[usize],
+        held: usize,
+        mut made: Vec<usize>,
+        free: bool,
+    ) {
         self.steps = self.steps.saturating_sub(1);
         if self.steps == 0 || self.free.doubt {
             return;
@@ -445,10 +468,6 @@ impl Search<'_> {
         };
         let change = &self.changes[next];
         let taken = change.reached().map(|range| places.taken(range)).unwrap_or_default();
-        let (mut then, mut with) = (places.clone(), made.clone());
-        then.make(change);
-        with.push(next);
-        self.from(then, rest, held.saturating_sub(1), with, free && taken.is_empty());
         for at in 1 + held..wait.len() {
             let other = &self.changes[wait[at]];
             let is_first = taken.overlaps(other.left()).next().is_some();
@@ -462,14 +481,19 @@ impl Search<'_> {
                 self.from(places.clone(), &sooner, held + 1, made.clone(), free);
             }
         }
+        places.make(change);
+        made.push(next);
+        self.from(places, rest, held.saturating_sub(1), made, free && taken.is_empty());
     }
 
     fn end(&mut self, places: &Places, made: Vec<usize>, free: bool) {
-        let Some(led) = places.at(self.seen) else { return };
+        let Some(places) = places.at(self.seen) else { return };
         let found = if free { &mut self.free } else { &mut self.forced };
+        let led = Led { places, inversions: inversions(&made), made };
         match &found.led {
-            None => found.led = Some((led, made)),
-            Some((first, _)) => found.doubt |= *first != led,
+            Some(other) if other.places != led.places => found.doubt = true,
+            Some(other) if other.inversions <= led.inversions => {}
+            _ => found.led = Some(led),
         }
     }
 }

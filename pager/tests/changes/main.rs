@@ -385,7 +385,7 @@ fn a_child_has_what_was_unmapped_after_its_fork_whichever_unmap_was_told_first()
     assert!(run(&ops), "the workload was stopped");
 }
 
-/// Of orders that lead the same pages to the markers the one in which the changes were told comes first.
+/// Of orders that lead the same pages to the markers that one counts which differs least from the one told.
 #[test]
 fn a_child_has_what_came_and_went_in_the_order_in_which_it_was_told() {
     let ops = [
@@ -398,6 +398,26 @@ fn a_child_has_what_came_and_went_in_the_order_in_which_it_was_told() {
         Op::Remap(0, 22),
         Op::Tell(1),
         Op::Tell(1),
+        Op::Unmap(0),
+    ];
+    assert!(run(&ops), "the workload was stopped");
+}
+
+/// The same, of three threads: one block moves to where another's was, and back, and is freed.
+#[test]
+fn a_child_has_what_came_and_went_after_it_was_made_way_for() {
+    let ops = [
+        Op::Map(2, 1, 4),
+        Op::Map(1, 23, 3),
+        Op::Evict(0, 3 << 3),
+        Op::Unmap(1),
+        Op::Remap(0, 20),
+        Op::Tell(1),
+        Op::Tell(1),
+        Op::Fork(0),
+        Op::Remap(0, 1),
+        Op::Tell(2),
+        Op::Tell(2),
         Op::Unmap(0),
     ];
     assert!(run(&ops), "the workload was stopped");
