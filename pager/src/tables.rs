@@ -31,7 +31,7 @@ mod words;
 
 pub use birth::{Ask, Birth};
 pub use guard::{TablesGuard, TablesLock};
-pub use order::{Change, Doubt, Remap, Seen, contested, drop_echoes};
+pub use order::{Change, Doubt, Orders, Others, Remap, Seen, contested, drop_echoes};
 pub use repair::Short;
 pub(crate) use slots::SLOTS_MAX;
 pub use stripes::Dealt;

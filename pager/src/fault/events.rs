@@ -14,7 +14,9 @@ use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
-use crate::tables::{Change, Doubt, FaultAction, Remap, Seen, Tables, contested, drop_echoes};
+use crate::tables::{
+    Change, Doubt, FaultAction, Orders, Others, Remap, Seen, Tables, contested, drop_echoes,
+};
 use crate::torture::{self, Point};
 use gms_policy::ids::{PageAddr, SpaceId};
 use gms_transport::Transport;
@@ -54,23 +56,25 @@ impl Stuck {
 /// In which order several threads have made changes that meet.
 #[derive(Default)]
 pub(super) struct Proof {
-    /// Indices of unmaps and remaps; none if it is that in which they were told.
-    order: Vec<usize>,
+    /// Of unmaps and remaps; `None` if it is that in which they were told.
+    orders: Option<Orders>,
     /// What there is now in what they concern.
     seen: Seen,
     concerned: RangeSet,
 }
 
 impl Proof {
+    fn others(&self) -> Others<'_> {
+        self.orders.as_ref().map_or(Some(&[]), |orders| orders.others.as_deref())
+    }
+
     fn sort(&self, events: Vec<(usize, Event)>) -> Vec<(usize, Event)> {
-        if self.order.is_sorted() {
-            return events;
-        }
-        let mut places = vec![0; self.order.len()];
-        self.order.iter().enumerate().for_each(|(place, &index)| places[index] = place + 1);
+        let Some(Orders { first: order, .. }) = &self.orders else { return events };
+        let mut places = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(place, &index)| places[index] = place + 1);
         // Each change with the removals that come behind it. What is removed is told before it is: what had been told before that had been made.
         let mut groups: Vec<Vec<(usize, Event)>> = Vec::new();
-        groups.resize_with(self.order.len() + 1, Vec::new);
+        groups.resize_with(order.len() + 1, Vec::new);
         let mut places = places.into_iter();
         let mut last = 0;
         for (told, event) in events {
@@ -172,7 +176,11 @@ impl<T: Transport> FaultCore<T> {
         let alone = !born.is_empty() && self.is_alone(space);
         let events = proof.sort(events);
         let made = born.iter().map(|(birth, child)| {
-            (*birth, child.id, self.inherited(space, child, *birth, &events, alone))
+            (
+                *birth,
+                child.id,
+                self.inherited(space, child, (*birth, proof.others()), &events, alone),
+            )
         });
         let made: Vec<(usize, SpaceId, Vec<bool>)> = made.collect();
         let mut tables = lock(&self.shared.tables);
@@ -287,9 +295,9 @@ impl<T: Transport> FaultCore<T> {
         if !unmarked.is_empty() && !space.faults.is_alive() {
             return Some(Proof::default());
         }
-        let mut proof = Proof { order: Vec::new(), seen, concerned };
+        let mut proof = Proof { orders: None, seen, concerned };
         match lock(&self.shared.tables).order(space.id, &changes, &proof.seen) {
-            Ok(order) => proof.order = order,
+            Ok(orders) => proof.orders = Some(orders),
             Err(Doubt) => self.fail_in_doubt(space),
         }
         Some(proof)

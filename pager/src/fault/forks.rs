@@ -17,7 +17,7 @@ use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
-use crate::tables::{Ask, Change, Doubt, Tables};
+use crate::tables::{Ask, Change, Doubt, Others, Tables};
 use crate::torture::{self, Point};
 
 /// For a forked child to stop changing its address space.
@@ -66,19 +66,19 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Which of its parent's changes, read together with the fork, were made before it: of each change that is no removal. One thread (`alone`) tells what it does
-    /// in its order; else the child's memory tells.
+    /// in its order; else the child's memory tells. `others`: orders in which they may have been made besides.
     pub(super) fn inherited(
         &mut self,
         parent: &Space,
         child: &Arc<Space>,
-        birth: usize,
+        (birth, others): (usize, Others<'_>),
         events: &[(usize, Event)],
         alone: bool,
     ) -> Vec<bool> {
         let changed =
             |(order, event): &(usize, Event)| Some((*order < birth, event.change()?.clone()));
         let (told, changes): (Vec<bool>, Vec<Change>) = events.iter().filter_map(changed).unzip();
-        if alone { told } else { self.made(parent, child, &changes, &told) }
+        if alone { told } else { self.made(parent, child, (&changes, &told, others)) }
     }
 
     /// Which of several threads' changes were made before the fork, as far as they concern what is known. What was only unmapped has no markers in the child.
@@ -86,11 +86,10 @@ impl<T: Transport> FaultCore<T> {
         &mut self,
         parent: &Space,
         child: &Arc<Space>,
-        changes: &[Change],
-        told: &[bool],
+        (changes, told, others): (&[Change], &[bool], Others<'_>),
     ) -> Vec<bool> {
         let mut made = vec![false; changes.len()];
-        let births = lock(&self.shared.tables).births(parent.id, changes, told);
+        let births = lock(&self.shared.tables).births(parent.id, changes, told, others);
         for birth in births {
             let ask = |ask| match ask {
                 Ask::Registered(part) => self.was_registered(parent, child, part),

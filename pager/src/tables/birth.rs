@@ -4,16 +4,17 @@
 //! which came first. But a child's memory is that of its parent at one moment. So every moment is tried at which the fork may have been. None is
 //! the one that has pages where the child has nothing registered, or that has memory left where there is something: what comes there before all that
 //! was told is applied is empty, because nobody is served, and is memory that grew in place, so that the parent still has it. (A page that is not found
-//! refutes nothing: it may have been discarded.) What remains must not have two pages at one address.
+//! refutes nothing: it may have been discarded.) What remains must not have two pages at one address. If the changes may have been made in several orders,
+//! that is tried with each, and they must agree.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 use gms_policy::ids::SpaceId;
 
 use super::Tables;
-use super::order::{Change, Doubt, Part, Places, groups, now_at};
+use super::order::{Change, Doubt, Others, Part, Places, groups, images, meet, now_at};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 
@@ -32,7 +33,7 @@ const PARTS_MAX: usize = 256;
 const SAMPLES: u64 = 8;
 
 /// What is asked of a child's memory, as it was when the child was born.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Ask {
     /// Whether the part is registered, all of it.
     Registered(Range<u64>),
@@ -44,7 +45,14 @@ pub enum Ask {
 
 /// Changes of a parent that concern one another, and where its pages were before them.
 pub struct Birth {
-    /// Indices, in the order in which they were made.
+    likely: History,
+    /// The same changes in other orders; `None`: there are too many.
+    others: Option<Vec<History>>,
+}
+
+/// Changes in an order in which they may have been made.
+struct History {
+    /// Indices.
     members: Vec<usize>,
     changes: Vec<Change>,
     /// Which were told before the fork.
@@ -53,41 +61,97 @@ pub struct Birth {
 }
 
 impl Tables {
-    /// What concerns a child of its parent's changes, which are in the order in which they were made; `told`: before the fork. The child will be given what was known
-    /// before all of them.
-    pub fn births(&self, parent: SpaceId, changes: &[Change], told: &[bool]) -> Vec<Birth> {
+    /// What concerns a child of its parent's changes, which are in the order in which they were made, or in one of `others`; `told`: before the
+    /// fork. The child will be given what was known before all of them.
+    pub fn births(
+        &self,
+        parent: SpaceId,
+        changes: &[Change],
+        told: &[bool],
+        others: Others<'_>,
+    ) -> Vec<Birth> {
         let groups = groups(changes);
         let private = self.private_of(parent);
-        let birth = |members: Vec<usize>| {
+        let history = |members: Vec<usize>| {
             let (changes, mut places) = self.places(parent, changes, &members, &private);
             // What moves is registered.
             places.begin_registered(&changes);
             let told = members.iter().map(|&index| told[index]).collect();
-            Birth { members, changes, told, places }
+            History { members, changes, told, places }
+        };
+        let birth = |members: Vec<usize>| {
+            let within = |other: &Vec<usize>| -> Vec<usize> {
+                other.iter().copied().filter(|index| members.binary_search(index).is_ok()).collect()
+            };
+            let others = others.map(|others| {
+                let orders: BTreeSet<Vec<usize>> = others.iter().map(within).collect();
+                orders.into_iter().filter(|order| *order != members).map(history).collect()
+            });
+            let is_sure = || !meet(members.iter().map(|&index| &changes[index]));
+            let others = others.or_else(|| is_sure().then(Vec::new));
+            Birth { likely: history(members), others }
         };
         let mut births: Vec<Birth> = groups.into_iter().map(birth).collect();
         // What was only unmapped before the fork has no markers, and none are to be left.
-        let is_moved =
-            |birth: &Birth| birth.changes.iter().any(|change| change.reached().is_some());
-        births.retain(|birth| match is_moved(birth) {
-            true => !birth.places.all().is_empty(),
-            false => !birth.places.leaving().is_empty(),
+        births.retain(|Birth { likely, .. }| {
+            match likely.changes.iter().any(|change| change.reached().is_some()) {
+                true => !likely.places.all().is_empty(),
+                false => !likely.places.leaving().is_empty(),
+            }
         });
         births
     }
 }
 
+/// What has been asked is not asked again: a probe may have left something.
+struct Asked<A> {
+    ask: A,
+    answers: HashMap<Ask, Option<bool>>,
+}
+
+impl<A: FnMut(Ask) -> Option<bool>> Asked<A> {
+    fn ask(&mut self, what: Ask) -> Option<bool> {
+        let Asked { ask, answers } = self;
+        *answers.entry(what.clone()).or_insert_with(|| ask(what))
+    }
+}
+
 impl Birth {
     /// Indices of the changes that were made before the fork.
-    pub fn inherited(
+    pub fn inherited(self, ask: impl FnMut(Ask) -> Option<bool>) -> Result<Vec<usize>, Doubt> {
+        let Birth { likely, others } = self;
+        let others = others.ok_or(Doubt)?;
+        let mut asked = Asked { ask, answers: HashMap::new() };
+        // Where pages without markers may be a probe would leave zeros: in whatever order the changes were made.
+        let mut hidden = images(&likely.changes, likely.places.leaving());
+        likely.places.leaving().iter().for_each(|range| hidden.insert(range));
+        let is_only = others.is_empty();
+        let (made, places) = likely.inherited(&mut asked, &hidden, is_only)?;
+        for other in others {
+            match other.inherited(&mut asked, &hidden, false) {
+                Ok((_, others)) if others != places => return Err(Doubt),
+                // It cannot have been born so.
+                Ok(_) | Err(Doubt) => {}
+            }
+        }
+        Ok(made)
+    }
+}
+
+impl History {
+    /// Indices of the changes that were made before the fork, and where pages are then. `hidden`: where nothing is looked for, but if `is_only`, no other history is
+    /// possible, and it is known where pages without markers are.
+    fn inherited<A: FnMut(Ask) -> Option<bool>>(
         mut self,
-        mut ask: impl FnMut(Ask) -> Option<bool>,
-    ) -> Result<Vec<usize>, Doubt> {
+        asked: &mut Asked<A>,
+        hidden: &RangeSet,
+        is_only: bool,
+    ) -> Result<(Vec<usize>, Vec<Part>), Doubt> {
         self.drop_rounds()?;
         // What cannot be known refutes nothing.
         let (mut registered, mut possible) = (RangeSet::default(), RangeSet::default());
         for part in self.parts() {
-            let answer = ask(Ask::Registered(part.clone()));
+            let answer = asked.ask(Ask::Registered(part.clone()));
             if answer == Some(true) {
                 registered.insert(part.clone());
             }
@@ -97,15 +161,12 @@ impl Birth {
         }
         // The child has nothing of it.
         if possible.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), Vec::new()));
         }
-        let grown = self.grown(&registered, |at| ask(Ask::Grown(at)));
-        // Where pages without markers may be a probe would leave zeros.
-        let mut hidden = self.images(self.places.leaving().iter());
-        let mut answers: BTreeMap<u64, bool> = BTreeMap::new();
+        let grown = self.grown(&registered, |at| asked.ask(Ask::Grown(at)));
+        let mut hidden = hidden.clone();
         let mut is_there = |page: u64, hidden: &RangeSet| {
-            let mut look = || ask(Ask::Page(page)) == Some(true);
-            !hidden.contains(page) && *answers.entry(page).or_insert_with(&mut look)
+            !hidden.contains(page) && asked.ask(Ask::Page(page)) == Some(true)
         };
         let likely = self.images(self.places.all().into_iter().map(|(at, _)| at));
         // What comes to where memory was left is empty.
@@ -122,13 +183,16 @@ impl Birth {
         let mut moments = Search::moments(&self, &possible, needs, decided).ok_or(Doubt)?;
         moments.retain(|moment| is_left(&moment.left, &hidden));
         if moments.len() > 1 {
-            hidden = self.unmarked_at(&moments)?;
+            let unmarked = self.unmarked_at(&moments)?;
+            if is_only {
+                hidden = unmarked;
+            }
             moments.retain(|moment| is_left(&moment.left, &hidden));
             rank(&mut moments, |page| is_there(page, &hidden))?;
         }
-        let moment = moments.first().ok_or(Doubt)?;
+        let moment = moments.into_iter().next().ok_or(Doubt)?;
         let made = self.members.iter().zip(&moment.made);
-        Ok(made.filter_map(|(&index, &made)| made.then_some(index)).collect())
+        Ok((made.filter_map(|(&index, &made)| made.then_some(index)).collect(), moment.away))
     }
 
     /// Takes out what was done once more, step by step, from where everything was as before: so long as a fork is not told of, a thread may move a block there
@@ -335,7 +399,7 @@ struct Moment {
 }
 
 struct Search<'a> {
-    birth: &'a Birth,
+    birth: &'a History,
     /// Where pages may be.
     possible: &'a RangeSet,
     needs: Vec<Vec<usize>>,
@@ -349,7 +413,7 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     /// One of those each that do not differ in what is where, and where nothing is; `None` if there are too many.
     fn moments(
-        birth: &'a Birth,
+        birth: &'a History,
         possible: &'a RangeSet,
         needs: Vec<Vec<usize>>,
         decided: Vec<Option<bool>>,
@@ -447,8 +511,8 @@ mod tests {
         let mut leaving = Vec::new();
         tables.begin_evict(space, &[page], &mut leaving);
         let unmap = [Change::Unmap(page.get()..page.get() + PAGE)];
-        assert_eq!(tables.births(space, &unmap, &[true]).len(), 1);
+        assert_eq!(tables.births(space, &unmap, &[true], Some(&[])).len(), 1);
         tables.make_private(leaving[0].1);
-        assert!(tables.births(space, &unmap, &[true]).is_empty());
+        assert!(tables.births(space, &unmap, &[true], Some(&[])).is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use gms_policy::ids::{PageAddr, SpaceId};
 
-use super::order::{Change, Doubt, Places, Remap, Seen, contests, images, order};
+use super::order::{Change, Doubt, Orders, Places, Remap, Seen, contests, images, order};
 use super::{Owner, Phase, Place, SpaceState, Tables};
 use crate::page_map::State;
 use crate::range_set::RangeSet;
@@ -83,26 +83,18 @@ impl Tables {
         all
     }
 
-    /// The order in which changes were made that are given in the order in which they were told: indices. No other change is under way.
-    pub fn order(
-        &self,
-        space: SpaceId,
-        changes: &[Change],
-        seen: &Seen,
-    ) -> Result<Vec<usize>, Doubt> {
-        let mut made: Vec<usize> = (0..changes.len()).collect();
+    /// The order in which changes were made that are given in the order in which they were told. No other change is under way.
+    pub fn order(&self, space: SpaceId, changes: &[Change], seen: &Seen) -> Result<Orders, Doubt> {
+        let mut orders = Orders::as_told(changes.len());
         for group in contests(changes) {
             let (members, places) = self.places(space, changes, &group, &[]);
             let mut there = Seen { marked: RangeSet::default(), mapped: seen.mapped.clone() };
             for range in places.concerned() {
                 seen.marked.overlaps(range).for_each(|part| there.marked.insert(part));
             }
-            let sorted = order(&places, &members, &there)?;
-            for (&slot, &member) in group.iter().zip(&sorted) {
-                made[slot] = group[member];
-            }
+            orders.set(&group, order(&places, &members, &there)?);
         }
-        Ok(made)
+        Ok(orders)
     }
 
     /// Whether none of the changes, made in the order in which they were told, reaches what is taken.

@@ -9,7 +9,7 @@
 //! those that lead the same ones there that counts which differs least from the one told (a child that was forked meanwhile may show more). No marker tells
 //! where a page is that is to get one, or that it was unmapped: where there are such pages, orders that lead them elsewhere are tried in any case.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::page_map::PAGE;
@@ -20,6 +20,47 @@ use gms_policy::ids::PageAddr;
 /// Changes told late are looked for among so many of a group at most, and in so many steps.
 const SEARCHED_MAX: usize = 64;
 const STEPS_MAX: usize = 4096;
+/// Most orders of a group that are told apart for the births of children.
+const ORDERS_MAX: usize = 64;
+
+/// Orders in which changes may have been made besides the one in which they are given: each gives their places in that. `None`: there are too many.
+pub type Others<'a> = Option<&'a [Vec<usize>]>;
+
+/// The order in which changes were made, as far as it can be known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// Indices of the changes, which are given in the order in which they were told: of the orders that lead to what is seen that which differs least from it.
+    pub first: Vec<usize>,
+    /// Others that lead to the same: [`Others`].
+    pub others: Option<Vec<Vec<usize>>>,
+}
+
+impl Orders {
+    fn only(first: Vec<usize>) -> Orders {
+        Orders { first, others: Some(Vec::new()) }
+    }
+
+    /// As they were told.
+    pub(super) fn as_told(count: usize) -> Orders {
+        Orders::only((0..count).collect())
+    }
+
+    /// Of these changes, in the order in which they were told, the orders are `of` them.
+    pub(super) fn set(&mut self, group: &[usize], of: Orders) {
+        for (&slot, &member) in group.iter().zip(&of.first) {
+            self.first[slot] = group[member];
+        }
+        let (Some(others), Some(more)) = (self.others.as_mut(), of.others) else {
+            self.others = None;
+            return;
+        };
+        for other in more {
+            let mut all: Vec<usize> = (0..self.first.len()).collect();
+            group.iter().zip(&other).for_each(|(&slot, &member)| all[slot] = group[member]);
+            others.push(all);
+        }
+    }
+}
 
 /// It cannot be known which pages a remap has moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +193,7 @@ pub fn contested(changes: &[Change]) -> RangeSet {
     contested
 }
 
-fn meet<'a>(changes: impl Iterator<Item = &'a Change> + Clone) -> bool {
+pub(super) fn meet<'a>(changes: impl Iterator<Item = &'a Change> + Clone) -> bool {
     let (mut others, mut left) = (RangeSet::default(), RangeSet::default());
     changes.clone().for_each(|change| others.insert(change.left()));
     let meets = |set: &RangeSet, range: Range<u64>| set.overlaps(range).next().is_some();
@@ -384,9 +425,9 @@ pub(super) fn images(changes: &[Change], of: &RangeSet) -> RangeSet {
     images
 }
 
-/// The order in which the changes, which are in the order in which they were told, were made: indices.
-pub(super) fn order(places: &Places, changes: &[Change], seen: &Seen) -> Result<Vec<usize>, Doubt> {
-    let as_told: Vec<usize> = (0..changes.len()).collect();
+/// The order in which the changes, which are in the order in which they were told, were made.
+pub(super) fn order(places: &Places, changes: &[Change], seen: &Seen) -> Result<Orders, Doubt> {
+    let as_told = Orders::as_told(changes.len());
     if places.away.is_empty() && seen.marked.is_empty() {
         return Ok(as_told);
     }
@@ -399,16 +440,16 @@ pub(super) fn order(places: &Places, changes: &[Change], seen: &Seen) -> Result<
         let (free, forced) = (Found::default(), Found::default());
         let mut search = Search { changes, seen, wide, steps: STEPS_MAX, free, forced };
         if changes.len() <= SEARCHED_MAX {
-            search.from(places.clone(), &as_told, 0, Vec::new(), true);
+            search.from(places.clone(), &as_told.first, 0, Vec::new(), true);
         }
         if changes.len() > SEARCHED_MAX || search.steps == 0 {
             // None other leads a page without a marker to memory.
             let is_sure = fits && !led.may_be_elsewhere(changes, seen);
             return is_sure.then_some(as_told).ok_or(Doubt);
         }
-        let found = if search.free.led.is_some() { search.free } else { search.forced };
-        if let Some(led) = found.led {
-            return if found.doubt { Err(Doubt) } else { Ok(led.made) };
+        let found = if search.free.places.is_some() { search.free } else { search.forced };
+        if found.places.is_some() {
+            return if found.doubt { Err(Doubt) } else { Ok(found.orders()) };
         }
     }
     Err(Doubt)
@@ -417,17 +458,38 @@ pub(super) fn order(places: &Places, changes: &[Change], seen: &Seen) -> Result<
 /// Orders that lead the same pages to the markers.
 #[derive(Default)]
 struct Found {
-    led: Option<Led>,
+    /// What came to the markers.
+    places: Option<Vec<Part>>,
     /// Another order leads other pages there.
     doubt: bool,
+    made: BTreeSet<Vec<usize>>,
+    too_many: bool,
 }
 
-struct Led {
-    /// What came to the markers.
-    places: Vec<Part>,
-    /// The order that differs least from the one told.
-    made: Vec<usize>,
-    inversions: usize,
+impl Found {
+    fn add(&mut self, places: Vec<Part>, made: Vec<usize>) {
+        if *self.places.get_or_insert_with(|| places.clone()) != places {
+            self.doubt = true;
+            return;
+        }
+        self.made.insert(made);
+        if self.made.len() > ORDERS_MAX {
+            self.too_many = true;
+            let last = self.made.iter().max_by_key(|made| inversions(made)).cloned();
+            last.iter().for_each(|last| drop(self.made.take(last)));
+        }
+    }
+
+    fn orders(mut self) -> Orders {
+        let first = self.made.iter().min_by_key(|made| inversions(made)).cloned();
+        let first = first.unwrap_or_default();
+        self.made.remove(&first);
+        let mut places = vec![0; first.len()];
+        first.iter().enumerate().for_each(|(place, &index)| places[index] = place);
+        let others = self.made.into_iter();
+        let others = others.map(|made| made.into_iter().map(|index| places[index]).collect());
+        Orders { others: (!self.too_many).then(|| others.collect()), first }
+    }
 }
 
 /// How many pairs of changes were told in the other order.
@@ -489,11 +551,6 @@ impl Search<'_> {
     fn end(&mut self, places: &Places, made: Vec<usize>, free: bool) {
         let Some(places) = places.at(self.seen) else { return };
         let found = if free { &mut self.free } else { &mut self.forced };
-        let led = Led { places, inversions: inversions(&made), made };
-        match &found.led {
-            Some(other) if other.places != led.places => found.doubt = true,
-            Some(other) if other.inversions <= led.inversions => {}
-            _ => found.led = Some(led),
-        }
+        found.add(places, made);
     }
 }

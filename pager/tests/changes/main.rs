@@ -214,7 +214,10 @@ fn what_was_not_there_before_is_not_what_has_left() {
     for (seen, order) in [(21, [1, 0]), (9, [0, 1])] {
         let mut markers = Seen::default();
         markers.marked.insert(at(seen)..at(seen + 1));
-        assert_eq!(tables.order(space, &told, &markers), Ok(order.into()));
+        assert_eq!(
+            tables.order(space, &told, &markers).map(|orders| orders.first),
+            Ok(order.into())
+        );
     }
 }
 
@@ -385,10 +388,11 @@ fn a_child_has_what_was_unmapped_after_its_fork_whichever_unmap_was_told_first()
     assert!(run(&ops), "the workload was stopped");
 }
 
-/// Of orders that lead the same pages to the markers that one counts which differs least from the one told.
+/// Changes that two orders lead to the same markers, one of them if memory had grown: a child that was born meanwhile shows more than its parent, but each time
+/// something that is so in both, with other pages. Nobody may take one for the other.
 #[test]
-fn a_child_has_what_came_and_went_in_the_order_in_which_it_was_told() {
-    let ops = [
+fn a_child_whose_pages_differ_by_the_order_of_its_parents_changes_ends_the_workload() {
+    let gone_and_back = [
         Op::Map(1, 22, 2),
         Op::Leave(0, 1 << 23),
         Op::Remap(0, 0),
@@ -400,13 +404,7 @@ fn a_child_has_what_came_and_went_in_the_order_in_which_it_was_told() {
         Op::Tell(1),
         Op::Unmap(0),
     ];
-    assert!(run(&ops), "the workload was stopped");
-}
-
-/// The same, of three threads: one block moves to where another's was, and back, and is freed.
-#[test]
-fn a_child_has_what_came_and_went_after_it_was_made_way_for() {
-    let ops = [
+    let made_way_for = [
         Op::Map(2, 1, 4),
         Op::Map(1, 23, 3),
         Op::Evict(0, 3 << 3),
@@ -420,7 +418,22 @@ fn a_child_has_what_came_and_went_after_it_was_made_way_for() {
         Op::Tell(2),
         Op::Unmap(0),
     ];
-    assert!(run(&ops), "the workload was stopped");
+    let unmapped_twice = [
+        Op::Map(0, 2, 1),
+        Op::Evict(0, u32::MAX),
+        Op::Map(1, 19, 2),
+        Op::Leave(1, 3 << 19),
+        Op::Unmap(1),
+        Op::Remap(0, 19),
+        Op::Fork(2),
+        Op::Tell(1),
+        Op::Tell(2),
+        Op::Unmap(0),
+        Op::TellAll(1),
+    ];
+    for ops in [&gone_and_back[..], &made_way_for, &unmapped_twice] {
+        assert!(matches!(play(ops).end, Some(End::Vain | End::Doubt)));
+    }
 }
 
 /// What a child has is looked at even if there is but one moment at which it can have been born.

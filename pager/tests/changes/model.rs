@@ -386,12 +386,18 @@ impl Model {
     }
 
     /// `made`: the changes as they were made, and when they were told.
-    fn be_born(&mut self, memory: &Memory, told: usize, made: &[(usize, Change)]) {
+    fn be_born(
+        &mut self,
+        memory: &Memory,
+        told: usize,
+        made: &[(usize, Change)],
+        others: Option<&[Vec<usize>]>,
+    ) {
         let (order, changes): (Vec<usize>, Vec<Change>) = made.iter().cloned().unzip();
         let before: Vec<bool> = order.iter().map(|&order| order < told).collect();
         let mut inherited = vec![false; changes.len()];
         let mut child = memory.clone();
-        for birth in self.tables.births(SPACE, &changes, &before) {
+        for birth in self.tables.births(SPACE, &changes, &before, others) {
             let ask = |ask: Ask| match ask {
                 Ask::Registered(part) => Some(child.registered.contains(part.start)),
                 Ask::Page(at) => child.has(at),
@@ -481,17 +487,17 @@ impl Model {
         let changes: Vec<Change> = told.iter().map(|(_, change)| change.clone()).collect();
         self.left_twice = is_left_twice(&changes);
         let seen = self.seen(&changes);
-        let Ok(order) = self.tables.order(SPACE, &changes, &seen) else {
+        let Ok(orders) = self.tables.order(SPACE, &changes, &seen) else {
             self.end = End::of(self.known.order_is_in_doubt(&changes, &self.memory));
             return;
         };
         let made: Vec<(usize, Change)> =
-            order.into_iter().map(|index| told[index].clone()).collect();
+            orders.first.into_iter().map(|index| told[index].clone()).collect();
         for (told, event) in numbered() {
             if let Event::Fork(memory) = event
                 && self.end.is_none()
             {
-                self.be_born(memory, told, &made);
+                self.be_born(memory, told, &made, orders.others.as_deref());
             }
         }
         made.iter().for_each(|(_, change)| self.apply(SPACE, change));
