@@ -25,20 +25,7 @@ fn exercise(stage: &Stage, proc: &mut Proc, socket: &std::path::Path, name: &str
     let info = redis.ask(&["INFO"]).text();
     assert!(info.contains("rdb_last_bgsave_status:ok") && info.contains("db0:keys="), "{info}");
     redis.shut_down();
-    Proofs { digest, digest_of_snapshot: digest_of_snapshot(stage, name) }
-}
-
-/// The digest of what the forked child wrote, computed by another, native server that loads it.
-fn digest_of_snapshot(stage: &Stage, name: &str) -> String {
-    let (server, _) = Redis::server(stage, name);
-    let socket = stage.path("reader.sock");
-    let server = server.args(["--unixsocket".to_string(), socket.display().to_string()]);
-    let mut proc = server.spawn();
-    let mut redis = Redis::connect(&mut proc, &socket);
-    let digest = redis.digest();
-    redis.shut_down();
-    proc.finish().expect_code(0);
-    digest
+    Proofs { digest, digest_of_snapshot: Redis::digest_of_snapshot(stage, name) }
 }
 
 fn redis(percent: u64) {

@@ -8,6 +8,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const SOON: Duration = Duration::from_secs(30);
+/// Snapshots that are made meanwhile.
+const SAVES: usize = 2;
 /// Of redis; of others fewer.
 const KILLS: usize = 50;
 const KILLS_FEW: usize = 15;
@@ -155,17 +157,10 @@ fn programs_that_fork_go_on_when_their_pager_is_killed() {
 }
 
 #[test]
-fn redis_keeps_its_digest_when_its_pager_is_killed_fifty_times_under_load() {
+fn redis_and_its_snapshots_keep_their_digest_when_the_pager_is_killed_fifty_times_under_load() {
     let Some(stage) = Stage::set_beside_others() else { return };
     const DATA: Mib = Mib(96);
-    let (server, socket) = Redis::server(&stage, "native");
-    let mut proc = server.spawn();
-    let mut redis = Redis::connect(&mut proc, &socket);
-    redis.fill(DATA);
-    let expected = redis.digest();
-    redis.shut_down();
-    proc.finish().expect_code(0);
-
+    let expected = Redis::digest_without_gms(&stage, DATA);
     let agents = [AgentProc::start(Mib(512)), AgentProc::start(Mib(512))];
     let (server, socket) = Redis::server(&stage, "paged");
     let gms = Gms::run(&stage, &server).local(DATA.percent(33));
@@ -175,19 +170,25 @@ fn redis_keeps_its_digest_when_its_pager_is_killed_fifty_times_under_load() {
     redis.fill(DATA);
     wait_paged(&mut proc, Mib(24));
     let mut killer = Killer::new(proc.pid(), 5);
-    let slowest = redis.check_while(DATA, || {
-        for turn in 0..KILLS {
-            assert!(killer.kill(), "after {turn} kills nothing is left of gms");
-        }
-        killer.next().expect("another pager");
+    let (mut saver, mut killed) = (Redis::connect(&mut proc, &socket), 0);
+    std::thread::scope(|scope| {
+        let saver = scope.spawn(|| (0..SAVES).for_each(|_| saver.background_save()));
+        let slowest = redis.check_while(DATA, || {
+            while killed < KILLS || !saver.is_finished() {
+                assert!(killer.kill(), "after {killed} kills nothing is left of gms");
+                killed += 1;
+            }
+            killer.next().expect("another pager");
+        });
+        told(&format!("the slowest request took {slowest:?} beside {killed} kills"));
     });
-    told(&format!("the slowest request took {slowest:?}"));
     redis.check(DATA, 500);
     assert_eq!(redis.digest(), expected);
     redis.shut_down();
+    assert_eq!(Redis::digest_of_snapshot(&stage, "paged"), expected);
     let outcome = gms.finish_proc(proc).expect_code(0);
     let told = outcome.stderr.matches("another goes on").count();
-    assert!((KILLS / 2..=KILLS).contains(&told), "{}", outcome.stderr);
+    assert!((killed / 2..=killed).contains(&told), "{}", outcome.stderr);
 }
 
 /// What a run of `mapfuzz` says of the bytes that it has read.
@@ -196,54 +197,86 @@ fn digest_of(outcome: &Outcome) -> String {
     text.lines().last().unwrap_or_default().to_owned()
 }
 
-/// Between the two sides of what must not be assumed to be one step, by a program that changes its memory in all ways.
+/// Between the two sides of what must not be assumed to be one step.
+const POINTS: [&str; 24] = [
+    "before-read",
+    "between-look-and-read",
+    "after-read",
+    "before-gate-opens",
+    "after-decision",
+    "before-copy",
+    "after-copy",
+    "after-register",
+    "before-scan",
+    "after-scan",
+    "before-move",
+    "after-move",
+    "before-mark",
+    "after-mark",
+    "before-outbox-read",
+    "before-eviction-is-noted",
+    "before-unshare",
+    "before-reply",
+    "after-reply",
+    "before-written-is-noted",
+    "before-fork",
+    "before-attach",
+    "while-attaching",
+    "after-attach",
+];
+
+/// Has a pager die at each named step, by runs to which that is given. What comes seldom comes once at least.
+fn die_at_each_step(seed: u64, run: impl Fn(String) -> Outcome) {
+    let mut dice = Dice::new(seed);
+    for point in POINTS {
+        let visits = std::iter::once(1 + dice.below(8)).chain(std::iter::repeat(1));
+        let met = visits.take(TRIES as usize).any(|visit| {
+            let outcome = run(format!("{point}:{visit}")).expect_code(0);
+            assert!(!outcome.stderr.contains("ZERO") && !outcome.stderr.contains("MISMATCH"));
+            outcome.stderr.contains("another goes on")
+        });
+        assert!(met, "{point} is never met");
+    }
+}
+
+/// By a program that changes its memory in all ways.
 #[test]
 fn a_pager_may_die_at_every_named_step() {
-    const POINTS: [&str; 24] = [
-        "before-read",
-        "between-look-and-read",
-        "after-read",
-        "before-gate-opens",
-        "after-decision",
-        "before-copy",
-        "after-copy",
-        "after-register",
-        "before-scan",
-        "after-scan",
-        "before-move",
-        "after-move",
-        "before-mark",
-        "after-mark",
-        "before-outbox-read",
-        "before-eviction-is-noted",
-        "before-unshare",
-        "before-reply",
-        "after-reply",
-        "before-written-is-noted",
-        "before-fork",
-        "before-attach",
-        "while-attaching",
-        "after-attach",
-    ];
     let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
     let program = Program::new([c_program("mapfuzz")]).args(["7", "400", "64"]);
     let expected = digest_of(&program.finish().expect_code(0));
     assert!(expected.contains("mapfuzz ok"), "{expected}");
-    let mut dice = Dice::new(9);
-    for point in POINTS {
-        // What comes seldom comes once at least.
-        let visits = std::iter::once(1 + dice.below(8)).chain(std::iter::repeat(1));
-        let met = visits.take(TRIES as usize).any(|visit| {
-            let gms = Gms::run(&stage, &program).local(Mib(16)).agents(&[&agent]);
-            let outcome = gms.arg("--die-at").arg(format!("{point}:{visit}")).finish();
-            assert!(!outcome.stderr.contains("ZERO") && !outcome.stderr.contains("MISMATCH"));
-            let outcome = outcome.expect_code(0);
-            assert_eq!(digest_of(&outcome), expected, "{point}:{visit}");
-            outcome.stderr.contains("another goes on")
-        });
-        assert!(met, "{point} is never met");
-    }
+    die_at_each_step(9, |step| {
+        let gms = Gms::run(&stage, &program).local(Mib(16)).agents(&[&agent]);
+        let outcome = gms.arg("--die-at").arg(&step).finish().expect_code(0);
+        assert_eq!(digest_of(&outcome), expected, "{step}");
+        outcome
+    });
+}
+
+#[test]
+fn redis_keeps_its_digest_when_its_pager_dies_at_any_named_step() {
+    let Some(stage) = Stage::set_beside_others() else { return };
+    const DATA: Mib = Mib(16);
+    let expected = Redis::digest_without_gms(&stage, DATA);
+    let agents = [AgentProc::start(Mib(512)), AgentProc::start(Mib(512))];
+    die_at_each_step(11, |step| {
+        let _ = std::fs::remove_file(stage.path("paged.rdb"));
+        let (server, socket) = Redis::server(&stage, "paged");
+        let gms = Gms::run(&stage, &server).local(Mib(8)).agents(&[&agents[0], &agents[1]]);
+        let gms = gms.arg("--die-at").arg(&step);
+        let mut proc = gms.spawn();
+        let mut redis = Redis::connect(&mut proc, &socket);
+        redis.fill(DATA);
+        redis.background_save();
+        redis.check(DATA, 500);
+        assert_eq!(redis.digest(), expected, "{step}");
+        redis.shut_down();
+        let outcome = gms.finish_proc(proc);
+        assert_eq!(Redis::digest_of_snapshot(&stage, "paged"), expected, "{step}");
+        outcome
+    });
 }
 
 /// Whoever is to go on is killed too, before it does, or at once.

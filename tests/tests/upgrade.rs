@@ -210,14 +210,7 @@ fn programs_that_fork_go_on_through_upgrades() {
 fn redis_keeps_its_digest_through_upgrades_under_load_and_a_snapshot() {
     let Some(stage) = Stage::set_beside_others() else { return };
     const DATA: Mib = Mib(96);
-    let (server, socket) = Redis::server(&stage, "native");
-    let mut proc = server.spawn();
-    let mut redis = Redis::connect(&mut proc, &socket);
-    redis.fill(DATA);
-    let expected = redis.digest();
-    redis.shut_down();
-    proc.finish().expect_code(0);
-
+    let expected = Redis::digest_without_gms(&stage, DATA);
     let agents = [AgentProc::start(Mib(512)), AgentProc::start(Mib(512))];
     let (server, socket) = Redis::server(&stage, "paged");
     let gms = Gms::run(&stage, &server).local(DATA.percent(33));
