@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -165,30 +165,20 @@ impl Frozen {
     ) -> Result<(i32, R)> {
         let deadline = Instant::now() + INJECT_DEADLINE;
         let mut failure = InjectError::Unstoppable;
-        let mut attempt = |tid: i32| {
-            let one = apart(|caller| {
-                let mut thread = Stopped::new(tid)?;
-                let done = may_be(tid).map(|()| work(&mut thread, caller));
-                thread.let_go();
-                done
-            });
-            match one.unwrap_or(Err(InjectError::Os { what: "attaching", errno: Errno::ECHILD })) {
-                Ok(done) => return Some(done.map(|made| (tid, made))),
+        let mut running = std::mem::take(&mut self.threads).into_iter();
+        while let Some(mut thread) = running.next() {
+            if Instant::now() > deadline || thread.interrupted().is_err() {
+                self.threads.push(thread);
+                continue;
+            }
+            let tid = thread.tid.as_raw();
+            match do_apart(thread, may_be, &work) {
+                Ok(done) => {
+                    self.threads.extend(running);
+                    return done.map(|made| (tid, made));
+                }
                 Err(InjectError::Unstoppable) => {}
                 Err(other) => failure = other,
-            }
-            None
-        };
-        for mut thread in std::mem::take(&mut self.threads) {
-            // Whom another process is to stop must be ours no longer.
-            if Instant::now() < deadline && thread.interrupted().is_ok() {
-                let tid = thread.tid.as_raw();
-                thread.let_go();
-                if let Some(done) = attempt(tid) {
-                    return done;
-                }
-            } else {
-                self.threads.push(thread);
             }
         }
         for (tried, tid) in blocked_threads(self.pid).into_iter().enumerate() {
@@ -196,12 +186,41 @@ impl Frozen {
             if tried > 0 && Instant::now() > deadline {
                 break;
             }
-            if let Some(done) = attempt(tid) {
-                return done;
+            // Whoever stops late is let go by this process, in whatever call it is.
+            let stopped = Stopped::seize(tid).and_then(|mut thread| match thread.interrupted() {
+                Ok(()) => Ok(thread),
+                Err(error) => {
+                    thread.let_go();
+                    Err(error)
+                }
+            });
+            match stopped.and_then(|thread| do_apart(thread, may_be, &work)) {
+                Ok(done) => return done.map(|made| (tid, made)),
+                Err(InjectError::Unstoppable) => {}
+                Err(other) => failure = other,
             }
         }
         Err(failure)
     }
+}
+
+/// Has a thread that has stopped do something, by another process. Fails if nothing was done.
+fn do_apart<R>(
+    thread: Stopped,
+    may_be: impl Fn(i32) -> Result<()>,
+    work: impl Fn(&mut Stopped, &Caller) -> Result<R>,
+) -> Result<Result<R>> {
+    let tid = thread.tid.as_raw();
+    // Whom another process is to stop must be ours no longer.
+    thread.let_go();
+    let done = apart(|caller| {
+        let mut thread = Stopped::new(tid)?;
+        let done = may_be(tid).map(|()| work(&mut thread, caller));
+        thread.let_go();
+        done
+    });
+    // There may be room for one more process later.
+    done.unwrap_or(Err(InjectError::Unstoppable))
 }
 
 impl Drop for Frozen {
@@ -214,13 +233,22 @@ fn may_be_traced(pid: i32) -> Result<()> {
     match proc::status_field(pid, "TracerPid:") {
         None => return Err(InjectError::Gone),
         Some(0) => {}
-        // The kernel names the thread that traces, not its process.
-        Some(tracer) if tracer == i64::from(nix::unistd::gettid().as_raw()) => {
+        // The kernel names the thread that traces, not its process. A pager that has died may have left one that finishes an attach.
+        Some(tracer)
+            if tracer == i64::from(nix::unistd::gettid().as_raw()) || is_of_gms(tracer) =>
+        {
             return Err(InjectError::Unstoppable);
         }
         Some(tracer) => return Err(InjectError::Traced(tracer)),
     }
     Ok(())
+}
+
+/// Whether a process executes the binary that this one does.
+fn is_of_gms(pid: i64) -> bool {
+    let binary = |pid: &str| std::fs::metadata(format!("/proc/{pid}/exe")).ok();
+    let (Some(its), Some(own)) = (binary(&pid.to_string()), binary("self")) else { return false };
+    (its.dev(), its.ino()) == (own.dev(), own.ino())
 }
 
 fn may_be_injected(pid: i32) -> Result<()> {
@@ -338,8 +366,10 @@ impl Stopped {
             Ok(started)
         });
         let restored = self.restore();
-        if let (Err(_), Ok(injected)) = (&restored, &injected) {
-            // The process is being killed. Its evictor would outlive it.
+        if let Ok(injected) = &injected
+            && (restored.is_err() || caller.is_dead())
+        {
+            // The process is being killed, and its evictor would outlive it; or nobody will know of that.
             pidfd::end(&injected.process);
         }
         restored?;

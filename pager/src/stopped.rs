@@ -494,6 +494,10 @@ impl Stopped {
         if self.try_release() {
             forget(self.tid);
         } else {
+            if self.altered && self.stop.is_none() {
+                // Out of a frozen cgroup too. What fails here says that it has been killed.
+                let _ = request(libc::PTRACE_INTERRUPT, self.tid, 0, 0);
+            }
             LINGERING.with_borrow_mut(|lingering| lingering.push(self));
         }
     }

@@ -64,6 +64,17 @@ fn child() {
             }
             panic!("a script: {}", Command::new(script).exec());
         }
+        Ok("threads run") => {
+            for _ in 0..8 {
+                thread::spawn(|| {
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            tell("rests");
+            wait_for_byte(libc::STDIN_FILENO);
+        }
         Ok("io_uring") => looks_for_work(),
         Ok("epoll") => waits_for_signals(),
         Ok("descriptors") => thread::spawn(kills_what_it_traces).join().unwrap(),
@@ -434,6 +445,27 @@ fn a_thread_that_does_not_stop_is_looked_at_less_and_less_often() {
     subject.stdin.write_all(&[1]).unwrap();
     until("it is let go", || release_late().is_none());
     assert!(subject.process.wait().unwrap().success());
+}
+
+/// Of a process with many threads one starts an evictor: all go on.
+#[test]
+fn all_threads_of_a_process_that_is_injected_into_run_on() {
+    let mut subject = Subject::start("threads run");
+    subject.thread("rests");
+    let pid = subject.pid();
+    let running = || proc::in_state(pid, "R", |_| false).len();
+    until("its threads run", || running() == 8);
+    let (frozen, stopped) = in_time(|| {
+        let mut frozen = Frozen::new(pid)?;
+        frozen.inject(|_| Ok(()))?;
+        Ok((frozen, 8 - running()))
+    });
+    drop(frozen);
+    until("all are let go", || release_late().is_none());
+    until("its threads run", || running() == 8);
+    subject.process.kill().unwrap();
+    subject.process.wait().unwrap();
+    assert!(stopped > 0, "none was stopped any more after the injection");
 }
 
 /// Threads of io_uring.

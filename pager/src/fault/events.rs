@@ -15,7 +15,7 @@ use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
 use crate::tables::{
-    Change, Doubt, FaultAction, Orders, Others, Remap, Seen, Tables, contested, drop_echoes,
+    Change, Doubt, FaultAction, Orders, Remap, Seen, Tables, contested, drop_echoes,
 };
 use crate::torture::{self, Point};
 use gms_policy::ids::{PageAddr, SpaceId};
@@ -56,20 +56,19 @@ impl Stuck {
 /// In which order several threads have made changes that meet.
 #[derive(Default)]
 pub(super) struct Proof {
-    /// Of unmaps and remaps; `None` if it is that in which they were told.
-    orders: Option<Orders>,
+    /// Of unmaps and remaps; none if it is that in which they were told.
+    orders: Orders,
     /// What there is now in what they concern.
     seen: Seen,
     concerned: RangeSet,
 }
 
 impl Proof {
-    fn others(&self) -> Others<'_> {
-        self.orders.as_ref().map_or(Some(&[]), |orders| orders.others.as_deref())
-    }
-
     fn sort(&self, events: Vec<(usize, Event)>) -> Vec<(usize, Event)> {
-        let Some(Orders { first: order, .. }) = &self.orders else { return events };
+        let order = &self.orders.first;
+        if order.is_sorted() {
+            return events;
+        }
         let mut places = vec![0; order.len()];
         order.iter().enumerate().for_each(|(place, &index)| places[index] = place + 1);
         // Each change with the removals that come behind it. What is removed is told before it is: what had been told before that had been made.
@@ -179,7 +178,7 @@ impl<T: Transport> FaultCore<T> {
             (
                 *birth,
                 child.id,
-                self.inherited(space, child, (*birth, proof.others()), &events, alone),
+                self.inherited(space, child, (*birth, &proof.orders.others), &events, alone),
             )
         });
         let made: Vec<(usize, SpaceId, Vec<bool>)> = made.collect();
@@ -262,7 +261,7 @@ impl<T: Transport> FaultCore<T> {
             if !lock(&self.shared.tables).is_free(space.id, &changes) {
                 self.fail_in_doubt(space);
             }
-            return Some(Proof::default());
+            return Some(Proof { orders: Orders::unknown(&changes), ..Proof::default() });
         };
         if self.is_alone(space) {
             return Some(Proof::default());
@@ -293,11 +292,12 @@ impl<T: Transport> FaultCore<T> {
             return (free && unmarked.is_empty()).then(Proof::default);
         }
         if !unmarked.is_empty() && !space.faults.is_alive() {
-            return Some(Proof::default());
+            // But for its children.
+            return Some(Proof { orders: Orders::unknown(&changes), ..Proof::default() });
         }
-        let mut proof = Proof { orders: None, seen, concerned };
+        let mut proof = Proof { orders: Orders::default(), seen, concerned };
         match lock(&self.shared.tables).order(space.id, &changes, &proof.seen) {
-            Ok(orders) => proof.orders = Some(orders),
+            Ok(orders) => proof.orders = orders,
             Err(Doubt) => self.fail_in_doubt(space),
         }
         Some(proof)

@@ -71,7 +71,7 @@ impl<T: Transport> FaultCore<T> {
         &mut self,
         parent: &Space,
         child: &Arc<Space>,
-        (birth, others): (usize, Others<'_>),
+        (birth, others): (usize, &Others),
         events: &[(usize, Event)],
         alone: bool,
     ) -> Vec<bool> {
@@ -86,7 +86,7 @@ impl<T: Transport> FaultCore<T> {
         &mut self,
         parent: &Space,
         child: &Arc<Space>,
-        (changes, told, others): (&[Change], &[bool], Others<'_>),
+        (changes, told, others): (&[Change], &[bool], &Others),
     ) -> Vec<bool> {
         let mut made = vec![false; changes.len()];
         let births = lock(&self.shared.tables).births(parent.id, changes, told, others);

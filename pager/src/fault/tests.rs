@@ -27,7 +27,7 @@ use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::shared::Outcome;
 use crate::shared::{Commands, Gauges};
-use crate::tables::{Change, EvictOutcome, Remap};
+use crate::tables::{Change, EvictOutcome, Others, Remap};
 use crate::target::Target;
 use crate::tree::Root;
 use crate::victims;
@@ -504,7 +504,7 @@ impl Play {
     /// Its parent has moved a page, perhaps before the fork.
     fn born(&mut self, child: &Arc<Space>, from: u64, to: u64) {
         let (parent, events) = (self.space.clone(), [(0, Play::remap(from, to))]);
-        let made = self.fault.inherited(&parent, child, (0, Some(&[])), &events, false);
+        let made = self.fault.inherited(&parent, child, (0, &Others::new()), &events, false);
         inherit(&mut lock(&self.shared.tables), (parent.id, child.id), 0, &events, made);
         self.fault.spaces.get_mut(&child.id).expect("a child").unborn = false;
         self.fault.settle(&Instant::now);

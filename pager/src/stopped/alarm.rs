@@ -21,6 +21,11 @@ pub(super) struct Alarm {
     own: Option<Timer>,
 }
 
+/// Makes the calling thread's timer: what is apart must not.
+pub(super) fn prepare() {
+    TIMER.with(|_| {});
+}
+
 impl Alarm {
     pub(super) fn set(limit: Duration) -> Alarm {
         let is_apart = TIMER.with(|timer| timer.process != std::process::id());
@@ -80,7 +85,7 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        if let Some(timer) = self.timer {
+        if let Some(timer) = self.timer.filter(|_| self.process == std::process::id()) {
             // SAFETY: nobody else has it.
             unsafe { libc::timer_delete(timer) };
         }

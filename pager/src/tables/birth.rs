@@ -14,7 +14,7 @@ use std::ops::Range;
 use gms_policy::ids::SpaceId;
 
 use super::Tables;
-use super::order::{Change, Doubt, Others, Part, Places, groups, images, meet, now_at};
+use super::order::{Change, Doubt, Others, Part, Places, groups, images, now_at};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 
@@ -68,30 +68,27 @@ impl Tables {
         parent: SpaceId,
         changes: &[Change],
         told: &[bool],
-        others: Others<'_>,
+        others: &Others,
     ) -> Vec<Birth> {
-        let groups = groups(changes);
         let private = self.private_of(parent);
-        let history = |members: Vec<usize>| {
-            let (changes, mut places) = self.places(parent, changes, &members, &private);
-            // What moves is registered.
-            places.begin_registered(&changes);
-            let told = members.iter().map(|&index| told[index]).collect();
-            History { members, changes, told, places }
-        };
-        let birth = |members: Vec<usize>| {
-            let within = |other: &Vec<usize>| -> Vec<usize> {
-                other.iter().copied().filter(|index| members.binary_search(index).is_ok()).collect()
+        let birth = |group: Vec<usize>| {
+            let (_, before) = self.places(parent, changes, &group, &private);
+            let history = |members: Vec<usize>| {
+                let changes: Vec<Change> = members.iter().map(|&n| changes[n].clone()).collect();
+                let mut places = before.clone();
+                // What moves is registered.
+                places.begin_registered(&changes);
+                let told = members.iter().map(|&index| told[index]).collect();
+                History { members, changes, told, places }
             };
-            let others = others.map(|others| {
-                let orders: BTreeSet<Vec<usize>> = others.iter().map(within).collect();
-                orders.into_iter().filter(|order| *order != members).map(history).collect()
-            });
-            let is_sure = || !meet(members.iter().map(|&index| &changes[index]));
-            let others = others.or_else(|| is_sure().then(Vec::new));
-            Birth { likely: history(members), others }
+            let others = match others.get(&group[0]) {
+                None => Some(Vec::new()),
+                Some(others) => others.clone(),
+            };
+            let others = others.map(|others| others.into_iter().map(history).collect());
+            Birth { likely: history(group), others }
         };
-        let mut births: Vec<Birth> = groups.into_iter().map(birth).collect();
+        let mut births: Vec<Birth> = groups(changes).into_iter().map(birth).collect();
         // What was only unmapped before the fork has no markers, and none are to be left.
         births.retain(|Birth { likely, .. }| {
             match likely.changes.iter().any(|change| change.reached().is_some()) {
@@ -126,27 +123,30 @@ impl Birth {
         let mut hidden = images(&likely.changes, likely.places.leaving());
         likely.places.leaving().iter().for_each(|range| hidden.insert(range));
         let is_only = others.is_empty();
-        let (made, places) = likely.inherited(&mut asked, &hidden, is_only)?;
+        let (made, places) = likely.inherited(&mut asked, &hidden, is_only)?.ok_or(Doubt)?;
         for other in others {
-            match other.inherited(&mut asked, &hidden, false) {
-                Ok((_, others)) if others != places => return Err(Doubt),
-                // It cannot have been born so.
-                Ok(_) | Err(Doubt) => {}
+            let inherited = other.inherited(&mut asked, &hidden, false)?;
+            // If it cannot have been born so, that says nothing.
+            if inherited.is_some_and(|(_, others)| others != places) {
+                return Err(Doubt);
             }
         }
         Ok(made)
     }
 }
 
+/// Indices of the changes that were made before the fork, and where pages are then.
+type Inherited = (Vec<usize>, Vec<Part>);
+
 impl History {
-    /// Indices of the changes that were made before the fork, and where pages are then. `hidden`: where nothing is looked for, but if `is_only`, no other history is
-    /// possible, and it is known where pages without markers are.
+    /// `None` if it was at no moment of this history. `hidden`: where nothing is looked for, but if `is_only`, no other history is possible, and it is known where
+    /// pages without markers are.
     fn inherited<A: FnMut(Ask) -> Option<bool>>(
         mut self,
         asked: &mut Asked<A>,
         hidden: &RangeSet,
         is_only: bool,
-    ) -> Result<(Vec<usize>, Vec<Part>), Doubt> {
+    ) -> Result<Option<Inherited>, Doubt> {
         self.drop_rounds()?;
         // What cannot be known refutes nothing.
         let (mut registered, mut possible) = (RangeSet::default(), RangeSet::default());
@@ -161,7 +161,7 @@ impl History {
         }
         // The child has nothing of it.
         if possible.is_empty() {
-            return Ok((Vec::new(), Vec::new()));
+            return Ok(Some((Vec::new(), Vec::new())));
         }
         let grown = self.grown(&registered, |at| asked.ask(Ask::Grown(at)));
         let mut hidden = hidden.clone();
@@ -190,9 +190,15 @@ impl History {
             moments.retain(|moment| is_left(&moment.left, &hidden));
             rank(&mut moments, |page| is_there(page, &hidden))?;
         }
-        let moment = moments.into_iter().next().ok_or(Doubt)?;
+        let Some(moment) = moments.into_iter().next() else { return Ok(None) };
+        // What has been left is there, grown again, or a page that is leaving: the same at another moment.
+        let mut again = moment.left.iter().flat_map(|left| registered.overlaps(left));
+        if again.any(|range| hidden.overlaps(range).next().is_some()) {
+            return Err(Doubt);
+        }
         let made = self.members.iter().zip(&moment.made);
-        Ok((made.filter_map(|(&index, &made)| made.then_some(index)).collect(), moment.away))
+        let made = made.filter_map(|(&index, &made)| made.then_some(index)).collect();
+        Ok(Some((made, moment.away)))
     }
 
     /// Takes out what was done once more, step by step, from where everything was as before: so long as a fork is not told of, a thread may move a block there
@@ -511,8 +517,8 @@ mod tests {
         let mut leaving = Vec::new();
         tables.begin_evict(space, &[page], &mut leaving);
         let unmap = [Change::Unmap(page.get()..page.get() + PAGE)];
-        assert_eq!(tables.births(space, &unmap, &[true], Some(&[])).len(), 1);
+        assert_eq!(tables.births(space, &unmap, &[true], &Others::new()).len(), 1);
         tables.make_private(leaving[0].1);
-        assert!(tables.births(space, &unmap, &[true], Some(&[])).is_empty());
+        assert!(tables.births(space, &unmap, &[true], &Others::new()).is_empty());
     }
 }

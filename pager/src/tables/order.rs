@@ -23,44 +23,47 @@ const STEPS_MAX: usize = 4096;
 /// Most orders of a group that are told apart for the births of children.
 const ORDERS_MAX: usize = 64;
 
-/// Orders in which changes may have been made besides the one in which they are given: each gives their places in that. `None`: there are too many.
-pub type Others<'a> = Option<&'a [Vec<usize>]>;
+/// Orders in which changes may have been made besides the one in which they are given: of those that concern one another, by the least place of one of them, the places
+/// of all in each order; `None` if there are too many.
+pub type Others = BTreeMap<usize, Option<Vec<Vec<usize>>>>;
 
 /// The order in which changes were made, as far as it can be known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
     /// Indices of the changes, which are given in the order in which they were told: of the orders that lead to what is seen that which differs least from it.
     pub first: Vec<usize>,
-    /// Others that lead to the same: [`Others`].
-    pub others: Option<Vec<Vec<usize>>>,
+    /// Others that lead to the same.
+    pub others: Others,
 }
 
 impl Orders {
-    fn only(first: Vec<usize>) -> Orders {
-        Orders { first, others: Some(Vec::new()) }
-    }
-
     /// As they were told.
     pub(super) fn as_told(count: usize) -> Orders {
-        Orders::only((0..count).collect())
+        Orders { first: (0..count).collect(), others: Others::new() }
     }
 
-    /// Of these changes, in the order in which they were told, the orders are `of` them.
-    pub(super) fn set(&mut self, group: &[usize], of: Orders) {
-        for (&slot, &member) in group.iter().zip(&of.first) {
-            self.first[slot] = group[member];
+    /// The same, but they may have been made in any other.
+    pub fn unknown(changes: &[Change]) -> Orders {
+        let others = contests(changes).into_iter().map(|group| (group[0], None)).collect();
+        Orders { others, ..Orders::as_told(changes.len()) }
+    }
+
+    /// Of those at these places, as they were told, the order is another.
+    pub(super) fn set(&mut self, group: &[usize], (first, others): GroupOrders) {
+        for (&place, &member) in group.iter().zip(&first) {
+            self.first[place] = group[member];
         }
-        let (Some(others), Some(more)) = (self.others.as_mut(), of.others) else {
-            self.others = None;
-            return;
-        };
-        for other in more {
-            let mut all: Vec<usize> = (0..self.first.len()).collect();
-            group.iter().zip(&other).for_each(|(&slot, &member)| all[slot] = group[member]);
-            others.push(all);
-        }
+        let others = others.map(|others| {
+            let placed =
+                |other: Vec<usize>| other.into_iter().map(|member| group[member]).collect();
+            others.into_iter().map(placed).collect()
+        });
+        self.others.insert(group[0], others);
     }
 }
+
+/// Of changes that concern one another: the order, as indices, and others, as places in that.
+pub(super) type GroupOrders = (Vec<usize>, Option<Vec<Vec<usize>>>);
 
 /// It cannot be known which pages a remap has moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +196,7 @@ pub fn contested(changes: &[Change]) -> RangeSet {
     contested
 }
 
-pub(super) fn meet<'a>(changes: impl Iterator<Item = &'a Change> + Clone) -> bool {
+fn meet<'a>(changes: impl Iterator<Item = &'a Change> + Clone) -> bool {
     let (mut others, mut left) = (RangeSet::default(), RangeSet::default());
     changes.clone().for_each(|change| others.insert(change.left()));
     let meets = |set: &RangeSet, range: Range<u64>| set.overlaps(range).next().is_some();
@@ -360,7 +363,12 @@ impl Places {
     }
 
     fn parts_in(&self, marked: &RangeSet) -> Vec<Part> {
-        let mut found: Vec<Part> = marked.iter().flat_map(|range| self.away_in(&range)).collect();
+        let clip = |(at, began): &Part| {
+            let began = began.wrapping_sub(at.start);
+            let parts = marked.overlaps(at.clone());
+            parts.map(move |part| (part.clone(), began.wrapping_add(part.start)))
+        };
+        let mut found: Vec<Part> = self.away.iter().flat_map(clip).collect();
         found.sort_unstable_by_key(|(at, _)| at.start);
         // Parts that lie side by side are one if they did before.
         found.dedup_by(|next, last| {
@@ -426,31 +434,49 @@ pub(super) fn images(changes: &[Change], of: &RangeSet) -> RangeSet {
 }
 
 /// The order in which the changes, which are in the order in which they were told, were made.
-pub(super) fn order(places: &Places, changes: &[Change], seen: &Seen) -> Result<Orders, Doubt> {
-    let as_told = Orders::as_told(changes.len());
+pub(super) fn order(
+    places: &Places,
+    changes: &[Change],
+    seen: &Seen,
+) -> Result<GroupOrders, Doubt> {
+    let as_told: Vec<usize> = (0..changes.len()).collect();
     if places.away.is_empty() && seen.marked.is_empty() {
-        return Ok(as_told);
+        return Ok((as_told, Some(Vec::new())));
     }
     let mut led = places.clone();
     let fits = led.are_made_way_for(changes) && led.at(seen).is_some();
     if fits && places.leaving.is_empty() {
-        return Ok(as_told);
+        return Ok((as_told, Some(Vec::new())));
     }
+    let search = |wide: bool, found: &dyn Fn() -> Found| {
+        let steps = if changes.len() > SEARCHED_MAX { 0 } else { STEPS_MAX };
+        let mut search = Search { changes, seen, wide, steps, free: found(), forced: found() };
+        search.from(places.clone(), &as_told, 0, Vec::new(), true);
+        (search.steps > 0).then_some((search.free, search.forced))
+    };
     for wide in [false, true] {
-        let (free, forced) = (Found::default(), Found::default());
-        let mut search = Search { changes, seen, wide, steps: STEPS_MAX, free, forced };
-        if changes.len() <= SEARCHED_MAX {
-            search.from(places.clone(), &as_told.first, 0, Vec::new(), true);
-        }
-        if changes.len() > SEARCHED_MAX || search.steps == 0 {
-            // None other leads a page without a marker to memory.
+        let Some((free, forced)) = search(wide, &Found::default) else {
+            // None other leads a page without a marker to memory. (What a child has is another matter.)
             let is_sure = fits && !led.may_be_elsewhere(changes, seen);
-            return is_sure.then_some(as_told).ok_or(Doubt);
+            return is_sure.then_some((as_told, None)).ok_or(Doubt);
+        };
+        let mut found = if free.places.is_some() { free } else { forced };
+        if found.doubt {
+            return Err(Doubt);
         }
-        let found = if search.free.places.is_some() { search.free } else { search.forced };
-        if found.places.is_some() {
-            return if found.doubt { Err(Doubt) } else { Ok(found.orders()) };
+        if found.places.is_none() {
+            continue;
         }
+        let first = found.first();
+        // Where those pages were meanwhile no marker tells.
+        if !wide && !places.leaving.is_empty() {
+            let alike = || Found { alike: true, places: found.places.clone(), ..Found::default() };
+            match search(true, &alike) {
+                Some((free, forced)) => [free, forced].into_iter().for_each(|f| found.extend(f)),
+                None => found.too_many = true,
+            }
+        }
+        return Ok(found.orders(first));
     }
     Err(Doubt)
 }
@@ -460,6 +486,8 @@ pub(super) fn order(places: &Places, changes: &[Change], seen: &Seen) -> Result<
 struct Found {
     /// What came to the markers.
     places: Option<Vec<Part>>,
+    /// Only those are looked for that lead there.
+    alike: bool,
     /// Another order leads other pages there.
     doubt: bool,
     made: BTreeSet<Vec<usize>>,
@@ -469,7 +497,7 @@ struct Found {
 impl Found {
     fn add(&mut self, places: Vec<Part>, made: Vec<usize>) {
         if *self.places.get_or_insert_with(|| places.clone()) != places {
-            self.doubt = true;
+            self.doubt |= !self.alike;
             return;
         }
         self.made.insert(made);
@@ -480,15 +508,25 @@ impl Found {
         }
     }
 
-    fn orders(mut self) -> Orders {
-        let first = self.made.iter().min_by_key(|made| inversions(made)).cloned();
-        let first = first.unwrap_or_default();
+    /// The other is of orders that are alike.
+    fn extend(&mut self, other: Found) {
+        self.too_many |= other.too_many || self.made.len() + other.made.len() > ORDERS_MAX;
+        self.made.extend(other.made);
+    }
+
+    /// That which differs least from the one told.
+    fn first(&self) -> Vec<usize> {
+        self.made.iter().min_by_key(|made| inversions(made)).cloned().unwrap_or_default()
+    }
+
+    fn orders(mut self, first: Vec<usize>) -> GroupOrders {
         self.made.remove(&first);
         let mut places = vec![0; first.len()];
         first.iter().enumerate().for_each(|(place, &index)| places[index] = place);
         let others = self.made.into_iter();
         let others = others.map(|made| made.into_iter().map(|index| places[index]).collect());
-        Orders { others: (!self.too_many).then(|| others.collect()), first }
+        let others = (!self.too_many).then(|| others.collect());
+        (first, others)
     }
 }
 

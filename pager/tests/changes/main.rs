@@ -431,7 +431,38 @@ fn a_child_whose_pages_differ_by_the_order_of_its_parents_changes_ends_the_workl
         Op::Unmap(0),
         Op::TellAll(1),
     ];
-    for ops in [&gone_and_back[..], &made_way_for, &unmapped_twice] {
+    // Memory has grown in place, and what left the page was told before what left that.
+    let grown = [
+        Op::Map(0, 10, 1),
+        Op::Map(1, 4, 2),
+        Op::Evict(0, u32::MAX),
+        Op::Discard(1, 1 << 4),
+        Op::Leave(1, 1 << 5),
+        Op::Grow(0, 1),
+        Op::Unmap(0),
+        Op::Fork(2),
+        Op::Remap(0, 11),
+        Op::Tell(2),
+        Op::Tell(2),
+        Op::Unmap(0),
+        Op::TellAll(0),
+    ];
+    let grown_before = [
+        Op::Map(0, 10, 1),
+        Op::Map(1, 4, 1),
+        Op::Evict(0, u32::MAX),
+        Op::Leave(1, u32::MAX),
+        Op::Grow(0, 1),
+        Op::Unmap(0),
+        Op::Remap(0, 11),
+        Op::Tell(1),
+        Op::Tell(1),
+        Op::Fork(2),
+        Op::Unmap(0),
+        Op::TellAll(0),
+    ];
+    let histories = [&gone_and_back[..], &made_way_for, &unmapped_twice, &grown, &grown_before];
+    for ops in histories {
         assert!(matches!(play(ops).end, Some(End::Vain | End::Doubt)));
     }
 }

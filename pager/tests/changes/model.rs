@@ -16,8 +16,8 @@ use std::ops::Range;
 use gms_pager::page_map::{Content, PAGE};
 use gms_pager::range_set::RangeSet;
 use gms_pager::tables::{
-    Ask, Change, EvictOutcome, FaultAction, Place, Remap, Seen, Tables, WriteOutcome, contested,
-    drop_echoes,
+    Ask, Change, EvictOutcome, FaultAction, Others, Place, Remap, Seen, Tables, WriteOutcome,
+    contested, drop_echoes,
 };
 use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
 use gms_policy::redundancy::AgentSet;
@@ -88,6 +88,7 @@ pub(crate) struct Memory {
 impl Memory {
     /// What a probe finds in a child, if it can be made: it leaves zeros where nothing is.
     fn has(&mut self, at: u64) -> Option<bool> {
+        assert!(!self.leaving.contains_key(&at), "a probe leaves zeros where a marker is to be");
         let mapped = self.registered.contains(at);
         let there = self.away.contains_key(&at) || !self.present.insert(at);
         mapped.then_some(there)
@@ -386,13 +387,7 @@ impl Model {
     }
 
     /// `made`: the changes as they were made, and when they were told.
-    fn be_born(
-        &mut self,
-        memory: &Memory,
-        told: usize,
-        made: &[(usize, Change)],
-        others: Option<&[Vec<usize>]>,
-    ) {
+    fn be_born(&mut self, memory: &Memory, told: usize, made: &[(usize, Change)], others: &Others) {
         let (order, changes): (Vec<usize>, Vec<Change>) = made.iter().cloned().unzip();
         let before: Vec<bool> = order.iter().map(|&order| order < told).collect();
         let mut inherited = vec![false; changes.len()];
@@ -492,12 +487,12 @@ impl Model {
             return;
         };
         let made: Vec<(usize, Change)> =
-            orders.first.into_iter().map(|index| told[index].clone()).collect();
+            orders.first.iter().map(|&index| told[index].clone()).collect();
         for (told, event) in numbered() {
             if let Event::Fork(memory) = event
                 && self.end.is_none()
             {
-                self.be_born(memory, told, &made, orders.others.as_deref());
+                self.be_born(memory, told, &made, &orders.others);
             }
         }
         made.iter().for_each(|(_, change)| self.apply(SPACE, change));

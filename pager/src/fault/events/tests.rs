@@ -41,8 +41,8 @@ fn what_is_removed_is_what_was_there_when_it_was_told() {
     let remap = Change::Remap(Remap { from: 0, to: 8 * PAGE, length: PAGE });
     let unmap = Change::Unmap(8 * PAGE..9 * PAGE);
     let told = [Event::Changed(remap), Event::Changed(unmap), Event::Remove(8 * PAGE..9 * PAGE)];
-    let orders = Orders { first: vec![1, 0], others: None };
-    let proof = Proof { orders: Some(orders), ..Proof::default() };
+    let orders = Orders { first: vec![1, 0], ..Orders::default() };
+    let proof = Proof { orders, ..Proof::default() };
     let sorted = proof.sort(told.into_iter().enumerate().collect());
     let told: Vec<usize> = sorted.iter().map(|(told, _)| *told).collect();
     assert_eq!(told, [1, 0, 2]);
