@@ -431,7 +431,14 @@ fn a_child_whose_pages_differ_by_the_order_of_its_parents_changes_ends_the_workl
         Op::Unmap(0),
         Op::TellAll(1),
     ];
-    // Memory has grown in place, and what left the page was told before what left that.
+    for ops in [&gone_and_back[..], &made_way_for, &unmapped_twice] {
+        assert!(matches!(play(ops).end, Some(End::Vain | End::Doubt)));
+    }
+}
+
+/// The same where memory has grown in place: what left the page without a marker was told before what left that.
+#[test]
+fn a_child_whose_page_without_a_marker_may_be_where_memory_had_grown_ends_the_workload() {
     let grown = [
         Op::Map(0, 10, 1),
         Op::Map(1, 4, 2),
@@ -461,8 +468,7 @@ fn a_child_whose_pages_differ_by_the_order_of_its_parents_changes_ends_the_workl
         Op::Unmap(0),
         Op::TellAll(0),
     ];
-    let histories = [&gone_and_back[..], &made_way_for, &unmapped_twice, &grown, &grown_before];
-    for ops in histories {
+    for ops in [&grown[..], &grown_before] {
         assert!(matches!(play(ops).end, Some(End::Vain | End::Doubt)));
     }
 }
