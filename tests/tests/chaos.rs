@@ -104,6 +104,8 @@ struct Chaos {
     began: Instant,
     span: Duration,
     failures: u32,
+    killer: Option<Killer>,
+    pagers: u32,
 }
 
 impl Chaos {
@@ -114,14 +116,25 @@ impl Chaos {
         told(&format!("{} s of chaos with seed {seed} and {}", span.as_secs(), mode.redundancy));
         let hosts = (0..mode.agents).map(|index| Host::new(index, span + AROUND)).collect();
         let dice = Dice::of_thread(seed, stream);
-        Chaos { hosts, mode, dice, began: Instant::now(), span, failures: 0 }
+        Chaos {
+            hosts,
+            mode,
+            dice,
+            began: Instant::now(),
+            span,
+            failures: 0,
+            killer: None,
+            pagers: 0,
+        }
     }
 
-    fn run(&self, stage: &Stage, program: &Program) -> (Gms, Proc) {
+    fn run(&mut self, stage: &Stage, program: &Program) -> (Gms, Proc) {
         let agents: Vec<&AgentProc> = self.hosts.iter().map(Host::agent).collect();
         let gms = Gms::run(stage, &program.clone().limit(self.span + AROUND));
         let gms = gms.local(Mib(24)).agents(&agents).redundancy(self.mode.redundancy);
         let proc = gms.spawn();
+        let is_taken_over = self.mode.redundancy.starts_with("replica");
+        self.killer = is_taken_over.then(|| Killer::new(proc.pid(), self.dice.bits()));
         (gms, proc)
     }
 
@@ -151,12 +164,23 @@ impl Chaos {
             self.failures += 1;
             self.begin(host, failure);
         }
+        if self.dice.below(2) == 0 {
+            self.kill_pager();
+        }
         for &(host, failure) in failures {
             self.end(proc, host, failure);
             self.tell(&format!("agent {host} is back"));
         }
         wait_until_copied(proc);
         self.tell("every page has its copies");
+    }
+
+    fn kill_pager(&mut self) {
+        let Some(killer) = &mut self.killer else { return };
+        assert!(killer.kill(), "nothing is left of gms");
+        killer.await_next().expect("another pager");
+        self.pagers += 1;
+        self.tell("another pager goes on");
     }
 
     fn begin(&mut self, host: usize, failure: Failure) {
@@ -195,7 +219,10 @@ impl Chaos {
     }
 
     fn report(&self, stall: Duration) {
-        self.tell(&format!("{} failures; the worst stall: {stall:?}", self.failures));
+        let (failures, pagers) = (self.failures, self.pagers);
+        self.tell(&format!(
+            "{failures} failures, {pagers} pagers killed; the worst stall: {stall:?}"
+        ));
         assert!(stall < patience(STALL_MAX), "the worst stall: {stall:?}");
     }
 }

@@ -15,55 +15,8 @@ const KILLS: usize = 50;
 const KILLS_FEW: usize = 15;
 /// For a named step to be met.
 const TRIES: u64 = 8;
-/// Between two of them, in ms.
-const PAUSE_MAX: u64 = 300;
 /// Faults that are to be served between some of them.
 const FAULTS: u64 = 500;
-
-/// The pager below the front, which is none of these: of those that are about to go on none has threads yet.
-fn pager(front: i32, dead: &[i32]) -> Option<i32> {
-    let is_pager = |pid: &i32| {
-        if dead.contains(pid) {
-            return false;
-        }
-        let threads = proc::threads(*pid).into_iter();
-        let mut names = threads.filter_map(proc::thread_name);
-        name(*pid) == "gms" && names.any(|name| name.trim_end() == "evict")
-    };
-    proc::children(front).into_iter().find(is_pager)
-}
-
-/// Kills pagers of one workload.
-struct Killer {
-    front: i32,
-    dice: Dice,
-    dead: Vec<i32>,
-}
-
-impl Killer {
-    fn new(front: i32, seed: u64) -> Killer {
-        told(&format!("kills by seed {seed}"));
-        Killer { front, dice: Dice::new(seed), dead: Vec::new() }
-    }
-
-    /// The pager that goes on for the last that was killed; `None` if nothing is left of gms.
-    fn next(&mut self) -> Option<i32> {
-        let front = self.front;
-        poll_until("another pager", SOON, || match pager(front, &self.dead) {
-            Some(pid) => Some(Some(pid)),
-            None => (!exists(front)).then_some(None),
-        })
-    }
-
-    /// Kills one, some time after it has begun. False if there is none.
-    fn kill(&mut self) -> bool {
-        let Some(pid) = self.next() else { return false };
-        // Nothing is awaited: it may be doing anything by then.
-        std::thread::sleep(Duration::from_millis(self.dice.below(PAUSE_MAX)));
-        self.dead.push(pid);
-        kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok()
-    }
-}
 
 fn verify(mib: u64) -> Program {
     Program::new([c_program("verify")]).args([mib.to_string().as_str(), "forever"]).stdin_open()
@@ -84,7 +37,7 @@ fn killed_under_verify(gms: &Gms, seed: u64) {
             proc.fail("gms ended early");
         }
         if turn % 5 == 0 {
-            let pager = killer.next().expect("another pager");
+            let pager = killer.await_next().expect("another pager");
             let first = status(before.pid);
             assert_eq!(first.supervisor_pid, pager);
             poll_until("more faults", SOON, || {
@@ -92,7 +45,7 @@ fn killed_under_verify(gms: &Gms, seed: u64) {
             });
         }
     }
-    killer.next().expect("another pager");
+    killer.await_next().expect("another pager");
     wait_rounds(&proc, 1);
     poll_until("no keepers of former pagers", SOON, || {
         let below = descendants(proc.pid());
@@ -178,7 +131,7 @@ fn redis_and_its_snapshots_keep_their_digest_when_the_pager_is_killed_fifty_time
                 assert!(killer.kill(), "after {killed} kills nothing is left of gms");
                 killed += 1;
             }
-            killer.next().expect("another pager");
+            killer.await_next().expect("another pager");
         });
         told(&format!("the slowest request took {slowest:?} beside {killed} kills"));
     });
@@ -305,10 +258,10 @@ fn a_pager_that_is_killed_while_it_takes_over_is_taken_over_from() {
         while Instant::now() < until {
             std::hint::spin_loop();
         }
-        early += u32::from(pager(proc.pid(), &killer.dead) != Some(heir));
+        early += u32::from(killer.pager() != Some(heir));
         let _ = kill(Pid::from_raw(heir), Signal::SIGKILL);
-        killer.dead.push(heir);
-        killer.next().unwrap_or_else(|| proc.fail("gms ended early"));
+        killer.note(heir);
+        killer.await_next().unwrap_or_else(|| proc.fail("gms ended early"));
     }
     told(&format!("{early} of {KILLS_FEW} had not begun"));
     wait_rounds(&proc, 1);
@@ -331,7 +284,7 @@ fn signals_upgrades_detaching_and_the_exit_status_are_as_before_the_death() {
     let before = wait_paged(&mut proc, Mib(24));
     let mut killer = Killer::new(proc.pid(), 7);
     assert!(killer.kill());
-    killer.next().expect("another pager");
+    killer.await_next().expect("another pager");
     proc.signal(Signal::SIGUSR1);
     proc.wait_output(0, "usr1");
     poll_until("an upgrade", SOON, || {
@@ -339,7 +292,7 @@ fn signals_upgrades_detaching_and_the_exit_status_are_as_before_the_death() {
         (done.code == Some(0)).then_some(())
     });
     assert!(killer.kill());
-    killer.next().expect("another pager");
+    killer.await_next().expect("another pager");
     status(before.pid);
     Gms::line(["detach".to_string(), before.pid.to_string()]).finish().expect_code(0);
     proc.signal(Signal::SIGTERM);
