@@ -56,6 +56,10 @@ pub const STRANGERS_TURN: Duration = Duration::from_micros(20);
 pub const TURNS_OF_LINKS: u32 = 8;
 /// Bytes of strangers' datagrams that wait, at most: a third of each standing.
 pub const STRANGERS_MAX: usize = 256 << 10;
+/// Of more strangers' packets of one kind in a [`SIEVE_TURN`] than these the kernel loses a part: to receive so many takes a tenth of a CPU.
+pub const SIEVE_MOST: u32 = 500;
+/// What the kernel loses is reckoned anew so often.
+pub const SIEVE_TURN: Duration = Duration::from_millis(10);
 /// Answers to strangers are lost while so large a part of the socket's send buffer is taken: what is sent to an address at which nobody is stays there for seconds.
 pub const ANSWERS_PART: usize = 4;
 /// A short one counts for so many.

@@ -17,6 +17,7 @@ mod lan_tests;
 pub mod limits;
 mod link;
 mod receive;
+mod sieve;
 mod socket;
 #[cfg(test)]
 mod stranger_tests;
@@ -56,6 +57,7 @@ use crowd::Crowd;
 use failures::Failures;
 use link::Link;
 use receive::Stall;
+use sieve::Sieve;
 use socket::Socket;
 use strangers::Strangers;
 use turns::Turns;
@@ -83,6 +85,7 @@ pub struct Quic {
     established: usize,
     peers: HashMap<SocketAddr, Peer>,
     strangers: Strangers,
+    sieve: Sieve,
     /// Turns in which only links had something, since strangers had theirs.
     turns_of_links: u32,
     /// Whose turn it is among clients.
@@ -229,6 +232,7 @@ impl Quic {
             established: 0,
             peers: HashMap::new(),
             strangers: Strangers::default(),
+            sieve: Sieve::default(),
             turns_of_links: 0,
             turns: Turns::default(),
             stall: Stall::default(),
@@ -578,6 +582,9 @@ impl Transport for Quic {
         self.transmit(now);
         let sending = self.turns.is_contended() && self.stalled.is_none() && !self.dirty.is_empty();
         let (received, of_link) = self.receive(now)?;
+        if let Some(passes) = self.sieve.turn(now) {
+            self.socket.sieve(passes);
+        }
         // Before, all links would have ended that were not heard while this thread did not run.
         let more = received || self.turns.due().is_some();
         let timers = self.stall.is_over(now, more) && self.run_timers(now);
@@ -620,8 +627,9 @@ impl Transport for Quic {
 
     fn deadline(&self) -> Option<Instant> {
         let retry = self.stalled.as_ref().map(|(_, retry)| *retry);
-        let waits = [self.timeout, retry, self.strangers.due(), self.turns.due(), self.resumes_at];
-        waits.into_iter().flatten().min()
+        let strangers = [self.strangers.due(), self.sieve.due()];
+        let waits = [self.timeout, retry, self.turns.due(), self.resumes_at];
+        waits.into_iter().chain(strangers).flatten().min()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -9,6 +9,7 @@ use quinn_proto::{
     ConnectionId, ConnectionIdGenerator, DatagramEvent, HashedConnectionIdGenerator,
 };
 
+use super::sieve::LONG;
 use super::socket::{Received, route_mtu};
 use super::strangers::Datagram;
 use super::{Quic, limits};
@@ -127,6 +128,7 @@ impl Quic {
                 }
                 Sender::Stranger { has_begun } => {
                     self.turns.work_for(None);
+                    self.sieve.count(now, &bytes);
                     self.strangers.push(Datagram { from, to, bytes }, has_begun);
                 }
                 Sender::Nobody => {}
@@ -137,7 +139,6 @@ impl Quic {
 
     /// Whose datagram it may be: what begins or ends a handshake has a long header (RFC 8999).
     fn sender(&self, from: SocketAddr, datagram: &[u8]) -> Sender {
-        const LONG: u8 = 0x80;
         if self.server.is_none() {
             return Sender::Client(None);
         }

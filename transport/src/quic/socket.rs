@@ -13,8 +13,10 @@ use nix::sys::socket::{
     sendmsg, setsockopt, socket, sockopt,
 };
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
+use socket2::SockRef;
 
 use super::limits::{ANSWERS_PART, EARLY_MAX, MTU_MIN, SOCKET_BUFFER};
+use super::sieve::{Passes, filter};
 
 /// The largest datagram, and the most that GSO and GRO put together.
 const DATAGRAM_MAX: usize = 65535;
@@ -166,6 +168,18 @@ impl Socket {
     pub(super) fn datagram(&self, received: &Received, index: usize) -> Option<BytesMut> {
         let bytes = self.buffer.get(..received.len)?;
         bytes.chunks(received.stride).nth(index).map(BytesMut::from)
+    }
+
+    /// Such parts of what strangers send pass from now on. Where the system refuses, all do.
+    pub(super) fn sieve(&self, passes: Passes) {
+        let socket = SockRef::from(&self.udp);
+        let done = match filter(passes) {
+            Some(filter) => socket.attach_filter(&filter),
+            None => socket.detach_filter(),
+        };
+        if let Err(error) = done {
+            tracing::debug!(%error, "no filter of packets");
+        }
     }
 
     /// Whether enough of the send buffer is free for what is not of links.

@@ -32,13 +32,22 @@ fn links_are_served_while_strangers_wait_for_their_turn() {
     }
 }
 
-/// Bytes that wait in the socket of an end, as the kernel counts them.
+/// Bytes that wait in the socket of an end, and datagrams that it has lost, as the kernel counts them.
+fn counts(end: &Quic) -> (u64, u64) {
+    let port = format!(":{:04X}", end.local_addr().port());
+    let find = || {
+        let sockets = std::fs::read_to_string("/proc/net/udp").unwrap();
+        let sockets = sockets.lines().map(|line| line.split_whitespace().map(String::from));
+        sockets.map(Vec::from_iter).find(|fields: &Vec<String>| fields[1].ends_with(&port))
+    };
+    // The list is read in parts: while sockets come and go, others' lines may be missed.
+    let fields = (0..1000).find_map(|_| find()).expect("our socket");
+    let (_, queue) = fields[4].split_once(':').unwrap();
+    (u64::from_str_radix(queue, 16).unwrap(), fields[12].parse().unwrap())
+}
+
 fn queued(end: &Quic) -> u64 {
-    let port = format!(":{:04X} ", end.local_addr().port());
-    let sockets = std::fs::read_to_string("/proc/net/udp").unwrap();
-    let socket = sockets.lines().find(|line| line.contains(&port)).expect("our socket");
-    let (_, queue) = socket.split_whitespace().nth(4).unwrap().split_once(':').unwrap();
-    u64::from_str_radix(queue, 16).unwrap()
+    counts(end).0
 }
 
 /// What has been sent to an end may take its time.
@@ -98,4 +107,38 @@ fn a_link_outlives_a_time_in_which_the_loop_was_not_run() {
         std::iter::from_fn(|| pair.server.poll(later)).any(|event| closed(&event).is_some())
     });
     assert!(drives.any(|closed| closed));
+}
+
+#[test]
+fn the_kernel_loses_part_of_a_flood_until_it_is_over() {
+    let (node, client) = keys::ephemeral().unwrap();
+    let mut server = Pair::of(&node, &client).server;
+    let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    stranger.connect(server.local_addr()).unwrap();
+    let mut packet = [0; 1200];
+    packet[..5].copy_from_slice(&[0xc0, 0, 0, 0, 1]);
+    // How many of so many are lost.
+    let lost = |server: &mut Quic, count: u32, now| {
+        let (_, before) = counts(server);
+        for _ in 0..count.div_ceil(100) {
+            (0..100).for_each(|_| assert_eq!(stranger.send(&packet).unwrap(), 1200));
+            while queued(server) > 0 {
+                server.drive(now).unwrap();
+            }
+        }
+        counts(server).1 - before
+    };
+    let mut now = Instant::now();
+    assert_eq!(lost(&mut server, 4 * limits::SIEVE_MOST, now), 0);
+    now += limits::SIEVE_TURN;
+    server.drive(now).unwrap();
+    let part = lost(&mut server, 1000, now);
+    assert!((650..850).contains(&part), "{part} of 1000");
+    // Nothing more comes.
+    for _ in 0..4 {
+        now += limits::SIEVE_TURN;
+        assert!(server.deadline().is_some_and(|deadline| deadline <= now));
+        server.drive(now).unwrap();
+    }
+    assert_eq!(lost(&mut server, 100, now), 0);
 }

@@ -57,7 +57,7 @@ impl Datagram {
 }
 
 /// The first byte of the length of an Initial's token (RFC 9000, section 17.2.2); `None` of other packets.
-fn token_length(packet: &[u8]) -> Option<u8> {
+pub(super) fn token_length(packet: &[u8]) -> Option<u8> {
     // Long header, fixed bit, type 0; a version.
     let (first, rest) = packet.split_first()?;
     let (version, mut rest) = rest.split_at_checked(4)?;
