@@ -15,7 +15,7 @@ use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
 use crate::tables::{
-    Change, Doubt, FaultAction, Orders, Remap, Seen, Tables, contested, drop_echoes,
+    Change, Doubt, FaultAction, Orders, Remap, Seen, Step, Tables, contested, drop_echoes,
 };
 use crate::torture::{self, Point};
 use gms_policy::ids::{PageAddr, SpaceId};
@@ -64,36 +64,29 @@ pub(super) struct Proof {
 }
 
 impl Proof {
-    fn sort(&self, events: Vec<(usize, Event)>) -> Vec<(usize, Event)> {
+    /// In the order in which they were made. `change` tells what change one is, if it is one.
+    fn sort<T>(&self, events: impl IntoIterator<Item = T>, change: impl Fn(&T) -> bool) -> Vec<T> {
         let order = &self.orders.first;
-        if order.is_sorted() {
-            return events;
-        }
         let mut places = vec![0; order.len()];
         order.iter().enumerate().for_each(|(place, &index)| places[index] = place + 1);
         // Each change with the removals that come behind it. What is removed is told before it is: what had been told before that had been made.
-        let mut groups: Vec<Vec<(usize, Event)>> = Vec::new();
-        groups.resize_with(order.len() + 1, Vec::new);
         let mut places = places.into_iter();
         let mut last = 0;
-        for (told, event) in events {
-            let group = match event.change().and_then(|_| places.next()) {
-                Some(place) => {
-                    last = last.max(place);
-                    place
-                }
-                None => last,
-            };
-            groups[group].push((told, event));
-        }
-        groups.into_iter().flatten().collect()
+        let placed = events.into_iter().map(|event| {
+            let place = if change(&event) { places.next() } else { None };
+            last = last.max(place.unwrap_or_default());
+            (place.unwrap_or(last), event)
+        });
+        let mut placed: Vec<(usize, T)> = placed.collect();
+        placed.sort_by_key(|(place, _)| *place);
+        placed.into_iter().map(|(_, event)| event).collect()
     }
 }
 
 impl<T: Transport> FaultCore<T> {
     /// A thread that forks, unmaps or moves memory tells of it when it has done so: of several that do so at once, the later may tell first.
-    /// So what is told waits until all that has begun is; false if that takes long. Removals need not wait: a program that removes what another thread
-    /// moves cannot know which comes first. The gate is closed. Appends faults that were met.
+    /// So what is told waits until all that has begun is; false if that takes long. Removals need not wait, but those of pages without markers: a program that
+    /// removes what another thread moves cannot know which comes first. The gate is closed. Appends faults that were met.
     pub(super) fn read_changes(
         &mut self,
         clock: &impl Fn() -> Instant,
@@ -107,9 +100,13 @@ impl<T: Transport> FaultCore<T> {
         loop {
             let now = clock();
             let Some(state) = self.spaces.get_mut(&space.id) else { return true };
-            let only_removals =
-                state.backlog.iter().all(|told| matches!(told.event, Event::Remove(_)));
-            if only_removals || !space.faults.has_event() {
+            let tables = lock(&self.shared.tables);
+            let need_not_wait = state.backlog.iter().all(|told| match &told.event {
+                Event::Remove(range) => !tables.is_unmarked(space.id, range),
+                _ => false,
+            });
+            drop(tables);
+            if need_not_wait || !space.faults.has_event() {
                 return true;
             }
             if state.backlog.len() > BACKLOG_MAX || self.is_late(now, space.id) {
@@ -151,7 +148,8 @@ impl<T: Transport> FaultCore<T> {
         let is_unborn = self.spaces.get(&space.id).is_none_or(|state| state.unborn);
         let told = !is_unborn && self.read_changes(clock, space, faults);
         torture::at(Point::AfterRead);
-        match told.then(|| self.prove_order(space)).flatten() {
+        let proof = told.then(|| self.prove_order(space)).flatten();
+        match proof.filter(|proof| self.prove_removals(space, proof)) {
             Some(proof) => self.apply(space, &proof),
             None => space.ungated.hold(),
         }
@@ -173,7 +171,7 @@ impl<T: Transport> FaultCore<T> {
         }
         // Looked up for nobody but children.
         let alone = !born.is_empty() && self.is_alone(space);
-        let events = proof.sort(events);
+        let events = proof.sort(events, |(_, event)| event.change().is_some());
         let made = born.iter().map(|(birth, child)| {
             (
                 *birth,
@@ -273,19 +271,7 @@ impl<T: Transport> FaultCore<T> {
             found.iter().for_each(|range| seen.marked.insert(range));
         }
         let unmarked = lock(&self.shared.tables).unmarked_places(space.id, &changes);
-        let mut parts: Vec<Range<u64>> = unmarked.iter().collect();
-        while let Some(part) = parts.pop() {
-            let pages = (part.end - part.start) / PAGE;
-            let middle = part.start + pages / 2 * PAGE;
-            match space.faults.registration(part.clone()) {
-                Registration::Whole => seen.mapped.insert(part),
-                Registration::Changing => return None,
-                Registration::Not if pages > 1 => {
-                    parts.extend([part.start..middle, middle..part.end]);
-                }
-                Registration::Not => {}
-            }
-        }
+        seen.mapped = mapped_of(space, &unmarked)?;
         if space.faults.has_event() {
             // What was seen may be of afterwards.
             let free = lock(&self.shared.tables).is_free(space.id, &changes);
@@ -301,6 +287,33 @@ impl<T: Transport> FaultCore<T> {
             Err(Doubt) => self.fail_in_doubt(space),
         }
         Some(proof)
+    }
+
+    /// Whether it is known that what is removed is what was there when that was told, or that it is not to be known (see `removals`); false if
+    /// others have begun meanwhile and it matters.
+    fn prove_removals(&mut self, space: &Space, proof: &Proof) -> bool {
+        let Some(state) = self.spaces.get(&space.id) else { return true };
+        let tables = lock(&self.shared.tables);
+        let steps = state.backlog.iter().filter_map(|told| match &told.event {
+            Event::Remove(range) => Some(Step::Remove(range)),
+            event => event.change().map(Step::Change),
+        });
+        let steps = proof.sort(steps, |step| matches!(step, Step::Change(_)));
+        let vacated = tables.vacated(space.id, steps.into_iter());
+        drop(tables);
+        let is_empty = vacated.as_ref().is_ok_and(RangeSet::is_empty);
+        if is_empty || self.is_alone(space) {
+            return true;
+        }
+        let Ok(vacated) = vacated else {
+            self.fail_in_doubt(space);
+            return true;
+        };
+        let Some(mapped) = mapped_of(space, &vacated) else { return false };
+        if !mapped.is_empty() {
+            self.fail_in_doubt(space);
+        }
+        true
     }
 
     fn fail_in_doubt(&self, space: &Space) {
@@ -441,6 +454,25 @@ impl<T: Transport> FaultCore<T> {
             lock(&space.relieved).insert(relief);
         }
     }
+}
+
+/// Where memory is registered, of these ranges; `None` if the address space is being changed.
+fn mapped_of(space: &Space, ranges: &RangeSet) -> Option<RangeSet> {
+    let mut mapped = RangeSet::default();
+    let mut parts: Vec<Range<u64>> = ranges.iter().collect();
+    while let Some(part) = parts.pop() {
+        let pages = (part.end - part.start) / PAGE;
+        let middle = part.start + pages / 2 * PAGE;
+        match space.faults.registration(part.clone()) {
+            Registration::Whole => mapped.insert(part),
+            Registration::Changing => return None,
+            Registration::Not if pages > 1 => {
+                parts.extend([part.start..middle, middle..part.end]);
+            }
+            Registration::Not => {}
+        }
+    }
+    Some(mapped)
 }
 
 /// A pager that dies may have left a marker that it has not noted. Its page is not forgotten when it is removed: while the marker is there somebody must know whose

@@ -385,7 +385,7 @@ impl Play {
         child
     }
 
-    fn remap(from: u64, to: u64) -> Event {
+    pub(super) fn remap(from: u64, to: u64) -> Event {
         Event::Changed(Change::Remap(Remap { from, to, length: PAGE }))
     }
 
@@ -623,7 +623,7 @@ const FREE: u64 = 80 << 20;
 
 impl Play {
     /// A thread that waits inside mremap until that is read of, its id, and free memory in the userfaultfd.
-    fn with_mremap(&self) -> (std::thread::JoinHandle<()>, i32, u64) {
+    pub(super) fn with_mremap(&self) -> (std::thread::JoinHandle<()>, i32, u64) {
         let (moved, free) = (map(PAGE), map(FREE));
         for range in [moved..moved + PAGE, free..free + FREE] {
             assert!(self.space.faults.register(range));

@@ -1,7 +1,7 @@
 use gms_policy::ids::PageAddr;
 
 use super::*;
-use crate::fault::tests::{ID, Play, own_userfaultfd};
+use crate::fault::tests::{ID, Play, map, own_userfaultfd};
 use crate::kernel::uffd::Userfaultfd;
 use crate::page_map::PAGE;
 use crate::tables::{EvictOutcome, Remap};
@@ -43,7 +43,7 @@ fn what_is_removed_is_what_was_there_when_it_was_told() {
     let told = [Event::Changed(remap), Event::Changed(unmap), Event::Remove(8 * PAGE..9 * PAGE)];
     let orders = Orders { first: vec![1, 0], ..Orders::default() };
     let proof = Proof { orders, ..Proof::default() };
-    let sorted = proof.sort(told.into_iter().enumerate().collect());
+    let sorted = proof.sort(told.into_iter().enumerate(), |(_, event)| event.change().is_some());
     let told: Vec<usize> = sorted.iter().map(|(told, _)| *told).collect();
     assert_eq!(told, [1, 0, 2]);
 }
@@ -62,4 +62,53 @@ fn a_child_that_ends_leaves_its_pages_to_its_own() {
     assert!(grandchild.id != child.id && !play.fault.spaces.contains_key(&child.id));
     assert!(matches!(play.action(&grandchild, play.page), FaultAction::Buffered(_)));
     assert!(!lock(&play.shared.tables).knows(child.id, 0..u64::MAX));
+}
+
+/// A page without a marker is removed, it is told, and then that another thread has moved it away: had that been sooner, it would have been another's memory that was
+/// removed, which had grown to there.
+#[test]
+fn a_page_that_is_leaving_is_not_taken_for_removed_where_others_have_memory() {
+    for regrown in [true, false] {
+        let mut play = Play::with(None, 0, 2);
+        let (space, page, away) = (play.space.clone(), play.page + PAGE, map(PAGE));
+        space.threaded.store(true, Ordering::Relaxed);
+        let mut leaving = Vec::new();
+        lock(&play.shared.tables).begin_evict(ID, &[PageAddr::containing(page)], &mut leaving);
+        if !regrown {
+            assert!(space.faults.unregister(page..page + PAGE));
+        }
+        let removed = Event::Remove(page..page + PAGE);
+        play.fault.note_told(ID, vec![removed, Play::remap(page, away)]);
+        play.fault.handle_told(&Instant::now, &space, &mut Vec::new());
+        assert_eq!(play.shared.has_failed(), regrown);
+        assert!(regrown || lock(&play.shared.tables).is_empty((ID, PageAddr::containing(away))));
+    }
+}
+
+/// What another thread has begun may have taken it away before.
+#[test]
+fn the_removal_of_a_page_that_is_leaving_waits_for_what_others_have_begun() {
+    for marked in [true, false] {
+        let mut play = Play::with(None, 0, 2);
+        let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
+        let mut leaving = Vec::new();
+        let mut tables = lock(&play.shared.tables);
+        tables.begin_evict(ID, &[page], &mut leaving);
+        if marked {
+            tables.marked(leaving[0].1, (ID, page));
+        }
+        drop(tables);
+        let (thread, ..) = play.with_mremap();
+        play.fault.note_told(ID, vec![Event::Remove(page.get()..page.get() + PAGE)]);
+        let late = |play: &mut Play| play.fault.spaces.get_mut(&ID).expect("the space").late;
+        play.fault.spaces.get_mut(&ID).expect("the space").late = Some(Instant::now());
+        play.fault.handle_told(&Instant::now, &space, &mut Vec::new());
+        assert_eq!(late(&mut play).is_none(), marked, "it is applied");
+        assert_eq!(play.fault.read_space(&Instant::now, ID, true), 1);
+        thread.join().expect("no panic");
+        while late(&mut play).is_some() {
+            play.fault.settle(&Instant::now);
+        }
+        assert!(!play.shared.has_failed());
+    }
 }

@@ -1,0 +1,125 @@
+//! Removals of pages that are leaving, and have no markers yet.
+//!
+//! A removal is told before it is made, a remap after: a page that one thread's remap has taken elsewhere may seem to be removed by another, whose memory
+//! has grown to where it was. Of a page with a marker that tells. Of others nothing does, but if nobody has memory where a remap that is told later leaves from,
+//! none has grown there before, and what was removed was the page.
+
+use std::ops::Range;
+
+use gms_policy::ids::SpaceId;
+
+use super::Tables;
+use super::order::{Change, Doubt};
+use crate::range_set::RangeSet;
+
+/// What is done to an address space.
+#[derive(Clone, Copy, Debug)]
+pub enum Step<'a> {
+    /// What was in the range is given up, which stays mapped.
+    Remove(&'a Range<u64>),
+    /// The range is, or has moved.
+    Change(&'a Change),
+}
+
+impl Tables {
+    /// Whether a removal concerns pages that have no markers yet.
+    pub fn is_unmarked(&self, space: SpaceId, range: &Range<u64>) -> bool {
+        self.leaving_of(space).any(|place| range.contains(&place.1.get()))
+    }
+
+    /// Where no memory may be now, if the removals are to be taken for made in this order; it is in doubt if some must have been there.
+    pub fn vacated<'a>(
+        &self,
+        space: SpaceId,
+        steps: impl Iterator<Item = Step<'a>>,
+    ) -> Result<RangeSet, Doubt> {
+        let mut unmarked = RangeSet::default();
+        let pages = self.leaving_of(space).map(|(_, page)| page.get());
+        pages.for_each(|page| unmarked.insert(page..page + crate::page_map::PAGE));
+        vacated(unmarked, steps)
+    }
+}
+
+fn vacated<'a>(
+    mut unmarked: RangeSet,
+    steps: impl Iterator<Item = Step<'a>>,
+) -> Result<RangeSet, Doubt> {
+    let (mut removed, mut vacated) = (RangeSet::default(), RangeSet::default());
+    let meet = |set: &RangeSet, range: Range<u64>| set.overlaps(range).collect::<Vec<_>>();
+    for step in steps {
+        let change = match step {
+            Step::Change(change) => change,
+            Step::Remove(range) => {
+                meet(&unmarked, range.clone()).into_iter().for_each(|part| removed.insert(part));
+                unmarked.remove(range.clone());
+                continue;
+            }
+        };
+        let left = change.left();
+        // What has left it must have come there.
+        if !meet(&vacated, left.clone()).is_empty() {
+            return Err(Doubt);
+        }
+        let leaving = meet(&unmarked, left.clone());
+        for set in [Some(left.clone()), change.reached()].into_iter().flatten() {
+            unmarked.remove(set);
+        }
+        if let Change::Remap(remap) = change {
+            meet(&removed, left.clone()).into_iter().for_each(|part| vacated.insert(part));
+            vacated.remove(remap.target());
+            let there = |at: u64| at - remap.from + remap.to;
+            leaving
+                .into_iter()
+                .for_each(|part| unmarked.insert(there(part.start)..there(part.end)));
+            removed.remove(remap.target());
+        }
+        removed.remove(left);
+    }
+    Ok(vacated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::order::Remap;
+    use super::*;
+    use crate::page_map::PAGE;
+
+    fn pages(range: Range<u64>) -> Range<u64> {
+        range.start * PAGE..range.end * PAGE
+    }
+
+    fn remap(from: u64, to: u64, length: u64) -> Change {
+        Change::Remap(Remap { from: from * PAGE, to: to * PAGE, length: length * PAGE })
+    }
+
+    /// Of pages 0 to 3 which are leaving.
+    fn seen(removed: Range<u64>, before: &[Change], after: &[Change]) -> Option<Vec<Range<u64>>> {
+        let mut unmarked = RangeSet::default();
+        unmarked.insert(pages(0..4));
+        let removed = pages(removed);
+        let steps = before.iter().map(Step::Change).chain([Step::Remove(&removed)]);
+        let steps = steps.chain(after.iter().map(Step::Change));
+        vacated(unmarked, steps).ok().map(|vacated| vacated.iter().collect())
+    }
+
+    #[test]
+    fn a_removal_is_made_before_a_later_remap_if_nobody_has_memory_there() {
+        let [away, back] = [remap(0, 100, 4), remap(100, 0, 4)];
+        assert_eq!(seen(1..3, &[], std::slice::from_ref(&away)), Some(vec![pages(1..3)]));
+        // Of what was elsewhere already, or is no page that leaves, nothing is in doubt.
+        assert_eq!(seen(1..3, std::slice::from_ref(&away), &[]), Some(Vec::new()));
+        assert_eq!(seen(8..9, &[], std::slice::from_ref(&away)), Some(Vec::new()));
+        // Another remap has brought what is there now.
+        assert_eq!(seen(0..2, &[], &[away.clone(), back.clone()]), Some(Vec::new()));
+        // What has left it meanwhile had come there by itself.
+        let gone = Change::Unmap(pages(1..2));
+        assert_eq!(seen(1..3, &[], &[away.clone(), gone.clone()]), None);
+        assert_eq!(seen(1..3, &[], &[away.clone(), remap(2, 50, 1)]), None);
+        assert_eq!(seen(1..3, &[], &[away.clone(), back, gone.clone()]), Some(Vec::new()));
+        // It was the page's own memory.
+        assert_eq!(seen(1..3, &[], &[gone, remap(3, 50, 1)]), Some(Vec::new()));
+        // The same where the page had been moved before.
+        let seen = seen(101..102, std::slice::from_ref(&away), &[remap(100, 200, 4)]);
+        assert_eq!(seen, Some(vec![pages(101..102)]));
+    }
+}
