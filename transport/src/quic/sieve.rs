@@ -1,27 +1,43 @@
 //! What the kernel loses of a flood. A packet that is received costs some 2 us, and those behind it wait: where strangers send faster than a thread
 //! receives, the socket's buffer stands full, and what comes of links waits or is lost like theirs. So of more than a thread may well receive the kernel
-//! loses a part at random, by a filter of the socket that only looks at headers (cBPF, `SO_ATTACH_FILTER`). No packet with a short header is touched.
+//! loses a part at random, by a filter of the socket that only looks at headers (cBPF, `SO_ATTACH_FILTER`). No packet with a short header is touched: meanwhile
+//! the kernel puts none together (`UDP_GRO`), so that each is judged by itself.
 
 use std::time::Instant;
 
 use libc::{
-    BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_IND, BPF_JEQ, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K,
-    BPF_LD, BPF_MISC, BPF_RET, BPF_TAX, BPF_W, BPF_X, SKF_AD_OFF, SKF_AD_RANDOM,
+    BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_IND, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP,
+    BPF_JSET, BPF_K, BPF_LD, BPF_LEN, BPF_MISC, BPF_RET, BPF_TAX, BPF_W, BPF_X, SKF_AD_OFF,
+    SKF_AD_RANDOM,
 };
 use socket2::SockFilter;
 
-use super::limits::{SIEVE_MOST, SIEVE_TURN};
+use super::limits::{MTU_MIN, SIEVE_MOST, SIEVE_TURN};
 use super::strangers::token_length;
 
 /// What packets with long headers are. Each kind is counted and lost by itself: who has shown its address, or whose handshake goes on, is not lost among
-/// those who have sent nothing but a first packet.
-#[derive(Clone, Copy)]
+/// those who have sent nothing but a first packet. As [`filter`] sees them.
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     /// An Initial with a token, which may be a good one.
     Token,
     /// An Initial without.
     First,
+    /// Also an Initial that is too short to begin anything.
     Other,
+}
+
+impl Kind {
+    /// `None` of a short header.
+    fn of(packet: &[u8]) -> Option<Kind> {
+        let is_long = packet.first().is_some_and(|first| first & LONG != 0);
+        let begins = packet.len() >= MTU_MIN.into();
+        is_long.then(|| match token_length(packet).filter(|_| begins) {
+            Some(0) => Kind::First,
+            Some(_) => Kind::Token,
+            None => Kind::Other,
+        })
+    }
 }
 
 const KINDS: usize = 3;
@@ -49,14 +65,10 @@ impl Default for Sieve {
 impl Sieve {
     /// A stranger's packet has come.
     pub(super) fn count(&mut self, now: Instant, packet: &[u8]) {
-        let kind = match (packet.first(), token_length(packet)) {
-            (Some(first), _) if first & LONG == 0 => return,
-            (_, Some(0)) => Kind::First,
-            (_, Some(_)) => Kind::Token,
-            (_, None) => Kind::Other,
-        };
-        self.since.get_or_insert(now);
-        self.came[kind as usize] += 1;
+        if let Some(kind) = Kind::of(packet) {
+            self.since.get_or_insert(now);
+            self.came[kind as usize] += 1;
+        }
     }
 
     fn loses(&self) -> bool {
@@ -99,7 +111,7 @@ const UDP: u32 = 8;
 const LOST: u32 = 0;
 const KEPT: u32 = u32::MAX;
 
-/// The filter; `None` if all pass. A packet that ends before it has shown its kind is lost: no handshake begins by one.
+/// The filter; `None` if all pass.
 pub(super) fn filter(passes: Passes) -> Option<Vec<SockFilter>> {
     if passes == [u32::MAX; KINDS] {
         return None;
@@ -114,12 +126,18 @@ pub(super) fn filter(passes: Passes) -> Option<Vec<SockFilter>> {
     let ret = |kept: u32| op(BPF_RET | BPF_K, kept);
     // As long as the instructions of one kind.
     let kinds = |kind: Kind| kind as u8 * 4;
+    let other = kinds(Kind::Other);
     let mut program = vec![
         byte(UDP),
         jump(BPF_JSET, LONG.into(), 1, 0),
         ret(KEPT),
         op(BPF_ALU | BPF_AND | BPF_K, 0xf0),
-        jump(BPF_JEQ, 0xc0, 0, 8 + kinds(Kind::Other)),
+        jump(BPF_JEQ, 0xc0, 0, 12 + other),
+        // The ids have 255 bytes at most: the token's length lies within so much.
+        op(BPF_LD | BPF_W | BPF_LEN, 0),
+        jump(BPF_JGE, UDP + u32::from(MTU_MIN), 0, 10 + other),
+        op(BPF_LD | BPF_W | BPF_ABS, UDP + 1),
+        jump(BPF_JEQ, 0, 8 + other, 0),
         // Behind the version an id, and another one; then the token (RFC 9000, section 17.2.2).
         byte(UDP + 5),
         add(UDP + 6),
@@ -162,43 +180,64 @@ mod tests {
         [initial(9), initial(0), other]
     }
 
-    #[test]
-    fn the_kernel_loses_packets_by_their_kind() {
-        let receiver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        receiver.set_nonblocking(true).unwrap();
-        let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        sender.connect(receiver.local_addr().unwrap()).unwrap();
-        let passes = |packet: &[u8]| {
-            sender.send(packet).unwrap();
+    /// A socket that has the filter, and one that sends to it.
+    struct Sieved(std::net::UdpSocket, std::net::UdpSocket);
+
+    impl Sieved {
+        fn new() -> Sieved {
+            let receiver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            receiver.set_nonblocking(true).unwrap();
+            let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            sender.connect(receiver.local_addr().unwrap()).unwrap();
+            Sieved(receiver, sender)
+        }
+
+        fn set(&self, passes: Passes) {
+            let filter = filter(passes).unwrap();
+            socket2::SockRef::from(&self.0).attach_filter(&filter).unwrap();
+        }
+
+        fn passes(&self, packet: &[u8]) -> bool {
+            self.1.send(packet).unwrap();
             let mut buffer = [0; 2000];
-            let got = receiver.recv(&mut buffer).ok();
+            let got = self.0.recv(&mut buffer).ok();
             assert!(got.is_none_or(|len| &buffer[..len] == packet));
             got.is_some()
-        };
-        for ids in [(8, 8), (0, 0), (20, 3), (8, 0)] {
-            for (kind, packet) in packets(ids).iter().enumerate() {
-                for open in 0..KINDS {
-                    let mut parts = [0; KINDS];
-                    parts[open] = u32::MAX;
-                    let filter = filter(parts).unwrap();
-                    socket2::SockRef::from(&receiver).attach_filter(&filter).unwrap();
-                    assert_eq!(
-                        passes(packet),
-                        kind == open,
-                        "{ids:?}: {kind} where {open} is let in"
-                    );
-                    // A link's is let in whatever is lost, and a short one too.
-                    assert!(passes(&[&[0x43][..], &packet[1..]].concat()) && passes(&[0x40]));
-                    assert!(!passes(&packet[..6]) || kind == 2 && open == 2);
-                }
-                socket2::SockRef::from(&receiver).detach_filter().unwrap();
-                assert!(passes(packet));
-            }
         }
-        let half = filter([u32::MAX / 2; KINDS]).unwrap();
-        socket2::SockRef::from(&receiver).attach_filter(&half).unwrap();
+
+        /// The kinds of which so few as none must be lost for the packet to pass.
+        fn kinds(&self, packet: &[u8]) -> Vec<usize> {
+            let open = |&kind: &usize| {
+                let mut parts = [0; KINDS];
+                parts[kind] = u32::MAX;
+                self.set(parts);
+                self.passes(packet)
+            };
+            (0..KINDS).filter(open).collect()
+        }
+    }
+
+    #[test]
+    fn the_kernel_loses_packets_by_the_kind_by_which_they_are_counted() {
+        let sieved = Sieved::new();
+        let mut all: Vec<Vec<u8>> =
+            [(8, 8), (0, 0), (20, 3), (8, 0), (255, 255)].into_iter().flat_map(packets).collect();
+        for (index, kind) in [Kind::Token, Kind::First, Kind::Other].into_iter().enumerate() {
+            assert_eq!(Kind::of(&all[index]), Some(kind));
+        }
+        for packet in all.clone() {
+            // A link's is let in whatever is lost; then an Initial of version 0, and some that end too soon.
+            all.push([&[0x43][..], &packet[1..]].concat());
+            all.push([&packet[..1], &[0; 4], &packet[5..]].concat());
+            all.extend([1, 5, 6, 7, 30, 1199].map(|len| packet[..len.min(packet.len())].to_vec()));
+        }
+        for packet in all {
+            let expected = Kind::of(&packet).map_or(vec![0, 1, 2], |kind| vec![kind as usize]);
+            assert_eq!(sieved.kinds(&packet), expected, "{:x?}", &packet[..packet.len().min(40)]);
+        }
+        sieved.set([u32::MAX / 2; KINDS]);
         let [packet, ..] = packets((8, 8));
-        let passed = (0..1000).filter(|_| passes(&packet)).count();
+        let passed = (0..1000).filter(|_| sieved.passes(&packet)).count();
         assert!((350..650).contains(&passed), "{passed} of 1000");
         assert!(filter([u32::MAX; KINDS]).is_none());
     }

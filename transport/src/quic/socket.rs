@@ -173,11 +173,13 @@ impl Socket {
     /// Such parts of what strangers send pass from now on. Where the system refuses, all do.
     pub(super) fn sieve(&self, passes: Passes) {
         let socket = SockRef::from(&self.udp);
-        let done = match filter(passes) {
+        let filter = filter(passes);
+        let put_together = setsockopt(&self.udp, sockopt::UdpGroSegment, &filter.is_none());
+        let done = match filter {
             Some(filter) => socket.attach_filter(&filter),
             None => socket.detach_filter(),
         };
-        if let Err(error) = done {
+        if let Err(error) = put_together.map_err(io::Error::from).and(done) {
             tracing::debug!(%error, "no filter of packets");
         }
     }
