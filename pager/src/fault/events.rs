@@ -100,16 +100,17 @@ impl<T: Transport> FaultCore<T> {
         loop {
             let now = clock();
             let Some(state) = self.spaces.get_mut(&space.id) else { return true };
-            let tables = lock(&self.shared.tables);
-            let need_not_wait = state.backlog.iter().all(|told| match &told.event {
-                Event::Remove(range) => !tables.is_unmarked(space.id, range),
-                _ => false,
-            });
-            drop(tables);
-            if need_not_wait || !space.faults.has_event() {
+            let only_removals =
+                state.backlog.iter().all(|told| matches!(told.event, Event::Remove(_)));
+            let length = state.backlog.len();
+            if only_removals && !self.removes_unmarked(space) || !space.faults.has_event() {
                 return true;
             }
-            if state.backlog.len() > BACKLOG_MAX || self.is_late(now, space.id) {
+            if length > BACKLOG_MAX || self.is_late(now, space.id) {
+                // A remap would have been told long ago.
+                if only_removals {
+                    return true;
+                }
                 let name = space.name();
                 self.shared.fail(format!("{name} changes its address space without any pause"));
                 return false;
@@ -124,6 +125,16 @@ impl<T: Transport> FaultCore<T> {
             self.note_told(space.id, messages.events);
             std::thread::yield_now();
         }
+    }
+
+    /// Whether pages without markers are removed, perhaps after another thread has moved them.
+    fn removes_unmarked(&self, space: &Space) -> bool {
+        let Some(state) = self.spaces.get(&space.id) else { return false };
+        let tables = lock(&self.shared.tables);
+        let is_unmarked = |told: &Told| matches!(&told.event, Event::Remove(range) if tables.is_unmarked(space.id, range));
+        let removes = state.backlog.iter().any(is_unmarked);
+        drop(tables);
+        removes && !self.is_known_alone(space)
     }
 
     /// Whether what has been told has waited for too long, but for the time in which this process was stopped.
@@ -302,15 +313,24 @@ impl<T: Transport> FaultCore<T> {
         let vacated = tables.vacated(space.id, steps.into_iter());
         drop(tables);
         let is_empty = vacated.as_ref().is_ok_and(RangeSet::is_empty);
-        if is_empty || self.is_alone(space) {
+        if is_empty || self.is_known_alone(space) {
             return true;
         }
-        let Ok(vacated) = vacated else {
-            self.fail_in_doubt(space);
-            return true;
+        let is_mapped = match vacated {
+            Err(Doubt) => true,
+            Ok(vacated) => match mapped_of(space, &vacated) {
+                None => return false,
+                Some(mapped) => {
+                    !mapped.is_empty() || {
+                        let relieved = lock(&space.relieved);
+                        vacated.iter().any(|part| relieved.overlaps(part).next().is_some())
+                    }
+                }
+            },
         };
-        let Some(mapped) = mapped_of(space, &vacated) else { return false };
-        if !mapped.is_empty() {
+        // Of a process that has ended nothing is mapped, and only its children matter.
+        let forks = || state.backlog.iter().any(|told| matches!(told.event, Event::Fork(_)));
+        if if space.faults.is_alive() { is_mapped } else { forks() } {
             self.fail_in_doubt(space);
         }
         true
@@ -354,6 +374,11 @@ impl<T: Transport> FaultCore<T> {
             space.threaded.store(threaded, Ordering::Relaxed);
         }
         !space.threaded.load(Ordering::Relaxed)
+    }
+
+    /// The same of a space whose process has been met: another may have begun threads that nobody has seen.
+    fn is_known_alone(&self, space: &Space) -> bool {
+        space.page_tables.get().is_some() && self.is_alone(space)
     }
 
     // ---- threads that wait for themselves

@@ -221,14 +221,22 @@ pub(super) fn inherit(
 ) {
     tables.fork(parent, child);
     let mut made = made.into_iter();
+    // What has been moved since: what is told to be removed there after that is removed after the fork, too.
+    let mut later = RangeSet::default();
     for (order, event) in events {
         match event {
             // What was removed before the fork has no markers in the child, and none are to be left.
-            Event::Remove(range) if *order < birth => tables.forget_leaving(child, range),
+            Event::Remove(range) if *order < birth => {
+                let parts = later.gaps(range.clone());
+                parts.iter().for_each(|part| tables.forget_leaving(child, part));
+            }
             Event::Changed(change) => match (change, made.next()) {
                 (Change::Unmap(range), Some(true)) => tables.unmap(child, range.clone()),
                 (Change::Remap(remap), Some(true)) => tables.remap(child, *remap),
-                _ => {}
+                (Change::Remap(remap), _) => {
+                    [remap.source(), remap.target()].into_iter().for_each(|r| later.insert(r));
+                }
+                (Change::Unmap(_), _) => {}
             },
             Event::Remove(_) | Event::Fork(_) => {}
         }

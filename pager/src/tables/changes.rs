@@ -34,6 +34,12 @@ impl Tables {
         unmarked.filter(move |place| place.0 == space)
     }
 
+    /// Those, and the pages that are about to be poisoned: nor have they markers.
+    pub(super) fn unmarked_of(&self, space: SpaceId) -> impl Iterator<Item = PageAddr> + '_ {
+        let doomed = self.doomed.iter().filter(move |place| place.0 == space).copied();
+        self.leaving_of(space).chain(doomed).map(|(_, page)| page)
+    }
+
     /// Ranges of a space in which something known may have been discarded, each told once.
     pub fn take_stale(&mut self, space: SpaceId) -> RangeSet {
         self.spaces.get_mut(&space).map(SpaceState::take_stale).unwrap_or_default()
@@ -129,10 +135,7 @@ impl Tables {
                 state.registered.overlaps(range).for_each(|part| registered.insert(part));
             }
         }
-        // Nor have those markers that are about to be poisoned.
-        let doomed = self.doomed.iter().filter(|place| place.0 == space).copied();
-        let leaving = self.leaving_of(space).filter(|place| !others.contains(place));
-        let leaving = leaving.chain(doomed).map(|(_, page)| page);
+        let leaving = self.unmarked_of(space).filter(|page| !others.contains(&(space, *page)));
         let leaving = leaving.filter(|page| concerned.contains(page.get())).collect::<Vec<_>>();
         let places = Places::new(away.into_iter(), leaving.into_iter(), registered, concerned);
         (members, places)

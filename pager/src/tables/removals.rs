@@ -6,10 +6,11 @@
 
 use std::ops::Range;
 
-use gms_policy::ids::SpaceId;
+use gms_policy::ids::{PageAddr, SpaceId};
 
 use super::Tables;
 use super::order::{Change, Doubt};
+use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 
 /// What is done to an address space.
@@ -24,7 +25,7 @@ pub enum Step<'a> {
 impl Tables {
     /// Whether a removal concerns pages that have no markers yet.
     pub fn is_unmarked(&self, space: SpaceId, range: &Range<u64>) -> bool {
-        self.leaving_of(space).any(|place| range.contains(&place.1.get()))
+        self.unmarked_of(space).any(|page| range.contains(&page.get()))
     }
 
     /// Where no memory may be now, if the removals are to be taken for made in this order; it is in doubt if some must have been there.
@@ -34,8 +35,11 @@ impl Tables {
         steps: impl Iterator<Item = Step<'a>>,
     ) -> Result<RangeSet, Doubt> {
         let mut unmarked = RangeSet::default();
-        let pages = self.leaving_of(space).map(|(_, page)| page.get());
-        pages.for_each(|page| unmarked.insert(page..page + crate::page_map::PAGE));
+        let pages = self.unmarked_of(space).map(PageAddr::get);
+        pages.for_each(|page| unmarked.insert(page..page + PAGE));
+        if unmarked.is_empty() {
+            return Ok(unmarked);
+        }
         vacated(unmarked, steps)
     }
 }
@@ -82,7 +86,6 @@ fn vacated<'a>(
 mod tests {
     use super::super::order::Remap;
     use super::*;
-    use crate::page_map::PAGE;
 
     fn pages(range: Range<u64>) -> Range<u64> {
         range.start * PAGE..range.end * PAGE

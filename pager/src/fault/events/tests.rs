@@ -1,7 +1,7 @@
 use gms_policy::ids::PageAddr;
 
 use super::*;
-use crate::fault::tests::{ID, Play, map, own_userfaultfd};
+use crate::fault::tests::{ID, Play, dead_userfaultfd, map, own_userfaultfd};
 use crate::kernel::uffd::Userfaultfd;
 use crate::page_map::PAGE;
 use crate::tables::{EvictOutcome, Remap};
@@ -91,6 +91,7 @@ fn the_removal_of_a_page_that_is_leaving_waits_for_what_others_have_begun() {
     for marked in [true, false] {
         let mut play = Play::with(None, 0, 2);
         let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
+        space.threaded.store(true, Ordering::Relaxed);
         let mut leaving = Vec::new();
         let mut tables = lock(&play.shared.tables);
         tables.begin_evict(ID, &[page], &mut leaving);
@@ -111,4 +112,58 @@ fn the_removal_of_a_page_that_is_leaving_waits_for_what_others_have_begun() {
         }
         assert!(!play.shared.has_failed());
     }
+}
+
+/// A thread forks, another moves a page that is leaving and then has removed what may be where it was; of the fork is told last.
+#[test]
+fn a_child_has_what_was_removed_after_it_was_born() {
+    for moved_before in [true, false] {
+        let play = Play::with(None, 0, 2);
+        let (from, to) = (play.page + PAGE, map(PAGE));
+        let mut leaving = Vec::new();
+        let mut tables = lock(&play.shared.tables);
+        tables.begin_evict(ID, &[PageAddr::containing(from)], &mut leaving);
+        let events = [Play::remap(from, to), Event::Remove(from..from + PAGE)];
+        let events: Vec<(usize, Event)> = events.into_iter().enumerate().collect();
+        let child = play.shared.new_space();
+        inherit(&mut tables, (ID, child), 2, &events, vec![moved_before]);
+        let [there, gone] = if moved_before { [to, from] } else { [from, to] };
+        let place = |at| (child, PageAddr::containing(at));
+        assert!(tables.is_leaving(place(there)) && tables.is_empty(place(gone)));
+    }
+}
+
+/// Of a process that has ended only the children matter.
+#[test]
+fn removals_of_a_process_that_has_ended_are_in_doubt_for_its_children_only() {
+    for forks in [true, false] {
+        let mut play = Play::with(Some(dead_userfaultfd()), 0, 2);
+        let (space, page, away) = (play.space.clone(), play.page + PAGE, map(PAGE));
+        space.threaded.store(true, Ordering::Relaxed);
+        let mut leaving = Vec::new();
+        lock(&play.shared.tables).begin_evict(ID, &[PageAddr::containing(page)], &mut leaving);
+        let removed = Event::Remove(page..page + PAGE);
+        let told = [Some(removed), forks.then(Play::fork), Some(Play::remap(page, away))];
+        play.fault.note_told(ID, told.into_iter().flatten().collect());
+        assert!(play.fault.prove_removals(&space, &Proof::default()));
+        assert_eq!(play.shared.has_failed(), forks);
+    }
+}
+
+/// Threads that remove memory without any pause do not end the workload: a remap would have been told long ago.
+#[test]
+fn removals_do_not_wait_for_ever() {
+    let mut play = Play::with(None, 0, 2);
+    let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
+    space.threaded.store(true, Ordering::Relaxed);
+    space.faults.mark(page.get()..page.get() + PAGE, false).expect("no marker");
+    lock(&play.shared.tables).begin_evict(ID, &[page], &mut Vec::new());
+    let (thread, ..) = play.with_mremap();
+    play.fault.note_told(ID, vec![Event::Remove(page.get()..page.get() + PAGE)]);
+    let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).expect("an uptime");
+    play.fault.spaces.get_mut(&ID).expect("the space").late = Some(long_ago);
+    play.fault.handle_told(&Instant::now, &space, &mut Vec::new());
+    assert!(lock(&play.shared.tables).is_empty((ID, page)) && !play.shared.has_failed());
+    assert_eq!(play.fault.read_space(&Instant::now, ID, true), 1);
+    thread.join().expect("no panic");
 }
