@@ -1,11 +1,11 @@
 //! A model of the kernel, as far as the pager can tell: the pages of one address space, their markers, faults, removals, and rooms that are mapped,
-//! unmapped and moved about. Of several threads' changes the later may be told first.
+//! unmapped and moved about; and its forks. Of several threads' changes the later may be told first.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
 
-use gms_pager::kernel::{Event, Installed, Messages, PageFault, Probe, Registration};
+use gms_pager::kernel::{Installed, PageFault, Probe, Registration};
 use gms_pager::page_map::PAGE;
 use gms_pager::range_set::RangeSet;
 use gms_pager::tables::{Change, Remap};
@@ -35,11 +35,27 @@ pub(crate) fn room(number: usize) -> Range<u64> {
     start..start + ROOM_PAGES * PAGE
 }
 
+/// What is told of a change.
+#[derive(Clone, Debug)]
+pub(crate) enum Told {
+    Changed(Change),
+    Remove(Range<u64>),
+    /// The process of this number has been born.
+    Fork(usize),
+}
+
+/// What was read.
+#[derive(Default)]
+pub(crate) struct Read {
+    pub faults: Vec<PageFault>,
+    pub told: Vec<Told>,
+}
+
 /// A thread that sleeps until what it changes has been read. Nothing may be installed or moved before it runs again.
 struct Changer {
     thread: usize,
     /// What is still to be read, in order. The first can be read once it is told.
-    events: VecDeque<Event>,
+    events: VecDeque<Told>,
     told: bool,
     /// What it is about to remove.
     removes: Option<Range<u64>>,
@@ -72,6 +88,8 @@ pub(crate) struct Kernel {
     told: VecDeque<usize>,
     /// A removal that has been read and is not done yet.
     removing: Option<Range<u64>>,
+    /// The process has ended.
+    pub ended: bool,
     /// Changes told before others that were made before.
     pub overtaken: u64,
 }
@@ -121,7 +139,7 @@ impl Kernel {
     pub(crate) fn remove(&mut self, thread: usize, range: Range<u64>) -> bool {
         let free = self.removes().is_none();
         if free {
-            self.change(thread, [Event::Remove(range.clone())], Some(range));
+            self.change(thread, [Told::Remove(range.clone())], Some(range));
         }
         free
     }
@@ -135,7 +153,7 @@ impl Kernel {
     fn change<const N: usize>(
         &mut self,
         thread: usize,
-        events: [Event; N],
+        events: [Told; N],
         removes: Option<Range<u64>>,
     ) {
         self.changers.push(Changer { thread, events: events.into(), told: false, removes });
@@ -151,6 +169,26 @@ impl Kernel {
             self.removing = self.changers.remove(at).removes.or(self.removing.take());
         }
         read
+    }
+
+    /// A thread forks: what the child, of this number, begins with. `None` while something is being removed.
+    pub(crate) fn fork(&mut self, thread: usize, number: usize) -> Option<Kernel> {
+        if self.removing.is_some() {
+            return None;
+        }
+        self.change(thread, [Told::Fork(number)], None);
+        Some(Kernel {
+            memory: self.memory.clone(),
+            markers: self.markers.clone(),
+            rooms: self.rooms,
+            unregistered: self.unregistered.clone(),
+            ..Kernel::default()
+        })
+    }
+
+    /// The process ends.
+    pub(crate) fn end(&mut self) {
+        *self = Kernel { ended: true, overtaken: self.overtaken, ..Kernel::default() };
     }
 
     /// Whether anybody sleeps in the room.
@@ -174,7 +212,7 @@ impl Kernel {
         self.memory.retain(|page, _| !range.contains(&page.get()));
         self.markers.retain(|page| !range.contains(&page.get()));
         if std::mem::take(&mut self.rooms[number]) == Room::Registered {
-            self.change(thread, [Event::Changed(Change::Unmap(range))], None);
+            self.change(thread, [Told::Changed(Change::Unmap(range))], None);
         }
     }
 
@@ -193,7 +231,7 @@ impl Kernel {
             self.markers.insert(remap.moved(marker));
         }
         self.rooms[to] = std::mem::take(&mut self.rooms[from]);
-        let events = [Change::Remap(remap), Change::Unmap(remap.source())].map(Event::Changed);
+        let events = [Change::Remap(remap), Change::Unmap(remap.source())].map(Told::Changed);
         self.change(thread, events, None);
     }
 
@@ -237,7 +275,7 @@ impl Kernel {
     /// What is mapped.
     pub(crate) fn mappings(&self) -> Vec<Range<u64>> {
         let rooms = (0..ROOMS).filter(|&n| self.rooms[n] != Room::Unmapped).map(room);
-        std::iter::once(MAIN).chain(rooms).collect()
+        std::iter::once(MAIN).filter(|_| !self.ended).chain(rooms).collect()
     }
 
     /// Whether a change has begun that has not been read, or whose thread has not run since.
@@ -251,18 +289,19 @@ impl Kernel {
     }
 
     /// Reads a message, or all that there are.
-    pub(crate) fn read(&mut self, several: bool, into: &mut Messages) {
-        let mut read = 0;
-        while self.is_readable() && (several || read == 0) {
-            read += 1;
+    pub(crate) fn read(&mut self, several: bool) -> Read {
+        let (mut read, mut count) = (Read::default(), 0);
+        while self.is_readable() && (several || count == 0) {
+            count += 1;
             match self.faults.pop_front() {
-                Some(fault) => into.faults.push(fault),
-                None => into.events.extend(self.read_event()),
+                Some(fault) => read.faults.push(fault),
+                None => read.told.extend(self.read_event()),
             }
         }
+        read
     }
 
-    fn read_event(&mut self) -> Option<Event> {
+    fn read_event(&mut self) -> Option<Told> {
         let thread = self.told.pop_front()?;
         let at = self.changers.iter().position(|changer| changer.thread == thread)?;
         let changer = &mut self.changers[at];
@@ -281,7 +320,8 @@ impl Kernel {
 
     fn is_registered(&self, address: u64) -> bool {
         let in_room = |n: usize| self.rooms[n] == Room::Registered && room(n).contains(&address);
-        !self.unregistered.contains(address) && (MAIN.contains(&address) || (0..ROOMS).any(in_room))
+        let is_out = self.ended || self.unregistered.contains(address);
+        !is_out && (MAIN.contains(&address) || (0..ROOMS).any(in_room))
     }
 
     /// UFFDIO_REGISTER.
@@ -319,6 +359,7 @@ impl Kernel {
     pub(crate) fn mark(&mut self, range: &Range<u64>, marked: bool) -> Result<(), Errno> {
         match self.registration(range) {
             Registration::Changing => return Err(Errno::EAGAIN),
+            Registration::Not if self.ended => return Err(Errno::ESRCH),
             Registration::Not => return Err(Errno::ENOENT),
             Registration::Whole => {}
         }

@@ -1,10 +1,12 @@
-//! The machine on which the program runs: the model kernel, and the program's threads, which may come on whenever the pager asks the kernel for something.
+//! The machine on which the program runs: processes, each with its address space in the model kernel and threads, which may come on whenever the pager asks the
+//! kernel for something.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Instant;
 
 use gms_pager::kernel::{
     Event, Faults, Installed, Messages, Occupant, Occupied, PageTables, Probe, ReadError,
@@ -14,12 +16,12 @@ use gms_pager::page_map::PAGE;
 use gms_pager::range_set::RangeSet;
 use gms_pager::space::Space;
 use gms_pager::victims::{Evicted, MovedPages, Sweep};
-use gms_policy::ids::PageAddr;
+use gms_policy::ids::{PageAddr, SpaceId};
 use gms_tests::Dice;
 use nix::errno::Errno;
 use nix::sys::eventfd::EventFd;
 
-use crate::kernel::{Kernel, Page};
+use crate::kernel::{Kernel, Page, Told};
 use crate::program::Program;
 use crate::workers::{self, Watch};
 
@@ -28,17 +30,35 @@ const INTERRUPTED: u64 = 6;
 /// Pages that the outbox holds: of two batches.
 const OUTBOX: u32 = 16;
 
-/// See the module's documentation.
-pub(crate) struct Machine {
+/// Processes that there are at most, with those that have ended.
+const PROCESSES_MAX: usize = 5;
+
+/// A process, and what outlives the pager of what it had of it: the memory into which its events are read, and the outbox.
+pub(crate) struct Task {
     pub kernel: Kernel,
     pub program: Program,
+    pub journal: Journal,
+    outbox: BTreeMap<u32, Page>,
+    /// Never readable: whether there is anything to read is asked.
+    event: Arc<EventFd>,
+}
+
+impl Task {
+    fn new(kernel: Kernel, program: Program) -> Task {
+        let event = Arc::new(EventFd::new().expect("a descriptor"));
+        let (journal, outbox) = (Journal::default(), BTreeMap::new());
+        Task { kernel, program, journal, outbox, event }
+    }
+}
+
+/// See the module's documentation.
+pub(crate) struct Machine {
+    /// By number. The first is the program that was started.
+    pub tasks: Vec<Task>,
     /// Calls of the pager before which something happened.
     pub interrupted: u64,
     /// What went wrong, for a failure.
     pub story: Vec<String>,
-    /// What outlives the pager: the memory into which its events are read, and the outbox.
-    pub journal: Journal,
-    outbox: BTreeMap<u32, Page>,
     /// Calls of the pager after which it dies at the first such moment.
     pub dies: Option<(u64, Moment)>,
     dice: Dice,
@@ -47,25 +67,19 @@ pub(crate) struct Machine {
 /// Events that are not applied, and their generation.
 #[derive(Default)]
 pub(crate) struct Journal {
-    pub generation: u64,
-    pub events: Vec<Event>,
+    generation: u64,
+    told: Vec<Told>,
+    /// Whose memory it is.
+    pub space: Option<SpaceId>,
 }
 
 impl Journal {
     /// What of them is not applied, for whose tables have this generation.
-    pub(crate) fn take_up(&mut self, generation: u64) -> Vec<Event> {
+    pub(crate) fn take_up(&mut self, generation: u64) -> Vec<Told> {
         if std::mem::replace(&mut self.generation, generation) != generation {
-            self.events.clear();
+            self.told.clear();
         }
-        self.events.iter().map(copy).collect()
-    }
-}
-
-fn copy(event: &Event) -> Event {
-    match event {
-        Event::Changed(change) => Event::Changed(change.clone()),
-        Event::Remove(range) => Event::Remove(range.clone()),
-        Event::Fork(_) => unreachable!("the program does not fork"),
+        self.told.clone()
     }
 }
 
@@ -94,31 +108,38 @@ pub(crate) const MOMENTS: [Moment; 6] =
 
 impl Machine {
     pub(crate) fn new(program: Program, dice: Dice) -> Machine {
-        let kernel = Kernel::default();
-        let (journal, outbox) = (Journal::default(), BTreeMap::new());
-        let story = Vec::new();
-        Machine { kernel, program, interrupted: 0, story, journal, outbox, dies: None, dice }
+        let tasks = vec![Task::new(Kernel::default(), program)];
+        Machine { tasks, interrupted: 0, story: Vec::new(), dies: None, dice }
     }
 
     /// A moment in which everybody may come on.
     pub(crate) fn step(&mut self) {
-        if self.dice.below(4) == 0 {
-            self.remove_next();
+        for number in 0..self.tasks.len() {
+            if self.dice.below(4) == 0 {
+                self.remove_next(number);
+            }
+            if self.dice.below(3) == 0 {
+                self.tasks[number].kernel.tell(&mut self.dice);
+            }
+            self.come_on(number, Program::step);
         }
-        if self.dice.below(3) == 0 {
-            self.kernel.tell(&mut self.dice);
-        }
-        self.program.step(&mut self.kernel);
     }
 
-    /// What everybody is at, for a failure.
-    pub(crate) fn stand(&self) -> String {
-        format!("{:?}, {:?}", self.program, self.kernel)
+    /// Threads of a process come on.
+    fn come_on(&mut self, number: usize, step: impl Fn(&mut Program, &mut Kernel)) {
+        let next = Some(self.tasks.len()).filter(|&next| next < PROCESSES_MAX);
+        let Task { kernel, program, .. } = &mut self.tasks[number];
+        program.next_child = next;
+        step(program, kernel);
+        let (born, let_go) = (program.born.take(), program.let_go.take());
+        self.tasks.extend(born.map(|born| Task::new(born.0, born.1)));
+        let_go.into_iter().for_each(|child| self.tasks[child].program.held = false);
     }
 
-    fn remove_next(&mut self) {
-        if let Some(page) = self.kernel.remove_next() {
-            self.program.note_removed(page);
+    fn remove_next(&mut self, number: usize) {
+        let Task { kernel, program, .. } = &mut self.tasks[number];
+        if let Some(page) = kernel.remove_next() {
+            program.note_removed(page);
         }
     }
 
@@ -126,28 +147,149 @@ impl Machine {
     fn interrupt(&mut self) {
         if self.dice.below(INTERRUPTED) == 0 {
             self.interrupted += 1;
+            let count = self.tasks.len();
+            let number = if count > 1 { self.dice.place(count) } else { 0 };
             match self.dice.below(4) {
-                0 => self.remove_next(),
-                1 => self.kernel.tell(&mut self.dice),
-                _ => self.program.step_of_one(&mut self.kernel),
+                0 => self.remove_next(number),
+                1 => self.tasks[number].kernel.tell(&mut self.dice),
+                _ => self.come_on(number, Program::step_of_one),
             }
         }
     }
+
+    // ---- all processes
+
+    fn programs(&mut self) -> impl Iterator<Item = &mut Program> {
+        self.tasks.iter_mut().map(|task| &mut task.program)
+    }
+
+    /// The time.
+    pub(crate) fn set_now(&mut self, now: Instant) {
+        self.programs().for_each(|program| program.now = now);
+    }
+
+    /// Each thread is to make so many steps.
+    pub(crate) fn run(&mut self, steps: usize) {
+        self.programs().for_each(|program| program.run(steps));
+    }
+
+    /// The threads of each process are to read all of its pages, and nothing else.
+    pub(crate) fn run_last(&mut self) {
+        self.programs().for_each(Program::run_last);
+    }
+
+    /// Threads without steps left go on, with rests between them.
+    pub(crate) fn amble(&mut self) {
+        self.programs().for_each(|program| program.ambles = true);
+    }
+
+    /// Nobody is blamed for what was before.
+    pub(crate) fn excuse(&mut self) {
+        self.programs().for_each(Program::excuse);
+    }
+
+    /// Whether all threads have made their steps, and are at nothing.
+    pub(crate) fn is_over(&self) -> bool {
+        self.tasks.iter().all(|task| task.program.is_over())
+    }
+
+    /// Whether any thread can come on.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.tasks.iter().any(|task| task.program.is_busy(&task.kernel))
+    }
+
+    /// The process and the thread that has not come on for longest although it should, and since when.
+    pub(crate) fn laggard(&self) -> Option<((usize, usize), Instant)> {
+        let laggards = self.tasks.iter().enumerate().filter_map(|(number, task)| {
+            let (thread, moved) = task.program.laggard()?;
+            Some(((number, thread), moved))
+        });
+        laggards.min_by_key(|(_, moved)| *moved)
+    }
+
+    /// Pages in memory.
+    pub(crate) fn resident(&self) -> u64 {
+        self.tasks.iter().map(|task| task.kernel.resident()).sum()
+    }
+
+    /// The last steps of all.
+    pub(crate) fn log(&self) -> impl Iterator<Item = String> {
+        let log = |(n, task): (usize, &Task)| {
+            let steps = task.program.log.iter().map(move |step| format!("process {n}: {step}"));
+            steps.collect::<Vec<String>>()
+        };
+        self.tasks.iter().enumerate().flat_map(log)
+    }
+
+    /// What everybody is at, for a failure.
+    pub(crate) fn stand(&self) -> String {
+        let stand = |task: &Task| format!("{:?}, {:?}", task.program, task.kernel);
+        self.tasks.iter().map(stand).collect::<Vec<String>>().join("\n")
+    }
 }
 
-/// The machine, as the pager asks for things.
+/// A process of the machine, as the pager asks for things.
 #[derive(Clone)]
 pub(crate) struct Handle {
     machine: Arc<Mutex<Machine>>,
-    /// Never readable: whether there is anything to read is asked.
+    pub number: usize,
     event: Arc<EventFd>,
     pub watch: Arc<Watch>,
 }
 
+/// The machine in a call of the pager, which is about one process.
+struct Call<'a> {
+    machine: MutexGuard<'a, Machine>,
+    number: usize,
+}
+
+impl Deref for Call<'_> {
+    type Target = Task;
+
+    fn deref(&self) -> &Task {
+        &self.machine.tasks[self.number]
+    }
+}
+
+impl DerefMut for Call<'_> {
+    fn deref_mut(&mut self) -> &mut Task {
+        &mut self.machine.tasks[self.number]
+    }
+}
+
 impl Handle {
+    /// Of the program that was started.
     pub(crate) fn new(machine: Machine) -> Handle {
-        let event = Arc::new(EventFd::new().expect("a descriptor"));
-        Handle { machine: Arc::new(Mutex::new(machine)), event, watch: Arc::default() }
+        let event = machine.tasks[0].event.clone();
+        Handle { machine: Arc::new(Mutex::new(machine)), number: 0, event, watch: Arc::default() }
+    }
+
+    /// Of another process.
+    pub(crate) fn of(&self, number: usize) -> Handle {
+        let event = self.lock().tasks[number].event.clone();
+        Handle { number, event, ..self.clone() }
+    }
+
+    /// Of the process whose memory a space is.
+    pub(crate) fn of_space(&self, space: &Space) -> Handle {
+        let fd = space.faults.as_fd().as_raw_fd();
+        let is = |task: &Task| task.event.as_fd().as_raw_fd() == fd;
+        let number = self.lock().tasks.iter().position(is);
+        self.of(number.expect("a process"))
+    }
+
+    /// The process as it stands.
+    pub(crate) fn task(&self) -> impl DerefMut<Target = Task> + '_ {
+        Call { machine: self.lock(), number: self.number }
+    }
+
+    /// What is told, as the pager reads it.
+    pub(crate) fn event(&self, told: &Told) -> Event {
+        match told {
+            Told::Changed(change) => Event::Changed(change.clone()),
+            Told::Remove(range) => Event::Remove(range.clone()),
+            Told::Fork(child) => Event::Fork(Box::new(self.of(*child))),
+        }
     }
 
     /// The machine as it stands.
@@ -165,8 +307,8 @@ impl Handle {
     }
 
     /// Something may happen before the pager's call, and a worker have its turn.
-    fn call(&self) -> MutexGuard<'_, Machine> {
-        let now = self.lock().program.now;
+    fn call(&self) -> Call<'_> {
+        let now = self.task().program.now;
         workers::come_between(now);
         self.call_alone()
     }
@@ -184,11 +326,11 @@ impl Handle {
     }
 
     /// The same without workers.
-    fn call_alone(&self) -> MutexGuard<'_, Machine> {
+    fn call_alone(&self) -> Call<'_> {
         self.may_die(Moment::Any);
         let mut machine = self.lock();
         machine.interrupt();
-        machine
+        Call { machine, number: self.number }
     }
 
     fn install(
@@ -197,8 +339,8 @@ impl Handle {
         wake: bool,
         mut one: impl FnMut(&mut Kernel, PageAddr) -> Installed,
     ) -> (u64, Installed) {
-        let mut machine = self.call();
-        let kernel = &mut machine.kernel;
+        let mut call = self.call();
+        let kernel = &mut call.kernel;
         let mut outcome = Installed::Done;
         let mut at = range.start;
         while at < range.end && outcome == Installed::Done {
@@ -208,7 +350,7 @@ impl Handle {
         if wake {
             kernel.wake(&(range.start..at));
         }
-        drop(machine);
+        drop(call);
         self.may_die(Moment::Installed);
         ((at - range.start) / PAGE, outcome)
     }
@@ -223,12 +365,13 @@ impl AsFd for Handle {
 impl Faults for Handle {
     fn read(&self, several: bool, into: &mut Messages) -> Result<(), ReadError> {
         if !self.watch.note_read() {
-            let before = into.events.len();
-            let mut machine = self.call_alone();
-            machine.kernel.read(several, into);
-            machine.journal.events.extend(into.events[before..].iter().map(copy));
-            drop(machine);
-            if into.events.len() > before {
+            let mut call = self.call_alone();
+            let mut read = call.kernel.read(several);
+            call.journal.told.extend(read.told.iter().cloned());
+            drop(call);
+            into.faults.append(&mut read.faults);
+            into.events.extend(read.told.iter().map(|told| self.event(told)));
+            if !read.told.is_empty() {
                 self.may_die(Moment::Read);
             }
         }
@@ -236,15 +379,19 @@ impl Faults for Handle {
     }
 
     fn next_generation(&self) -> Option<(u32, u64)> {
-        Some((0, self.lock().journal.generation + 1))
+        Some((self.number as u32, self.task().journal.generation + 1))
+    }
+
+    fn belongs_to(&self, space: SpaceId) {
+        self.task().journal.space = Some(space);
     }
 
     fn applied(&self) {
-        if !self.lock().journal.events.is_empty() {
+        if !self.task().journal.told.is_empty() {
             self.may_die(Moment::Applied);
         }
-        let journal = &mut self.lock().journal;
-        journal.events.clear();
+        let journal = &mut self.task().journal;
+        journal.told.clear();
         journal.generation += 1;
     }
 
@@ -253,7 +400,7 @@ impl Faults for Handle {
     }
 
     fn is_alive(&self) -> bool {
-        true
+        !self.call().kernel.ended
     }
 
     fn register(&self, range: Range<u64>) -> bool {
@@ -344,7 +491,11 @@ impl PageTables for Handle {
 pub(crate) struct Process {
     pub space: Arc<Space>,
     pub sweep: Sweep,
-    handle: Handle,
+    pub handle: Handle,
+    /// Removals that were told, and are not known to be over.
+    pub aging: bool,
+    /// Pages that have perhaps moved, and are zeros then.
+    pub zeros: Vec<u32>,
     /// Places of the outbox with pages.
     used: u32,
     dice: Dice,
@@ -353,7 +504,15 @@ pub(crate) struct Process {
 impl Process {
     /// Perhaps there is something in the outbox.
     pub(crate) fn new(space: Arc<Space>, handle: Handle, dice: Dice) -> Process {
-        Process { space, sweep: Sweep::default(), handle, used: OUTBOX, dice }
+        Process {
+            space,
+            sweep: Sweep::default(),
+            handle,
+            aging: false,
+            zeros: Vec::new(),
+            used: OUTBOX,
+            dice,
+        }
     }
 }
 
@@ -379,8 +538,8 @@ impl Evicted for Process {
     }
 
     fn find_left(&self, places: &[u32]) -> Result<MovedPages, Errno> {
-        let machine = self.handle.call();
-        let is_left = |&place: &u32| machine.outbox.contains_key(&place).then_some(place);
+        let task = self.handle.call();
+        let is_left = |&place: &u32| task.outbox.contains_key(&place).then_some(place);
         Ok(MovedPages { places: places.iter().map(is_left).collect(), ..MovedPages::none(0) })
     }
 
@@ -391,10 +550,10 @@ impl Evicted for Process {
         for (&page, place) in pages.iter().zip(first..) {
             // Now and then somebody has a page pinned.
             let pinned = self.dice.below(20) == 0;
-            let machine = &mut *self.handle.call();
-            let taken = (!pinned).then(|| machine.kernel.take(page)).flatten();
+            let task = &mut *self.handle.call();
+            let taken = (!pinned).then(|| task.kernel.take(page)).flatten();
             places.push(taken.map(|bytes| {
-                machine.outbox.insert(place, bytes);
+                task.outbox.insert(place, bytes);
                 place
             }));
         }
@@ -404,7 +563,7 @@ impl Evicted for Process {
 
     fn read_outbox(&self, places: &[u32], into: &mut [&mut [u8]]) -> Result<(), Errno> {
         for (&place, frame) in places.iter().zip(into) {
-            frame.copy_from_slice(&self.handle.lock().outbox[&place]);
+            frame.copy_from_slice(&self.handle.task().outbox[&place]);
         }
         Ok(())
     }
@@ -414,7 +573,7 @@ impl Evicted for Process {
     }
 
     fn ends(&self) -> bool {
-        false
+        self.handle.task().kernel.ended
     }
 
     fn unanswered(&self, errno: Errno) -> String {

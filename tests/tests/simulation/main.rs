@@ -22,6 +22,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use gms_pager::sync::lock;
 
+use crate::machine::Task;
 use crate::trials::{Trial, told, try_all};
 use crate::world::{End, World, end_of};
 
@@ -52,8 +53,8 @@ fn outcome(seed: u64, trial: &Trial) -> Result<Ended, String> {
             let ended = |end| u64::from(killed.as_deref().map(end_of) == Some(end));
             let ahead = shared.prefetched.load(Ordering::Relaxed);
             let machine = world.handle.lock();
-            let (overtaken, interrupted) = (machine.kernel.overtaken, machine.interrupted);
-            let log = machine.program.log.clone();
+            let overtaken = machine.tasks.iter().map(|task| task.kernel.overtaken).sum();
+            let tasks_ended = machine.tasks.iter().filter(|task: &&Task| task.kernel.ended).count();
             let mut happened = vec![
                 ("pages put", counters.pages_out),
                 ("unchanged pages dropped", counters.clean_drops),
@@ -65,11 +66,13 @@ fn outcome(seed: u64, trial: &Trial) -> Result<Ended, String> {
                 ("pages fetched by workers", shared.lent_faults.load(Ordering::Relaxed)),
                 (IN_DOUBT, ended(End::InDoubt)),
                 ("changes told before others that were made before", overtaken),
-                ("calls of the pager in which something happened", interrupted),
+                ("calls of the pager in which something happened", machine.interrupted),
+                ("children that were forked", machine.tasks.len() as u64 - 1),
+                ("children that ended", tasks_ended as u64),
                 ("workloads ended for what an agent had lost", ended(End::OfAgent)),
             ];
             happened.extend(world.happened.clone());
-            Ok(Ended { steps: world.steps, log: log.into(), happened })
+            Ok(Ended { steps: world.steps, log: machine.log().collect(), happened })
         }
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);

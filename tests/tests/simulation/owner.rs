@@ -2,6 +2,7 @@
 //! what has been mapped, is written here as in pager/src/evict and pager/src/process.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 use gms_pager::config::SessionConfig;
 use gms_pager::evict::reconcile;
 use gms_pager::evict::write_back::WriteBack;
-use gms_pager::fault::FaultCore;
-use gms_pager::kernel::{Faults, PageTables, Registration};
+use gms_pager::fault::{FaultCore, Listen};
+use gms_pager::kernel::{Event, Faults, PageTables, Registration};
 use gms_pager::page_map::PAGE;
-use gms_pager::shared::{Commands, Outcome, Shared, Sizes};
+use gms_pager::shared::{Commands, EvictCommand, Outcome, Shared, Sizes};
 use gms_pager::space::Space;
 use gms_pager::sync::lock;
 use gms_pager::victims::{
@@ -104,20 +105,21 @@ pub(crate) struct Owner {
     fault_threads: usize,
     /// The first of them, the home of the space. The others are its workers.
     home: FaultCore<Sim>,
+    /// What it listens to: each space, and its process.
+    listens: BTreeMap<SpaceId, Handle>,
     write_back: WriteBack<Ledger>,
     handle: Handle,
-    process: Process,
+    spaces: BTreeMap<SpaceId, Arc<Space>>,
+    /// Those whose process has been met.
+    processes: BTreeMap<SpaceId, Process>,
+    dice: Dice,
     /// Pages that were moved, and are not noted as such yet.
     leaving: Fates,
-    /// Pages that have perhaps moved, and are zeros then.
-    zeros: Vec<u32>,
     /// What another pager begins with if this one dies.
     estate: Estate,
     zero_hash: u64,
     /// Pages that are to be resident, about.
     budget: u64,
-    /// Removals that were told, and are not known to be over.
-    aging: bool,
     /// The workload has ended.
     is_over: bool,
 }
@@ -156,25 +158,30 @@ impl Owner {
     /// A pager with what another has left that has died.
     pub(crate) fn heir(&self, net: &Net, now: Instant, dice: &mut Dice) -> Owner {
         (0..self.lanes()).for_each(|lane| net.crash(now, address(lane)));
-        let (id, handle, estate) = (self.id(), self.handle.clone(), self.estate.clone());
+        let (id, handle, estate) = (self.space().id, self.handle.clone(), self.estate.clone());
         let map = lock(&self.shared.tables).file().try_clone().expect("a descriptor");
         let frames = self.shared.frames.file().try_clone().expect("a descriptor");
         let pager = Shared::adopted(estate.config.clone(), SECRET, SIZES, (map, frames));
         let pager = pager.expect("what it has left");
         let mut tables = lock(&pager.0.tables);
         tables.adopt_space(id);
-        let events = handle.lock().journal.take_up(tables.generation(0));
+        let told = handle.task().journal.take_up(tables.generation(0));
+        let events: Vec<Event> = told.iter().map(|told| handle.event(told)).collect();
         drop(tables);
         let seeds = [dice.bits(), dice.bits()];
         let mut heir = Owner::of(net, now, estate, pager, handle, id, seeds);
         if !events.is_empty() {
-            heir.home.take_up(&heir.process.space, events);
+            heir.home.take_up(&heir.spaces[&id], events);
         }
         lock(&heir.shared.tables).end_unowned();
-        let left = take_up(&heir.shared, &mut heir.process, heir.zero_hash);
-        (heir.leaving, heir.zeros) = left.expect("what was leaving is known");
+        for process in heir.processes.values_mut() {
+            let left = take_up(&heir.shared, process, heir.zero_hash);
+            let (fates, zeros) = left.expect("what was leaving is known");
+            heir.leaving.extend(fates);
+            process.zeros = zeros;
+        }
         // Whoever waits for a page faults again: the dead may have read of it.
-        heir.handle.lock().kernel.wake(&(0..u64::MAX));
+        heir.handle.task().kernel.wake(&(0..u64::MAX));
         heir
     }
 
@@ -200,40 +207,45 @@ impl Owner {
         let lane = Lane::new(now, ledger, WORKLOAD, &estate.agents).resuming(session);
         let evict_agents = Client::new(lane, Checksum::new(SECRET)).sealed(estate.seal.clone());
         let space = Arc::new(Space::new(id, Box::new(handle.clone())));
-        // Known to have several threads.
-        space.pid.store(1, Ordering::Relaxed);
-        assert!(space.page_tables.set(Box::new(handle.clone())).is_ok());
         let core = |n, client| FaultCore::new(now, shared.clone(), n, client, |_| None, None);
         let mut home = core(0, client(0));
         let workers = (1..fault_threads).map(|n| core(n, client(1 + n))).collect();
         Workers::new(now, shared.clone(), workers, handle.watch.clone(), workers_seed).begin();
         shared.homes.add(space.clone());
         commands.fault[0].try_iter().for_each(|command| home.handle_command(command));
-        Owner {
+        let mut owner = Owner {
             fault_threads,
             home,
+            listens: BTreeMap::new(),
             write_back: WriteBack::new(now, shared.clone(), evict_agents),
-            process: Process::new(space, handle.clone(), Dice::new(seed)),
+            spaces: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            dice: Dice::new(seed),
             zero_hash: shared.checksum(&zeros()),
             shared,
             commands,
             handle,
             leaving: Vec::new(),
-            zeros: Vec::new(),
             budget: estate.budget,
             estate,
-            aging: false,
             is_over: false,
-        }
+        };
+        owner.spaces.insert(id, space.clone());
+        owner.meet(space, Dice::new(seed));
+        owner
     }
 
-    fn id(&self) -> SpaceId {
-        self.process.space.id
+    /// A process is attached. It is known to have several threads from then on.
+    fn meet(&mut self, space: Arc<Space>, dice: Dice) {
+        let handle = self.handle.of_space(&space);
+        space.pid.store(1 + handle.number as i32, Ordering::Relaxed);
+        assert!(space.page_tables.set(Box::new(handle.clone())).is_ok());
+        self.processes.insert(space.id, Process::new(space, handle, dice));
     }
 
-    /// The address space of the program.
+    /// The address space of the program that was started.
     pub(crate) fn space(&self) -> Arc<Space> {
-        self.process.space.clone()
+        self.spaces.values().next().expect("it does not end").clone()
     }
 
     /// Why the workload was ended, if it was.
@@ -266,10 +278,21 @@ impl Owner {
         if let Some(worker) = thread.checked_sub(1) {
             return workers::serve(worker, now);
         }
-        let (id, handle) = (self.id(), &self.handle);
+        self.commands.fault[0].try_iter().for_each(|command| self.home.handle_command(command));
+        while let Some(listen) = self.home.poll_listen() {
+            match listen {
+                Listen::Begin(space) | Listen::Resume(space) => {
+                    self.listens.insert(space.id, self.handle.of_space(&space));
+                }
+                Listen::Pause(space) | Listen::End(space) => drop(self.listens.remove(&space.id)),
+            }
+        }
+        let listens = &self.listens;
         turn(&mut self.home, now, |home, clock| {
-            if handle.lock().kernel.is_readable() {
-                home.handle_readable(&clock, id);
+            for (&id, handle) in listens {
+                if handle.task().kernel.is_readable() {
+                    home.handle_readable(&clock, id);
+                }
             }
         })
     }
@@ -278,7 +301,7 @@ impl Owner {
 
     /// A turn of it.
     pub(crate) fn evict(&mut self, now: Instant, dice: &mut Dice) {
-        while self.commands.evict.try_recv().is_ok() {}
+        self.obey();
         self.write_back.agents.drive(now).expect("a network in memory does not fail");
         while self.write_back.poll(now).is_some() {}
         match self.is_over {
@@ -288,17 +311,56 @@ impl Owner {
         self.write_back.agents.flush(now).expect("a network in memory does not fail");
     }
 
+    /// As `EvictThread::obey`.
+    fn obey(&mut self) {
+        while let Ok(command) = self.commands.evict.try_recv() {
+            match command {
+                EvictCommand::Forked(space) => drop(self.spaces.insert(space.id, space)),
+                EvictCommand::Dropped(id) => drop(self.spaces.remove(&id)),
+                EvictCommand::Restless(_) => {}
+            }
+        }
+    }
+
+    /// Meets children, some later than others, and finds that some have ended.
+    fn look(&mut self) {
+        let unmet = self.spaces.values().filter(|space| !self.processes.contains_key(&space.id));
+        for space in unmet.cloned().collect::<Vec<_>>() {
+            let is_unmet = space.page_tables.get().is_none();
+            let has_ended = self.handle.of_space(&space).task().kernel.ended;
+            if is_unmet && has_ended {
+                self.end(&space);
+            } else if is_unmet && self.dice.below(4) == 0 {
+                let dice = Dice::new(self.dice.bits());
+                self.meet(space, dice);
+            }
+        }
+        let ended = self.processes.values().filter(|process| process.handle.task().kernel.ended);
+        for space in ended.map(|process| process.space.clone()).collect::<Vec<_>>() {
+            self.processes.remove(&space.id);
+            self.end(&space);
+        }
+    }
+
+    /// As `EvictThread::leave`.
+    fn end(&self, space: &Space) {
+        self.shared.homes.end(space.id);
+    }
+
     /// As long as the workload goes on.
     fn page(&mut self, now: Instant, dice: &mut Dice) {
         self.write_back.distrust_agents(now);
+        self.look();
         self.register();
         self.inherit();
         self.finish_leaving();
-        let resident = self.handle.lock().kernel.resident();
+        let resident = self.handle.lock().resident();
         if resident > self.budget && self.leaving.is_empty() {
             self.move_out(dice);
         }
         self.reconcile(dice);
+        // What a process that has ended had.
+        lock(&self.shared.tables).bury(1);
         self.write_back.turn(now, true);
         if dice.below(50) == 0 {
             self.write_back.agents.ask_status(now);
@@ -306,68 +368,63 @@ impl Owner {
         self.write_back.agents.expire(now);
         self.write_back.agents.send_unsent(now);
         while self.write_back.poll(now).is_some() {}
-        let resident = self.handle.lock().kernel.resident();
+        let resident = self.handle.lock().resident();
         self.shared.resident.store((resident * PAGE) as i64, Ordering::Relaxed);
         self.make_room();
     }
 
     /// Finds out what the pager before was told when it died.
     fn inherit(&mut self) {
-        let (id, spaces) = (self.id(), [(self.id(), self.process.space.clone())].into());
-        if !self.zeros.is_empty() {
-            match settle_zeros(&self.shared, &self.process, &self.zeros) {
-                Ok(Some(fates)) => {
-                    self.zeros.clear();
-                    self.leaving.extend(fates);
+        for (&id, process) in &mut self.processes {
+            if !process.zeros.is_empty() {
+                match settle_zeros(&self.shared, process, &process.zeros) {
+                    Ok(Some(fates)) => {
+                        process.zeros.clear();
+                        self.leaving.extend(fates);
+                    }
+                    Ok(None) => {}
+                    Err(reason) => self.shared.fail(reason),
                 }
-                Ok(None) => {}
-                Err(reason) => self.shared.fail(reason),
             }
-        }
-        let is_unproved = self.zeros.is_empty() && lock(&self.shared.tables).is_unproved(id);
-        if is_unproved && self.handle.lock().kernel.removes().is_none() {
-            let waiting = lock(&self.shared.tables).prove(id);
-            self.shared.wake(&spaces, &waiting);
+            let is_unproved = process.zeros.is_empty() && lock(&self.shared.tables).is_unproved(id);
+            if is_unproved && process.handle.task().kernel.removes().is_none() {
+                let waiting = lock(&self.shared.tables).prove(id);
+                self.shared.wake(&self.spaces, &waiting);
+            }
         }
     }
 
     fn make_room(&self) {
         let room = self.shared.room().saturating_sub(SIZES.room_kept);
         let places = lock(&self.shared.tables).take_roomless(room as usize);
-        let spaces = [(self.id(), self.process.space.clone())].into();
-        self.shared.wake(&spaces, &places);
+        self.shared.wake(&self.spaces, &places);
     }
 
     /// Rooms that were mapped are found by looking. As `Process::register_new`.
     fn register(&mut self) {
-        let (space, mappings) = (self.process.space.clone(), self.handle.lock().kernel.mappings());
-        for mapping in &mappings {
-            let parts = lock(&self.shared.tables).unregistered_parts(space.id, mapping.clone());
-            let _gate = lock(&space.gate);
-            if parts.is_empty() || !space.ungated.is_intact() {
-                continue;
+        for process in self.processes.values_mut() {
+            let (space, handle) = (process.space.clone(), process.handle.clone());
+            let mappings = handle.task().kernel.mappings();
+            for mapping in &mappings {
+                let parts = lock(&self.shared.tables).unregistered_parts(space.id, mapping.clone());
+                let _gate = lock(&space.gate);
+                if parts.is_empty() || !space.ungated.is_intact() {
+                    continue;
+                }
+                lock(&space.unrecorded).insert(mapping.clone());
+                handle.register(mapping.clone());
+                record(&self.shared, process, mapping, parts);
+                if !handle.has_event() && space.ungated.is_intact() {
+                    lock(&space.unrecorded).remove(mapping.clone());
+                }
             }
-            lock(&space.unrecorded).insert(mapping.clone());
-            self.handle.register(mapping.clone());
-            self.record(mapping, parts);
-            if !self.handle.has_event() && space.ungated.is_intact() {
-                lock(&space.unrecorded).remove(mapping.clone());
+            let registered = lock(&self.shared.tables).registered(space.id);
+            process.sweep.ranges = Default::default();
+            for mapping in mappings {
+                if registered.gaps(mapping.clone()).is_empty() {
+                    process.sweep.ranges.insert(mapping);
+                }
             }
-        }
-        let registered = lock(&self.shared.tables).registered(space.id);
-        self.process.sweep.ranges = Default::default();
-        for mapping in mappings {
-            if registered.gaps(mapping.clone()).is_empty() {
-                self.process.sweep.ranges.insert(mapping);
-            }
-        }
-    }
-
-    fn record(&self, mapping: &Range<u64>, parts: Vec<Range<u64>>) {
-        let marked = self.handle.marked(mapping.clone()).expect("a model does not fail");
-        if self.handle.registration(mapping.clone()) == Registration::Whole {
-            let mut tables = lock(&self.shared.tables);
-            parts.into_iter().for_each(|part| tables.register(self.id(), part, &marked));
         }
     }
 
@@ -376,7 +433,9 @@ impl Owner {
         if lock(&self.shared.tables).free_slots() == 0 {
             return;
         }
-        let process = &mut self.process;
+        let count = self.processes.len();
+        let chosen = if count > 1 { dice.place(count) } else { 0 };
+        let process = self.processes.values_mut().nth(chosen).expect("the first does not end");
         if process.sweep.victims.is_empty() {
             choose_victims(&self.shared, process, dice.bits());
         }
@@ -391,33 +450,33 @@ impl Owner {
         self.leaving = slots.zip(outcomes.expect("the outbox can be read")).collect();
         let mut wake = Vec::new();
         finish_marked(&self.shared, &mut self.leaving, &mut wake);
-        let spaces = [(self.id(), self.process.space.clone())].into();
-        self.shared.wake(&spaces, &wake);
+        self.shared.wake(&self.spaces, &wake);
     }
 
     /// As `EvictThread::finish`.
     fn finish_leaving(&mut self) {
-        let spaces = [(self.id(), self.process.space.clone())].into();
         let (mut wake, shared, zero_hash) = (Vec::new(), &self.shared, self.zero_hash);
+        let spaces = &self.spaces;
         self.leaving.retain(|&(slot, outcome)| {
-            finish(shared, &spaces, slot, outcome, zero_hash, &mut wake).is_none()
+            finish(shared, spaces, slot, outcome, zero_hash, &mut wake).is_none()
         });
-        self.shared.wake(&spaces, &wake);
+        self.shared.wake(spaces, &wake);
     }
 
     fn reconcile(&mut self, dice: &mut Dice) {
-        let id = self.id();
-        if !self.aging && dice.below(4) == 0 {
-            self.aging = lock(&self.shared.tables).age_quarantine(id);
-        }
-        if self.aging && self.handle.lock().kernel.removes().is_none() {
-            lock(&self.shared.tables).end_quarantine(id);
-            self.aging = false;
-        }
-        let stale = lock(&self.shared.tables).take_stale(id);
-        for range in stale.iter() {
-            if !reconcile(&self.shared, &self.process.space, range.clone()) {
-                lock(&self.shared.tables).look_again(id, range);
+        for (&id, process) in &mut self.processes {
+            if !process.aging && dice.below(4) == 0 {
+                process.aging = lock(&self.shared.tables).age_quarantine(id);
+            }
+            if process.aging && process.handle.task().kernel.removes().is_none() {
+                lock(&self.shared.tables).end_quarantine(id);
+                process.aging = false;
+            }
+            let stale = lock(&self.shared.tables).take_stale(id);
+            for range in stale.iter() {
+                if !reconcile(&self.shared, &process.space, range.clone()) {
+                    lock(&self.shared.tables).look_again(id, range);
+                }
             }
         }
     }
@@ -435,5 +494,13 @@ impl Owner {
         self.is_over = true;
         self.write_back.agents.goodbye(now);
         self.write_back.agents.flush(now).expect("a network in memory does not fail");
+    }
+}
+
+fn record(shared: &Shared, process: &Process, mapping: &Range<u64>, parts: Vec<Range<u64>>) {
+    let marked = process.handle.marked(mapping.clone()).expect("a model does not fail");
+    if process.handle.registration(mapping.clone()) == Registration::Whole {
+        let mut tables = lock(&shared.tables);
+        parts.into_iter().for_each(|part| tables.register(process.space.id, part, &marked));
     }
 }

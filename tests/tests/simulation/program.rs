@@ -1,6 +1,7 @@
-//! The program: threads that read and write pages, discard some, and map, unmap and move rooms; they check every byte that they read.
+//! The program: threads that read and write pages, discard some, and map, unmap and move rooms; they check every byte that they read. Some fork: a child, which has
+//! one thread, does the same with what it has inherited.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -10,13 +11,17 @@ use gms_tests::Dice;
 
 use crate::kernel::{FIRST_ROOM, Kernel, PAGES, Page, ROOM_PAGES, ROOMS, room, zeros};
 
-/// Threads of the program.
-pub(crate) const THREADS: usize = 5;
+/// Threads of the program that was started.
+const THREADS: usize = 5;
 /// Steps of each thread while nothing is waited for.
 pub(crate) const STEPS: usize = 120;
-/// Pages that there are at most, and steps in which each thread reads its share of them.
+/// Steps of the thread of a child, and for how many of one that forks it is one.
+const CHILD_STEPS: usize = 60;
+const FORKS_IN: u64 = 60;
+/// A child ends in one of so many of its steps.
+const ENDS_IN: u64 = 100;
+/// Pages that there are at most.
 const ALL_PAGES: usize = PAGES as usize + ROOMS * ROOM_PAGES as usize;
-const LAST_STEPS: usize = ALL_PAGES.div_ceil(THREADS);
 /// Longest rest of a thread that ambles.
 const REST_US: u64 = 400_000;
 /// Steps that a failure tells.
@@ -32,6 +37,8 @@ enum Act {
     Remove,
     /// It has changed the address space; what it has moved has reached this room.
     Change(Option<usize>),
+    /// It has borne the process of this number.
+    Fork(usize),
 }
 
 struct Thread {
@@ -48,7 +55,19 @@ pub(crate) struct Program {
     threads: Vec<Thread>,
     /// What every page must hold that is not zeros.
     truth: BTreeMap<u64, Page>,
+    /// Pages that were being removed when it was born: zeros, or not.
+    removed_or_not: BTreeSet<u64>,
     dice: Dice,
+    /// When it forks; it does not without them.
+    pub forks: Option<Dice>,
+    is_child: bool,
+    /// Its parent's call has not returned yet.
+    pub held: bool,
+    /// The number of the next process to be born, if one may be.
+    pub next_child: Option<usize>,
+    /// What has been born, and whose parent's call has returned since it was looked.
+    pub born: Option<Box<(Kernel, Program)>>,
+    pub let_go: Option<usize>,
     start: Instant,
     /// Threads without steps left go on, with rests between them.
     pub ambles: bool,
@@ -70,7 +89,14 @@ impl Program {
         Program {
             threads: (0..THREADS).map(thread).collect(),
             truth: BTreeMap::new(),
+            removed_or_not: BTreeSet::new(),
             dice,
+            forks: None,
+            is_child: false,
+            held: false,
+            next_child: None,
+            born: None,
+            let_go: None,
             start,
             ambles: false,
             last: false,
@@ -88,6 +114,27 @@ impl Program {
         }
     }
 
+    /// What a child begins with, while these pages are being removed.
+    fn child(&mut self, kernel: &Kernel) -> Program {
+        let mut bits = || self.forks.as_mut().map_or(0, Dice::bits);
+        let (dice, forks) = (Dice::new(bits()), Dice::new(bits()));
+        let (left, moved) = (if self.last { 0 } else { CHILD_STEPS }, self.now);
+        let removed = kernel.removes().cloned().unwrap_or_default().step_by(PAGE as usize);
+        Program {
+            threads: vec![Thread { act: Act::Ready, left, moved, rests_until: moved }],
+            truth: self.truth.clone(),
+            removed_or_not: self.removed_or_not.iter().copied().chain(removed).collect(),
+            is_child: true,
+            held: true,
+            log: self.log.clone(),
+            ambles: self.ambles,
+            last: self.last,
+            now: self.now,
+            forks: Some(forks),
+            ..Program::new(self.start, dice)
+        }
+    }
+
     /// Each thread is to make so many steps.
     pub(crate) fn run(&mut self, steps: usize) {
         self.ambles = false;
@@ -98,7 +145,7 @@ impl Program {
     /// Each thread is to read its share of all pages, and nothing else.
     pub(crate) fn run_last(&mut self) {
         self.last = true;
-        self.run(LAST_STEPS);
+        self.run(ALL_PAGES.div_ceil(self.threads.len().max(1)));
     }
 
     /// Whether all threads have made their steps, and are at nothing.
@@ -109,7 +156,7 @@ impl Program {
 
     /// Whether any thread can come on.
     pub(crate) fn is_busy(&self, kernel: &Kernel) -> bool {
-        (0..THREADS).any(|n| self.goes_on(n) && !kernel.sleeps(n))
+        !self.held && (0..self.threads.len()).any(|n| self.goes_on(n) && !kernel.sleeps(n))
     }
 
     fn goes_on(&self, n: usize) -> bool {
@@ -131,13 +178,15 @@ impl Program {
 
     /// Each thread comes on, if it can.
     pub(crate) fn step(&mut self, kernel: &mut Kernel) {
-        (0..THREADS).for_each(|n| self.go(kernel, n));
+        (0..self.threads.len()).for_each(|n| self.go(kernel, n));
     }
 
     /// One thread does.
     pub(crate) fn step_of_one(&mut self, kernel: &mut Kernel) {
-        let n = self.dice.place(THREADS);
-        self.go(kernel, n);
+        if !self.threads.is_empty() {
+            let n = self.dice.place(self.threads.len());
+            self.go(kernel, n);
+        }
     }
 
     /// The removal of a page is done.
@@ -146,7 +195,7 @@ impl Program {
     }
 
     fn go(&mut self, kernel: &mut Kernel, n: usize) {
-        if !self.goes_on(n) || kernel.sleeps(n) {
+        if self.held || kernel.ended || !self.goes_on(n) || kernel.sleeps(n) {
             return;
         }
         let came_on = match &self.threads[n].act {
@@ -155,18 +204,21 @@ impl Program {
                 true
             }
             &Act::Touch(page, value) => self.touch(kernel, n, page, value),
-            Act::Remove | Act::Change(_) => {
+            Act::Remove | Act::Change(_) | Act::Fork(_) => {
                 let resumed = self.dice.below(3) > 0 && kernel.resume(n);
                 let removes = matches!(self.threads[n].act, Act::Remove);
                 let over = resumed && !(removes && kernel.removes().is_some());
                 if over {
+                    if let Act::Fork(child) = self.threads[n].act {
+                        self.let_go = Some(child);
+                    }
                     self.end(n);
                 }
                 over
             }
         };
-        if came_on {
-            self.threads[n].moved = self.now;
+        if let Some(thread) = self.threads.get_mut(n).filter(|_| came_on) {
+            thread.moved = self.now;
         }
     }
 
@@ -182,6 +234,9 @@ impl Program {
         if self.threads[n].left == 0 {
             let rest = Duration::from_micros(self.dice.below(REST_US));
             self.threads[n].rests_until = self.now + rest;
+        }
+        if self.forks_or_ends(kernel, n) {
+            return;
         }
         let page = self.dice.below(PAGES);
         let address = PageAddr::containing(page * PAGE);
@@ -217,9 +272,31 @@ impl Program {
         };
     }
 
+    /// Whether the thread forks, or has its process end.
+    fn forks_or_ends(&mut self, kernel: &mut Kernel, n: usize) -> bool {
+        let Some(dice) = &mut self.forks else { return false };
+        if self.is_child && dice.below(ENDS_IN) == 0 {
+            self.tell("it ends".into());
+            self.threads.clear();
+            kernel.end();
+            return true;
+        }
+        let child = self.next_child.filter(|_| dice.below(FORKS_IN) == 0);
+        let Some((child, inherited)) =
+            child.and_then(|child| Some((child, kernel.fork(n, child)?)))
+        else {
+            return false;
+        };
+        self.tell(format!("thread {n} bears process {child}"));
+        self.next_child = None;
+        self.born = Some(Box::new((inherited, self.child(kernel))));
+        self.threads[n].act = Act::Fork(child);
+        true
+    }
+
     /// Reads the next page of the thread's share.
     fn begin_last(&mut self, kernel: &Kernel, n: usize) {
-        let number = (self.threads[n].left - 1) * THREADS + n;
+        let number = (self.threads[n].left - 1) * self.threads.len() + n;
         let in_rooms = number.checked_sub(PAGES as usize);
         let page = in_rooms.map_or(number as u64, |number| FIRST_ROOM + number as u64);
         let is_there = in_rooms.is_none_or(|at| {
@@ -238,7 +315,7 @@ impl Program {
             let used = self.threads.iter().any(|thread| match thread.act {
                 Act::Touch(page, _) => room(number).contains(&page.get()),
                 Act::Change(reached) => reached == Some(number),
-                Act::Ready | Act::Remove => false,
+                Act::Ready | Act::Remove | Act::Fork(_) => false,
             });
             !used && !kernel.is_occupied(number)
         };
@@ -279,7 +356,8 @@ impl Program {
         }
         let truth = self.truth.entry(page.get()).or_insert_with(zeros);
         let Some(bytes) = kernel.touch(n, page, value.is_some()) else { return false };
-        if removed && bytes.iter().all(|&byte| byte == 0) {
+        let perhaps = self.removed_or_not.remove(&page.get());
+        if (removed || perhaps) && bytes.iter().all(|&byte| byte == 0) {
             // From the call on, and for good.
             truth.fill(0);
         }

@@ -46,7 +46,7 @@ impl Trial {
 /// A failure, with the story of its seed and its last steps.
 pub(crate) fn told(failure: &str, machine: &Machine) -> String {
     let mut text = format!("{failure}\n");
-    for step in machine.story.iter().chain(&machine.program.log) {
+    for step in machine.story.iter().cloned().chain(machine.log()) {
         let _ = writeln!(text, "{step}");
     }
     text

@@ -31,6 +31,8 @@ const WORKERS_DICE: usize = 100;
 /// Names the dice that draw when the pager dies: in so many of its calls on average, if it does.
 const DEATHS_DICE: usize = 101;
 const LIFE: u64 = 4000;
+/// Names the dice that draw when a process forks or ends.
+const FORKS_DICE: usize = 102;
 /// For another pager to begin.
 const SUCCESSION: Duration = Duration::from_millis(20);
 /// A run has some 10,000 steps.
@@ -111,6 +113,9 @@ impl World {
         // Its own dice, so that a pager of one fault thread leaves a seed what it was.
         let mut workers = Dice::of_thread(seed, WORKERS_DICE);
         let owner = Owner::new(&net, start, given, handle.clone(), budget, &mut dice, &mut workers);
+        let mut forks = Dice::of_thread(seed, FORKS_DICE);
+        let may_fork = owner.fault_threads() == 1 && forks.below(2) == 0;
+        handle.lock().tasks[0].program.forks = may_fork.then_some(forks);
         World {
             dice,
             now: start,
@@ -131,7 +136,8 @@ impl World {
             bereft: BTreeSet::new(),
             happened: WHAT.into_iter().map(|what| (what, 0)).collect(),
             // Stripes are not adopted yet.
-            deaths: redundancy.shape().is_none().then(|| Dice::of_thread(seed, DEATHS_DICE)),
+            deaths: (redundancy.shape().is_none() && !may_fork)
+                .then(|| Dice::of_thread(seed, DEATHS_DICE)),
             start,
             steps: 0,
         }
@@ -162,14 +168,14 @@ impl World {
         let rounds = 1 + self.dice.below(ROUNDS_MAX);
         for _ in 0..rounds {
             self.plan();
-            self.handle.lock().program.run(STEPS / rounds as usize);
-            if !self.pass(|world| world.handle.lock().program.is_over()) {
+            self.handle.lock().run(STEPS / rounds as usize);
+            if !self.pass(|world| world.handle.lock().is_over()) {
                 return false;
             }
             if self.beyond_parity {
                 return true;
             }
-            self.handle.lock().program.ambles = true;
+            self.handle.lock().amble();
             if !self.pass(World::is_calm) || !self.restore() {
                 return false;
             }
@@ -239,10 +245,10 @@ impl World {
             let is_calm = self.is_calm();
             let mut machine = self.handle.lock();
             if !is_calm {
-                machine.program.excuse();
+                machine.excuse();
             }
-            if let Some((n, moved)) = machine.program.laggard() {
-                assert!(self.now - moved < PATIENCE, "thread {n} hangs: {}", machine.stand());
+            if let Some((n, moved)) = machine.laggard() {
+                assert!(self.now - moved < PATIENCE, "thread {n:?} hangs: {}", machine.stand());
             }
         }
         false
@@ -260,14 +266,14 @@ impl World {
         assert!(self.steps < STEPS_MAX, "time stands still: {}", self.stand());
         let busy = {
             let machine = self.handle.lock();
-            machine.program.is_busy(&machine.kernel)
+            machine.is_busy()
         };
         let pace = Duration::from_micros(1 + self.dice.below(40));
         let next = self.now + if busy { pace } else { TICK };
         let trouble = self.troubles.first().map(|trouble| trouble.0);
         let due = [self.net.deadline(), Some(self.owner.deadline(self.now)), trouble];
         self.now = due.into_iter().flatten().fold(next, Instant::min).max(self.now);
-        self.handle.lock().program.now = self.now;
+        self.handle.lock().set_now(self.now);
         self.begin_losses();
         while let Some(&(_, trouble)) = self.troubles.first().filter(|t| t.0 <= self.now) {
             self.troubles.remove(0);
@@ -427,7 +433,7 @@ impl World {
         let restored = self.pass(|world| {
             let lacking = world.lacking();
             assert!(world.now < end, "{lacking} pages lack copies: {}", world.stand());
-            let laggard = world.handle.lock().program.laggard();
+            let laggard = world.handle.lock().laggard();
             lacking == 0 && laggard.is_none_or(|(_, moved)| moved > begun)
         });
         self.failed = AgentSet::EMPTY;
@@ -436,8 +442,8 @@ impl World {
 
     /// On a sound network: the program reads every page, then agents hold what the pager refers to, and nothing else.
     fn converge(&mut self) -> bool {
-        self.handle.lock().program.run_last();
-        let is_over = |world: &World| world.handle.lock().program.is_over();
+        self.handle.lock().run_last();
+        let is_over = |world: &World| world.handle.lock().is_over();
         if !self.pass(is_over) || !self.restore() {
             return false;
         }
@@ -482,10 +488,11 @@ impl World {
         };
         let agents: Vec<String> = self.agents.iter().enumerate().map(agent).collect();
         format!(
-            "{}, {}; unsound: {:?}",
+            "{}, {}; unsound: {:?}; {} slots free",
             self.redundancy,
             agents.join("; "),
-            self.owner.shared.unsound_agents()
+            self.owner.shared.unsound_agents(),
+            tables.free_slots(),
         )
     }
 
@@ -553,7 +560,7 @@ pub(crate) enum End {
 
 pub(crate) fn end_of(reason: &str) -> End {
     match reason {
-        _ if reason.contains("it is not known which pages are where") => End::InDoubt,
+        _ if reason.contains("it is not known which pages") => End::InDoubt,
         _ => End::OfAgent,
     }
 }
