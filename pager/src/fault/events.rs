@@ -192,8 +192,10 @@ impl<T: Transport> FaultCore<T> {
         });
         let made: Vec<(usize, SpaceId, Vec<bool>)> = made.collect();
         let mut tables = lock(&self.shared.tables);
+        let mut doubtful = Vec::new();
         for (birth, child, made) in made {
-            inherit(&mut tables, (space.id, child), birth, &events, made);
+            let removed = inherit(&mut tables, (space.id, child), birth, &events, made);
+            doubtful.extend((removed && !alone).then_some(child));
         }
         for portion in events.chunks(PORTION) {
             portion.iter().for_each(|(_, event)| self.change(&mut tables, space, event));
@@ -217,6 +219,9 @@ impl<T: Transport> FaultCore<T> {
         }
         events.iter().for_each(|(_, event)| tell_changed(space, event));
         for (_, child) in born {
+            if doubtful.contains(&child.id) {
+                self.doubt_removals(&child);
+            }
             if let Some(state) = self.spaces.get_mut(&child.id) {
                 state.unborn = false;
             }

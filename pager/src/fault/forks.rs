@@ -107,6 +107,16 @@ impl<T: Transport> FaultCore<T> {
         made
     }
 
+    /// A fork is told after it is made, a removal before: what was told to be removed before the fork was told may have been removed after it. Nothing tells of
+    /// pages without markers.
+    pub(super) fn doubt_removals(&mut self, child: &Arc<Space>) {
+        if self.lasts(child) {
+            self.shared.fail(
+                "memory was removed while a process forked, and it is not known which pages its child has",
+            );
+        }
+    }
+
     /// Not if it ends, or executes another program, at once, and has no children.
     fn lasts(&mut self, child: &Arc<Space>) -> bool {
         let deadline = Instant::now() + EXEC_PATIENCE;
@@ -211,15 +221,16 @@ impl<T: Transport> FaultCore<T> {
 }
 
 /// A child begins with its parent's tables from before all of these events, to which those are applied that were made before the fork (`made`, of each change that is
-/// no removal).
+/// no removal). Whether pages without markers were removed then, as far as is told.
 pub(super) fn inherit(
     tables: &mut Tables,
     (parent, child): (SpaceId, SpaceId),
     birth: usize,
     events: &[(usize, Event)],
     made: Vec<bool>,
-) {
+) -> bool {
     tables.fork(parent, child);
+    let mut removed = false;
     let mut made = made.into_iter();
     // What has been moved since: what is told to be removed there after that is removed after the fork, too.
     let mut later = RangeSet::default();
@@ -228,7 +239,7 @@ pub(super) fn inherit(
             // What was removed before the fork has no markers in the child, and none are to be left.
             Event::Remove(range) if *order < birth => {
                 let parts = later.gaps(range.clone());
-                parts.iter().for_each(|part| tables.forget_leaving(child, part));
+                parts.iter().for_each(|part| removed |= tables.forget_leaving(child, part));
             }
             Event::Changed(change) => match (change, made.next()) {
                 (Change::Unmap(range), Some(true)) => tables.unmap(child, range.clone()),
@@ -241,6 +252,7 @@ pub(super) fn inherit(
             Event::Remove(_) | Event::Fork(_) => {}
         }
     }
+    removed
 }
 
 /// Whether memory is registered at the address; `None` if that cannot be known.

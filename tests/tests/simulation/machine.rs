@@ -31,13 +31,13 @@ const INTERRUPTED: u64 = 6;
 const OUTBOX: u32 = 16;
 
 /// Processes that there are at most, with those that have ended.
-const PROCESSES_MAX: usize = 5;
+pub(crate) const PROCESSES_MAX: usize = 5;
 
 /// A process, and what outlives the pager of what it had of it: the memory into which its events are read, and the outbox.
 pub(crate) struct Task {
     pub kernel: Kernel,
     pub program: Program,
-    pub journal: Journal,
+    journal: Journal,
     outbox: BTreeMap<u32, Page>,
     /// Never readable: whether there is anything to read is asked.
     event: Arc<EventFd>,
@@ -69,17 +69,25 @@ pub(crate) struct Machine {
 pub(crate) struct Journal {
     generation: u64,
     told: Vec<Told>,
-    /// Whose memory it is.
-    pub space: Option<SpaceId>,
+    /// The name that the pager has given the process's memory.
+    space: Option<SpaceId>,
 }
 
-impl Journal {
-    /// What of them is not applied, for whose tables have this generation.
-    pub(crate) fn take_up(&mut self, generation: u64) -> Vec<Told> {
-        if std::mem::replace(&mut self.generation, generation) != generation {
-            self.told.clear();
-        }
-        self.told.clone()
+/// What a pager that has died had of a process.
+pub(crate) struct Left {
+    pub number: usize,
+    pub space: SpaceId,
+    /// What it had read and not applied.
+    pub told: Vec<Told>,
+}
+
+impl Left {
+    /// Children of whose birth was read.
+    pub(crate) fn children(&self) -> impl Iterator<Item = usize> + '_ {
+        self.told.iter().filter_map(|told| match told {
+            Told::Fork(child) => Some(*child),
+            Told::Changed(_) | Told::Remove(_) => None,
+        })
     }
 }
 
@@ -155,6 +163,18 @@ impl Machine {
                 _ => self.come_on(number, Program::step_of_one),
             }
         }
+    }
+
+    /// What a pager that has died had; in the tables a process's journal has the generation that `applied` tells.
+    pub(crate) fn take_up(&mut self, applied: impl Fn(u32) -> u64) -> Vec<Left> {
+        let left = self.tasks.iter_mut().enumerate().filter_map(|(number, task)| {
+            let (journal, generation) = (&mut task.journal, applied(number as u32));
+            if std::mem::replace(&mut journal.generation, generation) != generation {
+                journal.told.clear();
+            }
+            Some(Left { number, space: journal.space?, told: journal.told.clone() })
+        });
+        left.collect()
     }
 
     // ---- all processes
@@ -384,6 +404,11 @@ impl Faults for Handle {
 
     fn belongs_to(&self, space: SpaceId) {
         self.task().journal.space = Some(space);
+    }
+
+    fn take_left(&mut self) -> Vec<Event> {
+        let told = self.task().journal.told.clone();
+        told.iter().map(|told| self.event(told)).collect()
     }
 
     fn applied(&self) {

@@ -2,7 +2,7 @@
 //! what has been mapped, is written here as in pager/src/evict and pager/src/process.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use gms_transport::sim::{Net, Sim};
 
 use crate::kernel::zeros;
 use crate::ledger::{LANE_OF_WRITES, Ledger, Puts};
-use crate::machine::{Handle, Process};
+use crate::machine::{Handle, Left, Process};
 use crate::workers::{self, Workers};
 
 /// What is secret in a simulation.
@@ -46,11 +46,18 @@ const FAULT_THREADS_MAX: usize = 3;
 const SLACK: u64 = 6;
 /// Time goes by while the fault thread works: so much for each look at the clock.
 const LOOK: Duration = Duration::from_micros(1);
+/// Why a pager does not go on for one that has died, as gms says it.
+pub(crate) const REFUSED: &str = "pages were leaving";
 const WORKLOAD: WorkloadId = WorkloadId([7; 16]);
 
 /// Address of a lane: of the home (0), the thread that writes back or a worker.
 pub(crate) fn address(number: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, 1, 1 + number as u8], 1))
+}
+
+/// How many fault threads there are.
+pub(crate) fn draw_fault_threads(dice: &mut Dice) -> usize {
+    1 + dice.place(FAULT_THREADS_MAX)
 }
 
 /// A turn of a fault thread, which takes as long as it looks at the clock; returns when it ends.
@@ -135,7 +142,7 @@ impl Owner {
         dice: &mut Dice,
         workers_dice: &mut Dice,
     ) -> Owner {
-        let fault_threads = 1 + workers_dice.place(FAULT_THREADS_MAX);
+        let fault_threads = draw_fault_threads(workers_dice);
         let config = SessionConfig {
             budget_bytes: budget * PAGE,
             page_shift: 12 + dice.below(2) as u8,
@@ -152,28 +159,45 @@ impl Owner {
         let id = pager.0.new_space();
         lock(&pager.0.tables).add_space(id);
         let seeds = [dice.bits(), workers_dice.bits()];
-        Owner::of(net, now, estate, pager, handle, id, seeds)
+        let mut owner = Owner::of(net, now, estate, pager, vec![(id, handle, Vec::new())], seeds);
+        owner.meet(owner.space(), Dice::new(seeds[0]));
+        owner
     }
 
     /// A pager with what another has left that has died.
     pub(crate) fn heir(&self, net: &Net, now: Instant, dice: &mut Dice) -> Owner {
         (0..self.lanes()).for_each(|lane| net.crash(now, address(lane)));
-        let (id, handle, estate) = (self.space().id, self.handle.clone(), self.estate.clone());
+        let (handle, estate) = (self.handle.clone(), self.estate.clone());
         let map = lock(&self.shared.tables).file().try_clone().expect("a descriptor");
         let frames = self.shared.frames.file().try_clone().expect("a descriptor");
         let pager = Shared::adopted(estate.config.clone(), SECRET, SIZES, (map, frames));
         let pager = pager.expect("what it has left");
         let mut tables = lock(&pager.0.tables);
-        tables.adopt_space(id);
-        let told = handle.task().journal.take_up(tables.generation(0));
-        let events: Vec<Event> = told.iter().map(|told| handle.event(told)).collect();
+        let mut left = handle.lock().take_up(|number| tables.generation(number));
+        // A child of whose birth was read, and that is not born yet, is born anew.
+        let unborn: BTreeSet<usize> = left.iter().flat_map(|left| left.children()).collect();
+        left.retain(|left| !unborn.contains(&left.number));
+        left.iter().for_each(|left| tables.adopt_space(left.space));
+        tables.end_unowned();
+        let is_known = tables.are_leaving_known();
+        let leaving = tables.leaving_spaces();
         drop(tables);
+        let events = |left: &Left| left.told.iter().map(|told| handle.event(told)).collect();
+        let spaces = left.iter().map(|left| (left.space, handle.of(left.number), events(left)));
         let seeds = [dice.bits(), dice.bits()];
-        let mut heir = Owner::of(net, now, estate, pager, handle, id, seeds);
-        if !events.is_empty() {
-            heir.home.take_up(&heir.spaces[&id], events);
+        let mut heir = Owner::of(net, now, estate, pager, spaces.collect(), seeds);
+        for (id, space) in heir.spaces.clone() {
+            let has_ended = heir.handle.of_space(&space).task().kernel.ended;
+            if self.processes.contains_key(&id) && !has_ended {
+                let dice = Dice::new(heir.dice.bits());
+                heir.meet(space, dice);
+            }
         }
-        lock(&heir.shared.tables).end_unowned();
+        // As `EvictThread::heir`.
+        if !is_known || leaving.iter().any(|id| !heir.processes.contains_key(id)) {
+            heir.shared.fail(format!("{REFUSED}: a process was being born, or had ended"));
+            return heir;
+        }
         for process in heir.processes.values_mut() {
             let left = take_up(&heir.shared, process, heir.zero_hash);
             let (fates, zeros) = left.expect("what was leaving is known");
@@ -181,7 +205,7 @@ impl Owner {
             process.zeros = zeros;
         }
         // Whoever waits for a page faults again: the dead may have read of it.
-        heir.handle.task().kernel.wake(&(0..u64::MAX));
+        heir.handle.lock().tasks.iter_mut().for_each(|task| task.kernel.wake(&(0..u64::MAX)));
         heir
     }
 
@@ -190,8 +214,7 @@ impl Owner {
         now: Instant,
         estate: Estate,
         (shared, commands): (Arc<Shared>, Commands),
-        handle: Handle,
-        id: SpaceId,
+        spaces: Vec<(SpaceId, Handle, Vec<Event>)>,
         [seed, workers_seed]: [u64; 2],
     ) -> Owner {
         let fault_threads = estate.config.fault_threads;
@@ -206,19 +229,27 @@ impl Owner {
         let ledger = Ledger::new(node(LANE_OF_WRITES), estate.put.clone());
         let lane = Lane::new(now, ledger, WORKLOAD, &estate.agents).resuming(session);
         let evict_agents = Client::new(lane, Checksum::new(SECRET)).sealed(estate.seal.clone());
-        let space = Arc::new(Space::new(id, Box::new(handle.clone())));
+        let handle = spaces[0].1.clone();
         let core = |n, client| FaultCore::new(now, shared.clone(), n, client, |_| None, None);
         let mut home = core(0, client(0));
         let workers = (1..fault_threads).map(|n| core(n, client(1 + n))).collect();
         Workers::new(now, shared.clone(), workers, handle.watch.clone(), workers_seed).begin();
-        shared.homes.add(space.clone());
-        commands.fault[0].try_iter().for_each(|command| home.handle_command(command));
-        let mut owner = Owner {
+        let mut made = BTreeMap::new();
+        for (id, handle, events) in spaces {
+            let space = Arc::new(Space::new(id, Box::new(handle)));
+            shared.homes.add(space.clone());
+            commands.fault[0].try_iter().for_each(|command| home.handle_command(command));
+            if !events.is_empty() {
+                home.take_up(&space, events);
+            }
+            made.insert(id, space);
+        }
+        Owner {
             fault_threads,
             home,
             listens: BTreeMap::new(),
             write_back: WriteBack::new(now, shared.clone(), evict_agents),
-            spaces: BTreeMap::new(),
+            spaces: made,
             processes: BTreeMap::new(),
             dice: Dice::new(seed),
             zero_hash: shared.checksum(&zeros()),
@@ -229,10 +260,7 @@ impl Owner {
             budget: estate.budget,
             estate,
             is_over: false,
-        };
-        owner.spaces.insert(id, space.clone());
-        owner.meet(space, Dice::new(seed));
-        owner
+        }
     }
 
     /// A process is attached. It is known to have several threads from then on.

@@ -14,8 +14,8 @@ use gms_transport::sim::{Conditions, Net};
 
 use crate::agents::SimAgent;
 use crate::kernel::PAGES;
-use crate::machine::{Death, Handle, MOMENTS, Machine};
-use crate::owner::{Owner, address};
+use crate::machine::{Death, Handle, MOMENTS, Machine, PROCESSES_MAX};
+use crate::owner::{Owner, REFUSED, address, draw_fault_threads};
 use crate::program::{Program, STEPS};
 use crate::troubles::{Loss, Trouble, draw_hiccups, draw_loss, draw_redundancy, draw_restart};
 use crate::workers;
@@ -97,7 +97,12 @@ impl World {
         let count = 1 + dice.place(4);
         let redundancy = draw_redundancy(&mut dice, count);
         let tight = matches!(redundancy, Redundancy::None | Redundancy::Auto) && dice.below(3) == 0;
+        // Its own dice, as those of workers: who serves a child where there are several fault threads is not simulated.
+        let mut forks = Dice::of_thread(seed, FORKS_DICE);
+        let may_fork = draw_fault_threads(&mut Dice::of_thread(seed, WORKERS_DICE)) == 1;
+        let forks = (may_fork && forks.below(2) == 0).then_some(forks);
         let frames = if tight { (PAGES * 2 / count as u64).max(64) } else { FRAMES };
+        let frames = frames * forks.as_ref().map_or(1, |_| PROCESSES_MAX as u64);
         let agent = |n: usize| {
             let mut dice = Dice::of_thread(seed, n);
             let frames = frames + dice.below(64);
@@ -113,9 +118,7 @@ impl World {
         // Its own dice, so that a pager of one fault thread leaves a seed what it was.
         let mut workers = Dice::of_thread(seed, WORKERS_DICE);
         let owner = Owner::new(&net, start, given, handle.clone(), budget, &mut dice, &mut workers);
-        let mut forks = Dice::of_thread(seed, FORKS_DICE);
-        let may_fork = owner.fault_threads() == 1 && forks.below(2) == 0;
-        handle.lock().tasks[0].program.forks = may_fork.then_some(forks);
+        handle.lock().tasks[0].program.forks = forks;
         World {
             dice,
             now: start,
@@ -136,8 +139,7 @@ impl World {
             bereft: BTreeSet::new(),
             happened: WHAT.into_iter().map(|what| (what, 0)).collect(),
             // Stripes are not adopted yet.
-            deaths: (redundancy.shape().is_none() && !may_fork)
-                .then(|| Dice::of_thread(seed, DEATHS_DICE)),
+            deaths: redundancy.shape().is_none().then(|| Dice::of_thread(seed, DEATHS_DICE)),
             start,
             steps: 0,
         }
@@ -554,6 +556,8 @@ fn kind_of(trouble: &Trouble) -> &'static str {
 pub(crate) enum End {
     /// It could not be known in which order its memory was changed.
     InDoubt,
+    /// Its pager died, and it could not be known which pages have left.
+    Refused,
     /// An agent has not given a page back.
     OfAgent,
 }
@@ -561,6 +565,7 @@ pub(crate) enum End {
 pub(crate) fn end_of(reason: &str) -> End {
     match reason {
         _ if reason.contains("it is not known which pages") => End::InDoubt,
+        _ if reason.contains(REFUSED) => End::Refused,
         _ => End::OfAgent,
     }
 }

@@ -126,7 +126,7 @@ fn a_child_has_what_was_removed_after_it_was_born() {
         let events = [Play::remap(from, to), Event::Remove(from..from + PAGE)];
         let events: Vec<(usize, Event)> = events.into_iter().enumerate().collect();
         let child = play.shared.new_space();
-        inherit(&mut tables, (ID, child), 2, &events, vec![moved_before]);
+        assert!(!inherit(&mut tables, (ID, child), 2, &events, vec![moved_before]));
         let [there, gone] = if moved_before { [to, from] } else { [from, to] };
         let place = |at| (child, PageAddr::containing(at));
         assert!(tables.is_leaving(place(there)) && tables.is_empty(place(gone)));
@@ -166,4 +166,19 @@ fn removals_do_not_wait_for_ever() {
     assert!(lock(&play.shared.tables).is_empty((ID, page)) && !play.shared.has_failed());
     assert_eq!(play.fault.read_space(&Instant::now, ID, true), 1);
     thread.join().expect("no panic");
+}
+
+/// One thread has memory removed and another forks, of which is told afterwards: which was first is not known.
+#[test]
+fn what_was_removed_while_a_process_forked_is_in_doubt() {
+    for threaded in [true, false] {
+        let mut play = Play::with(None, 0, 2);
+        let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
+        space.threaded.store(threaded, Ordering::Relaxed);
+        lock(&play.shared.tables).begin_evict(ID, &[page], &mut Vec::new());
+        play.fault.note_told(ID, vec![Event::Remove(page.get()..page.get() + PAGE), Play::fork()]);
+        play.fault.handle_told(&Instant::now, &space, &mut Vec::new());
+        assert!(lock(&play.shared.tables).is_empty((play.child().id, page)));
+        assert_eq!(play.shared.has_failed(), threaded);
+    }
 }
