@@ -180,6 +180,7 @@ impl<T: Transport> FaultCore<T> {
                 event => events.push((order, event)),
             }
         }
+        let had_failed = self.shared.has_failed();
         // Looked up for nobody but children.
         let alone = !born.is_empty() && self.is_alone(space);
         let events = proof.sort(events, |(_, event)| event.change().is_some());
@@ -191,11 +192,18 @@ impl<T: Transport> FaultCore<T> {
             )
         });
         let made: Vec<(usize, SpaceId, Vec<bool>)> = made.collect();
+        if !alone {
+            for ((birth, _, made), (_, child)) in made.iter().zip(&born) {
+                self.doubt_removals((space.id, child), *birth, &events, made);
+            }
+        }
+        // Whoever goes on if this process dies now is to find the same.
+        if !had_failed && self.shared.has_failed() {
+            return space.ungated.hold();
+        }
         let mut tables = lock(&self.shared.tables);
-        let mut doubtful = Vec::new();
         for (birth, child, made) in made {
-            let removed = inherit(&mut tables, (space.id, child), birth, &events, made);
-            doubtful.extend((removed && !alone).then_some(child));
+            inherit(&mut tables, (space.id, child), birth, &events, made);
         }
         for portion in events.chunks(PORTION) {
             portion.iter().for_each(|(_, event)| self.change(&mut tables, space, event));
@@ -219,9 +227,6 @@ impl<T: Transport> FaultCore<T> {
         }
         events.iter().for_each(|(_, event)| tell_changed(space, event));
         for (_, child) in born {
-            if doubtful.contains(&child.id) {
-                self.doubt_removals(&child);
-            }
             if let Some(state) = self.spaces.get_mut(&child.id) {
                 state.unborn = false;
             }

@@ -17,7 +17,7 @@ use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
-use crate::tables::{Ask, Change, Doubt, Others, Tables};
+use crate::tables::{Ask, Change, Doubt, Others, Step, Tables};
 use crate::torture::{self, Point};
 
 /// For a forked child to stop changing its address space.
@@ -109,8 +109,21 @@ impl<T: Transport> FaultCore<T> {
 
     /// A fork is told after it is made, a removal before: what was told to be removed before the fork was told may have been removed after it. Nothing tells of
     /// pages without markers.
-    pub(super) fn doubt_removals(&mut self, child: &Arc<Space>) {
-        if self.lasts(child) {
+    pub(super) fn doubt_removals(
+        &mut self,
+        (parent, child): (SpaceId, &Arc<Space>),
+        birth: usize,
+        events: &[(usize, Event)],
+        made: &[bool],
+    ) {
+        let mut made = made.iter();
+        let steps = events.iter().filter_map(|(order, event)| match event {
+            Event::Remove(range) if *order < birth => Some((Step::Remove(range), true)),
+            Event::Remove(_) | Event::Fork(_) => None,
+            Event::Changed(change) => Some((Step::Change(change), made.next() == Some(&true))),
+        });
+        let removes = lock(&self.shared.tables).removes_unmarked(parent, steps);
+        if removes && self.lasts(child) {
             self.shared.fail(
                 "memory was removed while a process forked, and it is not known which pages its child has",
             );
@@ -221,16 +234,15 @@ impl<T: Transport> FaultCore<T> {
 }
 
 /// A child begins with its parent's tables from before all of these events, to which those are applied that were made before the fork (`made`, of each change that is
-/// no removal). Whether pages without markers were removed then, as far as is told.
+/// no removal).
 pub(super) fn inherit(
     tables: &mut Tables,
     (parent, child): (SpaceId, SpaceId),
     birth: usize,
     events: &[(usize, Event)],
     made: Vec<bool>,
-) -> bool {
+) {
     tables.fork(parent, child);
-    let mut removed = false;
     let mut made = made.into_iter();
     // What has been moved since: what is told to be removed there after that is removed after the fork, too.
     let mut later = RangeSet::default();
@@ -239,7 +251,7 @@ pub(super) fn inherit(
             // What was removed before the fork has no markers in the child, and none are to be left.
             Event::Remove(range) if *order < birth => {
                 let parts = later.gaps(range.clone());
-                parts.iter().for_each(|part| removed |= tables.forget_leaving(child, part));
+                parts.iter().for_each(|part| tables.forget_leaving(child, part));
             }
             Event::Changed(change) => match (change, made.next()) {
                 (Change::Unmap(range), Some(true)) => tables.unmap(child, range.clone()),
@@ -252,7 +264,6 @@ pub(super) fn inherit(
             Event::Remove(_) | Event::Fork(_) => {}
         }
     }
-    removed
 }
 
 /// Whether memory is registered at the address; `None` if that cannot be known.

@@ -381,7 +381,7 @@ impl Play {
 
     fn forked(&mut self, parent: &Space) -> Arc<Space> {
         let child = self.fault.bear(Box::new(Userfaultfd::of_child(own_userfaultfd())));
-        let _ = inherit(&mut lock(&self.shared.tables), (parent.id, child.id), 0, &[], Vec::new());
+        inherit(&mut lock(&self.shared.tables), (parent.id, child.id), 0, &[], Vec::new());
         child
     }
 

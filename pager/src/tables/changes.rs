@@ -20,12 +20,12 @@ impl Tables {
         }
     }
 
-    /// Pages that were moved out and have no marker yet, which would be left after the removal: what is removed is theirs. Whether there were any.
-    pub fn forget_leaving(&mut self, space: SpaceId, range: &Range<u64>) -> bool {
+    /// Pages that were moved out and have no marker yet, which would be left after the removal: what is removed is theirs.
+    pub fn forget_leaving(&mut self, space: SpaceId, range: &Range<u64>) {
         let within = |place: &Place| range.contains(&place.1.get());
-        let places: Vec<Place> = self.leaving_of(space).filter(within).collect();
-        places.iter().for_each(|&place| self.disown(place));
-        !places.is_empty()
+        for place in self.leaving_of(space).filter(within).collect::<Vec<Place>>() {
+            self.disown(place);
+        }
     }
 
     /// Pages of a space that are leaving and have no marker yet.

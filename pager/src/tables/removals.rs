@@ -34,13 +34,55 @@ impl Tables {
         space: SpaceId,
         steps: impl Iterator<Item = Step<'a>>,
     ) -> Result<RangeSet, Doubt> {
-        let mut unmarked = RangeSet::default();
-        let pages = self.unmarked_of(space).map(PageAddr::get);
-        pages.for_each(|page| unmarked.insert(page..page + PAGE));
+        let unmarked = self.unmarked_ranges(space);
         if unmarked.is_empty() {
             return Ok(unmarked);
         }
         vacated(unmarked, steps)
+    }
+
+    /// Whether pages without markers are removed from a child, of which each change is told whether it was made before the fork. What is told to be removed behind
+    /// a remap that was made after the fork is removed after it too, where that was.
+    pub fn removes_unmarked<'a>(
+        &self,
+        space: SpaceId,
+        steps: impl Iterator<Item = (Step<'a>, bool)>,
+    ) -> bool {
+        let (mut unmarked, mut later) = (self.unmarked_ranges(space), RangeSet::default());
+        for (step, made) in steps {
+            match step {
+                Step::Remove(range) => {
+                    let mut parts = later.gaps(range.clone()).into_iter();
+                    if parts.any(|part| unmarked.overlaps(part).next().is_some()) {
+                        return true;
+                    }
+                }
+                Step::Change(change) if made => make(&mut unmarked, change),
+                Step::Change(Change::Remap(remap)) => {
+                    [remap.source(), remap.target()].into_iter().for_each(|r| later.insert(r));
+                }
+                Step::Change(Change::Unmap(_)) => {}
+            }
+        }
+        false
+    }
+
+    fn unmarked_ranges(&self, space: SpaceId) -> RangeSet {
+        let mut unmarked = RangeSet::default();
+        let pages = self.unmarked_of(space).map(PageAddr::get);
+        pages.for_each(|page| unmarked.insert(page..page + PAGE));
+        unmarked
+    }
+}
+
+/// Makes a change of where pages are.
+fn make(pages: &mut RangeSet, change: &Change) {
+    let moved: Vec<Range<u64>> = pages.overlaps(change.left()).collect();
+    pages.remove(change.left());
+    if let Change::Remap(remap) = change {
+        pages.remove(remap.target());
+        let there = |at: u64| at - remap.from + remap.to;
+        moved.into_iter().for_each(|part| pages.insert(there(part.start)..there(part.end)));
     }
 }
 
@@ -64,17 +106,10 @@ fn vacated<'a>(
         if !meet(&vacated, left.clone()).is_empty() {
             return Err(Doubt);
         }
-        let leaving = meet(&unmarked, left.clone());
-        for set in [Some(left.clone()), change.reached()].into_iter().flatten() {
-            unmarked.remove(set);
-        }
+        make(&mut unmarked, change);
         if let Change::Remap(remap) = change {
             meet(&removed, left.clone()).into_iter().for_each(|part| vacated.insert(part));
             vacated.remove(remap.target());
-            let there = |at: u64| at - remap.from + remap.to;
-            leaving
-                .into_iter()
-                .for_each(|part| unmarked.insert(there(part.start)..there(part.end)));
             removed.remove(remap.target());
         }
         removed.remove(left);
