@@ -192,13 +192,14 @@ impl<T: Transport> FaultCore<T> {
             )
         });
         let made: Vec<(usize, SpaceId, Vec<bool>)> = made.collect();
-        if !alone {
-            for ((birth, _, made), (_, child)) in made.iter().zip(&born) {
-                self.doubt_removals((space.id, child), *birth, &events, made);
-            }
+        if !born.is_empty() && !self.is_known_alone(space) {
+            born.iter().for_each(|(birth, child)| {
+                self.doubt_removals((space.id, child), *birth, &events);
+            });
         }
-        // Whoever goes on if this process dies now is to find the same.
+        // Whoever goes on if this process dies now is to find the same. The children's userfaultfds are kept until they have been killed.
         if !had_failed && self.shared.has_failed() {
+            born.into_iter().for_each(|(_, child)| self.shared.tell_forked(child));
             return space.ungated.hold();
         }
         let mut tables = lock(&self.shared.tables);

@@ -114,15 +114,13 @@ impl<T: Transport> FaultCore<T> {
         (parent, child): (SpaceId, &Arc<Space>),
         birth: usize,
         events: &[(usize, Event)],
-        made: &[bool],
     ) {
-        let mut made = made.iter();
         let steps = events.iter().filter_map(|(order, event)| match event {
-            Event::Remove(range) if *order < birth => Some((Step::Remove(range), true)),
+            Event::Remove(range) if *order < birth => Some(Step::Remove(range)),
             Event::Remove(_) | Event::Fork(_) => None,
-            Event::Changed(change) => Some((Step::Change(change), made.next() == Some(&true))),
+            Event::Changed(change) => Some(Step::Change(change)),
         });
-        let removes = lock(&self.shared.tables).removes_unmarked(parent, steps);
+        let removes = lock(&self.shared.tables).may_remove_unmarked(parent, steps);
         if removes && self.lasts(child) {
             self.shared.fail(
                 "memory was removed while a process forked, and it is not known which pages its child has",
@@ -244,22 +242,14 @@ pub(super) fn inherit(
 ) {
     tables.fork(parent, child);
     let mut made = made.into_iter();
-    // What has been moved since: what is told to be removed there after that is removed after the fork, too.
-    let mut later = RangeSet::default();
     for (order, event) in events {
         match event {
             // What was removed before the fork has no markers in the child, and none are to be left.
-            Event::Remove(range) if *order < birth => {
-                let parts = later.gaps(range.clone());
-                parts.iter().for_each(|part| tables.forget_leaving(child, part));
-            }
+            Event::Remove(range) if *order < birth => tables.forget_leaving(child, range),
             Event::Changed(change) => match (change, made.next()) {
                 (Change::Unmap(range), Some(true)) => tables.unmap(child, range.clone()),
                 (Change::Remap(remap), Some(true)) => tables.remap(child, *remap),
-                (Change::Remap(remap), _) => {
-                    [remap.source(), remap.target()].into_iter().for_each(|r| later.insert(r));
-                }
-                (Change::Unmap(_), _) => {}
+                _ => {}
             },
             Event::Remove(_) | Event::Fork(_) => {}
         }

@@ -41,30 +41,13 @@ impl Tables {
         vacated(unmarked, steps)
     }
 
-    /// Whether pages without markers are removed from a child, of which each change is told whether it was made before the fork. What is told to be removed behind
-    /// a remap that was made after the fork is removed after it too, where that was.
-    pub fn removes_unmarked<'a>(
+    /// Whether pages without markers may be removed, whichever of the remaps were made before.
+    pub fn may_remove_unmarked<'a>(
         &self,
         space: SpaceId,
-        steps: impl Iterator<Item = (Step<'a>, bool)>,
+        steps: impl Iterator<Item = Step<'a>>,
     ) -> bool {
-        let (mut unmarked, mut later) = (self.unmarked_ranges(space), RangeSet::default());
-        for (step, made) in steps {
-            match step {
-                Step::Remove(range) => {
-                    let mut parts = later.gaps(range.clone()).into_iter();
-                    if parts.any(|part| unmarked.overlaps(part).next().is_some()) {
-                        return true;
-                    }
-                }
-                Step::Change(change) if made => make(&mut unmarked, change),
-                Step::Change(Change::Remap(remap)) => {
-                    [remap.source(), remap.target()].into_iter().for_each(|r| later.insert(r));
-                }
-                Step::Change(Change::Unmap(_)) => {}
-            }
-        }
-        false
+        may_remove(self.unmarked_ranges(space), steps)
     }
 
     fn unmarked_ranges(&self, space: SpaceId) -> RangeSet {
@@ -84,6 +67,24 @@ fn make(pages: &mut RangeSet, change: &Change) {
         let there = |at: u64| at - remap.from + remap.to;
         moved.into_iter().for_each(|part| pages.insert(there(part.start)..there(part.end)));
     }
+}
+
+/// `unmarked` grows: pages may have been moved, or not.
+fn may_remove<'a>(mut unmarked: RangeSet, steps: impl Iterator<Item = Step<'a>>) -> bool {
+    for step in steps {
+        match step {
+            Step::Remove(range) if unmarked.overlaps(range.clone()).next().is_some() => {
+                return true;
+            }
+            Step::Remove(_) | Step::Change(Change::Unmap(_)) => {}
+            Step::Change(Change::Remap(remap)) => {
+                let moved: Vec<Range<u64>> = unmarked.overlaps(remap.source()).collect();
+                let there = |at: u64| at - remap.from + remap.to;
+                moved.into_iter().for_each(|p| unmarked.insert(there(p.start)..there(p.end)));
+            }
+        }
+    }
+    false
 }
 
 fn vacated<'a>(
@@ -159,5 +160,21 @@ mod tests {
         // The same where the page had been moved before.
         let seen = seen(101..102, std::slice::from_ref(&away), &[remap(100, 200, 4)]);
         assert_eq!(seen, Some(vec![pages(101..102)]));
+    }
+
+    /// A child has what was there before some of the remaps.
+    #[test]
+    fn a_removal_may_be_of_a_page_that_leaves_wherever_that_may_be() {
+        let (mut unmarked, away) = (RangeSet::default(), remap(1, 100, 1));
+        unmarked.insert(pages(1..2));
+        let may = |before: &[&Change], removed: u64| {
+            let removed = pages(removed..removed + 1);
+            let steps = before.iter().map(|change| Step::Change(change));
+            may_remove(unmarked.clone(), steps.chain([Step::Remove(&removed)]))
+        };
+        assert!(may(&[], 1) && may(&[&away], 1) && may(&[&away], 100));
+        assert!(!may(&[], 2) && !may(&[], 100) && !may(&[&away], 101));
+        let rounds = [&away, &remap(100, 1, 1), &away, &remap(100, 1, 1)];
+        assert!(may(&rounds, 1) && may(&rounds[..3], 1) && may(&rounds[..1], 100));
     }
 }

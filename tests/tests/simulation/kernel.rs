@@ -171,7 +171,7 @@ impl Kernel {
         read
     }
 
-    /// A thread forks: what the child, of this number, begins with. `None` while something is being removed.
+    /// A thread forks: what the child, of this number, begins with. `None` while pages are being removed.
     pub(crate) fn fork(&mut self, thread: usize, number: usize) -> Option<Kernel> {
         if self.removing.is_some() {
             return None;

@@ -139,7 +139,7 @@ impl Machine {
         let Task { kernel, program, .. } = &mut self.tasks[number];
         program.next_child = next;
         step(program, kernel);
-        let (born, let_go) = (program.born.take(), program.let_go.take());
+        let (born, let_go) = (program.born.take(), std::mem::take(&mut program.let_go));
         self.tasks.extend(born.map(|born| Task::new(born.0, born.1)));
         let_go.into_iter().for_each(|child| self.tasks[child].program.held = false);
     }

@@ -193,7 +193,7 @@ impl Owner {
                 heir.meet(space, dice);
             }
         }
-        // As `EvictThread::heir`.
+        // As `evict/heir.rs`, `EvictThread::inherited`.
         if !is_known || leaving.iter().any(|id| !heir.processes.contains_key(id)) {
             heir.shared.fail(format!("{REFUSED}: a process was being born, or had ended"));
             return heir;
@@ -370,7 +370,7 @@ impl Owner {
         }
     }
 
-    /// As `EvictThread::leave`.
+    /// As `EvictThread::drop_space`.
     fn end(&self, space: &Space) {
         self.shared.homes.end(space.id);
     }

@@ -55,7 +55,7 @@ pub(crate) struct Program {
     threads: Vec<Thread>,
     /// What every page must hold that is not zeros.
     truth: BTreeMap<u64, Page>,
-    /// Pages that were being removed when it was born: zeros, or not.
+    /// Pages of which a removal had begun when it was born, and of which nothing is known yet: zeros, or not.
     removed_or_not: BTreeSet<u64>,
     dice: Dice,
     /// When it forks; it does not without them.
@@ -65,9 +65,9 @@ pub(crate) struct Program {
     pub held: bool,
     /// The number of the next process to be born, if one may be.
     pub next_child: Option<usize>,
-    /// What has been born, and whose parent's call has returned since it was looked.
+    /// What has been born since it was looked, and children whose parent's call has returned since.
     pub born: Option<Box<(Kernel, Program)>>,
-    pub let_go: Option<usize>,
+    pub let_go: Vec<usize>,
     start: Instant,
     /// Threads without steps left go on, with rests between them.
     pub ambles: bool,
@@ -96,7 +96,7 @@ impl Program {
             held: false,
             next_child: None,
             born: None,
-            let_go: None,
+            let_go: Vec::new(),
             start,
             ambles: false,
             last: false,
@@ -114,11 +114,11 @@ impl Program {
         }
     }
 
-    /// What a child begins with, while these pages are being removed.
+    /// What a child begins with. There is none once the last steps have begun.
     fn child(&mut self, kernel: &Kernel) -> Program {
         let mut bits = || self.forks.as_mut().map_or(0, Dice::bits);
         let (dice, forks) = (Dice::new(bits()), Dice::new(bits()));
-        let (left, moved) = (if self.last { 0 } else { CHILD_STEPS }, self.now);
+        let (left, moved) = (CHILD_STEPS, self.now);
         let removed = kernel.removes().cloned().unwrap_or_default().step_by(PAGE as usize);
         Program {
             threads: vec![Thread { act: Act::Ready, left, moved, rests_until: moved }],
@@ -128,7 +128,6 @@ impl Program {
             held: true,
             log: self.log.clone(),
             ambles: self.ambles,
-            last: self.last,
             now: self.now,
             forks: Some(forks),
             ..Program::new(self.start, dice)
@@ -210,7 +209,7 @@ impl Program {
                 let over = resumed && !(removes && kernel.removes().is_some());
                 if over {
                     if let Act::Fork(child) = self.threads[n].act {
-                        self.let_go = Some(child);
+                        self.let_go.push(child);
                     }
                     self.end(n);
                 }

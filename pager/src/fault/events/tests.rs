@@ -114,25 +114,6 @@ fn the_removal_of_a_page_that_is_leaving_waits_for_what_others_have_begun() {
     }
 }
 
-/// A thread forks, another moves a page that is leaving and then has removed what may be where it was; of the fork is told last.
-#[test]
-fn a_child_has_what_was_removed_after_it_was_born() {
-    for moved_before in [true, false] {
-        let play = Play::with(None, 0, 2);
-        let (from, to) = (play.page + PAGE, map(PAGE));
-        let mut leaving = Vec::new();
-        let mut tables = lock(&play.shared.tables);
-        tables.begin_evict(ID, &[PageAddr::containing(from)], &mut leaving);
-        let events = [Play::remap(from, to), Event::Remove(from..from + PAGE)];
-        let events: Vec<(usize, Event)> = events.into_iter().enumerate().collect();
-        let child = play.shared.new_space();
-        inherit(&mut tables, (ID, child), 2, &events, vec![moved_before]);
-        let [there, gone] = if moved_before { [to, from] } else { [from, to] };
-        let place = |at| (child, PageAddr::containing(at));
-        assert!(tables.is_leaving(place(there)) && tables.is_empty(place(gone)));
-    }
-}
-
 /// Of a process that has ended only the children matter.
 #[test]
 fn removals_of_a_process_that_has_ended_are_in_doubt_for_its_children_only() {
@@ -180,6 +161,9 @@ fn what_was_removed_while_a_process_forked_is_in_doubt() {
         play.fault.note_told(ID, vec![Event::Remove(page.get()..page.get() + PAGE), Play::fork()]);
         play.fault.handle_told(&Instant::now, &space, &mut Vec::new());
         assert_eq!(play.shared.has_failed(), threaded);
+        while play.fault.poll_listen().is_some() {}
+        let child = play.child();
+        assert_eq!(Arc::strong_count(&child), 3, "the evict thread keeps it until it is killed");
         // Who goes on is to find that too.
         assert_eq!(
             lock(&play.shared.tables).is_leaving((ID, page)),
