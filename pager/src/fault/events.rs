@@ -315,6 +315,9 @@ impl<T: Transport> FaultCore<T> {
     /// others have begun meanwhile and it matters.
     fn prove_removals(&mut self, space: &Space, proof: &Proof) -> bool {
         let Some(state) = self.spaces.get(&space.id) else { return true };
+        if !state.backlog.iter().any(|told| matches!(told.event, Event::Remove(_))) {
+            return true;
+        }
         let tables = lock(&self.shared.tables);
         let steps = state.backlog.iter().filter_map(|told| match &told.event {
             Event::Remove(range) => Some(Step::Remove(range)),
@@ -341,7 +344,8 @@ impl<T: Transport> FaultCore<T> {
         };
         // Of a process that has ended nothing is mapped, and only its children matter.
         let forks = || state.backlog.iter().any(|told| matches!(told.event, Event::Fork(_)));
-        if if space.faults.is_alive() { is_mapped } else { forks() } {
+        let is_in_doubt = if space.faults.is_alive() { is_mapped } else { forks() };
+        if is_in_doubt {
             self.fail_in_doubt(space);
         }
         true
