@@ -4,6 +4,7 @@
 //! `look` (look.rs) measures and decides -> `evict_batch` marks, moves, reads and hashes pages -> [`WriteBack`] sends them.
 
 mod detach;
+mod end;
 mod halt;
 mod hand_over;
 mod heir;
@@ -25,7 +26,6 @@ use gms_policy::budget::Budget;
 use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent};
-use gms_transport::message::Op;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::time::{ClockId, clock_gettime};
@@ -48,11 +48,10 @@ use crate::page_map::PAGE;
 use crate::process::{Buried, Process};
 use crate::pulse::Pulse;
 use crate::reminder::Reminder;
-use crate::shared::Outcome;
 use crate::shared::{EvictCommand, Gauges, Shared};
 use crate::space::Space;
 use crate::speech::{self, note};
-use crate::stopped::{release_all, release_late};
+use crate::stopped::release_late;
 use crate::sync::{drain, lock};
 use crate::tables::{EvictOutcome, Place};
 use crate::torture::{self, Point};
@@ -92,13 +91,6 @@ const CALM_MAX: Duration = Duration::from_millis(10);
 const CALM_PAUSE: Duration = Duration::from_millis(100);
 /// For changes of an address space that began while pages were moved out to be told.
 const MARK_DEADLINE: Duration = Duration::from_secs(15);
-/// For killed processes to end.
-const KILL_DEADLINE: Duration = Duration::from_secs(5);
-/// For evictors to end, and to be killed if they do not.
-const ENDING_DEADLINE: Duration = Duration::from_secs(2);
-const ENDING_LOOK_MS: u8 = 10;
-/// For agents to free the workload's frames at the end.
-const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// An agent that is woken runs at once (its slice is shorter), and the evict thread where programs run.
 const EVICT_SLICE: Duration = Duration::from_micros(400);
@@ -266,8 +258,7 @@ impl<T: Transport> EvictThread<T> {
             self.calm(now);
             torture::raise_goal(&mut self.goal, self.shared.faults.load(Ordering::Relaxed));
             if self.shared.has_failed() {
-                self.tree.refresh(&self.evictors(), true);
-                self.tree.kill();
+                self.kill_members();
             } else if !self.heirs.is_empty() {
                 busy |= self.inherit(now);
             } else if self.is_detaching() {
@@ -625,72 +616,6 @@ impl<T: Transport> EvictThread<T> {
         if !self.shared.config.quiet {
             note(text);
         }
-    }
-
-    // ---- the end
-
-    /// No process may outlive its userfaultfd with pages away: it would read zeros.
-    fn kill_remaining(&mut self) {
-        if matches!(self.shared.outcome(), Some(Outcome::Detached { .. } | Outcome::Refused(_))) {
-            return;
-        }
-        let deadline = Instant::now() + KILL_DEADLINE;
-        while !self.tree.is_gone() {
-            self.tree.kill();
-            if Instant::now() > deadline {
-                // Our end closes the evictors' sockets: they kill what is left.
-                std::process::abort();
-            }
-            let _ = poll(&mut [], PollTimeout::from(1u8));
-            self.tree.refresh(&self.evictors(), true);
-        }
-    }
-
-    /// When they have ended nothing of ours is left, and the memory is free.
-    fn await_endings(&mut self) {
-        let deadline = Instant::now() + ENDING_DEADLINE;
-        while !self.ending.is_empty() && Instant::now() < deadline {
-            self.see_off(Instant::now());
-            let endings = self.ending.iter().map(|buried| buried.ending.as_fd());
-            let mut fds = Vec::from_iter(endings.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-            let _ = poll(&mut fds, PollTimeout::from(ENDING_LOOK_MS));
-        }
-    }
-
-    fn end(mut self) {
-        // Nobody stays stopped.
-        self.halt = Halt::default();
-        release_all(ENDING_DEADLINE);
-        self.publish();
-        self.kill_remaining();
-        for (_, process) in std::mem::take(&mut self.processes) {
-            self.ending.push(process.bury());
-        }
-        self.await_endings();
-        let deadline = Instant::now() + GOODBYE_DEADLINE;
-        // The embedded agent ends with the session.
-        if !self.shared.config.is_embedded() {
-            self.write_back.agents.goodbye(Instant::now());
-        }
-        let is_awaited = |agents: &Client<T>| {
-            agents.lane().agents().any(|agent| agents.under_way(agent, Op::Goodbye) > 0)
-        };
-        while is_awaited(&self.write_back.agents) && Instant::now() < deadline {
-            let now = Instant::now();
-            if self
-                .write_back
-                .agents
-                .flush(now)
-                .and_then(|()| self.write_back.agents.drive(now))
-                .is_err()
-            {
-                break;
-            }
-            while self.write_back.agents.poll(now).is_some() {}
-            let mut fds = [PollFd::new(self.write_back.agents.fd(), PollFlags::POLLIN)];
-            let _ = poll(&mut fds, PollTimeout::from(1u8));
-        }
-        self.write_back.agents.close_links(Instant::now());
     }
 }
 

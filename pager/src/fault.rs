@@ -363,6 +363,10 @@ impl<T: Transport> FaultCore<T> {
     /// The session is over.
     pub fn end(mut self, now: Instant) -> Option<Trace> {
         self.agents.close_links(now);
+        if self.shared.has_failed() {
+            // Its userfaultfds, and those of children that nobody else knows of, stay open until nobody has the memory.
+            std::mem::forget(self.spaces);
+        }
         self.trace
     }
 

@@ -48,6 +48,8 @@ pub trait Paging {
     fn adopt(&self, root: Root) -> Result<(), SessionError>;
     /// See [`Session::detach`].
     fn detach(&self);
+    /// See [`Session::fail`].
+    fn fail(&self, reason: &str);
     /// See [`Session::fd`].
     fn fd(&self) -> BorrowedFd<'_>;
     /// See [`Session::outcome`].
@@ -84,6 +86,9 @@ impl Paging for Session {
     }
     fn detach(&self) {
         Session::detach(self);
+    }
+    fn fail(&self, reason: &str) {
+        Session::fail(self, reason);
     }
     fn fd(&self) -> BorrowedFd<'_> {
         Session::fd(self)
@@ -331,6 +336,7 @@ impl<P: Paging> Running<'_, P> {
         let executed = self.wait();
         self.heed();
         self.link.hear();
+        self.forsake();
         // One that has ended had executed it, or could not.
         if executed || self.link.end().is_some() {
             self.adopt()?;
@@ -348,6 +354,14 @@ impl<P: Paging> Running<'_, P> {
             self.paged.iter_mut().for_each(|paged| paged.not_upgraded(reason.clone()));
         }
         Ok(())
+    }
+
+    /// The end of the front ends the command, and its parent sees to that; or, if that has ended, the front. If both have it is for this process.
+    fn forsake(&self) {
+        let Some(paged) = self.paged.as_ref().filter(|_| self.link.is_forsaken()) else { return };
+        if nix::unistd::getppid().as_raw() != paged.front_pid {
+            paged.session().fail("the processes of gms beside its pager were killed");
+        }
     }
 
     /// Signals are for the command, but those that tell of what this process traces.

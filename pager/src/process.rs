@@ -301,6 +301,10 @@ impl Process {
         has_ended(self.pidfd.as_fd())
     }
 
+    pub(crate) fn kill(&self) {
+        pidfd::kill(&self.pidfd);
+    }
+
     /// Its page tables.
     pub(crate) fn page_tables(&self) -> Option<&dyn PageTables> {
         self.space.page_tables.get().map(AsRef::as_ref)

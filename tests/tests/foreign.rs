@@ -56,17 +56,45 @@ fn a_workload_with_a_pid_namespace_is_paged_and_nobody_else() {
 fn killing_everything_by_the_name_of_gms_spoils_no_page() {
     let Some(stage) = Stage::set() else { return };
     let script = format!(
-        "mkfifo {dir}/in\n\
-         {gms} run --local 24M --export 512M -- {verify} 96 forever <{dir}/in >{dir}/out 2>{dir}/err 9>&- & g=$!\n\
-         exec 8>{dir}/in\nuntil grep -q 'round 2' {dir}/out; do sleep 0.1; done\n\
-         w=$(pgrep -n verify)\nuntil [ $(grep RssAnon /proc/$w/status | tr -dc 0-9) -lt 65536 ]; do sleep 0.1; done\n\
-         pkill -9 gms\nif wait $g; then exit 1; fi\n\
+        "{}pkill -9 gms\nif wait $g; then exit 1; fi\n\
          while kill -0 $w 2>/dev/null; do sleep 0.1; done\n\
          while pgrep -x far-evictor >/dev/null || pgrep -x far-keeper >/dev/null; do sleep 0.1; done\n\
-         if grep -E 'ZERO PAGE|MISMATCH' {dir}/err; then exit 1; fi",
+         if grep -E 'ZERO PAGE|MISMATCH' {}/err; then exit 1; fi",
+        under_way(&stage),
+        stage.dir().display(),
+    );
+    let text = in_a_namespace(&stage, &script).text();
+    assert!(text.contains("bystander lives"), "{text}");
+}
+
+/// Starts `verify`, which is process `w` then, under a gms whose front is `g`, and waits until a third of its pages is away.
+fn under_way(stage: &Stage) -> String {
+    format!(
+        "rm -f {dir}/in; mkfifo {dir}/in\n\
+         {gms} run --local 24M --export 512M -- {verify} 96 forever <{dir}/in >{dir}/out 2>{dir}/err 9>&- & g=$!\n\
+         exec 8>{dir}/in\nuntil grep -q 'round 2' {dir}/out; do sleep 0.1; done\n\
+         w=$(pgrep -n verify)\nuntil [ $(grep RssAnon /proc/$w/status | tr -dc 0-9) -lt 65536 ]; do sleep 0.1; done\n",
         gms = gms_binary().display(),
         dir = stage.dir().display(),
         verify = c_program("verify").display(),
+    )
+}
+
+/// Another pager goes on, or is about to, and finds nobody who could tell how the command fares.
+#[test]
+fn a_pager_that_is_left_alone_ends_its_workload() {
+    let Some(stage) = Stage::set() else { return };
+    let script = format!(
+        "for moment in .002 .01 .02 .05; do {}\
+         r=$(awk '/^PPid/ {{print $2}}' /proc/$w/status); p=$(pgrep -P $g -x gms | grep -vx $r)\n\
+         kill -9 $p; sleep $moment; kill -9 $r $g\nif wait $g; then exit 1; fi\n\
+         for look in $(seq 50); do if ! kill -0 $w 2>/dev/null; then break; fi; sleep 0.1; done\n\
+         if kill -0 $w 2>/dev/null; then echo it runs on; exit 1; fi\n\
+         while pgrep -x 'far-.*|gms' >/dev/null; do sleep 0.1; done\n\
+         if grep -E 'ZERO PAGE|MISMATCH' {dir}/err; then exit 1; fi\n\
+         done",
+        under_way(&stage),
+        dir = stage.dir().display(),
     );
     let text = in_a_namespace(&stage, &script).text();
     assert!(text.contains("bystander lives"), "{text}");

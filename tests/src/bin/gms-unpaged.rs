@@ -78,6 +78,9 @@ impl Paging for Fake {
     fn detach(&self) {
         self.end(Outcome::Detached { lost: None, is_forced: false });
     }
+    fn fail(&self, reason: &str) {
+        self.end(Outcome::Killed(reason.into()));
+    }
     fn fd(&self) -> BorrowedFd<'_> {
         if is_played("slow") {
             self.waited.call_once(|| self.command.into_iter().for_each(wait_for));
@@ -144,6 +147,9 @@ impl Paging for Late {
     }
     fn detach(&self) {
         self.session.detach();
+    }
+    fn fail(&self, reason: &str) {
+        self.session.fail(reason);
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.waited.call_once(|| self.command.into_iter().for_each(wait_for));

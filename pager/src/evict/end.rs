@@ -1,0 +1,116 @@
+//! The end of a session: nobody may outlive a userfaultfd with pages away, who would read zeros.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use gms_transport::Transport;
+use gms_transport::client::Client;
+use gms_transport::message::Op;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::EvictThread;
+use super::halt::Halt;
+use crate::shared::Outcome;
+use crate::stopped::release_all;
+
+/// For killed processes to end.
+const KILL_DEADLINE: Duration = Duration::from_secs(5);
+/// For evictors to end, and to be killed if they do not.
+const ENDING_DEADLINE: Duration = Duration::from_secs(2);
+const ENDING_LOOK_MS: u8 = 10;
+/// For agents to free the workload's frames.
+const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
+
+impl<T: Transport> EvictThread<T> {
+    /// Kills who is known to be of the workload now. Who is paged need not be found in its tree, if gms's own processes were killed.
+    pub(super) fn kill_members(&mut self) {
+        self.tree.refresh(&self.evictors(), true);
+        self.tree.kill();
+        self.processes.values().for_each(|process| process.kill());
+    }
+
+    pub(super) fn end(mut self) {
+        // Nobody stays stopped.
+        self.halt = Halt::default();
+        release_all(ENDING_DEADLINE);
+        self.publish();
+        if !self.kill_remaining() {
+            // Nothing is closed, here or by the end of this process: evictors and the keeper, which has its descriptors, kill what is left.
+            return std::mem::forget(self);
+        }
+        self.bury_all();
+        self.say_goodbye();
+    }
+
+    /// Kills what is left, unless it has been let go; false if somebody does not end.
+    fn kill_remaining(&mut self) -> bool {
+        if matches!(self.shared.outcome(), Some(Outcome::Detached { .. } | Outcome::Refused(_))) {
+            return true;
+        }
+        let deadline = Instant::now() + KILL_DEADLINE;
+        let has_ended = |thread: &Self| {
+            thread.tree.is_gone() && thread.processes.values().all(|process| process.has_ended())
+        };
+        if !self.kill_until(deadline, has_ended) {
+            return false;
+        }
+        // Evictors have the memory too.
+        self.bury_all();
+        self.kill_until(deadline, |thread| {
+            let mut spaces = thread.spaces.values().chain(thread.leaving.values());
+            !spaces.any(|space| space.faults.is_alive())
+        })
+    }
+
+    fn kill_until(&mut self, deadline: Instant, is_over: impl Fn(&Self) -> bool) -> bool {
+        while !is_over(self) {
+            if Instant::now() > deadline {
+                return false;
+            }
+            self.kill_members();
+            let _ = poll(&mut [], PollTimeout::from(1u8));
+        }
+        true
+    }
+
+    /// When evictors have ended nothing of ours is left, and the memory is free.
+    fn bury_all(&mut self) {
+        for (_, process) in std::mem::take(&mut self.processes) {
+            self.ending.push(process.bury());
+        }
+        let deadline = Instant::now() + ENDING_DEADLINE;
+        while !self.ending.is_empty() && Instant::now() < deadline {
+            self.see_off(Instant::now());
+            let endings = self.ending.iter().map(|buried| buried.ending.as_fd());
+            let mut fds = Vec::from_iter(endings.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            let _ = poll(&mut fds, PollTimeout::from(ENDING_LOOK_MS));
+        }
+    }
+
+    fn say_goodbye(mut self) {
+        let deadline = Instant::now() + GOODBYE_DEADLINE;
+        // The embedded agent ends with the session.
+        if !self.shared.config.is_embedded() {
+            self.write_back.agents.goodbye(Instant::now());
+        }
+        let is_awaited = |agents: &Client<T>| {
+            agents.lane().agents().any(|agent| agents.under_way(agent, Op::Goodbye) > 0)
+        };
+        while is_awaited(&self.write_back.agents) && Instant::now() < deadline {
+            let now = Instant::now();
+            if self
+                .write_back
+                .agents
+                .flush(now)
+                .and_then(|()| self.write_back.agents.drive(now))
+                .is_err()
+            {
+                break;
+            }
+            while self.write_back.agents.poll(now).is_some() {}
+            let mut fds = [PollFd::new(self.write_back.agents.fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut fds, PollTimeout::from(1u8));
+        }
+        self.write_back.agents.close_links(Instant::now());
+    }
+}
