@@ -583,6 +583,9 @@ pub(crate) struct HostileOptions {
     /// What the other asks for, instead of each kind in turn
     #[arg(long, value_name = "KIND")]
     pub only: Option<Asks>,
+    /// What lies between.
+    #[command(flatten)]
+    pub route: Route,
     /// How much to measure.
     #[command(flatten)]
     pub effort: Effort,

@@ -36,6 +36,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 const LOST: Duration = Duration::from_secs(10);
 /// Who takes CPU time does so in periods of this length.
 const PERIOD: Duration = Duration::from_millis(1);
+/// Reads that are measured of those one after the other, and the time after them in which others have the CPU.
+const READS: u32 = 3;
+const REST: Duration = Duration::from_micros(200);
 /// Memory of the agent in MiB.
 const EXPORT_MIB: u32 = 256;
 
@@ -54,13 +57,17 @@ impl Asks {
 }
 
 /// Measures.
-pub(crate) fn run(options: &HostileOptions, report: &mut Report) -> Result<(), BenchError> {
+pub(crate) fn run(
+    options: &HostileOptions,
+    network: &Network,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let slice = Duration::from_millis(options.effort.count(SLICE_MS.0, SLICE_MS.1) as u64);
     for run in 0..options.effort.runs() {
         let kinds =
             Asks::ALL.into_iter().filter(|kind| options.only.is_none_or(|only| only == *kind));
         for kind in rotated(kinds, run) {
-            report.run(kind.name(), |report| once(options, kind, slice, report))?;
+            report.run(kind.name(), |report| once(options, (network, kind), slice, report))?;
         }
     }
     Ok(())
@@ -68,18 +75,19 @@ pub(crate) fn run(options: &HostileOptions, report: &mut Report) -> Result<(), B
 
 fn once(
     options: &HostileOptions,
-    kind: Asks,
+    (network, kind): (&Network, Asks),
     slice: Duration,
     report: &mut Report,
 ) -> Result<(), BenchError> {
     let cpus = two_cpus()?.ok_or_else(|| BenchError::Refused("there is one CPU only".into()))?;
-    let (network, dir) = (Network::LOOPBACK, options.programs.dir());
-    let stack = Stack::start_over(&network, Some(cpus.0), dir, 1, EXPORT_MIB)?;
+    let dir = options.programs.dir();
+    let stack = Stack::start_over(network, Some(cpus.0), dir, 1, EXPORT_MIB)?;
     let _pinned = Pinned::to(Some(cpus.1))?;
     let (addr, dir) = (stack.addr()?, stack.path("keys"));
-    let mut neighbour = Client::new(addr, &dir, "neighbour")?;
+    let near = network.near();
+    let mut neighbour = Client::new((near, addr), &dir, "neighbour")?;
     neighbour.begin()?;
-    let mut attacker = Client::new(addr, &dir, "attacker")?;
+    let mut attacker = Client::new((near, addr), &dir, "attacker")?;
     attacker.begin()?;
     let alone = neighbour.reads(slice)?;
     let attack = |over: &AtomicBool| attacker.attack(kind, || over.load(Ordering::Relaxed));
@@ -90,7 +98,7 @@ fn once(
     let answered = attacker.answered;
     drop(neighbour);
     // What it costs that there are turns: two that both take all, and one alone.
-    let mut another = Client::new(addr, &dir, "another")?;
+    let mut another = Client::new((near, addr), &dir, "another")?;
     another.begin()?;
     let one = attacker.attack_for(kind, slice)?;
     let attack = |over: &AtomicBool| another.attack(kind, || over.load(Ordering::Relaxed));
@@ -176,15 +184,20 @@ struct Client {
     workload: WorkloadId,
     number: u64,
     page: Vec<u8>,
+    wait: Wait,
     /// Of what it has asked for without end, answers a second.
     answered: f64,
 }
 
 impl Client {
-    fn new(addr: SocketAddr, keys: &Path, name: &str) -> Result<Client, BenchError> {
+    fn new(
+        (near, addr): (Ipv4Addr, SocketAddr),
+        keys: &Path,
+        name: &str,
+    ) -> Result<Client, BenchError> {
         let dir = keys::issue(keys, Role::Client, name).map_err(bad_keys)?;
         let identity = keys::load(&dir, Role::Client).map_err(bad_keys)?;
-        let mut quic = Quic::client((Ipv4Addr::LOCALHOST, 0).into(), &identity).map_err(failed)?;
+        let mut quic = Quic::client((near, 0).into(), &identity).map_err(failed)?;
         let link = quic.connect(Instant::now(), addr).map_err(failed)?;
         let mut id = [0; 16];
         id.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte);
@@ -194,6 +207,7 @@ impl Client {
             workload: WorkloadId(id),
             number: 0,
             page: Vec::new(),
+            wait: Wait::Block,
             answered: 0.0,
         })
     }
@@ -213,19 +227,27 @@ impl Client {
         Ok(())
     }
 
-    /// Random reads for `time`, one after the other.
+    /// Random reads for `time`, some one after the other, then a rest. Meanwhile nobody else has the CPU, so that none but the agent is waited for.
     fn reads(&mut self, time: Duration) -> Result<Samples, BenchError> {
         let _first = First::new()?;
+        self.wait = Wait::Spin;
         let (start, mut samples, mut seed) = (Instant::now(), Samples::new(), 1_u64);
         while start.elapsed() < time {
-            let began = Instant::now();
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let page = (seed >> 33) % PAGES;
-            self.ask(&Control::get(seed, self.workload, page), &[])?;
-            if self.page.len() != PAGE_LEN || self.page[page as usize % PAGE_LEN] != byte(page) {
-                return Err(BenchError::WrongBytes(format!("page {page}")));
+            for read in 0..=READS {
+                let began = Instant::now();
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let page = (seed >> 33) % PAGES;
+                self.ask(&Control::get(seed, self.workload, page), &[])?;
+                if self.page.len() != PAGE_LEN || self.page[page as usize % PAGE_LEN] != byte(page)
+                {
+                    return Err(BenchError::WrongBytes(format!("page {page}")));
+                }
+                // The first finds this CPU's caches as the other has left them.
+                if read > 0 {
+                    samples.add(began.elapsed());
+                }
             }
-            samples.add(began.elapsed());
+            thread::sleep(REST);
         }
         Ok(samples)
     }
@@ -259,7 +281,7 @@ impl Client {
             let busy = self.quic.drive(now).trying("cannot receive")?;
             self.quic.flush(now).trying("cannot send")?;
             if !busy {
-                pause(&self.quic, Wait::Block, now)?;
+                pause(&self.quic, self.wait, now)?;
             }
         }
     }

@@ -123,7 +123,9 @@ fn subjects(command: &Command, report: &mut Report) -> Result<(), BenchError> {
         Command::App(options) => app::run(options, report),
         Command::Peers(options) => peers::run(options, report),
         Command::Pressure(options) => pressure::run(options, report),
-        Command::Hostile(options) => hostile::run(options, report),
+        Command::Hostile(options) => over(options.route.network, report, |network, report| {
+            hostile::run(options, network, report)
+        }),
         Command::RemoteSwap(options) => peers::remote_swap::run(options, report),
         Command::IdleCost(options) => idle_cost::run(options, report),
         Command::IdleCpu(options) => idle_cpu::run(options, report),

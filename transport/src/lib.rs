@@ -137,6 +137,21 @@ pub trait Transport {
         payload: &[&[u8]],
     ) -> Result<(), TransportError>;
 
+    /// The same, but the parts of the payload are kept, as they are, until the requester has them or the link has ended.
+    ///
+    /// # Errors
+    /// As [`Transport::reply`].
+    fn reply_with(
+        &mut self,
+        now: Instant,
+        exchange: ExchangeId,
+        control: &Control,
+        payload: Vec<Bytes>,
+    ) -> Result<(), TransportError> {
+        let slices: Vec<&[u8]> = payload.iter().map(|part| &part[..]).collect();
+        self.reply(now, exchange, control, &slices)
+    }
+
     /// Gives an exchange up (the requester's deadline passed): no event of it will come, the responder sees
     /// `Aborted` if it still receives. Unknown exchanges are ignored.
     fn abandon(&mut self, exchange: ExchangeId);
