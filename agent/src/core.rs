@@ -11,9 +11,8 @@ use crate::exchange::Exchange;
 use crate::limits::{EXCHANGE_TIMEOUT, FRAME_LEN, SWEEP_PAUSE, SWEEP_SHARE, TICK};
 use crate::shared::Shared;
 use crate::stats::Stats;
-use crate::store::{Found, TenantId};
+use crate::store::{Found, Store, TenantId};
 use crate::tenants::{Session, TenantKey, Tenants};
-use bytes::Bytes;
 use gms_policy::ContentId;
 use gms_transport::message::{
     Control, FEATURE_RECALL, Feedback, GossipReply, HelloReply, HelloRequest, MemberEntry,
@@ -27,12 +26,11 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 mod discard;
-mod reply;
 #[cfg(test)]
 mod tests;
 
-use reply::Pages;
-pub use reply::Reply;
+/// Most slices of a reply's payload: the descriptors (or members), and of each page what its frame holds and its tail.
+const SLICES_MAX: usize = 1 + 2 * PAGES_MAX;
 
 /// When something is handled.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +50,57 @@ pub enum Answer<'a> {
     Reply(Reply<'a>),
     /// Close the event's link with this code.
     Close(CloseCode),
+}
+
+/// A reply, complete but for its service time.
+#[derive(Debug)]
+pub struct Reply<'a> {
+    /// What it answers.
+    pub exchange: ExchangeId,
+    /// The message; `service_ns` is for the driver, which has a clock, to set.
+    pub control: Control,
+    pages: Pages<'a>,
+}
+
+impl Reply<'_> {
+    /// Pages that it carries.
+    pub fn pages(&self) -> usize {
+        self.pages.found.len()
+    }
+
+    /// The payload's slices, in order, and how many of the array they are.
+    pub fn payload(&self) -> ([&[u8]; SLICES_MAX], usize) {
+        let (mut slices, mut used) = ([&[][..]; SLICES_MAX], 0);
+        let Pages { store, found, head } = &self.pages;
+        let pages = found.iter().flat_map(|page| store.read(page));
+        for slice in std::iter::once(*head).chain(pages) {
+            if !slice.is_empty() {
+                slices[used] = slice;
+                used += 1;
+            }
+        }
+        (slices, used)
+    }
+}
+
+/// Pages that a reply carries, which stay as they are until it is gone.
+struct Pages<'a> {
+    store: &'a Store,
+    found: &'a mut Vec<Found>,
+    /// What comes before them: their descriptors, or instead of them the members.
+    head: &'a [u8],
+}
+
+impl std::fmt::Debug for Pages<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.found.fmt(f)
+    }
+}
+
+impl Drop for Pages<'_> {
+    fn drop(&mut self) {
+        self.found.drain(..).for_each(|page| self.store.unpin(page));
+    }
 }
 
 /// What is known of a link.
@@ -603,11 +652,11 @@ impl Core {
             ..Feedback::default()
         };
         let head = match (control.op(), self.found.is_empty()) {
-            (Some(Op::Members), _) => Bytes::copy_from_slice(self.members.as_bytes()),
-            (_, true) => Bytes::new(),
-            (_, false) => Bytes::copy_from_slice(self.descriptors.as_bytes()),
+            (Some(Op::Members), _) => self.members.as_bytes(),
+            (_, true) => &[],
+            (_, false) => self.descriptors.as_bytes(),
         };
-        let pages = Pages { shared: &self.shared, found: &mut self.found, head };
+        let pages = Pages { store, found: &mut self.found, head };
         let control = control.with_feedback(feedback);
         Answer::Reply(Reply { exchange, control, pages })
     }

@@ -133,7 +133,7 @@ impl<T: Transport> Driver<T> {
             while let Some(reply) = self.core.poll_stalled(received) {
                 busy = true;
                 let at = At { now: received, received };
-                send(&mut self.transport, &self.stats, (at, received), reply);
+                send(&mut self.transport, &self.stats, (at, received), &reply);
             }
         }
         if let Some(exchange) = self.core.poll_unfinished() {
@@ -183,7 +183,7 @@ impl<T: Transport> Driver<T> {
         };
         match answer {
             Answer::Nothing => {}
-            Answer::Reply(reply) => return send(transport, stats, (at, clock()), reply),
+            Answer::Reply(reply) => return send(transport, stats, (at, clock()), &reply),
             Answer::Close(code) => {
                 if shared.may_log(at.now) {
                     tracing::warn!(?link, ?code, "closing a link");
@@ -265,19 +265,19 @@ fn send<T: Transport>(
     transport: &mut T,
     stats: &Stats,
     (at, now): (At, Instant),
-    reply: Reply<'_>,
+    reply: &Reply<'_>,
 ) -> usize {
     let service_ns = now.saturating_duration_since(at.now).as_nanos() as u64;
     stats.service.observe(service_ns);
     let service_ns = service_ns.try_into().unwrap_or(u32::MAX);
     let feedback = Feedback { service_ns, ..reply.control.feedback() };
     let control = reply.control.with_feedback(feedback);
-    let (exchange, pages) = (reply.exchange, reply.pages());
+    let (slices, used) = reply.payload();
     // The requester retries: its exchange has a deadline.
-    if let Err(error) = transport.reply_with(now, exchange, &control, reply.into_payload()) {
-        tracing::debug!(?exchange, %error, "reply not sent");
+    if let Err(error) = transport.reply(now, reply.exchange, &control, &slices[..used]) {
+        tracing::debug!(exchange = ?reply.exchange, %error, "reply not sent");
     }
-    pages
+    reply.pages()
 }
 
 /// Logs that a link has ended.

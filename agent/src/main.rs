@@ -32,6 +32,7 @@ enum Failure {
 }
 
 fn main() -> ExitCode {
+    gms_transport::heap::keep_freed();
     let options = match Args::read() {
         Ok(options) => options,
         Err(Refusal::Help(help)) => {

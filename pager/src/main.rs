@@ -17,6 +17,7 @@ use gms_pager::speech::{self, say};
 static NOTE_INHERITANCE: extern "C" fn() = note_inheritance;
 
 fn main() -> ExitCode {
+    gms_transport::heap::keep_freed();
     if cli::complete() {
         return ExitCode::SUCCESS;
     }

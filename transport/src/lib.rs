@@ -11,6 +11,7 @@ pub mod client;
 #[cfg(test)]
 mod conformance_tests;
 mod error;
+pub mod heap;
 pub mod keys;
 mod link;
 pub mod message;
@@ -136,21 +137,6 @@ pub trait Transport {
         control: &Control,
         payload: &[&[u8]],
     ) -> Result<(), TransportError>;
-
-    /// The same, but the parts of the payload are kept, as they are, until the requester has them or the link has ended.
-    ///
-    /// # Errors
-    /// As [`Transport::reply`].
-    fn reply_with(
-        &mut self,
-        now: Instant,
-        exchange: ExchangeId,
-        control: &Control,
-        payload: Vec<Bytes>,
-    ) -> Result<(), TransportError> {
-        let slices: Vec<&[u8]> = payload.iter().map(|part| &part[..]).collect();
-        self.reply(now, exchange, control, &slices)
-    }
 
     /// Gives an exchange up (the requester's deadline passed): no event of it will come, the responder sees
     /// `Aborted` if it still receives. Unknown exchanges are ignored.

@@ -178,7 +178,8 @@ impl Bed {
 
 pub(crate) fn got(answer: Answer<'_>) -> Got {
     let Answer::Reply(reply) = answer else { panic!("no reply but {answer:?}") };
-    Got { control: reply.control, payload: reply.into_payload().concat() }
+    let (slices, used) = reply.payload();
+    Got { control: reply.control, payload: slices[..used].concat() }
 }
 
 pub(crate) fn put_payload(pages: &[(u64, u8)]) -> Vec<u8> {

@@ -255,38 +255,6 @@ fn a_put_replaces_only_once_it_is_whole() {
     assert_eq!(fetch(&mut bed, link, WORKLOADS[0], &[1, 2]), [(1, 22)]);
 }
 
-/// QUIC may have to send it again.
-#[test]
-fn a_page_on_its_way_stays_as_it_is_until_its_requester_has_it() {
-    let mut bed = Bed::new(8);
-    let link = bed.connect(1, 1);
-    hello(&mut bed, link, WORKLOADS[0]);
-    put(&mut bed, link, WORKLOADS[0], &[(1, 11), (2, 12)]);
-    let ids = [1, 2].map(|page| PageDescriptor::new(page, 0));
-    let mut get = Control::get_many(2, WORKLOADS[0], 2);
-    let id = bed.begin(link, &mut get, ids.as_bytes()).ok().expect("admitted");
-    bed.pay(id, ids.as_bytes(), 64);
-    let Answer::Reply(reply) = bed.complete(id) else { panic!("no reply") };
-    let mut sent = reply.into_payload();
-    let [first, second] = [1, 2].map(|part: usize| sent[part].clone());
-    sent.clear();
-    let is_whole = || first == [11; FRAME_LEN][..] && second == [12; FRAME_LEN][..];
-    put(&mut bed, link, WORKLOADS[0], &[(1, 22)]);
-    bed.ask(link, Control::discard(3, WORKLOADS[0], 2), [1_u64, 2].as_bytes(), 8);
-    // Whatever else is put, or given back to the host.
-    let all: Vec<(u64, u8)> = (0..8).map(|page| (page, 33)).collect();
-    let reply = put(&mut bed, link, WORKLOADS[0], &all);
-    assert_eq!(reply.answer::<PagesReply>().done.count_ones(), 6);
-    bed.ask(link, Control::request(Op::Goodbye, 4, WORKLOADS[0]), &[], 1);
-    bed.advance(TRIM_IDLE * 2);
-    bed.settle();
-    assert!(is_whole());
-    hello(&mut bed, link, WORKLOADS[0]);
-    drop((first, second));
-    let reply = put(&mut bed, link, WORKLOADS[0], &all);
-    assert_eq!(reply.answer::<PagesReply>().done.count_ones(), 8);
-}
-
 #[test]
 fn a_stalled_request_is_answered_and_its_frames_come_back() {
     let mut bed = Bed::new(8);

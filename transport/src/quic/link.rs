@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::net::SocketAddr;
+use std::slice;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -10,17 +11,17 @@ use quinn_proto::{
     Connection, ConnectionEvent, Dir, Event as QuicEvent, ReadError, Side, StreamEvent, StreamId,
     VarInt, WriteError,
 };
+use zerocopy::IntoBytes;
 
 use super::admission::{Source, is_slow};
 use super::limits::{
     BACKLOG_CONTENDED, CLOSING, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX,
     REPLY_LEAST, SEND_WINDOW,
 };
-use super::outgoing::{Outgoing, Payload};
 use super::stream_hasher::StreamHasher;
 use super::{close, tls};
 use crate::keys::{Role, bearer::Bearer};
-use crate::message::{DecodeError, Priority, Version};
+use crate::message::{DecodeError, PAYLOAD_MAX, Priority, Version, v1};
 use crate::reader::{MessageReader, Piece};
 use crate::{
     AbortReason, CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PacketStats,
@@ -110,7 +111,7 @@ struct Exchange {
     /// `None` once the peer's message is complete, or no longer wanted.
     reader: Option<MessageReader>,
     /// What is left of our message; `None` as long as there is no reply to send.
-    unsent: Option<Outgoing>,
+    unsent: Option<Bytes>,
     /// Bytes of a reply that the request may ask for, until there is one.
     promised: usize,
     /// Its part of the link's `asked`.
@@ -120,7 +121,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    fn new(reader: MessageReader, unsent: Option<Outgoing>, head_until: Option<Instant>) -> Self {
+    fn new(reader: MessageReader, unsent: Option<Bytes>, head_until: Option<Instant>) -> Self {
         Self { reader: Some(reader), unsent, promised: 0, asked: 0, head_until }
     }
 
@@ -330,7 +331,7 @@ impl Link {
         if !self.is_open() {
             return Err(TransportError::LinkClosed);
         }
-        let (control, message) = Outgoing::new(self.version, control, Payload::Slices(payload))?;
+        let (control, message) = assemble(self.version, control, payload)?;
         if self.queued + message.len() > QUEUE_MAX {
             return Err(TransportError::Busy);
         }
@@ -352,7 +353,7 @@ impl Link {
         now: Instant,
         exchange: ExchangeId,
         control: &Control,
-        payload: Payload<'_>,
+        payload: &[&[u8]],
     ) -> Result<(), TransportError> {
         if !self.is_open() {
             return Err(TransportError::LinkClosed);
@@ -363,7 +364,7 @@ impl Link {
         }
         let ours = self.exchanges.get_mut(&exchange.stream()).filter(|e| e.unsent.is_none());
         let ours = ours.ok_or(TransportError::ExchangeEnded)?;
-        let (_, message) = Outgoing::new(self.version, control, payload)?;
+        let (_, message) = assemble(self.version, control, payload)?;
         if self.queued + message.len() > QUEUE_MAX {
             return Err(TransportError::Busy);
         }
@@ -588,7 +589,7 @@ impl Link {
         let over = self.conn.side() == Side::Client || ours.unsent.is_some();
         if over || !whole {
             // An answer which came before all of the request was sent makes the rest of it needless.
-            if ours.unsent.as_ref().is_none_or(|unsent| unsent.len() > 0) {
+            if ours.unsent.as_ref().is_none_or(|unsent| !unsent.is_empty()) {
                 let _ = self.conn.send_stream(stream_id(number)).reset(ABANDONED);
             }
             self.forget(number);
@@ -610,9 +611,9 @@ impl Link {
         let Some(ours) = self.exchanges.get_mut(&number) else { return };
         let Some(unsent) = ours.unsent.as_mut() else { return };
         let mut out = self.conn.send_stream(stream);
-        while unsent.len() > 0 {
-            match unsent.write(&mut out) {
-                Ok(written) => self.queued -= written,
+        while !unsent.is_empty() {
+            match out.write_chunks(slice::from_mut(unsent)) {
+                Ok(written) => self.queued -= written.bytes,
                 Err(WriteError::Blocked) => return,
                 Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
                     return self.stopped(stream);
@@ -630,7 +631,7 @@ impl Link {
         let number = VarInt::from(stream).into_inner();
         let _ = self.conn.send_stream(stream).reset(ABANDONED);
         let Some(ours) = self.exchanges.get_mut(&number) else { return };
-        self.queued -= ours.unsent.replace(Outgoing::default()).map_or(0, |unsent| unsent.len());
+        self.queued -= ours.unsent.replace(Bytes::new()).map_or(0, |unsent| unsent.len());
         if ours.reader.is_none() {
             self.forget(number);
         }
@@ -676,4 +677,24 @@ fn event(exchange: ExchangeId, piece: Piece) -> Event {
         Piece::Control(control) => Event::Control { exchange, control },
         Piece::Payload { offset, bytes } => Event::Payload { exchange, offset, bytes },
     }
+}
+
+/// Makes one buffer of a message, after checking that the peer will accept it.
+fn assemble(
+    version: Version,
+    control: &Control,
+    payload: &[&[u8]],
+) -> Result<(Control, Bytes), TransportError> {
+    let len = payload.iter().map(|slice| slice.len()).sum::<usize>();
+    let mut control = *control;
+    control.payload_len = u32::try_from(len).unwrap_or(u32::MAX);
+    control.check()?;
+    debug_assert!(len <= PAYLOAD_MAX);
+    let mut message = Vec::with_capacity(size_of::<Control>() + len);
+    match version {
+        Version::V1 => message.extend_from_slice(&v1::encode(&control)?),
+        Version::V2 => message.extend_from_slice(control.as_bytes()),
+    }
+    payload.iter().for_each(|slice| message.extend_from_slice(slice));
+    Ok((control, message.into()))
 }

@@ -16,7 +16,6 @@ mod hostile_tests;
 mod lan_tests;
 pub mod limits;
 mod link;
-mod outgoing;
 mod receive;
 mod sieve;
 mod socket;
@@ -39,7 +38,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use bytes::Bytes;
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, Endpoint, EndpointConfig,
     EndpointEvent, HashedConnectionIdGenerator, MtuDiscoveryConfig, ServerConfig, Transmit,
@@ -58,7 +56,6 @@ use admission::Admission;
 use crowd::Crowd;
 use failures::Failures;
 use link::Link;
-use outgoing::Payload;
 use receive::Stall;
 use sieve::Sieve;
 use socket::Socket;
@@ -395,22 +392,6 @@ impl Quic {
         }
     }
 
-    fn send_reply(
-        &mut self,
-        now: Instant,
-        exchange: ExchangeId,
-        control: &Control,
-        payload: Payload<'_>,
-    ) -> Result<(), TransportError> {
-        let sent = self.busy_link(exchange.link)?.reply(now, exchange, control, payload);
-        if let Err(TransportError::Busy) = sent {
-            // More than the request could ask for, which `Link::receive` has bounded.
-            let addr = self.busy_link(exchange.link)?.addr;
-            self.end(now, exchange.link, CloseCode::Overload, CloseReason::Overload { addr });
-        }
-        sent
-    }
-
     fn client_of_link(&self, id: LinkId) -> Option<PeerId> {
         let link = self.links.get(id.index()).and_then(Option::as_ref);
         link.filter(|link| link.id == id).and_then(|link| link.client)
@@ -575,17 +556,13 @@ impl Transport for Quic {
         control: &Control,
         payload: &[&[u8]],
     ) -> Result<(), TransportError> {
-        self.send_reply(now, exchange, control, Payload::Slices(payload))
-    }
-
-    fn reply_with(
-        &mut self,
-        now: Instant,
-        exchange: ExchangeId,
-        control: &Control,
-        payload: Vec<Bytes>,
-    ) -> Result<(), TransportError> {
-        self.send_reply(now, exchange, control, Payload::Parts(payload))
+        let sent = self.busy_link(exchange.link)?.reply(now, exchange, control, payload);
+        if let Err(TransportError::Busy) = sent {
+            // More than the request could ask for, which `Link::receive` has bounded.
+            let addr = self.busy_link(exchange.link)?.addr;
+            self.end(now, exchange.link, CloseCode::Overload, CloseReason::Overload { addr });
+        }
+        sent
     }
 
     fn abandon(&mut self, exchange: ExchangeId) {
