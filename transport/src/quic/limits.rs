@@ -21,6 +21,9 @@ pub const EXCHANGES_MAX: u32 = 256;
 /// Bytes of requests that may wait on one link for the peer to make room; more is
 /// [`Busy`](crate::TransportError::Busy).
 pub const QUEUE_MAX: usize = 8 << 20;
+/// Pieces of one message that the peer may allow at a time, and a few more, before the link is closed. An honest one has room for a whole message of each
+/// stream: only what all streams have together cuts one, into some hundred.
+pub const PIECES_MAX: u32 = 1024;
 /// Bytes of one link sent and not yet acknowledged, at most. A responder reads no further requests while
 /// their replies, and those which wait for room in this window, would be more than half as much again.
 pub const SEND_WINDOW: u64 = 4 << 20;

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::net::SocketAddr;
-use std::slice;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -11,17 +10,17 @@ use quinn_proto::{
     Connection, ConnectionEvent, Dir, Event as QuicEvent, ReadError, Side, StreamEvent, StreamId,
     VarInt, WriteError,
 };
-use zerocopy::IntoBytes;
 
 use super::admission::{Source, is_slow};
 use super::limits::{
     BACKLOG_CONTENDED, CLOSING, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX,
     REPLY_LEAST, SEND_WINDOW,
 };
+use super::outgoing::Outgoing;
 use super::stream_hasher::StreamHasher;
 use super::{close, tls};
 use crate::keys::{Role, bearer::Bearer};
-use crate::message::{DecodeError, PAYLOAD_MAX, Priority, Version, v1};
+use crate::message::{DecodeError, Priority, Version};
 use crate::reader::{MessageReader, Piece};
 use crate::{
     AbortReason, CloseCode, CloseReason, Control, Event, ExchangeId, LinkId, PacketStats,
@@ -64,6 +63,8 @@ pub(super) struct Link {
     backlog_max: usize,
     /// The least share of the receive windows that it has had.
     receive: u64,
+    /// Whether a message is taken in too many pieces.
+    is_crumbled: bool,
     /// Streams of requests which are not read before replies have gone.
     held: VecDeque<StreamId>,
     /// When requests without a whole control message are looked for next.
@@ -111,7 +112,7 @@ struct Exchange {
     /// `None` once the peer's message is complete, or no longer wanted.
     reader: Option<MessageReader>,
     /// What is left of our message; `None` as long as there is no reply to send.
-    unsent: Option<Bytes>,
+    unsent: Option<Outgoing>,
     /// Bytes of a reply that the request may ask for, until there is one.
     promised: usize,
     /// Its part of the link's `asked`.
@@ -121,7 +122,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    fn new(reader: MessageReader, unsent: Option<Bytes>, head_until: Option<Instant>) -> Self {
+    fn new(reader: MessageReader, unsent: Option<Outgoing>, head_until: Option<Instant>) -> Self {
         Self { reader: Some(reader), unsent, promised: 0, asked: 0, head_until }
     }
 
@@ -149,6 +150,7 @@ impl Link {
             is_contended: false,
             backlog_max: SEND_WINDOW as usize / 2,
             receive,
+            is_crumbled: false,
             held: VecDeque::new(),
             heads_at: None,
             probe: Probe::default(),
@@ -331,7 +333,7 @@ impl Link {
         if !self.is_open() {
             return Err(TransportError::LinkClosed);
         }
-        let (control, message) = assemble(self.version, control, payload)?;
+        let (control, message) = Outgoing::new(self.version, control, payload)?;
         if self.queued + message.len() > QUEUE_MAX {
             return Err(TransportError::Busy);
         }
@@ -364,7 +366,7 @@ impl Link {
         }
         let ours = self.exchanges.get_mut(&exchange.stream()).filter(|e| e.unsent.is_none());
         let ours = ours.ok_or(TransportError::ExchangeEnded)?;
-        let (_, message) = assemble(self.version, control, payload)?;
+        let (_, message) = Outgoing::new(self.version, control, payload)?;
         if self.queued + message.len() > QUEUE_MAX {
             return Err(TransportError::Busy);
         }
@@ -446,6 +448,9 @@ impl Link {
                 QuicEvent::Stream(StreamEvent::Stopped { id, .. }) => self.stopped(id),
                 _ => {}
             }
+        }
+        if self.is_crumbled {
+            self.close(now, CloseCode::Overload, CloseReason::Overload { addr: self.addr }, events);
         }
     }
 
@@ -589,7 +594,7 @@ impl Link {
         let over = self.conn.side() == Side::Client || ours.unsent.is_some();
         if over || !whole {
             // An answer which came before all of the request was sent makes the rest of it needless.
-            if ours.unsent.as_ref().is_none_or(|unsent| !unsent.is_empty()) {
+            if ours.unsent.as_ref().is_none_or(|unsent| unsent.len() > 0) {
                 let _ = self.conn.send_stream(stream_id(number)).reset(ABANDONED);
             }
             self.forget(number);
@@ -611,10 +616,13 @@ impl Link {
         let Some(ours) = self.exchanges.get_mut(&number) else { return };
         let Some(unsent) = ours.unsent.as_mut() else { return };
         let mut out = self.conn.send_stream(stream);
-        while !unsent.is_empty() {
-            match out.write_chunks(slice::from_mut(unsent)) {
-                Ok(written) => self.queued -= written.bytes,
-                Err(WriteError::Blocked) => return,
+        while unsent.len() > 0 {
+            match unsent.write(&mut out) {
+                Ok(written) => self.queued -= written,
+                Err(WriteError::Blocked) => {
+                    self.is_crumbled |= unsent.is_crumbled();
+                    return;
+                }
                 Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
                     return self.stopped(stream);
                 }
@@ -631,7 +639,7 @@ impl Link {
         let number = VarInt::from(stream).into_inner();
         let _ = self.conn.send_stream(stream).reset(ABANDONED);
         let Some(ours) = self.exchanges.get_mut(&number) else { return };
-        self.queued -= ours.unsent.replace(Bytes::new()).map_or(0, |unsent| unsent.len());
+        self.queued -= ours.unsent.replace(Outgoing::default()).map_or(0, |unsent| unsent.len());
         if ours.reader.is_none() {
             self.forget(number);
         }
@@ -677,24 +685,4 @@ fn event(exchange: ExchangeId, piece: Piece) -> Event {
         Piece::Control(control) => Event::Control { exchange, control },
         Piece::Payload { offset, bytes } => Event::Payload { exchange, offset, bytes },
     }
-}
-
-/// Makes one buffer of a message, after checking that the peer will accept it.
-fn assemble(
-    version: Version,
-    control: &Control,
-    payload: &[&[u8]],
-) -> Result<(Control, Bytes), TransportError> {
-    let len = payload.iter().map(|slice| slice.len()).sum::<usize>();
-    let mut control = *control;
-    control.payload_len = u32::try_from(len).unwrap_or(u32::MAX);
-    control.check()?;
-    debug_assert!(len <= PAYLOAD_MAX);
-    let mut message = Vec::with_capacity(size_of::<Control>() + len);
-    match version {
-        Version::V1 => message.extend_from_slice(&v1::encode(&control)?),
-        Version::V2 => message.extend_from_slice(control.as_bytes()),
-    }
-    payload.iter().for_each(|slice| message.extend_from_slice(slice));
-    Ok((control, message.into()))
 }

@@ -7,6 +7,8 @@
 mod admission;
 mod close;
 mod congestion;
+#[cfg(test)]
+mod credit_tests;
 mod crowd;
 mod failures;
 mod handshakes;
@@ -16,6 +18,7 @@ mod hostile_tests;
 mod lan_tests;
 pub mod limits;
 mod link;
+mod outgoing;
 mod receive;
 mod sieve;
 mod socket;
