@@ -55,6 +55,9 @@ const WORDS_MAX: usize = 16 << 10;
 /// Fields of /proc/PID/stat, counted from behind the command's name, before the start and the end of the arguments.
 const ARG_START: usize = 45;
 
+/// The kernel's bound of a process's descriptors (fs.nr_open), unless somebody has raised it.
+const FILES_MAX: u64 = 1 << 20;
+
 static PIPE: OnceLock<Pipe> = OnceLock::new();
 
 /// What evictors write, to the keeper.
@@ -385,9 +388,12 @@ pub(crate) fn userfaultfds() -> Vec<RawFd> {
 }
 
 fn descriptors() -> Vec<RawFd> {
-    fs::read_dir("/proc/self/fd")
-        .map(|entries| entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
-        .unwrap_or_default()
+    let Ok(entries) = fs::read_dir("/proc/self/fd") else {
+        // There is none left to look with: all that there may be.
+        let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(FILES_MAX, |(most, _)| most);
+        return (0..most.min(FILES_MAX) as RawFd).collect();
+    };
+    entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Kills the process that faults, or lets it get SIGBUS: its page is lost.

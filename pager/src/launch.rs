@@ -207,12 +207,13 @@ impl<P: Paging> Paged<P> {
         self.control.iter_mut().for_each(|server| server.upgraded(Err(reason.clone())));
     }
 
-    /// Ends the session of a workload of which nothing is left; who waits for its detach is told.
-    fn bury(mut self) -> Stats {
+    /// Ends the session of a workload of which nothing is left; who waits for its detach is told. Returns how it has ended.
+    fn bury(mut self) -> (Outcome, Stats) {
+        let outcome = self.session.outcome().unwrap_or(Outcome::TreeGone);
         if let Some(server) = &mut self.control {
-            server.ended(&Outcome::TreeGone);
+            server.ended(&outcome);
         }
-        self.finish()
+        (outcome, self.finish())
     }
 
     /// Ends the session; the control socket goes with it.
@@ -342,6 +343,10 @@ impl<P: Paging> Running<'_, P> {
             self.adopt()?;
         }
         if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
+            if matches!(outcome, Outcome::Detached { .. }) {
+                // Its user has been told: from now on it does not end with this process.
+                self.link.dismiss_keeper(&outcome);
+            }
             let stats = self.paged.take().map(Paged::finish).unwrap_or_default();
             self.link.dismiss_keeper(&outcome);
             if let Outcome::Detached { lost: Some(text), .. } = &outcome {
@@ -405,9 +410,9 @@ impl<P: Paging> Running<'_, P> {
         let (outcome, stats) = match (self.past.take(), self.paged.take()) {
             (Some((outcome, stats, _)), _) => (outcome, stats),
             (None, Some(paged)) => {
-                let stats = paged.bury();
-                self.link.dismiss_keeper(&Outcome::TreeGone);
-                (Outcome::TreeGone, stats)
+                let (outcome, stats) = paged.bury();
+                self.link.dismiss_keeper(&outcome);
+                (outcome, stats)
             }
             (None, None) => (Outcome::TreeGone, Stats::default()),
         };

@@ -8,7 +8,7 @@ mod set_up;
 use std::collections::BTreeSet;
 use std::io::IoSliceMut;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -301,8 +301,9 @@ impl Process {
         has_ended(self.pidfd.as_fd())
     }
 
-    pub(crate) fn kill(&self) {
-        pidfd::kill(&self.pidfd);
+    /// The process itself.
+    pub(crate) fn process(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
     }
 
     /// Its page tables.

@@ -546,6 +546,11 @@ impl Shared {
         lock(&self.outcome).clone()
     }
 
+    /// Whether the session has ended, and the workload is not being killed.
+    pub fn is_let_go(&self) -> bool {
+        lock(&self.outcome).as_ref().is_some_and(|how| !matches!(how, Outcome::Killed(_)))
+    }
+
     /// Whether the workload is being killed: nothing may be installed any more.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)

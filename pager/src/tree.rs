@@ -48,6 +48,9 @@ impl Root {
 /// Processes known to be alive, or not yet seen to have ended.
 pub(crate) struct Tree {
     root: Root,
+    /// The first process, to be told of to another pager; and the command's parent, if there is one and it lived.
+    first: Option<OwnedFd>,
+    reaper: Option<OwnedFd>,
     members: BTreeMap<i32, Member>,
     seen: u64,
     /// How often in a row nobody was found.
@@ -103,7 +106,11 @@ impl Tree {
         let mut tree = Tree::of_nobody(root);
         match &tree.root {
             // It may have ended, and its id be another's by now.
-            &Root::Command { pid, .. } => drop(tree.add(pid, |tree| tree.parent_of(pid))),
+            &Root::Command { pid, .. } => {
+                tree.add(pid, |tree| tree.parent_of(pid));
+                tree.first =
+                    tree.process(pid).and_then(|process| process.try_clone_to_owned().ok());
+            }
             Root::Process(target) => {
                 let (pid, process) = (target.pid(), target.process().try_clone_to_owned());
                 if let Some(process) = process.ok().filter(|process| !has_ended(process.as_fd())) {
@@ -115,8 +122,14 @@ impl Tree {
     }
 
     fn of_nobody(root: Root) -> Tree {
+        let reaper = match root {
+            Root::Command { reaper, .. } => pidfd_open(reaper).ok(),
+            Root::Process(_) => None,
+        };
         Tree {
             root,
+            first: None,
+            reaper,
             members: BTreeMap::new(),
             seen: 0,
             empty: 0,
@@ -160,12 +173,30 @@ impl Tree {
     fn parent_of(&self, pid: i32) -> Option<i32> {
         let parent_now = || proc::status_field(pid, "PPid:").map(|parent| parent as i32);
         let has_ended = |parent: i32| match self.members.get(&parent) {
-            _ if matches!(self.root, Root::Command { reaper, .. } if reaper == parent) => {
-                Some(false)
-            }
+            _ if self.reaper() == Some(parent) => Some(false),
             member => member.map(|member| has_ended(member.process.as_fd())),
         };
         living_parent(parent_now, has_ended)
+    }
+
+    /// Who adopts the members' children, as long as that lives: after that its id may be another's.
+    fn reaper(&self) -> Option<i32> {
+        let lives = || self.reaper.as_ref().is_some_and(|process| !has_ended(process.as_fd()));
+        match self.root {
+            Root::Command { reaper, .. } => Some(reaper).filter(|_| lives()),
+            Root::Process(_) => None,
+        }
+    }
+
+    /// Adds a process that is known to belong here, and looks for its children.
+    pub(crate) fn add_known(&mut self, pid: i32, process: BorrowedFd<'_>, parent: i32) {
+        if self.contains(pid) || has_ended(process) {
+            return;
+        }
+        if let Ok(process) = process.try_clone_to_owned() {
+            self.insert(pid, process, parent);
+            (self.next_walk, self.walk_owed) = (Instant::now(), true);
+        }
     }
 
     /// Finds new members and drops those that have ended, unless nobody was born and not `all` is asked for: then it returns false.
@@ -263,7 +294,7 @@ impl Tree {
         let recent = self.last_pid.0.map(|last| last - IDS_BEFORE_WALK + 1..=last);
         self.unborn = recent.into_iter().flatten().map(|pid| (pid, 0)).collect();
         let start = match self.root {
-            Root::Command { reaper, .. } => proc::children(reaper),
+            Root::Command { .. } => self.reaper().map(proc::children).unwrap_or_default(),
             Root::Process(_) => vec![self.root.pid()],
         };
         let mut queue: Vec<i32> = start.into_iter().chain(self.members.keys().copied()).collect();

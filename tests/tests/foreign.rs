@@ -84,18 +84,28 @@ fn under_way(stage: &Stage) -> String {
 #[test]
 fn a_pager_that_is_left_alone_ends_its_workload() {
     let Some(stage) = Stage::set() else { return };
-    let script = format!(
-        "for moment in .002 .01 .02 .05; do {}\
-         r=$(awk '/^PPid/ {{print $2}}' /proc/$w/status); p=$(pgrep -P $g -x gms | grep -vx $r)\n\
-         kill -9 $p; sleep $moment; kill -9 $r $g\nif wait $g; then exit 1; fi\n\
-         for look in $(seq 50); do if ! kill -0 $w 2>/dev/null; then break; fi; sleep 0.1; done\n\
-         if kill -0 $w 2>/dev/null; then echo it runs on; exit 1; fi\n\
-         while pgrep -x 'far-.*|gms' >/dev/null; do sleep 0.1; done\n\
-         if grep -E 'ZERO PAGE|MISMATCH' {dir}/err; then exit 1; fi\n\
-         done",
-        under_way(&stage),
+    // Nothing of it is paged: it has no evictor to end it.
+    let sleeper = format!(
+        "{gms} run --local 24M --export 512M -- sleep 1000 2>{dir}/err 8>&- 9>&- & g=$!\n\
+         until w=$(pgrep -n -f '^sleep 1000$') && {gms} status $w >/dev/null 2>&1; do sleep 0.1; done\n",
+        gms = gms_binary().display(),
         dir = stage.dir().display(),
     );
+    let alone = |workload: &str, moments: &str| {
+        format!(
+            "for moment in {moments}; do {workload}\
+             r=$(awk '/^PPid/ {{print $2}}' /proc/$w/status); p=$(pgrep -P $g -x gms | grep -vx $r)\n\
+             kill -9 $p; sleep $moment; kill -9 $r $g\nif wait $g; then exit 1; fi\n\
+             for look in $(seq 50); do if ! kill -0 $w 2>/dev/null; then break; fi; sleep 0.1; done\n\
+             if kill -0 $w 2>/dev/null; then echo it runs on; exit 1; fi\n\
+             while pgrep -x 'far-.*|gms' >/dev/null; do sleep 0.1; done\n\
+             if grep -E 'ZERO PAGE|MISMATCH' {dir}/err; then exit 1; fi\n\
+             done\n",
+            dir = stage.dir().display(),
+        )
+    };
+    let script =
+        alone(&under_way(&stage), ".002 .01 .02 .05") + &alone(&sleeper, ".005 .01 .015 .02");
     let text = in_a_namespace(&stage, &script).text();
     assert!(text.contains("bystander lives"), "{text}");
 }

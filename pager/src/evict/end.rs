@@ -1,5 +1,6 @@
 //! The end of a session: nobody may outlive a userfaultfd with pages away, who would read zeros.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::EvictThread;
 use super::halt::Halt;
+use crate::process::Process;
 use crate::shared::Outcome;
 use crate::stopped::release_all;
 
@@ -24,9 +26,11 @@ const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
 impl<T: Transport> EvictThread<T> {
     /// Kills who is known to be of the workload now. Who is paged need not be found in its tree, if gms's own processes were killed.
     pub(super) fn kill_members(&mut self) {
+        for process in self.processes.values() {
+            self.tree.add_known(process.pid, process.process(), 0);
+        }
         self.tree.refresh(&self.evictors(), true);
         self.tree.kill();
-        self.processes.values().for_each(|process| process.kill());
     }
 
     pub(super) fn end(mut self) {
@@ -40,6 +44,10 @@ impl<T: Transport> EvictThread<T> {
         }
         self.bury_all();
         self.say_goodbye();
+        if self.shared.has_failed() {
+            // What may still come of the fault threads is not closed either.
+            std::mem::forget(self);
+        }
     }
 
     /// Kills what is left, unless it has been let go; false if somebody does not end.
@@ -48,22 +56,30 @@ impl<T: Transport> EvictThread<T> {
             return true;
         }
         let deadline = Instant::now() + KILL_DEADLINE;
-        let has_ended = |thread: &Self| {
-            thread.tree.is_gone() && thread.processes.values().all(|process| process.has_ended())
+        let has_ended = |thread: &mut Self| {
+            // One that does not end holds no others up: their evictors have their memory.
+            let (ended, others): (BTreeMap<_, _>, _) = std::mem::take(&mut thread.processes)
+                .into_iter()
+                .partition(|(_, process)| process.has_ended());
+            thread.processes = others;
+            thread.ending.extend(ended.into_values().map(Process::bury));
+            thread.tree.is_gone() && thread.processes.is_empty()
         };
         if !self.kill_until(deadline, has_ended) {
             return false;
         }
         // Evictors have the memory too.
         self.bury_all();
-        self.kill_until(deadline, |thread| {
+        self.kill_until(deadline, |thread: &mut Self| {
             let mut spaces = thread.spaces.values().chain(thread.leaving.values());
             !spaces.any(|space| space.faults.is_alive())
         })
     }
 
-    fn kill_until(&mut self, deadline: Instant, is_over: impl Fn(&Self) -> bool) -> bool {
+    fn kill_until(&mut self, deadline: Instant, is_over: impl Fn(&mut Self) -> bool) -> bool {
         while !is_over(self) {
+            // Of a child that it was told of it is known now.
+            self.obey(Instant::now());
             if Instant::now() > deadline {
                 return false;
             }
@@ -87,7 +103,7 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    fn say_goodbye(mut self) {
+    fn say_goodbye(&mut self) {
         let deadline = Instant::now() + GOODBYE_DEADLINE;
         // The embedded agent ends with the session.
         if !self.shared.config.is_embedded() {

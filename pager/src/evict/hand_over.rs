@@ -171,7 +171,10 @@ impl<T: Transport> EvictThread<T> {
         let is_fit = !self.is_detaching()
             && self.processes.len() <= HEIRS_MAX
             && self.spaces.values().all(|space| space.faults.next_generation().is_some());
-        let made = |to: &mut Descriptors| self.record(self.tree.leave(), to).ok();
+        let made = |to: &mut Descriptors| {
+            let tree = self.tree.leave(to);
+            self.record(tree, to).ok()
+        };
         let record = is_fit.then(|| made(&mut descriptors)).flatten();
         let record = record.and_then(|record| serde_json::to_value(record).ok());
         self.shared.estate.write(record.map(|record| (record, descriptors)));

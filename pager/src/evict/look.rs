@@ -409,7 +409,9 @@ impl<T: Transport> EvictThread<T> {
             InjectError::Traced(_) => String::from("traced"),
             _ => error.to_string(),
         };
-        if self.tree.target(pid).is_some() && self.processes.is_empty() && !passing {
+        // Of others that were paged some pages may be away.
+        let is_first = self.gauges.attached == 0 && self.spaces.is_empty();
+        if self.tree.target(pid).is_some() && is_first && !passing {
             self.shared.finish(Outcome::Refused(format!("cannot be paged: {error}")));
         } else if !told && !passing && self.unpaged.insert(reason) {
             self.notice(format_args!(

@@ -111,6 +111,10 @@ impl<T: Transport> FaultThread<T> {
                 self.give_way();
             }
         }
+        if self.shared.has_failed() {
+            // Children of which it was told may be known to nobody else.
+            std::mem::forget(self.commands);
+        }
         if let Some(Err(error)) = self.core.end(Instant::now()).map(Trace::write) {
             say(format!("--trace: cannot be written: {error}"));
         }

@@ -51,7 +51,9 @@ impl<T: Transport> FaultCore<T> {
         let id = child.id;
         let idle = self.spaces.get(&id).is_some_and(|state| state.backlog.is_empty());
         let unfinished = self.stuck.contains_key(&id) || self.unread.contains_key(&id);
-        if !idle || unfinished || !self.shared.homes.leaves(child, self.thread) {
+        // At the end that one may have ended, with what it is told.
+        let stays = !idle || unfinished || self.shared.has_failed();
+        if stays || !self.shared.homes.leaves(child, self.thread) {
             return;
         }
         self.listen.extend(self.spaces.remove(&id).map(|state| Listen::End(state.space)));

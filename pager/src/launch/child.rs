@@ -175,14 +175,14 @@ pub(super) fn reap(mut ended: impl FnMut(i32, End)) -> bool {
     }
 }
 
-/// Kills and reaps every child, and their children, which become ours when they end. Not those that are `spared`, and what is named like evictors only
+/// Kills and reaps every child, and their children, which become ours when they end. Not those that are spared, and what is named like evictors only
 /// after a while.
-pub(super) fn kill_all(signals: &Signals, spared: &[i32]) {
+pub(super) fn kill_all(signals: &Signals, is_spared: impl Fn(i32) -> bool) {
     let start = Instant::now();
     loop {
         reap(|_, _| ());
         let mut left = proc::children(self_pid());
-        left.retain(|pid| !spared.contains(pid));
+        left.retain(|&pid| !is_spared(pid));
         if left.is_empty() || start.elapsed() > KILL_DEADLINE {
             return;
         }

@@ -257,9 +257,11 @@ impl Front {
                 }
                 (Some(how), _) => {
                     self.board.give_up();
-                    // Not the keeper: memory that nobody else serves would read as zeros.
-                    let spared = [&self.foreign[..], &[self.board.keeper()]].concat();
-                    child::kill_all(&self.signals, &spared);
+                    // Not the keeper, nor one that has another pager go on: memory that nobody else serves would read as zeros.
+                    let keepers = || [Some(self.board.keeper()), self.board.adopter()];
+                    let is_spared =
+                        |pid| self.foreign.contains(&pid) || keepers().contains(&Some(pid));
+                    child::kill_all(&self.signals, is_spared);
                     return forsaken("command's parent", i32::from(how.status()) & 0x7f);
                 }
                 (None, _) if child::state(self.reaper) == State::Gone => return EXIT_GMS,

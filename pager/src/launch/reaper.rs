@@ -90,7 +90,7 @@ impl Reaper {
         }
         tree.board.give_up();
         tree.reap();
-        child::kill_all(&tree.signals, &[]);
+        child::kill_all(&tree.signals, |_| false);
         // While it is stopped, perhaps without the command, it does not see how this ends.
         tree.send_to_front(libc::SIGCONT);
     }

@@ -18,6 +18,9 @@ pub(crate) struct TreeRecord {
     reaper: i32,
     seen: u64,
     members: Vec<MemberRecord>,
+    /// The first process: it is killed if nobody is left to tell of it.
+    #[serde(default)]
+    first: Option<Number>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,18 +47,21 @@ impl Tree {
             process: to.give(&member.process),
         };
         let members = self.members.iter().map(member).collect();
-        Some(TreeRecord { command, reaper, seen: self.seen, members })
+        let first = self.first.as_ref().map(|first| to.give(first));
+        Some(TreeRecord { command, reaper, seen: self.seen, members, first })
     }
 
     /// What another pager needs if this one dies. Members come and go all the time: it looks for them itself.
-    pub(crate) fn leave(&self) -> Option<TreeRecord> {
+    pub(crate) fn leave(&self, to: &mut Descriptors) -> Option<TreeRecord> {
         let Root::Command { pid: command, reaper } = self.root else { return None };
-        Some(TreeRecord { command, reaper, seen: self.seen, members: Vec::new() })
+        let first = self.first.as_ref().map(|first| to.give(first));
+        Some(TreeRecord { command, reaper, seen: self.seen, members: Vec::new(), first })
     }
 
     /// The tree again. Who was born meanwhile is found by the lists of children.
     pub(crate) fn again(record: TreeRecord) -> io::Result<Tree> {
         let mut tree = Tree::of_nobody(record.root());
+        let (command, reaper) = (record.command, record.reaper);
         tree.seen = record.seen;
         for MemberRecord { pid, parent, process } in record.members {
             let process = process.take()?;
@@ -63,6 +69,10 @@ impl Tree {
             // What was opened under its id is its own if it has not ended since.
             let size = size.filter(|_| !has_ended(process.as_fd()));
             tree.members.insert(pid, Member { process, parent, size, resident: Cell::new(0) });
+        }
+        tree.first = record.first.map(|first| first.take()).transpose()?;
+        if let Some(first) = tree.first.as_ref().and_then(|first| first.try_clone().ok()) {
+            tree.add_known(command, first.as_fd(), reaper);
         }
         Ok(tree)
     }
