@@ -263,21 +263,7 @@ impl<T: Transport> EvictThread<T> {
             }
             self.calm(now);
             torture::raise_goal(&mut self.goal, self.shared.faults.load(Ordering::Relaxed));
-            if self.shared.has_failed() {
-                self.kill_members();
-            } else if !self.heirs.is_empty() {
-                busy |= self.inherit(now);
-            } else if self.is_detaching() {
-                busy |= self.bring_home(now);
-            } else if self.goal > 0 {
-                self.make_way();
-                let went = self.evict(now);
-                let none = matches!(went, Went::Nowhere | Went::Refused);
-                if (none && now >= self.next_proof) || torture::one_in(256) {
-                    self.end_quarantines(now);
-                }
-                busy |= went != Went::Nowhere;
-            }
+            busy |= self.work(now);
             self.make_room(now);
             let late = release_late();
             busy |= self.tidy_tables();
@@ -292,6 +278,26 @@ impl<T: Transport> EvictThread<T> {
             packets = busy || self.wait(late);
         }
         self.end();
+    }
+
+    /// What this thread is for just now. True if anything has come of it.
+    fn work(&mut self, now: Instant) -> bool {
+        if self.shared.has_failed() {
+            self.kill_members();
+        } else if !self.heirs.is_empty() {
+            return self.inherit(now);
+        } else if self.is_detaching() {
+            return self.bring_home(now);
+        } else if self.goal > 0 {
+            self.make_way();
+            let went = self.evict(now);
+            let none = matches!(went, Went::Nowhere | Went::Refused);
+            if (none && now >= self.next_proof) || torture::one_in(256) {
+                self.end_quarantines(now);
+            }
+            return went != Went::Nowhere;
+        }
+        false
     }
 
     /// Nobody is blamed for the time in which this process was stopped.

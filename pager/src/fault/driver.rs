@@ -111,6 +111,10 @@ impl<T: Transport> FaultThread<T> {
                 self.give_way();
             }
         }
+        self.end();
+    }
+
+    fn end(self) {
         if self.shared.has_failed() {
             // Children of which it was told may be known to nobody else.
             std::mem::forget(self.commands);

@@ -619,10 +619,7 @@ impl Link {
         while unsent.len() > 0 {
             match unsent.write(&mut out) {
                 Ok(written) => self.queued -= written,
-                Err(WriteError::Blocked) => {
-                    self.is_crumbled |= unsent.is_crumbled();
-                    return;
-                }
+                Err(WriteError::Blocked) => return self.is_crumbled |= unsent.is_crumbled(),
                 Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
                     return self.stopped(stream);
                 }
