@@ -244,9 +244,7 @@ impl<T: Transport> EvictThread<T> {
             self.hand_over(now);
             self.leave(now);
             if self.shared.is_let_go() {
-                // Nobody is attached any more, and no page evicted, when it is not looked after: this thread is about to be stopped.
-                self.obey(now);
-                let _ = poll(&mut [], PollTimeout::from(1u8));
+                self.idle(now);
                 continue;
             }
             self.be_nice(now);

@@ -342,11 +342,12 @@ impl<P: Paging> Running<'_, P> {
         if executed || self.link.end().is_some() {
             self.adopt()?;
         }
+        let outcome = self.paged.as_ref().and_then(|paged| paged.session().outcome());
+        if let Some(outcome @ Outcome::Detached { .. }) = outcome {
+            // Before its user is told: from now on it does not end with this process.
+            self.link.dismiss_keeper(&outcome);
+        }
         if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
-            if matches!(outcome, Outcome::Detached { .. }) {
-                // Its user has been told: from now on it does not end with this process.
-                self.link.dismiss_keeper(&outcome);
-            }
             let stats = self.paged.take().map(Paged::finish).unwrap_or_default();
             self.link.dismiss_keeper(&outcome);
             if let Outcome::Detached { lost: Some(text), .. } = &outcome {

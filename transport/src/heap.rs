@@ -1,6 +1,6 @@
 //! The process's heap.
 
-/// Freed memory that stays with the process, in bytes: all messages of a link or two.
+/// Freed memory that stays with the process, in bytes, for each arena (each thread has one of its own, usually): all messages of a link or two.
 #[cfg(target_env = "gnu")]
 const KEPT: libc::c_int = 16 << 20;
 /// What is larger is mapped for itself: no message is.

@@ -13,7 +13,7 @@ use super::EvictThread;
 use super::halt::Halt;
 use crate::process::Process;
 use crate::shared::Outcome;
-use crate::stopped::release_all;
+use crate::stopped::{release_all, release_late};
 
 /// For killed processes to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
@@ -33,6 +33,18 @@ impl<T: Transport> EvictThread<T> {
         self.tree.kill();
     }
 
+    /// The session has ended, and this thread is about to be stopped: nobody is attached any more and no page evicted, who would have to be let go; and
+    /// nobody stays stopped.
+    pub(super) fn idle(&mut self, now: Instant) {
+        self.halt = Halt::default();
+        release_late();
+        self.obey(now);
+        self.network(now);
+        // An agent that cannot be told of the end sees it by its leases.
+        let _ = self.write_back.agents.flush(now);
+        let _ = poll(&mut [], PollTimeout::from(1u8));
+    }
+
     pub(super) fn end(mut self) {
         // Nobody stays stopped.
         self.halt = Halt::default();
@@ -42,7 +54,6 @@ impl<T: Transport> EvictThread<T> {
             // Nothing is closed, here or by the end of this process: evictors and the keeper, which has its descriptors, kill what is left.
             return std::mem::forget(self);
         }
-        self.bury_all();
         self.say_goodbye();
         if self.shared.has_failed() {
             // What may still come of the fault threads is not closed either.
@@ -50,9 +61,10 @@ impl<T: Transport> EvictThread<T> {
         }
     }
 
-    /// Kills what is left, unless it has been let go; false if somebody does not end.
+    /// Kills what is left, unless it has been let go, and has evictors end; false if somebody does not.
     fn kill_remaining(&mut self) -> bool {
         if matches!(self.shared.outcome(), Some(Outcome::Detached { .. } | Outcome::Refused(_))) {
+            self.bury_all();
             return true;
         }
         let deadline = Instant::now() + KILL_DEADLINE;

@@ -177,7 +177,7 @@ pub(super) fn reap(mut ended: impl FnMut(i32, End)) -> bool {
 
 /// Kills and reaps every child, and their children, which become ours when they end. Not those that are spared, and what is named like evictors only
 /// after a while.
-pub(super) fn kill_all(signals: &Signals, is_spared: impl Fn(i32) -> bool) {
+pub(super) fn kill_all(signals: &Signals, mut is_spared: impl FnMut(i32) -> bool) {
     let start = Instant::now();
     loop {
         reap(|_, _| ());

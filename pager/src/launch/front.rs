@@ -258,10 +258,16 @@ impl Front {
                 (Some(how), _) => {
                     self.board.give_up();
                     // Not the keeper, nor one that has another pager go on: memory that nobody else serves would read as zeros.
-                    let keepers = || [Some(self.board.keeper()), self.board.adopter()];
-                    let is_spared =
-                        |pid| self.foreign.contains(&pid) || keepers().contains(&Some(pid));
-                    child::kill_all(&self.signals, is_spared);
+                    let mut spared = self.foreign.clone();
+                    child::kill_all(&self.signals, |pid| {
+                        // Whoever was one once may still be needed.
+                        let is_keeper =
+                            pid == self.board.keeper() || Some(pid) == self.board.adopter();
+                        if is_keeper && !spared.contains(&pid) {
+                            spared.push(pid);
+                        }
+                        spared.contains(&pid)
+                    });
                     return forsaken("command's parent", i32::from(how.status()) & 0x7f);
                 }
                 (None, _) if child::state(self.reaper) == State::Gone => return EXIT_GMS,

@@ -74,6 +74,10 @@ impl Tree {
         if let Some(first) = tree.first.as_ref().and_then(|first| first.try_clone().ok()) {
             tree.add_known(command, first.as_fd(), reaper);
         }
+        // A binary before this one may not have told of it.
+        if tree.first.is_none() {
+            tree.first = tree.process(command).and_then(|first| first.try_clone_to_owned().ok());
+        }
         Ok(tree)
     }
 }

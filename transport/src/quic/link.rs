@@ -419,7 +419,7 @@ impl Link {
             CloseReason::NotAllowed { .. } => "this key is let in no longer".into(),
             CloseReason::Expired { .. } => "the certificate has expired".into(),
             CloseReason::WrongCa { .. } => "the certificate is of another authority".into(),
-            CloseReason::Overload { .. } => "replies were not read".into(),
+            CloseReason::Overload { .. } => "what was sent was not read".into(),
             _ => String::new(),
         };
         self.conn.close(now, VarInt::from_u32(code as u32), detail.into());
