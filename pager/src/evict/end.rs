@@ -14,12 +14,15 @@ use super::halt::Halt;
 use crate::process::Process;
 use crate::shared::Outcome;
 use crate::stopped::{release_all, release_late};
+use crate::sync::drain;
 
 /// For killed processes to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
 /// For evictors to end, and to be killed if they do not.
 const ENDING_DEADLINE: Duration = Duration::from_secs(2);
 const ENDING_LOOK_MS: u8 = 10;
+/// Between two looks for threads that have stopped late.
+const IDLE_LOOK_MS: u8 = 1;
 /// For agents to free the workload's frames.
 const GOODBYE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -42,7 +45,11 @@ impl<T: Transport> EvictThread<T> {
         self.network(now);
         // An agent that cannot be told of the end sees it by its leases.
         let _ = self.write_back.agents.flush(now);
-        let _ = poll(&mut [], PollTimeout::from(1u8));
+        // Whoever stops it kicks it.
+        let kicks = self.shared.evict_kicks();
+        if poll(&mut [PollFd::new(kicks.as_fd(), PollFlags::POLLIN)], IDLE_LOOK_MS) == Ok(1) {
+            drain(kicks);
+        }
     }
 
     pub(super) fn end(mut self) {
