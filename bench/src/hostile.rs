@@ -36,8 +36,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 const LOST: Duration = Duration::from_secs(10);
 /// Who takes CPU time does so in periods of this length.
 const PERIOD: Duration = Duration::from_millis(1);
-/// Reads that are measured of those one after the other, and the time after them in which others have the CPU.
-const READS: u32 = 3;
+/// Reads that are measured of those one after the other: of a neighbour that works on what it reads, and of one that hardly does.
+const READS: [u32; 2] = [3, 63];
+/// The time after them in which others have the CPU.
 const REST: Duration = Duration::from_micros(200);
 /// Memory of the agent in MiB.
 const EXPORT_MIB: u32 = 256;
@@ -89,13 +90,11 @@ fn once(
     neighbour.begin()?;
     let mut attacker = Client::new((near, addr), &dir, "attacker")?;
     attacker.begin()?;
-    let alone = neighbour.reads(slice)?;
-    let attack = |over: &AtomicBool| attacker.attack(kind, || over.load(Ordering::Relaxed));
-    let (attacked, share) = beside(attack, || neighbour.reads(slice))?;
-    // Not counted: meanwhile the agent gets over what the other has asked for.
-    neighbour.reads(PAUSE)?;
-    let (burdened, _) = beside(|over| burn(over, share), || neighbour.reads(slice))?;
-    let answered = attacker.answered;
+    let alone = neighbour.reads(slice, READS[0])?;
+    report.latency("alone", alone.latency());
+    for reads in READS {
+        beside_it((&mut neighbour, &mut attacker), (kind, reads), slice, report)?;
+    }
     drop(neighbour);
     // What it costs that there are turns: two that both take all, and one alone.
     let mut another = Client::new((near, addr), &dir, "another")?;
@@ -104,12 +103,26 @@ fn once(
     let attack = |over: &AtomicBool| another.attack(kind, || over.load(Ordering::Relaxed));
     let (both, _) = beside(attack, || attacker.attack_for(kind, slice))?;
     let together = (both + another.answered) / one;
-    let name = kind.name();
-    report.figure(&format!("{name}: two, of what one is answered"), "x", together);
-    report.latency("alone", alone.latency());
+    report.figure(&format!("{}: two, of what one is answered", kind.name()), "x", together);
+    Ok(())
+}
+
+/// What the neighbour keeps of its reads beside the other one, `reads` and one at a time.
+fn beside_it(
+    (neighbour, attacker): (&mut Client, &mut Client),
+    (kind, reads): (Asks, u32),
+    slice: Duration,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let attack = |over: &AtomicBool| attacker.attack(kind, || over.load(Ordering::Relaxed));
+    let (attacked, share) = beside(attack, || neighbour.reads(slice, reads))?;
+    // Not counted: meanwhile the agent gets over what the other has asked for.
+    neighbour.reads(PAUSE, reads)?;
+    let (burdened, _) = beside(|over| burn(over, share), || neighbour.reads(slice, reads))?;
+    let name = format!("{}, {} in a row", kind.name(), reads + 1);
     report.latency(&format!("{name}: beside CPU taken"), burdened.latency());
     report.latency(&format!("{name}: beside it"), attacked.latency());
-    report.figure(&format!("{name}: answered"), "/s", answered);
+    report.figure(&format!("{name}: answered"), "/s", attacker.answered);
     report.figure(&format!("{name}: takes of a CPU"), "", share);
     let kept = burdened.latency().mean / attacked.latency().mean;
     report.judged(&format!("{name}: reads kept"), "x", kept, Some(Target::AtLeast(KEPT)));
@@ -227,13 +240,13 @@ impl Client {
         Ok(())
     }
 
-    /// Random reads for `time`, some one after the other, then a rest. Meanwhile nobody else has the CPU, so that none but the agent is waited for.
-    fn reads(&mut self, time: Duration) -> Result<Samples, BenchError> {
+    /// Random reads for `time`, `reads` and one at a time, then a rest. Meanwhile nobody else has the CPU, so that none but the agent is waited for.
+    fn reads(&mut self, time: Duration, reads: u32) -> Result<Samples, BenchError> {
         let _first = First::new()?;
         self.wait = Wait::Spin;
         let (start, mut samples, mut seed) = (Instant::now(), Samples::new(), 1_u64);
         while start.elapsed() < time {
-            for read in 0..=READS {
+            for read in 0..=reads {
                 let began = Instant::now();
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let page = (seed >> 33) % PAGES;

@@ -82,6 +82,12 @@ pub const CLIENT_TURN: Duration = Duration::from_micros(10);
 pub const TURN_ALONE: Duration = Duration::from_micros(200);
 /// One turn receives for so long, where clients have their turns, and one reception more.
 pub const RECEIVE_TURN: Duration = Duration::from_micros(30);
+/// A client that owes less is expected for a while after it was served: it may ask for the next page at once.
+pub const OWES_LITTLE: Duration = Duration::from_micros(250);
+/// So long, and
+pub const EXPECTED: Duration = Duration::from_micros(50);
+/// for a client that owes more nothing is begun meanwhile.
+pub const OWES_MUCH: Duration = Duration::from_millis(1);
 /// Bytes that are sent together, where clients have their turns.
 pub const BURST_CONTENDED: u16 = 16 << 10;
 /// A client in so many of whose receptions in [`CONTENDED`] was no request only keeps its links.

@@ -107,6 +107,8 @@ pub struct Quic {
     resumes_at: Option<Instant>,
     /// When the first timer of all links is due.
     timeout: Option<Instant>,
+    /// When more may be transmitted, where clients have their turns.
+    transmits_at: Option<Instant>,
     /// What was being sent when the socket took no more, and when to try again.
     stalled: Option<(Transmit, Instant)>,
     /// Datagrams of links being built, or the stalled ones.
@@ -246,6 +248,7 @@ impl Quic {
             has_resumed: false,
             resumes_at: None,
             timeout: None,
+            transmits_at: None,
             stalled: None,
             buffer: Vec::new(),
             answer: Vec::new(),
@@ -583,7 +586,7 @@ impl Transport for Quic {
         self.turns.begin(now);
         self.has_resumed = false;
         self.transmit(now);
-        let sending = self.turns.is_contended() && self.stalled.is_none() && !self.dirty.is_empty();
+        let sending = self.transmits_at.is_some_and(|at| at <= now);
         let (received, of_link) = self.receive(now)?;
         if let Some(passes) = self.sieve.turn(now) {
             self.socket.sieve(passes);
@@ -631,7 +634,7 @@ impl Transport for Quic {
     fn deadline(&self) -> Option<Instant> {
         let retry = self.stalled.as_ref().map(|(_, retry)| *retry);
         let strangers = [self.strangers.due(), self.sieve.due()];
-        let waits = [self.timeout, retry, self.turns.due(), self.resumes_at];
+        let waits = [self.timeout, retry, self.turns.due(), self.resumes_at, self.transmits_at];
         waits.into_iter().chain(strangers).flatten().min()
     }
 

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::{Quic, limits};
+use crate::PeerId;
 
 impl Quic {
     /// Transmits what touched links have, each in its turn, until the socket takes no more; where clients have their turns for a short time only.
@@ -11,12 +12,13 @@ impl Quic {
         if let Some((transmit, _)) = self.stalled.take() {
             if !self.socket.send(&transmit, &self.buffer) {
                 self.stalled = Some((transmit, now + limits::SOCKET_RETRY));
+                self.transmits_at = None;
                 return;
             }
             self.buffer.clear();
         }
         let until = self.turns.is_contended().then(|| Instant::now() + limits::CLIENT_TURN);
-        while let Some(index) = self.next_to_transmit() {
+        while let Some(index) = self.next_to_transmit(now) {
             if !self.transmit_one(now, index) {
                 break;
             }
@@ -24,18 +26,36 @@ impl Quic {
                 break;
             }
         }
+        self.transmits_at = self.next_transmission(now);
         self.turns.work_for(None);
     }
 
     /// The link whose turn it is. Where clients have their turns that is one of the client for which least was done.
-    fn next_to_transmit(&mut self) -> Option<usize> {
-        let mut at = 0;
-        if self.turns.is_contended() && self.dirty.len() > 1 {
-            let client = |&index: &usize| self.links.get(index)?.as_ref()?.client;
-            let paid_at = |&at: &usize| self.turns.paid_at(client(&self.dirty[at]));
-            at = (0..self.dirty.len()).min_by_key(paid_at).unwrap_or_default();
+    fn next_to_transmit(&mut self, now: Instant) -> Option<usize> {
+        if !self.turns.is_contended() {
+            return self.dirty.pop_front();
         }
+        let may = |at: &usize| self.stands_back_until(now, self.dirty[*at]).is_none();
+        let paid_at = |at: &usize| self.turns.paid_at(self.client_at(self.dirty[*at]));
+        let at = (0..self.dirty.len()).filter(may).min_by_key(paid_at)?;
         self.dirty.remove(at)
+    }
+
+    fn client_at(&self, index: usize) -> Option<PeerId> {
+        self.links.get(index)?.as_ref()?.client
+    }
+
+    fn stands_back_until(&self, now: Instant, index: usize) -> Option<Instant> {
+        self.turns.stands_back_until(now, self.client_at(index)?)
+    }
+
+    /// When more of what links have may be transmitted, as far as that is not for the socket to say.
+    fn next_transmission(&self, now: Instant) -> Option<Instant> {
+        if self.stalled.is_some() {
+            return None;
+        }
+        let at = |index: &usize| self.stands_back_until(now, *index).unwrap_or(now);
+        self.dirty.iter().map(at).min()
     }
 
     /// Transmits what a link has, some at most. False if the socket takes no more.

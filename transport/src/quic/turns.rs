@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::limits::{CLIENT_AHEAD, CLIENT_PART, CONTENDED, LANES_MAX, QUIET_MAX, STRANGER_LEAST};
+use super::limits::{
+    CLIENT_AHEAD, CLIENT_PART, CONTENDED, EXPECTED, LANES_MAX, OWES_LITTLE, OWES_MUCH, QUIET_MAX,
+    STRANGER_LEAST,
+};
 use super::strangers::Datagram;
 use crate::PeerId;
 
@@ -31,6 +34,8 @@ pub(super) struct Turns {
     weight: usize,
     /// When this turn of the loop began.
     now: Option<Instant>,
+    /// Until when one that owes little may ask again.
+    expected_until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -171,14 +176,27 @@ impl Turns {
         waiting.map(|(client, _)| self.waits_until(now, *client).unwrap_or(now)).min()
     }
 
-    /// When something may be done for a client, if that is not now: it owes, and less was done for another that is active.
+    /// When something may be done for a client, if that is not now: it owes, and less was done for another that is active, or is expected.
     pub(super) fn waits_until(&self, now: Instant, client: PeerId) -> Option<Instant> {
+        self.owes_until(now, client).max(self.stands_back_until(now, client))
+    }
+
+    fn owes_until(&self, now: Instant, client: PeerId) -> Option<Instant> {
         let state = self.clients.get(&client).filter(|_| self.is_contended())?;
         let due = due(state.paid_at).filter(|due| *due > now)?;
         let is_less = |other: &&Client| other.paid_at < state.paid_at;
         let others = self.clients.values().filter(is_less);
         let active = others.filter_map(|other| other.active_until).filter(|until| *until > now);
         Some(active.max()?.min(due))
+    }
+
+    /// Until when nothing is begun for a client that owes much, because one that owes little was served just now: who reads one page after the
+    /// other asks for the next at once, and would always find something begun (anticipatory scheduling, Iyer and Druschel, 2001).
+    pub(super) fn stands_back_until(&self, now: Instant, client: PeerId) -> Option<Instant> {
+        let expected = self.expected_until.filter(|until| *until > now && self.is_contended())?;
+        let paid_at = self.clients.get(&client)?.paid_at;
+        let owes_less = paid_at?.checked_sub(OWES_MUCH).filter(|at| *at > now)?;
+        Some(expected.min(owes_less))
     }
 
     /// Of two clients less was done of late for the one of which this is earlier.
@@ -205,11 +223,14 @@ impl Turns {
     }
 
     /// So long was worked for a client, until now.
-    fn charge(&mut self, now: Instant, client: PeerId, took: Duration) {
+    pub(super) fn charge(&mut self, now: Instant, client: PeerId, took: Duration) {
         let Some(state) = self.clients.get_mut(&client) else { return };
         let began = now.checked_sub(took).unwrap_or(now);
         let from = state.paid_at.map_or(began, |paid| paid.max(began));
         state.paid_at = Some(from + took * CLIENT_PART);
+        if state.paid_at.is_some_and(|at| at <= now + OWES_LITTLE) {
+            self.expected_until = Some(now + EXPECTED);
+        }
     }
 }
 
@@ -355,6 +376,41 @@ mod tests {
         let later = now + CONTENDED;
         hears(&mut turns, later, 1);
         assert_eq!(turns.next(later), Some(client(1)));
+    }
+
+    #[test]
+    fn one_that_takes_all_gets_half_beside_one_that_asks_again_at_once() {
+        let shares = shares(1, &[6]);
+        assert!((0.45..0.55).contains(&shares[0]), "{shares:?}");
+    }
+
+    #[test]
+    fn nothing_is_begun_for_one_that_owes_much_while_one_that_owes_little_may_ask_again() {
+        let now = Instant::now();
+        let mut turns = contended(now, 2);
+        turns.charge(now, client(1), OWES_MUCH * 2);
+        turns.push(client(1), datagram(1));
+        assert_eq!(turns.next(now), Some(client(1)));
+        turns.charge(now, client(0), 10 * US);
+        let until = now + EXPECTED;
+        assert_eq!((turns.next(now), turns.due()), (None, Some(until)));
+        assert_eq!(turns.stands_back_until(now, client(1)), Some(until));
+        // What it asks for now is begun.
+        turns.push(client(0), datagram(1));
+        assert_eq!(turns.next(now), Some(client(0)));
+        assert!(turns.take(client(0)).is_some());
+        assert_eq!(turns.next(until), Some(client(1)));
+        // Half of the time is the other's in any case.
+        let paid = now + OWES_MUCH;
+        turns.charge(paid, client(0), 10 * US);
+        assert_eq!(turns.next(paid), Some(client(1)));
+        assert_eq!(turns.next(paid - US), None);
+        // And who owes more than a little keeps nobody waiting.
+        let mut turns = contended(now, 2);
+        turns.charge(now, client(1), OWES_MUCH * 2);
+        turns.charge(now, client(0), OWES_LITTLE + US);
+        turns.push(client(1), datagram(1));
+        assert_eq!(turns.next(now), Some(client(1)));
     }
 
     #[test]

@@ -133,6 +133,44 @@ fn what_a_client_asks_for_is_read_as_its_replies_go() {
     }
 }
 
+#[test]
+fn what_is_sent_to_one_that_owes_much_waits_while_one_that_owes_little_may_ask_again() {
+    let mut two = Two::new();
+    let (link, now) = (two.link, Instant::now());
+    two.pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
+    two.pair.client.flush(now).unwrap();
+    let exchange = loop {
+        two.pair.server.drive(now).unwrap();
+        let event = two.pair.server.poll(now);
+        if let Some(Event::Control { exchange, .. }) = event {
+            break exchange;
+        }
+        assert!(now.elapsed() < PATIENCE);
+    };
+    let addr = two.pair.client.local_addr();
+    two.both_ask(now);
+    let server = &mut two.pair.server;
+    let owes = server.peers[&addr].client.expect("it has a link");
+    let light = server.peers.values().find_map(|peer| peer.client.filter(|other| *other != owes));
+    // Nothing else is left to be sent.
+    server.flush(now).unwrap();
+    let reply = Control::get(1, WORKLOAD, 1).reply(Status::Denied);
+    server.reply(now, exchange, &reply, &[]).unwrap();
+    server.turns.charge(now, owes, limits::CLIENT_AHEAD * 100);
+    server.turns.charge(now, light.expect("another"), Duration::ZERO);
+    server.flush(now).unwrap();
+    let is_sent = |server: &Quic| server.dirty.is_empty();
+    assert!(!is_sent(server), "it is sent at once");
+    assert_eq!(server.deadline(), Some(now + limits::EXPECTED));
+    server.flush(now + limits::EXPECTED).unwrap();
+    assert!(is_sent(server), "it is not sent then");
+    let has_come = |event: Option<Event>| matches!(event, Some(Event::Control { .. }));
+    while !has_come(two.pair.client.poll(now)) {
+        two.pair.client.drive(now).unwrap();
+        assert!(now.elapsed() < PATIENCE);
+    }
+}
+
 /// What they wait for may lie behind others that are not read: then it would never come.
 #[test]
 fn requests_that_have_not_come_whole_hold_back_no_others() {
