@@ -58,6 +58,7 @@ pub const SWEEP_SHARE: u64 = 16;
 pub const DISCARD_AT_ONCE: usize = 64;
 /// Pages that a longer one frees in one step: 6 us, about as long as a client that reads one page after the other lets a thread wait for its next request.
 pub const DISCARD_STEP: usize = 64;
+const _: () = assert!(DISCARD_AT_ONCE <= DISCARD_STEP, "it is answered after one step");
 /// Entries looked at in one step of giving free frames back to the kernel.
 pub const TRIM_STEP: u32 = 16_384;
 /// Frames given back in one step, in at most [`TRIM_CALLS`] calls: about 0.4 ms.

@@ -74,6 +74,8 @@ pub(super) struct Link {
     pub timeout: Option<Instant>,
     /// Whether the endpoint has noted that there may be something to transmit.
     pub marked: bool,
+    /// Whether the endpoint has noted that its client stands back with it.
+    pub stands_back: bool,
     /// Whether it began before the keys were renewed that are used now: asked for until it is up.
     pub precedes_keys: bool,
     /// Whether the endpoint counts it as established.
@@ -156,6 +158,7 @@ impl Link {
             probe: Probe::default(),
             timeout: Some(now),
             marked: false,
+            stands_back: false,
             precedes_keys: false,
             counted_open: false,
             was_up: false,

@@ -107,6 +107,9 @@ pub struct Quic {
     resumes_at: Option<Instant>,
     /// When the first timer of all links is due.
     timeout: Option<Instant>,
+    /// Links whose clients stand back with what they have to transmit, and until when.
+    standing: Vec<usize>,
+    standing_until: Option<Instant>,
     /// When more may be transmitted, where clients have their turns.
     transmits_at: Option<Instant>,
     /// What was being sent when the socket took no more, and when to try again.
@@ -248,6 +251,8 @@ impl Quic {
             has_resumed: false,
             resumes_at: None,
             timeout: None,
+            standing: Vec::new(),
+            standing_until: None,
             transmits_at: None,
             stalled: None,
             buffer: Vec::new(),
@@ -437,6 +442,7 @@ impl Quic {
                 self.forget(index);
             }
         }
+        self.turns.work_for(None);
     }
 
     /// Nothing is left of link `index`.

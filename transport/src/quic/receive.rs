@@ -56,6 +56,7 @@ impl Quic {
             if count > 0 && self.is_enough(count, began.elapsed()) {
                 break;
             }
+            self.turns.work_for_sender();
             let Some(received) = self.socket.receive()? else { break };
             any = true;
             // A short message is worth answering before the next is looked for.
@@ -66,6 +67,7 @@ impl Quic {
                 }
             }
         }
+        self.turns.work_for(None);
         if self.turns.are_waiting() {
             // Of several only if it took long to receive: who floods the socket takes no more than half.
             let took = began.elapsed();
@@ -131,7 +133,7 @@ impl Quic {
                     self.sieve.count(now, &bytes);
                     self.strangers.push(Datagram { from, to, bytes }, has_begun);
                 }
-                Sender::Nobody => {}
+                Sender::Nobody => self.turns.work_for(None),
             }
         }
         any

@@ -17,6 +17,7 @@ impl Quic {
             }
             self.buffer.clear();
         }
+        self.step_forward(now);
         let until = self.turns.is_contended().then(|| Instant::now() + limits::CLIENT_TURN);
         while let Some(index) = self.next_to_transmit(now) {
             if !self.transmit_one(now, index) {
@@ -26,36 +27,58 @@ impl Quic {
                 break;
             }
         }
-        self.transmits_at = self.next_transmission(now);
+        self.transmits_at = match (&self.stalled, self.dirty.is_empty()) {
+            (Some(_), _) => None,
+            (None, false) => Some(now),
+            (None, true) => self.standing_until,
+        };
         self.turns.work_for(None);
     }
 
-    /// The link whose turn it is. Where clients have their turns that is one of the client for which least was done.
+    /// The link whose turn it is. Where clients have their turns that is one of the client for which least was done; if that one stands back, all do.
     fn next_to_transmit(&mut self, now: Instant) -> Option<usize> {
         if !self.turns.is_contended() {
             return self.dirty.pop_front();
         }
-        let may = |at: &usize| self.stands_back_until(now, self.dirty[*at]).is_none();
         let paid_at = |at: &usize| self.turns.paid_at(self.client_at(self.dirty[*at]));
-        let at = (0..self.dirty.len()).filter(may).min_by_key(paid_at)?;
+        let at = (0..self.dirty.len()).min_by_key(paid_at)?;
+        let client = self.client_at(self.dirty[at]);
+        if let Some(until) = client.and_then(|client| self.turns.stands_back_until(now, client)) {
+            self.stand_back(until);
+            return None;
+        }
         self.dirty.remove(at)
     }
 
+    /// Whose link it is. One that is closed is nobody's: what is said last never stands back.
     fn client_at(&self, index: usize) -> Option<PeerId> {
-        self.links.get(index)?.as_ref()?.client
+        let link = self.links.get(index)?.as_ref()?;
+        link.client.filter(|_| link.is_open())
     }
 
-    fn stands_back_until(&self, now: Instant, index: usize) -> Option<Instant> {
-        self.turns.stands_back_until(now, self.client_at(index)?)
-    }
-
-    /// When more of what links have may be transmitted, as far as that is not for the socket to say.
-    fn next_transmission(&self, now: Instant) -> Option<Instant> {
-        if self.stalled.is_some() {
-            return None;
+    /// All links that have something wait until then, and are not looked at before, unless they are touched.
+    fn stand_back(&mut self, until: Instant) {
+        for index in self.dirty.drain(..) {
+            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
+            link.marked = false;
+            if !std::mem::replace(&mut link.stands_back, true) {
+                self.standing.push(index);
+            }
         }
-        let at = |index: &usize| self.stands_back_until(now, *index).unwrap_or(now);
-        self.dirty.iter().map(at).min()
+        self.standing_until = Some(self.standing_until.map_or(until, |other| other.min(until)));
+    }
+
+    /// The links that stood back have something to transmit, if it is time.
+    fn step_forward(&mut self, now: Instant) {
+        if self.turns.is_contended() && self.standing_until.is_none_or(|until| until > now) {
+            return;
+        }
+        self.standing_until = None;
+        for index in self.standing.drain(..) {
+            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
+            link.stands_back = false;
+            link.mark(&mut self.dirty);
+        }
     }
 
     /// Transmits what a link has, some at most. False if the socket takes no more.

@@ -28,6 +28,8 @@ pub(super) struct Turns {
     contended_until: Option<Instant>,
     /// For whom something is done, and since when.
     measured: Option<(PeerId, Instant)>,
+    /// Since when something is received, of whom is not known yet.
+    received_since: Option<Instant>,
     /// CPU time of the thread when this turn of the loop began, or clients began to have turns.
     cpu_time: Duration,
     /// Of all lanes.
@@ -204,22 +206,29 @@ impl Turns {
         self.clients.get(&client?)?.paid_at
     }
 
-    /// What is done from now on is done for this client, or for none. Nothing is measured while there is one only.
+    /// Something is received: it is known later for whom.
+    pub(super) fn work_for_sender(&mut self) {
+        self.work_for(None);
+        self.received_since = self.is_contended().then(Instant::now);
+    }
+
+    /// What is done from now on, or since something is received, is done for this client, or for none. Nothing is measured while there is one only.
     pub(super) fn work_for(&mut self, client: Option<PeerId>) {
         let client = client.filter(|_| self.is_contended());
+        let received_since = self.received_since.take();
         if self.measured.map(|(measured, _)| measured) == client {
             return;
         }
         let now = Instant::now();
         if let Some((measured, since)) = self.measured.take() {
             let mut took = now.saturating_duration_since(since);
-            if took > CLIENT_AHEAD {
+            if took > OWES_LITTLE / 2 {
                 // The thread may not have run.
                 took = took.min(cpu_time().saturating_sub(self.cpu_time));
             }
             self.charge(now, measured, took);
         }
-        self.measured = client.map(|client| (client, now));
+        self.measured = client.map(|client| (client, received_since.unwrap_or(now)));
     }
 
     /// So long was worked for a client, until now.
@@ -423,7 +432,36 @@ mod tests {
         turns.work_for(None);
         let gone = now.elapsed();
         let paid_at = turns.paid_at(Some(client(1))).expect("it owes something");
-        assert!(paid_at < now + gone + CLIENT_AHEAD * CLIENT_PART, "{:?}", paid_at - now);
+        assert!(paid_at < now + gone + OWES_LITTLE, "{:?}", paid_at - now);
+        // Nor if that was not long.
+        let (now, mut turns) = (Instant::now(), contended(Instant::now(), 2));
+        turns.work_for(Some(client(1)));
+        std::thread::sleep(OWES_MUCH);
+        turns.work_for(None);
+        let gone = now.elapsed();
+        let paid_at = turns.paid_at(Some(client(1))).expect("it owes something");
+        assert!(paid_at < now + gone + OWES_LITTLE, "{:?}", paid_at - now);
+    }
+
+    #[test]
+    fn what_takes_long_to_receive_is_owed_by_who_has_sent_it() {
+        let mut turns = contended(Instant::now(), 2);
+        turns.work_for(Some(client(0)));
+        turns.work_for_sender();
+        let now = Instant::now();
+        while now.elapsed() < OWES_MUCH {}
+        turns.work_for(Some(client(1)));
+        turns.work_for(None);
+        let owed = |n| turns.paid_at(Some(client(n))).expect("it owes something") - now;
+        assert!(
+            owed(0) < OWES_MUCH && owed(1) >= OWES_MUCH * CLIENT_PART,
+            "{:?}",
+            [0, 1].map(owed)
+        );
+        // And what is nobody's by nobody.
+        turns.work_for_sender();
+        turns.work_for(None);
+        assert!(turns.measured.is_none() && turns.received_since.is_none());
     }
 
     #[test]

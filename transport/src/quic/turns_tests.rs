@@ -133,8 +133,8 @@ fn what_a_client_asks_for_is_read_as_its_replies_go() {
     }
 }
 
-#[test]
-fn what_is_sent_to_one_that_owes_much_waits_while_one_that_owes_little_may_ask_again() {
+/// A request of one that owes much is answered while one that owes little may ask again, at this time: the answer stands back.
+fn standing_back() -> (Two, Instant) {
     let mut two = Two::new();
     let (link, now) = (two.link, Instant::now());
     two.pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
@@ -159,15 +159,38 @@ fn what_is_sent_to_one_that_owes_much_waits_while_one_that_owes_little_may_ask_a
     server.turns.charge(now, owes, limits::CLIENT_AHEAD * 100);
     server.turns.charge(now, light.expect("another"), Duration::ZERO);
     server.flush(now).unwrap();
-    let is_sent = |server: &Quic| server.dirty.is_empty();
-    assert!(!is_sent(server), "it is sent at once");
+    (two, now)
+}
+
+#[test]
+fn what_is_sent_to_one_that_owes_much_waits_while_one_that_owes_little_may_ask_again() {
+    let (mut two, now) = standing_back();
+    let server = &mut two.pair.server;
+    assert!(!server.standing.is_empty(), "it is sent at once");
     assert_eq!(server.deadline(), Some(now + limits::EXPECTED));
+    // Meanwhile nobody looks at it.
+    assert!(server.dirty.is_empty() && !server.drive(now).unwrap());
     server.flush(now + limits::EXPECTED).unwrap();
-    assert!(is_sent(server), "it is not sent then");
+    assert!(server.dirty.is_empty() && server.standing.is_empty(), "it is not sent then");
     let has_come = |event: Option<Event>| matches!(event, Some(Event::Control { .. }));
     while !has_come(two.pair.client.poll(now)) {
         two.pair.client.drive(now).unwrap();
         assert!(now.elapsed() < PATIENCE);
+    }
+}
+
+#[test]
+fn a_goodbye_does_not_stand_back() {
+    let (mut two, now) = standing_back();
+    let server = &mut two.pair.server;
+    let addr = two.pair.client.local_addr();
+    let link = server.links.iter().flatten().find(|link| link.addr == addr).expect("a link").id;
+    server.close(now, link, CloseCode::Draining);
+    server.flush(now).unwrap();
+    let is_over = |event: Option<Event>| matches!(event, Some(Event::Closed { .. }));
+    while !is_over(two.pair.client.poll(now)) {
+        two.pair.client.drive(now).unwrap();
+        assert!(now.elapsed() < limits::IDLE / 2, "it is not told");
     }
 }
 
