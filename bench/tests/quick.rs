@@ -554,9 +554,12 @@ fn what_a_host_that_needs_its_memory_gets_is_measured() {
 fn what_a_client_reads_beside_one_that_takes_all_is_measured() {
     let Some(report) = report(&["hostile"]) else { return };
     for kind in ["gets", "scans", "puts", "discards", "sessions"] {
-        let kept = figure(&report, &format!("{kind}: reads kept"));
-        assert!(kept > 0.0 && kept < 10.0, "{kind}: {kept}");
-        assert!(figure(&report, &format!("{kind}: answered")) > 0.0, "{kind}");
+        for reads in [4, 64] {
+            let kept = figure(&report, &format!("{kind}, {reads} in a row: reads kept"));
+            assert!(kept > 0.0 && kept < 10.0, "{kind}: {kept}");
+            let answered = figure(&report, &format!("{kind}, {reads} in a row: answered"));
+            assert!(answered > 0.0, "{kind}");
+        }
         let two = figure(&report, &format!("{kind}: two, of what one is answered"));
         assert!(two > 0.0 && two < 10.0, "{kind}: {two}");
     }

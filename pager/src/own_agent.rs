@@ -81,6 +81,11 @@ impl Kind<'_> {
     }
 }
 
+/// Whether a process of this name may be one.
+pub(crate) fn is_name(name: &str) -> bool {
+    [Kind::EMBEDDED, Kind::DISK].into_iter().any(|own| own.to_bytes() == name.as_bytes())
+}
+
 /// The process. It ends when this is dropped, or this process and its keeper have ended.
 #[derive(Debug)]
 pub(crate) struct OwnAgent {

@@ -16,6 +16,7 @@ use crate::board::End;
 use crate::inject::EVICTOR_NAME;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
+use crate::own_agent;
 
 /// For evictors to execute their wills when the pager has ended. They are known by their name only, which anybody can have.
 const WILL_DEADLINE: Duration = Duration::from_secs(1);
@@ -195,6 +196,13 @@ pub(super) fn kill_all(signals: &Signals, mut is_spared: impl FnMut(i32) -> bool
 
 fn is_named_evictor(pid: i32) -> bool {
     proc::thread_name(pid).is_some_and(|name| name.trim_end() == EVICTOR_NAME)
+}
+
+/// Whether a process has a name of those that gms's own have beside this one. Anybody can have it.
+pub(super) fn is_named_like_ours(pid: i32) -> bool {
+    let name = proc::thread_name(pid);
+    name.is_some() && name == proc::thread_name(self_pid())
+        || name.is_some_and(|name| own_agent::is_name(name.trim_end()))
 }
 
 /// Whether a process is to be taken for an evictor. Anybody can have the name: then it blocks all signals as well, so that none would reach it.

@@ -256,18 +256,7 @@ impl Front {
                     return end.map_or_else(|| forsaken("pager", signal), End::status);
                 }
                 (Some(how), _) => {
-                    self.board.give_up();
-                    // Not the keeper, nor one that has another pager go on: memory that nobody else serves would read as zeros.
-                    let mut spared = self.foreign.clone();
-                    child::kill_all(&self.signals, |pid| {
-                        // Whoever was one once may still be needed.
-                        let is_keeper =
-                            pid == self.board.keeper() || Some(pid) == self.board.adopter();
-                        if is_keeper && !spared.contains(&pid) {
-                            spared.push(pid);
-                        }
-                        spared.contains(&pid)
-                    });
+                    self.kill_all();
                     return forsaken("command's parent", i32::from(how.status()) & 0x7f);
                 }
                 (None, _) if child::state(self.reaper) == State::Gone => return EXIT_GMS,
@@ -278,6 +267,24 @@ impl Front {
 }
 
 impl Front {
+    /// Kills what the reaper has left, and whoever of gms's own serves it.
+    fn kill_all(&self) {
+        // Not the keeper, nor one that has another pager go on: memory that nobody else serves would read as zeros.
+        let mut spared = self.foreign.clone();
+        let mut is_spared = |pid| {
+            // Whoever was one once may still be needed.
+            let is_keeper = pid == self.board.keeper() || Some(pid) == self.board.adopter();
+            if is_keeper && !spared.contains(&pid) {
+                spared.push(pid);
+            }
+            spared.contains(&pid)
+        };
+        // First the workload: if this process is killed meanwhile, a pager, or another that goes on, has to end it.
+        child::kill_all(&self.signals, |pid| is_spared(pid) || child::is_named_like_ours(pid));
+        self.board.give_up();
+        child::kill_all(&self.signals, is_spared);
+    }
+
     /// Passes on the signals that have come. `in_job` tells whether what the kernel sends to the job reaches the command.
     fn heed(&self, in_job: impl Fn() -> bool) {
         while self.signals.has_next() {

@@ -132,6 +132,8 @@ impl Quic {
                 }
                 (self.has_resumed, resumed) = (true, Some(index));
                 self.turns.work_for(link.client);
+                // What is read allows the other end to send more.
+                link.mark(&mut self.dirty);
             }
             link.set_contended(contended);
             link.resume(now, &mut self.events);
