@@ -82,11 +82,11 @@ pub const CLIENT_TURN: Duration = Duration::from_micros(10);
 pub const TURN_ALONE: Duration = Duration::from_micros(200);
 /// One turn receives for so long, where clients have their turns, and one reception more.
 pub const RECEIVE_TURN: Duration = Duration::from_micros(30);
-/// A client that owes less is expected for a while after it was served: it may ask for the next page at once.
-pub const OWES_LITTLE: Duration = Duration::from_micros(250);
-/// So long, and
+/// After something was done for a client it is expected for so long, where clients have their turns: it may ask for the next page at once.
 pub const EXPECTED: Duration = Duration::from_micros(50);
-/// for a client that owes more nothing is begun meanwhile.
+/// It is, if it owes so little: in time that pays, of which work takes [`CLIENT_PART`] times as much.
+pub const OWES_LITTLE: Duration = Duration::from_micros(250);
+/// Meanwhile nothing is begun for a client that owes more than this.
 pub const OWES_MUCH: Duration = Duration::from_millis(1);
 /// Bytes that are sent together, where clients have their turns.
 pub const BURST_CONTENDED: u16 = 16 << 10;

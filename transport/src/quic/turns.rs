@@ -427,15 +427,7 @@ mod tests {
         let now = Instant::now();
         let mut turns = contended(now, 2);
         turns.work_for(Some(client(1)));
-        // What is looked at is a thread that does not run.
-        std::thread::sleep(CLIENT_AHEAD * 20);
-        turns.work_for(None);
-        let gone = now.elapsed();
-        let paid_at = turns.paid_at(Some(client(1))).expect("it owes something");
-        assert!(paid_at < now + gone + OWES_LITTLE, "{:?}", paid_at - now);
-        // Nor if that was not long.
-        let (now, mut turns) = (Instant::now(), contended(Instant::now(), 2));
-        turns.work_for(Some(client(1)));
+        // What is looked at is a thread that does not run, if only for a short time.
         std::thread::sleep(OWES_MUCH);
         turns.work_for(None);
         let gone = now.elapsed();
