@@ -2,7 +2,9 @@
 //! and the only user of the transport.
 
 use crate::core::{Answer, At, Core, Departure, Reply};
-use crate::limits::{BLOCK_MAX, DRAIN_MAX, EXPEL_EVERY, FAREWELL, FLUSH_EVENTS, TICK};
+use crate::limits::{
+    BLOCK_MAX, DISCARD_STEPS, DISCARDS_TURN, DRAIN_MAX, EXPEL_EVERY, FAREWELL, FLUSH_EVENTS, TICK,
+};
 use crate::renewal::Renewal;
 use crate::shared::Shared;
 use crate::spin::{SLICE, Spin, prefer_latency};
@@ -136,16 +138,29 @@ impl<T: Transport> Driver<T> {
                 send(&mut self.transport, &self.stats, (at, received), &reply);
             }
         }
-        if let Some(exchange) = self.core.poll_unfinished() {
-            busy = true;
-            if !self.transport.begin_work(received, exchange.link) {
-                self.core.put_off(exchange);
-            } else if !self.core.discards_part(exchange) {
-                self.handle(At { now: clock(), received }, Event::Complete { exchange }, &clock);
-            }
-        }
+        busy |= self.discard_parts(received, &clock);
         self.transport.flush(received)?;
         Ok(busy)
+    }
+
+    /// Some parts of long discards; true if there were any.
+    fn discard_parts(&mut self, received: Instant, clock: &impl Fn() -> Instant) -> bool {
+        let (mut any, until) = (false, clock() + DISCARDS_TURN);
+        for _ in 0..DISCARD_STEPS {
+            let Some(exchange) = self.core.poll_unfinished() else { break };
+            any = true;
+            if !self.transport.begin_work(received, exchange.link) {
+                self.core.put_off(exchange);
+                break;
+            }
+            if !self.core.discards_part(exchange) {
+                self.handle(At { now: clock(), received }, Event::Complete { exchange }, clock);
+            }
+            if clock() >= until {
+                break;
+            }
+        }
+        any
     }
 
     /// Handles an event; returns how many pages the answer carries.

@@ -58,6 +58,10 @@ pub const SWEEP_SHARE: u64 = 16;
 pub const DISCARD_AT_ONCE: usize = 64;
 /// Pages that a longer one frees in one step: 6 us, about as long as a client that reads one page after the other lets a thread wait for its next request.
 pub const DISCARD_STEP: usize = 64;
+/// Such steps in one turn of the loop, at most,
+pub const DISCARD_STEPS: usize = 8;
+/// of which the last begins so soon.
+pub const DISCARDS_TURN: Duration = Duration::from_micros(10);
 const _: () = assert!(DISCARD_AT_ONCE <= DISCARD_STEP, "it is answered after one step");
 /// Entries looked at in one step of giving free frames back to the kernel.
 pub const TRIM_STEP: u32 = 16_384;

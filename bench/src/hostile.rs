@@ -36,8 +36,21 @@ const PAUSE: Duration = Duration::from_millis(200);
 const LOST: Duration = Duration::from_secs(10);
 /// Who takes CPU time does so in periods of this length.
 const PERIOD: Duration = Duration::from_millis(1);
-/// Reads that are measured of those one after the other: of a neighbour that works on what it reads, and of one that hardly does.
-const READS: [u32; 2] = [3, 63];
+/// Reads one after the other, each so long after the one before. The first is not measured.
+#[derive(Clone, Copy)]
+struct Rhythm {
+    reads: u32,
+    apart: Duration,
+}
+
+/// Of a neighbour that works on what it has read, of one that hardly does, and of one that works on each page.
+const RHYTHMS: [Rhythm; 3] = [
+    Rhythm { reads: 4, apart: Duration::ZERO },
+    Rhythm { reads: 64, apart: Duration::ZERO },
+    Rhythm { reads: 16, apart: Duration::from_micros(100) },
+];
+/// Of who reads a page now and then.
+const NOW_AND_THEN: Rhythm = Rhythm { reads: 1, apart: Duration::ZERO };
 /// The time after them in which others have the CPU.
 const REST: Duration = Duration::from_micros(200);
 /// Memory of the agent in MiB.
@@ -90,11 +103,12 @@ fn once(
     neighbour.begin()?;
     let mut attacker = Client::new((near, addr), &dir, "attacker")?;
     attacker.begin()?;
-    let alone = neighbour.reads(slice, READS[0])?;
+    let alone = neighbour.reads(slice, RHYTHMS[0])?;
     report.latency("alone", alone.latency());
-    for reads in READS {
-        beside_it((&mut neighbour, &mut attacker), (kind, reads), slice, report)?;
+    for rhythm in RHYTHMS {
+        beside_it((&mut neighbour, &mut attacker), (kind, rhythm), slice, report)?;
     }
+    now_and_then((&mut neighbour, &mut attacker), (kind, alone.latency().mean), slice, report)?;
     drop(neighbour);
     // What it costs that there are turns: two that both take all, and one alone.
     let mut another = Client::new((near, addr), &dir, "another")?;
@@ -107,24 +121,62 @@ fn once(
     Ok(())
 }
 
-/// What the neighbour keeps of its reads beside the other one, `reads` and one at a time.
+/// What one that takes all keeps beside one that reads a page now and then, which takes so many us.
+fn now_and_then(
+    (light, heavy): (&mut Client, &mut Client),
+    (kind, read_us): (Asks, f64),
+    slice: Duration,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let attack = |over: &AtomicBool| heavy.attack(kind, || over.load(Ordering::Relaxed));
+    beside(attack, || light.reads(slice, NOW_AND_THEN))?;
+    let with = heavy.answered;
+    let read = Duration::from_secs_f64(read_us / 1e6);
+    let attack = |over: &AtomicBool| heavy.attack(kind, || over.load(Ordering::Relaxed));
+    beside(attack, || burn_first(slice, read))?;
+    let name = format!("{}: kept beside one that reads now and then", kind.name());
+    report.judged(&name, "x", with / heavy.answered, Some(Target::AtLeast(KEPT)));
+    Ok(())
+}
+
+/// Takes the CPU as one that reads a page now and then does, and asks for nothing.
+fn burn_first(time: Duration, read: Duration) -> Result<(), BenchError> {
+    let (_first, start) = (First::new()?, Instant::now());
+    while start.elapsed() < time {
+        spin(read);
+        thread::sleep(REST);
+    }
+    Ok(())
+}
+
+fn spin(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}
+
+/// What the neighbour keeps of its reads beside the other one.
 fn beside_it(
     (neighbour, attacker): (&mut Client, &mut Client),
-    (kind, reads): (Asks, u32),
+    (kind, rhythm): (Asks, Rhythm),
     slice: Duration,
     report: &mut Report,
 ) -> Result<(), BenchError> {
     let attack = |over: &AtomicBool| attacker.attack(kind, || over.load(Ordering::Relaxed));
-    let (attacked, share) = beside(attack, || neighbour.reads(slice, reads))?;
+    let (attacked, share) = beside(attack, || neighbour.reads(slice, rhythm))?;
     // Not counted: meanwhile the agent gets over what the other has asked for.
-    neighbour.reads(PAUSE, reads)?;
-    let (burdened, _) = beside(|over| burn(over, share), || neighbour.reads(slice, reads))?;
-    let name = format!("{}, {} in a row", kind.name(), reads + 1);
+    neighbour.reads(PAUSE, rhythm)?;
+    let (burdened, _) = beside(|over| burn(over, share), || neighbour.reads(slice, rhythm))?;
+    let apart = rhythm.apart.as_micros();
+    let apart = if apart > 0 { format!(", {apart} us apart") } else { String::new() };
+    let name = format!("{}, {} in a row{apart}", kind.name(), rhythm.reads);
     report.latency(&format!("{name}: beside CPU taken"), burdened.latency());
     report.latency(&format!("{name}: beside it"), attacked.latency());
     report.figure(&format!("{name}: answered"), "/s", attacker.answered);
     report.figure(&format!("{name}: takes of a CPU"), "", share);
-    let kept = burdened.latency().mean / attacked.latency().mean;
+    let a_read = |samples: &Samples| rhythm.apart.as_micros() as f64 + samples.latency().mean;
+    let kept = a_read(&burdened) / a_read(&attacked);
     report.judged(&format!("{name}: reads kept"), "x", kept, Some(Target::AtLeast(KEPT)));
     Ok(())
 }
@@ -156,10 +208,7 @@ fn cpu_time() -> Result<Duration, BenchError> {
 /// Takes so much of a CPU.
 fn burn(over: &AtomicBool, share: f64) -> Result<(), BenchError> {
     while !over.load(Ordering::Relaxed) {
-        let end = Instant::now() + PERIOD.mul_f64(share.min(1.0));
-        while Instant::now() < end {
-            std::hint::spin_loop();
-        }
+        spin(PERIOD.mul_f64(share.min(1.0)));
         if share < 1.0 {
             thread::sleep(PERIOD.mul_f64(1.0 - share));
         }
@@ -240,13 +289,13 @@ impl Client {
         Ok(())
     }
 
-    /// Random reads for `time`, `reads` and one at a time, then a rest. Meanwhile nobody else has the CPU, so that none but the agent is waited for.
-    fn reads(&mut self, time: Duration, reads: u32) -> Result<Samples, BenchError> {
+    /// Random reads for `time`, and a rest after some. Meanwhile nobody else has the CPU, so that none but the agent is waited for.
+    fn reads(&mut self, time: Duration, rhythm: Rhythm) -> Result<Samples, BenchError> {
         let _first = First::new()?;
         self.wait = Wait::Spin;
         let (start, mut samples, mut seed) = (Instant::now(), Samples::new(), 1_u64);
         while start.elapsed() < time {
-            for read in 0..=reads {
+            for read in 0..rhythm.reads {
                 let began = Instant::now();
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let page = (seed >> 33) % PAGES;
@@ -259,6 +308,7 @@ impl Client {
                 if read > 0 {
                     samples.add(began.elapsed());
                 }
+                spin(rhythm.apart);
             }
             thread::sleep(REST);
         }

@@ -40,7 +40,7 @@ impl Core {
         true
     }
 
-    /// A request whose next part may be done: it has come whole. Ask in each turn, once.
+    /// A request whose next part may be done: it has come whole. Ask in each turn, for some.
     pub fn poll_unfinished(&mut self) -> Option<ExchangeId> {
         // Those of links that have ended are forgotten at once, however many they are.
         while let Some(exchange) = self.unfinished.pop_front() {

@@ -72,24 +72,35 @@ pub const STRANGER_LEAST: usize = 512;
 /// frames leave gaps costs QUIC a second.
 pub const STRANGER_LEN: usize = 1500;
 
-/// What is done for one client takes at most one part in so many of the time, while another sends.
+/// What is done for one client takes one part in so many of the time, while another sends: it owes what is more.
 pub const CLIENT_PART: u32 = 2;
-/// So much may be done for it at once, if nothing was before.
-pub const CLIENT_AHEAD: Duration = Duration::from_millis(2);
+/// The same while another is expected, which has the rest.
+pub const EXPECTED_PART: u32 = 3;
+/// A client owes no more: in time that pays, of which work takes [`CLIENT_PART`] times as much.
+pub const OWES_MOST: Duration = Duration::from_millis(4);
 /// One turn may take in so much of a client, or send for so long, and one datagram more.
 pub const CLIENT_TURN: Duration = Duration::from_micros(10);
 /// The same where only one is active.
 pub const TURN_ALONE: Duration = Duration::from_micros(200);
 /// One turn receives for so long, where clients have their turns, and one reception more.
 pub const RECEIVE_TURN: Duration = Duration::from_micros(30);
-/// After something was done for a client it is expected for so long, where clients have their turns: it may ask for the next page at once.
+/// A client that was answered is expected for so long, where clients have their turns: it may ask for the next page at once.
 pub const EXPECTED: Duration = Duration::from_micros(50);
-/// It is, if it owes so little: in time that pays, of which work takes [`CLIENT_PART`] times as much.
+/// It is, if so many of the last eight times it did,
+pub const EXPECTED_LEAST: u32 = 4;
+/// and if it owes so little.
 pub const OWES_LITTLE: Duration = Duration::from_micros(250);
-/// Meanwhile nothing is begun for a client that owes more than this.
+/// Meanwhile nothing is begun for a client that owes so much more, unless that one was just answered.
+pub const OWES_MORE: Duration = Duration::from_micros(20);
+/// Nothing at all for one that owes so much more.
 pub const OWES_MUCH: Duration = Duration::from_millis(1);
-/// Bytes that are sent together, where clients have their turns.
-pub const BURST_CONTENDED: u16 = 16 << 10;
+/// It was just answered for so long: to ask again takes longer.
+pub const ANSWERED: Duration = Duration::from_micros(3);
+/// Bytes that are sent together, where clients have their turns, and of replies that requests of one link which have come whole may ask for, beyond which no
+/// further request is read. (Those that have not come whole do not count: what they wait for may be behind what is not read.)
+pub const BURST_CONTENDED: usize = 32 << 10;
+/// The same while another is expected: it is sent in the time in which that one has its answer.
+pub const BURST_EXPECTED: usize = 8 << 10;
 /// A client in so many of whose receptions in [`CONTENDED`] was no request only keeps its links.
 pub const QUIET_MAX: u32 = 3;
 /// A client that has asked for something is active for so long.
@@ -98,9 +109,6 @@ pub const CONTENDED: Duration = Duration::from_millis(10);
 pub const LANES_MAX: usize = 16 << 20;
 /// Receptions in one `drive`, where clients wait for their turn: the socket's buffer, which all share, is to be empty.
 pub const RECEIVE_CONTENDED: usize = 64;
-/// Bytes of replies that requests of one link which have come whole may ask for, where clients have their turns, beyond which no further request is read.
-/// (Those that have not come whole do not count: what they wait for may be behind what is not read.)
-pub const BACKLOG_CONTENDED: usize = 16 << 10;
 /// A reply counts for so many at least: its request costs something too.
 pub const REPLY_LEAST: usize = 2 << 10;
 /// Timers wait so long at most for what came while the thread did not run for [`STALL`].

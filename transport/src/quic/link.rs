@@ -13,8 +13,7 @@ use quinn_proto::{
 
 use super::admission::{Source, is_slow};
 use super::limits::{
-    BACKLOG_CONTENDED, CLOSING, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX,
-    REPLY_LEAST, SEND_WINDOW,
+    CLOSING, HANDSHAKE, HEAD, PROBE, PROBE_MAX, PROBE_RTTS, QUEUE_MAX, REPLY_LEAST, SEND_WINDOW,
 };
 use super::outgoing::Outgoing;
 use super::stream_hasher::StreamHasher;
@@ -57,8 +56,10 @@ pub(super) struct Link {
     promised: usize,
     /// The same of requests that have come whole, each at least [`REPLY_LEAST`].
     asked: usize,
-    /// Whether other clients have turns too.
-    is_contended: bool,
+    /// Where other clients have turns too: bytes of replies that may be asked for, beyond which no further request is read.
+    burst: Option<usize>,
+    /// Whether it was answered since [`Link::take_answered`] has said so.
+    has_replied: bool,
     /// Bound of `queued` and `promised` beyond which no further request is read.
     backlog_max: usize,
     /// The least share of the receive windows that it has had.
@@ -149,7 +150,8 @@ impl Link {
             queued: 0,
             promised: 0,
             asked: 0,
-            is_contended: false,
+            burst: None,
+            has_replied: false,
             backlog_max: SEND_WINDOW as usize / 2,
             receive,
             is_crumbled: false,
@@ -373,6 +375,7 @@ impl Link {
         if self.queued + message.len() > QUEUE_MAX {
             return Err(TransportError::Busy);
         }
+        self.has_replied = true;
         self.promised -= std::mem::take(&mut ours.promised);
         self.asked -= std::mem::take(&mut ours.asked);
         let stream = stream_id(exchange.stream());
@@ -457,14 +460,19 @@ impl Link {
         }
     }
 
+    /// Whether all its requests have been answered, some of them since this was last true.
+    pub(super) fn take_answered(&mut self) -> bool {
+        self.exchanges.is_empty() && self.held.is_empty() && std::mem::take(&mut self.has_replied)
+    }
+
     /// Whether there is room again for what was held back.
     pub(super) fn may_resume(&self) -> bool {
         self.holds_back() && self.has_room()
     }
 
     /// Other clients wait for their turn, or not any more: then no more is read of this one's requests than can be answered soon.
-    pub(super) fn set_contended(&mut self, is: bool) {
-        self.is_contended = is;
+    pub(super) fn set_burst(&mut self, burst: Option<usize>) {
+        self.burst = burst;
     }
 
     /// Reads the requests which were held back, as long as there is room for replies.
@@ -478,7 +486,7 @@ impl Link {
 
     /// Whether another reply may be asked for. A requester's own bound is that of its requests.
     fn has_room(&self) -> bool {
-        let is_soon = !self.is_contended || self.queued + self.asked < BACKLOG_CONTENDED;
+        let is_soon = self.burst.is_none_or(|burst| self.queued + self.asked < burst);
         self.queued + self.promised < self.backlog_max && is_soon
             || self.conn.side() == Side::Client
     }

@@ -627,7 +627,8 @@ impl Transport for Quic {
 
     fn begin_work(&mut self, now: Instant, link: LinkId) -> bool {
         let client = self.client_of_link(link);
-        let may = client.is_none_or(|client| self.turns.waits_until(now, client).is_none());
+        let (now, first) = (self.turns.time(now), self.leaves_first(now));
+        let may = client.is_none_or(|client| self.begins_at(now, client, first).is_none());
         self.turns.work_for(client.filter(|_| may));
         may
     }

@@ -60,11 +60,15 @@ impl Quic {
             let Some(received) = self.socket.receive()? else { break };
             any = true;
             // A short message is worth answering before the next is looked for.
+            let is_short = received.len < limits::BULK;
             if self.take(now, &received, began + limits::TURN_ALONE) {
                 of_link = true;
-                if received.len < limits::BULK && !self.turns.is_contended() {
+                if is_short && !self.turns.is_contended() {
                     break;
                 }
+            }
+            if is_short && self.turns.has_asked_again(now) {
+                break;
             }
         }
         self.turns.work_for(None);
@@ -72,7 +76,7 @@ impl Quic {
             // Of several only if it took long to receive: who floods the socket takes no more than half.
             let took = began.elapsed();
             let until = began + took + took.saturating_sub(limits::CLIENT_TURN);
-            while let Some(client) = self.turns.next(now) {
+            while let Some(client) = self.turns.next(self.turns.time(now)) {
                 (any, of_link) = (true, true);
                 self.serve_lane(now, client);
                 if until <= Instant::now() {
@@ -185,7 +189,7 @@ impl Quic {
         match self.endpoint.handle(now, from, to, None, bytes, &mut self.answer) {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(link) = self.links.get_mut(handle.0).and_then(Option::as_mut) {
-                    link.set_contended(self.turns.is_contended());
+                    link.set_burst(self.turns.burst(now, link.client));
                     link.handle_event(now, event);
                     link.mark(&mut self.dirty);
                 }

@@ -40,6 +40,7 @@ impl Quic {
         if !self.turns.is_contended() {
             return self.dirty.pop_front();
         }
+        let now = self.turns.time(now);
         let paid_at = |at: &usize| self.turns.paid_at(self.client_at(self.dirty[*at]));
         let at = (0..self.dirty.len()).min_by_key(paid_at)?;
         let client = self.client_at(self.dirty[at]);
@@ -68,13 +69,18 @@ impl Quic {
         self.standing_until = Some(self.standing_until.map_or(until, |other| other.min(until)));
     }
 
-    /// The links that stood back have something to transmit, if it is time.
+    /// The links that stood back have something to transmit, if it is time; the first of them also if who is expected was just answered.
     fn step_forward(&mut self, now: Instant) {
-        if self.turns.is_contended() && self.standing_until.is_none_or(|until| until > now) {
-            return;
+        let all = self.standing.len();
+        let count = match self.standing_until.is_some_and(|until| until <= now) {
+            true => all,
+            false if !self.turns.is_contended() => all,
+            false => all.min(usize::from(self.turns.is_just_answered(now))),
+        };
+        if count == all {
+            self.standing_until = None;
         }
-        self.standing_until = None;
-        for index in self.standing.drain(..) {
+        for index in self.standing.drain(..count) {
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
             link.stands_back = false;
             link.mark(&mut self.dirty);
@@ -84,23 +90,29 @@ impl Quic {
     /// Transmits what a link has, some at most. False if the socket takes no more.
     fn transmit_one(&mut self, now: Instant, index: usize) -> bool {
         let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { return true };
-        self.turns.work_for(link.client);
+        let client = link.client;
+        self.turns.work_for(client);
         link.marked = false;
-        let (mtu, contended) = (link.conn.current_mtu(), self.turns.is_contended());
-        let (segments, bursts) = match contended {
-            true => (usize::from((limits::BURST_CONTENDED / mtu).max(1)), 1),
-            false => (usize::MAX, limits::TRANSMIT_BURST),
+        let mtu = link.conn.current_mtu();
+        let (segments, bursts) = match self.turns.burst(now, client) {
+            Some(burst) => ((burst / usize::from(mtu)).max(1), 1),
+            None => (usize::MAX, limits::TRANSMIT_BURST),
         };
         let segments = segments.min(self.socket.segments(mtu));
         for _ in 0..bursts {
             let transmit = link.conn.poll_transmit(now, segments, &mut self.buffer);
             let Some(transmit) = transmit else {
+                let answered = client.filter(|_| link.take_answered());
                 let (before, after) = link.update_timeout();
                 self.timeout = if before.is_some() && before == self.timeout {
                     self.links.iter().flatten().filter_map(|link| link.timeout).min()
                 } else {
                     [self.timeout, after].into_iter().flatten().min()
                 };
+                if let Some(client) = answered {
+                    self.turns.work_for(None);
+                    self.turns.answered(self.turns.time(now), client);
+                }
                 return true;
             };
             if !self.socket.send(&transmit, &self.buffer) {
@@ -114,16 +126,37 @@ impl Quic {
         true
     }
 
+    /// Who is expected, if there is something for it that is to leave before anything is begun for another.
+    pub(super) fn leaves_first(&self, now: Instant) -> Option<PeerId> {
+        let (expected, _) = self.turns.expected(now)?;
+        let is_its = |index: &usize| self.client_at(*index) == Some(expected);
+        self.dirty.iter().any(is_its).then_some(expected)
+    }
+
+    /// When something may be begun for a client, if that is not now; `first` [leaves first](Quic::leaves_first).
+    pub(super) fn begins_at(
+        &self,
+        now: Instant,
+        client: PeerId,
+        first: Option<PeerId>,
+    ) -> Option<Instant> {
+        match first.is_some_and(|first| first != client) {
+            true => Some(now),
+            false => self.turns.stands_back_until(now, client),
+        }
+    }
+
     /// Reads requests which were held back, as far as replies have gone: of one link in a turn.
     pub(super) fn resume(&mut self, now: Instant) {
-        let contended = self.turns.is_contended();
         self.resumes_at = None;
+        let (time, first) = (self.turns.time(now), self.leaves_first(now));
         let mut resumed = None;
         for _ in 0..self.held.len() {
             let Some(index) = self.held.pop_front() else { break };
-            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
+            let Some(link) = self.links.get(index).and_then(Option::as_ref) else { continue };
+            let client = link.client;
             if link.may_resume() {
-                let waits = link.client.and_then(|client| self.turns.waits_until(now, client));
+                let waits = client.and_then(|client| self.begins_at(time, client, first));
                 let waits = waits.or(self.has_resumed.then_some(now));
                 if let Some(at) = waits {
                     self.resumes_at = Some(self.resumes_at.map_or(at, |other| other.min(at)));
@@ -131,11 +164,14 @@ impl Quic {
                     continue;
                 }
                 (self.has_resumed, resumed) = (true, Some(index));
-                self.turns.work_for(link.client);
+                self.turns.work_for(client);
+            }
+            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
+            if resumed == Some(index) {
                 // What is read allows the other end to send more.
                 link.mark(&mut self.dirty);
             }
-            link.set_contended(contended);
+            link.set_burst(self.turns.burst(now, client));
             link.resume(now, &mut self.events);
             self.settle(now, index);
         }

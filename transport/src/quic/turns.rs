@@ -2,8 +2,9 @@
 //! each asks for may cost a hundred times what another's does. So while more than one client sends, what comes waits in a lane for each, and it is the
 //! turn of the one for which least was done of late.
 //!
-//! What is done for a client is measured, and owed: it is paid by the time that passes, of which a part is everybody's. Who owes waits, even if nobody
-//! else has anything just now: otherwise whoever comes next would wait for the end of what one had begun, always.
+//! What is done for a client is measured, and owed: it is paid by the time that passes, of which a part is everybody's. Who asks for one thing after the
+//! other would always find that something was begun for another since it was answered. So it is expected to ask again, and meanwhile little is begun for those
+//! that owe more.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::HashMap;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 
 use super::limits::{
-    CLIENT_AHEAD, CLIENT_PART, CONTENDED, EXPECTED, LANES_MAX, OWES_LITTLE, OWES_MUCH, QUIET_MAX,
+    ANSWERED, BURST_CONTENDED, BURST_EXPECTED, CLIENT_PART, CONTENDED, EXPECTED, EXPECTED_LEAST,
+    EXPECTED_PART, LANES_MAX, OWES_LITTLE, OWES_MORE, OWES_MOST, OWES_MUCH, QUIET_MAX,
     STRANGER_LEAST,
 };
 use super::strangers::Datagram;
@@ -36,8 +38,10 @@ pub(super) struct Turns {
     weight: usize,
     /// When this turn of the loop began.
     now: Option<Instant>,
-    /// Until when one that owes little may ask again.
-    expected_until: Option<Instant>,
+    /// Who owes little and may ask again, and until when.
+    expected: Option<(PeerId, Instant)>,
+    /// Until when that one was just answered.
+    answered_until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -51,11 +55,10 @@ struct Client {
     active_until: Option<Instant>,
     /// Receptions since then, which is not long ago.
     received: (Option<Instant>, u32),
-}
-
-/// When who has paid by `paid_at` may have something done again.
-fn due(paid_at: Option<Instant>) -> Option<Instant> {
-    paid_at.map(|at| at.checked_sub(CLIENT_AHEAD * CLIENT_PART).unwrap_or(at))
+    /// When it had an answer to all that it had asked for, if it has asked for nothing since.
+    answered_at: Option<Instant>,
+    /// A bit for each of the last times that it asked then: whether it did so soon.
+    asked_soon: u8,
 }
 
 /// CPU time of this thread; longer than any other if it cannot be told.
@@ -99,6 +102,9 @@ impl Turns {
     pub(super) fn asked(&mut self, now: Instant, client: PeerId) {
         let Some(state) = self.clients.get_mut(&client) else { return };
         state.active_until = Some(now + CONTENDED);
+        if let Some(at) = state.answered_at.take() {
+            state.asked_soon = state.asked_soon << 1 | u8::from(now <= at + EXPECTED);
+        }
         let last = self.last.replace(client).filter(|last| *last != client);
         let last = last.and_then(|last| self.clients.get(&last)?.active_until);
         if last.is_some_and(|until| now < until) {
@@ -108,6 +114,16 @@ impl Turns {
             }
             self.contended_until = Some(now + CONTENDED);
         }
+    }
+
+    /// The client has its answers, as often before, and asked again each time.
+    #[cfg(test)]
+    pub(super) fn expect(&mut self, now: Instant, client: PeerId) {
+        for _ in 0..EXPECTED_LEAST {
+            self.answered(now, client);
+            self.asked(now, client);
+        }
+        self.answered(now, client);
     }
 
     #[cfg(test)]
@@ -158,7 +174,7 @@ impl Turns {
     pub(super) fn next(&self, now: Instant) -> Option<PeerId> {
         let waiting = self.clients.iter().filter(|(_, state)| !state.lane.is_empty());
         let (client, _) = waiting.min_by_key(|(_, state)| state.paid_at)?;
-        self.waits_until(now, *client).is_none().then_some(*client)
+        self.stands_back_until(now, *client).is_none().then_some(*client)
     }
 
     /// The first datagram that waits of a client.
@@ -175,30 +191,63 @@ impl Turns {
     pub(super) fn due(&self) -> Option<Instant> {
         let now = self.now.filter(|_| self.weight > 0)?;
         let waiting = self.clients.iter().filter(|(_, state)| !state.lane.is_empty());
-        waiting.map(|(client, _)| self.waits_until(now, *client).unwrap_or(now)).min()
+        waiting.map(|(client, _)| self.stands_back_until(now, *client).unwrap_or(now)).min()
     }
 
-    /// When something may be done for a client, if that is not now: it owes, and less was done for another that is active, or is expected.
-    pub(super) fn waits_until(&self, now: Instant, client: PeerId) -> Option<Instant> {
-        self.owes_until(now, client).max(self.stands_back_until(now, client))
+    /// The time now, where clients have their turns, and otherwise that at which this turn of the loop began.
+    pub(super) fn time(&self, began: Instant) -> Instant {
+        if self.is_contended() { began.max(Instant::now()) } else { began }
     }
 
-    fn owes_until(&self, now: Instant, client: PeerId) -> Option<Instant> {
-        let state = self.clients.get(&client).filter(|_| self.is_contended())?;
-        let due = due(state.paid_at).filter(|due| *due > now)?;
-        let is_less = |other: &&Client| other.paid_at < state.paid_at;
-        let others = self.clients.values().filter(is_less);
-        let active = others.filter_map(|other| other.active_until).filter(|until| *until > now);
-        Some(active.max()?.min(due))
-    }
-
-    /// Until when nothing is begun for a client that owes much, because one that owes little was served just now: who reads one page after the
-    /// other asks for the next at once, and would always find something begun (anticipatory scheduling, Iyer and Druschel, 2001).
+    /// Until when nothing is begun for a client, because one that owes less is expected to ask again: who reads one page after the other would find something
+    /// begun each time (anticipatory scheduling, Iyer and Druschel, 2001). What is begun as soon as that one is answered is done when it asks.
     pub(super) fn stands_back_until(&self, now: Instant, client: PeerId) -> Option<Instant> {
-        let expected = self.expected_until.filter(|until| *until > now && self.is_contended())?;
-        let paid_at = self.clients.get(&client)?.paid_at;
-        let owes_less = paid_at?.checked_sub(OWES_MUCH).filter(|at| *at > now)?;
-        Some(expected.min(owes_less))
+        let (expected, until) = self.expected(now)?;
+        let least = self.paid_at(Some(expected)).map_or(now, |at| at.max(now));
+        let more = self.paid_at(Some(client))?.saturating_duration_since(least);
+        let may = more <= OWES_MORE || more <= OWES_MUCH && self.is_just_answered(now);
+        (!may).then_some(until)
+    }
+
+    /// Who is expected to ask again, and until when.
+    pub(super) fn expected(&self, now: Instant) -> Option<(PeerId, Instant)> {
+        self.expected.filter(|(_, until)| *until > now && self.is_contended())
+    }
+
+    /// Whether that one had no time yet to ask again.
+    pub(super) fn is_just_answered(&self, now: Instant) -> bool {
+        self.answered_until.is_some_and(|until| until > now)
+    }
+
+    /// Whether it has.
+    pub(super) fn has_asked_again(&self, now: Instant) -> bool {
+        let state = self.expected(now).and_then(|(expected, _)| self.clients.get(&expected));
+        state.is_some_and(|state| !state.lane.is_empty())
+    }
+
+    /// The client has all the answers of a link: it is expected to ask again, if it does so and owes little, and less than who is expected now.
+    pub(super) fn answered(&mut self, now: Instant, client: PeerId) {
+        let owes_of = |state: &Client| state.paid_at.map_or(now, |at| at.max(now));
+        let other = self.expected(now).and_then(|(other, _)| self.clients.get(&other));
+        let other = other.map(owes_of);
+        let Some(state) = self.clients.get_mut(&client).filter(|_| self.contended_until.is_some())
+        else {
+            return;
+        };
+        state.answered_at = Some(now);
+        let owes = owes_of(state);
+        let is_less = owes <= now + OWES_LITTLE && other.is_none_or(|other| owes <= other);
+        if is_less && state.asked_soon.count_ones() >= EXPECTED_LEAST {
+            self.expected = Some((client, now + EXPECTED));
+            self.answered_until = Some(now + ANSWERED);
+        }
+    }
+
+    /// Bytes that are sent for a client together; of replies, those that its requests may ask for.
+    pub(super) fn burst(&self, now: Instant, client: Option<PeerId>) -> Option<usize> {
+        let expected = self.expected(now).filter(|(expected, _)| Some(*expected) != client);
+        let burst = if expected.is_some() { BURST_EXPECTED } else { BURST_CONTENDED };
+        self.is_contended().then_some(burst)
     }
 
     /// Of two clients less was done of late for the one of which this is earlier.
@@ -233,12 +282,18 @@ impl Turns {
 
     /// So long was worked for a client, until now.
     pub(super) fn charge(&mut self, now: Instant, client: PeerId, took: Duration) {
+        let expected = self.expected(now).map(|(expected, _)| expected);
+        let owes = match expected {
+            None => took * CLIENT_PART,
+            Some(expected) if expected == client => took * EXPECTED_PART / (EXPECTED_PART - 1),
+            Some(_) => took * EXPECTED_PART,
+        };
         let Some(state) = self.clients.get_mut(&client) else { return };
         let began = now.checked_sub(took).unwrap_or(now);
         let from = state.paid_at.map_or(began, |paid| paid.max(began));
-        state.paid_at = Some(from + took * CLIENT_PART);
-        if state.paid_at.is_some_and(|at| at <= now + OWES_LITTLE) {
-            self.expected_until = Some(now + EXPECTED);
+        state.paid_at = Some((from + owes).min(now + OWES_MOST));
+        if expected == Some(client) {
+            self.answered_until = None;
         }
     }
 }
@@ -278,8 +333,8 @@ mod tests {
         turns
     }
 
-    /// What each of the clients is given in a second, of which one has work of 100 us always, and others work of 10 us each so many us.
-    fn shares(always: u8, now_and_then: &[u32]) -> Vec<f64> {
+    /// What each of the clients is given in a second, of which some have work of `step` always, and others work of 10 us so many us after they were answered.
+    fn shares(step: Duration, always: u8, now_and_then: &[u32]) -> Vec<f64> {
         let start = Instant::now();
         let count = always + now_and_then.len() as u8;
         let mut turns = contended(start, count.max(2));
@@ -288,15 +343,11 @@ mod tests {
         while now < start + Duration::from_secs(1) {
             turns.begin(now);
             for n in 0..count {
-                let due = n.checked_sub(always).map(|n| &mut next[usize::from(n)]);
+                let due = n.checked_sub(always).map(|n| next[usize::from(n)]);
                 let has = !turns.clients[&client(n)].lane.is_empty();
-                if due.as_ref().is_none_or(|due| **due <= now) && !has {
+                if due.is_none_or(|due| due <= now) && !has {
                     hears(&mut turns, now, n);
                     turns.push(client(n), datagram(100));
-                }
-                // It asks again that long after it was answered.
-                if let Some(due) = due.filter(|due| **due <= now) {
-                    *due = now + US * now_and_then[usize::from(n - always)];
                 }
             }
             let Some(one) = turns.next(now) else {
@@ -305,10 +356,14 @@ mod tests {
             };
             turns.take(one).expect("it waits");
             let n = (0..count).find(|n| client(*n) == one).expect("one of them");
-            let took = if n < always { 100 * US } else { 10 * US };
+            let took = if n < always { step } else { 10 * US };
             now += took;
             given[usize::from(n)] += took;
             turns.charge(now, one, took);
+            if let Some(n) = n.checked_sub(always).map(usize::from) {
+                turns.answered(now, one);
+                next[n] = now + US * now_and_then[n];
+            }
         }
         given.iter().map(Duration::as_secs_f64).collect()
     }
@@ -352,9 +407,9 @@ mod tests {
     }
 
     #[test]
-    fn one_that_takes_all_gets_half_beside_one_that_needs_little() {
-        let shares = shares(1, &[200]);
-        assert!((0.45..0.52).contains(&shares[0]), "{shares:?}");
+    fn one_that_takes_all_gets_what_one_that_needs_little_leaves() {
+        let shares = shares(100 * US, 1, &[200]);
+        assert!(shares[0] > 0.94, "{shares:?}");
         // Of 200 us each time it is kept waiting for some of the 100.
         assert!(shares[1] > 0.035, "{shares:?}");
     }
@@ -362,64 +417,122 @@ mod tests {
     #[test]
     fn those_that_take_all_share_all_equally() {
         for count in [2, 3, 5] {
-            let shares = shares(count, &[]);
+            let shares = shares(100 * US, count, &[]);
             let fair = 1.0 / f64::from(count);
             assert!(shares.iter().all(|share| (share / fair - 1.0).abs() < 0.02), "{shares:?}");
         }
     }
 
     #[test]
-    fn one_for_which_least_was_done_does_not_wait_for_what_it_owes() {
+    fn who_owes_does_not_wait_for_nobody() {
         let now = Instant::now();
         let mut turns = contended(now, 2);
-        turns.charge(now, client(0), 10_000 * US);
-        turns.charge(now, client(1), 20_000 * US);
-        assert_eq!(turns.waits_until(now, client(0)), None);
-        // 36 ms, unless the other is silent.
-        let waits = turns.waits_until(now, client(1)).expect("it owes more");
-        assert_eq!(waits, now + CONTENDED);
-        turns.charge(now, client(0), Duration::ZERO);
-        turns.push(client(1), datagram(1));
-        assert_eq!((turns.next(now), turns.due()), (None, Some(waits)));
-        // Nobody else asks any more.
-        let later = now + CONTENDED;
-        hears(&mut turns, later, 1);
-        assert_eq!(turns.next(later), Some(client(1)));
+        for (n, took) in [(0, OWES_MOST / 4), (1, OWES_MOST * 100)] {
+            turns.charge(now, client(n), took);
+            turns.push(client(n), datagram(1));
+        }
+        // What was done long ago is forgotten.
+        assert_eq!(turns.paid_at(Some(client(1))), Some(now + OWES_MOST));
+        for n in [0, 1] {
+            assert_eq!((turns.next(now), turns.due()), (Some(client(n)), Some(now)));
+            assert!(turns.take(client(n)).is_some());
+        }
     }
 
     #[test]
-    fn one_that_takes_all_gets_half_beside_one_that_asks_again_at_once() {
-        let shares = shares(1, &[6]);
-        assert!((0.45..0.55).contains(&shares[0]), "{shares:?}");
+    fn one_that_takes_all_gets_a_third_beside_one_that_asks_again_at_once() {
+        for (pause, least) in [(6, 0.5), (45, 0.11)] {
+            let shares = shares(10 * US, 1, &[pause]);
+            assert!((0.30..0.38).contains(&shares[0]) && shares[1] > least, "{shares:?}");
+        }
+        // And what is left by one that asks later than it is expected.
+        let shares = shares(10 * US, 1, &[60]);
+        assert!(shares[0] > 0.8, "{shares:?}");
     }
 
-    #[test]
-    fn nothing_is_begun_for_one_that_owes_much_while_one_that_owes_little_may_ask_again() {
-        let now = Instant::now();
+    /// A client that owes so much, of which something waits, and another that is expected.
+    fn beside_expected(now: Instant, owes: Duration) -> Turns {
         let mut turns = contended(now, 2);
-        turns.charge(now, client(1), OWES_MUCH * 2);
+        turns.charge(now, client(1), owes);
         turns.push(client(1), datagram(1));
         assert_eq!(turns.next(now), Some(client(1)));
-        turns.charge(now, client(0), 10 * US);
+        turns.expect(now, client(0));
+        turns
+    }
+
+    #[test]
+    fn nothing_is_begun_for_one_that_owes_much_while_another_is_expected() {
+        let now = Instant::now();
+        let mut turns = beside_expected(now, OWES_MUCH * 2);
         let until = now + EXPECTED;
         assert_eq!((turns.next(now), turns.due()), (None, Some(until)));
         assert_eq!(turns.stands_back_until(now, client(1)), Some(until));
-        // What it asks for now is begun.
+        assert_eq!(turns.next(until), Some(client(1)));
+        // What that one asks for is begun, and taken in at once.
+        assert!(!turns.has_asked_again(now));
         turns.push(client(0), datagram(1));
+        assert!(turns.has_asked_again(now));
         assert_eq!(turns.next(now), Some(client(0)));
         assert!(turns.take(client(0)).is_some());
-        assert_eq!(turns.next(until), Some(client(1)));
-        // Half of the time is the other's in any case.
+        // The time that passes pays.
         let paid = now + OWES_MUCH;
-        turns.charge(paid, client(0), 10 * US);
-        assert_eq!(turns.next(paid), Some(client(1)));
-        assert_eq!(turns.next(paid - US), None);
-        // And who owes more than a little keeps nobody waiting.
-        let mut turns = contended(now, 2);
-        turns.charge(now, client(1), OWES_MUCH * 2);
-        turns.charge(now, client(0), OWES_LITTLE + US);
-        turns.push(client(1), datagram(1));
+        turns.expect(paid, client(0));
+        assert_eq!((turns.next(paid - US), turns.next(paid)), (None, Some(client(1))));
+    }
+
+    #[test]
+    fn something_is_begun_for_one_that_owes_more_just_after_another_was_answered() {
+        let now = Instant::now();
+        let mut turns = beside_expected(now, OWES_MORE * 3);
+        let late = now + ANSWERED;
+        assert_eq!((turns.next(now), turns.next(late - US)), (Some(client(1)), Some(client(1))));
+        assert_eq!(turns.next(late), None);
+        // What is done for it meanwhile counts more.
+        turns.charge(now, client(1), 10 * US);
+        let owed = OWES_MORE * 3 - 10 * US + 10 * US * EXPECTED_PART;
+        assert_eq!(turns.paid_at(Some(client(1))), Some(now + owed + 10 * US));
+        // It is no longer so when that one has sent something.
+        turns.charge(now, client(0), US);
+        assert_eq!(turns.next(now), None);
+        turns.answered(now, client(0));
         assert_eq!(turns.next(now), Some(client(1)));
+        // And who owes hardly more waits for nobody.
+        let turns = beside_expected(now, OWES_MORE);
+        assert_eq!(turns.next(late), Some(client(1)));
+    }
+
+    #[test]
+    fn one_that_is_answered_is_expected_if_it_asks_again_soon_and_owes_little() {
+        let now = Instant::now();
+        let expected = |turns: &Turns| turns.expected(now).map(|(expected, _)| expected);
+        let mut turns = contended(now, 3);
+        for _ in 0..EXPECTED_LEAST {
+            turns.answered(now, client(0));
+            assert_eq!(expected(&turns), None);
+            turns.asked(now, client(0));
+        }
+        turns.answered(now, client(0));
+        assert_eq!(expected(&turns), Some(client(0)));
+        // Another that owes more does not take its place, and one that owes as little does.
+        turns.charge(now, client(1), OWES_LITTLE / 4);
+        turns.expect(now, client(1));
+        assert_eq!(expected(&turns), Some(client(0)));
+        turns.expect(now, client(2));
+        assert_eq!(expected(&turns), Some(client(2)));
+        // One that owes more than a little never is.
+        let mut turns = contended(now, 2);
+        turns.charge(now, client(0), OWES_LITTLE + US);
+        turns.expect(now, client(0));
+        assert_eq!(expected(&turns), None);
+        // Nor one that asks later, more often than not.
+        let mut turns = contended(now, 2);
+        for turn in 0..16 {
+            turns.answered(now, client(0));
+            let later = if turn % 8 < 5 { EXPECTED + US } else { EXPECTED };
+            turns.asked(now + later, client(0));
+        }
+        turns.answered(now, client(0));
+        assert_eq!(expected(&turns), None);
     }
 
     #[test]

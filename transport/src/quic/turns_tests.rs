@@ -10,6 +10,8 @@ use crate::keys::{Authority, Role};
 use crate::message::{Op, PAGE_LEN, PageDescriptor, Status};
 
 const HOUR: Duration = Duration::from_secs(3600);
+/// Where a moment must not be over: it is to come, but so soon that no timer is due before.
+const HENCE: Duration = Duration::from_millis(500);
 
 /// Two clients with a link each.
 struct Two {
@@ -98,7 +100,7 @@ fn a_request_does_not_wait_for_all_that_another_client_has_sent_before() {
     let now = Instant::now();
     two.flood(now);
     let before = two.answer_until_other(now);
-    let most = limits::BACKLOG_CONTENDED / limits::REPLY_LEAST;
+    let most = limits::BURST_CONTENDED / limits::REPLY_LEAST;
     // And one of each that was sent before.
     assert!(before <= most + 2, "{before} before it");
 }
@@ -126,17 +128,18 @@ fn what_a_client_asks_for_is_read_as_its_replies_go() {
         two.pair.client.flush(now).unwrap();
         seen += of_turn;
         if two.pair.server.turns.is_contended() {
-            let most = 2 * limits::BACKLOG_CONTENDED / limits::REPLY_LEAST;
+            let most = 2 * limits::BURST_CONTENDED / limits::REPLY_LEAST;
             assert!(of_turn <= most, "{of_turn} in a turn");
         }
         assert!(start.elapsed() < PATIENCE, "{seen} requests are read");
     }
 }
 
-/// A request of one that owes much is answered while one that owes little may ask again, at this time: the answer stands back.
-fn standing_back() -> (Two, Instant) {
+/// A request of one that owes so much is answered while another is expected.
+fn beside_expected(owes: Duration) -> (Two, Instant) {
     let mut two = Two::new();
-    let (link, now) = (two.link, Instant::now());
+    // It is not over before it is looked at.
+    let (link, now) = (two.link, Instant::now() + HENCE);
     two.pair.client.request(now, link, &Control::get(1, WORKLOAD, 1), &[]).unwrap();
     two.pair.client.flush(now).unwrap();
     let exchange = loop {
@@ -150,47 +153,125 @@ fn standing_back() -> (Two, Instant) {
     let addr = two.pair.client.local_addr();
     two.both_ask(now);
     let server = &mut two.pair.server;
-    let owes = server.peers[&addr].client.expect("it has a link");
-    let light = server.peers.values().find_map(|peer| peer.client.filter(|other| *other != owes));
+    let client = server.peers[&addr].client.expect("it has a link");
+    let light = server.peers.values().find_map(|peer| peer.client.filter(|other| *other != client));
     // Nothing else is left to be sent.
     server.flush(now).unwrap();
     let reply = Control::get(1, WORKLOAD, 1).reply(Status::Denied);
     server.reply(now, exchange, &reply, &[]).unwrap();
-    server.turns.charge(now, owes, limits::CLIENT_AHEAD * 100);
-    server.turns.charge(now, light.expect("another"), Duration::ZERO);
-    server.flush(now).unwrap();
+    server.turns.charge(now, client, owes);
+    server.turns.expect(now, light.expect("another"));
     (two, now)
 }
 
+/// The reply comes.
+fn take_reply(two: &mut Two) {
+    let (has_come, start) = (|event| matches!(event, Some(Event::Control { .. })), Instant::now());
+    while !has_come(two.pair.client.poll(start)) {
+        two.pair.client.drive(Instant::now()).unwrap();
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
 #[test]
-fn what_is_sent_to_one_that_owes_much_waits_while_one_that_owes_little_may_ask_again() {
-    let (mut two, now) = standing_back();
+fn what_is_sent_to_one_that_owes_much_waits_while_another_is_expected() {
+    let (mut two, now) = beside_expected(limits::OWES_MOST);
     let server = &mut two.pair.server;
+    server.flush(now).unwrap();
     assert!(!server.standing.is_empty(), "it is sent at once");
     assert_eq!(server.deadline(), Some(now + limits::EXPECTED));
     // Meanwhile nobody looks at it.
     assert!(server.dirty.is_empty() && !server.drive(now).unwrap());
     server.flush(now + limits::EXPECTED).unwrap();
     assert!(server.dirty.is_empty() && server.standing.is_empty(), "it is not sent then");
-    let has_come = |event: Option<Event>| matches!(event, Some(Event::Control { .. }));
-    while !has_come(two.pair.client.poll(now)) {
-        two.pair.client.drive(now).unwrap();
-        assert!(now.elapsed() < PATIENCE);
+    take_reply(&mut two);
+}
+
+#[test]
+fn what_stood_back_is_sent_just_after_the_other_was_answered() {
+    let (mut two, now) = beside_expected(limits::OWES_MUCH / 2);
+    let late = now + limits::ANSWERED;
+    let server = &mut two.pair.server;
+    server.flush(late).unwrap();
+    assert!(!server.standing.is_empty(), "it is sent while the other is expected");
+    let (other, _) = server.turns.expected(late).expect("it is");
+    server.turns.answered(late, other);
+    server.flush(late).unwrap();
+    assert!(server.dirty.is_empty() && server.standing.is_empty(), "it is not sent then");
+    take_reply(&mut two);
+}
+
+#[test]
+fn nothing_is_begun_for_others_before_the_answer_of_one_that_is_expected_has_left() {
+    let (mut two, now) = beside_expected(Duration::ZERO);
+    let server = &mut two.pair.server;
+    server.flush(now).unwrap();
+    let (other, _) = server.turns.expected(now).expect("it is");
+    let of = |server: &Quic, is: bool| {
+        let mut links = server.links.iter().flatten();
+        links.find(|link| (link.client == Some(other)) == is).expect("a link").id
+    };
+    let [light, link] = [true, false].map(|is| of(server, is));
+    assert!(server.begin_work(now, link));
+    server.busy_link(light).unwrap();
+    assert!(!server.begin_work(now, link) && server.begin_work(now, light));
+    server.flush(now).unwrap();
+    assert!(server.begin_work(now, link));
+}
+
+/// The other client asks so many times, once it was answered; whether it is ever expected then. The first requests of these `are_left` without an answer.
+fn is_expected_after(times: u32, are_left: u32) -> bool {
+    let mut two = Two::new();
+    let (mut is, mut asked, mut answered, start) = (false, 0, 0, Instant::now());
+    while answered + are_left < times {
+        let now = Instant::now();
+        two.both_ask(now);
+        if asked < answered + are_left + 1 {
+            asked += 1;
+            let get = Control::get(asked.into(), WORKLOAD, 1);
+            two.other.request(now, two.other_link, &get, &[]).unwrap();
+        }
+        two.other.flush(now).unwrap();
+        two.pair.server.drive(now).unwrap();
+        while let Some(event) = two.pair.server.poll(now) {
+            let Event::Control { exchange, control } = event else { continue };
+            if control.request > are_left.into() {
+                let reply = control.reply(Status::Denied);
+                two.pair.server.reply(now, exchange, &reply, &[]).unwrap();
+                two.pair.server.flush(now).unwrap();
+                answered += 1;
+            }
+            is |= two.pair.server.turns.expected(Instant::now()).is_some();
+        }
+        two.other.drive(now).unwrap();
+        while two.other.poll(now).is_some() {}
+        assert!(start.elapsed() < PATIENCE, "{asked} are asked for");
     }
+    is
+}
+
+#[test]
+fn a_client_that_reads_one_page_after_the_other_is_expected_to_read_another() {
+    assert!(is_expected_after(1000, 0));
+    assert!(!is_expected_after(limits::EXPECTED_LEAST, 0));
+    // Of one that asks for more before it has its answer there is always something to be done.
+    assert!(!is_expected_after(1000, 1));
 }
 
 #[test]
 fn a_goodbye_does_not_stand_back() {
-    let (mut two, now) = standing_back();
+    let (mut two, now) = beside_expected(limits::OWES_MOST);
     let server = &mut two.pair.server;
+    server.flush(now).unwrap();
     let addr = two.pair.client.local_addr();
     let link = server.links.iter().flatten().find(|link| link.addr == addr).expect("a link").id;
     server.close(now, link, CloseCode::Draining);
     server.flush(now).unwrap();
     let is_over = |event: Option<Event>| matches!(event, Some(Event::Closed { .. }));
-    while !is_over(two.pair.client.poll(now)) {
-        two.pair.client.drive(now).unwrap();
-        assert!(now.elapsed() < limits::IDLE / 2, "it is not told");
+    let start = Instant::now();
+    while !is_over(two.pair.client.poll(start)) {
+        two.pair.client.drive(Instant::now()).unwrap();
+        assert!(start.elapsed() < limits::IDLE / 2, "it is not told");
     }
 }
 
