@@ -151,7 +151,7 @@ impl<T: Transport> Driver<T> {
             any = true;
             if !self.transport.begin_work(received, exchange.link) {
                 self.core.put_off(exchange);
-                break;
+                continue;
             }
             if !self.core.discards_part(exchange) {
                 self.handle(At { now: clock(), received }, Event::Complete { exchange }, clock);

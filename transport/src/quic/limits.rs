@@ -76,7 +76,8 @@ pub const STRANGER_LEN: usize = 1500;
 pub const CLIENT_PART: u32 = 2;
 /// The same while another is expected, which has the rest.
 pub const EXPECTED_PART: u32 = 3;
-/// A client owes no more: in time that pays, of which work takes [`CLIENT_PART`] times as much.
+/// What a client owed before counts no more: in time that pays, of which work takes [`CLIENT_PART`] times as much. So who owes much more has had a single
+/// piece of work that was long.
 pub const OWES_MOST: Duration = Duration::from_millis(4);
 /// One turn may take in so much of a client, or send for so long, and one datagram more.
 pub const CLIENT_TURN: Duration = Duration::from_micros(10);
@@ -86,7 +87,11 @@ pub const TURN_ALONE: Duration = Duration::from_micros(200);
 pub const RECEIVE_TURN: Duration = Duration::from_micros(30);
 /// A client that was answered is expected for so long, where clients have their turns: it may ask for the next page at once.
 pub const EXPECTED: Duration = Duration::from_micros(50);
-/// It is, if so many of the last eight times it did,
+/// More, if meanwhile something was done for others: so much at most.
+pub const UNSEEN_MOST: Duration = Duration::from_micros(100);
+/// What it takes longer than this to ask is owed by it.
+pub const EXPECTED_FREE: Duration = Duration::from_micros(10);
+/// It is expected, if so many of the last eight times it did,
 pub const EXPECTED_LEAST: u32 = 4;
 /// and if it owes so little.
 pub const OWES_LITTLE: Duration = Duration::from_micros(250);

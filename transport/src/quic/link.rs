@@ -58,8 +58,10 @@ pub(super) struct Link {
     asked: usize,
     /// Where other clients have turns too: bytes of replies that may be asked for, beyond which no further request is read.
     burst: Option<usize>,
-    /// Whether it was answered since [`Link::take_answered`] has said so.
-    has_replied: bool,
+    /// Whether it was answered since the endpoint has looked.
+    pub has_replied: bool,
+    /// Whether the endpoint has noted that it holds requests back.
+    pub noted_held: bool,
     /// Bound of `queued` and `promised` beyond which no further request is read.
     backlog_max: usize,
     /// The least share of the receive windows that it has had.
@@ -152,6 +154,7 @@ impl Link {
             asked: 0,
             burst: None,
             has_replied: false,
+            noted_held: false,
             backlog_max: SEND_WINDOW as usize / 2,
             receive,
             is_crumbled: false,
@@ -460,9 +463,9 @@ impl Link {
         }
     }
 
-    /// Whether all its requests have been answered, some of them since this was last true.
-    pub(super) fn take_answered(&mut self) -> bool {
-        self.exchanges.is_empty() && self.held.is_empty() && std::mem::take(&mut self.has_replied)
+    /// Whether all its requests have been answered.
+    pub(super) fn is_answered(&self) -> bool {
+        self.exchanges.is_empty() && self.held.is_empty()
     }
 
     /// Whether there is room again for what was held back.

@@ -448,6 +448,7 @@ impl Quic {
     /// Nothing is left of link `index`.
     fn forget(&mut self, index: usize) {
         let Some(link) = self.links[index].take() else { return };
+        self.held.retain(|held| *held != index);
         self.part(&link);
         match link.counts_until {
             Some(until) => self.admission.linger(until, link.source()),
@@ -481,7 +482,7 @@ impl Quic {
         if let Some(reason) = link.failure.take() {
             self.failures.tell(now, link.source(), reason);
         }
-        if link.holds_back() && !self.held.contains(&index) {
+        if link.holds_back() && !std::mem::replace(&mut link.noted_held, true) {
             self.held.push_back(index);
         }
         if link.is_open() == link.counted_open {

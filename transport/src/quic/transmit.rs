@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::link::Link;
 use super::{Quic, limits};
 use crate::PeerId;
 
@@ -102,14 +103,15 @@ impl Quic {
         for _ in 0..bursts {
             let transmit = link.conn.poll_transmit(now, segments, &mut self.buffer);
             let Some(transmit) = transmit else {
-                let answered = client.filter(|_| link.take_answered());
+                let answered = link.is_answered() && std::mem::take(&mut link.has_replied);
                 let (before, after) = link.update_timeout();
                 self.timeout = if before.is_some() && before == self.timeout {
                     self.links.iter().flatten().filter_map(|link| link.timeout).min()
                 } else {
                     [self.timeout, after].into_iter().flatten().min()
                 };
-                if let Some(client) = answered {
+                if let Some(client) = client.filter(|client| answered && self.has_answers(*client))
+                {
                     self.turns.work_for(None);
                     self.turns.answered(self.turns.time(now), client);
                 }
@@ -124,6 +126,13 @@ impl Quic {
         }
         link.mark(&mut self.dirty);
         true
+    }
+
+    /// Whether a client has the answers to all that it has asked for.
+    fn has_answers(&self, client: PeerId) -> bool {
+        let is_its = |link: &&Link| link.client == Some(client);
+        self.turns.has_one_link(client)
+            || self.links.iter().flatten().filter(is_its).all(Link::is_answered)
     }
 
     /// Who is expected, if there is something for it that is to leave before anything is begun for another.
@@ -146,38 +155,51 @@ impl Quic {
         }
     }
 
-    /// Reads requests which were held back, as far as replies have gone: of one link in a turn.
+    /// Reads requests which were held back, as far as replies have gone: of one link in a turn, of those that may the one of the client for which least was done.
     pub(super) fn resume(&mut self, now: Instant) {
+        self.turns.work_for(None);
         self.resumes_at = None;
         let (time, first) = (self.turns.time(now), self.leaves_first(now));
-        let mut resumed = None;
-        for _ in 0..self.held.len() {
-            let Some(index) = self.held.pop_front() else { break };
-            let Some(link) = self.links.get(index).and_then(Option::as_ref) else { continue };
+        let links = &mut self.links;
+        self.held.retain(|index| {
+            let link = links.get_mut(*index).and_then(Option::as_mut);
+            link.is_some_and(|link| {
+                link.noted_held = link.holds_back();
+                link.noted_held
+            })
+        });
+        let mut least: Option<(Option<Instant>, usize)> = None;
+        for (at, index) in self.held.iter().enumerate() {
+            let Some(link) = self.links[*index].as_mut() else { continue };
             let client = link.client;
-            if link.may_resume() {
-                let waits = client.and_then(|client| self.begins_at(time, client, first));
-                let waits = waits.or(self.has_resumed.then_some(now));
-                if let Some(at) = waits {
-                    self.resumes_at = Some(self.resumes_at.map_or(at, |other| other.min(at)));
-                    self.held.push_back(index);
-                    continue;
-                }
-                (self.has_resumed, resumed) = (true, Some(index));
-                self.turns.work_for(client);
-            }
-            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
-            if resumed == Some(index) {
-                // What is read allows the other end to send more.
-                link.mark(&mut self.dirty);
-            }
             link.set_burst(self.turns.burst(now, client));
-            link.resume(now, &mut self.events);
-            self.settle(now, index);
+            if !link.may_resume() {
+                continue;
+            }
+            let waits = client.and_then(|client| self.begins_at(time, client, first));
+            let paid_at = self.turns.paid_at(client);
+            let then = match (waits.or(self.has_resumed.then_some(now)), least) {
+                (Some(then), _) => then,
+                (None, Some((other, _))) if other <= paid_at => now,
+                (None, other) => {
+                    least = Some((paid_at, at));
+                    if other.is_none() {
+                        continue;
+                    }
+                    now
+                }
+            };
+            // What may be read, and is not, is in the next turn.
+            self.resumes_at = Some(self.resumes_at.map_or(then, |other| other.min(then)));
         }
-        // It is behind those that were passed over.
-        let at = self.held.iter().position(|index| Some(*index) == resumed);
-        let again = at.and_then(|at| self.held.remove(at));
-        self.held.extend(again);
+        let Some(index) = least.and_then(|(_, at)| self.held.remove(at)) else { return };
+        self.has_resumed = true;
+        let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { return };
+        self.turns.work_for(link.client);
+        link.noted_held = false;
+        // What is read allows the other end to send more.
+        link.mark(&mut self.dirty);
+        link.resume(now, &mut self.events);
+        self.settle(now, index);
     }
 }
