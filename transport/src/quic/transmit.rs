@@ -53,7 +53,7 @@ impl Quic {
     }
 
     /// Whose link it is. One that is closed is nobody's: what is said last never stands back.
-    fn client_at(&self, index: usize) -> Option<PeerId> {
+    pub(super) fn client_at(&self, index: usize) -> Option<PeerId> {
         let link = self.links.get(index)?.as_ref()?;
         link.client.filter(|_| link.is_open())
     }

@@ -164,6 +164,14 @@ fn beside_expected(owes: Duration) -> (Two, Instant) {
     (two, now)
 }
 
+/// Sends all that does not stand back: a turn ends after some us.
+fn flush_all(server: &mut Quic, now: Instant) {
+    server.flush(now).unwrap();
+    while !server.dirty.is_empty() {
+        server.flush(now).unwrap();
+    }
+}
+
 /// The reply comes.
 fn take_reply(two: &mut Two) {
     let (has_come, start) = (|event| matches!(event, Some(Event::Control { .. })), Instant::now());
@@ -177,13 +185,13 @@ fn take_reply(two: &mut Two) {
 fn what_is_sent_to_one_that_owes_much_waits_while_another_is_expected() {
     let (mut two, now) = beside_expected(limits::OWES_MOST);
     let server = &mut two.pair.server;
-    server.flush(now).unwrap();
+    flush_all(server, now);
     assert!(!server.standing.is_empty(), "it is sent at once");
     assert_eq!(server.deadline(), Some(now + limits::EXPECTED));
     // Meanwhile nobody looks at it.
-    assert!(server.dirty.is_empty() && !server.drive(now).unwrap());
-    server.flush(now + limits::EXPECTED).unwrap();
-    assert!(server.dirty.is_empty() && server.standing.is_empty(), "it is not sent then");
+    assert!(!server.drive(now).unwrap() && server.dirty.is_empty());
+    flush_all(server, now + limits::EXPECTED);
+    assert!(server.standing.is_empty(), "it is not sent then");
     take_reply(&mut two);
 }
 
@@ -192,12 +200,12 @@ fn what_stood_back_is_sent_just_after_the_other_was_answered() {
     let (mut two, now) = beside_expected(limits::OWES_MUCH / 2);
     let late = now + limits::ANSWERED;
     let server = &mut two.pair.server;
-    server.flush(late).unwrap();
+    flush_all(server, late);
     assert!(!server.standing.is_empty(), "it is sent while the other is expected");
     let (other, _) = server.turns.expected(late).expect("it is");
     server.turns.answered(late, other);
-    server.flush(late).unwrap();
-    assert!(server.dirty.is_empty() && server.standing.is_empty(), "it is not sent then");
+    flush_all(server, late);
+    assert!(server.standing.is_empty(), "it is not sent then");
     take_reply(&mut two);
 }
 
@@ -205,7 +213,7 @@ fn what_stood_back_is_sent_just_after_the_other_was_answered() {
 fn nothing_is_begun_for_others_before_the_answer_of_one_that_is_expected_has_left() {
     let (mut two, now) = beside_expected(Duration::ZERO);
     let server = &mut two.pair.server;
-    server.flush(now).unwrap();
+    flush_all(server, now);
     let (other, _) = server.turns.expected(now).expect("it is");
     let of = |server: &Quic, is: bool| {
         let mut links = server.links.iter().flatten();
@@ -215,27 +223,30 @@ fn nothing_is_begun_for_others_before_the_answer_of_one_that_is_expected_has_lef
     assert!(server.begin_work(now, link));
     server.busy_link(light).unwrap();
     assert!(!server.begin_work(now, link) && server.begin_work(now, light));
-    server.flush(now).unwrap();
+    flush_all(server, now);
     assert!(server.begin_work(now, link));
 }
 
-/// The other client asks so many times, once it was answered; whether it is ever expected then. The first requests of these `are_left` without an answer.
-fn is_expected_after(times: u32, are_left: u32) -> bool {
+/// A client asks so many times, once it was answered, beside another that is active; whether it is ever expected then. The first `left` requests are without an
+/// answer, `on_another` link or the same.
+fn is_expected_after(times: u32, left: u32, on_another: bool) -> bool {
     let mut two = Two::new();
+    let another = if on_another { two.pair.connect() } else { two.link };
     let (mut is, mut asked, mut answered, start) = (false, 0, 0, Instant::now());
-    while answered + are_left < times {
+    while answered + left < times {
         let now = Instant::now();
         two.both_ask(now);
-        if asked < answered + are_left + 1 {
+        if asked < answered + left + 1 {
             asked += 1;
+            let link = if asked <= left { another } else { two.link };
             let get = Control::get(asked.into(), WORKLOAD, 1);
-            two.other.request(now, two.other_link, &get, &[]).unwrap();
+            two.pair.client.request(now, link, &get, &[]).unwrap();
         }
-        two.other.flush(now).unwrap();
+        two.pair.client.flush(now).unwrap();
         two.pair.server.drive(now).unwrap();
         while let Some(event) = two.pair.server.poll(now) {
             let Event::Control { exchange, control } = event else { continue };
-            if control.request > are_left.into() {
+            if control.request > left.into() {
                 let reply = control.reply(Status::Denied);
                 two.pair.server.reply(now, exchange, &reply, &[]).unwrap();
                 two.pair.server.flush(now).unwrap();
@@ -243,8 +254,8 @@ fn is_expected_after(times: u32, are_left: u32) -> bool {
             }
             is |= two.pair.server.turns.expected(Instant::now()).is_some();
         }
-        two.other.drive(now).unwrap();
-        while two.other.poll(now).is_some() {}
+        two.pair.client.drive(now).unwrap();
+        while two.pair.client.poll(now).is_some() {}
         assert!(start.elapsed() < PATIENCE, "{asked} are asked for");
     }
     is
@@ -252,21 +263,59 @@ fn is_expected_after(times: u32, are_left: u32) -> bool {
 
 #[test]
 fn a_client_that_reads_one_page_after_the_other_is_expected_to_read_another() {
-    assert!(is_expected_after(1000, 0));
-    assert!(!is_expected_after(limits::EXPECTED_LEAST, 0));
+    assert!(is_expected_after(1000, 0, false));
+    assert!(!is_expected_after(limits::EXPECTED_LEAST, 0, false));
     // Of one that asks for more before it has its answer there is always something to be done.
-    assert!(!is_expected_after(1000, 1));
+    assert!(!is_expected_after(1000, 1, false));
+    assert!(!is_expected_after(1000, 1, true));
+}
+
+#[test]
+fn what_is_held_back_is_read_of_the_client_for_which_least_was_done() {
+    let mut two = Two::new();
+    let start = Instant::now();
+    // Of both more is sent than is read.
+    while two.pair.server.held.len() < 2 {
+        let now = Instant::now();
+        let get = Control::get(1, WORKLOAD, 1);
+        while two.pair.client.request(now, two.link, &get, &[]).is_ok() {}
+        while two.other.request(now, two.other_link, &get, &[]).is_ok() {}
+        for end in [&mut two.other, &mut two.pair.client] {
+            end.flush(now).unwrap();
+        }
+        two.both_ask(now);
+        two.pair.server.drive(now).unwrap();
+        assert!(start.elapsed() < PATIENCE);
+    }
+    let server = &mut two.pair.server;
+    let now = Instant::now();
+    for turn in 1..=4 {
+        // Those that were read are answered.
+        while let Some(event) = server.events.pop_front() {
+            let Event::Control { exchange, control } = event else { continue };
+            server.reply(now, exchange, &control.reply(Status::Denied), &[]).unwrap();
+        }
+        server.flush(now).unwrap();
+        // It has waited longest.
+        let first = server.client_at(server.held[0]).expect("a client");
+        server.turns.charge(now, first, limits::OWES_MUCH * turn);
+        server.has_resumed = false;
+        server.resume(now);
+        let is_its = |event: &Event| server.client_of_link(event.link()) == Some(first);
+        assert!(!server.events.is_empty() && server.resumes_at.is_some());
+        assert!(!server.events.iter().any(is_its));
+    }
 }
 
 #[test]
 fn a_goodbye_does_not_stand_back() {
     let (mut two, now) = beside_expected(limits::OWES_MOST);
     let server = &mut two.pair.server;
-    server.flush(now).unwrap();
+    flush_all(server, now);
     let addr = two.pair.client.local_addr();
     let link = server.links.iter().flatten().find(|link| link.addr == addr).expect("a link").id;
     server.close(now, link, CloseCode::Draining);
-    server.flush(now).unwrap();
+    flush_all(server, now);
     let is_over = |event: Option<Event>| matches!(event, Some(Event::Closed { .. }));
     let start = Instant::now();
     while !is_over(two.pair.client.poll(start)) {

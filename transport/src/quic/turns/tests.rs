@@ -243,10 +243,15 @@ fn one_that_is_answered_is_expected_if_it_asks_again_soon_and_owes_little() {
     }
     turns.answered(now, client(0));
     assert_eq!(expected(&turns), Some(client(0)));
-    // Another that owes more does not take its place, and one that owes as little does.
+    // Another that owes more does not take its place, but does not stand back either, and one that owes as little does.
     turns.charge(now, client(1), OWES_LITTLE / 4);
+    assert!(turns.stands_back_until(now + ANSWERED, client(1)).is_some());
     turns.expect(now, client(1));
     assert_eq!(expected(&turns), Some(client(0)));
+    assert_eq!(turns.stands_back_until(now + ANSWERED, client(1)), None);
+    turns.charge(now, client(1), US);
+    let owes = OWES_LITTLE / 4 * EXPECTED_PART + US * CLIENT_PART;
+    assert_eq!(turns.paid_at(Some(client(1))), Some(now + owes - OWES_LITTLE / 4));
     turns.expect(now, client(2));
     assert_eq!(expected(&turns), Some(client(2)));
     // One that owes more than a little never is.
