@@ -145,10 +145,10 @@ impl<T: Transport> Driver<T> {
 
     /// Some parts of long discards; true if there were any.
     fn discard_parts(&mut self, received: Instant, clock: &impl Fn() -> Instant) -> bool {
-        let (mut any, until) = (false, clock() + DISCARDS_TURN);
+        let mut until = None;
         for _ in 0..DISCARD_STEPS {
             let Some(exchange) = self.core.poll_unfinished() else { break };
-            any = true;
+            let until = *until.get_or_insert_with(|| clock() + DISCARDS_TURN);
             if !self.transport.begin_work(received, exchange.link) {
                 self.core.put_off(exchange);
                 continue;
@@ -160,7 +160,7 @@ impl<T: Transport> Driver<T> {
                 break;
             }
         }
-        any
+        until.is_some()
     }
 
     /// Handles an event; returns how many pages the answer carries.

@@ -460,7 +460,7 @@ impl Quic {
     fn part(&mut self, link: &Link) {
         let addr = link.conn.remote_address();
         if let Some(client) = link.client.filter(|_| link.was_up) {
-            self.turns.leave(client);
+            self.turns.leave(client, link.id.index());
         }
         if let Some(peer) = self.peers.get_mut(&addr) {
             peer.links -= 1;
@@ -497,7 +497,7 @@ impl Quic {
                 let peer = self.peers.entry(link.conn.remote_address()).or_default();
                 peer.up += 1;
                 peer.client = peer.client.or(link.client);
-                link.client.into_iter().for_each(|client| self.turns.enter(client));
+                link.client.into_iter().for_each(|client| self.turns.enter(client, index));
             }
             false => {
                 self.admission.enter(link.source());

@@ -130,9 +130,8 @@ impl Quic {
 
     /// Whether a client has the answers to all that it has asked for.
     fn has_answers(&self, client: PeerId) -> bool {
-        let is_its = |link: &&Link| link.client == Some(client);
-        self.turns.has_one_link(client)
-            || self.links.iter().flatten().filter(is_its).all(Link::is_answered)
+        let links = self.turns.links(client).iter();
+        links.filter_map(|index| self.links.get(*index)?.as_ref()).all(Link::is_answered)
     }
 
     /// Who is expected, if there is something for it that is to leave before anything is begun for another.

@@ -48,7 +48,7 @@ pub(super) struct Turns {
 
 #[derive(Debug, Default)]
 struct Client {
-    links: usize,
+    links: Vec<usize>,
     lane: VecDeque<Datagram>,
     weight: usize,
     /// When what was done for it is paid.
@@ -82,15 +82,15 @@ fn cpu_time() -> Duration {
 
 impl Turns {
     /// A link of the client is up.
-    pub(super) fn enter(&mut self, client: PeerId) {
-        self.clients.entry(client).or_default().links += 1;
+    pub(super) fn enter(&mut self, client: PeerId, link: usize) {
+        self.clients.entry(client).or_default().links.push(link);
     }
 
     /// One of its links is gone.
-    pub(super) fn leave(&mut self, client: PeerId) {
+    pub(super) fn leave(&mut self, client: PeerId, link: usize) {
         let Some(state) = self.clients.get_mut(&client) else { return };
-        state.links -= 1;
-        if state.links == 0 {
+        state.links.retain(|other| *other != link);
+        if state.links.is_empty() {
             self.weight -= state.weight;
             self.clients.remove(&client);
         }
@@ -269,9 +269,9 @@ impl Turns {
         state.is_some_and(|state| !state.lane.is_empty())
     }
 
-    /// Whether the client has no other link.
-    pub(super) fn has_one_link(&self, client: PeerId) -> bool {
-        self.clients.get(&client).is_some_and(|state| state.links == 1)
+    /// The client's links.
+    pub(super) fn links(&self, client: PeerId) -> &[usize] {
+        self.clients.get(&client).map_or(&[], |state| &state.links)
     }
 
     /// The client has all its answers: it is expected to ask again, if it does so and owes little, and less than who is expected now.

@@ -26,7 +26,7 @@ fn hears(turns: &mut Turns, now: Instant, n: u8) -> bool {
 /// Clients with a link each, of which two have just asked for something.
 fn contended(now: Instant, clients: u8) -> Turns {
     let mut turns = Turns::default();
-    (0..clients).for_each(|n| turns.enter(client(n)));
+    (0..clients).for_each(|n| turns.enter(client(n), n.into()));
     turns.begin(now);
     assert!(!hears(&mut turns, now, 0));
     assert!(hears(&mut turns, now, 1));
@@ -71,8 +71,8 @@ fn shares(step: Duration, always: u8, now_and_then: &[u32]) -> Vec<f64> {
 #[test]
 fn one_that_sends_alone_never_waits() {
     let (mut turns, now) = (Turns::default(), Instant::now());
-    turns.enter(client(1));
-    turns.enter(client(2));
+    turns.enter(client(1), 1);
+    turns.enter(client(2), 2);
     for ms in 0..100 {
         let now = now + Duration::from_millis(ms);
         turns.begin(now);
@@ -304,7 +304,7 @@ fn what_takes_long_to_receive_is_owed_by_who_has_sent_it() {
 fn who_keeps_a_link_is_not_active() {
     let now = Instant::now();
     let mut turns = Turns::default();
-    (0..2).for_each(|n| turns.enter(client(n)));
+    (0..2).for_each(|n| turns.enter(client(n), n.into()));
     turns.begin(now);
     for n in 0..QUIET_MAX {
         let then = now + CONTENDED * 2 * n;
@@ -347,7 +347,7 @@ fn what_waits_is_bounded_and_the_longest_lane_loses() {
     assert!(turns.weight <= LANES_MAX && turns.weight > LANES_MAX - 70_000);
     assert_eq!(turns.clients[&client(1)].lane.len(), 100);
     // Of who is gone nothing waits.
-    turns.leave(client(0));
+    turns.leave(client(0), 0);
     assert_eq!((turns.weight, turns.take(client(0)).is_some()), (100_000, false));
     turns.push(client(0), datagram(9));
     assert_eq!(turns.weight, 100_000);
