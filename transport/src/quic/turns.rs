@@ -112,14 +112,16 @@ impl Turns {
         }
     }
 
-    /// The client has asked for something. If it was expected, the time in which others stood back for it is its own.
+    /// The client has asked for something. If it was the last to be expected, the time in which others may have stood back for it is its own.
     pub(super) fn asked(&mut self, now: Instant, client: PeerId) {
+        let is_contended = self.is_contended();
         if let Some(state) = self.clients.get_mut(&client)
             && let Some((at, worked)) = state.answered_at.take()
         {
             // It may have asked before: nobody has looked while something was done for others.
             let (took, unseen) = (now.saturating_duration_since(at), self.worked - worked);
-            let was_expected = self.expected.is_some_and(|(expected, _)| expected == client);
+            let was_expected =
+                is_contended && self.expected.is_some_and(|(expected, _)| expected == client);
             state.asked_soon = match took <= EXPECTED + unseen.min(UNSEEN_MOST) {
                 true => state.asked_soon << 1 | 1,
                 false => state.asked_soon << if was_expected { 2 } else { 1 },

@@ -352,3 +352,22 @@ fn what_waits_is_bounded_and_the_longest_lane_loses() {
     turns.push(client(0), datagram(9));
     assert_eq!(turns.weight, 100_000);
 }
+
+#[test]
+fn who_was_expected_once_owes_nothing_for_what_it_takes_to_ask_when_it_is_alone() {
+    let now = Instant::now();
+    let mut turns = contended(now, 2);
+    turns.expect(now, client(0));
+    turns.asked(now + EXPECTED, client(0));
+    let owes = turns.paid_at(Some(client(0)));
+    assert_eq!(owes, Some(now + EXPECTED * 2 - EXPECTED_FREE));
+    let later = now + CONTENDED * 2;
+    turns.begin(later);
+    assert!(!turns.is_contended());
+    for us in 1..100 {
+        let now = later + EXPECTED * 2 * us;
+        turns.answered(now, client(0));
+        turns.asked(now + EXPECTED * 2, client(0));
+    }
+    assert_eq!(turns.paid_at(Some(client(0))), owes);
+}
