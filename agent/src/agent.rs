@@ -207,7 +207,7 @@ impl Agent {
         agent.set_export(config.export)?;
         if let Some(addr) = config.metrics {
             let report = Report::of(shared.gauges.clone(), agent.stats.clone());
-            let metrics = Metrics::spawn(addr, report, agent.stop.clone());
+            let metrics = Metrics::spawn(addr, report);
             agent.metrics = Some(metrics.map_err(|error| AgentError::Listen { addr, error })?);
         }
         for (number, server) in servers.into_iter().enumerate() {
@@ -337,7 +337,7 @@ impl Agent {
         }
         let ended: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
         if let Some(metrics) = self.metrics.take() {
-            metrics.join();
+            metrics.end();
         }
         let failed = |_| Err(io::Error::other("a thread of the agent panicked"));
         ended.into_iter().try_for_each(|ended| ended.map_or_else(failed, |(result, _)| result))

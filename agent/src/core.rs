@@ -300,8 +300,11 @@ impl Core {
         let control = request.control;
         let is_odd = request.is_odd();
         let mut accounts = self.shared.accounts();
-        // The session may have ended since the request began.
-        let admitted = self.admit_session(&accounts, exchange.link, &control);
+        // The session may have ended since the request began, or the agent drains since: who holds nothing here is not waited for.
+        let admitted = match self.refuses_to_store(&control) {
+            true => Err(Status::Draining),
+            false => self.admit_session(&accounts, exchange.link, &control),
+        };
         let tenant = admitted.ok().and_then(|(_, tenant)| tenant);
         if let Some(tenant) = tenant {
             let stores = control.op() == Some(Op::Put) && !is_odd;
@@ -368,10 +371,12 @@ impl Core {
                 None => self.sweeps_again_at = self.sweep_at,
             }
         } else if self.shared.dead_pages() == 0 && (ticked || self.trimming) && store.can_trim() {
-            if let Err(error) = store.trim() {
+            let is_ours = store.trim().unwrap_or_else(|error| {
                 tracing::warn!(%error, "cannot give free memory back");
-            }
-            self.trimming = store.can_trim() && self.shared.rests(now);
+                true
+            });
+            // Where another thread is at it, this one looks again at its next tick.
+            self.trimming = is_ours && store.can_trim() && self.shared.rests(now);
         }
     }
 
@@ -456,9 +461,13 @@ impl Core {
             Some(Op::Get | Op::Put) if control.body::<PagesRequest>().page_shift != PAGE_SHIFT => {
                 Err(Status::Invalid)
             }
-            Some(Op::Put) if self.shared.is_draining() => Err(Status::Draining),
+            _ if self.refuses_to_store(control) => Err(Status::Draining),
             _ => Ok(admitted),
         }
+    }
+
+    fn refuses_to_store(&self, control: &Control) -> bool {
+        control.op() == Some(Op::Put) && self.shared.is_draining()
     }
 
     /// The client, and the tenant of the link's session if the operation needs one.
@@ -652,7 +661,7 @@ impl Core {
             ..Feedback::default()
         };
         let head = match (control.op(), self.found.is_empty()) {
-            (Some(Op::Members), _) => self.members.as_bytes(),
+            (Some(Op::Members), _) if control.status() == Status::Ok => self.members.as_bytes(),
             (_, true) => &[],
             (_, false) => self.descriptors.as_bytes(),
         };

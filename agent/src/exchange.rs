@@ -117,14 +117,18 @@ impl Exchange {
     }
 
     /// Whether the descriptors, all of which have come, name pages such as are stored, and as many bytes as the payload has.
+    /// What comes with other operations names none.
     fn fits(&self) -> bool {
         let named = self.descriptors();
-        if !(self.control.has_lengths() && self.control.op() == Some(Op::Put)) {
-            return named.iter().all(|named| named.length() == 0);
-        }
         let lengths = || named.iter().map(|named| self.length_of(named));
-        lengths().all(|length| length <= PAGE_LEN_MAX)
-            && self.head_len + lengths().sum::<usize>() == self.control.payload_len as usize
+        match self.control.op() {
+            Some(Op::Put) if self.control.has_lengths() => {
+                lengths().all(|length| length <= PAGE_LEN_MAX)
+                    && self.head_len + lengths().sum::<usize>() == self.control.payload_len as usize
+            }
+            Some(Op::Get | Op::Put) => named.iter().all(|named| named.length() == 0),
+            _ => true,
+        }
     }
 
     /// See the field.

@@ -119,6 +119,8 @@ pub const RENEW_EVERY: Duration = Duration::from_secs(5);
 /// Nanoseconds, 73 years: hearsay of incarnations, which are times, that are further from an agent's own start than this is a lie. So all that
 /// are believed lie within one half of the circle on which they are compared, whatever the agents' clocks say.
 pub const LIFE_DISTANCE_MAX: u64 = 1 << 61;
+/// Lives that an agent may take after one which is as far as that.
+pub const LIVES_MAX: u64 = 1 << 32;
 /// Packets of gossip that wait to be sent, or to be read; more are lost, as SWIM can bear.
 pub const PACKETS_MAX: usize = 256;
 /// Packets of one node that wait to be read, and that are read at once.

@@ -25,26 +25,30 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub struct Metrics {
     /// Where it listens.
     pub addr: SocketAddr,
+    stop: Arc<Stop>,
     thread: JoinHandle<()>,
 }
 
 impl Metrics {
     /// Listens on `addr`.
-    pub fn spawn(addr: SocketAddr, report: Report, stop: Arc<Stop>) -> io::Result<Self> {
+    pub fn spawn(addr: SocketAddr, report: Report) -> io::Result<Self> {
+        let stop = Arc::new(Stop::new()?);
+        let stopped = stop.clone();
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
         let serve = move || {
-            if let Err(error) = serve(&listener, &report, &stop) {
+            if let Err(error) = serve(&listener, &report, &stopped) {
                 tracing::error!(%error, "metrics ended");
             }
         };
         let thread = std::thread::Builder::new().name("metrics".into()).spawn(serve)?;
-        Ok(Self { addr, thread })
+        Ok(Self { addr, stop, thread })
     }
 
-    /// Waits for its end, after the request to stop.
-    pub fn join(self) {
+    /// Ends it.
+    pub fn end(self) {
+        self.stop.request(Duration::ZERO);
         if self.thread.join().is_err() {
             tracing::error!("the metrics thread panicked");
         }
@@ -226,9 +230,9 @@ mod tests {
     use super::*;
     use crate::stats::Stats;
 
-    fn spawn(stats: Arc<Stats>, stop: Arc<Stop>) -> Metrics {
+    fn spawn(stats: Arc<Stats>) -> Metrics {
         let report = Report::of(Arc::default(), vec![stats]);
-        Metrics::spawn(([127, 0, 0, 1], 0).into(), report, stop).expect("listen")
+        Metrics::spawn(([127, 0, 0, 1], 0).into(), report).expect("listen")
     }
 
     fn ask(addr: SocketAddr, request: &str) -> String {
@@ -241,9 +245,9 @@ mod tests {
 
     #[test]
     fn idle_clients_delay_nobody() {
-        let (stats, stop) = (Arc::new(Stats::default()), Arc::new(Stop::new().expect("eventfd")));
+        let stats = Arc::new(Stats::default());
         stats.puts.add(3);
-        let metrics = spawn(stats, stop.clone());
+        let metrics = spawn(stats);
         let idle: Vec<TcpStream> = (0..METRICS_CLIENTS_MAX + 6)
             .map(|_| TcpStream::connect(metrics.addr).expect("connect"))
             .collect();
@@ -262,14 +266,13 @@ mod tests {
             // Closed, or reset.
             assert!(!matches!(stream.read(&mut [0; 10]), Ok(1..)));
         }
-        stop.request(Duration::ZERO);
-        metrics.join();
+        metrics.end();
     }
 
     #[test]
     fn heads_and_queries_are_understood() {
-        let (stats, stop) = (Arc::new(Stats::default()), Arc::new(Stop::new().expect("eventfd")));
-        let metrics = spawn(stats, stop.clone());
+        let stats = Arc::new(Stats::default());
+        let metrics = spawn(stats);
         let ask = |request: &str| ask(metrics.addr, &format!("{request}\r\n\r\n"));
         let (whole, head) = (ask("GET /metrics HTTP/1.0"), ask("HEAD /metrics HTTP/1.0"));
         assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
@@ -284,7 +287,6 @@ mod tests {
             ask("GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text;version=1.0.0");
         assert!(open.contains("Content-Type: application/openmetrics-text;"), "{open}");
         assert!(open.ends_with("# EOF\n"), "{open}");
-        stop.request(Duration::ZERO);
-        metrics.join();
+        metrics.end();
     }
 }

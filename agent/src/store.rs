@@ -445,9 +445,9 @@ impl Store {
     }
 
     /// One bounded step of giving the memory of free frames back, runs of neighbours in one call. Does nothing while
-    /// another thread is at it.
-    pub fn trim(&self) -> io::Result<()> {
-        let Some(mut hands) = self.try_chores() else { return Ok(()) };
+    /// another thread is at it, which it tells by false.
+    pub fn trim(&self) -> io::Result<bool> {
+        let Some(mut hands) = self.try_chores() else { return Ok(false) };
         let mut left = Trim { looks: TRIM_STEP, frames: TRIM_FRAMES, calls: TRIM_CALLS };
         for _ in 0..self.pools.len() {
             self.trim_pool(hands.trim_pool, &mut left)?;
@@ -456,7 +456,7 @@ impl Store {
             }
             hands.trim_pool = (hands.trim_pool + 1) % self.pools.len();
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The same for one pool, whose lock is held for a call at a time.

@@ -176,6 +176,9 @@ fn keys_are_renewed_and_an_end_is_told_on_all_threads() {
     clients[0].put(0, 8);
     agent.signal(Signal::SIGTERM);
     log.line_with(&["draining"]);
+    // Who looks at it sees that as well.
+    let drains = metrics(addrs[1]);
+    assert!(drains.contains("\ngms_agent_draining 1\n"), "{drains}");
     for client in &mut clients {
         client.until("close", |client| client.closed.is_some());
     }

@@ -7,8 +7,8 @@
 
 use super::codec::{Node, Packet, Wire, distance, is_later};
 use crate::limits::{
-    GONE_FOR, GOSSIP_EVERY, GOSSIP_TIMES, LIFE_DISTANCE_MAX, PACKETS_MAX, PROBE_EVERY, PROBE_RTT,
-    PROBES_INDIRECT, RENEW_EVERY, SUSPECT_FOR, UNITE_EVERY,
+    GONE_FOR, GOSSIP_EVERY, GOSSIP_TIMES, LIFE_DISTANCE_MAX, LIVES_MAX, PACKETS_MAX, PROBE_EVERY,
+    PROBE_RTT, PROBES_INDIRECT, RENEW_EVERY, SUSPECT_FOR, UNITE_EVERY,
 };
 use foca::{
     Config, Foca, Identity, Member, Message, Notification, PeriodicParams, Runtime, State, Timer,
@@ -208,7 +208,9 @@ impl Swim {
         if head.dst.id == own.id && head.message != Message::Announce {
             match is_later(own.incarnation, head.dst.incarnation) {
                 true => self.announce(now, head.src),
-                false => self.outlive(now, head.dst.incarnation),
+                false => {
+                    self.outlive(now, head.dst.incarnation);
+                }
             }
         }
         if let Some(passed) = passed {
@@ -223,11 +225,14 @@ impl Swim {
         let own = self.node();
         let (mut passed, mut refutes): (Option<u64>, _) = (None, now >= self.refutes_at);
         updates.retain(|update| {
-            let said = update.id().incarnation;
-            if distance(said, self.start) > LIFE_DISTANCE_MAX {
+            let (id, said) = (update.id().id, update.id().incarnation);
+            // Who was lied to may live a life that is far: what it has said of itself is no hearsay.
+            let proved = self.proved.get(&id).or((id == own.id).then_some(&own));
+            let is_proved = proved.is_some_and(|proved| proved.incarnation == said);
+            if !is_proved && distance(said, self.start) > LIFE_DISTANCE_MAX {
                 return false;
             }
-            if update.id().id != own.id {
+            if id != own.id {
                 return true;
             }
             let is_over = match update.state() {
@@ -288,18 +293,23 @@ impl Swim {
         if self.entry(from).is_some() {
             self.loads.insert(from, Load { at: now, frames, frames_free });
         }
-        if let Some(known) = reply.known() {
-            self.outlive(now, known);
+        // Whoever takes this agent for dead hears of its new life at once, and not when it is that one's turn among all that are gone.
+        if reply.known().is_some_and(|known| self.outlive(now, known))
+            && let Some(node) = self.entry(from).map(|member| *member.id())
+        {
+            self.announce(now, node);
         }
     }
 
     /// Takes a later incarnation than `said`, if others believe that one to be this agent's. They do not believe in one that is further from
-    /// their own start, which is no further from that of this agent.
-    fn outlive(&mut self, now: Instant, said: u64) {
+    /// their own start, which is no further from that of this agent, but may tell of the end of a life that it took for another lie.
+    /// Returns whether it has.
+    fn outlive(&mut self, now: Instant, said: u64) -> bool {
         let node = self.node();
-        let is_near = distance(said, self.start) <= 2 * LIFE_DISTANCE_MAX;
+        let is_near = distance(said, self.start) <= 2 * LIFE_DISTANCE_MAX
+            || distance(said, node.incarnation) <= LIVES_MAX;
         if self.has_left || now < self.renews_at || !is_near || !is_later(said, node.incarnation) {
-            return;
+            return false;
         }
         self.effects.now = now;
         self.renews_at = now + RENEW_EVERY;
@@ -307,6 +317,7 @@ impl Swim {
         self.effects.forget_timers();
         let done = self.foca.change_identity(later, &mut self.effects);
         self.settle(done);
+        true
     }
 
     /// Leaves: members are told at once.

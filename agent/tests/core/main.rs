@@ -335,6 +335,25 @@ fn a_draining_agent_gives_but_does_not_take() {
     assert!(!in_use(&bed));
 }
 
+/// Who holds nothing is not waited for: another thread may have ended by then.
+#[test]
+fn what_is_on_its_way_when_an_agent_begins_to_drain_is_refused() {
+    let mut bed = Bed::new(8);
+    let link = bed.connect(1, 1);
+    hello(&mut bed, link, WORKLOADS[0]);
+    let payload = put_payload(&[(1, 11), (2, 22)]);
+    let id = bed.begin(link, &mut Control::put(2, WORKLOADS[0], 2), &payload).ok().expect("begun");
+    bed.pay(id, &payload, 4096);
+    assert!(bed.cores[0].shared().drain());
+    let Answer::Reply(reply) = bed.complete(id) else { panic!("no reply") };
+    let (status, done) = (reply.control.status(), reply.control.answer::<PagesReply>().done);
+    assert_eq!((status, done), (Status::Draining, 0));
+    drop(reply);
+    assert_eq!(bed.cores[0].shared().accounts().held(), 0);
+    let free = bed.ask(link, Control::request(Op::Status, 6, WORKLOADS[0]), &[], 1).control;
+    assert_eq!(free.feedback().frames_free, 8);
+}
+
 #[test]
 fn a_repeated_hello_is_granted_its_lease_again() {
     let mut bed = Bed::new(8);

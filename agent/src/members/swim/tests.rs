@@ -228,6 +228,37 @@ fn a_member_that_the_others_take_for_dead_learns_which_life_to_outlive_from_repl
     }
 }
 
+/// What it has said of itself is believed of it afterwards, however far a lie has led it.
+#[test]
+fn a_member_that_was_told_a_lie_of_its_life_is_found_again_when_it_was_silent() {
+    for lie in [1000 + 2 * LIFE_DISTANCE_MAX, 1001 + LIFE_DISTANCE_MAX, 1000 + LIFE_DISTANCE_MAX] {
+        for away in [PROBE_EVERY * 2, Duration::from_secs(9)] {
+            let mut net = Net::of(4);
+            let reply = (GossipReply::new(9, Some(lie)), Feedback::default());
+            let now = net.now;
+            net.swims[1].handle_reply(now, node(3, 0).id, reply);
+            net.silent[3] = true;
+            net.run(Duration::from_secs(10));
+            assert!(net.swims[1].node().incarnation > lie && net.honest_see_each_other());
+            net.silent[1] = true;
+            net.run(away);
+            net.silent[1] = false;
+            net.run_until("the honest to see each other", Net::honest_see_each_other);
+            net.run(Duration::from_secs(20));
+            assert!(net.honest_see_each_other(), "{lie} {away:?}");
+            // It contradicts who suspects it.
+            let (from, own) = (net.swims[0].node(), net.swims[1].node());
+            let about = Member::new(own, 7, State::Suspect);
+            let (now, ip) = (net.now, from.addr.ip());
+            let told = packet(from, own, Message::Ping(1), &[about]);
+            net.swims[1].handle_packet(now, (from.id, ip), &told).expect("a packet");
+            let (_, answer) = net.swims[1].poll_packet().expect("an answer");
+            let counted = Packet::read(&answer).map(|packet| packet.head.src_incarnation);
+            assert_eq!(counted, Ok(8), "{lie} {away:?}");
+        }
+    }
+}
+
 #[test]
 fn an_agent_that_is_back_with_its_clock_set_back_is_let_in() {
     let mut net = Net::of(3);
