@@ -13,8 +13,11 @@ use crate::board;
 use crate::handed::Descriptors;
 use crate::sync::lock;
 
-/// Writes the record: what the evict thread knows, and the descriptors of that, are given.
-pub(crate) type Leave = Box<dyn Fn(Value, Descriptors) -> io::Result<()> + Send>;
+/// What the evict thread knows, and the descriptors of that.
+pub(crate) type Known = (Value, Descriptors);
+
+/// Writes the record, or forgets what was written before.
+pub(crate) type Leave = Box<dyn Fn(Option<Known>) -> io::Result<()> + Send>;
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -43,10 +46,15 @@ impl Estate {
         self.due.store(true, Ordering::Relaxed);
     }
 
+    /// Whether it is written at all.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
+    }
+
     /// Whether it is to be written anew: not before it is written at all, since what another pager has left is good until then.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
-        self.due.load(Ordering::Relaxed) && self.wanted.load(Ordering::Acquire)
+        self.due.load(Ordering::Relaxed) && self.is_wanted()
     }
 
     /// What is known from now on is about to be written: who changes it meanwhile has it written again.
@@ -55,12 +63,11 @@ impl Estate {
     }
 
     /// Writes it. Nothing is left by who cannot.
-    pub(crate) fn write(&self, known: Option<(Value, Descriptors)>) {
-        let leave = lock(&self.leave);
-        let (Some(leave), Some((known, descriptors))) = (leave.as_ref(), known) else {
-            return board::leave_nothing();
-        };
-        if leave(known, descriptors).is_err() {
+    pub(crate) fn write(&self, known: Option<Known>) {
+        if known.is_none() {
+            board::leave_nothing();
+        }
+        if lock(&self.leave).as_ref().is_none_or(|leave| leave(known).is_err()) {
             board::leave_nothing();
         }
     }

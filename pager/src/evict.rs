@@ -385,8 +385,8 @@ impl<T: Transport> EvictThread<T> {
         let lane = self.write_back.agents.lane();
         match event {
             ClientEvent::Arrived { get, pages, bytes } => self.arrived(get, pages, &bytes),
-            ClientEvent::Wrong { get, page } => self.wrong(now, get, page),
-            ClientEvent::Failed { get, pages, failure } => self.missed(now, get, pages, failure),
+            ClientEvent::Wrong { get, page } => self.wrong(get, page),
+            ClientEvent::Failed { get, pages, failure } => self.missed(get, pages, failure),
             ClientEvent::Ended { get } => self.ended(now, get),
             // Nobody waited for the embedded agent; of others one was up before the command was started.
             ClientEvent::Down { agent, reason }
@@ -420,7 +420,11 @@ impl<T: Transport> EvictThread<T> {
                     self.next_tree = now;
                     self.next_look = self.next_look.min(now + MET_AFTER);
                 }
-                EvictCommand::Dropped(id) => self.former.extend(self.leaving.remove(&id)),
+                EvictCommand::Dropped(id) => {
+                    let gone = self.leaving.remove(&id);
+                    // Where nothing is left to another pager nothing names it.
+                    self.former.extend(gone.filter(|_| self.shared.estate.is_wanted()));
+                }
                 EvictCommand::Restless(id) => drop(self.restless.insert(id)),
             }
         }

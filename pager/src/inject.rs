@@ -215,7 +215,7 @@ fn do_apart<R>(
     thread.let_go();
     let done = apart(|caller| {
         let mut thread = Stopped::new(tid)?;
-        let done = may_be(tid).map(|()| work(&mut thread, caller));
+        let done = may_be(tid).and(may_make_calls(tid)).map(|()| work(&mut thread, caller));
         thread.let_go();
         done
     });
@@ -252,13 +252,18 @@ fn is_of_gms(pid: i64) -> bool {
 }
 
 fn may_be_injected(pid: i32) -> Result<()> {
-    if proc::starts_pid_namespace(pid) {
-        return Err(InjectError::Namespace);
-    }
     if cgroup::is_frozen(pid) {
         return Err(InjectError::Unstoppable);
     }
-    match proc::status_field(pid, "Seccomp:") {
+    may_make_calls(pid)
+}
+
+/// Whether a thread may make calls that its program does not. Each thread has filters of its own, and a namespace of its own for its children.
+fn may_make_calls(tid: i32) -> Result<()> {
+    if proc::starts_pid_namespace(tid) {
+        return Err(InjectError::Namespace);
+    }
+    match proc::status_field(tid, "Seccomp:") {
         Some(mode) if mode != 0 => Err(InjectError::Seccomp),
         _ => Ok(()),
     }
@@ -292,7 +297,9 @@ pub fn is_outside_madvise(pid: i32) -> bool {
 /// Stops a thread that is proved to have the memory of the evictor, among those of the process of thread `tid`: an id may have become somebody
 /// else's. While the thread is stopped its id cannot.
 pub fn stop_beside(tid: i32, evictor: Pid) -> Result<Stopped> {
-    let is_beside = |tid: &i32| same_memory(Pid::from_raw(*tid), evictor) == Ok(true);
+    let is_beside = |tid: &i32| {
+        same_memory(Pid::from_raw(*tid), evictor) == Ok(true) && may_make_calls(*tid).is_ok()
+    };
     let running = proc::in_state(tid, "R", |_| false).into_iter().find(is_beside);
     let tid = running.or_else(|| blocked_threads(tid).into_iter().find(is_beside));
     let thread = Stopped::new(tid.ok_or(InjectError::Unstoppable)?)?;

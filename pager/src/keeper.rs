@@ -28,7 +28,7 @@ use crate::kernel::pidfd::{self, has_ended, kill, pidfd_open};
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 use crate::kernel::uffd::{Userfaultfd, is_userfaultfd};
-use crate::kernel::{Event, Faults, Messages, PageFault, PageTables};
+use crate::kernel::{Event, Faults, Installed, Messages, PageFault, PageTables};
 use crate::page_map::PAGE;
 use crate::privilege::Part;
 use crate::shared::Outcome;
@@ -412,9 +412,11 @@ fn stop_at_fault(faults: &dyn Faults, fault: PageFault) {
             ));
         }
         None => {
-            // Best effort: a page that is not mapped any more needs no poison.
+            // A page that is not mapped any more needs no poison. While the address space is being changed nothing can be told: who faults does so again then.
             let _ = faults.mark(page..page + PAGE, false);
-            let _ = faults.poison(page);
+            if !matches!(faults.poison(page), Installed::Done | Installed::Exists) {
+                faults.wake(page..page + PAGE);
+            }
         }
     }
 }

@@ -364,10 +364,19 @@ fn peers(config: &SessionConfig) -> Result<Peers, SessionError> {
     let mut identity = keys::load(dir, Role::Client).map_err(|e| fatal(e.to_string()))?;
     let ends = identity.endings(SystemTime::now());
     ends.iter().filter(|_| !config.quiet).for_each(say);
-    let (mut agents, mut unknown) = (Vec::new(), Vec::new());
+    let (mut agents, mut unknown) = (Vec::<AgentAddress>::new(), Vec::new());
     for name in &config.agents {
         match resolve(name) {
-            Ok(address) => agents.push(address),
+            Ok(address) => {
+                // It would count as two copies of a page.
+                if let Some(same) = agents.iter().find(|same| same.socket == address.socket) {
+                    return Err(fatal(format!(
+                        "agents {} and {name} are one: both are {}; name it once",
+                        same.name, address.socket
+                    )));
+                }
+                agents.push(address);
+            }
             Err(error) => unknown.push(error),
         }
     }

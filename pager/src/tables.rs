@@ -480,14 +480,20 @@ impl Tables {
 
     /// Whether any page is only at this agent. (With parity none is; what is lost with more agents than that makes good is found out when it is wanted.)
     pub fn depends_on(&self, agent: AgentId) -> bool {
-        let only = AgentSet::of(agent);
+        self.depends_on_one_of(agent, AgentSet::EMPTY)
+    }
+
+    /// Whether any page is at this agent and, if at others, only at such of those.
+    pub(super) fn depends_on_one_of(&self, agent: AgentId, others: AgentSet) -> bool {
+        let all = others.union(AgentSet::of(agent));
+        let rests = |holders: AgentSet| holders.has(agent) && holders.without(all).is_empty();
         // Those may all be of pages that are resident.
         self.stripes.is_none()
-            && self.map.placements.only_at(agent) > 0
+            && self.map.placements.rests_on(all)
             && self.spaces.keys().any(|&space| {
                 let mut found = false;
                 self.map.visit(space, 0..u64::MAX, |_, state| {
-                    found = matches!(state, State::Remote(content) if content.holders == only);
+                    found = matches!(state, State::Remote(content) if rests(content.holders));
                     !found
                 });
                 found

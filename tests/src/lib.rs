@@ -47,7 +47,7 @@ pub use pages::{
 };
 pub use procfs::{
     capabilities, descendants, evictor_of, exists, fault_readers, has_uffd, is_of_gms, name,
-    rss_anon, spoil_page_map, write_memory,
+    rss_anon, spoil_page_map, userfaultfds, write_memory,
 };
 pub use program::{Outcome, Proc, Program, patience, poll_until, tool, while_stopped};
 pub use pty::Terminal;

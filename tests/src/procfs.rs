@@ -129,6 +129,13 @@ pub fn has_uffd(pid: i32) -> bool {
         .any(|flags| flags.split_whitespace().any(|flag| flag == "um" || flag == "uw"))
 }
 
+/// How many userfaultfds the process has open.
+pub fn userfaultfds(pid: i32) -> usize {
+    let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let targets = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
+    targets.filter(|target| target.as_os_str() == "anon_inode:[userfaultfd]").count()
+}
+
 /// How many epoll instances of the process wait for userfaultfds: its threads that serve faults.
 pub fn fault_readers(pid: i32) -> usize {
     let is = |fd: &str, what: &str| {

@@ -26,6 +26,50 @@ fn wait_two_rounds(proc: &Proc) {
     }
 }
 
+/// So many children, one after the other, then a word; each has memory of its own.
+const FORKS: &str = r#"
+import os, sys
+memory = bytearray(os.urandom(1 << 20) * 64)
+sys.stdin.readline()
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        memory[0] = 1
+        os._exit(0)
+    os.wait()
+print("forked", flush=True)
+sys.stdin.readline()
+"#;
+
+/// Whether another pager could go on or, as here, none.
+#[test]
+fn nothing_is_left_open_of_children_that_have_ended() {
+    const CHILDREN: usize = 300;
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new(["python3", "-c", FORKS]).args([CHILDREN]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(32)).agents(&[&agent]).arg("--no-takeover");
+    let mut proc = gms.spawn();
+    let paged = wait_paged(&mut proc, Mib(24));
+    proc.write_stdin(b"\n");
+    proc.wait_output(0, "forked");
+    poll_until("an end of what was open", SOON, || {
+        (userfaultfds(paged.supervisor_pid) < CHILDREN / 10).then_some(())
+    });
+    proc.close_stdin();
+    gms.finish_proc(proc).expect_code(0);
+}
+
+/// Each thread has filters of its own: what one may not call another may.
+#[test]
+fn a_thread_under_a_filter_is_not_made_to_call_anything() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(256));
+    let program = Program::new([c_program("filtered")]).args([64]);
+    let outcome = Gms::run(&stage, &program).local(Mib(16)).agents(&[&agent]).finish();
+    let outcome = outcome.expect_code(0);
+    assert!(outcome.stats().pages_out > 1000, "it was not paged");
+}
+
 fn end_well(mut proc: Proc) {
     wait_two_rounds(&proc);
     proc.close_stdin();

@@ -243,6 +243,38 @@ fn a_detach_does_not_wait_for_an_agent_that_has_lost_its_pages() {
     assert_ends_where_a_page_is_missing(proc, &before, lost);
 }
 
+/// Of two agents that have each page one has been killed: the other may be late, and is asked again.
+#[test]
+fn a_page_is_not_lost_because_the_agent_that_has_it_was_away_for_a_moment() {
+    let Some(stage) = Stage::set_beside_others() else { return };
+    let (dead, alive) = (AgentProc::start(Mib(256)), AgentProc::start(Mib(256)));
+    let proc = still(Mib(96), "compute");
+    let before = Before::of(proc.pid());
+    let attach = Gms::attach(&stage, proc.pid()).local(Mib(24)).agents(&[&dead, &alive]);
+    let mut pager = attach.spawn();
+    wait_until_away(&mut pager, Mib(64));
+    let is_away = |addr: &str| {
+        poll_until("an agent to be away", SOON, || {
+            let agents = status_of(proc.pid())?.agents;
+            agents.iter().find(|agent| agent.addr == addr && !agent.up).map(drop)
+        });
+    };
+    let addr = dead.addr();
+    dead.kill();
+    is_away(&addr);
+    // Some of its pages are under way when its link is given up.
+    alive.signal(Signal::SIGSTOP);
+    let detach = Gms::line(["detach"]).limit(LOST * 2).arg(proc.pid().to_string());
+    let client = detach.spawn();
+    is_away(&alive.addr());
+    alive.signal(Signal::SIGCONT);
+    detach.finish_proc(client).expect_code(0);
+    attach.finish_proc(pager).expect_code(0);
+    assert_let_go(proc.pid(), Mib(90));
+    before.assert_unchanged();
+    end_well(proc);
+}
+
 /// A thread that already waits for a lost page is not left waiting.
 #[test]
 fn a_program_that_waits_for_a_lost_page_ends() {

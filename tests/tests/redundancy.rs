@@ -196,6 +196,24 @@ fn an_agent_that_drains_is_left_by_its_pages() {
     end_well(&gms, proc);
 }
 
+/// It would count as two.
+#[test]
+fn an_agent_by_two_names_is_refused_before_anything_starts() {
+    let Some(stage) = Stage::set() else { return };
+    let agent = AgentProc::start(Mib(64));
+    let addr = agent.addr();
+    let port = addr.rsplit_once(':').expect("a port").1;
+    let names = [format!("127.0.0.1:{port}"), format!("127.1:{port}")];
+    let mark = stage.path("started");
+    let program = Program::new([tool("touch")]).args([mark.display()]);
+    let gms = Gms::run(&stage, &program).agents(&[&agent]);
+    let outcome = gms.arg("--agent").arg(&names[1]).finish().expect_code(125);
+    for words in [&names[0], &names[1], "are one", "name it once"] {
+        assert!(outcome.stderr.contains(words), "{words}: {}", outcome.stderr);
+    }
+    assert!(!mark.exists());
+}
+
 #[test]
 fn copies_of_which_there_can_be_no_agents_are_refused_before_anything_starts() {
     let Some(stage) = Stage::set_beside_others() else { return };

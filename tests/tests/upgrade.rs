@@ -206,6 +206,48 @@ fn programs_that_fork_go_on_through_upgrades() {
     }
 }
 
+/// Each has 1 MiB of its own until its input ends.
+const MANY: &str = r#"
+import os, sys
+def own():
+    memory = bytearray(os.urandom(1 << 20))
+    return memory
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        memory = own()
+        os.read(0, 1)
+        os._exit(0)
+memory = own()
+print("forked", flush=True)
+os.read(0, 1)
+"#;
+
+/// Of so many nothing is written down from which another pager could go on.
+#[test]
+fn what_was_handed_over_is_closed_however_many_processes_there_are() {
+    const PROCESSES: usize = 80;
+    let Some(stage) = Stage::set_beside_others() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let many = PROCESSES.to_string();
+    let program = Program::new(["python3", "-c", MANY, many.as_str()]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(24)).agents(&[&agent]);
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "forked");
+    let before = wait_paged(&mut proc, Mib(24));
+    let open = |at_least: usize| {
+        let count = userfaultfds(before.supervisor_pid);
+        (count > at_least).then_some(count)
+    };
+    let first = poll_until("all to be attached", SOON, || open(PROCESSES));
+    Copies::of(&stage).upgrade(&before);
+    let now = poll_until("those that are needed", SOON, || open(PROCESSES));
+    poll_until(&format!("{first}, not {now} userfaultfds"), SOON, || {
+        (userfaultfds(before.supervisor_pid) <= first).then_some(())
+    });
+    proc.close_stdin();
+    gms.finish_proc(proc).expect_code(0);
+}
+
 #[test]
 fn redis_keeps_its_digest_through_upgrades_under_load_and_a_snapshot() {
     let Some(stage) = Stage::set_beside_others() else { return };

@@ -1,8 +1,8 @@
 //! What one thread knows of another's work.
 
 use gms_policy::Bytes;
-use gms_transport::{Fingerprint, PeerId};
 use gms_transport::message::Zone;
+use gms_transport::{Fingerprint, PeerId};
 
 use super::*;
 use crate::bulletin::Bulletin;
@@ -89,7 +89,7 @@ fn who_is_not_told_of_the_members_is_answered_all_the_same() {
                 let length: usize = slices.iter().map(|slice| slice.len()).sum();
                 let mut refused = reply.control;
                 refused.payload_len = length as u32;
-                Err(refused)
+                Err(Box::new(refused))
             }
             Answer::Close(code) => panic!("{code:?}"),
         }

@@ -3,18 +3,18 @@
 //! `bring_home`: `copy_buffered`, `scan` queues what is away, `ask` fetches it, `arrived`, `ended`, `install`; `let_go` when nothing is away.
 //! A page that its agent has lost is poisoned: the workload is let go, and gets SIGBUS where it touches that page. Else it would read zeros there.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gms_policy::ids::{AgentId, ContentId, PageAddr, SpaceId};
-use gms_policy::redundancy::AgentSet;
+use gms_policy::ids::{AgentId, PageAddr, SpaceId};
 use gms_policy::stripes::Read;
 use gms_transport::Transport;
 use gms_transport::client::{self, Failure, GET_DEADLINE, GetId, Urgency};
 use gms_transport::message::{PAGES_MAX, Status};
 
+use self::home::{Fetch, Lost};
 use super::EvictThread;
 use crate::fault::look_for_marker;
 use crate::kernel::{Installed, Probe};
@@ -23,6 +23,10 @@ use crate::shared::Outcome;
 use crate::space::Space;
 use crate::sync::lock;
 use crate::tables::{Place, Tables};
+
+mod home;
+
+pub(super) use self::home::Homecoming;
 
 /// Exchanges under way with one agent: 2 MiB, less than its bound of unread replies.
 const EXCHANGES_MAX: usize = 8;
@@ -37,179 +41,11 @@ const LOOKS_MAX: u32 = 32;
 const GATED_MAX: usize = 64;
 /// Pause before what was missed by a scan (its agent was away, an event came in between) is looked for again.
 const PASS_PAUSE: Duration = Duration::from_millis(10);
-/// A page that came with a wrong seal or checksum this often is lost.
-const PAGE_MISMATCHES_MAX: u32 = 3;
-/// Pages of which that is remembered; more than these are lost at their first.
-const MISMATCHED_MAX: usize = 4096;
 /// If nothing comes home and nothing is given up for this long, the workload is killed: it cannot be let go.
 const STALLED: Duration = Duration::from_secs(60);
 const _: () = assert!(STALLED.as_secs() > 2 * GET_DEADLINE.as_secs());
 /// Processes named in a message.
 const NAMED_MAX: usize = 4;
-
-/// Pages asked of an agent.
-pub(super) struct Fetch {
-    space: SpaceId,
-    agent: AgentId,
-    pages: Vec<(PageAddr, Content)>,
-    /// The agent gave some of them back, or said that it does not have them.
-    answered: bool,
-    /// What has come: installed together, since each time the gate is closed and the kernel asked for markers.
-    came: Vec<(PageAddr, Content)>,
-    bytes: Vec<u8>,
-}
-
-/// Pages that nobody has any more.
-#[derive(Default)]
-struct Lost {
-    pages: u64,
-    processes: BTreeSet<i32>,
-    agents: BTreeSet<AgentId>,
-}
-
-/// How far a detach has come.
-pub(super) struct Homecoming {
-    /// Where the scan of each space stands; `None` at its end.
-    cursors: BTreeMap<SpaceId, Option<u64>>,
-    next_pass: Instant,
-    queued: BTreeMap<AgentId, VecDeque<Place>>,
-    fetches: BTreeMap<GetId, Fetch>,
-    /// Since when an agent has been wanted something of and given nothing back.
-    silent_since: BTreeMap<AgentId, Instant>,
-    /// Agents that have not given a page though they should have it.
-    failed: BTreeMap<ContentId, AgentSet>,
-    /// Agents that have given wrong pages: asked where nobody else can be.
-    unsound: AgentSet,
-    /// Pages that their agents do not give are made of parity.
-    has_parity: bool,
-    /// Since when parts are missing of agents that are away.
-    later_since: Option<Instant>,
-    mismatches: BTreeMap<Place, u32>,
-    lost: Lost,
-    /// Pages away, and when that changed.
-    progress: (u64, Instant),
-}
-
-impl Homecoming {
-    pub(super) fn new(now: Instant, has_parity: bool) -> Homecoming {
-        Homecoming {
-            has_parity,
-            later_since: None,
-            cursors: BTreeMap::new(),
-            next_pass: now,
-            queued: BTreeMap::new(),
-            fetches: BTreeMap::new(),
-            silent_since: BTreeMap::new(),
-            failed: BTreeMap::new(),
-            unsound: AgentSet::EMPTY,
-            mismatches: BTreeMap::new(),
-            lost: Lost::default(),
-            progress: (u64::MAX, now),
-        }
-    }
-
-    /// This process did not run for so long.
-    pub(super) fn excuse(&mut self, missed: Duration) {
-        let since = self.silent_since.values_mut().chain(&mut self.later_since);
-        since.for_each(|since| *since += missed);
-        self.progress.1 += missed;
-    }
-
-    /// Nothing more comes of a get.
-    fn end(&mut self, now: Instant, get: GetId) -> Option<Fetch> {
-        let fetch = self.fetches.remove(&get)?;
-        if fetch.answered {
-            self.heard(now, fetch.agent);
-        }
-        Some(fetch)
-    }
-
-    fn queued(&self) -> usize {
-        self.queued.values().map(VecDeque::len).sum()
-    }
-
-    fn under_way(&self, agent: AgentId) -> usize {
-        self.fetches.values().filter(|fetch| fetch.agent == agent).count()
-    }
-
-    /// Whether the agent has had its time to give its pages back.
-    fn is_silent(&self, now: Instant, agent: AgentId) -> bool {
-        let since = self.silent_since.get(&agent);
-        since.is_some_and(|&since| now.duration_since(since) > GET_DEADLINE)
-    }
-
-    /// Whether agents that are away have had their time to come back, so that a page can be made of their parts.
-    fn is_overdue(&mut self, now: Instant) -> bool {
-        now.duration_since(*self.later_since.get_or_insert(now)) > GET_DEADLINE
-    }
-
-    /// The agent gave pages back. If more is wanted of it, its time begins anew.
-    fn heard(&mut self, now: Instant, agent: AgentId) {
-        let wanted =
-            self.under_way(agent) > 0 || self.queued.get(&agent).is_some_and(|q| !q.is_empty());
-        match wanted {
-            true => drop(self.silent_since.insert(agent, now)),
-            false => drop(self.silent_since.remove(&agent)),
-        }
-    }
-
-    /// Whom to ask for a page: those who have it, have not failed to give it, and answer.
-    fn sources(&self, now: Instant, content: Content) -> AgentSet {
-        let failed = self.failed.get(&content.id).copied().unwrap_or_default();
-        let holders = content.holders.without(failed);
-        let answering: AgentSet =
-            holders.agents().filter(|&agent| !self.is_silent(now, agent)).collect();
-        let sound = answering.without(self.unsound);
-        // With parity it is made rather than taken from one that gives wrong pages.
-        if sound.is_empty() && !self.has_parity { answering } else { sound }
-    }
-
-    /// Pages have come right: what was noted of them is forgotten.
-    fn forgive(&mut self, space: SpaceId, pages: &[(PageAddr, Content)]) {
-        for (page, content) in pages {
-            self.failed.remove(&content.id);
-            self.mismatches.remove(&(space, *page));
-        }
-    }
-
-    /// Nothing is wanted of the agent any more, or its link has just come up: its time has not begun.
-    fn excuse_agent(&mut self, agent: AgentId, is_up: bool) {
-        let wanted =
-            self.under_way(agent) > 0 || self.queued.get(&agent).is_some_and(|q| !q.is_empty());
-        if is_up || !wanted {
-            self.silent_since.remove(&agent);
-        }
-    }
-
-    /// An agent does not give a page that it should have; whether others may.
-    fn fail(&mut self, now: Instant, content: Content, agent: AgentId) -> bool {
-        if self.failed.len() >= MISMATCHED_MAX && !self.failed.contains_key(&content.id) {
-            // Not remembered: the others are asked by chance.
-            return self.has_parity || !content.holders.without(AgentSet::of(agent)).is_empty();
-        }
-        let failed = self.failed.entry(content.id).or_default();
-        *failed = failed.union(AgentSet::of(agent));
-        let others = self.has_parity || !self.sources(now, content).is_empty();
-        if !others {
-            self.failed.remove(&content.id);
-        }
-        others
-    }
-
-    /// Another wrong seal or checksum: whether the page is lost.
-    fn mismatch(&mut self, place: Place) -> bool {
-        if self.mismatches.len() >= MISMATCHED_MAX && !self.mismatches.contains_key(&place) {
-            return true;
-        }
-        let count = self.mismatches.entry(place).or_default();
-        *count += 1;
-        let lost = *count >= PAGE_MISMATCHES_MAX;
-        if lost {
-            self.mismatches.remove(&place);
-        }
-        lost
-    }
-}
 
 impl<T: Transport> EvictThread<T> {
     /// Brings pages home a step further; when all are, lets the workload go. True if anything was done.
@@ -298,7 +134,7 @@ impl<T: Transport> EvictThread<T> {
             if making(page) {
                 return true;
             }
-            let holders = home.sources(now, content);
+            let holders = home.sources(content);
             if let Some(read) = read.as_ref().filter(|_| !lane.is_any_up(holders)) {
                 match read(&tables, content) {
                     _ if tables.is_doomed((id, page)) => doomed.push((page, content)),
@@ -314,7 +150,7 @@ impl<T: Transport> EvictThread<T> {
                 return doomed.len() < GATED_MAX;
             }
             let agent = lane.nearest(holders);
-            home.silent_since.entry(agent).or_insert(now);
+            home.want(now, agent);
             if lane.is_up(agent) {
                 home.queued.entry(agent).or_default().push_back((id, page));
             }
@@ -322,7 +158,7 @@ impl<T: Transport> EvictThread<T> {
         });
         drop(tables);
         let mut make = |(page, content): (PageAddr, Content)| {
-            let failed = content.holders.without(self.home.sources(now, content));
+            let failed = content.holders.without(self.home.sources(content));
             let is_made = self.write_back.make(now, (id, page), content, failed);
             if is_made {
                 self.home.forgive(id, &[(page, content)]);
@@ -355,7 +191,7 @@ impl<T: Transport> EvictThread<T> {
     fn ask(&mut self, now: Instant) -> bool {
         let mut asked = false;
         for agent in self.home.queued.keys().copied().collect::<Vec<AgentId>>() {
-            if !self.write_back.agents.lane().is_up(agent) || self.home.is_silent(now, agent) {
+            if !self.write_back.agents.lane().is_up(agent) || self.home.is_silent(agent) {
                 // The next pass finds them again.
                 self.home.queued.remove(&agent);
                 continue;
@@ -431,7 +267,7 @@ impl<T: Transport> EvictThread<T> {
     }
 
     /// A page has come that is not the one which was put.
-    pub(super) fn wrong(&mut self, now: Instant, get: GetId, page: usize) {
+    pub(super) fn wrong(&mut self, get: GetId, page: usize) {
         let home = &mut self.home;
         let Some(fetch) = home.fetches.get(&get) else { return };
         let (id, agent, lost) = (fetch.space, fetch.agent, fetch.pages[page]);
@@ -443,7 +279,7 @@ impl<T: Transport> EvictThread<T> {
         home.unsound = self.shared.unsound_agents();
         if home.mismatch((id, lost.0)) {
             home.fetches.entry(get).and_modify(|fetch| fetch.answered = true);
-            if !home.fail(now, lost.1, agent) {
+            if !home.fail(lost.1, agent) {
                 self.lose(id, &[lost]);
             }
         }
@@ -451,12 +287,11 @@ impl<T: Transport> EvictThread<T> {
 
     /// An agent can be used again.
     pub(super) fn is_back(&mut self, agent: AgentId) {
-        self.home.excuse_agent(agent, true);
-        self.home.later_since = None;
+        self.home.is_back(agent);
     }
 
     /// Pages do not come by this get.
-    pub(super) fn missed(&mut self, now: Instant, get: GetId, pages: u64, failure: Failure) {
+    pub(super) fn missed(&mut self, get: GetId, pages: u64, failure: Failure) {
         let Some(fetch) = self.home.fetches.get_mut(&get) else { return };
         let (id, is_lost) = (fetch.space, failure == Failure::NotHeld(Status::NotFound));
         fetch.answered |= is_lost;
@@ -466,13 +301,11 @@ impl<T: Transport> EvictThread<T> {
         self.give_up(id, &missed);
         if failure == Failure::GivenUp {
             // Asked of others that have them, if there are any.
-            for &(_, content) in &missed {
-                self.home.fail(now, content, agent);
-            }
+            missed.iter().for_each(|&(_, content)| self.home.note_late(content, agent));
         }
         if is_lost {
             // The next pass asks others for what they have.
-            missed.retain(|&(_, content)| !self.home.fail(now, content, agent));
+            missed.retain(|&(_, content)| !self.home.fail(content, agent));
             self.lose(id, &missed);
         }
     }
@@ -663,37 +496,4 @@ fn is_there(tables: &mut Tables, space: &Space, place: Place) -> bool {
         space.faults.wake(range);
     }
     marked
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_agent_is_silent_only_while_something_is_wanted_of_it() {
-        let (start, agent) = (Instant::now(), AgentId(1));
-        let mut home = Homecoming::new(start, false);
-        let late = start + GET_DEADLINE + Duration::from_millis(1);
-        assert!(!home.is_silent(late, agent));
-        home.silent_since.insert(agent, start);
-        home.queued.entry(agent).or_default().push_back((SpaceId(1), PageAddr::containing(PAGE)));
-        assert!(!home.is_silent(start + GET_DEADLINE, agent) && home.is_silent(late, agent));
-        home.heard(late, agent);
-        assert!(!home.is_silent(late, agent) && home.silent_since.contains_key(&agent));
-        home.queued.clear();
-        home.heard(late, agent);
-        assert!(home.silent_since.is_empty(), "nothing more is wanted of it");
-    }
-
-    #[test]
-    fn a_page_is_lost_after_some_wrong_checksums() {
-        let mut home = Homecoming::new(Instant::now(), false);
-        let place = |n: u64| (SpaceId(1), PageAddr::containing(n * PAGE));
-        let times = (0..PAGE_MISMATCHES_MAX).filter(|_| home.mismatch(place(1))).count();
-        assert_eq!(times, 1);
-        for n in 0..MISMATCHED_MAX as u64 {
-            assert!(!home.mismatch(place(n)));
-        }
-        assert!(home.mismatch(place(1 << 20)), "what is remembered is bounded");
-    }
 }

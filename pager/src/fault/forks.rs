@@ -12,6 +12,7 @@ use gms_transport::Transport;
 
 use super::{Fault, FaultCore, Listen, Told};
 use crate::board;
+use crate::keeper::USER_SPACE;
 use crate::kernel::{Event, Faults, Probe, Registration};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
@@ -42,6 +43,8 @@ impl<T: Transport> FaultCore<T> {
         }
         if !left.is_empty() {
             self.take_up(&child, left);
+            // What the pager that has died had read of its faults is told again.
+            child.faults.wake(USER_SPACE);
         }
         child
     }

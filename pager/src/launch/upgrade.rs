@@ -105,7 +105,8 @@ impl<P: Paging> Running<'_, P> {
         failed.map_err(of_it)
     }
 
-    /// Writes down what another pager needs if this one dies, each time that it is called. The first time `former` is closed: what this one was handed.
+    /// Writes down what another pager needs if this one dies, or that there is nothing, each time that it is called. The first time `former` is closed: what this one
+    /// was handed.
     pub(super) fn estate(&self, former: Descriptors) -> Option<Leave> {
         if !self.takeover {
             return None;
@@ -119,7 +120,13 @@ impl<P: Paging> Running<'_, P> {
         let (root, reaper, front_pid) = (self.root, self.reaper, paged.front_pid);
         let (command, board) = (paged.who.1.clone(), self.link.board());
         let kept = Mutex::new((before, None::<File>, Some(former)));
-        Some(Box::new(move |session, descriptors| {
+        Some(Box::new(move |known| {
+            let mut kept = lock(&kept);
+            let Some((session, descriptors)) = known else {
+                kept.1 = None;
+                kept.2.take().into_iter().for_each(Descriptors::close);
+                return Ok(());
+            };
             let mut all = of_all.clone();
             all.add(descriptors);
             let header = Header { version: VERSION, before: number, descriptors: all.once() };
@@ -136,7 +143,6 @@ impl<P: Paging> Running<'_, P> {
             };
             let parts = [link.clone(), serde_json::to_vec(&record)?];
             let file = handed::write(&header, &parts, &[])?;
-            let mut kept = lock(&kept);
             board.leave(Some(file.as_raw_fd()));
             kept.1 = Some(file);
             kept.2.take().into_iter().for_each(Descriptors::close);

@@ -54,7 +54,7 @@ struct AgentRecord {
 }
 
 /// Writes down what another pager needs if this one dies: what there is to be said of the session is given.
-pub(crate) type Leave = Box<dyn Fn(SessionRecord, Descriptors) -> io::Result<()> + Send>;
+pub(crate) type Leave = Box<dyn Fn(Option<(SessionRecord, Descriptors)>) -> io::Result<()> + Send>;
 
 impl SessionRecord {
     /// Since when faults wait, on the clock that goes on whatever is executed.
@@ -118,10 +118,11 @@ impl Session {
             return false;
         }
         let (shared, secrets) = (Arc::downgrade(&self.shared), self.secrets.clone());
-        self.shared.estate.begin(Box::new(move |evict, mut descriptors| {
+        self.shared.estate.begin(Box::new(move |known| {
+            let Some((evict, mut descriptors)) = known else { return leave(None) };
             let shared = shared.upgrade().ok_or(io::ErrorKind::NotFound)?;
             let shared = shared.leave(&mut descriptors);
-            leave(secrets.record(Duration::ZERO, shared, evict)?, descriptors)
+            leave(Some((secrets.record(Duration::ZERO, shared, evict)?, descriptors)))
         }));
         self.shared.kick_evict();
         true

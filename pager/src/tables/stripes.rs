@@ -166,11 +166,11 @@ impl Tables {
         self.stripes.as_ref().map_or(0, Stripes::parts_peak)
     }
 
-    /// Whether an agent that drains may end: nothing is lost with it, and with parity no stripe has a part there.
-    pub fn may_leave(&self, agent: AgentId) -> bool {
+    /// Whether an agent that drains may end: each page there is also at one that is not `untrusted`, and with parity no stripe has a part there.
+    pub fn may_leave(&self, agent: AgentId, untrusted: AgentSet) -> bool {
         match self.stripes {
             Some(_) => self.held_by(agent) == 0,
-            None => !self.depends_on(agent),
+            None => !self.depends_on_one_of(agent, untrusted),
         }
     }
 

@@ -212,7 +212,7 @@ impl<T: Transport> WriteBack<T> {
                 continue;
             }
             let mut tables = lock(&self.shared.tables);
-            if !tables.may_leave(agent) {
+            if !tables.may_leave(agent, self.untrusted) {
                 continue;
             }
             if tables.held_by(agent) > 0 {

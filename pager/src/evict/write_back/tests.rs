@@ -308,6 +308,46 @@ fn pages_of_agents_that_were_lost_or_leave_are_copied_anew() {
     assert_eq!(lock(&thread.shared.tables).held_by(AgentId(2)), 0);
 }
 
+/// What the other agent of a page has may be lost with it.
+#[test]
+fn an_agent_that_drains_is_kept_while_the_only_other_one_does_not_answer() {
+    let (mut thread, start) = (redundant(2), Instant::now());
+    evict(&thread, 0..40);
+    thread.turn(start, true);
+    answer_with_pages(&mut thread, start);
+    assert!((0..40).all(|n| holders(&thread, n) == Some(both())));
+    let mut now = start;
+    let turns = |thread: &mut WriteBack<Script>, now: &mut Instant| {
+        for _ in 0..15 {
+            *now += Duration::from_millis(100);
+            thread.turn(*now, true);
+        }
+    };
+    thread.agents.ask_status(now);
+    let asked = thread.agents.take_sent();
+    let of_first = |one: &&(ExchangeId, Control)| thread.agents.agent_of(one.0) == AgentId(0);
+    let (first, other): (Vec<_>, Vec<_>) = asked.iter().partition(of_first);
+    turns(&mut thread, &mut now);
+    for request in first {
+        thread.agents.answer_with(request, Status::Draining, 0, Vec::new());
+    }
+    network(&mut thread, now);
+    turns(&mut thread, &mut now);
+    let leaves = |thread: &mut WriteBack<Script>| {
+        let sent = thread.agents.take_sent();
+        sent.iter().any(|request| request.1.op() == Some(Op::Goodbye))
+    };
+    assert!(!leaves(&mut thread) && (0..40).all(|n| holders(&thread, n) == Some(both())));
+    // It answers after all.
+    for request in other {
+        thread.agents.answer_with(request, Status::Ok, 0, Vec::new());
+    }
+    network(&mut thread, now);
+    turns(&mut thread, &mut now);
+    assert!(leaves(&mut thread));
+    assert!((0..40).all(|n| holders(&thread, n) == Some(AgentSet::of(AgentId(1)))));
+}
+
 /// The first agents are in one zone, the last one in another.
 fn two_zones(agents: u8) -> WriteBack<Script> {
     let mut thread = redundant(agents.into());
