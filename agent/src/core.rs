@@ -15,9 +15,8 @@ use crate::store::{Found, Store, TenantId};
 use crate::tenants::{Session, TenantKey, Tenants};
 use gms_policy::ContentId;
 use gms_transport::message::{
-    Control, FEATURE_RECALL, Feedback, GossipReply, HelloReply, HelloRequest, MemberEntry,
-    MembersReply, Op, PAGE_SHIFT, PAGES_MAX, PageDescriptor, PagesRequest, Status, StatusReply,
-    WorkloadId,
+    Control, FEATURE_RECALL, Feedback, HelloReply, HelloRequest, MemberEntry, Op, PAGE_SHIFT,
+    PAGES_MAX, PageDescriptor, PagesRequest, Status, StatusReply, WorkloadId,
 };
 use gms_transport::{CloseCode, ExchangeId, LinkId, PeerIdentity};
 use std::collections::{BTreeMap, VecDeque};
@@ -26,6 +25,7 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 mod discard;
+mod members;
 #[cfg(test)]
 mod tests;
 
@@ -547,27 +547,6 @@ impl Core {
             }
             _ => reply,
         }
-    }
-
-    /// A packet for the thread that gossips.
-    fn gossip(&self, now: Instant, link: LinkId, request: &Exchange) -> Control {
-        let control = &request.control;
-        let (Some(link), Some(bulletin)) = (self.links.get(&link), self.shared.bulletin.get())
-        else {
-            return control.reply(Status::Denied);
-        };
-        let known = bulletin.incarnation(link.peer.id);
-        let answer = GossipReply::new(self.shared.store.frames(), known);
-        control.reply(bulletin.post(now, &link.peer, request.head())).with_answer(answer)
-    }
-
-    /// Who is a member, as long as this agent is one.
-    fn tell_members(&mut self, control: &Control) -> Control {
-        let (store, bulletin) = (&self.shared.store, self.shared.bulletin.get());
-        let members = bulletin.and_then(|bulletin| bulletin.list(store));
-        let status = if members.is_some() { Status::Ok } else { Status::Draining };
-        self.members = members.unwrap_or_default();
-        control.reply(status).with_answer(MembersReply::new(self.members.len() as u16))
     }
 
     fn get(&mut self, tenant: TenantId, request: &Exchange) -> Control {
