@@ -24,6 +24,7 @@ pub(crate) type Leave = Box<dyn Fn(Option<Known>) -> io::Result<()> + Send>;
 pub(crate) struct Estate {
     leave: Mutex<Option<Leave>>,
     wanted: AtomicBool,
+    inherited: AtomicBool,
     due: AtomicBool,
 }
 
@@ -46,15 +47,20 @@ impl Estate {
         self.due.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is written at all.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Acquire)
+    /// This pager goes on by what another one has left, which names what is open here too.
+    pub(crate) fn inherit(&self) {
+        self.inherited.store(true, Ordering::Release);
+    }
+
+    /// Whether what is open here may be named in what is left.
+    pub(crate) fn may_name(&self) -> bool {
+        self.wanted.load(Ordering::Acquire) || self.inherited.load(Ordering::Acquire)
     }
 
     /// Whether it is to be written anew: not before it is written at all, since what another pager has left is good until then.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
-        self.due.load(Ordering::Relaxed) && self.is_wanted()
+        self.due.load(Ordering::Relaxed) && self.wanted.load(Ordering::Acquire)
     }
 
     /// What is known from now on is about to be written: who changes it meanwhile has it written again.

@@ -423,7 +423,7 @@ impl<T: Transport> EvictThread<T> {
                 EvictCommand::Dropped(id) => {
                     let gone = self.leaving.remove(&id);
                     // Where nothing is left to another pager nothing names it.
-                    self.former.extend(gone.filter(|_| self.shared.estate.is_wanted()));
+                    self.former.extend(gone.filter(|_| self.shared.estate.may_name()));
                 }
                 EvictCommand::Restless(id) => drop(self.restless.insert(id)),
             }

@@ -215,7 +215,8 @@ fn do_apart<R>(
     thread.let_go();
     let done = apart(|caller| {
         let mut thread = Stopped::new(tid)?;
-        let done = may_be(tid).and(may_make_calls(tid)).map(|()| work(&mut thread, caller));
+        let done =
+            may_be(tid).and_then(|()| may_make_calls(tid)).map(|()| work(&mut thread, caller));
         thread.let_go();
         done
     });

@@ -484,7 +484,7 @@ impl Tables {
     }
 
     /// Whether any page is at this agent and, if at others, only at such of those.
-    pub(super) fn depends_on_one_of(&self, agent: AgentId, others: AgentSet) -> bool {
+    fn depends_on_one_of(&self, agent: AgentId, others: AgentSet) -> bool {
         let all = others.union(AgentSet::of(agent));
         let rests = |holders: AgentSet| holders.has(agent) && holders.without(all).is_empty();
         // Those may all be of pages that are resident.

@@ -43,9 +43,9 @@ impl<T: Transport> FaultCore<T> {
         }
         if !left.is_empty() {
             self.take_up(&child, left);
-            // What the pager that has died had read of its faults is told again.
-            child.faults.wake(USER_SPACE);
         }
+        // What a pager that has died had read of its faults is told again: no message of them is kept.
+        child.faults.wake(USER_SPACE);
         child
     }
 

@@ -126,6 +126,7 @@ impl Shared {
         let named = left.iter().map(|left| left.space.0 + 1).max().unwrap_or(0);
         let record = SharedRecord { next_space: record.next_space.max(named), ..record };
         let (shared, commands) = Shared::restored(record, tables, frames, journal)?;
+        shared.estate.inherit();
         Ok((shared, commands, left))
     }
 

@@ -275,8 +275,12 @@ fn time_in_which_the_thread_does_not_run_is_not_owed() {
     let now = Instant::now();
     let mut turns = contended(now, 2);
     turns.work_for(Some(client(1)));
-    // What is looked at is a thread that does not run, if only for a short time.
-    std::thread::sleep(OWES_MUCH);
+    // This thread does not run while another one works.
+    let works = || {
+        let began = cpu_time();
+        while cpu_time() - began < OWES_MUCH {}
+    };
+    std::thread::spawn(works).join().expect("it has worked");
     turns.work_for(None);
     let gone = now.elapsed();
     let paid_at = turns.paid_at(Some(client(1))).expect("it owes something");
