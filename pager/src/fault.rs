@@ -139,6 +139,8 @@ pub struct FaultCore<T> {
     /// Pages for which threads wait: those that fault on the same page share what was asked.
     pending: BTreeMap<Place, Demand>,
     hedge: Hedge,
+    /// When it is looked again whether threads wait for what does not come.
+    silence_at: Instant,
     /// Makes pages of parity.
     decoder: Decoder,
     /// Faults to be tried again once the events have been read.
@@ -196,6 +198,7 @@ impl<T: Transport> FaultCore<T> {
             fetches: BTreeMap::new(),
             pending: BTreeMap::new(),
             hedge: Hedge::default(),
+            silence_at: now,
             decoder: Decoder::new(now, shape, Urgency::Demand),
             again: Vec::new(),
             behind: BTreeSet::new(),
@@ -242,8 +245,8 @@ impl<T: Transport> FaultCore<T> {
             || !self.unread.is_empty()
             || !self.unproved.is_empty();
         let own = now + if unfinished { AGAIN } else { RETRY };
-        let own = self.hedge_due().map_or(own, |due| due.clamp(now, own));
-        let own = self.decoder.due().map_or(own, |due| due.clamp(now, own));
+        let due = [self.hedge_due(), self.silence_due(), self.decoder.due()];
+        let own = due.into_iter().flatten().fold(own, |own, due| due.clamp(now, own));
         self.agents.deadline().map_or(own, |deadline| deadline.min(own))
     }
 
@@ -349,6 +352,7 @@ impl<T: Transport> FaultCore<T> {
         self.excuse(now);
         self.repeat(now, clock);
         self.hedge(now);
+        self.give_up_silent(now);
         self.make_on(now);
         self.flush(now);
         self.let_guests_go();

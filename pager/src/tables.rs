@@ -413,6 +413,11 @@ impl Tables {
         self.prefetching.len()
     }
 
+    /// Whether a fault waits for the prefetch of a page.
+    pub fn is_prefetch_awaited(&self, place: Place) -> bool {
+        self.prefetching.contains(&place) && self.waiters.contains(&place)
+    }
+
     /// The prefetch of a page is over; returns whether a fault waits for it.
     pub fn end_prefetch(&mut self, place: Place) -> bool {
         self.prefetching.remove(&place);

@@ -13,7 +13,7 @@ use gms_transport::client::{Failure, GetId, RETRY};
 use gms_transport::message::Status;
 
 use super::FaultCore;
-use super::fetch::look_for_marker;
+use super::fetch::{Fetch, look_for_marker};
 use crate::decode::End;
 use crate::kernel::Probe;
 use crate::loans::Wanted;
@@ -24,6 +24,9 @@ use crate::tables::Place;
 
 /// Pause before it is looked again whether another agent can be asked.
 const HEDGE_PAUSE: Duration = Duration::from_millis(10);
+
+/// Pause before it is looked again whether threads wait for pages ahead of which nothing comes.
+const SILENCE_PAUSE: Duration = Duration::from_millis(50);
 
 /// A page for which threads wait. Left when it is installed, when nobody can give it, or when it is no longer wanted.
 #[derive(Debug)]
@@ -257,6 +260,7 @@ impl<T: Transport> FaultCore<T> {
         self.agents.excuse(now, missed);
         self.decoder.excuse(missed);
         self.unread.values_mut().for_each(|unread| unread.since += missed);
+        self.fetches.values_mut().for_each(|fetch| fetch.heard = now.min(fetch.heard + missed));
         for late in self.spaces.values_mut().filter_map(|state| state.late.as_mut()) {
             *late += missed;
         }
@@ -318,6 +322,38 @@ impl<T: Transport> FaultCore<T> {
                 self.wake(page.place);
             }
         }
+    }
+
+    /// When it is due to be looked whether threads wait for what does not come.
+    pub(super) fn silence_due(&self) -> Option<Instant> {
+        (!self.fetches.is_empty()).then_some(self.silence_at)
+    }
+
+    /// Gives up pages ahead of which nothing comes, if a thread waits for one that can be had elsewhere: it faults again, and asks by itself.
+    pub(super) fn give_up_silent(&mut self, now: Instant) {
+        if self.silence_due().is_none_or(|due| due > now) {
+            return;
+        }
+        self.silence_at = now + SILENCE_PAUSE;
+        let is_silent =
+            |fetch: &Fetch| now.saturating_duration_since(fetch.heard) >= HEDGE_AFTER_MAX;
+        let fetches = self.fetches.iter().filter(|(_, fetch)| is_silent(fetch));
+        let held_up = fetches.filter(|(get, fetch)| self.holds_up(**get, fetch));
+        let gets: Vec<GetId> = held_up.map(|(&get, _)| get).collect();
+        gets.into_iter().for_each(|get| self.cancel(now, get));
+    }
+
+    /// Whether a thread waits for a page ahead that another agent can give. While one waits for the first page, that has a hedge, which ends the get too.
+    fn holds_up(&self, get: GetId, fetch: &Fetch) -> bool {
+        let demand = fetch.demanded().and_then(|place| self.pending.get(&place));
+        if demand.is_some_and(|demand| demand.gets().any(|one| one == get)) {
+            return false;
+        }
+        let tables = lock(&self.shared.tables);
+        fetch.open().filter(|wanted| tables.is_prefetch_awaited(wanted.place)).any(|wanted| {
+            let others = tables.holders(wanted.content).without(AgentSet::of(fetch.agent));
+            self.decoder.is_able() || !others.is_empty()
+        })
     }
 
     /// When a page is due to be asked of another agent.
@@ -397,14 +433,14 @@ impl<T: Transport> FaultCore<T> {
         }
     }
 
-    /// Gives up a get by which a page is asked for. What it was to bring ahead of need does not come soon either: who waits for that faults again, and
+    /// Gives up a get; whoever waits for its first page is the caller's to serve. What it was to bring ahead of need does not come soon either: who waits for that faults again, and
     /// asks by itself.
     pub(super) fn cancel(&mut self, now: Instant, get: GetId) {
         self.agents.cancel(now, get);
         let Some(mut fetch) = self.fetches.remove(&get) else { return };
         let closed = fetch.close(u64::MAX);
-        let ahead: Vec<Wanted> =
-            closed.into_iter().filter(|&page| page > 0).map(|page| fetch.pages[page]).collect();
+        let ahead = closed.into_iter().filter(|&page| !fetch.is_awaited(page));
+        let ahead: Vec<Wanted> = ahead.map(|page| fetch.pages[page]).collect();
         self.give_up(&ahead);
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct Fetch {
     /// Whether a thread waits for the first page. All others are fetched ahead.
     demanded: bool,
     began: Instant,
+    /// When it was asked for, or something of it came last.
+    pub heard: Instant,
     /// Removals in the space when it began.
     removals: u64,
     /// A wrong page has come in the reply under way.
@@ -62,6 +64,15 @@ impl Fetch {
     /// Whether a thread waits for this page, which is open.
     pub(super) fn is_awaited(&self, page: usize) -> bool {
         self.demanded && page == 0
+    }
+
+    /// The pages that may still come.
+    pub(super) fn open(&self) -> impl Iterator<Item = Wanted> {
+        self.pages
+            .iter()
+            .enumerate()
+            .filter(|(page, _)| self.open >> page & 1 == 1)
+            .map(|(_, &w)| w)
     }
 
     /// Ends the wait for pages; returns those of them that were open.
@@ -149,6 +160,7 @@ impl<T: Transport> FaultCore<T> {
             pages,
             demanded,
             began,
+            heard: now,
             removals,
             spoiled: false,
         };
@@ -223,9 +235,9 @@ impl<T: Transport> FaultCore<T> {
             let event = self.decoder.handle(now, event, &mut self.agents, &self.shared);
             let Some(event) = event else { continue };
             match event {
-                ClientEvent::Answered { get, control } => self.answered(get, &control),
+                ClientEvent::Answered { get, control } => self.answered(now, get, &control),
                 ClientEvent::Arrived { get, pages, bytes } => {
-                    self.arrived(clock, get, pages, &bytes);
+                    self.arrived(now, clock, get, pages, &bytes);
                 }
                 ClientEvent::Wrong { get, page } => self.mismatch(now, get, page),
                 ClientEvent::Failed { get, pages, failure } => {
@@ -258,9 +270,9 @@ impl<T: Transport> FaultCore<T> {
         self.shared.agent_up(agent, self.agents.lane().name(agent), session);
     }
 
-    fn answered(&mut self, get: GetId, control: &Control) {
+    fn answered(&mut self, now: Instant, get: GetId, control: &Control) {
         let Some(fetch) = self.fetches.get_mut(&get) else { return };
-        fetch.spoiled = false;
+        (fetch.heard, fetch.spoiled) = (now, false);
         if let Some(trace) = &mut self.trace {
             let feedback = control.feedback();
             trace.answered(fetch.pages[0].place, feedback.queue_ns, feedback.service_ns);
@@ -270,12 +282,14 @@ impl<T: Transport> FaultCore<T> {
     /// Pages have come. The one for which a thread waits comes by itself.
     fn arrived(
         &mut self,
+        now: Instant,
         clock: &impl Fn() -> Instant,
         get: GetId,
         pages: Range<usize>,
         bytes: &Bytes,
     ) {
         let Some(mut fetch) = self.fetches.remove(&get) else { return };
+        fetch.heard = now;
         pages.clone().for_each(|page| fetch.open &= !(1 << page));
         match fetch.is_awaited(pages.start) {
             true => self.install_awaited(clock, get, &fetch, bytes),

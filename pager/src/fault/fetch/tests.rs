@@ -431,6 +431,45 @@ fn pages_ahead_of_one_that_another_agent_gave_are_given_up() {
     assert_served(&play);
 }
 
+/// An agent gives the page that was awaited, and nothing of those ahead, for one of which a thread waits by now.
+#[test]
+fn a_thread_that_waits_for_a_page_ahead_is_not_left_to_a_silent_agent() {
+    for (agents, waits) in [(2, true), (2, false), (1, true)] {
+        let (mut play, now) = (Play::redundant(agents), Instant::now());
+        let (place, content, right) = replicated(&mut play);
+        let (ahead, wanted) = (place.1, Wanted { place, content });
+        assert_eq!(lock(&play.shared.tables).begin_prefetch(ID, [ahead].into_iter(), 1).len(), 1);
+        play.fault.ask(now, AgentId(0), vec![wanted], false);
+        let first = play.fault.agents.take_sent();
+        let answers = now + HEDGE_AFTER_MAX / 2;
+        play.fault.agents.play_reply(&first[0], Status::Ok, |control| {
+            *control = control.with_done(1);
+            control.payload_len = PAGE as u32;
+        });
+        play.fault.network(&|| answers);
+        if waits {
+            assert_eq!(lock(&play.shared.tables).fault(place), FaultAction::Wait);
+        }
+        play.fault.turn(&|| answers + HEDGE_AFTER_MAX - Duration::from_millis(1));
+        assert_eq!(play.fault.fetches.len(), 1, "it has its time");
+        let late = play.fault.deadline(answers + HEDGE_AFTER_MAX);
+        assert!(late < answers + HEDGE_AFTER_MAX * 2);
+        play.fault.turn(&|| late);
+        let is_given_up = play.fault.fetches.is_empty();
+        assert_eq!(is_given_up, agents == 2 && waits, "{agents} {waits}");
+        if is_given_up {
+            assert_eq!(lock(&play.shared.tables).fault(place), FaultAction::Fetch(content));
+            play.fault.fetch(late, place, content);
+            play.fault.hedge(late + HEDGE_AFTER_MAX);
+            let sent = play.fault.agents.take_sent();
+            let other = sent.iter().find(|(get, _)| play.fault.agents.agent_of(*get) == AgentId(1));
+            play.fault.agents.answer(other.expect("the other one has it"), right);
+            play.fault.network(&|| late);
+            assert_served(&play);
+        }
+    }
+}
+
 #[test]
 fn an_agent_that_has_lost_what_it_said_to_have_is_used_no_more_after_some() {
     let (mut play, now) = (Play::redundant(2), Instant::now());
