@@ -90,7 +90,7 @@ Examples:
   gms keys init keys && gms keys issue keys node node1
   gms-agent --listen 0.0.0.0:7400 --export 8G --keys keys/node1
   gms-agent --listen 0.0.0.0:7400 --export auto:2G..24G --keys keys/node1
-  gms-agent --config /etc/gms/agent.toml --metrics 127.0.0.1:9400
+  gms-agent --config /etc/gms/agent.toml --keys /etc/gms/keys --metrics 127.0.0.1:9400
   gms-agent --config /etc/gms/agent.toml --keys /etc/gms/keys --check
 
 Signals: SIGTERM and SIGINT drain and end it, a second one ends it at once; SIGHUP reads the keys and the export again.

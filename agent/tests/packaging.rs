@@ -61,7 +61,8 @@ Keys of a cluster, with one of its own for a node, and an agent there:
 .nf
     gms keys init keys
     gms keys issue keys node node1
-    scp \-r keys/node1 node1:/etc/gms/keys
+    ssh node1 mkdir \-p /etc/gms/keys
+    scp keys/node1/* node1:/etc/gms/keys/
     gms\-agent \-\-listen 0.0.0.0:7400 \-\-export 8G \-\-keys /etc/gms/keys
 .fi
 .PP

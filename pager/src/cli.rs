@@ -160,7 +160,7 @@ pub struct PagingArgs {
     /// goes on at the pace of the disk. The file has no name, and is gone with gms.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub disk: Option<PathBuf>,
-    /// Length of that file, all of which is taken at the start [default: half of what is free in DIR]
+    /// Length of that file, all of which is taken at the start [default: half of what is free in DIR, at most four times this machine's memory]
     #[arg(long, value_name = "SIZE")]
     #[serde(deserialize_with = "values::size")]
     pub disk_size: Option<Size>,

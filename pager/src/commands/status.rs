@@ -72,9 +72,9 @@ pub(super) fn state(stats: &Stats) -> &'static str {
     match stats {
         Stats { detaching: true, .. } => "detaching",
         Stats { agents_full: true, .. } => "agents full",
-        Stats { short_bytes: 1.., parity: Some(_), .. } => "rebuilding",
         _ if drains => "agent drains",
         _ if down => "agent down",
+        Stats { short_bytes: 1.., parity: Some(_), .. } => "rebuilding",
         Stats { short_bytes: 1.., .. } => "few copies",
         _ => "ok",
     }

@@ -197,11 +197,7 @@ impl<T: Transport> WriteBack<T> {
 
     /// The agents that may be given pages now.
     fn takers(&self, passed_over: AgentSet) -> Vec<AgentView> {
-        let mut views = self.views();
-        // One that is silent, or has little room, is given nothing while there is another: a page would be there alone.
-        if !self.usable.is_empty() {
-            views.retain(|view| self.usable.has(view.id));
-        }
+        let mut views = self.usable_views();
         let under_way = |agent| self.agents.under_way(agent, Op::Put);
         let least = self.least_room();
         views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= least);
@@ -410,8 +406,17 @@ impl<T: Transport> WriteBack<T> {
         let waits = |agent| asked > 1 && self.agents.under_way(agent, Op::Put) > 0;
         let is_meant = |view: &&AgentView| view.last_resort == (asked == 0);
         let takes = |view: &&AgentView| view.up && (view.credits.0 >= least || waits(view.id));
-        let views = self.views();
+        let views = self.usable_views();
         (views.iter().filter(is_meant).filter(takes).count() as u32) < asked.max(1)
+    }
+
+    /// One that is silent, or has little room, is given nothing while there is another: a page would be there alone.
+    fn usable_views(&self) -> Vec<AgentView> {
+        let mut views = self.views();
+        if !self.usable.is_empty() {
+            views.retain(|view| self.usable.has(view.id));
+        }
+        views
     }
 
     /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it, or where wrong pages came from.

@@ -97,12 +97,12 @@ impl<T: Transport> FaultCore<T> {
         agent: AgentId,
     ) -> (Instant, u64) {
         let after = self.hedge.after();
-        let is_up = self.agents.lane().is_up(agent);
+        let answers = self.agents.answers(agent);
         let is_able = self.decoder.is_able();
         let Some(demand) = self.pending.get_mut(&place) else { return (now, 0) };
         demand.note(get, agent);
         let others = !demand.content.holders.without(demand.asked_of()).is_empty() || is_able;
-        demand.hedge_at = others.then(|| if is_up { now + after } else { now });
+        demand.hedge_at = others.then(|| if answers { now + after } else { now });
         (demand.began, demand.removals)
     }
 
@@ -335,8 +335,10 @@ impl<T: Transport> FaultCore<T> {
             return;
         }
         self.silence_at = now + SILENCE_PAUSE;
-        let is_silent =
-            |fetch: &Fetch| now.saturating_duration_since(fetch.heard) >= HEDGE_AFTER_MAX;
+        let is_silent = |fetch: &Fetch| {
+            let waited = now.saturating_duration_since(fetch.heard);
+            waited >= HEDGE_AFTER_MAX || !self.agents.answers(fetch.agent)
+        };
         let fetches = self.fetches.iter().filter(|(_, fetch)| is_silent(fetch));
         let held_up = fetches.filter(|(get, fetch)| self.holds_up(**get, fetch));
         let gets: Vec<GetId> = held_up.map(|(&get, _)| get).collect();
@@ -385,7 +387,7 @@ impl<T: Transport> FaultCore<T> {
         let lane = self.agents.lane();
         let others = holders.without(failed).without(asked);
         // Nothing is to be hoped for from those that are asked now: that is no hedge.
-        let is_vain = !lane.is_any_up(asked.without(failed));
+        let is_vain = !asked.without(failed).agents().any(|agent| self.agents.answers(agent));
         let waited = now.saturating_duration_since(demand.began);
         let too_early = match is_vain || waited >= HEDGE_AFTER_MAX {
             true => AgentSet::EMPTY,

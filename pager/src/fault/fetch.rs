@@ -198,8 +198,10 @@ impl<T: Transport> FaultCore<T> {
         // What is under way will need room too.
         let taken = self.shared.sizes.room_kept + tables.prefetching() as u64;
         let room = self.shared.room().saturating_sub(taken) as usize;
-        let half = tables.begin_prefetch(id, half.into_iter(), 1);
-        let mut ahead = tables.begin_prefetch(id, more, room);
+        // What a thread waits for comes by itself. It may have to be made, and what is on its way from its agent is not.
+        let is_free = |page: &PageAddr| !self.pending.contains_key(&(id, *page));
+        let half = tables.begin_prefetch(id, half.into_iter().filter(is_free), 1);
+        let mut ahead = tables.begin_prefetch(id, more.filter(is_free), room);
         let pages: Vec<PageAddr> = ahead.iter().map(|&(page, _)| page).collect();
         if let Some(marker) = state.prefetch.leave_out(&pages) {
             ahead.remove(marker);

@@ -147,8 +147,7 @@ impl<T: Transport> Client<T> {
         let Some(request) = self.requests.get_mut(&exchange) else {
             return self.events.extend(self.lane.handle_reply(now, exchange, &control));
         };
-        let elapsed = now.saturating_duration_since(request.sent);
-        self.lane.peer(request.agent).note_reply(request.op, request.pages, elapsed, &control);
+        self.lane.peer(request.agent).note_reply(now, request, &control);
         request.handle_reply(&control);
         let Owner::Get(id) = request.owner else { return };
         let Some(get) = self.gets.get_mut(&id) else { return };

@@ -8,8 +8,8 @@ use gms_policy::placement::{AgentView, Feedback, Reply, nearest};
 use gms_policy::redundancy::AgentSet;
 use gms_policy::spread::Site;
 
-use super::ClientEvent;
 use super::roster::{AgentAddress, Roster};
+use super::{ClientEvent, Request};
 use crate::message::{Control, HelloReply, Op, PagesReply, Status, WorkloadId, Zone};
 use crate::{CloseCode, CloseReason, ExchangeId, LinkId, PeerId, Transport};
 
@@ -45,6 +45,10 @@ pub(super) struct Peer {
     session: Option<u64>,
     /// Requests whose replies have not come whole.
     pub inflight: u32,
+    /// When it answered last.
+    pub heard: Option<Instant>,
+    /// It has left a request unanswered for [`SILENCE`], and not answered any since.
+    pub silent: bool,
     /// Pages refused.
     refusals: u64,
     /// It serves pages and takes none, because it is about to end. Told by the replies to puts and status requests.
@@ -64,6 +68,8 @@ impl Peer {
             feedback: Feedback::default(),
             session: None,
             inflight: 0,
+            heard: None,
+            silent: false,
             refusals: 0,
             draining: false,
             recall: 0,
@@ -87,8 +93,10 @@ impl Peer {
         }
     }
 
-    /// What the reply to a request of `pages` pages, `elapsed` after it was sent, tells of the agent.
-    pub(super) fn note_reply(&mut self, op: Op, pages: u16, elapsed: Duration, control: &Control) {
+    /// What the reply to a request tells of the agent.
+    pub(super) fn note_reply(&mut self, now: Instant, request: &Request, control: &Control) {
+        let (op, pages) = (request.op, request.pages);
+        let elapsed = now.saturating_duration_since(request.sent);
         let mut reply = reply_of(control, elapsed);
         if op == Op::Put {
             let done = control.answer::<PagesReply>().done;
@@ -102,6 +110,7 @@ impl Peer {
             self.draining = control.status() == Status::Draining;
         }
         self.recall = control.feedback().recall;
+        (self.heard, self.silent) = (Some(now), false);
         self.feedback.on_reply(reply);
     }
 }
@@ -349,6 +358,7 @@ impl<T: Transport> Lane<T> {
             self.transport.close(now, link, CloseCode::Goodbye);
             return None;
         }
+        (peer.heard, peer.silent) = (Some(now), false);
         let session = control.session;
         peer.session = Some(session);
         (peer.phase, peer.reason) = (Phase::Up(link), None);

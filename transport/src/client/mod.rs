@@ -50,6 +50,10 @@ pub const PUT_DEADLINE: Duration = Duration::from_secs(5);
 /// An agent that leaves a request unanswered for this long is not trusted with the only copy of a page: it may be down
 /// without the link knowing it yet.
 const SUSPECT: Duration = Duration::from_secs(1);
+/// The same of one that has answered nothing else for so long either.
+const QUIET: Duration = Duration::from_millis(300);
+/// Who has left a request unanswered for this long when it was given up is not waited for, until it answers: its link may take seconds to be lost.
+const SILENCE: Duration = Duration::from_millis(100);
 /// Times are compared with these limits this often, however many turns the owner's loop takes.
 const EXPIRE_EVERY: Duration = Duration::from_millis(10);
 const _: () = assert!(RETRY.as_secs() < PUT_DEADLINE.as_secs());
@@ -416,13 +420,21 @@ impl<T: Transport> Client<T> {
 
     /// Whether the agent can be trusted to keep the only copy of a page: it is up, does not drain, and answers.
     pub fn keeps(&self, now: Instant, agent: AgentId) -> bool {
+        let heard = self.lane.peers[usize::from(agent.0)].heard;
+        let is_quiet = heard.is_none_or(|heard| now.saturating_duration_since(heard) > QUIET);
+        let limit = if is_quiet { QUIET } else { SUSPECT };
         let silent = |request: &Request| {
             request.agent == agent
                 && !request.answered
-                && now.duration_since(request.sent) > SUSPECT
+                && now.saturating_duration_since(request.sent) > limit
         };
         let may = self.lane.is_up(agent) && !self.lane.is_draining(agent);
         may && !self.requests.values().any(silent)
+    }
+
+    /// Whether it is worth waiting for what the agent is asked: it is up, and did not leave the last request unanswered for [`SILENCE`].
+    pub fn answers(&self, agent: AgentId) -> bool {
+        self.lane.is_up(agent) && !self.lane.peers[usize::from(agent.0)].silent
     }
 
     // ---- what takes too long, or is not wanted
@@ -518,7 +530,9 @@ impl<T: Transport> Client<T> {
         // Who has begun to give pages, and not gone on, has not given them.
         if !request.answered || request.op == Op::Get && request.done != 0 {
             let waited = now.saturating_duration_since(request.sent);
-            self.lane.peer(request.agent).feedback.on_timeout(waited);
+            let peer = self.lane.peer(request.agent);
+            peer.feedback.on_timeout(waited);
+            peer.silent |= !request.answered && waited >= SILENCE;
         }
         Some(request)
     }

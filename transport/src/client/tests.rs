@@ -527,6 +527,41 @@ fn an_agent_that_answers_each_request_by_nothing_does_not_put_the_end_off() {
     }
 }
 
+#[test]
+fn an_agent_that_has_left_a_request_unanswered_is_not_waited_for_until_it_answers_one() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    for (waited, answers) in [(SILENCE - Duration::from_millis(1), true), (SILENCE, false)] {
+        let get = client.get(now, A, wanted(1), Urgency::Demand);
+        client.cancel(now + waited, get);
+        assert_eq!(client.answers(A), answers, "{waited:?}");
+    }
+    client.take_sent();
+    client.get(now + SILENCE, A, wanted(1), Urgency::Demand);
+    let request = client.take_sent().remove(0);
+    assert!(!client.answers(A), "it has only been asked");
+    client.answer(&request, page(0));
+    turn(&mut client, now + SILENCE);
+    assert!(client.answers(A));
+}
+
+#[test]
+fn an_agent_is_trusted_less_long_while_it_answers_nothing_at_all() {
+    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let put = |client: &mut Client<Script>, at| {
+        client.put(at, A, [(ContentId(1), &page(0)[..])].into_iter()).expect("it is up");
+        client.take_sent().remove(0)
+    };
+    put(&mut client, now);
+    let (quiet, soon) = (now + QUIET, Duration::from_millis(1));
+    assert!(client.keeps(quiet, A) && !client.keeps(quiet + soon, A));
+    let second = put(&mut client, quiet);
+    client.play_reply(&second, Status::Full, |_| ());
+    turn(&mut client, quiet + soon);
+    assert!(client.keeps(quiet + soon + QUIET, A), "the first put is what it is at");
+    put(&mut client, now + SUSPECT);
+    assert!(!client.keeps(now + SUSPECT + soon, A));
+}
+
 /// An agent that says no at once must not be asked without pause.
 #[test]
 fn what_is_denied_is_asked_for_again_after_a_pause() {

@@ -1,7 +1,8 @@
 use gms_policy::ids::{PageAddr, SpaceId};
+use gms_policy::stripes::Shape;
 
 use super::*;
-use crate::fault::tests::{shared, shared_auto, shared_redundant};
+use crate::fault::tests::{shared, shared_auto, shared_of, shared_redundant};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::shared::Outcome;
@@ -545,6 +546,48 @@ fn nothing_is_waited_for_when_no_more_copies_are_to_be_made() {
 }
 
 /// A drain, in which the agent loses its pages to others, and the restart after it are one.
+/// Of several copies one is made later, rather than all threads wait that need room.
+#[test]
+fn an_agent_that_answers_nothing_is_soon_done_without() {
+    let (mut thread, now) = (redundant(2), Instant::now());
+    evict(&thread, 0..64);
+    thread.turn(now, true);
+    let puts = thread.agents.take_sent();
+    let to =
+        |thread: &WriteBack<Script>, put: &(ExchangeId, Control)| thread.agents.agent_of(put.0);
+    let (silent, other) = (AgentId(0), AgentId(1));
+    let answered = puts.iter().find(|put| to(&thread, put) == other).expect("a put to each");
+    let soon = now + Duration::from_millis(250);
+    thread.agents.answer(answered, Vec::new());
+    network(&mut thread, soon);
+    evict(&thread, 64..128);
+    thread.turn(soon, true);
+    assert_eq!(thread.agents.take_sent().len(), 2, "both are waited for");
+    evict(&thread, 128..192);
+    thread.turn(now + Duration::from_millis(310), true);
+    let sent = thread.agents.take_sent();
+    assert!(!sent.is_empty() && sent.iter().all(|put| to(&thread, put) != silent), "{sent:?}");
+}
+
+#[test]
+fn agents_of_which_too_few_answer_for_a_stripe_are_as_good_as_full() {
+    let parity = Redundancy::Parity(Shape::new(2, 2).expect("a shape"));
+    let (mut thread, now) = (write_back_of(shared_of(1, parity).0, 4), Instant::now());
+    evict(&thread, 0..256);
+    thread.turn(now, true);
+    assert!(!thread.agents_are_full());
+    let silent = [AgentId(0), AgentId(1)];
+    let later = now + Duration::from_millis(310);
+    let sent = thread.agents.take_sent();
+    assert!(!sent.is_empty());
+    let answering = sent.iter().filter(|put| !silent.contains(&thread.agents.agent_of(put.0)));
+    let answering: Vec<(ExchangeId, Control)> = answering.copied().collect();
+    answering.iter().for_each(|put| thread.agents.answer(put, Vec::new()));
+    network(&mut thread, later);
+    thread.turn(later, true);
+    assert!(thread.agents_are_full());
+}
+
 #[test]
 fn an_agent_is_used_no_more_when_it_was_restarted_too_often_and_each_restart_counts_once() {
     let (thread, agent) = (redundant(2), AgentId(1));

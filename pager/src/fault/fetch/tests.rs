@@ -470,6 +470,41 @@ fn a_thread_that_waits_for_a_page_ahead_is_not_left_to_a_silent_agent() {
     }
 }
 
+/// The link of an agent that was killed stays up for seconds: only the first thread waits until another one is asked.
+#[test]
+fn an_agent_that_is_silent_is_not_waited_for_again() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, right) = replicated(&mut play);
+    let silent = AgentId(0);
+    let id = content.id;
+    let asked = vec![client::Wanted { id, check: None }];
+    let get = play.fault.agents.get(now, silent, asked, Urgency::Demand);
+    play.fault.agents.cancel(now + HEDGE_AFTER_MAX, get);
+    // It is asked nevertheless: it may answer.
+    play.fault.demand(now, Wanted { place, content });
+    play.fault.agents.take_sent();
+    play.fault.ask(now, silent, vec![Wanted { place, content }], true);
+    assert_eq!(play.fault.hedge_due(), Some(now));
+    play.fault.hedge(now);
+    let sent = play.fault.agents.take_sent();
+    assert_eq!(sent.len(), 2);
+    assert_eq!(play.fault.hedge.after(), HEDGE_AFTER_MAX, "no read was hedged");
+    play.fault.agents.answer(&sent[1], right);
+    play.fault.network(&|| now);
+    assert_served(&play);
+}
+
+#[test]
+fn a_page_that_a_thread_waits_for_is_not_fetched_ahead_too() {
+    let (mut play, now) = (Play::redundant(2), Instant::now());
+    let (place, content, _) = replicated(&mut play);
+    let ahead = |play: &mut Play| play.fault.begin_ahead(ID, None, [place.1].into_iter()).len();
+    play.fault.demand(now, Wanted { place, content });
+    assert_eq!(ahead(&mut play), 0);
+    play.fault.end_demand(place);
+    assert_eq!(ahead(&mut play), 1);
+}
+
 #[test]
 fn an_agent_that_has_lost_what_it_said_to_have_is_used_no_more_after_some() {
     let (mut play, now) = (Play::redundant(2), Instant::now());
