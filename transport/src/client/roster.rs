@@ -1,7 +1,7 @@
 //! The agents of a session, for all its lanes: those that the user named, and those that agents have told of.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gms_policy::limits::AGENTS_MAX;
@@ -9,6 +9,9 @@ use gms_policy::spread::Site;
 
 use crate::PeerId;
 use crate::message::{MemberEntry, Zone};
+
+/// Agents of which one has told and which have not been reached yet: it may have made them up, and they keep their places.
+const HEARSAY_MAX: usize = AGENTS_MAX / 4;
 
 /// An agent's address, its name for messages, and which node is there.
 #[derive(Clone, Debug)]
@@ -27,6 +30,8 @@ pub struct AgentAddress {
     has_told_zone: bool,
     /// The first that has taken the workload, in any lane: the only one that is taken for the agent from then on.
     node: Arc<OnceLock<PeerId>>,
+    /// That one has answered here; else it is only said to be here.
+    is_proved: Arc<AtomicBool>,
 }
 
 impl AgentAddress {
@@ -40,6 +45,7 @@ impl AgentAddress {
             zone: Zone::default(),
             has_told_zone: false,
             node: Arc::default(),
+            is_proved: Arc::default(),
         }
     }
 
@@ -61,7 +67,7 @@ impl AgentAddress {
         }
     }
 
-    /// The same, bound to a node.
+    /// The same, bound to a node that has answered there.
     pub fn of_node(self, id: [u8; 16]) -> AgentAddress {
         self.bind(PeerId::Issued(id));
         self
@@ -81,10 +87,28 @@ impl AgentAddress {
     /// The node has taken the workload: it is the agent from now on. A certificate without an id binds the address to no node. Returns why it is not,
     /// if another was the first.
     fn bind(&self, node: PeerId) -> Option<String> {
+        self.hear(node);
+        let refusal = self.refusal(node);
+        if refusal.is_none() {
+            self.is_proved.store(true, Ordering::Relaxed);
+        }
+        refusal
+    }
+
+    /// The node is said to be the agent.
+    fn hear(&self, node: PeerId) {
         if matches!(node, PeerId::Issued(_)) {
             self.node.get_or_init(|| node);
         }
-        self.refusal(node)
+    }
+
+    fn is_proved(&self) -> bool {
+        self.is_proved.load(Ordering::Relaxed)
+    }
+
+    /// It is only said to be there, by that agent.
+    fn is_hearsay_of(&self, from: &str) -> bool {
+        !self.is_proved() && self.learned_from.as_deref() == Some(from)
     }
 
     /// Takes note of where it stands, by its own word or by another agent's. Returns whether that is news.
@@ -159,7 +183,7 @@ impl Roster {
     }
 
     /// Agent `from` has told of these, of itself first. Adds those that are not here yet, each bound to the node that it is said to be: nobody else is taken
-    /// for it.
+    /// for it. One that is said to be at several addresses is the one that answers first.
     pub fn learn(&self, from: &str, members: &[MemberEntry]) {
         let mut agents = self.agents();
         let mut has_news = false;
@@ -173,17 +197,23 @@ impl Roster {
             if let Some(agent) = agents.iter_mut().find(is_it) {
                 has_news |= agent.note_zone(member.zone(), is_own_word);
             }
-            let is_known = agents
-                .iter()
-                .any(|agent| agent.socket == socket || agent.node.get() == Some(&node));
+            let is_known = agents.iter().any(|agent| {
+                let is_node = agent.node.get() == Some(&node);
+                agent.socket == socket
+                    || is_node && (agent.is_proved() || agent.is_hearsay_of(from))
+            });
+            let hearsay = agents.iter().filter(|agent| agent.is_hearsay_of(from)).count();
             // Where it was asked itself is known already.
             let is_nowhere = socket.ip().is_unspecified() || socket.ip().is_multicast();
-            if is_known || is_nowhere || member.is_suspect() || agents.len() == AGENTS_MAX {
+            if is_known || is_nowhere || member.is_suspect() {
+                continue;
+            }
+            if agents.len() == AGENTS_MAX || hearsay >= HEARSAY_MAX {
                 continue;
             }
             let learned_from = Some(from.to_owned());
             let address = AgentAddress::new(socket.to_string(), socket);
-            address.bind(node);
+            address.hear(node);
             agents.push(AgentAddress { learned_from, zone: member.zone(), ..address });
             has_news = true;
         }
@@ -192,13 +222,15 @@ impl Roster {
         }
     }
 
-    /// As [`AgentAddress::bind`]. An agent that was learned of is not used by another address too: copies of a page would be at the same one.
+    /// As [`AgentAddress::bind`]. An agent that was learned of is not used by another address too: copies of a page would be at the same one. The first at which
+    /// it answers is its address, wherever it is said to be.
     pub(super) fn bind(&self, address: &AgentAddress, node: PeerId) -> Option<String> {
         let agents = self.agents();
         let is_other = |other: &&AgentAddress| {
             let is_learned = other.learned_from.is_some() || address.learned_from.is_some();
             is_learned
                 && !Arc::ptr_eq(&other.node, &address.node)
+                && other.is_proved()
                 && other.node.get() == Some(&node)
         };
         match agents.iter().find(is_other) {
@@ -236,14 +268,58 @@ mod tests {
         assert!(learned.refusal(PeerId::Issued([5; 16])).is_some());
         assert_eq!(roster.bind(&learned, PeerId::Issued([3; 16])), None);
         // The second, which had not answered, is the third.
+        assert!(learned.is_proved());
         let refused = roster.bind(&second, PeerId::Issued([3; 16])).expect("a reason");
         assert!(refused.contains("10.0.0.1:3"), "{refused}");
         let version = roster.version();
         roster.learn("a:1", &told);
         assert_eq!(roster.version(), version, "nothing is new");
+    }
+
+    #[test]
+    fn one_that_makes_agents_up_leaves_places_for_others() {
+        let roster = Roster::new(&[address(1), address(2)]);
         let many: Vec<_> = (10..200).map(|n| member(n, n.into())).collect();
         roster.learn("a:1", &many);
+        roster.learn("a:1", &many);
+        assert_eq!(roster.count(), 2 + HEARSAY_MAX);
+        roster.learn("a:2", &[member(2, 2), member(201, 201)]);
+        assert_eq!(roster.count(), 3 + HEARSAY_MAX);
+        // Those that are there are as many as there may be.
+        while roster.count() < AGENTS_MAX {
+            let before = roster.count();
+            for agent in roster.all().iter().filter(|agent| !agent.is_proved()) {
+                let node = agent.node.get().copied().unwrap_or(PeerId::Issued([250; 16]));
+                assert_eq!(roster.bind(agent, node), None);
+            }
+            roster.learn("a:1", &many);
+            assert!(roster.count() > before);
+        }
+        roster.learn("a:1", &many);
         assert_eq!(roster.count(), AGENTS_MAX);
+    }
+
+    /// Who says that another is where it is not does not shut it out.
+    #[test]
+    fn an_agent_is_where_it_answers_and_not_where_it_is_said_to_be() {
+        let (first, named) = (address(1), address(2));
+        let roster = Roster::new(&[first, named.clone()]);
+        // Before it has answered itself, which it does later.
+        roster.learn("a:1", &[member(1, 1), member(2, 8), member(3, 9)]);
+        assert_eq!(roster.bind(&named, PeerId::Issued([2; 16])), None);
+        roster.learn("a:2", &[member(2, 2), member(3, 3)]);
+        let at = |port: u16| {
+            let agents = roster.all();
+            agents.into_iter().find(|agent| agent.socket.port() == port).expect("it is known")
+        };
+        assert_eq!(roster.count(), 5, "nobody has answered at 9");
+        assert_eq!(roster.bind(&at(3), PeerId::Issued([3; 16])), None);
+        // Copies of a page would be at the same one.
+        for (port, node) in [(8, 2), (9, 3)] {
+            assert!(roster.bind(&at(port), PeerId::Issued([node; 16])).is_some());
+        }
+        roster.learn("a:1", &[member(1, 1), member(3, 11)]);
+        assert_eq!(roster.count(), 5, "where it answers is known");
     }
 
     #[test]
