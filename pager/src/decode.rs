@@ -265,6 +265,14 @@ impl Decoder {
                 (making.ask_at, making.failed) = (Some(now + PAUSE), AgentSet::EMPTY);
                 return None;
             }
+            // Parts that are here may be of agents that have lost theirs since, and the others on their way.
+            Some(Read::Lost)
+                if !making.asked.is_empty()
+                    && making.came.len() + making.asked.len() >= making.needed =>
+            {
+                making.ask_at = None;
+                return None;
+            }
             Some(Read::Lost) => return Some(End::Lost),
             Some(Read::Unknown) | None => return Some(End::Gone),
         };

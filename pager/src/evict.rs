@@ -41,7 +41,7 @@ pub use self::reconcile::reconcile;
 use self::room::Fullness;
 use self::schedule::give_way;
 use self::write_back::WriteBack;
-use crate::inject::{Frozen, is_outside_madvise};
+use crate::inject::Frozen;
 use crate::kernel::pidfd::has_ended;
 use crate::own_agent::OwnAgent;
 use crate::page_map::PAGE;
@@ -516,13 +516,17 @@ impl<T: Transport> EvictThread<T> {
     /// Nothing can be evicted: perhaps because pages are in quarantine although their removals are over.
     fn end_quarantines(&mut self, now: Instant) {
         self.next_proof = now + PROOF_EVERY;
-        for process in self.processes.values() {
-            let id = process.space.id;
-            if lock(&self.shared.tables).age_quarantine(id)
-                && !process.has_ended()
-                && is_outside_madvise(process.pid)
-            {
-                lock(&self.shared.tables).end_quarantine(id);
+        let is_aged =
+            |process: &&Process| lock(&self.shared.tables).age_quarantine(process.space.id);
+        let aged: Vec<SpaceId> =
+            self.processes.values().filter(is_aged).map(|process| process.space.id).collect();
+        if aged.is_empty() {
+            return;
+        }
+        self.tree.refresh(&self.evictors(), true);
+        for process in self.processes.values().filter(|process| aged.contains(&process.space.id)) {
+            if self.is_outside_madvise(process) {
+                lock(&self.shared.tables).end_quarantine(process.space.id);
             }
         }
     }

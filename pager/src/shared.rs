@@ -390,6 +390,8 @@ impl Shared {
         // Who detaches asks for each page, and poisons those that have gone.
         let detaching = self.detaching.load(Ordering::Relaxed);
         if !detaching && tables.depends_on(agent) {
+            // Before the session is noted for who goes on after this pager: it would not look for a loss.
+            board::withdraw();
             drop(tables);
             self.fail(format!(
                 "agent {name} has lost the workload's pages: it was restarted, or had no link to gms for over a minute (a cut, or gms was frozen); \
@@ -405,11 +407,7 @@ impl Shared {
         let mut restarts = lock(&self.restarts);
         let count = restarts.entry(agent).or_default();
         *count += 1;
-        let bit = 1 << agent.0;
-        if *count >= LOSSES_MAX
-            && self.has_copies()
-            && self.unsound.fetch_or(bit, Ordering::Relaxed) & bit == 0
-        {
+        if *count >= LOSSES_MAX && self.has_copies() && self.do_without(agent) {
             note(format!(
                 "agent {name} has been restarted {count} times: others are used in its place"
             ));
@@ -480,14 +478,22 @@ impl Shared {
             1 => note(format!("{text}: {advice}")),
             BLAME_MAX if self.has_copies() => {
                 note(format!("{text} again: others are used in its place; {advice}"));
-                self.unsound.fetch_or(1 << agent.0, Ordering::Relaxed);
-                self.kick_evict();
+                self.do_without(agent);
             }
             BLAME_MAX.. if !self.has_copies() && !self.detaching.load(Ordering::Relaxed) => {
                 self.fail(format!("{text}: {advice}"));
             }
             _ => {}
         }
+    }
+
+    /// The agent is used no more: also by who goes on after this pager. False if it was not before.
+    fn do_without(&self, agent: AgentId) -> bool {
+        let bit = 1 << agent.0;
+        let is_news = self.unsound.fetch_or(bit, Ordering::Relaxed) & bit == 0;
+        self.estate.extend();
+        self.kick_evict();
+        is_news
     }
 
     /// Agents that have given wrong pages.

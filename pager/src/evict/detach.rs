@@ -125,7 +125,13 @@ impl<T: Transport> EvictThread<T> {
 
     /// One look at the page map. Returns pages that are lost.
     fn scan_from(&mut self, now: Instant, id: SpaceId, from: u64) -> Vec<(PageAddr, Content)> {
-        let read = self.write_back.reader();
+        let read = self.write_back.reader(now, Duration::ZERO);
+        // Who has been away for longer is not expected back.
+        let patient = self.write_back.reader(now, GET_DEADLINE);
+        let could_read = |tables: &Tables, content| {
+            let read = patient.as_ref().map(|read| read(tables, content));
+            matches!(read, Some(Read::At(_) | Read::Decode(..)))
+        };
         let (home, lane) = (&mut self.home, self.write_back.agents.lane());
         let (mut doomed, mut unread) = (Vec::new(), Vec::new());
         let tables = lock(&self.shared.tables);
@@ -139,7 +145,7 @@ impl<T: Transport> EvictThread<T> {
                 match read(&tables, content) {
                     _ if tables.is_doomed((id, page)) => doomed.push((page, content)),
                     Read::At(_) | Read::Decode(..) => unread.push((page, content)),
-                    Read::Later if !home.is_overdue(now) => {}
+                    Read::Later if could_read(&tables, content) => {}
                     Read::Later | Read::Lost => doomed.push((page, content)),
                     Read::Unknown => {}
                 }

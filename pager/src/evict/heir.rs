@@ -328,8 +328,17 @@ impl<T: Transport> EvictThread<T> {
         is_busy
     }
 
-    /// Removals of which the dead pager was told are over when no thread is in madvise any more that was then. Whoever has the memory
-    /// counts (a vfork child has it too).
+    /// Whether nobody who has the memory of a process (a vfork child has it too) is in madvise; of those in the tree as it was looked at last.
+    pub(super) fn is_outside_madvise(&self, process: &Process) -> bool {
+        // Its first thread may have ended before the others.
+        let is_own = |pid: i32| pid == process.pid && !process.has_ended();
+        let sharers =
+            self.tree.pids().filter(|&pid| is_own(pid) || process.shares_memory_with(pid));
+        let mut sharers = sharers.peekable();
+        sharers.peek().is_some() && sharers.all(is_outside_madvise)
+    }
+
+    /// Removals of which the dead pager was told are over when no thread is in madvise any more that was then.
     fn prove(&mut self) {
         self.tree.refresh(&self.evictors(), true);
         let mut proved = Vec::new();
@@ -339,12 +348,7 @@ impl<T: Transport> EvictThread<T> {
             if heir.is_none_or(|heir| !heir.zeros.is_empty()) {
                 continue;
             }
-            // Its first thread may have ended before the others.
-            let is_own = |pid: i32| pid == process.pid && !process.has_ended();
-            let sharers =
-                self.tree.pids().filter(|&pid| is_own(pid) || process.shares_memory_with(pid));
-            let mut sharers = sharers.peekable();
-            if sharers.peek().is_some() && sharers.all(is_outside_madvise) {
+            if self.is_outside_madvise(process) {
                 proved.push(id);
             }
         }

@@ -380,14 +380,17 @@ impl<T: Transport> WriteBack<T> {
         }
     }
 
+    /// How long an agent has been away.
+    fn away(&self, now: Instant, agent: AgentId) -> Duration {
+        let since = self.away_since.get(&agent);
+        since.map_or(Duration::ZERO, |&since| now.saturating_duration_since(since))
+    }
+
     /// Agents whose pages others are to have: they drain, have been away for long, or give wrong pages.
     fn leaving(&self, now: Instant) -> AgentSet {
         let lane = self.agents.lane();
-        let gone = |agent: AgentId| {
-            let since = self.away_since.get(&agent);
-            since.is_some_and(|&since| now.saturating_duration_since(since) > GONE_AFTER)
-        };
-        let leaves = |&agent: &AgentId| lane.is_draining(agent) || gone(agent);
+        let leaves =
+            |&agent: &AgentId| lane.is_draining(agent) || self.away(now, agent) > GONE_AFTER;
         let leaving: AgentSet = lane.agents().filter(leaves).collect();
         leaving.union(self.shared.unsound_agents())
     }

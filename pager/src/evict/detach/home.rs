@@ -60,8 +60,6 @@ pub(in crate::evict) struct Homecoming {
     pub(super) unsound: AgentSet,
     /// Pages that their agents do not give are made of parity.
     pub(super) has_parity: bool,
-    /// Since when parts are missing of agents that are away.
-    pub(super) later_since: Option<Instant>,
     pub(super) mismatches: BTreeMap<Place, u32>,
     pub(super) lost: Lost,
     /// Pages away, and when that changed.
@@ -72,7 +70,6 @@ impl Homecoming {
     pub(in crate::evict) fn new(now: Instant, has_parity: bool) -> Homecoming {
         Homecoming {
             has_parity,
-            later_since: None,
             cursors: BTreeMap::new(),
             next_pass: now,
             queued: BTreeMap::new(),
@@ -90,7 +87,7 @@ impl Homecoming {
     /// This process did not run for so long.
     pub(in crate::evict) fn excuse(&mut self, missed: Duration) {
         let silences = self.silent.values_mut().flat_map(|s| [&mut s.since, &mut s.until]);
-        silences.chain(&mut self.later_since).for_each(|time| *time += missed);
+        silences.for_each(|time| *time += missed);
         self.progress.1 += missed;
     }
 
@@ -126,11 +123,6 @@ impl Homecoming {
             silence.since = now;
         }
         silence.until = now;
-    }
-
-    /// Whether agents that are away have had their time to come back, so that a page can be made of their parts.
-    pub(super) fn is_overdue(&mut self, now: Instant) -> bool {
-        now.duration_since(*self.later_since.get_or_insert(now)) > GET_DEADLINE
     }
 
     /// The agent gave pages back. If more is wanted of it, its time begins anew.
@@ -186,7 +178,6 @@ impl Homecoming {
     /// An agent can be used again.
     pub(super) fn is_back(&mut self, agent: AgentId) {
         self.excuse_agent(agent, true);
-        self.later_since = None;
         self.late.values_mut().for_each(|late| *late = late.without(AgentSet::of(agent)));
         self.late.retain(|_, late| !late.is_empty());
     }

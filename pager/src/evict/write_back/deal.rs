@@ -73,10 +73,15 @@ impl<T: Transport> WriteBack<T> {
         self.decoder.is_able()
     }
 
-    /// How pages can be read now; none without parity.
-    pub fn reader(&self) -> Option<impl Fn(&Tables, Content) -> Read + use<T>> {
+    /// How pages can be read now, or could if all that have been away for less than `patience` were back; none without parity.
+    pub fn reader(
+        &self,
+        now: Instant,
+        patience: Duration,
+    ) -> Option<impl Fn(&Tables, Content) -> Read + use<T>> {
         let lane = self.agents.lane();
-        let up: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
+        let counts = |agent: &AgentId| lane.is_up(*agent) || self.away(now, *agent) < patience;
+        let up: AgentSet = lane.agents().filter(counts).collect();
         let read = move |tables: &Tables, content| tables.read(content, up);
         self.has_parity().then_some(move |tables: &Tables, content| {
             read(tables, content).unwrap_or(Read::Unknown)
@@ -125,6 +130,7 @@ impl<T: Transport> WriteBack<T> {
     pub fn excuse(&mut self, now: Instant, missed: Duration) {
         self.agents.excuse(now, missed);
         self.decoder.excuse(missed);
+        self.away_since.values_mut().for_each(|since| *since += missed);
     }
 
     /// An event of a part that was asked for; given back if it is of something else.

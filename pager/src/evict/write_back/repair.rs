@@ -245,7 +245,9 @@ impl<T: Transport> WriteBack<T> {
 
     /// Has those pages made that were found and whose agents do not give them; false if there are none.
     fn make_short(&mut self, now: Instant) -> bool {
-        let (Some(read), unsound) = (self.reader(), self.shared.unsound_agents()) else {
+        let (Some(read), unsound) =
+            (self.reader(now, Duration::ZERO), self.shared.unsound_agents())
+        else {
             return false;
         };
         let tables = lock(&self.shared.tables);

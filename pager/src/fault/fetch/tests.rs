@@ -514,6 +514,8 @@ fn an_agent_that_has_lost_what_it_said_to_have_is_used_no_more_after_some() {
     for agent in [AgentId(0), AgentId(1)] {
         play.shared.blame(agent, "a", "lies");
     }
+    play.shared.estate.begin(Box::new(|_| Ok(())));
+    play.shared.estate.begin_writing();
     play.fault.fetch(now, place, content);
     let first = play.fault.agents.take_sent();
     let liar = play.fault.agents.agent_of(first[0].0);
@@ -524,6 +526,7 @@ fn an_agent_that_has_lost_what_it_said_to_have_is_used_no_more_after_some() {
     play.fault.network(&|| now);
     assert_served(&play);
     assert_eq!(play.shared.unsound_agents(), AgentSet::of(liar));
+    assert!(play.shared.estate.is_due(), "who goes on after this pager would trust it");
 }
 
 /// What is looked for is looked at once, whatever else becomes known meanwhile.

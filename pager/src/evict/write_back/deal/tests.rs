@@ -269,6 +269,69 @@ fn what_could_not_be_made_long_ago_is_not_lost_when_the_workload_is_let_go() {
     assert_eq!((made(&thread), thread.take_unmade()), (0, Vec::new()));
 }
 
+/// Each agent that is away has its own time to come back.
+#[test]
+fn a_page_can_come_later_while_an_agent_that_is_needed_has_not_been_away_for_long() {
+    let (mut thread, start) = (striped(3), Instant::now());
+    let (_, content) = dealt(&mut thread, start, 0);
+    let second = Duration::from_secs(1);
+    let reads = |thread: &WriteBack<Script>, now| {
+        let tables = lock(&thread.shared.tables);
+        [Duration::ZERO, 15 * second].map(|patience| {
+            let read = thread.reader(now, patience).expect("parity")(&tables, content);
+            matches!(read, Read::At(_) | Read::Decode(..))
+        })
+    };
+    let lose = |thread: &mut WriteBack<Script>, now, agent| {
+        thread.agents.lose(AgentId(agent));
+        network(thread, now);
+        thread.distrust_agents(now);
+    };
+    lose(&mut thread, start, 0);
+    assert_eq!(reads(&thread, start + 60 * second), [true; 2], "of the other two");
+    lose(&mut thread, start + 60 * second, 1);
+    assert_eq!(reads(&thread, start + 60 * second), [false, true]);
+    assert_eq!(reads(&thread, start + 74 * second), [false, true]);
+    thread.excuse(start + 80 * second, 5 * second);
+    assert_eq!(reads(&thread, start + 79 * second), [false, true], "for 5 s nobody looked");
+    assert_eq!(reads(&thread, start + 80 * second), [false; 2]);
+}
+
+/// The agent of a page has lost it, that of the first part that comes is restarted behind it, and the other is slow.
+#[test]
+fn a_page_is_not_lost_while_its_parts_are_here_or_on_their_way() {
+    for comes in [true, false] {
+        let (mut thread, now) = (striped(3), Instant::now());
+        let (place, content) = dealt(&mut thread, now, 0);
+        let own = content.holders.agents().next().expect("an agent");
+        thread.agents.restart(own, 2);
+        network(&mut thread, now);
+        thread.make(now, place, content, AgentSet::EMPTY);
+        thread.turn(now, false);
+        let gets = |sent: Vec<(ExchangeId, Control)>| -> Vec<(ExchangeId, Control)> {
+            sent.into_iter().filter(|sent| sent.1.op() == Some(Op::Get)).collect()
+        };
+        let sent = gets(thread.agents.take_sent());
+        assert_eq!(sent.len(), 2);
+        thread.agents.answer(&sent[0], vec![0; PAGE as usize]);
+        network(&mut thread, now);
+        thread.agents.restart(thread.agents.agent_of(sent[0].0), 2);
+        network(&mut thread, now);
+        let late = now + Duration::from_millis(2100);
+        thread.turn(late, false);
+        assert!(thread.makes(place) && thread.take_unmade().is_empty(), "too early");
+        match comes {
+            true => thread.agents.answer(&sent[1], vec![0; PAGE as usize]),
+            false => thread.agents.answer_with(&sent[1], Status::NotFound, 0, Vec::new()),
+        }
+        network(&mut thread, late);
+        for n in 1..4 {
+            thread.turn(late + Duration::from_millis(20) * n, false);
+        }
+        assert_eq!((made(&thread), thread.makes(place)), (u64::from(comes), false));
+    }
+}
+
 /// When an agent is asked, the program discards the page: all parts are forgotten.
 #[test]
 fn an_agent_is_not_blamed_for_a_part_that_nobody_needs_any_more() {
