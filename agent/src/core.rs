@@ -18,7 +18,7 @@ use gms_transport::message::{
     Control, FEATURE_RECALL, Feedback, HelloReply, HelloRequest, MemberEntry, Op, PAGE_SHIFT,
     PAGES_MAX, PageDescriptor, PagesRequest, Status, StatusReply, WorkloadId,
 };
-use gms_transport::{CloseCode, ExchangeId, LinkId, PeerIdentity};
+use gms_transport::{CloseCode, ExchangeId, LinkId, PeerId, PeerIdentity};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -234,6 +234,11 @@ impl Core {
         Some(Departure { peer, workload })
     }
 
+    /// Whose link it is.
+    pub fn client_of(&self, link: LinkId) -> Option<PeerId> {
+        self.links.get(&link).map(|link| link.peer.id)
+    }
+
     /// A request begins. It is answered at once if it is to be refused.
     pub fn handle_control(&mut self, at: At, exchange: ExchangeId, control: Control) -> Answer<'_> {
         let mut accounts = self.shared.accounts();
@@ -391,7 +396,7 @@ impl Core {
     fn expire(&mut self, now: Instant) {
         let expired = self.shared.accounts().expire(now);
         for (TenantKey { client, workload }, pages) in expired {
-            if self.shared.may_log(now) {
+            if self.shared.may_log(now, Some(client)) {
                 tracing::info!(%client, %workload, pages, "a lease ran out");
             }
             self.stats.expired.add(1);
@@ -530,7 +535,7 @@ impl Core {
         drop(accounts);
         *session = Some(begun);
         let addr = peer.addr;
-        if self.shared.may_log(now) {
+        if self.shared.may_log(now, Some(client)) {
             tracing::info!(%client, %workload, %addr, pages, "workload connected");
         }
         self.publish(now);
@@ -616,7 +621,7 @@ impl Core {
         accounts.goodbye(session);
         drop(accounts);
         if let Some((TenantKey { client, workload }, pages)) = ended
-            && self.shared.may_log(now)
+            && self.shared.may_log(now, Some(client))
         {
             tracing::info!(%client, %workload, pages, "workload ended");
         }

@@ -169,7 +169,7 @@ impl<T: Transport> Driver<T> {
         let (shared, stats) = (&self.shared, &self.stats);
         let (link, answer) = match event {
             Event::Connected { link, peer } => {
-                if shared.may_log(at.now) {
+                if shared.may_log(at.now, Some(peer.id)) {
                     let PeerIdentity { id, fingerprint, addr, .. } = peer;
                     tracing::info!(%addr, client = %id, certificate = %fingerprint, "connected");
                 }
@@ -177,7 +177,7 @@ impl<T: Transport> Driver<T> {
             }
             Event::Closed { link, reason } => {
                 let gone = core.handle_closed(at.now, link);
-                if shared.may_log(at.now) {
+                if shared.may_log(at.now, gone.map(|gone| gone.peer.id)) {
                     tell_end(gone, &reason);
                 }
                 return 0;
@@ -196,17 +196,14 @@ impl<T: Transport> Driver<T> {
                 return 0;
             }
         };
-        match answer {
-            Answer::Nothing => {}
-            Answer::Reply(reply) => return send(transport, stats, (at, clock()), &reply),
-            Answer::Close(code) => {
-                if shared.may_log(at.now) {
-                    tracing::warn!(?link, ?code, "closing a link");
-                }
-                transport.close(at.now, link, code);
+        let (pages, code) = answered(answer, |reply| send(transport, stats, (at, clock()), reply));
+        if let Some(code) = code {
+            if shared.may_log(at.now, core.client_of(link)) {
+                tracing::warn!(?link, ?code, "closing a link");
             }
+            transport.close(at.now, link, code);
         }
-        0
+        pages
     }
 
     /// Waits for packets, new keys, a deadline, `latest`, or (unless it came already) the request to stop.
@@ -273,6 +270,18 @@ pub fn seconds_since_1970(time: SystemTime) -> u64 {
 struct Idle {
     since: Instant,
     spins: bool,
+}
+
+/// Sends what is to be sent. Returns how many pages that carries, and why the link is to be closed, if it is.
+fn answered(
+    answer: Answer<'_>,
+    send: impl FnOnce(&Reply<'_>) -> usize,
+) -> (usize, Option<CloseCode>) {
+    match answer {
+        Answer::Nothing => (0, None),
+        Answer::Reply(reply) => (send(&reply), None),
+        Answer::Close(code) => (0, Some(code)),
+    }
 }
 
 /// Stamps a reply with its service time and sends it. Returns how many pages it carries.

@@ -150,8 +150,10 @@ pub const LEAVE: Duration = Duration::from_secs(1);
 
 /// Lines of the log that wait to be written; more are lost.
 pub const LOG_LINES_MAX: usize = 1024;
-/// Lines of the log a second about links and workloads that come and go.
-pub const CLIENT_LINES_MAX: u32 = 100;
+/// Lines of the log a second about links and workloads that come and go; as many about members.
+pub const LINES_MAX: u32 = 100;
+/// Those about one client.
+pub const CLIENT_LINES_MAX: u32 = 25;
 /// Time for the last lines of the log, if it is not read.
 pub const LOG_FAREWELL: Duration = Duration::from_secs(1);
 

@@ -10,6 +10,7 @@ use crate::stats::Gauges;
 use crate::store::{Store, lock};
 use crate::tenants::{Session, Tenants};
 use gms_policy::{PageCount, Recall};
+use gms_transport::PeerId;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -77,8 +78,8 @@ impl Shared {
     }
 
     /// Whether there may be another line of the log about what a client does.
-    pub fn may_log(&self, now: Instant) -> bool {
-        lock(&self.quota).admits(now)
+    pub fn may_log(&self, now: Instant, client: Option<PeerId>) -> bool {
+        lock(&self.quota).admits(now, client)
     }
 
     /// Seconds since the start.

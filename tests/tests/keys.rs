@@ -346,7 +346,7 @@ fn the_commands_for_keys_tell_what_they_did_and_what_is_wrong() {
     let seen: Vec<[&str; 3]> = rows[1..].iter().map(|row| [row[0], row[1], row[3]]).collect();
     let init = [["-", "node", "good"], ["-", "client", "good"], ["desk1", "client", "good"]];
     assert_eq!(seen, init, "{text}");
-    fails("renew", ["desk2"], "desk2/client.pem does not exist");
+    fails("renew", ["desk2"], "desk2 holds no certificate");
     fails("revoke", ["desk2"], "`desk2` is no id, and");
     fails("revoke", ["a b"], "`a b` cannot be a key's name");
     let told = keys(&stage, "renew", []).expect_code(0).stderr;

@@ -12,6 +12,7 @@ use crate::limits::{
     BLOCK_MAX, JOIN_EVERY, LEAVE, PACKET_REPLY, PACKETS_BEHIND_MAX, PACKETS_OPEN_MAX,
     PEER_LINK_IDLE, PEER_LINKS_MAX, SEEDS_MAX, UNITE_EVERY,
 };
+use crate::quota::Quota;
 use crate::renewal::{Offer, Renewal};
 use crate::shared::Shared;
 use crate::stop::Stop;
@@ -99,6 +100,7 @@ impl Members {
             has_told_twin: false,
             requests: 0,
             calls: Calls::new(now),
+            lines: Quota::default(),
         };
         gossip.publish(now);
         let run = move || {
@@ -177,6 +179,8 @@ struct Gossip {
     requests: u64,
     /// To others than seeds.
     calls: Calls,
+    /// What the log says of members.
+    lines: Quota,
 }
 
 impl Gossip {
@@ -460,7 +464,7 @@ impl Gossip {
         while let Some(change) = self.swim.poll_change() {
             let (Change::Joined(node) | Change::Gone(node) | Change::Restarted(node)) = change;
             self.told.clear();
-            if !self.shared.may_log(now) {
+            if !self.lines.admits(now, None) {
                 continue;
             }
             let (id, addr, zone) = (PeerId::Issued(node.id), node.addr, node.zone);

@@ -116,7 +116,7 @@ pub fn renew_for(
         held.push((role, bearer));
     }
     if held.is_empty() {
-        return Err(KeysError::Missing { path: target.join(&Role::Client.files()[0]) });
+        return Err(KeysError::NoBearer { dir: target });
     }
     let mut files = Vec::new();
     let succeed = |(role, bearer)| authority.succeed((&target, role), bearer, lifetime, &mut files);

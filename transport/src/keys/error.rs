@@ -14,6 +14,25 @@ pub enum KeysError {
         /// The file.
         path: PathBuf,
     },
+    /// A directory with a key of the other kind.
+    #[error(
+        "{} holds the key of a {}, not of a {}: make one by `gms keys issue DIR {} NAME` where the authority's is",
+        dir.display(), is.name(), wanted.name(), wanted.name()
+    )]
+    OtherRole {
+        /// The directory.
+        dir: PathBuf,
+        /// Whose key it holds.
+        is: Role,
+        /// Whose is needed.
+        wanted: Role,
+    },
+    /// A directory of which nothing can be renewed.
+    #[error("{} holds no certificate: `gms keys list` with the authority's directory shows which there are", dir.display())]
+    NoBearer {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// A file cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Unreadable {

@@ -191,6 +191,12 @@ pub fn load(dir: &Path, role: Role) -> Result<Identity, KeysError> {
     if identity.is_revoked() { Err(KeysError::Revoked { path }) } else { Ok(identity) }
 }
 
+/// Why there is no certificate of `role`, if there is one of another.
+fn is_of_other(dir: &Path, wanted: Role) -> Option<KeysError> {
+    let is = Role::BOTH.into_iter().find(|is| dir.join(&is.files()[0]).exists())?;
+    Some(KeysError::OtherRole { dir: dir.to_owned(), is, wanted })
+}
+
 /// Loads and checks all but whether the identity itself was revoked.
 fn read(dir: &Path, role: Role) -> Result<Identity, KeysError> {
     let [cert_path, key_path] = role.files().map(|file| dir.join(file));
@@ -202,7 +208,11 @@ fn read(dir: &Path, role: Role) -> Result<Identity, KeysError> {
         Role::Client => None,
     };
     let trust = Trust { roots, revoked: Revoked::read(dir)?.map(Arc::new), allowed };
-    let (cert, key) = (load_cert(&cert_path)?, load_key(&key_path)?);
+    let cert = load_cert(&cert_path).map_err(|error| match error {
+        KeysError::Missing { .. } => is_of_other(dir, role).unwrap_or(error),
+        error => error,
+    })?;
+    let key = load_key(&key_path)?;
     let checked =
         owns(&cert, &key).and_then(|()| check(&trust.roots, role, &cert, UnixTime::now()));
     match checked {

@@ -127,7 +127,9 @@ fn issued_directories_load_elsewhere_and_cannot_issue() {
     let dir = Dir::with_keys();
     let target = issue(&dir.0, Role::Node, "rack-1.b").unwrap();
     load(&target, Role::Node).unwrap();
-    assert!(matches!(load(&target, Role::Client), Err(KeysError::Missing { .. })));
+    let text = load(&target, Role::Client).unwrap_err().to_string();
+    assert!(text.contains("key of a node") && text.contains("issue DIR client NAME"), "{text}");
+    assert!(matches!(renew(&dir.0, Some("rack-1.c")), Err(KeysError::NoBearer { .. })));
     assert!(matches!(issue(&target, Role::Node, "x"), Err(KeysError::Missing { .. })));
     issue(&dir.0, Role::Client, "rack-1.b").unwrap();
     load(&target, Role::Client).unwrap();
@@ -157,6 +159,7 @@ fn each_fault_is_named_with_its_file() {
     assert!(text.contains("client.pem holds no valid PEM certificate"), "{text}");
     fs::remove_file(dir.0.join("client-key.pem")).unwrap();
     fs::remove_file(dir.0.join("client.pem")).unwrap();
+    fs::remove_file(dir.0.join("node.pem")).unwrap();
     let text = fault(Role::Client).to_string();
     assert!(text.contains("client.pem does not exist") && text.contains("gms keys"), "{text}");
     assert!(matches!(load(&dir.0.join("none"), Role::Node), Err(KeysError::Missing { .. })));
@@ -213,7 +216,7 @@ fn each_key_has_an_id_of_its_own_which_a_renewed_one_keeps() {
 #[test]
 fn what_was_not_issued_here_is_not_renewed() {
     let (dir, other) = (Dir::with_keys(), Dir::with_keys());
-    assert!(matches!(renew(&dir.0, Some("nobody")), Err(KeysError::Missing { .. })));
+    assert!(matches!(renew(&dir.0, Some("nobody")), Err(KeysError::NoBearer { .. })));
     assert!(matches!(renew(&dir.0, Some("../x")), Err(KeysError::Name(_))));
     let foreign = issue(&other.0, Role::Client, "x").unwrap();
     fs::rename(foreign, dir.0.join("x")).unwrap();
