@@ -167,7 +167,7 @@ fn it_renews_its_keys_on_sighup_and_does_not_end() {
     // Keys which cannot be used change nothing.
     std::fs::remove_file(dir.0.join("node.pem")).expect("removed");
     agent.signal(Signal::SIGHUP);
-    log.line_with(&["the keys stay as they are", "node.pem does not exist"]);
+    log.line_with(&["the keys stay as they are", "key of a client, not of a node"]);
     assert_eq!(client.put(16, 8).answer::<PagesReply>().done, 0xff);
     // Nor while it drains: the grace is the time that it has.
     agent.signal(Signal::SIGTERM);

@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use gms_policy::ids::AgentId;
 use gms_policy::limits::HEDGE_AFTER_MAX;
 use gms_policy::redundancy::AgentSet;
 use gms_policy::stripes::{Codec, Part, Read, Role, Shape};
@@ -248,8 +247,7 @@ impl Decoder {
         let lane = agents.lane();
         let up: AgentSet = lane.agents().filter(|&agent| lane.is_up(agent)).collect();
         let up = up.without(making.failed);
-        let answers = |agent: &AgentId| agents.keeps(now, *agent) && agents.answers(*agent);
-        let answering: AgentSet = up.agents().filter(answers).collect();
+        let answering: AgentSet = up.agents().filter(|&agent| agents.keeps(now, agent)).collect();
         let read = |up: AgentSet| lock(&shared.tables).read(making.content, up.union(came));
         // Rather not of those that are silent, or give wrong pages.
         let sound = read(answering.without(shared.unsound_agents()));

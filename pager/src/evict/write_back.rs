@@ -152,6 +152,7 @@ impl<T: Transport> WriteBack<T> {
         let mut busy = false;
         let mut passed_over = AgentSet::default();
         self.distrust_agents(now);
+        self.give_up_silent(now);
         self.make_on(now);
         match puts {
             true => busy |= self.repair(now),
@@ -378,6 +379,15 @@ impl<T: Transport> WriteBack<T> {
             let copies = if shape.is_some() { Copies::at_agents(1) } else { copies };
             lock(&self.shared.tables).distrust(untrusted, copies);
         }
+    }
+
+    /// What waits for the answer of a silent agent takes room in the buffer, which others may need before its link is lost.
+    fn give_up_silent(&mut self, now: Instant) {
+        let silent = self.untrusted.without(self.usable);
+        if silent.is_empty() || self.usable.is_empty() {
+            return;
+        }
+        silent.agents().for_each(|agent| self.agents.give_up_puts(now, agent));
     }
 
     /// How long an agent has been away.

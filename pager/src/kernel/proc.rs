@@ -270,11 +270,11 @@ pub fn blocked_call(tid: i32) -> Option<(i64, u64)> {
     Some((call, third.unwrap_or(u64::MAX)))
 }
 
-/// Whether a thread is one that the kernel has added, which it tells nothing of; and whether that waits for work (io_uring's).
+/// Whether a thread is one that the kernel has added, which it tells nothing of; and whether that waits for work (io_uring's), or for a page.
 pub fn is_worker(tid: i32) -> (bool, bool) {
     let is_worker = state_and_flags(tid).is_none_or(|(_, flags)| flags & WORKER != 0);
-    let idle =
-        || asleep_in(tid).is_some_and(|place| ["io_wq_worker", "io_sq_thread"].contains(&&*place));
+    let places = ["io_wq_worker", "io_sq_thread", "handle_userfault"];
+    let idle = || asleep_in(tid).is_some_and(|place| places.contains(&&*place));
     (is_worker, is_worker && idle())
 }
 

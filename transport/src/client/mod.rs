@@ -428,8 +428,35 @@ impl<T: Transport> Client<T> {
                 && !request.answered
                 && now.saturating_duration_since(request.sent) > limit
         };
-        let may = self.lane.is_up(agent) && !self.lane.is_draining(agent);
+        let may = self.answers(agent) && !self.lane.is_draining(agent);
         may && !self.requests.values().any(silent)
+    }
+
+    /// Gives up the puts of an agent that has answered nothing for as long as [`Client::keeps`] waits for one that answers others: what they hold is to go
+    /// elsewhere.
+    pub fn give_up_puts(&mut self, now: Instant, agent: AgentId) {
+        let heard = self.lane.peers[usize::from(agent.0)].heard;
+        let is_long = |since: Instant| now.saturating_duration_since(since) > SUSPECT;
+        if !heard.is_none_or(is_long) {
+            return;
+        }
+        let is_one = |request: &Request| {
+            request.agent == agent
+                && matches!(request.owner, Owner::Put(_))
+                && !request.answered
+                && is_long(request.sent)
+        };
+        let puts = self.requests.iter().filter(|(_, request)| is_one(request));
+        let puts: Vec<ExchangeId> = puts.map(|(&exchange, _)| exchange).collect();
+        self.give_up(now, puts);
+    }
+
+    fn give_up(&mut self, now: Instant, exchanges: Vec<ExchangeId>) {
+        for exchange in exchanges {
+            if let Some(request) = self.abandon(now, exchange) {
+                self.fail(request);
+            }
+        }
     }
 
     /// Whether it is worth waiting for what the agent is asked: it is up, and did not leave the last request unanswered for [`SILENCE`].
@@ -462,11 +489,7 @@ impl<T: Transport> Client<T> {
         let late = |request: &Request| now.saturating_duration_since(request.sent) > PUT_DEADLINE;
         let sent = self.requests.iter().filter(|(_, request)| late(request));
         let exchanges: Vec<ExchangeId> = sent.map(|(&exchange, _)| exchange).collect();
-        for exchange in exchanges {
-            if let Some(request) = self.abandon(now, exchange) {
-                self.fail(request);
-            }
-        }
+        self.give_up(now, exchanges);
     }
 
     fn expire_get(&mut self, now: Instant, id: GetId) {
