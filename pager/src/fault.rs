@@ -352,7 +352,6 @@ impl<T: Transport> FaultCore<T> {
         self.excuse(now);
         self.repeat(now, clock);
         self.hedge(now);
-        self.give_up_silent(now);
         self.make_on(now);
         self.flush(now);
         self.let_guests_go();

@@ -330,7 +330,7 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Gives up pages ahead of which nothing comes, if a thread waits for one that can be had elsewhere: it faults again, and asks by itself.
-    pub(super) fn give_up_silent(&mut self, now: Instant) {
+    fn give_up_silent(&mut self, now: Instant) {
         if self.silence_due().is_none_or(|due| due > now) {
             return;
         }
@@ -363,8 +363,9 @@ impl<T: Transport> FaultCore<T> {
         self.pending.values().filter_map(|demand| demand.hedge_at).min()
     }
 
-    /// Asks another agent for what has not come for long.
+    /// Asks another agent for what has not come for long, or has whoever waits for it do so.
     pub(super) fn hedge(&mut self, now: Instant) {
+        self.give_up_silent(now);
         if self.hedge_due().is_none_or(|due| due > now) {
             return;
         }

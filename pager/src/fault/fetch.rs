@@ -75,6 +75,12 @@ impl Fetch {
             .map(|(_, &w)| w)
     }
 
+    /// These have come.
+    fn came(&mut self, now: Instant, pages: Range<usize>) {
+        self.heard = now;
+        pages.for_each(|page| self.open &= !(1 << page));
+    }
+
     /// Ends the wait for pages; returns those of them that were open.
     pub(super) fn close(&mut self, pages: u64) -> Vec<usize> {
         let closed = self.open & pages;
@@ -239,7 +245,7 @@ impl<T: Transport> FaultCore<T> {
             match event {
                 ClientEvent::Answered { get, control } => self.answered(now, get, &control),
                 ClientEvent::Arrived { get, pages, bytes } => {
-                    self.arrived(now, clock, get, pages, &bytes);
+                    self.arrived(clock, get, pages, &bytes);
                 }
                 ClientEvent::Wrong { get, page } => self.mismatch(now, get, page),
                 ClientEvent::Failed { get, pages, failure } => {
@@ -284,15 +290,13 @@ impl<T: Transport> FaultCore<T> {
     /// Pages have come. The one for which a thread waits comes by itself.
     fn arrived(
         &mut self,
-        now: Instant,
         clock: &impl Fn() -> Instant,
         get: GetId,
         pages: Range<usize>,
         bytes: &Bytes,
     ) {
         let Some(mut fetch) = self.fetches.remove(&get) else { return };
-        fetch.heard = now;
-        pages.clone().for_each(|page| fetch.open &= !(1 << page));
+        fetch.came(clock(), pages.clone());
         match fetch.is_awaited(pages.start) {
             true => self.install_awaited(clock, get, &fetch, bytes),
             false => self.install_ahead(clock, &fetch.pages[pages], bytes),
