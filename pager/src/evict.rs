@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use gms_policy::budget::Budget;
+use gms_policy::full::WhenFull;
 use gms_policy::ids::{AgentId, Bytes, PageAddr, SpaceId};
 use gms_transport::Transport;
 use gms_transport::client::{Client, ClientEvent};
@@ -486,7 +487,13 @@ impl<T: Transport> EvictThread<T> {
     fn evict(&mut self, now: Instant) -> Went {
         let room = lock(&self.shared.tables).free_slots();
         if room < BATCH {
-            let limit = if self.write_back.agents_are_full() { STUCK } else { STUCK_WRITING };
+            // Who may grow does so at once where too few agents answer, and need not be told that they are full.
+            let grows = self.shared.config.when_full == WhenFull::Grow;
+            let is_full = self.write_back.agents_are_full();
+            let limit = match is_full || grows && self.write_back.too_few_answer() {
+                true => STUCK,
+                false => STUCK_WRITING,
+            };
             self.stuck_at.get_or_insert(now + limit);
             return Went::Nowhere;
         }

@@ -222,6 +222,11 @@ impl Feedback {
         self.credits.0 = self.credits.0.saturating_sub(pages.0);
     }
 
+    /// How long its answers take on average, by what is known of it.
+    pub fn usual(&self) -> Duration {
+        Duration::from_nanos(self.rtt_ns + self.queue_ns + self.service_ns)
+    }
+
     /// An exchange was not answered within `waited`: that is what it cost.
     pub fn on_timeout(&mut self, waited: Duration) {
         self.rtt_ns = ewma(self.rtt_ns, nanos(waited).max(self.rtt_ns));

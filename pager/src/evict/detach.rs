@@ -50,6 +50,7 @@ const NAMED_MAX: usize = 4;
 impl<T: Transport> EvictThread<T> {
     /// Brings pages home a step further; when all are, lets the workload go. True if anything was done.
     pub(super) fn bring_home(&mut self, now: Instant) -> bool {
+        self.home.began.get_or_insert(now);
         let copied = self.copy_buffered();
         for ((space, page), content) in self.write_back.take_unmade() {
             self.lose(space, &[(page, content)]);
@@ -127,7 +128,7 @@ impl<T: Transport> EvictThread<T> {
     fn scan_from(&mut self, now: Instant, id: SpaceId, from: u64) -> Vec<(PageAddr, Content)> {
         let read = self.write_back.reader(now, Duration::ZERO);
         // Who has been away for longer is not expected back.
-        let patient = self.write_back.reader(now, GET_DEADLINE);
+        let patient = self.write_back.reader(now, self.home.patience(now));
         let could_read = |tables: &Tables, content| {
             let read = patient.as_ref().map(|read| read(tables, content));
             matches!(read, Some(Read::At(_) | Read::Decode(..)))

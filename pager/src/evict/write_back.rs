@@ -152,7 +152,6 @@ impl<T: Transport> WriteBack<T> {
         let mut busy = false;
         let mut passed_over = AgentSet::default();
         self.distrust_agents(now);
-        self.give_up_silent(now);
         self.make_on(now);
         match puts {
             true => busy |= self.repair(now),
@@ -198,7 +197,11 @@ impl<T: Transport> WriteBack<T> {
 
     /// The agents that may be given pages now.
     fn takers(&self, passed_over: AgentSet) -> Vec<AgentView> {
-        let mut views = self.usable_views();
+        let mut views = self.views();
+        // One that is silent, or has little room, is given nothing while there is another: a page would be there alone.
+        if !self.usable.is_empty() {
+            views.retain(|view| self.usable.has(view.id));
+        }
         let under_way = |agent| self.agents.under_way(agent, Op::Put);
         let least = self.least_room();
         views.retain(|v| under_way(v.id) < PUTS_MAX && v.credits.0 >= least);
@@ -381,15 +384,6 @@ impl<T: Transport> WriteBack<T> {
         }
     }
 
-    /// What waits for the answer of a silent agent takes room in the buffer, which others may need before its link is lost.
-    fn give_up_silent(&mut self, now: Instant) {
-        let silent = self.untrusted.without(self.usable);
-        if silent.is_empty() || self.usable.is_empty() {
-            return;
-        }
-        silent.agents().for_each(|agent| self.agents.give_up_puts(now, agent));
-    }
-
     /// How long an agent has been away.
     fn away(&self, now: Instant, agent: AgentId) -> Duration {
         let since = self.away_since.get(&agent);
@@ -419,17 +413,14 @@ impl<T: Transport> WriteBack<T> {
         let waits = |agent| asked > 1 && self.agents.under_way(agent, Op::Put) > 0;
         let is_meant = |view: &&AgentView| view.last_resort == (asked == 0);
         let takes = |view: &&AgentView| view.up && (view.credits.0 >= least || waits(view.id));
-        let views = self.usable_views();
+        let views = self.views();
         (views.iter().filter(is_meant).filter(takes).count() as u32) < asked.max(1)
     }
 
-    /// One that is silent, or has little room, is given nothing while there is another: a page would be there alone.
-    fn usable_views(&self) -> Vec<AgentView> {
-        let mut views = self.views();
-        if !self.usable.is_empty() {
-            views.retain(|view| self.usable.has(view.id));
-        }
-        views
+    /// Whether so few agents answer that no stripe can be dealt to them.
+    pub fn too_few_answer(&self) -> bool {
+        let usable = self.usable.len();
+        self.has_parity() && (1..self.copies.agents).contains(&usable)
     }
 
     /// The agents as placement is to see them: nothing is put where a fault thread could not fetch it, or where wrong pages came from.

@@ -36,6 +36,8 @@ pub(super) struct Demand {
     asked: [Option<(GetId, AgentId)>; HOLDERS_MAX],
     /// Agents that have not given it when they were asked.
     failed: AgentSet,
+    /// One of those that should have it has not got it, or has it wrong: there are fewer copies than are counted.
+    pub lacks_copy: bool,
     /// When it was asked for first, and the removals in its space by then: its marker was looked for after that, perhaps not since.
     pub began: Instant,
     pub removals: u64,
@@ -46,7 +48,15 @@ pub(super) struct Demand {
 impl Demand {
     fn new(now: Instant, content: Content, removals: u64) -> Demand {
         let failed = AgentSet::EMPTY;
-        Demand { content, asked: [None; HOLDERS_MAX], failed, began: now, removals, hedge_at: None }
+        Demand {
+            content,
+            asked: [None; HOLDERS_MAX],
+            failed,
+            lacks_copy: false,
+            began: now,
+            removals,
+            hedge_at: None,
+        }
     }
 
     /// It is asked for by this get, too.
@@ -97,7 +107,7 @@ impl<T: Transport> FaultCore<T> {
         agent: AgentId,
     ) -> (Instant, u64) {
         let after = self.hedge.after();
-        let answers = self.agents.answers(agent);
+        let answers = self.agents.answers(now, agent);
         let is_able = self.decoder.is_able();
         let Some(demand) = self.pending.get_mut(&place) else { return (now, 0) };
         demand.note(get, agent);
@@ -124,13 +134,16 @@ impl<T: Transport> FaultCore<T> {
         if !demand.end(get) {
             return;
         }
+        let is_absent = failure == Some(Failure::NotHeld(Status::NotFound));
+        demand.lacks_copy |= is_absent;
         let (failed, asked) = (demand.failed, demand.asked_of());
         let tables = lock(&self.shared.tables);
         let is_wanted = failure.is_some() && tables.is_remote(place, content);
         let holders = tables.holders(content);
         let others = holders.without(failed).without(asked);
         drop(tables);
-        if let (Some(agent), Some(Failure::NotHeld(Status::NotFound))) = (agent, failure)
+        if let Some(agent) = agent
+            && is_absent
             && is_wanted
             && holders.has(agent)
             && (self.decoder.is_able() || !(others.is_empty() && asked.is_empty()))
@@ -337,7 +350,7 @@ impl<T: Transport> FaultCore<T> {
         self.silence_at = now + SILENCE_PAUSE;
         let is_silent = |fetch: &Fetch| {
             let waited = now.saturating_duration_since(fetch.heard);
-            waited >= HEDGE_AFTER_MAX || !self.agents.answers(fetch.agent)
+            waited >= HEDGE_AFTER_MAX || !self.agents.answers(now, fetch.agent)
         };
         let fetches = self.fetches.iter().filter(|(_, fetch)| is_silent(fetch));
         let held_up = fetches.filter(|(get, fetch)| self.holds_up(**get, fetch));
@@ -388,7 +401,7 @@ impl<T: Transport> FaultCore<T> {
         let lane = self.agents.lane();
         let others = holders.without(failed).without(asked);
         // Nothing is to be hoped for from those that are asked now: that is no hedge.
-        let is_vain = !asked.without(failed).agents().any(|agent| self.agents.answers(agent));
+        let is_vain = !asked.without(failed).agents().any(|agent| self.agents.answers(now, agent));
         let waited = now.saturating_duration_since(demand.began);
         let too_early = match is_vain || waited >= HEDGE_AFTER_MAX {
             true => AgentSet::EMPTY,
@@ -417,9 +430,9 @@ impl<T: Transport> FaultCore<T> {
     /// An agent has given a wrong page: another one is asked at once, and whoever comes first with the right one is believed.
     pub(super) fn doubt(&mut self, now: Instant, place: Place, agent: AgentId) {
         let is_able = self.decoder.is_able();
-        if let Some(demand) = self.pending.get_mut(&place)
-            && (is_able || !demand.content.holders.without(demand.asked_of()).is_empty())
-        {
+        let Some(demand) = self.pending.get_mut(&place) else { return };
+        demand.lacks_copy = true;
+        if is_able || !demand.content.holders.without(demand.asked_of()).is_empty() {
             demand.failed = demand.failed.union(AgentSet::of(agent));
             demand.hedge_at = Some(now);
         }

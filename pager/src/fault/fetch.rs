@@ -443,10 +443,15 @@ impl<T: Transport> FaultCore<T> {
         let Wanted { place, content } = wanted;
         self.note_refusal(now, tables, wanted, outcome);
         tables.end_loan(place);
-        let waited = self.pending.remove(&place).is_some();
+        let demand = self.pending.remove(&place);
+        let (waited, lacks_copy) = (demand.is_some(), demand.is_some_and(|d| d.lacks_copy));
         self.crowd = !(self.pending.is_empty() && self.installed.is_empty());
         if matches!(outcome, Installed::Done | Installed::Exists) {
-            tables.fetched(place, content, waited);
+            match lacks_copy {
+                // It is as good as changed: written anew, to as many agents as it should be at.
+                true => tables.discarded(place),
+                false => tables.fetched(place, content, waited),
+            };
         }
         if outcome == Installed::Done {
             let is_lent = self.guests.contains_key(&place.0);

@@ -49,6 +49,9 @@ struct AgentRecord {
     learned_from: Option<String>,
     last_resort: bool,
     node: Option<[u8; 16]>,
+    /// The node has answered there, and is not only said to be there.
+    #[serde(default = "yes")]
+    is_proved: bool,
     /// Empty if it is not known, and whether the agent has said so itself.
     zone: (String, bool),
 }
@@ -213,14 +216,7 @@ impl Secrets {
         shared: SharedRecord,
         evict: serde_json::Value,
     ) -> io::Result<SessionRecord> {
-        let agents = self.roster.all().into_iter().map(|agent| AgentRecord {
-            socket: agent.socket,
-            last_resort: agent.is_last_resort(),
-            node: agent.node(),
-            zone: (agent.zone().0.to_string(), agent.zone().1),
-            name: agent.name,
-            learned_from: agent.learned_from,
-        });
+        let agents = self.roster.all().into_iter().map(AgentRecord::of);
         Ok(SessionRecord {
             since,
             shared,
@@ -233,6 +229,25 @@ impl Secrets {
     }
 }
 
+impl AgentRecord {
+    fn of(agent: AgentAddress) -> AgentRecord {
+        AgentRecord {
+            socket: agent.socket,
+            last_resort: agent.is_last_resort(),
+            node: agent.node(),
+            is_proved: agent.is_proved(),
+            zone: (agent.zone().0.to_string(), agent.zone().1),
+            name: agent.name,
+            learned_from: agent.learned_from,
+        }
+    }
+}
+
+/// Those before did not tell.
+fn yes() -> bool {
+    true
+}
+
 fn address(record: &AgentRecord) -> AgentAddress {
     let mut address = AgentAddress::new(record.name.clone(), record.socket);
     address.learned_from.clone_from(&record.learned_from);
@@ -240,7 +255,8 @@ fn address(record: &AgentRecord) -> AgentAddress {
     let (zone, is_own_word) = &record.zone;
     let address = address.at(zone.parse().unwrap_or_default(), *is_own_word);
     match record.node {
-        Some(node) => address.of_node(node),
+        Some(node) if record.is_proved => address.of_node(node),
+        Some(node) => address.said_to_be(node),
         None => address,
     }
 }
@@ -256,5 +272,22 @@ impl Resumed {
     pub(crate) fn begin(self) -> Session {
         self.ready.begin();
         self.session
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_is_only_said_to_be_somewhere_is_not_proved_to_be_by_the_next_pager() {
+        let at = |port| AgentAddress::new(format!("a:{port}"), ([10, 0, 0, 1], port).into());
+        for agent in [at(1).of_node([1; 16]), at(2).said_to_be([2; 16]), at(3)] {
+            let (node, is_proved) = (agent.node(), agent.is_proved());
+            let text = serde_json::to_string(&AgentRecord::of(agent)).expect("JSON");
+            let record: AgentRecord = serde_json::from_str(&text).expect("as it was written");
+            let next = address(&record);
+            assert_eq!((next.node(), next.is_proved()), (node, is_proved));
+        }
     }
 }

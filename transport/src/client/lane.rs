@@ -47,8 +47,8 @@ pub(super) struct Peer {
     pub inflight: u32,
     /// When it answered last.
     pub heard: Option<Instant>,
-    /// It has left a request unanswered for [`SILENCE`], and not answered any since.
-    pub silent: bool,
+    /// It has left a request unanswered for long, and not answered any since: until then it is not waited for.
+    pub silent_until: Option<Instant>,
     /// Pages refused.
     refusals: u64,
     /// It serves pages and takes none, because it is about to end. Told by the replies to puts and status requests.
@@ -69,7 +69,7 @@ impl Peer {
             session: None,
             inflight: 0,
             heard: None,
-            silent: false,
+            silent_until: None,
             refusals: 0,
             draining: false,
             recall: 0,
@@ -110,7 +110,7 @@ impl Peer {
             self.draining = control.status() == Status::Draining;
         }
         self.recall = control.feedback().recall;
-        (self.heard, self.silent) = (Some(now), false);
+        (self.heard, self.silent_until) = (Some(now), None);
         self.feedback.on_reply(reply);
     }
 }
@@ -358,7 +358,7 @@ impl<T: Transport> Lane<T> {
             self.transport.close(now, link, CloseCode::Goodbye);
             return None;
         }
-        (peer.heard, peer.silent) = (Some(now), false);
+        (peer.heard, peer.silent_until) = (Some(now), None);
         let session = control.session;
         peer.session = Some(session);
         (peer.phase, peer.reason) = (Phase::Up(link), None);

@@ -50,10 +50,13 @@ pub const PUT_DEADLINE: Duration = Duration::from_secs(5);
 /// An agent that leaves a request unanswered for this long is not trusted with the only copy of a page: it may be down
 /// without the link knowing it yet.
 const SUSPECT: Duration = Duration::from_secs(1);
-/// The same of one that has answered nothing else for so long either.
+/// The same of one that has answered nothing else for so long either, though another agent has answered since.
 const QUIET: Duration = Duration::from_millis(300);
-/// Who has left a request unanswered for this long when it was given up is not waited for, until it answers: its link may take seconds to be lost.
+/// Who has left a request unanswered for this long when it was given up, and for so many times what its answers usually take, is not waited for until it
+/// answers, but no longer than until its link would have been lost.
 const SILENCE: Duration = Duration::from_millis(100);
+const SILENCE_TIMES: u32 = 4;
+const SILENCE_LASTS: Duration = Duration::from_secs(6);
 /// Times are compared with these limits this often, however many turns the owner's loop takes.
 const EXPIRE_EVERY: Duration = Duration::from_millis(10);
 const _: () = assert!(RETRY.as_secs() < PUT_DEADLINE.as_secs());
@@ -421,47 +424,23 @@ impl<T: Transport> Client<T> {
     /// Whether the agent can be trusted to keep the only copy of a page: it is up, does not drain, and answers.
     pub fn keeps(&self, now: Instant, agent: AgentId) -> bool {
         let heard = self.lane.peers[usize::from(agent.0)].heard;
-        let is_quiet = heard.is_none_or(|heard| now.saturating_duration_since(heard) > QUIET);
-        let limit = if is_quiet { QUIET } else { SUSPECT };
+        let is_quiet = heard.is_none_or(|at| now.saturating_duration_since(at) > QUIET);
+        // Itself it has not, by then.
+        let others_answer = |since| self.lane.peers.iter().any(|peer| peer.heard > Some(since));
         let silent = |request: &Request| {
+            let waited = now.saturating_duration_since(request.sent);
             request.agent == agent
                 && !request.answered
-                && now.saturating_duration_since(request.sent) > limit
+                && (waited > SUSPECT || waited > QUIET && is_quiet && others_answer(request.sent))
         };
-        let may = self.answers(agent) && !self.lane.is_draining(agent);
+        let may = self.answers(now, agent) && !self.lane.is_draining(agent);
         may && !self.requests.values().any(silent)
     }
 
-    /// Gives up the puts of an agent that has answered nothing for as long as [`Client::keeps`] waits for one that answers others: what they hold is to go
-    /// elsewhere.
-    pub fn give_up_puts(&mut self, now: Instant, agent: AgentId) {
-        let heard = self.lane.peers[usize::from(agent.0)].heard;
-        let is_long = |since: Instant| now.saturating_duration_since(since) > SUSPECT;
-        if !heard.is_none_or(is_long) {
-            return;
-        }
-        let is_one = |request: &Request| {
-            request.agent == agent
-                && matches!(request.owner, Owner::Put(_))
-                && !request.answered
-                && is_long(request.sent)
-        };
-        let puts = self.requests.iter().filter(|(_, request)| is_one(request));
-        let puts: Vec<ExchangeId> = puts.map(|(&exchange, _)| exchange).collect();
-        self.give_up(now, puts);
-    }
-
-    fn give_up(&mut self, now: Instant, exchanges: Vec<ExchangeId>) {
-        for exchange in exchanges {
-            if let Some(request) = self.abandon(now, exchange) {
-                self.fail(request);
-            }
-        }
-    }
-
-    /// Whether it is worth waiting for what the agent is asked: it is up, and did not leave the last request unanswered for [`SILENCE`].
-    pub fn answers(&self, agent: AgentId) -> bool {
-        self.lane.is_up(agent) && !self.lane.peers[usize::from(agent.0)].silent
+    /// Whether it is worth waiting for what the agent is asked: it is up, and did not leave the last request unanswered for far longer than usual.
+    pub fn answers(&self, now: Instant, agent: AgentId) -> bool {
+        let silent_until = self.lane.peers[usize::from(agent.0)].silent_until;
+        self.lane.is_up(agent) && silent_until.is_none_or(|until| until <= now)
     }
 
     // ---- what takes too long, or is not wanted
@@ -489,7 +468,11 @@ impl<T: Transport> Client<T> {
         let late = |request: &Request| now.saturating_duration_since(request.sent) > PUT_DEADLINE;
         let sent = self.requests.iter().filter(|(_, request)| late(request));
         let exchanges: Vec<ExchangeId> = sent.map(|(&exchange, _)| exchange).collect();
-        self.give_up(now, exchanges);
+        for exchange in exchanges {
+            if let Some(request) = self.abandon(now, exchange) {
+                self.fail(request);
+            }
+        }
     }
 
     fn expire_get(&mut self, now: Instant, id: GetId) {
@@ -554,8 +537,10 @@ impl<T: Transport> Client<T> {
         if !request.answered || request.op == Op::Get && request.done != 0 {
             let waited = now.saturating_duration_since(request.sent);
             let peer = self.lane.peer(request.agent);
+            if !request.answered && waited >= SILENCE.max(peer.feedback.usual() * SILENCE_TIMES) {
+                peer.silent_until = Some(now + SILENCE_LASTS);
+            }
             peer.feedback.on_timeout(waited);
-            peer.silent |= !request.answered && waited >= SILENCE;
         }
         Some(request)
     }

@@ -73,6 +73,12 @@ impl AgentAddress {
         self
     }
 
+    /// The same, of which others say that this node is there.
+    pub fn said_to_be(self, id: [u8; 16]) -> AgentAddress {
+        self.hear(PeerId::Issued(id));
+        self
+    }
+
     /// Where it stands, as far as is known, and whether it has said so itself.
     pub fn zone(&self) -> (Zone, bool) {
         (self.zone, self.has_told_zone)
@@ -102,7 +108,8 @@ impl AgentAddress {
         }
     }
 
-    fn is_proved(&self) -> bool {
+    /// Whether a node has answered there as the agent.
+    pub fn is_proved(&self) -> bool {
         self.is_proved.load(Ordering::Relaxed)
     }
 

@@ -533,33 +533,65 @@ fn an_agent_that_has_left_a_request_unanswered_is_not_waited_for_until_it_answer
     for (waited, answers) in [(SILENCE - Duration::from_millis(1), true), (SILENCE, false)] {
         let get = client.get(now, A, wanted(1), Urgency::Demand);
         client.cancel(now + waited, get);
-        assert_eq!(client.answers(A), answers, "{waited:?}");
+        assert_eq!(client.answers(now + waited, A), answers, "{waited:?}");
     }
     client.take_sent();
     client.get(now + SILENCE, A, wanted(1), Urgency::Demand);
     let request = client.take_sent().remove(0);
-    assert!(!client.answers(A), "it has only been asked");
+    assert!(!client.answers(now + SILENCE, A), "it has only been asked");
+    assert!(client.answers(now + SILENCE + SILENCE_LASTS, A), "for ever");
     client.answer(&request, page(0));
     turn(&mut client, now + SILENCE);
-    assert!(client.answers(A));
+    assert!(client.answers(now + SILENCE, A));
+}
+
+/// Whoever is asked for the same by way of a hedge may be first although the agent is as usual.
+#[test]
+fn an_agent_that_is_slow_as_usual_is_not_silent() {
+    let (mut client, mut now) = (Client::scripted(1, CHECKSUM), Instant::now());
+    let usual = Duration::from_millis(150);
+    for _ in 0..50 {
+        client.take_sent();
+        client.get(now, A, wanted(1), Urgency::Demand);
+        let request = client.take_sent().remove(0);
+        now += usual;
+        client.answer(&request, page(0));
+        turn(&mut client, now);
+    }
+    for (waited, answers) in [(usual * 2, true), (usual * (SILENCE_TIMES + 1), false)] {
+        let get = client.get(now, A, wanted(1), Urgency::Demand);
+        now += waited;
+        client.cancel(now, get);
+        assert_eq!(client.answers(now, A), answers, "{waited:?}");
+    }
 }
 
 #[test]
-fn an_agent_is_trusted_less_long_while_it_answers_nothing_at_all() {
-    let (mut client, now) = (Client::scripted(1, CHECKSUM), Instant::now());
-    let put = |client: &mut Client<Script>, at| {
-        client.put(at, A, [(ContentId(1), &page(0)[..])].into_iter()).expect("it is up");
+fn an_agent_is_trusted_less_long_while_it_answers_nothing_and_another_one_does() {
+    let soon = Duration::from_millis(1);
+    let put = |client: &mut Client<Script>, at, agent| {
+        client.put(at, agent, [(ContentId(1), &page(0)[..])].into_iter()).expect("it is up");
         client.take_sent().remove(0)
     };
-    put(&mut client, now);
-    let (quiet, soon) = (now + QUIET, Duration::from_millis(1));
-    assert!(client.keeps(quiet, A) && !client.keeps(quiet + soon, A));
-    let second = put(&mut client, quiet);
-    client.play_reply(&second, Status::Full, |_| ());
-    turn(&mut client, quiet + soon);
-    assert!(client.keeps(quiet + soon + QUIET, A), "the first put is what it is at");
-    put(&mut client, now + SUSPECT);
-    assert!(!client.keeps(now + SUSPECT + soon, A));
+    for other_answers in [true, false] {
+        let (mut client, now) = (Client::scripted(2, CHECKSUM), Instant::now());
+        put(&mut client, now, A);
+        if other_answers {
+            let other = put(&mut client, now, AgentId(1));
+            client.play_reply(&other, Status::Full, |_| ());
+            turn(&mut client, now + soon);
+        }
+        let quiet = now + QUIET;
+        assert!(client.keeps(quiet, A));
+        // If nobody answers it is not the agent.
+        assert_eq!(client.keeps(quiet + soon, A), !other_answers);
+        let second = put(&mut client, quiet, A);
+        client.play_reply(&second, Status::Full, |_| ());
+        turn(&mut client, quiet + soon);
+        assert!(client.keeps(quiet + soon + QUIET, A), "the first put is what it is at");
+        put(&mut client, now + SUSPECT, A);
+        assert!(!client.keeps(now + SUSPECT + soon, A));
+    }
 }
 
 /// An agent that says no at once must not be asked without pause.

@@ -46,6 +46,8 @@ struct Silence {
 
 /// How far a detach has come.
 pub(in crate::evict) struct Homecoming {
+    /// When the first page was looked for.
+    pub(super) began: Option<Instant>,
     /// Where the scan of each space stands; `None` at its end.
     pub(super) cursors: BTreeMap<SpaceId, Option<u64>>,
     pub(super) next_pass: Instant,
@@ -70,6 +72,7 @@ impl Homecoming {
     pub(in crate::evict) fn new(now: Instant, has_parity: bool) -> Homecoming {
         Homecoming {
             has_parity,
+            began: None,
             cursors: BTreeMap::new(),
             next_pass: now,
             queued: BTreeMap::new(),
@@ -87,7 +90,7 @@ impl Homecoming {
     /// This process did not run for so long.
     pub(in crate::evict) fn excuse(&mut self, missed: Duration) {
         let silences = self.silent.values_mut().flat_map(|s| [&mut s.since, &mut s.until]);
-        silences.for_each(|time| *time += missed);
+        silences.chain(&mut self.began).for_each(|time| *time += missed);
         self.progress.1 += missed;
     }
 
@@ -113,6 +116,14 @@ impl Homecoming {
     pub(super) fn is_silent(&self, agent: AgentId) -> bool {
         let silence = self.silent.get(&agent);
         silence.is_some_and(|silence| silence.until - silence.since > GET_DEADLINE)
+    }
+
+    /// How long agents may have been away by now, and may yet be awaited: no less than since the detach began.
+    pub(super) fn patience(&self, now: Instant) -> Duration {
+        match self.began {
+            Some(began) if now.saturating_duration_since(began) > GET_DEADLINE => GET_DEADLINE,
+            _ => Duration::MAX,
+        }
     }
 
     /// Something is wanted of the agent.
@@ -249,6 +260,19 @@ mod tests {
         home.queued.clear();
         home.heard(now, agent);
         assert!(home.silent.is_empty(), "nothing more is wanted of it");
+    }
+
+    #[test]
+    fn agents_have_their_time_from_the_beginning_of_the_detach() {
+        let now = Instant::now();
+        let mut home = Homecoming::new(now, true);
+        assert_eq!(home.patience(now + 10 * GET_DEADLINE), Duration::MAX, "it has not begun");
+        home.began = Some(now);
+        assert_eq!(home.patience(now + GET_DEADLINE), Duration::MAX);
+        let later = now + GET_DEADLINE + Duration::from_secs(1);
+        assert_eq!(home.patience(later), GET_DEADLINE);
+        home.excuse(Duration::from_secs(2));
+        assert_eq!(home.patience(later), Duration::MAX);
     }
 
     #[test]

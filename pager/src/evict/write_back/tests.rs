@@ -570,51 +570,12 @@ fn an_agent_that_answers_nothing_is_soon_done_without() {
 }
 
 #[test]
-fn pages_do_not_wait_in_the_buffer_for_an_agent_that_answers_nothing() {
-    for others_answer in [true, false] {
-        let (mut thread, now) = (redundant(2), Instant::now());
-        evict(&thread, 0..64);
-        thread.turn(now, true);
-        let puts = thread.agents.take_sent();
-        let taken = |thread: &WriteBack<Script>| {
-            let tables = lock(&thread.shared.tables);
-            tables.slots() as usize - tables.free_slots()
-        };
-        let to =
-            |thread: &WriteBack<Script>, put: &(ExchangeId, Control)| thread.agents.agent_of(put.0);
-        let other = AgentId(1);
-        let answered = puts.iter().find(|put| to(&thread, put) == other);
-        let answered = *answered.expect("a put to each");
-        if others_answer {
-            thread.agents.answer(&answered, Vec::new());
-        }
-        for millis in [0, 900] {
-            let later = now + Duration::from_millis(millis);
-            network(&mut thread, later);
-            thread.turn(later, true);
-            assert_eq!(taken(&thread), 64);
-        }
-        let later = now + Duration::from_millis(1010);
-        thread.turn(later, true);
-        network(&mut thread, later);
-        // They are written anew, to the one that answers.
-        thread.agents.take_sent();
-        thread.turn(later, true);
-        let sent = thread.agents.take_sent();
-        assert!(sent.iter().all(|put| to(&thread, put) == other), "{sent:?}");
-        sent.iter().for_each(|put| thread.agents.answer(put, Vec::new()));
-        network(&mut thread, later);
-        assert_eq!(taken(&thread), if others_answer { 0 } else { 64 }, "{others_answer}");
-    }
-}
-
-#[test]
-fn agents_of_which_too_few_answer_for_a_stripe_are_as_good_as_full() {
+fn it_is_known_when_too_few_agents_answer_for_a_stripe() {
     let parity = Redundancy::Parity(Shape::new(2, 2).expect("a shape"));
     let (mut thread, now) = (write_back_of(shared_of(1, parity).0, 4), Instant::now());
     evict(&thread, 0..256);
     thread.turn(now, true);
-    assert!(!thread.agents_are_full());
+    assert!(!thread.too_few_answer());
     let silent = [AgentId(0), AgentId(1)];
     let later = now + Duration::from_millis(310);
     let sent = thread.agents.take_sent();
@@ -624,7 +585,7 @@ fn agents_of_which_too_few_answer_for_a_stripe_are_as_good_as_full() {
     answering.iter().for_each(|put| thread.agents.answer(put, Vec::new()));
     network(&mut thread, later);
     thread.turn(later, true);
-    assert!(thread.agents_are_full());
+    assert!(thread.too_few_answer() && !thread.agents_are_full());
 }
 
 #[test]

@@ -236,6 +236,28 @@ fn a_page_that_one_agent_does_not_give_is_asked_of_the_other() {
     play.fault.repeat(now, &|| now);
     assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
     assert!(play.fault.pending.is_empty() && play.fault.fetches.is_empty());
+    assert!(lock(&play.shared.tables).is_empty(place), "it would be left where it is not");
+}
+
+/// Nor is it left where it came wrong.
+#[test]
+fn an_unchanged_page_of_which_a_copy_was_wrong_is_written_anew() {
+    for is_wrong in [true, false] {
+        let (mut play, now) = (Play::redundant(2), Instant::now());
+        let (place, content, right) = replicated(&mut play);
+        play.fault.fetch(now, place, content);
+        let asked = play.fault.agents.take_sent();
+        if is_wrong {
+            play.fault.agents.answer(&asked[0], vec![6; PAGE as usize]);
+            play.fault.network(&|| now);
+            play.fault.hedge(now);
+        }
+        let asked = if is_wrong { play.fault.agents.take_sent() } else { asked };
+        play.fault.agents.answer(asked.last().expect("another one has it"), right);
+        play.fault.network(&|| now);
+        assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
+        assert_eq!(lock(&play.shared.tables).is_empty(place), is_wrong);
+    }
 }
 
 /// A page that two agents have, and what is its right content.
