@@ -425,8 +425,10 @@ impl<T: Transport> Client<T> {
     pub fn keeps(&self, now: Instant, agent: AgentId) -> bool {
         let heard = self.lane.peers[usize::from(agent.0)].heard;
         let is_quiet = heard.is_none_or(|at| now.saturating_duration_since(at) > QUIET);
-        // Itself it has not, by then.
-        let others_answer = |since| self.lane.peers.iter().any(|peer| peer.heard > Some(since));
+        let others_answer = |since| {
+            let mut others = self.lane.agents().filter(|other| *other != agent);
+            others.any(|other| self.lane.peers[usize::from(other.0)].heard > Some(since))
+        };
         let silent = |request: &Request| {
             let waited = now.saturating_duration_since(request.sent);
             request.agent == agent

@@ -581,7 +581,11 @@ fn an_agent_is_trusted_less_long_while_it_answers_nothing_and_another_one_does()
             client.play_reply(&other, Status::Full, |_| ());
             turn(&mut client, now + soon);
         }
-        let quiet = now + QUIET;
+        // Its own answer says nothing of whether it is the only one.
+        let own = put(&mut client, now, A);
+        client.play_reply(&own, Status::Full, |_| ());
+        turn(&mut client, now + soon);
+        let quiet = now + soon + QUIET;
         assert!(client.keeps(quiet, A));
         // If nobody answers it is not the agent.
         assert_eq!(client.keeps(quiet + soon, A), !other_answers);
