@@ -528,8 +528,9 @@ impl Core {
         if self.shared.is_draining() && !accounts.knows(&key) {
             return control.reply(Status::Draining);
         }
-        let Some((begun, lease)) = accounts.link(key, lease_ms) else {
-            return control.reply(Status::Full);
+        let (begun, lease) = match accounts.link(key, asked.incarnation, lease_ms) {
+            Ok(begun) => begun,
+            Err(status) => return control.reply(status),
         };
         let pages = accounts.key(begun).map_or(0, |(_, pages)| pages);
         drop(accounts);

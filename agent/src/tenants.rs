@@ -4,7 +4,7 @@ use crate::clients::{Bounded, ClientId, Clients};
 use crate::limits::{LEASE_DEFAULT, LEASE_MAX, LEASE_MIN};
 use crate::store::TenantId;
 use gms_transport::PeerId;
-use gms_transport::message::WorkloadId;
+use gms_transport::message::{Status, WorkloadId};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ pub struct Session {
     pub tenant: TenantId,
     /// The number of its session: another one tells the workload that its pages are gone.
     pub number: u64,
+    /// Which pager of the workload the link is of, as that says; 0 if it does not.
+    pub incarnation: u64,
 }
 
 /// Where a tenant stands.
@@ -42,11 +44,20 @@ struct Tenant {
     key: TenantKey,
     client: ClientId,
     session: u64,
+    /// The latest that any link has said.
+    incarnation: u64,
     lease: Duration,
     pages: u64,
     /// Requests and sweeps at work on its pages, outside of the lock that guards all this.
     holders: usize,
     state: State,
+}
+
+impl Tenant {
+    /// Whether a pager of the workload has come after that one.
+    fn has_outlived(&self, incarnation: u64) -> bool {
+        incarnation != 0 && incarnation < self.incarnation
+    }
 }
 
 /// All tenants. Their pages are counted here, so that a number is used again only when the last page under it is
@@ -71,15 +82,26 @@ impl Tenants {
         Tenants { last_session: first_session, ..Tenants::default() }
     }
 
-    /// A new link of `key`, which asks for `lease_ms` (0: the default). The session, and the lease granted; `None` if
-    /// there are too many.
-    pub fn link(&mut self, key: TenantKey, lease_ms: u64) -> Option<(Session, Duration)> {
+    /// A new link of `key`, of its pager `incarnation`, which asks for `lease_ms` (0: the default). The session, and the lease granted.
+    ///
+    /// # Errors
+    /// `Full`: there are too many tenants. `Denied`: a later pager of the workload has come.
+    pub fn link(
+        &mut self,
+        key: TenantKey,
+        incarnation: u64,
+        lease_ms: u64,
+    ) -> Result<(Session, Duration), Status> {
         let lease = lease_of(lease_ms);
         let id = match self.by_key.get(&key) {
             Some(&id) => id,
-            None => self.insert(key)?,
+            None => self.insert(key).ok_or(Status::Full)?,
         };
-        let tenant = self.entries[usize::from(id.0)].as_mut()?;
+        let tenant = self.entries[usize::from(id.0)].as_mut().ok_or(Status::Full)?;
+        if tenant.has_outlived(incarnation) {
+            return Err(Status::Denied);
+        }
+        tenant.incarnation = tenant.incarnation.max(incarnation);
         tenant.lease = lease;
         tenant.state = match tenant.state {
             State::Linked { links } => State::Linked { links: links + 1 },
@@ -88,7 +110,7 @@ impl Tenants {
                 State::Linked { links: 1 }
             }
         };
-        Some((Session { tenant: id, number: tenant.session }, lease))
+        Ok((Session { tenant: id, number: tenant.session, incarnation }, lease))
     }
 
     /// A link of the tenant asks again for a lease: the one granted.
@@ -217,9 +239,11 @@ impl Tenants {
         (tenant.session == session.number && tenant.state != State::Dead).then_some(tenant)
     }
 
-    /// Whose the session is, and how many pages it has, if it has not ended.
+    /// Whose the session is, and how many pages it has, if it has not ended, and no later pager of the workload has come: what comes
+    /// of an earlier one is late, and a put would store again what the later one has discarded.
     pub fn key(&self, session: Session) -> Option<(TenantKey, u64)> {
-        self.live(session).map(|tenant| (tenant.key, tenant.pages))
+        let tenant = self.live(session)?;
+        (!tenant.has_outlived(session.incarnation)).then_some((tenant.key, tenant.pages))
     }
 
     /// Whether `key` is known.
@@ -266,7 +290,9 @@ impl Tenants {
         let state = State::Linked { links: 0 };
         self.last_session = self.last_session.wrapping_add(1);
         let (session, lease) = (self.last_session, LEASE_DEFAULT);
-        let tenant = Some(Tenant { key, client, session, lease, pages: 0, holders: 0, state });
+        let (incarnation, pages, holders) = (0, 0, 0);
+        let tenant =
+            Some(Tenant { key, client, session, incarnation, lease, pages, holders, state });
         let id = TenantId(self.free.pop().unwrap_or(self.entries.len() as u16));
         match self.entries.get_mut(usize::from(id.0)) {
             Some(entry) => *entry = tenant,
@@ -303,12 +329,32 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_pager_sends_is_late_once_a_later_one_has_come() {
+        let mut tenants = Tenants::default();
+        let (first, _) = tenants.link(key(1), 1, 0).expect("room");
+        let (unknown, _) = tenants.link(key(1), 0, 0).expect("room");
+        assert!(tenants.key(first).is_some());
+        let (heir, _) = tenants.link(key(1), 65_537, 0).expect("room");
+        assert!(tenants.key(first).is_none() && tenants.key(heir).is_some());
+        assert_eq!(tenants.link(key(1), 1, 0), Err(Status::Denied));
+        assert!(tenants.key(unknown).is_some(), "one that says nothing is of no time");
+        // Its links are counted all the same: without one the workload would have a lease.
+        for session in [first, unknown, heir] {
+            assert_eq!(tenants.leased(), 0);
+            hold_page(&mut tenants, heir);
+            tenants.unlink(Instant::now(), session);
+        }
+        assert_eq!(tenants.leased(), 1);
+        assert!(tenants.link(key(2), 1, 0).is_ok(), "another workload's");
+    }
+
+    #[test]
     fn a_lease_runs_only_without_links() {
         let (mut tenants, start) = (Tenants::default(), Instant::now());
-        let (id, lease) = tenants.link(key(1), 5000).expect("room");
+        let (id, lease) = tenants.link(key(1), 0, 5000).expect("room");
         assert_eq!(
-            (lease, tenants.link(key(1), 5000)),
-            (Duration::from_secs(5), Some((id, lease)))
+            (lease, tenants.link(key(1), 0, 5000)),
+            (Duration::from_secs(5), Ok((id, lease)))
         );
         hold_page(&mut tenants, id);
         tenants.unlink(start, id);
@@ -318,7 +364,7 @@ mod tests {
             (tenants.leased(), tenants.expire(start + lease - Duration::from_nanos(1)).len()),
             (1, 0)
         );
-        assert_eq!(tenants.link(key(1), 5000), Some((id, lease)));
+        assert_eq!(tenants.link(key(1), 0, 5000), Ok((id, lease)));
         tenants.unlink(start, id);
         assert_eq!(
             (tenants.expire(start + lease), tenants.leased(), tenants.dead_pages()),
@@ -331,15 +377,15 @@ mod tests {
     fn an_endless_lease_lasts_until_the_goodbye() {
         let (mut tenants, start) =
             (Tenants { endless: true, ..Tenants::default() }, Instant::now());
-        let (id, lease) = tenants.link(key(1), 1000).expect("room");
+        let (id, lease) = tenants.link(key(1), 0, 1000).expect("room");
         hold_page(&mut tenants, id);
         tenants.unlink(start, id);
         assert_eq!((tenants.leased(), tenants.expire(start + LEASE_MAX * 1000)), (0, vec![]));
-        assert_eq!(tenants.link(key(1), 1000), Some((id, lease)), "the same session");
+        assert_eq!(tenants.link(key(1), 0, 1000), Ok((id, lease)), "the same session");
         tenants.goodbye(id);
         assert_eq!((tenants.dead_pages(), tenants.knows(&key(1))), (1, false));
         // Without pages there is nothing to keep.
-        let (empty, _) = tenants.link(key(2), 1000).expect("room");
+        let (empty, _) = tenants.link(key(2), 0, 1000).expect("room");
         tenants.unlink(start, empty);
         assert!(!tenants.knows(&key(2)));
     }
@@ -347,27 +393,27 @@ mod tests {
     #[test]
     fn a_number_is_free_only_with_its_last_page() {
         let mut tenants = Tenants::default();
-        let (id, _) = tenants.link(key(1), 0).expect("room");
+        let (id, _) = tenants.link(key(1), 0, 0).expect("room");
         hold_page(&mut tenants, id);
         tenants.goodbye(id);
-        let (other, _) = tenants.link(key(1), 0).expect("room");
+        let (other, _) = tenants.link(key(1), 0, 0).expect("room");
         assert_ne!(id.tenant, other.tenant);
         let swept = [Some(1), None];
         assert_eq!(tenants.hold_dead(), [Some(0), None]);
         // Nor while somebody is at work on it.
         tenants.hold(id.tenant, 0);
         tenants.let_go_dead(&swept);
-        assert_eq!(tenants.link(key(2), 0).map(|(id, _)| id.tenant), Some(TenantId(2)));
+        assert_eq!(tenants.link(key(2), 0, 0).map(|(id, _)| id.tenant), Ok(TenantId(2)));
         tenants.let_go(id.tenant, 0);
-        assert_eq!(tenants.link(key(3), 0).map(|(id, _)| id.tenant), Some(id.tenant));
+        assert_eq!(tenants.link(key(3), 0, 0).map(|(id, _)| id.tenant), Ok(id.tenant));
     }
 
     #[test]
     fn a_session_that_has_ended_says_nothing_about_the_next_one() {
         let (mut tenants, start) = (Tenants::default(), Instant::now());
-        let (old, _) = tenants.link(key(1), 0).expect("room");
+        let (old, _) = tenants.link(key(1), 0, 0).expect("room");
         tenants.goodbye(old);
-        let (new, _) = tenants.link(key(2), 0).expect("room");
+        let (new, _) = tenants.link(key(2), 0, 0).expect("room");
         assert_eq!((old.tenant, tenants.key(old)), (new.tenant, None));
         // Links of the old one end, or say goodbye, or ask for a lease.
         tenants.unlink(start, old);
@@ -379,7 +425,7 @@ mod tests {
     #[test]
     fn pages_that_come_in_as_their_workload_ends_are_swept() {
         let mut tenants = Tenants::default();
-        let (id, _) = tenants.link(key(1), 0).expect("room");
+        let (id, _) = tenants.link(key(1), 0, 0).expect("room");
         let client = tenants.clients.find(&key(1).client).expect("known");
         tenants.clients.take_frames(client, 2);
         tenants.hold(id.tenant, 2);
@@ -396,28 +442,28 @@ mod tests {
     #[test]
     fn a_session_is_the_same_until_its_pages_are_gone() {
         let (mut tenants, start) = (Tenants::new(7), Instant::now());
-        let (id, lease) = tenants.link(key(1), 0).expect("room");
+        let (id, lease) = tenants.link(key(1), 0, 0).expect("room");
         hold_page(&mut tenants, id);
         tenants.unlink(start, id);
-        let again = tenants.link(key(1), 0).expect("known");
+        let again = tenants.link(key(1), 0, 0).expect("known");
         assert_eq!(again.0, id);
         tenants.unlink(start, id);
         assert_eq!(tenants.expire(start + lease).len(), 1);
-        let (next, _) = tenants.link(key(1), 0).expect("room");
+        let (next, _) = tenants.link(key(1), 0, 0).expect("room");
         assert_ne!(next.number, id.number);
     }
 
     #[test]
     fn leases_and_numbers_are_bounded() {
         let mut tenants = Tenants::default();
-        assert_eq!(tenants.link(key(0), 1).map(|(_, lease)| lease), Some(LEASE_MIN));
-        assert_eq!(tenants.link(key(0), u64::MAX).map(|(_, lease)| lease), Some(LEASE_MAX));
+        assert_eq!(tenants.link(key(0), 0, 1).map(|(_, lease)| lease), Ok(LEASE_MIN));
+        assert_eq!(tenants.link(key(0), 0, u64::MAX).map(|(_, lease)| lease), Ok(LEASE_MAX));
         let workload = |n: usize| WorkloadId((n as u128).to_le_bytes());
         let mut many =
             (0..TENANTS_MAX).map(|n| TenantKey { workload: workload(n + 1000), ..key(0) });
-        let refused = many.position(|key| tenants.link(key, 0).is_none());
+        let refused = many.position(|key| tenants.link(key, 0, 0) == Err(Status::Full));
         // One client leaves room for another.
         assert_eq!(refused, Some(TENANTS_MAX / 2 - 1));
-        assert!(tenants.link(key(9), 0).is_some());
+        assert!(tenants.link(key(9), 0, 0).is_ok());
     }
 }

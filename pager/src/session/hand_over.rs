@@ -181,10 +181,10 @@ impl Session {
         let roster = Roster::new(&agents);
         let sockets = sockets(&identity, &agents, 1 + shared.config.fault_threads)?;
         let lanes = Lanes { workload, agents: &agents, roster: &roster, seal: seal.as_ref() };
+        let incarnation = lock(&shared.tables).incarnation();
         let session = |agent: AgentId| lock(&shared.tables).session_of(agent);
-        let client = |socket: Quic| {
-            lanes.client(socket, shared.seed, |lane: Lane<Quic>| lane.resuming(session))
-        };
+        let resuming = |lane: Lane<Quic>| lane.resuming(incarnation, session);
+        let client = |socket: Quic| lanes.client(socket, shared.seed, resuming);
         let mut demand: Vec<_> = sockets.into_iter().map(client).collect();
         let bulk = demand.remove(0);
         let reminder =

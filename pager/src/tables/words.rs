@@ -175,6 +175,11 @@ impl Tables {
         self.sessions.get(&agent)?.back().copied()
     }
 
+    /// What tells agents this pager from those before it, each time a greater number: the first page id that it gives. Ask before it gives one.
+    pub fn incarnation(&self) -> u64 {
+        self.next_content
+    }
+
     /// Pages of the write-back buffer.
     pub fn slots(&self) -> u32 {
         self.slots.len() as u32

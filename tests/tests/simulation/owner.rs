@@ -220,14 +220,16 @@ impl Owner {
         let fault_threads = estate.config.fault_threads;
         let ceiling = (estate.budget + SLACK) * PAGE;
         shared.ceiling.store(ceiling as i64, Ordering::Relaxed);
+        let incarnation = lock(&shared.tables).incarnation();
         let session = |agent| lock(&shared.tables).session_of(agent);
         let node = |number| net.node(address(number), 99).expect("a descriptor");
         let client = |number| {
-            let lane = Lane::new(now, node(number), WORKLOAD, &estate.agents).resuming(session);
+            let lane = Lane::new(now, node(number), WORKLOAD, &estate.agents)
+                .resuming(incarnation, session);
             Client::new(lane, Checksum::new(SECRET)).sealed(estate.seal.clone())
         };
         let ledger = Ledger::new(node(LANE_OF_WRITES), estate.put.clone());
-        let lane = Lane::new(now, ledger, WORKLOAD, &estate.agents).resuming(session);
+        let lane = Lane::new(now, ledger, WORKLOAD, &estate.agents).resuming(incarnation, session);
         let evict_agents = Client::new(lane, Checksum::new(SECRET)).sealed(estate.seal.clone());
         let handle = spaces[0].1.clone();
         let core = |n, client| FaultCore::new(now, shared.clone(), n, client, |_| None, None);

@@ -119,6 +119,7 @@ impl Peer {
 pub struct Lane<T> {
     pub(super) transport: T,
     pub(super) workload: WorkloadId,
+    incarnation: u64,
     /// Features without which an agent is not used.
     required: u64,
     pub(super) peers: Vec<Peer>,
@@ -140,6 +141,7 @@ impl<T: Transport> Lane<T> {
         Lane {
             transport,
             workload,
+            incarnation: 1,
             required: 0,
             peers: agents.iter().map(|address| Peer::new(now, address.clone())).collect(),
             roster: Roster::new(agents),
@@ -153,8 +155,14 @@ impl<T: Transport> Lane<T> {
         Lane { roster, ..self }
     }
 
-    /// The same of a workload that was paged before by way of another lane, where agents had given these sessions.
-    pub fn resuming(mut self, sessions: impl Fn(AgentId) -> Option<u64>) -> Lane<T> {
+    /// The same of a workload that another pager paged before, to which agents had given these sessions. Each pager's `incarnation` is greater than
+    /// that of the one before (the first one's is 1): agents deny what comes late of an earlier one.
+    pub fn resuming(
+        mut self,
+        incarnation: u64,
+        sessions: impl Fn(AgentId) -> Option<u64>,
+    ) -> Lane<T> {
+        self.incarnation = incarnation;
         for (index, peer) in self.peers.iter_mut().enumerate() {
             peer.session = sessions(AgentId(index as u8));
         }
@@ -320,7 +328,8 @@ impl<T: Transport> Lane<T> {
             peer.reason = Some(reason);
             return self.transport.close(now, link, CloseCode::Goodbye);
         }
-        let hello = Control::hello(0, self.workload, LEASE.as_millis() as u64);
+        let lease_ms = LEASE.as_millis() as u64;
+        let hello = Control::hello_of(0, self.workload, lease_ms, self.incarnation);
         match self.transport.request(now, link, &hello, &[]) {
             Ok(hello) => {
                 let deadline = now + HELLO_DEADLINE;

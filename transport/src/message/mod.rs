@@ -128,8 +128,18 @@ impl Control {
 
     /// Opens a session which shall outlive a silence of `lease_ms`.
     pub fn hello(request: u64, workload: WorkloadId, lease_ms: u64) -> Control {
+        Control::hello_of(request, workload, lease_ms, 0)
+    }
+
+    /// The same, of that [incarnation](HelloRequest::incarnation) of the workload's pager.
+    pub fn hello_of(
+        request: u64,
+        workload: WorkloadId,
+        lease_ms: u64,
+        incarnation: u64,
+    ) -> Control {
         let lease_ms = lease_ms.try_into().unwrap_or(u32::MAX);
-        let hello = HelloRequest { lease_ms, ..HelloRequest::new() };
+        let hello = HelloRequest { lease_ms, incarnation, ..HelloRequest::new() };
         Control::request(Op::Hello, request, workload).with(hello)
     }
 

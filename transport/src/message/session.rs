@@ -30,7 +30,7 @@ pub struct HelloRequest {
     pub features: u64,
     /// Reserved: the requester's node. Its id is in its certificate.
     pub node: [u8; 16],
-    /// Counts the starts of that node.
+    /// Greater in each pager of a workload than in the one before it; 0: unknown. What an earlier one has sent and comes later is denied.
     pub incarnation: u64,
     pub(super) zero_end: [u8; 40],
 }

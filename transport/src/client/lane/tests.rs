@@ -8,7 +8,7 @@ use gms_policy::placement::AgentView;
 use super::{Lane, RETRY};
 use crate::client::script::Script;
 use crate::client::{Checksum, Client, ClientEvent, Owner, PutId, Urgency, Wanted};
-use crate::message::{Control, Feedback, Op, Status, WorkloadId};
+use crate::message::{Control, Feedback, HelloRequest, Op, Status, WorkloadId};
 use crate::{
     AbortReason, CloseReason, Event, ExchangeId, Fingerprint, PeerId, PeerIdentity, TransportError,
 };
@@ -218,6 +218,23 @@ fn lanes_to_one_agent_know_the_same_node() {
     play.wait(RETRY);
     play.drive();
     assert!(matches!(play.connect(A, 1)[..], [ClientEvent::Up { .. }]));
+}
+
+#[test]
+fn a_pager_says_that_it_comes_after_another() {
+    let mut play = Play::new(1);
+    let address = play.client.lane.peers[0].address.clone();
+    let lane = || {
+        let addresses = std::slice::from_ref(&address);
+        Lane::new(play.now, Script::new(), WorkloadId([7; 16]), addresses)
+    };
+    for (lane, incarnation) in [(lane(), 1), (lane().resuming(65_537, |_| Some(1)), 65_537)] {
+        play.client = Client::new(lane, CHECKSUM);
+        play.drive();
+        play.meet(A, PeerId::Issued([8; 16]));
+        let (_, hello) = *play.client.lane.transport.sent.last().expect("a hello");
+        assert_eq!(hello.body::<HelloRequest>().incarnation, incarnation);
+    }
 }
 
 /// One that leaves, say: whoever takes its place at the address is the agent.
