@@ -103,7 +103,7 @@ pub(crate) fn memory() -> Option<BorrowedFd<'static>> {
     BOARD.get().map(|(memory, _)| memory.as_fd())
 }
 
-/// The page. All zero before anything has happened. Another binary goes on with it: its layout may only grow.
+/// The page. All zero before anything has happened. Another binary goes on with it: its layout may only grow, and what has grown is zero then.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Board {
@@ -126,18 +126,23 @@ pub(crate) struct Board {
     attaching: AtomicI32,
 }
 
+/// A page of memory.
+const LEN: i64 = 4096;
+const _: () = assert!(size_of::<Board>() <= LEN as usize);
+
 impl Board {
     /// The board of this process, and of those that are forked from now on. It is empty: there is one for the life of a process.
     pub(crate) fn new() -> nix::Result<&'static Board> {
         let memory = memfd_create("gms-board", MFdFlags::MFD_CLOEXEC)?;
-        ftruncate(&memory, size_of::<Board>() as i64)?;
+        ftruncate(&memory, LEN)?;
         Board::on(memory)
     }
 
     /// The board that this process had before it executed this binary.
     pub(crate) fn again(memory: OwnedFd) -> io::Result<&'static Board> {
-        if fstat(&memory)?.st_size < size_of::<Board>() as i64 {
-            return Err(io::ErrorKind::InvalidData.into());
+        // That of a binary before is as short as its type was.
+        if fstat(&memory)?.st_size < LEN {
+            ftruncate(&memory, LEN)?;
         }
         Ok(Board::on(memory)?)
     }

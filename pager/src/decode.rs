@@ -149,6 +149,11 @@ impl Decoder {
         self.next = now;
     }
 
+    /// What is being made may take as long from now on as if it had just begun.
+    pub fn begin_anew(&mut self, now: Instant) {
+        self.pages.values_mut().for_each(|making| making.began = now);
+    }
+
     /// No agent is blamed for the time in which this process was stopped.
     pub fn excuse(&mut self, missed: Duration) {
         for making in self.pages.values_mut() {

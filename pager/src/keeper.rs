@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
+use gms_transport::client::LEASE;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -42,8 +43,10 @@ const LOOK_MS: u8 = 20;
 const HAND_OVER_LOOK_MS: u16 = 5000;
 /// Looks after which one that has not is given up: 30 to 35 s.
 const HAND_OVER_LOOKS: u32 = 7;
-/// Looks, each [`LOOK_MS`] after the one before, after which a pager that was to go on and has not is given up; and how many are tried.
-const HEIR_LOOKS: u32 = 250;
+/// Looks, each [`LOOK_MS`] after the one before, after which a pager that was to go on and has not is given up: 40 s. It waits for what evictors were told, which
+/// a fork of a large process holds up for seconds, and counts all pages that are away; agents keep those for [`LEASE`]. And how many are tried.
+const HEIR_LOOKS: u32 = 2000;
+const _: () = assert!(HEIR_LOOKS as u64 * LOOK_MS as u64 + 20_000 <= LEASE.as_secs() * 1000);
 const TRIES_MAX: u32 = 5;
 /// Where programs can have memory.
 pub(crate) const USER_SPACE: Range<u64> = 1 << 16..(1 << 47) - PAGE;

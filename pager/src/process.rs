@@ -1,5 +1,6 @@
 //! An attached process: its evictor, its outbox and its mappings.
 
+mod confine;
 mod record;
 mod refusals;
 mod register;

@@ -124,7 +124,7 @@ pub struct Shared {
     /// How often each agent has given something else than what it was given.
     blamed: Mutex<BTreeMap<AgentId, u32>>,
     /// How often each agent has come back without what it had.
-    restarts: Mutex<BTreeMap<AgentId, u32>>,
+    losses: Mutex<BTreeMap<AgentId, u32>>,
     /// Agents for which either was too often, a bit each.
     unsound: AtomicU64,
     /// Agents that have lost what they had, which was not told yet, a bit each.
@@ -283,7 +283,7 @@ impl Shared {
             sizes,
             copies: config.redundancy.copies(config.agents.len()),
             blamed: Mutex::default(),
-            restarts: Mutex::default(),
+            losses: Mutex::default(),
             unsound: AtomicU64::new(0),
             emptied: AtomicU64::new(0),
             ended: Mutex::default(),
@@ -402,14 +402,21 @@ impl Shared {
         if tables.held_by(agent) > 0 {
             self.note_emptied(agent, true);
         }
-        tables.lose(agent);
+        let had_pages = tables.lose(agent);
         drop(tables);
-        let mut restarts = lock(&self.restarts);
-        let count = restarts.entry(agent).or_default();
+        if had_pages {
+            self.note_loss(agent, name);
+        }
+    }
+
+    /// An agent has lost pages that others have, or leaves with them.
+    pub fn note_loss(&self, agent: AgentId, name: &str) {
+        let mut losses = lock(&self.losses);
+        let count = losses.entry(agent).or_default();
         *count += 1;
         if *count >= LOSSES_MAX && self.has_copies() && self.do_without(agent) {
             note(format!(
-                "agent {name} has been restarted {count} times: others are used in its place"
+                "agent {name} has lost what it had, or left with it, {count} times: others are used in its place"
             ));
         }
     }

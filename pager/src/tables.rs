@@ -510,17 +510,18 @@ impl Tables {
         self.losers
     }
 
-    /// The agent has lost everything: its copies are no longer good.
-    pub fn lose(&mut self, agent: AgentId) {
-        self.leave(agent);
+    /// The agent has lost everything: its copies are no longer good. Whether it had any, or some were being written.
+    pub fn lose(&mut self, agent: AgentId) -> bool {
         self.losers = self.losers.union(AgentSet::of(agent));
+        self.leave(agent)
     }
 
-    /// The copies of an agent that is about to end, on which nobody depends, are no longer counted on.
-    pub fn leave(&mut self, agent: AgentId) {
-        self.map.placements.lose(agent);
+    /// The copies of an agent that is about to end, on which nobody depends, are no longer counted on. Whether there were any, or were being written.
+    pub fn leave(&mut self, agent: AgentId) -> bool {
+        let had_pages = self.map.placements.lose(agent);
         self.stripes.iter_mut().for_each(|stripes| stripes.lose(agent));
         self.discards.forget(agent);
+        had_pages
     }
 
     // ---- references

@@ -216,14 +216,17 @@ impl Placements {
         used.map(|(at, _)| PlacementId(at as u16))
     }
 
-    /// The agent has lost every page that was written to it before.
-    pub fn lose(&mut self, agent: AgentId) {
+    /// The agent has lost every page that was written to it before. Whether there were any, or were being written: then numbers of sets are used up.
+    pub fn lose(&mut self, agent: AgentId) -> bool {
         self.changes += 1;
         self.ids.retain(|set, _| !set.has(agent));
         self.pages -= self.only_at(agent);
-        for set in &mut self.sets {
+        let mut had_pages = false;
+        for set in self.sets.iter_mut().filter(|set| set.agents.has(agent)) {
             set.agents = set.agents.without(AgentSet::of(agent));
+            had_pages |= !set.is_free();
         }
+        had_pages
     }
 
     /// Pages that some agent has.

@@ -109,6 +109,28 @@ fn programs_that_fork_go_on_when_their_pager_is_killed() {
     killed_until_the_end(&gms, 8).expect_code(0);
 }
 
+/// Failed when children of a process of which nothing was away were not known to whoever went on: all of the workload was killed.
+#[test]
+fn children_that_were_just_born_go_on_when_their_pager_is_killed() {
+    let Some(stage) = Stage::set_beside_others() else { return };
+    let agent = AgentProc::start(Mib(512));
+    let program = Program::new([c_program("sprouts")]).args(["64"]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(24)).agents(&[&agent]);
+    let mut proc = gms.spawn();
+    proc.wait_output(0, "ready\n");
+    wait_paged(&mut proc, Mib(24));
+    let mut killer = Killer::new(proc.pid(), 9);
+    for _ in 0..KILLS_FEW {
+        if !killer.kill() {
+            proc.fail("gms ended early");
+        }
+        proc.wait_output(proc.output_len(), "forked ");
+    }
+    proc.close_stdin();
+    let outcome = gms.finish_proc(proc).expect_code(0);
+    assert!(outcome.text().ends_with("every page right\n"), "{}", outcome.text());
+}
+
 #[test]
 fn redis_and_its_snapshots_keep_their_digest_when_the_pager_is_killed_fifty_times_under_load() {
     let Some(stage) = Stage::set_beside_others() else { return };

@@ -1,4 +1,4 @@
-//! An agent that may do nothing but what its packaged unit lets it do; and gms where each sees its own processes alone.
+//! An agent that may do nothing but what its packaged unit lets it do; gms where each sees its own processes alone; and a program that gives its rights up.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -36,6 +36,21 @@ fn an_agent_without_any_right_serves() {
     let gms = gms.arg("--keys").arg(&dir);
     paged_in_time(Mib(96), Mib(32), || gms.finish().expect_code(0));
     agent.terminate().expect_code(0);
+}
+
+/// What an evictor executes lies in memory that its process can write to, and a process may be attached as root and give its rights up.
+#[test]
+fn who_takes_its_evictor_over_gets_no_rights_back_that_it_has_given_up() {
+    let Some(stage) = Stage::set() else { return };
+    let path = stage.path("made");
+    for child in [None, Some("child")] {
+        let program = Program::new([c_program("captor")]).args([path.display()]).args(child);
+        let gms = Gms::run(&stage, &program).local(Mib(32)).arg("--export").arg("256M");
+        // Its evictor answers no more, for which the workload may be killed.
+        let outcome = gms.finish();
+        assert!(outcome.text().starts_with("refused\n"), "{} {}", outcome.text(), outcome.stderr);
+        assert!(!path.exists());
+    }
 }
 
 /// `gms-agent --check` as nobody, with these options.

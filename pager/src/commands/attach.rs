@@ -42,7 +42,7 @@ pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
         paged.finish();
         return Err(error.into());
     }
-    let (outcome, stats) = watch(paged, &signals, Progress::new(options.quiet));
+    let (outcome, stats) = watch(paged, &signals, Progress::new(options.quiet), board);
     keeper::dismiss(board, &outcome);
     if !options.quiet && !matches!(outcome, Outcome::Refused(_)) {
         say(summary::paragraph(&stats));
@@ -73,6 +73,7 @@ fn watch<P: Paging>(
     mut paged: Paged<P>,
     signals: &Signals,
     mut progress: Progress,
+    board: &Board,
 ) -> (Outcome, Stats) {
     let mut detaching = false;
     loop {
@@ -104,6 +105,10 @@ fn watch<P: Paging>(
             paged.not_upgraded(
                 "the gms of 'gms attach' cannot be upgraded: 'gms detach', and attach with the other binary".into(),
             );
+        }
+        if let Some(outcome @ Outcome::Detached { .. }) = paged.session().outcome() {
+            // Before its user is told: from now on it does not end with this process.
+            keeper::dismiss(board, &outcome);
         }
         if let Some(outcome) = paged.serve() {
             progress.end();

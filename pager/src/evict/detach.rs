@@ -50,7 +50,10 @@ const NAMED_MAX: usize = 4;
 impl<T: Transport> EvictThread<T> {
     /// Brings pages home a step further; when all are, lets the workload go. True if anything was done.
     pub(super) fn bring_home(&mut self, now: Instant) -> bool {
-        self.home.began.get_or_insert(now);
+        if self.home.began.is_none() {
+            self.home.began = Some(now);
+            self.write_back.begin_detach(now);
+        }
         let copied = self.copy_buffered();
         for ((space, page), content) in self.write_back.take_unmade() {
             self.lose(space, &[(page, content)]);

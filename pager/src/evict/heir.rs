@@ -80,6 +80,15 @@ impl Heirs {
     }
 }
 
+/// Whether the userfaultfd's memory is there. One that cannot be asked counts.
+fn is_alive(stray: &OwnedFd) -> bool {
+    let uffd = stray.try_clone().map(|fd| {
+        // SAFETY: a userfaultfd which we own and give away here.
+        Userfaultfd::of_child(unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) })
+    });
+    uffd.map_or(true, |uffd| uffd.is_alive())
+}
+
 /// Why it cannot be gone on.
 fn refuse(reason: &str) -> io::Error {
     io::Error::other(reason.to_owned())
@@ -154,24 +163,35 @@ impl Estate {
         Some(unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) })
     }
 
-    /// Whether somebody lives who is none of these. Of a process that was being attached nothing was registered yet; there was one at most.
+    /// Whether somebody lives who is none of these.
     fn has_lost(&self, spaces: &Spaces) -> bool {
         let is_known = |stray: &OwnedFd| {
             spaces.values().any(|(space, _)| is_same_file(stray.as_fd(), space.faults.as_fd()))
         };
-        let is_alive = |stray: &OwnedFd| {
-            let uffd = stray.try_clone().map(|fd| {
-                // SAFETY: a userfaultfd which we own and give away here.
-                Userfaultfd::of_child(unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) })
-            });
-            // One that cannot be asked counts.
-            uffd.map_or(true, |uffd| uffd.is_alive())
-        };
-        let is_attached = |number| self.left.values().any(|left| left.descriptor == number);
-        let is_lost = |(&number, stray): (&RawFd, &OwnedFd)| {
-            !is_attached(number) && !is_known(stray) && is_alive(stray)
-        };
-        self.left.len() > 1 || self.strays.iter().any(is_lost)
+        self.strays.values().any(|stray| !is_known(stray) && is_alive(stray))
+    }
+
+    /// Of somebody of whom neither the record nor the tables tell: nothing of his is away. If he lives, what there is to be done.
+    fn untold(
+        &mut self,
+        id: SpaceId,
+        left: Left,
+        former: &mut Vec<Left>,
+    ) -> io::Result<Option<(Arc<Space>, Heir)>> {
+        if !self.strays.get(&left.descriptor).is_some_and(is_alive) {
+            former.push(left);
+            return Ok(None);
+        }
+        self.orphan(id, left).map(Some)
+    }
+
+    /// A child, or a process that was being attached, of which no process is known: the one of whom it is will be attached.
+    fn orphan(&mut self, id: SpaceId, left: Left) -> io::Result<(Arc<Space>, Heir)> {
+        let lost = || refuse("a process of it had just been born");
+        let uffd = self.stray(left.descriptor).ok_or_else(lost)?;
+        let (faults, _) = self.userfaultfd(uffd, left)?;
+        let orphan = SpaceRecord::of_orphan(id, Number::of(faults.as_fd()));
+        Ok(Heir::of(Space::left(orphan, faults)))
     }
 
     /// The spaces of which the dead pager has told, and children which it had no time to tell of.
@@ -205,16 +225,14 @@ impl Estate {
             tables.drop_space(id);
         }
         let is_known = tables.all_spaces();
-        let born = |(id, _): &(&SpaceId, &Left)| is_known.contains(id);
-        let born = self.left.iter().filter(born).map(|(&id, left)| (id, left.descriptor));
-        for (id, number) in born.collect::<Vec<(SpaceId, RawFd)>>() {
-            let lost = || refuse("a process of it had just been born");
-            let uffd = self.stray(number).ok_or_else(lost)?;
-            let left = self.left.remove(&id).ok_or_else(lost)?;
-            let (faults, _) = self.userfaultfd(uffd, left)?;
-            record.orphans.push(id.0);
-            let orphan = SpaceRecord::of_orphan(id, Number::of(faults.as_fd()));
-            spaces.insert(id, Heir::of(Space::left(orphan, faults)));
+        // In the order of their births: who was just born may have children too.
+        while let Some((id, left)) = self.left.pop_first() {
+            let orphan = match is_known.contains(&id) {
+                true => Some(self.orphan(id, left)?),
+                false => self.untold(id, left, &mut former)?,
+            };
+            record.orphans.extend(orphan.is_some().then_some(id.0));
+            spaces.extend(orphan.map(|orphan| (id, orphan)));
         }
         spaces.keys().for_each(|&id| tables.adopt_space(id));
         if tables.all_spaces().iter().any(|id| !spaces.contains_key(id)) {
@@ -223,7 +241,6 @@ impl Estate {
         if self.has_lost(&spaces) {
             return Err(refuse("not all of its processes are known"));
         }
-        former.extend(self.left.into_values());
         Ok((spaces, former.into_iter().map(|left| left.line).collect()))
     }
 }

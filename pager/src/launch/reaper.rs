@@ -19,10 +19,10 @@ use crate::kernel::proc::self_pid;
 use crate::privilege::Part;
 
 /// For another pager to go on for one that has died: more than the keeper waits for it.
-const HEIR_DEADLINE: Duration = Duration::from_secs(7);
+const HEIR_DEADLINE: Duration = Duration::from_secs(45);
 /// Between two looks whether it has.
 const HEIR_LOOK_MS: u16 = 5;
-const HEIR_LOOKS_MIN: u32 = 700;
+const HEIR_LOOKS_MIN: u32 = 4500;
 
 /// What the reaper is started with.
 pub struct Reaper {

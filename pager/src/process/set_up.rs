@@ -7,6 +7,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::OUTBOX_LEN;
+use super::confine::confine;
 use crate::evictor::{Call, Evictor, Injected};
 use crate::inject::random_address;
 use crate::keeper;
@@ -72,8 +73,10 @@ impl SetUp {
         let outbox = self.outbox..self.outbox + OUTBOX_LEN;
         let at = orphans.iter().position(|space| space.faults.register_outbox(outbox.clone()))?;
         let fd = orphans[at].faults.as_fd().as_raw_fd();
+        let number = self.pidfd_number + 1;
         let sent = evictor.run(&mut self.close_device(), &mut [], &[fd]);
-        Some(sent.map(|()| (orphans.swap_remove(at), self.pidfd_number + 1)))
+        let confined = sent.and_then(|()| confine(evictor, number, self.pidfd_number));
+        Some(confined.map(|()| (orphans.swap_remove(at), number)))
     }
 
     pub(super) fn new_space(
@@ -100,6 +103,7 @@ impl SetUp {
         if !faults.register_outbox(outbox) {
             return Err(Errno::EINVAL);
         }
+        confine(evictor, number, self.pidfd_number)?;
         Ok((Arc::new(Space::new(shared.new_space(), Box::new(faults))), number))
     }
 

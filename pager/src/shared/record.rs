@@ -86,7 +86,7 @@ impl Shared {
             evictors: lock(&self.evictors).clone(),
             next_space: self.next_space.load(Ordering::Relaxed),
             blamed: numbered(&lock(&self.blamed)),
-            restarts: numbered(&lock(&self.restarts)),
+            restarts: numbered(&lock(&self.losses)),
             unsound: self.unsound.load(Ordering::Relaxed),
             emptied: self.emptied.load(Ordering::Relaxed),
             ended: lock(&self.ended).map(|agent| agent.0),
@@ -151,7 +151,7 @@ impl Shared {
         *lock(&shared.evictors) = record.evictors.into_iter().filter(is_evictor).collect();
         *lock(&shared.gauges) = record.gauges;
         *lock(&shared.blamed) = by_agent(record.blamed);
-        *lock(&shared.restarts) = by_agent(record.restarts);
+        *lock(&shared.losses) = by_agent(record.restarts);
         *lock(&shared.ended) = record.ended.map(AgentId);
         for (count, before) in shared.counts().into_iter().zip(record.counts) {
             count.store(before, Ordering::Relaxed);

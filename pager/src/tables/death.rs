@@ -116,7 +116,7 @@ fn apply(tables: &mut Tables, op: &Op) {
         Op::Drop(space) => {
             tables.drop_space(SpaceId(space));
         }
-        Op::Lose(agent) => tables.lose(AgentId(agent)),
+        Op::Lose(agent) => drop(tables.lose(AgentId(agent))),
         Op::Greet(agent, session) => drop(tables.begin_session(AgentId(agent), session)),
         Op::Bury => drop(tables.bury(3)),
     }

@@ -47,12 +47,14 @@ pub(super) struct Peer {
     pub inflight: u32,
     /// When it answered last.
     pub heard: Option<Instant>,
+    /// When the last that it has answered was asked.
+    asked: Option<Instant>,
     /// It has left a request unanswered for long, and not answered any since: until then it is not waited for.
     pub silent_until: Option<Instant>,
     /// Pages refused.
     refusals: u64,
     /// It serves pages and takes none, because it is about to end. Told by the replies to puts and status requests.
-    draining: bool,
+    draining: Option<Instant>,
     /// Pages that it wants taken away, as its last reply said.
     recall: u32,
     /// Why it cannot be used; none once it can, and before it was called.
@@ -69,9 +71,10 @@ impl Peer {
             session: None,
             inflight: 0,
             heard: None,
+            asked: None,
             silent_until: None,
             refusals: 0,
-            draining: false,
+            draining: None,
             recall: 0,
             reason: None,
         }
@@ -107,8 +110,10 @@ impl Peer {
         // Pages that it should have, and does not give now: others that have them are asked first.
         reply.refused |= op == Op::Get && control.status() == Status::Denied;
         if matches!(op, Op::Put | Op::Status) {
-            self.draining = control.status() == Status::Draining;
+            let is_so = control.status() == Status::Draining;
+            self.draining = is_so.then(|| self.draining.unwrap_or(now));
         }
+        self.asked = self.asked.max(Some(request.sent));
         self.recall = control.feedback().recall;
         (self.heard, self.silent_until) = (Some(now), None);
         self.feedback.on_reply(reply);
@@ -222,7 +227,18 @@ impl<T: Transport> Lane<T> {
 
     /// Whether the agent has said that it is about to end.
     pub fn is_draining(&self, agent: AgentId) -> bool {
+        self.draining_since(agent).is_some()
+    }
+
+    /// When the agent was found to be about to end, if it is.
+    pub fn draining_since(&self, agent: AgentId) -> Option<Instant> {
         self.peers[usize::from(agent.0)].draining
+    }
+
+    /// Agents that have answered nothing that they were asked after `since`.
+    pub fn unheard(&self, since: Instant) -> AgentSet {
+        let peers = self.agents().zip(&self.peers);
+        peers.filter(|(_, peer)| peer.asked <= Some(since)).map(|(agent, _)| agent).collect()
     }
 
     /// Pages which the agent, that stays, wants taken away.
@@ -261,7 +277,7 @@ impl<T: Transport> Lane<T> {
     fn view(&self, id: AgentId, peer: &Peer) -> AgentView {
         let last_resort = peer.address.last_resort;
         let linked = self.is_up(id);
-        let up = linked && !peer.draining;
+        let up = linked && peer.draining.is_none();
         let site = peer.site;
         AgentView { last_resort, linked, site, ..peer.feedback.view(id, up, peer.inflight) }
     }
@@ -372,7 +388,7 @@ impl<T: Transport> Lane<T> {
         peer.session = Some(session);
         (peer.phase, peer.reason) = (Phase::Up(link), None);
         // An agent that drains takes no hello of a workload without pages, and says so in its next status otherwise.
-        peer.draining = false;
+        peer.draining = None;
         let elapsed = self.transport.path(link).map_or(Duration::ZERO, |path| path.rtt);
         peer.recall = control.feedback().recall;
         peer.feedback.on_reply(reply_of(control, elapsed));

@@ -107,6 +107,11 @@ impl<T: Transport> WriteBack<T> {
         may
     }
 
+    /// The workload is being let go: agents get their time anew for what is being made, as for all else.
+    pub fn begin_detach(&mut self, now: Instant) {
+        self.decoder.begin_anew(now);
+    }
+
     /// Pages that could not be made since this was called last, while the workload is let go: nobody has them.
     pub fn take_unmade(&mut self) -> Vec<(Place, Content)> {
         std::mem::take(&mut self.unmade)

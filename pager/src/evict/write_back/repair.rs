@@ -203,23 +203,28 @@ impl<T: Transport> WriteBack<T> {
     /// Agents that drain, and of whose pages there are enough copies elsewhere, need not wait any longer.
     fn take_leave(&mut self, now: Instant) {
         let lane = self.agents.lane();
-        let leaves = |&agent: &AgentId| lane.is_up(agent) && lane.is_draining(agent);
-        let leaving: Vec<AgentId> = lane.agents().filter(leaves).collect();
-        for agent in leaving {
-            let under_way = |op| self.agents.under_way(agent, op);
+        let up = lane.agents().filter(|&agent| lane.is_up(agent));
+        let leaving = up.filter_map(|agent| Some((agent, lane.draining_since(agent)?)));
+        for (agent, since) in leaving.collect::<Vec<_>>() {
+            let under_way = |agent, op| self.agents.under_way(agent, op);
             // What is being put may be stored yet; and who has not heard the goodbye is told again.
-            if under_way(Op::Put) + under_way(Op::Goodbye) > 0 {
+            if under_way(agent, Op::Put) + under_way(agent, Op::Goodbye) > 0 {
                 continue;
             }
+            // One that has died in the meantime, whose link has not ended yet, may have been asked for its state together with this one.
+            let unheard = self.agents.lane().unheard(since);
             let mut tables = lock(&self.shared.tables);
-            if !tables.may_leave(agent, self.untrusted) {
-                continue;
+            if tables.may_leave(agent, self.untrusted.union(unheard)) {
+                let had_pages = tables.leave(agent);
+                drop(tables);
+                if had_pages {
+                    self.shared.note_loss(agent, self.agents.lane().name(agent));
+                }
+                self.agents.goodbye_to(now, agent);
+            } else if unheard.agents().all(|agent| under_way(agent, Op::Status) == 0) {
+                drop(tables);
+                self.agents.ask_status(now);
             }
-            if tables.held_by(agent) > 0 {
-                tables.leave(agent);
-            }
-            drop(tables);
-            self.agents.goodbye_to(now, agent);
         }
     }
 

@@ -339,10 +339,17 @@ fn an_agent_that_drains_is_kept_while_the_only_other_one_does_not_answer() {
         sent.iter().any(|request| request.1.op() == Some(Op::Goodbye))
     };
     assert!(!leaves(&mut thread) && (0..40).all(|n| holders(&thread, n) == Some(both())));
-    // It answers after all.
+    // It answers after all; but it may have ended since it said that.
     for request in other {
         thread.agents.answer_with(request, Status::Ok, 0, Vec::new());
     }
+    network(&mut thread, now);
+    turns(&mut thread, &mut now);
+    let sent = thread.agents.take_sent();
+    assert!(sent.iter().all(|request| request.1.op() != Some(Op::Goodbye)));
+    let of_other = sent.iter().filter(|request| thread.agents.agent_of(request.0) == AgentId(1));
+    let again = of_other.last().expect("it is asked again");
+    thread.agents.answer_with(again, Status::Ok, 0, Vec::new());
     network(&mut thread, now);
     turns(&mut thread, &mut now);
     assert!(leaves(&mut thread));
@@ -545,7 +552,6 @@ fn nothing_is_waited_for_when_no_more_copies_are_to_be_made() {
     assert_eq!(thread.shortage_left(), (0, None));
 }
 
-/// A drain, in which the agent loses its pages to others, and the restart after it are one.
 /// Of several copies one is made later, rather than all threads wait that need room.
 #[test]
 fn an_agent_that_answers_nothing_is_soon_done_without() {
@@ -589,15 +595,52 @@ fn it_is_known_when_too_few_agents_answer_for_a_stripe() {
 }
 
 #[test]
-fn an_agent_is_used_no_more_when_it_was_restarted_too_often_and_each_restart_counts_once() {
-    let (thread, agent) = (redundant(2), AgentId(1));
-    for session in 2..=64 {
-        lock(&thread.shared.tables).leave(agent);
+fn an_agent_is_used_no_more_when_it_lost_pages_too_often() {
+    let (mut thread, agent, now) = (redundant(2), AgentId(1), Instant::now());
+    let stored = |thread: &mut WriteBack<Script>, n| {
+        evict(thread, n..n + 1);
+        thread.turn(now, true);
+        answer_with_pages(thread, now);
+    };
+    for n in 1..64 {
+        stored(&mut thread, n);
+        thread.shared.agent_up(agent, "b", 1 + n);
+    }
+    for session in 100..200 {
         thread.shared.agent_up(agent, "b", session);
     }
-    assert!(!thread.shared.unsound_agents().has(agent), "63 restarts");
-    thread.shared.agent_up(agent, "b", 65);
-    assert!(thread.shared.unsound_agents().has(agent), "64 restarts");
+    assert!(!thread.shared.unsound_agents().has(agent), "it had nothing but 63 times");
+    stored(&mut thread, 64);
+    thread.shared.agent_up(agent, "b", 200);
+    assert!(thread.shared.unsound_agents().has(agent), "64 times");
+}
+
+/// What the agent that drains has, and the other one has not answered, is in no tables as a page at agents.
+#[test]
+fn a_page_that_is_half_written_is_not_left_to_an_agent_that_is_let_go() {
+    let (mut thread, start) = (redundant(2), Instant::now());
+    evict(&thread, 1..2);
+    thread.turn(start, true);
+    let puts = thread.agents.take_sent();
+    let (first, other): (Vec<_>, Vec<_>) =
+        puts.iter().partition(|put| thread.agents.agent_of(put.0) == AgentId(0));
+    first.iter().for_each(|put| thread.agents.answer(put, Vec::new()));
+    network(&mut thread, start);
+    for now in [1, 2].map(|n| start + Duration::from_millis(100) * n) {
+        thread.agents.ask_status(now);
+        for request in thread.agents.take_sent() {
+            let leaves = thread.agents.agent_of(request.0) == AgentId(0);
+            let status = if leaves { Status::Draining } else { Status::Ok };
+            thread.agents.answer_with(&request, status, 0, Vec::new());
+        }
+        network(&mut thread, now);
+        thread.turn(now, true);
+    }
+    let sent = thread.agents.take_sent();
+    assert!(sent.iter().any(|request| request.1.op() == Some(Op::Goodbye)), "it is let go");
+    other.iter().for_each(|put| thread.agents.answer(put, Vec::new()));
+    network(&mut thread, start + Duration::from_millis(300));
+    assert_eq!(holders(&thread, 1), None, "it counts as stored at both");
 }
 
 #[test]

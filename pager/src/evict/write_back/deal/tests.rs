@@ -269,6 +269,24 @@ fn what_could_not_be_made_long_ago_is_not_lost_when_the_workload_is_let_go() {
     assert_eq!((made(&thread), thread.take_unmade()), (0, Vec::new()));
 }
 
+/// As long as anything else that is away, however long it was tried before.
+#[test]
+fn a_page_that_is_being_made_when_the_workload_is_let_go_has_its_time_anew() {
+    let (mut thread, start) = (striped(3), Instant::now());
+    let (place, content) = dealt(&mut thread, start, 0);
+    [0, 1].into_iter().for_each(|agent| thread.agents.lose(AgentId(agent)));
+    thread.make(start, place, content, AgentSet::EMPTY);
+    let late = start + Duration::from_secs(12);
+    thread.shared.detaching.store(true, Ordering::Relaxed);
+    thread.begin_detach(late);
+    for second in 0..15 {
+        thread.make_on(late + Duration::from_secs(second));
+        assert_eq!(thread.take_unmade(), Vec::new(), "after {second} s");
+    }
+    thread.make_on(late + Duration::from_secs(16));
+    assert_eq!(thread.take_unmade(), vec![(place, content)]);
+}
+
 /// Each agent that is away has its own time to come back.
 #[test]
 fn a_page_can_come_later_while_an_agent_that_is_needed_has_not_been_away_for_long() {
