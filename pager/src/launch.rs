@@ -182,8 +182,8 @@ impl<P: Paging> Paged<P> {
         fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect()
     }
 
-    /// Serves control clients; tells how the session ended, if it did.
-    pub fn serve(&mut self) -> Option<Outcome> {
+    /// Serves control clients; tells how the session ended, if it did, and `first` before any client.
+    pub fn serve(&mut self, first: impl FnOnce(&Outcome)) -> Option<Outcome> {
         let Paged { session, control, who, front_pid, asked } = self;
         if let Some(server) = control {
             let workload =
@@ -191,6 +191,7 @@ impl<P: Paging> Paged<P> {
             *asked = server.serve(Instant::now(), workload, || session.detach());
         }
         let outcome = session.outcome()?;
+        first(&outcome);
         if let Some(server) = control {
             server.ended(&outcome);
         }
@@ -342,14 +343,10 @@ impl<P: Paging> Running<'_, P> {
         if executed || self.link.end().is_some() {
             self.adopt()?;
         }
-        let outcome = self.paged.as_ref().and_then(|paged| paged.session().outcome());
-        if let Some(outcome @ Outcome::Detached { .. }) = outcome {
-            // Before its user is told: from now on it does not end with this process.
-            self.link.dismiss_keeper(&outcome);
-        }
-        if let Some(outcome) = self.paged.as_mut().and_then(Paged::serve) {
+        // Before its user is told of a detach: from then on it does not end with this process.
+        let dismiss = |outcome: &Outcome| self.link.dismiss_keeper(outcome);
+        if let Some(outcome) = self.paged.as_mut().and_then(|paged| paged.serve(dismiss)) {
             let stats = self.paged.take().map(Paged::finish).unwrap_or_default();
-            self.link.dismiss_keeper(&outcome);
             if let Outcome::Detached { lost: Some(text), .. } = &outcome {
                 say(text);
             }

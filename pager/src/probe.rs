@@ -112,8 +112,20 @@ fn no_kcmp(errno: Errno) -> Problem {
     }
 }
 
-/// The command inherits the filter, under which no evictor can be started.
+/// The command inherits the filter, under which no evictor can be started. And each evictor gets one of its own.
 fn seccomp() -> Result<(), Problem> {
+    let action = libc::SECCOMP_RET_ERRNO;
+    // SAFETY: the kernel reads a live number, and changes nothing.
+    let known = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, &raw const action)
+    };
+    if Errno::result(known).is_err_and(|errno| errno != Errno::EPERM) {
+        let cure = "boot one with CONFIG_SECCOMP_FILTER";
+        return Err(problem_of(
+            "the kernel has no seccomp filters, of which evictors need one",
+            cure,
+        ));
+    }
     match proc::status_field(std::process::id() as i32, "Seccomp:") {
         None | Some(0) => Ok(()),
         Some(_) => Err(problem_of(

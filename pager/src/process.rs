@@ -23,7 +23,7 @@ use nix::unistd::Pid;
 pub(crate) use self::record::ProcessRecord;
 use self::refusals::Refusals;
 use self::register::UNPAGEABLE_AFTER;
-use self::set_up::SetUp;
+use self::set_up::{SetUp, failed};
 use crate::board;
 use crate::evictor::{Call, Ending, Evictor, Injected};
 use crate::inject::{Frozen, remove_blob, stop_beside};
@@ -222,7 +222,6 @@ impl Process {
         mapped: &mut Vec<(u64, u64)>,
         orphans: &mut Vec<Arc<Space>>,
     ) -> Result<Parts, (InjectError, Option<Evictor>)> {
-        let os = |what| move |errno| InjectError::Os { what, errno };
         let gone = |_| (InjectError::Gone, None);
         // By the evictor, which has the memory for as long as it lives: the first thread of a process may end before the others.
         let page_tables = Pagemap::open(injected.evictor.as_raw()).map_err(gone)?;
@@ -230,17 +229,15 @@ impl Process {
         let mut evictor = Evictor::connect(injected).map_err(|error| (error, None))?;
         let mut set_up = || {
             let set_up =
-                SetUp::new(&mut evictor, pid, mapped).map_err(os("setting the evictor up"))?;
+                SetUp::new(&mut evictor, pid, mapped).map_err(failed("setting the evictor up"))?;
             board::set_attaching(Some(evictor.process().as_raw_fd()));
             // Before it can hold anything: whatever fails later, the will stands.
             set_up
                 .make_will(&evictor, injected, pid)
-                .map_err(os("preparing for the pager's end"))?;
+                .map_err(failed("preparing for the pager's end"))?;
             let (space, uffd_number) = match set_up.adopt_orphan(&mut evictor, orphans) {
-                Some(adopted) => adopted.map_err(os("handing the child's userfaultfd over"))?,
-                None => {
-                    set_up.new_space(shared, &mut evictor).map_err(os("making a userfaultfd"))?
-                }
+                Some(adopted) => adopted?,
+                None => set_up.new_space(shared, &mut evictor)?,
             };
             Ok((set_up.outbox, space, uffd_number))
         };

@@ -9,7 +9,7 @@
 #define ELSEWHERE (96 * MIB)
 #define DATA_LEN 0xA000UL
 
-static volatile long result = 1;
+static volatile long result = 1, advised = 1;
 
 /* The evictor's code: a page, and its data behind it. */
 static unsigned char *find_code(void) {
@@ -74,19 +74,27 @@ int main(int argc, char **argv) {
         0x0f, 0x05,                         /* syscall */
         0x48, 0xb9, 0, 0, 0, 0, 0, 0, 0, 0, /* mov rcx, &result */
         0x48, 0x89, 0x01,                   /* mov [rcx], rax */
+        0x31, 0xff, 0x31, 0xf6,             /* xor edi, edi; xor esi, esi */
+        0xba, 0xff, 0xff, 0, 0,             /* mov edx, 0xffff: no advice that there is */
+        0xb8, 0x1c, 0, 0, 0,                /* mov eax, madvise */
+        0x0f, 0x05,                         /* syscall */
+        0x48, 0xb9, 0, 0, 0, 0, 0, 0, 0, 0, /* mov rcx, &advised */
+        0x48, 0x89, 0x01,                   /* mov [rcx], rax */
     };
-    const volatile long *where = &result;
+    const volatile long *of_file = &result, *of_advice = &advised;
     memcpy(captured + 2, &argv[1], 8);
-    memcpy(captured + 24, &where, 8);
-    unsigned char *behind = code + PAGE - 64;
+    memcpy(captured + 24, &of_file, 8);
+    memcpy(captured + sizeof captured - 11, &of_advice, 8);
+    unsigned char *behind = code + PAGE - 128;
     memcpy(behind, captured, sizeof captured);
     jump(behind + sizeof captured, receives);
     jump(next, behind);
     pthread_t thread;
     if (pthread_create(&thread, NULL, fill, (void *)1000000)) die("pthread_create");
-    while (result == 1) usleep(1000);
+    while (result == 1 || advised == 1) usleep(1000);
     if (result >= 0) die("made");
     if (result != -EPERM) die("it failed otherwise: %s", strerror(-result));
+    if (advised != -EPERM) die("other advice than it needs: %s", strerror(-advised));
     if (write(1, "refused\n", 8) != 8) die("write");
     _exit(0);
 }

@@ -43,7 +43,6 @@ pub(super) fn attach(args: AttachArgs) -> Result<u8, Failure> {
         return Err(error.into());
     }
     let (outcome, stats) = watch(paged, &signals, Progress::new(options.quiet), board);
-    keeper::dismiss(board, &outcome);
     if !options.quiet && !matches!(outcome, Outcome::Refused(_)) {
         say(summary::paragraph(&stats));
     }
@@ -106,11 +105,8 @@ fn watch<P: Paging>(
                 "the gms of 'gms attach' cannot be upgraded: 'gms detach', and attach with the other binary".into(),
             );
         }
-        if let Some(outcome @ Outcome::Detached { .. }) = paged.session().outcome() {
-            // Before its user is told: from now on it does not end with this process.
-            keeper::dismiss(board, &outcome);
-        }
-        if let Some(outcome) = paged.serve() {
+        // Before its user is told of a detach: from then on it does not end with this process.
+        if let Some(outcome) = paged.serve(|outcome| keeper::dismiss(board, outcome)) {
             progress.end();
             return (outcome, paged.finish());
         }

@@ -9,7 +9,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule,
 };
 
-use super::{UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
+use super::{MADV_POPULATE_WRITE, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
 use crate::evictor::{Call, Evictor};
 
 /// Of `struct sock_fprog`: the number of its instructions, and where they are.
@@ -38,27 +38,32 @@ pub(super) fn confine(evictor: &mut Evictor, uffd: u64, process: u64) -> nix::Re
 }
 
 fn program(uffd: u64, process: u64) -> Result<BpfProgram, BackendError> {
-    // Descriptors, signals, commands and flags are 32 bits wide.
-    let is = |(argument, value): (usize, u64)| {
+    // Descriptors, signals, commands, advice and flags are 32 bits wide.
+    let is = |(argument, value): (u8, u64)| {
         let (width, same) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
-        SeccompCondition::new(argument as u8, width, same, value)
+        SeccompCondition::new(argument, width, same, value)
     };
-    let with = |arguments: &[u64]| {
-        let arguments = arguments.iter().copied().enumerate();
-        SeccompRule::new(arguments.map(is).collect::<Result<_, _>>()?)
+    let rule = |conditions: Vec<(u8, u64)>| {
+        SeccompRule::new(conditions.into_iter().map(is).collect::<Result<_, _>>()?)
     };
+    // The first arguments.
+    let with = |arguments: &[u64]| rule((0..).zip(arguments.iter().copied()).collect());
     let anyhow = Vec::new;
     let commands = [UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER];
     let commands = commands.map(|command| with(&[uffd, command])).into_iter();
+    // Others of it poison memory of the machine, for who has CAP_SYS_ADMIN.
+    let advice = [MADV_POPULATE_WRITE, libc::MADV_DONTNEED_LOCKED as u64];
+    let advice = advice.map(|advice| rule(vec![(2, advice)])).into_iter();
     let rules = BTreeMap::from([
         (libc::SYS_recvmsg, vec![with(&[0])?]),
         (libc::SYS_sendto, vec![with(&[0])?]),
         (libc::SYS_ioctl, commands.collect::<Result<_, _>>()?),
-        (libc::SYS_madvise, anyhow()),
+        (libc::SYS_madvise, advice.collect::<Result<_, _>>()?),
         (libc::SYS_munlock, anyhow()),
         (libc::SYS_munmap, anyhow()),
         (libc::SYS_unshare, vec![with(&[libc::CLONE_VM as u64])?]),
-        (libc::SYS_pidfd_send_signal, vec![with(&[process, libc::SIGKILL as u64])?]),
+        // Without flags: one sends a signal to the group.
+        (libc::SYS_pidfd_send_signal, vec![with(&[process, libc::SIGKILL as u64, 0, 0])?]),
         (libc::SYS_write, vec![with(&[1])?]),
         (libc::SYS_getpid, anyhow()),
         (libc::SYS_restart_syscall, anyhow()),

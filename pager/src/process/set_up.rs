@@ -17,6 +17,12 @@ use crate::kernel::proc;
 use crate::kernel::uffd::{USERFAULTFD_IOC_NEW, Userfaultfd, is_userfaultfd};
 use crate::shared::Shared;
 use crate::space::Space;
+use crate::stopped::InjectError;
+
+/// What an attach fails with that fails in this.
+pub(super) fn failed(what: &'static str) -> impl Fn(Errno) -> InjectError {
+    move |errno| InjectError::Os { what, errno }
+}
 
 /// The evictor's descriptors and memory while it is being set up.
 pub(super) struct SetUp {
@@ -69,21 +75,39 @@ impl SetUp {
         &self,
         evictor: &mut Evictor,
         orphans: &mut Vec<Arc<Space>>,
-    ) -> Option<nix::Result<(Arc<Space>, u64)>> {
+    ) -> Option<Result<(Arc<Space>, u64), InjectError>> {
         let outbox = self.outbox..self.outbox + OUTBOX_LEN;
         let at = orphans.iter().position(|space| space.faults.register_outbox(outbox.clone()))?;
         let fd = orphans[at].faults.as_fd().as_raw_fd();
         let number = self.pidfd_number + 1;
         let sent = evictor.run(&mut self.close_device(), &mut [], &[fd]);
-        let confined = sent.and_then(|()| confine(evictor, number, self.pidfd_number));
+        let sent = sent.map_err(failed("handing the child's userfaultfd over"));
+        let confined = sent.and_then(|()| self.confine(evictor, number));
         Some(confined.map(|()| (orphans.swap_remove(at), number)))
+    }
+
+    fn confine(&self, evictor: &mut Evictor, uffd: u64) -> Result<(), InjectError> {
+        confine(evictor, uffd, self.pidfd_number).map_err(failed("confining the evictor"))
     }
 
     pub(super) fn new_space(
         &self,
         shared: &Shared,
         evictor: &mut Evictor,
-    ) -> nix::Result<(Arc<Space>, u64)> {
+    ) -> Result<(Arc<Space>, u64), InjectError> {
+        let made = self.new_userfaultfd(shared, evictor);
+        let (faults, number) = made.map_err(failed("making a userfaultfd"))?;
+        // From here on the journal names it, and whoever goes on for this pager knows of it.
+        let space = Arc::new(Space::new(shared.new_space(), Box::new(faults)));
+        self.confine(evictor, number)?;
+        Ok((space, number))
+    }
+
+    fn new_userfaultfd(
+        &self,
+        shared: &Shared,
+        evictor: &mut Evictor,
+    ) -> nix::Result<(Userfaultfd, u64)> {
         const FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
         let make = match self.device {
             true => Call::new(libc::SYS_ioctl, &[2, USERFAULTFD_IOC_NEW, FLAGS]),
@@ -103,8 +127,7 @@ impl SetUp {
         if !faults.register_outbox(outbox) {
             return Err(Errno::EINVAL);
         }
-        confine(evictor, number, self.pidfd_number)?;
-        Ok((Arc::new(Space::new(shared.new_space(), Box::new(faults))), number))
+        Ok((faults, number))
     }
 
     /// If we die and no other pager goes on the evictor says so and kills the workload, before it could read zeros where pages were.

@@ -175,7 +175,7 @@ impl Tables {
         self.sessions.get(&agent)?.back().copied()
     }
 
-    /// What tells agents this pager from those before it, each time a greater number: the first page id that it gives. Ask before it gives one.
+    /// What tells agents this pager from those before it that have given page ids, a greater number: the first that it gives. Ask before it gives one.
     pub fn incarnation(&self) -> u64 {
         self.next_content
     }

@@ -310,6 +310,8 @@ impl World {
         *self.happened.entry(DEATHS).or_default() += 1;
         self.now += SUCCESSION;
         self.handle.watch.begin_anew();
+        // Whoever waits for a page that nobody gives any more waits until a pager has lived for so long that it ends the workload.
+        self.handle.lock().excuse();
         self.owner = self.owner.heir(&self.net, self.now, &mut self.dice);
         self.let_die();
     }

@@ -161,7 +161,7 @@ impl<T: Transport> Lane<T> {
     }
 
     /// The same of a workload that another pager paged before, to which agents had given these sessions. Each pager's `incarnation` is greater than
-    /// that of the one before (the first one's is 1): agents deny what comes late of an earlier one.
+    /// those of the ones before that have put anything (the first one's is 1): agents deny what comes late of an earlier one.
     pub fn resuming(
         mut self,
         incarnation: u64,

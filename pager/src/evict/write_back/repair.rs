@@ -221,9 +221,6 @@ impl<T: Transport> WriteBack<T> {
                     self.shared.note_loss(agent, self.agents.lane().name(agent));
                 }
                 self.agents.goodbye_to(now, agent);
-            } else if unheard.agents().all(|agent| under_way(agent, Op::Status) == 0) {
-                drop(tables);
-                self.agents.ask_status(now);
             }
         }
     }
