@@ -37,8 +37,8 @@ const CALM_LOOKS: u32 = 16;
 const GROWTH_CALM: i64 = 3 << 19;
 /// How often sharing among processes is measured, and figures published.
 const MEASURE_EVERY: Duration = Duration::from_millis(50);
-/// Agents are asked for their state this often.
-const STATUS_EVERY: Duration = Duration::from_secs(1);
+/// Agents are asked for their state this often: one that needs memory back has it within a second though its pagers are idle.
+const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// So many processes are stopped before it is measured what they share, unless that would take long: 5 ms for so many bytes.
 const MANY: u32 = 16;
 const QUICK: u64 = 640 << 20;
