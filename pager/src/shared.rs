@@ -123,7 +123,7 @@ pub struct Shared {
     pub copies: u32,
     /// How often each agent has given something else than what it was given.
     blamed: Mutex<BTreeMap<AgentId, u32>>,
-    /// How often each agent has come back without what it had.
+    /// How often each agent has come back without what it had, or left with it.
     losses: Mutex<BTreeMap<AgentId, u32>>,
     /// Agents for which either was too often, a bit each.
     unsound: AtomicU64,

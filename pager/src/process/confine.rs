@@ -16,7 +16,7 @@ use crate::evictor::{Call, Evictor};
 const PROGRAM_LEN: usize = 16;
 
 /// Lets the evictor make the calls alone that it is needed for: with the userfaultfd and the process that it has under these numbers, with the pager at its socket (0) and
-/// the keeper behind its outlet (1), and to its own memory. All others fail with EPERM. Whoever sends it another call one day has to add it here.
+/// the keeper behind its outlet (1), and to its own memory. All others fail with EPERM; one of 32 bits ends it. Whoever sends it another call one day has to add it here.
 pub(super) fn confine(evictor: &mut Evictor, uffd: u64, process: u64) -> nix::Result<()> {
     let program = program(uffd, process).map_err(|_| Errno::EINVAL)?;
     let at = evictor.aux_address(2);

@@ -53,7 +53,7 @@ pub(super) struct Peer {
     pub silent_until: Option<Instant>,
     /// Pages refused.
     refusals: u64,
-    /// It serves pages and takes none, because it is about to end. Told by the replies to puts and status requests.
+    /// Since when it serves pages and takes none, because it is about to end. Told by the replies to puts and status requests.
     draining: Option<Instant>,
     /// Pages that it wants taken away, as its last reply said.
     recall: u32,

@@ -269,6 +269,17 @@ pub(super) fn evict_zeros(thread: &WriteBack<Script>, n: u64) {
     tables.finish_evict(leaving[0].1, EvictOutcome::Moved(hash), &mut wake);
 }
 
+/// The agents are asked for their state: one drains.
+fn tell_states(thread: &mut WriteBack<Script>, now: Instant, leaving: AgentId) {
+    thread.agents.ask_status(now);
+    for request in thread.agents.take_sent() {
+        let leaves = thread.agents.agent_of(request.0) == leaving;
+        let status = if leaves { Status::Draining } else { Status::Ok };
+        thread.agents.answer_with(&request, status, 0, Vec::new());
+    }
+    network(thread, now);
+}
+
 /// Of three agents one is restarted, and one drains: each page ends with two copies at the agents that stay.
 #[test]
 fn pages_of_agents_that_were_lost_or_leave_are_copied_anew() {
@@ -293,13 +304,7 @@ fn pages_of_agents_that_were_lost_or_leave_are_copied_anew() {
     };
     assert!(of_all(&thread).iter().all(|set| set.len() == 2), "{:?}", of_all(&thread));
 
-    thread.agents.ask_status(now);
-    for request in thread.agents.take_sent() {
-        let leaves = thread.agents.agent_of(request.0) == AgentId(2);
-        let status = if leaves { Status::Draining } else { Status::Ok };
-        thread.agents.answer_with(&request, status, 0, Vec::new());
-    }
-    network(&mut thread, now);
+    tell_states(&mut thread, now, AgentId(2));
     for _ in 0..20 {
         now += Duration::from_millis(100);
         thread.turn(now, true);
@@ -627,13 +632,7 @@ fn a_page_that_is_half_written_is_not_left_to_an_agent_that_is_let_go() {
     first.iter().for_each(|put| thread.agents.answer(put, Vec::new()));
     network(&mut thread, start);
     for now in [1, 2].map(|n| start + Duration::from_millis(100) * n) {
-        thread.agents.ask_status(now);
-        for request in thread.agents.take_sent() {
-            let leaves = thread.agents.agent_of(request.0) == AgentId(0);
-            let status = if leaves { Status::Draining } else { Status::Ok };
-            thread.agents.answer_with(&request, status, 0, Vec::new());
-        }
-        network(&mut thread, now);
+        tell_states(&mut thread, now, AgentId(0));
         thread.turn(now, true);
     }
     let sent = thread.agents.take_sent();

@@ -258,13 +258,19 @@ fn a_page_that_its_agent_refuses_is_made_of_the_other_parts() {
     assert_eq!((made(&thread), thread.take_unmade()), (1, Vec::new()));
 }
 
+/// A page begins to be made, of which too many agents are away.
+fn makes_in_vain(thread: &mut WriteBack<Script>, now: Instant) -> (Place, Content) {
+    let (place, content) = dealt(thread, now, 0);
+    [0, 1].into_iter().for_each(|agent| thread.agents.lose(AgentId(agent)));
+    thread.make(now, place, content, AgentSet::EMPTY);
+    (place, content)
+}
+
 /// While the workload runs: what cannot be made may come later.
 #[test]
 fn what_could_not_be_made_long_ago_is_not_lost_when_the_workload_is_let_go() {
     let (mut thread, now) = (striped(3), Instant::now());
-    let (place, content) = dealt(&mut thread, now, 0);
-    [0, 1].into_iter().for_each(|agent| thread.agents.lose(AgentId(agent)));
-    thread.make(now, place, content, AgentSet::EMPTY);
+    makes_in_vain(&mut thread, now);
     turns(&mut thread, now, 16, |_, _| false);
     assert_eq!((made(&thread), thread.take_unmade()), (0, Vec::new()));
 }
@@ -273,9 +279,7 @@ fn what_could_not_be_made_long_ago_is_not_lost_when_the_workload_is_let_go() {
 #[test]
 fn a_page_that_is_being_made_when_the_workload_is_let_go_has_its_time_anew() {
     let (mut thread, start) = (striped(3), Instant::now());
-    let (place, content) = dealt(&mut thread, start, 0);
-    [0, 1].into_iter().for_each(|agent| thread.agents.lose(AgentId(agent)));
-    thread.make(start, place, content, AgentSet::EMPTY);
+    let (place, content) = makes_in_vain(&mut thread, start);
     let late = start + Duration::from_secs(12);
     thread.shared.detaching.store(true, Ordering::Relaxed);
     thread.begin_detach(late);
