@@ -32,7 +32,9 @@ mod words;
 
 pub use birth::{Ask, Birth};
 pub use guard::{TablesGuard, TablesLock};
-pub use order::{Change, Doubt, Orders, Others, Remap, Seen, contested, drop_echoes};
+pub use order::{
+    Change, Doubt, Orders, Others, Part, Remap, Seen, contested, drop_echoes, if_unmade,
+};
 pub use removals::Step;
 pub use repair::Short;
 pub(crate) use slots::SLOTS_MAX;

@@ -26,6 +26,9 @@ pub const BATCH: usize = 64;
 const RUNS_MAX: usize = 16;
 const RUNS_MAX_CROWD: usize = 32;
 
+/// So much on both sides of a guard: the stack of a thread by default, at whose end it is (glibc since 2.42). What lies behind may be the heap, in the same mapping.
+const GUARDED_AROUND: u64 = 8 << 20;
+
 /// What may be evicted of a process, and what of it is to go next.
 #[derive(Default)]
 pub struct Sweep {
@@ -33,14 +36,14 @@ pub struct Sweep {
     pub ranges: RangeSet,
     /// Pages chosen to go out next.
     pub victims: VecDeque<PageAddr>,
-    /// Mappings in which guards were seen (MADV_GUARD_INSTALL): left resident, as guards come and go without an event.
+    /// What lies around guards that were seen (MADV_GUARD_INSTALL): left resident, as guards come and go without an event.
     pub guarded: RangeSet,
 }
 
 impl Sweep {
-    /// A guard was seen at the address: the mapping around it stays resident from now on.
+    /// A guard was seen: what lies around it stays resident from now on.
     fn spare_guarded(&mut self, guard: Range<u64>) {
-        let around = self.ranges.containing(guard.start).unwrap_or(guard);
+        let around = guard.start.saturating_sub(GUARDED_AROUND)..guard.end + GUARDED_AROUND;
         self.ranges.remove(around.clone());
         self.guarded.insert(around);
         self.victims.clear();

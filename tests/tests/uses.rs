@@ -50,6 +50,8 @@ uses! {
     a_program_executed_by_another_thread_than_the_first_is_paged => "exec";
     stops_in_the_midst_of_faults_change_nothing => "stops";
     kills_in_the_midst_of_faults_change_nothing_for_others => "kills";
+    unmaps_that_the_kernel_tells_of_and_does_not_make_change_nothing => "refused";
+    what_lies_far_from_a_guard_is_paged => "guarded";
 }
 
 /// From then on neither its faults nor its evictions stop: by what gms counts while the program waits, before and after it touches all again.

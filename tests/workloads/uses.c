@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -258,10 +259,51 @@ static void kills(void) {
     puts("kills change nothing");
 }
 
+/* ---- unmaps that are told of and not made */
+
+/* A mapping over all of the area, and one that ends behind a sealed page, are refused: the kernel has told of the unmap by then. */
+static void refused(void) {
+    char *room = mmap(NULL, 1UL << 30, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED || munmap(room, 1UL << 30)) die("room: %s", strerror(errno));
+    area = mmap(room, (pages + 1) * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (area == MAP_FAILED) die("area: %s", strerror(errno));
+    struct rlimit all, few;
+    if (getrlimit(RLIMIT_AS, &all)) die("getrlimit: %s", strerror(errno));
+    few = (struct rlimit){.rlim_cur = pages * PAGE * 4, .rlim_max = all.rlim_max};
+    fill(0);
+    press_out();
+    if (setrlimit(RLIMIT_AS, &few)) die("setrlimit: %s", strerror(errno));
+    char *over = mmap(area, 1UL << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (over != MAP_FAILED || errno != ENOMEM) die("a mapping beyond the limit: %p", (void *)over);
+    if (setrlimit(RLIMIT_AS, &all)) die("setrlimit: %s", strerror(errno));
+    check(0, "after a mapping that was refused");
+    press_out();
+    if (syscall(462 /* mseal */, page_of(pages), PAGE, 0)) {
+        if (errno != ENOSYS && errno != EPERM) die("mseal: %s", strerror(errno));
+    } else if (!munmap(area, (pages + 1) * PAGE) || errno != EPERM) {
+        die("an unmap of what is sealed: %s", strerror(errno));
+    }
+    check(0, "after an unmap that was refused");
+    press_out();
+    check(0, "away again");
+    puts("refused changes change nothing");
+}
+
+/* ---- a guard in the midst of the heap */
+
+static void guarded(void) {
+    if (madvise(page_of(pages / 4), PAGE, 102 /* MADV_GUARD_INSTALL */) && errno != EINVAL) die("guard: %s", strerror(errno));
+    for (int round = 0; round < 3; round++)
+        for (uint64_t i = 0; i < pages; i++)
+            if (i != pages / 4) round == 0 ? fill_page(page_of(i), i + 1) : check_page(page_of(i), i + 1, "beside a guard");
+    puts("what lies far from a guard is paged");
+}
+
 int main(int argc, char **argv) {
     const struct named cases[] = {
         {"direct", direct}, {"uring", uring}, {"splice", splice_pages}, {"altstack", altstack}, {"plain", plain},
-        {"exec", exec_by_a_thread}, {"rights", rights}, {"stops", stops}, {"kills", kills},
+        {"exec", exec_by_a_thread}, {"rights", rights}, {"stops", stops}, {"kills", kills}, {"refused", refused},
+        {"guarded", guarded},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof *cases);
 }

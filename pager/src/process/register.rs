@@ -33,15 +33,17 @@ impl Process {
         let mut sweep = RangeSet::default();
         let counts = Instant::now() >= self.next_unpageable;
         let mut unpageable = 0;
+        let mut guarded = RangeSet::default();
         for (i, mapping) in mappings.iter().enumerate() {
             if !self.is_ours_to_page(mapping) {
                 continue;
             }
+            let spared: Vec<Range<u64>> =
+                self.sweep.guarded.overlaps(mapping.range.clone()).collect();
             if !mapping.is_writable() {
                 self.locked.forgive(mapping.range.clone());
             }
             let pageable = registered.gaps(mapping.range.clone()).is_empty()
-                && self.sweep.guarded.overlaps(mapping.range.clone()).next().is_none()
                 && !self.locked.are_of(&mapping.range)
                 && mapping.is_writable()
                 && !mapping.is_executable();
@@ -50,14 +52,21 @@ impl Process {
                 if i > 0 && is_thread_stack(&mappings[i - 1], mapping) {
                     sweep.remove(mapping.range.end - THREAD_TOP..mapping.range.end);
                 }
-            } else if counts {
-                unpageable += self.resident_in(mapping);
             }
+            if counts {
+                let all = std::slice::from_ref(&mapping.range);
+                let stays = if pageable { &spared } else { all };
+                unpageable +=
+                    stays.iter().map(|range| self.resident_in(range.clone())).sum::<u64>();
+            }
+            spared.into_iter().for_each(|range| guarded.insert(range));
         }
         for page in &self.pinned {
             sweep.remove(page.get()..page.get() + PAGE);
         }
         self.busy.lasting().for_each(|range| sweep.remove(range));
+        guarded.iter().for_each(|range| sweep.remove(range));
+        self.sweep.guarded = guarded;
         self.sweep.victims.retain(|page| sweep.contains(page.get()));
         self.sweep.ranges = sweep;
         if counts {
@@ -79,12 +88,12 @@ impl Process {
         overlaps(blob, crate::arch::BLOB_LEN as u64) || overlaps(self.outbox, OUTBOX_LEN)
     }
 
-    fn resident_in(&self, mapping: &Mapping) -> u64 {
+    fn resident_in(&self, range: Range<u64>) -> u64 {
         let mut regions = Vec::new();
-        let mut at = mapping.range.start;
+        let mut at = range.start;
         let Some(page_tables) = self.page_tables() else { return 0 };
-        while at < mapping.range.end {
-            match page_tables.occupied(at..mapping.range.end, 0, &mut regions) {
+        while at < range.end {
+            match page_tables.occupied(at..range.end, 0, &mut regions) {
                 Ok(end) if end > at => at = end,
                 _ => break,
             }

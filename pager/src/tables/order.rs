@@ -218,11 +218,23 @@ fn meet<'a>(changes: impl Iterator<Item = &'a Change> + Clone) -> bool {
     }
 }
 
+/// What was in the range that the change at this place unmaps, if it was not made, nor those at the places `unmade`: where it is now. The changes were made in this order.
+pub fn if_unmade(changes: &[Change], place: usize, unmade: &BTreeSet<usize>) -> Vec<Part> {
+    let mut places = Places { away: vec![(0..u64::MAX, 0)], ..Places::default() };
+    let made = |place: &usize| !unmade.contains(place);
+    (0..place).filter(made).for_each(|place| places.make(&changes[place]));
+    places.away = places.away_in(&changes[place].left());
+    // What a later one unmaps has no markers.
+    let remaps = changes[place + 1..].iter().filter(|change| change.reached().is_some());
+    remaps.for_each(|remap| places.make(remap));
+    places.away
+}
+
 /// Addresses of pages, and where the first of them was before the changes.
-pub(super) type Part = (Range<u64>, u64);
+pub type Part = (Range<u64>, u64);
 
 /// What is known of where pages are.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Places {
     away: Vec<Part>,
     /// Pages among them that have no markers yet, where they were before the changes.

@@ -216,6 +216,11 @@ impl Kernel {
         }
     }
 
+    /// A thread is to unmap a registered room, of which is told, and may not.
+    pub(crate) fn refuse(&mut self, thread: usize, number: usize) {
+        self.change(thread, [Told::Changed(Change::Unmap(room(number)))], None);
+    }
+
     /// A thread moves a registered room to where none is. It is told, too, that nothing is mapped any more where it was.
     pub(crate) fn remap(&mut self, thread: usize, from: usize, to: usize) {
         let remap = Remap { from: room(from).start, to: room(to).start, length: ROOM_PAGES * PAGE };

@@ -337,6 +337,10 @@ impl Program {
                 let by = |address| address - room(from).start + room(to).start;
                 self.truth.extend(truth.into_iter().map(|(address, page)| (by(address), page)));
             }
+            ((true, true), _) if self.dice.below(24) == 0 => {
+                self.tell(format!("thread {n} may not unmap room {from}"));
+                kernel.refuse(n, from);
+            }
             _ if self.dice.below(3) == 0 => {
                 self.tell(format!("thread {n} unmaps room {from}"));
                 kernel.unmap(n, from);
