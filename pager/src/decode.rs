@@ -330,7 +330,7 @@ impl Decoder {
             _ => None,
         };
         if let Some(what) = what {
-            shared.blame(part.agent, agents.lane().name(part.agent), what);
+            shared.blame(part.agent, agents.lane().name(part.agent), what, false);
         }
         making.fail(now, AgentSet::of(part.agent));
         None

@@ -46,8 +46,7 @@ pub(crate) const BLAME_MAX: u32 = 3;
 /// An agent that has lost all that it had this often under one workload, which uses up numbers of sets, is not used any more either.
 const LOSSES_MAX: u32 = 64;
 /// What to do when the disk has ended, the only own agent beside which there are others.
-pub(crate) const NEW_DISK: &str =
-    "for a copy on a disk again, 'gms detach PID' and 'gms attach PID --disk DIR'";
+pub(crate) const NEW_DISK: &str = "for a copy on a disk again, 'gms detach PID' and 'gms attach PID --local SIZE --agent HOST:PORT --disk DIR'";
 /// See [`Sizes::own_pages`]: an exchange takes 25 us, 8 of which are the fault thread's, so that about so many keep it busy.
 const OWN_PAGES: usize = 4;
 /// Longest fault latency that is told apart from longer ones.
@@ -473,8 +472,8 @@ impl Shared {
     }
 
     /// An agent does `what`: gives a page that is not the one it was given, or does not have it any more. The first time is told. After some it is used no
-    /// more, where other agents have pages too. Else what it gives ends the workload, but not while that is let go: then it is asked again.
-    pub fn blame(&self, agent: AgentId, name: &str, what: &str) {
+    /// more, where other agents have pages too. Else what it gives ends the workload, if a thread waits for it, and not while that is let go: then it is asked again.
+    pub fn blame(&self, agent: AgentId, name: &str, what: &str, is_awaited: bool) {
         let mut blamed = lock(&self.blamed);
         let count = blamed.entry(agent).or_default();
         *count += 1;
@@ -487,7 +486,9 @@ impl Shared {
                 note(format!("{text} again: others are used in its place; {advice}"));
                 self.do_without(agent);
             }
-            BLAME_MAX.. if !self.has_copies() && !self.detaching.load(Ordering::Relaxed) => {
+            BLAME_MAX..
+                if is_awaited && !self.has_copies() && !self.detaching.load(Ordering::Relaxed) =>
+            {
                 self.fail(format!("{text}: {advice}"));
             }
             _ => {}

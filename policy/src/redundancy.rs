@@ -249,6 +249,11 @@ impl Placements {
         self.pages_where(|agents| shortage.is_of(agents))
     }
 
+    /// Those of them that an agent has.
+    pub fn short_at(&self, agent: AgentId, shortage: &Shortage) -> u64 {
+        self.pages_where(|agents| agents.has(agent) && shortage.is_of(agents))
+    }
+
     /// Pages of stripes of which an agent has lost its part, or leaves with it.
     pub fn lacking(&self, leaving: AgentSet) -> u64 {
         let lacks = |set: &&Numbered| set.agents.without(leaving) != set.members;
@@ -322,6 +327,13 @@ pub struct Shortage {
 }
 
 impl Shortage {
+    /// The same, where so many agents are enough, however near and whatever last resorts lack.
+    pub fn of_agents(&self, agents: u32) -> Self {
+        let spread = Spread::default();
+        let copies = Copies { agents, due: AgentSet::EMPTY, spread, ..self.copies };
+        Self { copies, recalling: AgentSet::EMPTY, ..*self }
+    }
+
     /// Whether it is so of a page that these agents have.
     pub fn is_of(&self, agents: AgentSet) -> bool {
         let is_short = !self.copies.are_at(agents.without(self.leaving));

@@ -285,6 +285,7 @@ impl<T: Transport> EvictThread<T> {
             agent,
             self.write_back.agents.lane().name(agent),
             "gives back a wrong page",
+            false,
         );
         home.unsound = self.shared.unsound_agents();
         if home.mismatch((id, lost.0)) {

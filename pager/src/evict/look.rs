@@ -10,6 +10,7 @@ use gms_policy::ids::{Bytes, SpaceId};
 use gms_transport::Transport;
 
 use super::EvictThread;
+use super::presence::UNREACHED;
 use crate::board;
 use crate::inject::Frozen;
 use crate::kernel::pidfd::has_ended;
@@ -424,6 +425,11 @@ impl<T: Transport> EvictThread<T> {
         let unpageable = self.unpageable.values().sum();
         let lane = self.write_back.agents.lane();
         let paths = lane.views();
+        let reached = |id| self.shared.homes.all_reach(id);
+        let why = |id| match lane.is_up(id) {
+            false => lane.failure(id),
+            true => (!reached(id)).then_some(UNREACHED),
+        };
         self.gauges.agents = lane
             .agents()
             .zip(&paths)
@@ -436,9 +442,9 @@ impl<T: Transport> EvictThread<T> {
                 rtt_us: view.rtt.as_secs_f64() * 1e6,
                 queue_us: view.queue.as_secs_f64() * 1e6,
                 refusals: lane.refusals(id),
-                up: lane.is_up(id),
+                up: lane.is_up(id) && reached(id),
                 draining: lane.is_draining(id),
-                reason: lane.failure(id).filter(|_| !lane.is_up(id)).unwrap_or_default().to_owned(),
+                reason: why(id).unwrap_or_default().to_owned(),
             })
             .collect();
         let now = Instant::now();

@@ -50,6 +50,9 @@ enum Told {
     Left,
 }
 
+/// Why an agent is away that this thread has a link to.
+pub(super) const UNREACHED: &str = "some threads of gms have no link to it";
+
 #[derive(Debug, Default)]
 struct Standing {
     told: Told,
@@ -136,7 +139,7 @@ impl Standing {
         excuse: Option<Duration>,
     ) -> Option<(Told, Option<String>)> {
         let name = seen.name;
-        let of_others = seen.up.then_some("some threads of gms have no link to it");
+        let of_others = seen.up.then_some(UNREACHED);
         let reason = seen.failure.or(of_others)?;
         let left = format!("agent {name} has drained and ended; no page needed it any more");
         let text = match &self.told {

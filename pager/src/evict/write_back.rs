@@ -32,7 +32,8 @@ const DISCARDS_BATCH: usize = 512;
 const DISCARDS_PAUSE: Duration = Duration::from_millis(50);
 /// Exchanges in flight to one agent that tell it what to discard.
 const DISCARDS_MAX: usize = 4;
-/// If more wait than this, an agent that does not answer those, or is away, is told of no more: it keeps the pages until the workload ends.
+/// If more wait than this, an agent that does not answer those, or is away, is told of no more: it keeps the pages until the workload ends. (One that has been away for its
+/// lease has none.)
 const DISCARDS_KEPT: usize = 1 << 20;
 /// An agent that has been away for this long is not expected back: its pages get other copies. An agent keeps pages for longer ([`LEASE`]).
 const GONE_AFTER: Duration = Duration::from_secs(10);
@@ -284,7 +285,12 @@ impl<T: Transport> WriteBack<T> {
 
     fn discard(&mut self, now: Instant) {
         self.return_unheard();
-        let waiting = lock(&self.shared.tables).discards_waiting();
+        let lane = self.agents.lane();
+        let agents: Vec<(AgentId, bool)> = lane.agents().map(|a| (a, lane.is_up(a))).collect();
+        let tables = lock(&self.shared.tables);
+        let up = agents.iter().filter(|(_, is_up)| *is_up);
+        let waiting: usize = up.map(|&(agent, _)| tables.discards_of(agent)).sum();
+        drop(tables);
         if waiting < DISCARDS_BATCH && now < self.discard_at {
             return;
         }
@@ -292,10 +298,11 @@ impl<T: Transport> WriteBack<T> {
         if self.agents.unanswered_discards().next().is_none() {
             lock(&self.shared.tables).discards_heard();
         }
-        let lane = self.agents.lane();
-        let agents: Vec<AgentId> = lane.agents().filter(|&a| lane.is_up(a)).collect();
-        for agent in agents {
-            let may_ask = self.agents.under_way(agent, Op::Discard) < DISCARDS_MAX;
+        for (agent, is_up) in agents {
+            if !is_up && self.away(now, agent) > LEASE {
+                lock(&self.shared.tables).forget_discards(agent);
+            }
+            let may_ask = is_up && self.agents.under_way(agent, Op::Discard) < DISCARDS_MAX;
             if !may_ask && lock(&self.shared.tables).discards_of(agent) < DISCARDS_KEPT {
                 continue;
             }
@@ -371,7 +378,7 @@ impl<T: Transport> WriteBack<T> {
         let spread = Spread::of(takers.map(|view| view.site)).of_any(copies);
         let copies = Copies { agents: copies, last_resorts, due, sites, spread };
         for agent in agents.lane().agents() {
-            match agents.lane().is_up(agent) {
+            match agents.lane().is_up(agent) && shared.homes.all_reach(agent) {
                 true => drop(self.away_since.remove(&agent)),
                 false => drop(self.away_since.entry(agent).or_insert(now)),
             }
@@ -384,7 +391,7 @@ impl<T: Transport> WriteBack<T> {
         }
     }
 
-    /// How long an agent has been away.
+    /// How long an agent has been away, for some thread at least.
     fn away(&self, now: Instant, agent: AgentId) -> Duration {
         let since = self.away_since.get(&agent);
         since.map_or(Duration::ZERO, |&since| now.saturating_duration_since(since))

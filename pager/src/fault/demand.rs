@@ -149,7 +149,7 @@ impl<T: Transport> FaultCore<T> {
             && (self.decoder.is_able() || !(others.is_empty() && asked.is_empty()))
         {
             // It has said that it had stored it, and was not restarted since.
-            self.shared.blame(agent, self.agents.lane().name(agent), "has lost a page");
+            self.shared.blame(agent, self.agents.lane().name(agent), "has lost a page", true);
         }
         if !is_wanted {
             self.end_demand(place);
@@ -260,7 +260,7 @@ impl<T: Transport> FaultCore<T> {
         if !was_spoiled {
             let mark = if self.shared.config.seal { "seal" } else { "checksum" };
             let what = format!("gives back a page with a wrong {mark}");
-            self.shared.blame(agent, self.agents.lane().name(agent), &what);
+            self.shared.blame(agent, self.agents.lane().name(agent), &what, true);
         }
     }
 

@@ -109,6 +109,11 @@ impl Tables {
         }
     }
 
+    /// The agent need not be told what it may forget.
+    pub fn forget_discards(&mut self, agent: AgentId) {
+        self.discards.forget(agent);
+    }
+
     /// How many contents the agent may forget.
     pub fn discards_of(&self, agent: AgentId) -> usize {
         self.discards.waiting.get(&agent).map_or(0, Vec::len)

@@ -1,7 +1,7 @@
 //! Parity: pages in the write-back buffer are dealt out in stripes ([`Stripes`]), each part to another agent.
 
 use gms_policy::ids::{AgentId, ContentId};
-use gms_policy::redundancy::{AgentSet, Placements};
+use gms_policy::redundancy::{AgentSet, Placements, Shortage};
 use gms_policy::stripes::{AgentsNow, Answer, Part, Read, Shape, StripeId, Stripes, Written};
 
 use super::{Phase, Place, Tables};
@@ -166,11 +166,22 @@ impl Tables {
         self.stripes.as_ref().map_or(0, Stripes::parts_peak)
     }
 
-    /// Whether an agent that drains may end: each page there is also at one that is not `untrusted`, and with parity no stripe has a part there.
-    pub fn may_leave(&self, agent: AgentId, untrusted: AgentSet) -> bool {
-        match self.stripes {
-            Some(_) => self.held_by(agent) == 0,
-            None => !self.depends_on_one_of(agent, untrusted),
+    /// Whether an agent that drains may end: each page there is also at one that is not `untrusted`, and with parity no stripe has a part there. While there is a shortage of
+    /// anything, resident pages are not told apart.
+    pub fn may_leave(
+        &self,
+        agent: AgentId,
+        untrusted: AgentSet,
+        shortage: Option<&Shortage>,
+    ) -> bool {
+        match (&self.stripes, shortage) {
+            (Some(_), _) => self.held_by(agent) == 0,
+            (None, None) => !self.depends_on_one_of(agent, untrusted),
+            (None, Some(shortage)) => {
+                let placements = &self.map.placements;
+                !placements.rests_on(untrusted.union(AgentSet::of(agent)))
+                    && placements.short_at(agent, shortage) == 0
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use gms_policy::ids::{AgentId, SpaceId};
+use gms_policy::ids::{AgentId, ContentId, SpaceId};
 use gms_policy::pace::Pace;
 use gms_policy::redundancy::{AgentSet, Copies, Shortage};
 use gms_policy::spread::Spread;
@@ -32,6 +32,8 @@ const RECALLED_PER_S: u32 = 102_400;
 const GETS_MAX: usize = 2;
 /// Entries of the page map looked at while the tables are locked: about 20 us.
 const ENTRIES_MAX: usize = 2048;
+/// Contents that are remembered because agents were blamed for them.
+const BLAMED_MAX: usize = 1024;
 /// Stripes looked at before each search of everything.
 const STRIPES_MAX: usize = 1024;
 /// How often it is looked whether there are too few copies of anything.
@@ -58,7 +60,15 @@ pub(super) struct Repair {
     /// Pages found and not asked for yet.
     found: VecDeque<(Place, Content)>,
     pass_began: Instant,
+    /// Whether this search is for pages that are only at agents which leave: they go first.
+    only_there: bool,
+    /// Those agents.
+    leaving: AgentSet,
+    /// When it is looked next whether any of them may go.
+    next_leave: Instant,
     gets: BTreeMap<GetId, Fetch>,
+    /// What agents have been blamed for.
+    blamed: BTreeSet<(AgentId, ContentId)>,
     next: Instant,
     /// Pages of which there are too few copies, or that are to be taken away.
     left: u64,
@@ -98,7 +108,11 @@ impl Repair {
             from: START,
             found: VecDeque::new(),
             pass_began: now,
+            only_there: false,
+            leaving: AgentSet::EMPTY,
+            next_leave: now,
             gets: BTreeMap::new(),
+            blamed: BTreeSet::new(),
             next: now,
             left: 0,
             recalled: false,
@@ -160,12 +174,15 @@ impl<T: Transport> WriteBack<T> {
         self.note_shortage(now, &shortage);
         self.note_spread(now);
         self.note_lost(now);
+        if now >= self.repair.next_leave {
+            self.repair.next_leave = now + LOOK_EVERY;
+            self.take_leave(now, &shortage);
+        }
         if self.repair.left == 0 {
             self.repair.next = now + LOOK_EVERY;
             self.repair.found.clear();
             // Stripes are chosen where a pass begins.
             self.repair.from = START;
-            self.take_leave(now);
             return false;
         }
         if !self.has_room() || self.would_be_in_vain(&shortage) {
@@ -200,8 +217,10 @@ impl<T: Transport> WriteBack<T> {
         due != copies.due && lock(&self.shared.tables).short_of(&now) == 0
     }
 
-    /// Agents that drain, and of whose pages there are enough copies elsewhere, need not wait any longer.
-    fn take_leave(&mut self, now: Instant) {
+    /// Agents that drain, and of whose pages there are enough copies elsewhere, need not wait any longer: not for others' pages, nor until copies are farther apart.
+    fn take_leave(&mut self, now: Instant, shortage: &Shortage) {
+        let few = shortage.of_agents(shortage.copies.agents);
+        let few = (self.repair.left > 0).then_some(&few);
         let lane = self.agents.lane();
         let up = lane.agents().filter(|&agent| lane.is_up(agent));
         let leaving = up.filter_map(|agent| Some((agent, lane.draining_since(agent)?)));
@@ -214,7 +233,7 @@ impl<T: Transport> WriteBack<T> {
             // One that has died in the meantime, whose link has not ended yet, may have been asked for its state together with this one.
             let unheard = self.agents.lane().unheard(since);
             let mut tables = lock(&self.shared.tables);
-            if tables.may_leave(agent, self.untrusted.union(unheard)) {
+            if tables.may_leave(agent, self.untrusted.union(unheard), few) {
                 let had_pages = tables.leave(agent);
                 drop(tables);
                 if had_pages {
@@ -228,8 +247,14 @@ impl<T: Transport> WriteBack<T> {
     fn search(&mut self, now: Instant, shortage: &Shortage) {
         let is_striped = self.has_parity();
         let repair = &mut self.repair;
+        if repair.leaving != shortage.leaving {
+            repair.leaving = shortage.leaving;
+            (repair.from, repair.only_there) = (START, !is_striped);
+        }
+        let alone = shortage.of_agents(1);
+        let meant = if repair.only_there { &alone } else { shortage };
         let short =
-            lock(&self.shared.tables).find_short(repair.from, shortage, (ENTRIES_MAX, PAGES_MAX));
+            lock(&self.shared.tables).find_short(repair.from, meant, (ENTRIES_MAX, PAGES_MAX));
         // Those that are on their way are found again until they are here.
         let under_way: BTreeSet<Place> =
             repair.gets.values().flat_map(|get| &get.pages).map(|&(place, _)| place).collect();
@@ -237,7 +262,7 @@ impl<T: Transport> WriteBack<T> {
             .found
             .extend(short.pages.into_iter().filter(|(place, _)| !under_way.contains(place)));
         repair.from = short.next.unwrap_or(START);
-        if short.next.is_none() {
+        if short.next.is_none() && !std::mem::take(&mut repair.only_there) {
             // Dead pages of stripes take memory as fast as others are written: then half of the time is for searches, if need be.
             let took = now.saturating_duration_since(repair.pass_began);
             let pause = if is_striped { took.clamp(PAUSE, PASS_PAUSE) } else { PASS_PAUSE };
@@ -321,17 +346,20 @@ impl<T: Transport> WriteBack<T> {
             ClientEvent::Arrived { pages, bytes, .. } => self.refill(get, pages, &bytes),
             // Pages that do not come are found again by the next search.
             ClientEvent::Ended { .. } => drop(self.repair.gets.remove(&get)),
-            ClientEvent::Wrong { .. } => self.blame(get, "gives back a wrong page"),
+            ClientEvent::Wrong { page, .. } => {
+                let (_, content) = self.repair.gets[&get].pages[page];
+                self.blame(get, content, "gives back a wrong page");
+            }
             ClientEvent::Failed { failure: Failure::NotHeld(Status::NotFound), pages, .. } => {
                 let asked = &self.repair.gets[&get];
                 let mut missed =
                     asked.pages.iter().enumerate().filter(|(n, _)| pages >> n & 1 == 1);
-                let held = |(_, page): (usize, &(Place, Content))| {
+                let held = |(_, page): &(usize, &(Place, Content))| {
                     let tables = lock(&self.shared.tables);
                     tables.is_remote(page.0, page.1) && tables.holders(page.1).has(asked.agent)
                 };
-                if missed.any(held) {
-                    self.blame(get, "has lost a page");
+                if let Some((_, &(_, content))) = missed.find(held) {
+                    self.blame(get, content, "has lost a page");
                 }
                 self.make_missed(now, get, pages);
             }
@@ -353,10 +381,15 @@ impl<T: Transport> WriteBack<T> {
         }
     }
 
-    /// The agent of a get does not give what it has said to have.
-    fn blame(&mut self, get: GetId, what: &str) {
+    /// The agent of a get does not give what it has said to have. Once for each content: it is asked for that again and again, and nobody need be waiting.
+    fn blame(&mut self, get: GetId, content: Content, what: &str) {
         let agent = self.repair.gets[&get].agent;
-        self.shared.blame(agent, self.agents.lane().name(agent), what);
+        if self.repair.blamed.len() == BLAMED_MAX {
+            self.repair.blamed.clear();
+        }
+        if self.repair.blamed.insert((agent, content.id)) {
+            self.shared.blame(agent, self.agents.lane().name(agent), what, false);
+        }
     }
 
     fn refill(&mut self, get: GetId, pages: Range<usize>, bytes: &[u8]) {
@@ -376,10 +409,10 @@ impl<T: Transport> WriteBack<T> {
         // Of what was asked for, whoever could take it now.
         let (lacking, has_parity) = (self.short(now), self.has_parity());
         let repair = &mut self.repair;
-        // Where there is no agent to take a copy there is nothing to be done.
         let short = Shortage { recalling: AgentSet::EMPTY, ..*shortage };
         let few = Copies { spread: Spread::default(), ..short.copies };
         let few = Shortage { copies: few, ..short };
+        // Where there is no agent to take a copy there is nothing to be done.
         let [all, short, few] = match self.usable.is_empty() {
             true => [0; 3],
             false => {
@@ -471,3 +504,6 @@ impl<T: Transport> WriteBack<T> {
         under_way < self.agents.lane().recalled(agent) as usize
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,12 +14,12 @@ use gms_transport::{Event, ExchangeId};
 
 pub(super) const ID: SpaceId = SpaceId(1);
 
-fn write_back(agents: u16) -> WriteBack<Script> {
+pub(super) fn write_back(agents: u16) -> WriteBack<Script> {
     write_back_of(shared().0, agents)
 }
 
 /// Each page is to have two copies.
-fn redundant(agents: u16) -> WriteBack<Script> {
+pub(super) fn redundant(agents: u16) -> WriteBack<Script> {
     write_back_of(shared_redundant(2).0, agents)
 }
 
@@ -41,7 +41,7 @@ pub(super) fn network(write_back: &mut WriteBack<Script>, now: Instant) {
 }
 
 /// Moves some pages to the write-back buffer.
-fn evict(thread: &WriteBack<Script>, pages: impl Iterator<Item = u64>) {
+pub(super) fn evict(thread: &WriteBack<Script>, pages: impl Iterator<Item = u64>) {
     let pages: Vec<PageAddr> = pages.map(|n| PageAddr::containing(n * PAGE)).collect();
     let (mut leaving, mut wake) = (Vec::new(), Vec::new());
     let mut tables = lock(&thread.shared.tables);
@@ -52,7 +52,7 @@ fn evict(thread: &WriteBack<Script>, pages: impl Iterator<Item = u64>) {
 }
 
 /// The agents answer what was sent, but for some operations; true if a write was among that.
-fn answer(thread: &mut WriteBack<Script>, now: Instant, mute: &[Op]) -> bool {
+pub(super) fn answer(thread: &mut WriteBack<Script>, now: Instant, mute: &[Op]) -> bool {
     let mut sent = thread.agents.take_sent();
     sent.retain(|request| !mute.iter().any(|op| request.1.op() == Some(*op)));
     sent.iter().for_each(|request| thread.agents.answer(request, Vec::new()));
@@ -189,7 +189,7 @@ fn a_restart_of_an_agent_is_for_the_lane_that_sees_it_first() {
     assert!(reason.contains("restarted") && reason.contains("no link"), "{reason}");
 }
 
-fn page(n: u64) -> PageAddr {
+pub(super) fn page(n: u64) -> PageAddr {
     PageAddr::containing(n * PAGE)
 }
 
@@ -200,7 +200,7 @@ pub(super) fn holders(thread: &WriteBack<Script>, n: u64) -> Option<AgentSet> {
     }
 }
 
-fn both() -> AgentSet {
+pub(super) fn both() -> AgentSet {
     [AgentId(0), AgentId(1)].into_iter().collect()
 }
 
@@ -270,7 +270,7 @@ pub(super) fn evict_zeros(thread: &WriteBack<Script>, n: u64) {
 }
 
 /// The agents are asked for their state: one drains.
-fn tell_states(thread: &mut WriteBack<Script>, now: Instant, leaving: AgentId) {
+pub(super) fn tell_states(thread: &mut WriteBack<Script>, now: Instant, leaving: AgentId) {
     thread.agents.ask_status(now);
     for request in thread.agents.take_sent() {
         let leaves = thread.agents.agent_of(request.0) == leaving;

@@ -342,7 +342,7 @@ fn a_wrong_page_is_asked_of_another_agent_and_its_agent_is_used_no_more_after_so
     play.fault.network(&|| now);
     assert_eq!(play.shared.pages_in.load(Ordering::Relaxed), 1);
     // Two more times: then it is not asked first any more, and the workload goes on.
-    play.shared.blame(liar, "a", "lies");
+    play.shared.blame(liar, "a", "lies", true);
     play.fault.ask(now, liar, vec![Wanted { place, content }], false);
     let asked = play.fault.agents.take_sent();
     play.fault.agents.answer(&asked[0], vec![6; PAGE as usize]);
@@ -531,10 +531,10 @@ fn a_page_that_a_thread_waits_for_is_not_fetched_ahead_too() {
 fn an_agent_that_has_lost_what_it_said_to_have_is_used_no_more_after_some() {
     let (mut play, now) = (Play::redundant(2), Instant::now());
     let (place, content, right) = replicated(&mut play);
-    play.shared.blame(AgentId(0), "a", "lies");
-    play.shared.blame(AgentId(1), "b", "lies");
+    play.shared.blame(AgentId(0), "a", "lies", true);
+    play.shared.blame(AgentId(1), "b", "lies", true);
     for agent in [AgentId(0), AgentId(1)] {
-        play.shared.blame(agent, "a", "lies");
+        play.shared.blame(agent, "a", "lies", true);
     }
     play.shared.estate.begin(Box::new(|_| Ok(())));
     play.shared.estate.begin_writing();
