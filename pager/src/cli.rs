@@ -24,6 +24,10 @@ pub const COMPLETE_VARIABLE: &str = "_GMS_COMPLETE";
 const EXIT_STATUS: &str = "Exit status: the command's own (128+N when signal N ended it); 125 when gms itself fails, \
 126 when the command cannot be executed, 127 when it is not found, 2 for a wrong command line.";
 
+/// Of commands that ask something.
+const EXIT_STATUS_OF_QUESTIONS: &str = "Exit status: 0; 1 when there is no such workload, or something needed is missing; \
+125 when gms itself fails, 2 for a wrong command line.";
+
 /// Run programs bigger than your machine's memory.
 #[derive(Debug, Parser)]
 #[command(name = "gms", version, about, long_about = None, after_help = EXIT_STATUS)]
@@ -41,9 +45,10 @@ pub enum Action {
     Run(RunArgs),
     /// Page a process which runs already, and the processes below it, until it ends
     ///
-    /// Ctrl-C or `gms detach PID` brings all pages home and leaves it running.
+    /// Ctrl-C, the end of its terminal (but under nohup) or `gms detach PID` brings all pages home and leaves it running.
     Attach(AttachArgs),
     /// Bring all pages of a workload home and leave it running
+    #[command(after_help = EXIT_STATUS_OF_QUESTIONS)]
     Detach {
         /// Root process of the workload, or the gms which pages it
         #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
@@ -54,6 +59,7 @@ pub enum Action {
     ///
     /// Faults wait for some milliseconds. What goes wrong before the other binary has begun is told, and the pager goes on as it was; if the other
     /// one crashes or hangs in that moment, the workload is killed.
+    #[command(after_help = EXIT_STATUS_OF_QUESTIONS)]
     Upgrade {
         /// Root process of the workload, or the gms which pages it
         #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
@@ -67,6 +73,7 @@ pub enum Action {
     #[command(hide = true)]
     Adopt(AdoptArgs),
     /// Show the workloads which gms pages on this machine
+    #[command(after_help = EXIT_STATUS_OF_QUESTIONS)]
     Status {
         /// Only this one: its root process, or the gms which pages it
         #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
@@ -79,6 +86,7 @@ pub enum Action {
     /// Watch the workloads live: scroll by arrows, sort by letters, quit by q
     Top,
     /// Check whether this machine can run gms; each finding comes with its cure
+    #[command(after_help = EXIT_STATUS_OF_QUESTIONS)]
     Doctor(DoctorArgs),
     /// Show the agents of a cluster, as one of them knows them
     Members(MembersArgs),

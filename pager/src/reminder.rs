@@ -8,7 +8,7 @@ use gms_transport::keys::Identity;
 const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What else is to be done about a key that this process has read, and reads no more.
-const CURE: &str = "a workload that runs keeps the key it was started with: take the new one by 'gms detach PID' and 'gms attach PID --keys DIR'";
+const CURE: &str = "a workload that runs keeps the key it was started with: take the new one by 'gms detach PID' and 'gms attach PID --local SIZE --agent HOST:PORT --keys DIR'";
 
 /// See the module's documentation.
 pub(crate) struct Reminder {

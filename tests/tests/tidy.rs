@@ -156,17 +156,41 @@ fn lines_of_functions(source: &Source, name: &str) -> Option<usize> {
     found
 }
 
+/// The functions that a document's table of a path names, by file.
+fn path_in(document: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let document = fs::read_to_string(root().join(document)).expect("a document");
+    let mut path: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for row in document.lines().filter(|line| line.starts_with("| ")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let link = cells.get(3).and_then(|cell| cell.split_once("](../"));
+        let Some(file) = link.and_then(|(_, link)| link.strip_suffix(')')) else { continue };
+        let functions = cells[2].split('`').skip(1).step_by(2);
+        let functions = functions.filter_map(|name| name.rsplit("::").next()).map(str::to_owned);
+        path.entry(file.to_owned()).or_default().extend(functions);
+    }
+    path
+}
+
+#[test]
+fn functions_on_the_paths_of_agent_and_transport_are_there() {
+    let (sources, mut findings) = (sources(), Vec::new());
+    for document in ["docs/agent.md", "docs/transport.md"] {
+        let path = path_in(document);
+        assert!(path.len() > 3, "the table of {document} is found");
+        for (file, functions) in path {
+            let source = sources.iter().find(|source| source.path == file).expect("a source");
+            let there = |name: &&String| lines_of_functions(source, name).is_some();
+            let missing = functions.iter().filter(|name| !there(name));
+            findings.extend(missing.map(|name| format!("{document}: {file} has no {name}")));
+        }
+    }
+    report("what documents name is there", findings);
+}
+
 /// The table of docs/fault.md: a fault's path stays as short as it says, and its functions are there.
 #[test]
 fn the_path_of_a_fault_is_short() {
-    let document = fs::read_to_string(root().join("docs/fault.md")).expect("docs/fault.md");
-    let mut path: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for row in document.lines().filter(|line| line.starts_with("| ")) {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let file = cells[3].split_once("](../").and_then(|(_, link)| link.strip_suffix(')'));
-        let Some(file) = file else { continue };
-        path.entry(file).or_default().extend(cells[2].split('`').skip(1).step_by(2));
-    }
+    let path = path_in("docs/fault.md");
     let sources = sources();
     let (mut findings, mut lines) = (Vec::new(), 0);
     for (file, functions) in &path {

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use gms_agent::memory::Memory;
 use gms_transport::keys::{self, Role};
+use gms_transport::quic::limits::SOCKET_BUFFER;
 use serde::Serialize;
 
 use super::{Failure, print};
@@ -22,9 +23,6 @@ use crate::size::Human;
 
 /// First kernel with UFFDIO_MOVE.
 const KERNEL_MIN: (u32, u32) = (6, 8);
-/// Receive buffer in which a burst of full vectors fits.
-const RMEM_BYTES_MIN: u64 = 2 << 20;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 enum Verdict {
@@ -202,10 +200,15 @@ fn memory() -> io::Result<Check> {
 }
 
 fn udp_buffer() -> Check {
-    let limit = fs::read_to_string("/proc/sys/net/core/rmem_max");
-    let limit = limit.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-    let cure = format!("sysctl net.core.rmem_max={0} net.core.wmem_max={0}", 2 * RMEM_BYTES_MIN);
-    wished("UDP buffers", limit >= RMEM_BYTES_MIN, format!("at most {}", Human(limit)), &cure)
+    let limit = |name| {
+        let text = fs::read_to_string(format!("/proc/sys/net/core/{name}"));
+        text.ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    let least = limit("rmem_max").min(limit("wmem_max"));
+    let cure =
+        format!("sysctl net.core.rmem_max={SOCKET_BUFFER} net.core.wmem_max={SOCKET_BUFFER}");
+    let is_enough = least >= SOCKET_BUFFER as u64;
+    wished("UDP buffers", is_enough, format!("at most {}", Human(least)), &cure)
 }
 
 fn processors() -> Check {

@@ -84,6 +84,8 @@ pub struct Signals {
 pub struct Inherited {
     mask: SigSet,
     child_ignored: bool,
+    /// Of those that a terminal sends.
+    ignored: SigSet,
     /// Soft and hard limit of their number.
     descriptors: (u64, u64),
 }
@@ -108,7 +110,14 @@ impl Signals {
         let old = set_handler(Signal::SIGCHLD, SigHandler::SigDfl)?;
         let child_ignored = matches!(old.handler(), SigHandler::SigIgn);
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE)?;
-        let inherited = Inherited { mask, child_ignored, descriptors };
+        let mut ignored = SigSet::empty();
+        for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
+            if let SigHandler::SigIgn = set_handler(signal, SigHandler::SigDfl)?.handler() {
+                set_handler(signal, SigHandler::SigIgn)?;
+                ignored.add(signal);
+            }
+        }
+        let inherited = Inherited { mask, child_ignored, ignored, descriptors };
         let fd = SignalFd::with_flags(&all, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         Ok(Signals { fd, inherited })
     }
@@ -154,6 +163,11 @@ impl AsFd for Signals {
 }
 
 impl Inherited {
+    /// Whether it was ignored, as SIGHUP is under nohup.
+    pub fn ignores(&self, number: i32) -> bool {
+        self.ignored.iter().any(|signal| signal as i32 == number)
+    }
+
     /// Gives this process the settings back.
     pub fn restore(&self) -> io::Result<()> {
         restore_pipe()?;
