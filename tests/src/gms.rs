@@ -53,6 +53,12 @@ impl Gms {
         Gms { before, program: Program::new::<_, OsString>([]).limit(SHORT_LIMIT), stats: None }
     }
 
+    /// Begun by a command that executes what follows, such as nohup.
+    pub fn by(mut self, command: &str) -> Gms {
+        self.before.insert(0, command.into());
+        self
+    }
+
     /// Adds an argument of gms.
     pub fn arg(mut self, arg: impl Into<OsString>) -> Gms {
         self.before.push(arg.into());

@@ -112,15 +112,19 @@ at_25_and_50_percent! {
     attach_pages_a_running_program_and_detach_brings_it_home => attach_and_detach;
 }
 
+/// The end of its terminal does not, under nohup.
 #[test]
 fn ctrl_c_of_attach_detaches() {
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let proc = running_program(80);
     let before = Before::of(proc.pid());
-    let attach = Gms::attach(&stage, proc.pid()).local(Mib(20)).agents(&[&agent]);
+    let attach = Gms::attach(&stage, proc.pid()).local(Mib(20)).agents(&[&agent]).by("nohup");
     let mut pager = attach.spawn();
     wait_paged(&mut pager, Mib(48));
+    pager.signal(Signal::SIGHUP);
+    wait_two_rounds(&proc);
+    assert!(status_of(proc.pid()).is_some(), "it has detached");
     pager.signal(Signal::SIGINT);
     attach.finish_proc(pager).expect_code(0);
     assert_home(proc.pid(), Mib(80));
