@@ -18,6 +18,7 @@ mod lend;
 mod local;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unmade;
 mod unread;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -124,6 +125,22 @@ pub enum Asked {
     Others,
 }
 
+/// What the core asks of processes. The simulation has none.
+#[derive(Clone, Copy, Debug)]
+pub struct Asks {
+    /// How many threads a process has, as far as that can be told.
+    pub threads: fn(i32) -> Option<i64>,
+    /// Whether an unmap of a process may be refused when it has been told.
+    pub refuses: fn(i32) -> bool,
+}
+
+impl Asks {
+    /// Nothing is known.
+    pub fn nobody() -> Asks {
+        Asks { threads: |_| None, refuses: |_| true }
+    }
+}
+
 /// See the module's documentation.
 pub struct FaultCore<T> {
     shared: Arc<Shared>,
@@ -161,8 +178,7 @@ pub struct FaultCore<T> {
     unread: BTreeMap<SpaceId, Unread>,
     zeros: Box<[u8]>,
     pulse: Pulse,
-    /// How many threads a process has, as far as that can be told.
-    threads: fn(i32) -> Option<i64>,
+    asks: Asks,
     // For the driver.
     listen: Vec<Listen>,
     asked: Asked,
@@ -178,7 +194,7 @@ impl<T: Transport> FaultCore<T> {
         shared: Arc<Shared>,
         thread: ThreadIndex,
         agents: Client<T>,
-        threads: fn(i32) -> Option<i64>,
+        asks: Asks,
         trace: Option<Trace>,
     ) -> FaultCore<T> {
         // Also those that nobody has told of yet: nothing is put at one before this thread can fetch it there.
@@ -210,7 +226,7 @@ impl<T: Transport> FaultCore<T> {
             unread: BTreeMap::new(),
             zeros: local::zeros(),
             pulse: Pulse::new(now),
-            threads,
+            asks,
             listen: Vec::new(),
             asked: Asked::Nobody,
             served: Vec::new(),

@@ -101,6 +101,11 @@ impl Homes {
         self.inboxes.iter().all(|inbox| inbox.reaches(agent))
     }
 
+    /// Whether any thread has one.
+    pub fn any_reaches(&self, agent: AgentId) -> bool {
+        self.inboxes.iter().any(|inbox| inbox.reaches(agent))
+    }
+
     /// The thread that a page may be lent to which one of `holders` has: the one that fetches the fewest, if those are fewer than `fetched`.
     pub fn worker(
         &self,

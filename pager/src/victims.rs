@@ -42,11 +42,12 @@ pub struct Sweep {
 
 impl Sweep {
     /// A guard was seen: what lies around it stays resident from now on.
-    fn spare_guarded(&mut self, guard: Range<u64>) {
+    pub fn spare_guarded(&mut self, guard: Range<u64>) {
         let around = guard.start.saturating_sub(GUARDED_AROUND)..guard.end + GUARDED_AROUND;
         self.ranges.remove(around.clone());
         self.guarded.insert(around);
-        self.victims.clear();
+        let Sweep { victims, ranges, .. } = self;
+        victims.retain(|page| ranges.contains(page.get()));
     }
 }
 

@@ -273,6 +273,13 @@ impl Placements {
         self.sets.iter().any(|set| !set.is_free() && rests(set))
     }
 
+    /// Whether a page is, or is being written, at this agent and, if at others, only at such of those.
+    pub fn rests_on_with(&self, agent: AgentId, others: AgentSet) -> bool {
+        let all = others.union(AgentSet::of(agent));
+        let rests = |agents: AgentSet| agents.has(agent) && agents.without(all).is_empty();
+        self.sets.iter().any(|set| !set.is_free() && rests(set.agents))
+    }
+
     fn pages_where(&self, is_meant: impl Fn(AgentSet) -> bool) -> u64 {
         self.sets.iter().filter(|set| is_meant(set.agents)).map(|set| set.pages).sum()
     }
@@ -327,11 +334,9 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// The same, where so many agents are enough, however near and whatever last resorts lack.
-    pub fn of_agents(&self, agents: u32) -> Self {
-        let spread = Spread::default();
-        let copies = Copies { agents, due: AgentSet::EMPTY, spread, ..self.copies };
-        Self { copies, recalling: AgentSet::EMPTY, ..*self }
+    /// When there is none at all elsewhere, not even at a last resort.
+    pub fn of_all(&self) -> Self {
+        Self { copies: Copies::at_agents(1), recalling: AgentSet::EMPTY, ..*self }
     }
 
     /// Whether it is so of a page that these agents have.
@@ -587,5 +592,16 @@ mod tests {
             let error = text.parse::<Redundancy>().expect_err(text).to_string();
             assert!(error.contains("replica:2"), "{error}");
         }
+    }
+
+    /// One agent drains, and the disk stands in for it: what is there is not short of everything.
+    #[test]
+    fn a_page_at_a_last_resort_is_not_only_at_agents_that_leave() {
+        let (agent, disk) = (AgentSet::of(AgentId(0)), AgentSet::of(AgentId(1)));
+        let copies = Copies { last_resorts: disk, due: disk, ..Copies::at_agents(0) };
+        let sources = agent.union(disk);
+        let shortage = Shortage { copies, leaving: agent, recalling: AgentSet::EMPTY, sources };
+        assert!(shortage.is_of(agent) && !shortage.is_of(sources));
+        assert!(shortage.of_all().is_of(agent) && !shortage.of_all().is_of(sources));
     }
 }

@@ -88,7 +88,7 @@ fn watch<P: Paging>(
         while let Some(arrival) = signals.next() {
             match arrival.number {
                 libc::SIGCHLD => stopped::reap_ended(),
-                number if signals.inherited().ignores(number) => {}
+                libc::SIGHUP if signals.inherited().ignores_hangup() => {}
                 libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT if detaching => {
                     progress.end();
                     say("still bringing pages home; the process must not lose them");

@@ -442,7 +442,7 @@ impl<T: Transport> EvictThread<T> {
                 rtt_us: view.rtt.as_secs_f64() * 1e6,
                 queue_us: view.queue.as_secs_f64() * 1e6,
                 refusals: lane.refusals(id),
-                up: lane.is_up(id) && reached(id),
+                up: lane.is_up(id) && (reached(id) || lane.is_draining(id)),
                 draining: lane.is_draining(id),
                 reason: why(id).unwrap_or_default().to_owned(),
             })

@@ -32,8 +32,8 @@ const DISCARDS_BATCH: usize = 512;
 const DISCARDS_PAUSE: Duration = Duration::from_millis(50);
 /// Exchanges in flight to one agent that tell it what to discard.
 const DISCARDS_MAX: usize = 4;
-/// If more wait than this, an agent that does not answer those, or is away, is told of no more: it keeps the pages until the workload ends. (One that has been away for its
-/// lease has none.)
+/// If more wait than this, an agent that does not answer those, or is away, is told of no more: it keeps the pages until the workload ends. (One that no thread
+/// has reached for twice its lease has none.)
 const DISCARDS_KEPT: usize = 1 << 20;
 /// An agent that has been away for this long is not expected back: its pages get other copies. An agent keeps pages for longer ([`LEASE`]).
 const GONE_AFTER: Duration = Duration::from_secs(10);
@@ -61,6 +61,8 @@ pub struct WriteBack<T> {
     copies: Copies,
     /// Since when agents cannot be used.
     away_since: BTreeMap<AgentId, Instant>,
+    /// Since when no thread has a link to an agent.
+    unlinked_since: BTreeMap<AgentId, Instant>,
     discard_at: Instant,
     repair: Repair,
     /// Makes pages of parity, to be dealt anew or brought home.
@@ -81,6 +83,7 @@ impl<T: Transport> WriteBack<T> {
             usable: AgentSet::EMPTY,
             copies: Copies::at_agents(1),
             away_since: BTreeMap::new(),
+            unlinked_since: BTreeMap::new(),
             discard_at: now,
             repair: Repair::new(now),
             decoder: Decoder::new(now, shared.config.redundancy.shape(), Urgency::Bulk),
@@ -299,7 +302,10 @@ impl<T: Transport> WriteBack<T> {
             lock(&self.shared.tables).discards_heard();
         }
         for (agent, is_up) in agents {
-            if !is_up && self.away(now, agent) > LEASE {
+            let reached = is_up || self.shared.homes.any_reaches(agent);
+            let unlinked = self.unlinked_since.entry(agent).or_insert(now);
+            *unlinked = if reached { now } else { *unlinked };
+            if now.duration_since(*unlinked) > 2 * LEASE {
                 lock(&self.shared.tables).forget_discards(agent);
             }
             let may_ask = is_up && self.agents.under_way(agent, Op::Discard) < DISCARDS_MAX;

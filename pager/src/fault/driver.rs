@@ -11,7 +11,7 @@ use gms_transport::client::Client;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::follow::Follow;
-use super::{Asked, FaultCore, Listen};
+use super::{Asked, Asks, FaultCore, Listen};
 use crate::homes::{FaultCommand, ThreadIndex};
 use crate::kernel::proc;
 use crate::shared::Shared;
@@ -51,9 +51,8 @@ pub struct FaultThread<T> {
     no_spin_until: Instant,
 }
 
-fn threads(pid: i32) -> Option<i64> {
-    proc::status_field(pid, "Threads:")
-}
+const ASKS: Asks =
+    Asks { threads: |pid| proc::status_field(pid, "Threads:"), refuses: proc::may_refuse_unmaps };
 
 impl<T: Transport> FaultThread<T> {
     /// A thread's state; [`FaultThread::run`] runs it.
@@ -69,7 +68,7 @@ impl<T: Transport> FaultThread<T> {
         epoll.add(agents.fd(), EpollEvent::new(EpollFlags::EPOLLIN, PACKETS))?;
         let now = Instant::now();
         Ok(FaultThread {
-            core: FaultCore::new(now, shared.clone(), thread, agents, threads, trace),
+            core: FaultCore::new(now, shared.clone(), thread, agents, ASKS, trace),
             shared,
             thread,
             commands,

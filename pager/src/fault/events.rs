@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 use super::forks::inherit;
 use super::{Fault, FaultCore, SpaceFaults, Told};
 use crate::kernel::journal::{Caveat, MESSAGES_MAX};
-use crate::kernel::{Event, Messages, PageFault, Probe, Registration};
+use crate::kernel::{Event, Messages, PageFault, Registration};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
 use crate::tables::{
-    Change, Doubt, FaultAction, Orders, Part, Remap, Seen, Step, Tables, contested, drop_echoes,
-    if_unmade,
+    Change, Doubt, FaultAction, Orders, Remap, Seen, Step, Tables, contested, drop_echoes,
 };
 use crate::torture::{self, Point};
 use gms_policy::ids::{PageAddr, SpaceId};
@@ -262,101 +261,6 @@ impl<T: Transport> FaultCore<T> {
         }
     }
 
-    /// Drops the unmaps that were told of and not made. False if others have begun meanwhile and it matters.
-    fn drop_unmade(&mut self, space: &Space) -> bool {
-        let Some(unmade) = self.unmade(space) else { return false };
-        // Markers may have been moved there.
-        if !unmade.is_empty() && space.faults.has_event() {
-            return false;
-        }
-        if let Some(state) = self.spaces.get_mut(&space.id) {
-            let mut changes = 0..;
-            state.backlog.retain(|told| {
-                let change = told.event.change().and_then(|_| changes.next());
-                change.is_none_or(|change| !unmade.contains(&change))
-            });
-        }
-        true
-    }
-
-    /// The kernel tells of an unmap before it knows whether the process's limits, or a sealed mapping in the range, allow it; it is made wholly or not at all. Which
-    /// were not, as far as other threads have not changed the same: the places of these among the changes that have been told. `None` if others have begun meanwhile
-    /// and it matters.
-    fn unmade(&self, space: &Space) -> Option<BTreeSet<usize>> {
-        let mut unmade = BTreeSet::new();
-        let backlog = self.spaces.get(&space.id).map(|state| &state.backlog)?;
-        let changes: Vec<Change> =
-            backlog.iter().filter_map(|told| told.event.change().cloned()).collect();
-        let is_unmap = |change: &Change| matches!(change, Change::Unmap(_));
-        if !changes.iter().any(is_unmap) {
-            return Some(unmade);
-        }
-        let concerned =
-            if self.is_alone(space) { RangeSet::default() } else { contested(&changes) };
-        for (place, change) in changes.iter().enumerate().filter(|(_, change)| is_unmap(change)) {
-            if concerned.overlaps(change.left()).next().is_some() {
-                continue;
-            }
-            let parts = if_unmade(&changes, place, &unmade);
-            if parts.iter().any(|part| self.has_marker(space, part)) {
-                unmade.insert(place);
-                continue;
-            }
-            for part in &parts {
-                if self.is_left(space, part)? {
-                    unmade.insert(place);
-                }
-            }
-        }
-        Some(unmade)
-    }
-
-    /// Whether a part of the address space in which pages are leaving is still there, if that can be known without their markers; `None` if it is being changed.
-    fn is_left(&self, space: &Space, (now, began): &Part) -> Option<bool> {
-        let before = *began..began + (now.end - now.start);
-        let leaving = lock(&self.shared.tables).left_unmarked(space.id, &before);
-        let mut is_mapped = false;
-        for (_, (_, page)) in &leaving {
-            is_mapped |= is_registered(space, page.get() - began + now.start)?;
-        }
-        if !is_mapped {
-            return Some(false);
-        }
-        // Memory may have grown over what was unmapped: that is empty, as nobody is served.
-        let taken = space.page_tables.get().and_then(|tables| tables.taken(now.clone()).ok());
-        for range in taken.unwrap_or_default().iter() {
-            if is_registered(space, range.start)? {
-                return Some(true);
-            }
-        }
-        let name = space.name();
-        let why = format!("{name} unmaps memory, and it is not known which pages are there");
-        self.shared.fail(why);
-        Some(false)
-    }
-
-    /// Whether a page that is known, which was in a part of the address space before the changes, has a marker where that is now.
-    fn has_marker(&self, space: &Space, (now, began): &Part) -> bool {
-        let mut before = *began..began + (now.end - now.start);
-        let next = |range: Range<u64>| {
-            let end = range.end;
-            Some(lock(&self.shared.tables).next_known(space.id, range)).filter(|next| *next < end)
-        };
-        if let Some(page_tables) = space.page_tables.get() {
-            let marked = || page_tables.marked(now.clone()).unwrap_or_default();
-            return next(before).is_some() && !marked().is_empty();
-        }
-        // Of a child that nobody has met yet.
-        while let Some(page) = next(before.clone()) {
-            match space.faults.probe(page - began + now.start) {
-                Probe::Occupied => return true,
-                Probe::Gone => return false,
-                Probe::Absent | Probe::Changing | Probe::Taken => before.start = page + PAGE,
-            }
-        }
-        false
-    }
-
     /// What is known of the order of the changes that have been told; `None` if others have begun meanwhile and it matters.
     pub(super) fn prove_order(&mut self, space: &Space) -> Option<Proof> {
         let backlog = &mut self.spaces.get_mut(&space.id)?.backlog;
@@ -475,14 +379,14 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// Whether the space has had one thread only, as far as has been seen.
-    fn is_alone(&self, space: &Space) -> bool {
+    pub(super) fn is_alone(&self, space: &Space) -> bool {
         if !self.spaces.contains_key(&space.id) {
             return false;
         }
         if !space.threaded.load(Ordering::Relaxed) {
             let pid = space.pid.load(Ordering::Relaxed);
             // A child that has not been met yet begins with one.
-            let threaded = pid != 0 && (self.threads)(pid) != Some(1);
+            let threaded = pid != 0 && (self.asks.threads)(pid) != Some(1);
             space.threaded.store(threaded, Ordering::Relaxed);
         }
         !space.threaded.load(Ordering::Relaxed)
@@ -590,15 +494,6 @@ impl<T: Transport> FaultCore<T> {
             let _ = space.faults.register(relief.clone());
             lock(&space.relieved).insert(relief);
         }
-    }
-}
-
-/// Whether memory is registered at a page; `None` if the address space is being changed.
-fn is_registered(space: &Space, page: u64) -> Option<bool> {
-    match space.faults.registration(page..page + PAGE) {
-        Registration::Whole => Some(true),
-        Registration::Changing => None,
-        Registration::Not => Some(false),
     }
 }
 

@@ -156,7 +156,8 @@ impl Play {
         pages: u64,
     ) -> Play {
         let client = || Client::scripted(agents, Checksum::new(7));
-        let mut fault = FaultCore::new(Instant::now(), shared.clone(), 0, client(), |_| None, None);
+        let mut fault =
+            FaultCore::new(Instant::now(), shared.clone(), 0, client(), Asks::nobody(), None);
         let root = Root::Process(Target::nobody());
         let evict =
             EvictThread::new(shared.clone(), commands.evict, client(), root, Gauges::default());
@@ -546,7 +547,7 @@ fn a_child_is_served_by_the_thread_that_has_fewer_spaces() {
         let parent = play.space.clone();
         let client = Client::scripted(0, Checksum::new(7));
         let mut other =
-            FaultCore::new(Instant::now(), play.shared.clone(), 1, client, |_| None, None);
+            FaultCore::new(Instant::now(), play.shared.clone(), 1, client, Asks::nobody(), None);
         let child = play.forked(&parent);
         if told_before {
             play.shared.homes.end(child.id);

@@ -83,6 +83,27 @@ pub fn not_inherited(pid: i32) -> Option<Vec<Range<u64>>> {
     Some(parse_not_inherited(&String::from_utf8_lossy(&bytes)))
 }
 
+/// Whether an unmap of a process may be refused after it has been told of, as far as can be seen: by a limit, strict overcommit or a sealed mapping.
+pub fn may_refuse_unmaps(pid: i32) -> bool {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok();
+    let is_limited = limits.is_none_or(|limits| {
+        ["Max address space", "Max data size"].iter().any(|limit| {
+            let soft = limits.lines().find_map(|line| line.strip_prefix(limit));
+            soft.is_none_or(|soft| !soft.trim_start().starts_with("unlimited"))
+        })
+    });
+    let overcommit = fs::read_to_string("/proc/sys/vm/overcommit_memory");
+    let is_strict = overcommit.map_or(true, |mode| mode.trim() == "2");
+    is_limited || is_strict || has_sealed(pid)
+}
+
+fn has_sealed(pid: i32) -> bool {
+    let Ok(smaps) = fs::read(format!("/proc/{pid}/smaps")) else { return true };
+    let smaps = String::from_utf8_lossy(&smaps);
+    let mut flags = smaps.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
+    flags.any(|flags| flags.split_ascii_whitespace().any(|flag| flag == "sl"))
+}
+
 /// All processes.
 pub fn all() -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };

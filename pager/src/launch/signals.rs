@@ -84,8 +84,7 @@ pub struct Signals {
 pub struct Inherited {
     mask: SigSet,
     child_ignored: bool,
-    /// Of those that a terminal sends.
-    ignored: SigSet,
+    hangup_ignored: bool,
     /// Soft and hard limit of their number.
     descriptors: (u64, u64),
 }
@@ -110,14 +109,10 @@ impl Signals {
         let old = set_handler(Signal::SIGCHLD, SigHandler::SigDfl)?;
         let child_ignored = matches!(old.handler(), SigHandler::SigIgn);
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE)?;
-        let mut ignored = SigSet::empty();
-        for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
-            if let SigHandler::SigIgn = set_handler(signal, SigHandler::SigDfl)?.handler() {
-                set_handler(signal, SigHandler::SigIgn)?;
-                ignored.add(signal);
-            }
-        }
-        let inherited = Inherited { mask, child_ignored, ignored, descriptors };
+        let old = set_handler(Signal::SIGHUP, SigHandler::SigDfl)?;
+        let hangup_ignored = matches!(old.handler(), SigHandler::SigIgn);
+        set_handler(Signal::SIGHUP, pick(hangup_ignored))?;
+        let inherited = Inherited { mask, child_ignored, hangup_ignored, descriptors };
         let fd = SignalFd::with_flags(&all, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         Ok(Signals { fd, inherited })
     }
@@ -163,9 +158,9 @@ impl AsFd for Signals {
 }
 
 impl Inherited {
-    /// Whether it was ignored, as SIGHUP is under nohup.
-    pub fn ignores(&self, number: i32) -> bool {
-        self.ignored.iter().any(|signal| signal as i32 == number)
+    /// Whether the end of the terminal was ignored, as under nohup.
+    pub fn ignores_hangup(&self) -> bool {
+        self.hangup_ignored
     }
 
     /// Gives this process the settings back.

@@ -33,7 +33,7 @@ impl Process {
         let mut sweep = RangeSet::default();
         let counts = Instant::now() >= self.next_unpageable;
         let mut unpageable = 0;
-        let mut guarded = RangeSet::default();
+        let (mut guarded, mut guards) = (RangeSet::default(), Vec::new());
         for (i, mapping) in mappings.iter().enumerate() {
             if !self.is_ours_to_page(mapping) {
                 continue;
@@ -53,11 +53,13 @@ impl Process {
                     sweep.remove(mapping.range.end - THREAD_TOP..mapping.range.end);
                 }
             }
-            if counts {
-                let all = std::slice::from_ref(&mapping.range);
-                let stays = if pageable { &spared } else { all };
-                unpageable +=
-                    stays.iter().map(|range| self.resident_in(range.clone())).sum::<u64>();
+            if counts && pageable {
+                // No search goes there: others may be beside it.
+                let resident =
+                    spared.iter().map(|range| self.resident_in(range.clone(), &mut guards));
+                unpageable += resident.sum::<u64>();
+            } else if counts {
+                unpageable += self.resident_in(mapping.range.clone(), &mut Vec::new());
             }
             spared.into_iter().for_each(|range| guarded.insert(range));
         }
@@ -69,6 +71,7 @@ impl Process {
         self.sweep.guarded = guarded;
         self.sweep.victims.retain(|page| sweep.contains(page.get()));
         self.sweep.ranges = sweep;
+        guards.into_iter().for_each(|guard| self.sweep.spare_guarded(guard));
         if counts {
             self.next_unpageable = Instant::now() + UNPAGEABLE_EVERY;
             self.unpageable = unpageable;
@@ -88,7 +91,8 @@ impl Process {
         overlaps(blob, crate::arch::BLOB_LEN as u64) || overlaps(self.outbox, OUTBOX_LEN)
     }
 
-    fn resident_in(&self, range: Range<u64>) -> u64 {
+    /// Bytes there; notes guards.
+    fn resident_in(&self, range: Range<u64>, guards: &mut Vec<Range<u64>>) -> u64 {
         let mut regions = Vec::new();
         let mut at = range.start;
         let Some(page_tables) = self.page_tables() else { return 0 };
@@ -98,6 +102,8 @@ impl Process {
                 _ => break,
             }
         }
+        let guarded = regions.iter().filter(|region| region.by == Occupant::Guard);
+        guards.extend(guarded.map(|region| region.range.clone()));
         let present = regions.iter().filter(|region| region.by == Occupant::Present);
         present.map(|region| region.range.end - region.range.start).sum()
     }

@@ -40,6 +40,11 @@ impl Tables {
         self.leaving_of(space).chain(doomed).map(|(_, page)| page)
     }
 
+    /// Those of a range.
+    pub fn unmarked_in(&self, space: SpaceId, range: &Range<u64>) -> Vec<PageAddr> {
+        self.unmarked_of(space).filter(|page| range.contains(&page.get())).collect()
+    }
+
     /// Ranges of a space in which something known may have been discarded, each told once.
     pub fn take_stale(&mut self, space: SpaceId) -> RangeSet {
         self.spaces.get_mut(&space).map(SpaceState::take_stale).unwrap_or_default()

@@ -179,7 +179,7 @@ impl Tables {
             (None, None) => !self.depends_on_one_of(agent, untrusted),
             (None, Some(shortage)) => {
                 let placements = &self.map.placements;
-                !placements.rests_on(untrusted.union(AgentSet::of(agent)))
+                !placements.rests_on_with(agent, untrusted)
                     && placements.short_at(agent, shortage) == 0
             }
         }

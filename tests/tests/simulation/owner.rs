@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use gms_pager::config::SessionConfig;
 use gms_pager::evict::reconcile;
 use gms_pager::evict::write_back::WriteBack;
-use gms_pager::fault::{FaultCore, Listen};
+use gms_pager::fault::{Asks, FaultCore, Listen};
 use gms_pager::kernel::{Event, Faults, PageTables, Registration};
 use gms_pager::page_map::PAGE;
 use gms_pager::shared::{Commands, EvictCommand, Outcome, Shared, Sizes};
@@ -232,7 +232,7 @@ impl Owner {
         let lane = Lane::new(now, ledger, WORKLOAD, &estate.agents).resuming(incarnation, session);
         let evict_agents = Client::new(lane, Checksum::new(SECRET)).sealed(estate.seal.clone());
         let handle = spaces[0].1.clone();
-        let core = |n, client| FaultCore::new(now, shared.clone(), n, client, |_| None, None);
+        let core = |n, client| FaultCore::new(now, shared.clone(), n, client, Asks::nobody(), None);
         let mut home = core(0, client(0));
         let workers = (1..fault_threads).map(|n| core(n, client(1 + n))).collect();
         Workers::new(now, shared.clone(), workers, handle.watch.clone(), workers_seed).begin();

@@ -219,7 +219,11 @@ impl<T: Transport> WriteBack<T> {
 
     /// Agents that drain, and of whose pages there are enough copies elsewhere, need not wait any longer: not for others' pages, nor until copies are farther apart.
     fn take_leave(&mut self, now: Instant, shortage: &Shortage) {
-        let few = shortage.of_agents(shortage.copies.agents);
+        let copies = shortage.copies;
+        // Where it stands in for agents the disk is to have them first.
+        let due = if copies.agents < self.shared.copies { copies.due } else { AgentSet::EMPTY };
+        let copies = Copies { due, spread: Spread::default(), ..copies };
+        let few = Shortage { copies, recalling: AgentSet::EMPTY, ..*shortage };
         let few = (self.repair.left > 0).then_some(&few);
         let lane = self.agents.lane();
         let up = lane.agents().filter(|&agent| lane.is_up(agent));
@@ -251,7 +255,7 @@ impl<T: Transport> WriteBack<T> {
             repair.leaving = shortage.leaving;
             (repair.from, repair.only_there) = (START, !is_striped);
         }
-        let alone = shortage.of_agents(1);
+        let alone = shortage.of_all();
         let meant = if repair.only_there { &alone } else { shortage };
         let short =
             lock(&self.shared.tables).find_short(repair.from, meant, (ENTRIES_MAX, PAGES_MAX));

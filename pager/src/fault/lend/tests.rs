@@ -5,8 +5,8 @@ use gms_transport::message::{Control, PAGES_MAX, Status};
 use gms_transport::{AbortReason, Event, ExchangeId};
 
 use super::*;
-use crate::fault::Fault;
 use crate::fault::tests::{ID, Play, shared_by};
+use crate::fault::{Asks, Fault};
 use crate::page_map::PAGE;
 use crate::tables::{EvictOutcome, FaultAction, Place, WriteOutcome};
 
@@ -36,7 +36,8 @@ fn home_and_worker_of(agents: u16) -> (Play, FaultCore<Script>) {
     drop(tables);
     play.fault.agents.take_sent();
     let client = Client::scripted(agents, Checksum::new(7));
-    let worker = FaultCore::new(Instant::now(), play.shared.clone(), 1, client, |_| None, None);
+    let worker =
+        FaultCore::new(Instant::now(), play.shared.clone(), 1, client, Asks::nobody(), None);
     (play, worker)
 }
 
