@@ -472,8 +472,8 @@ impl Shared {
     }
 
     /// An agent does `what`: gives a page that is not the one it was given, or does not have it any more. The first time is told. After some it is used no
-    /// more, where other agents have pages too. Else what it gives ends the workload, if a thread waits for it, and not while that is let go: then it is asked again.
-    pub fn blame(&self, agent: AgentId, name: &str, what: &str, is_awaited: bool) {
+    /// more, where other agents have pages too. Else what it gives ends the workload, if it is `for_threads`, and not while that is let go: then it is asked again.
+    pub fn blame(&self, agent: AgentId, name: &str, what: &str, for_threads: bool) {
         let mut blamed = lock(&self.blamed);
         let count = blamed.entry(agent).or_default();
         *count += 1;
@@ -487,7 +487,7 @@ impl Shared {
                 self.do_without(agent);
             }
             BLAME_MAX..
-                if is_awaited && !self.has_copies() && !self.detaching.load(Ordering::Relaxed) =>
+                if for_threads && !self.has_copies() && !self.detaching.load(Ordering::Relaxed) =>
             {
                 self.fail(format!("{text}: {advice}"));
             }

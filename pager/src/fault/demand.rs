@@ -253,15 +253,14 @@ impl<T: Transport> FaultCore<T> {
         let Some(fetch) = self.fetches.get_mut(&get) else { return };
         let agent = fetch.agent;
         let was_spoiled = std::mem::replace(&mut fetch.spoiled, true);
-        let is_awaited = fetch.is_awaited(page);
-        if is_awaited {
+        if fetch.is_awaited(page) {
             let place = fetch.pages[page].place;
             self.doubt(now, place, agent);
         }
         if !was_spoiled {
             let mark = if self.shared.config.seal { "seal" } else { "checksum" };
             let what = format!("gives back a page with a wrong {mark}");
-            self.shared.blame(agent, self.agents.lane().name(agent), &what, is_awaited);
+            self.shared.blame(agent, self.agents.lane().name(agent), &what, true);
         }
     }
 

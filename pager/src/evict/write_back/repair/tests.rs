@@ -90,6 +90,7 @@ fn an_agent_that_is_gone_does_not_keep_discards_from_being_told_together() {
     let (first, gone) = (at(&thread, 0), at(&thread, 1));
     assert!(first.len() > 100 && gone.len() > DISCARDS_BATCH);
     thread.agents.lose(AgentId(1));
+    thread.shared.homes.tell_link(0, AgentId(1), false);
     network(&mut thread, start);
     let discard = |thread: &WriteBack<Script>, n: u64| {
         lock(&thread.shared.tables).discarded((ID, page(n)));
