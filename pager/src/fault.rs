@@ -90,6 +90,8 @@ struct Told {
     event: Event,
     /// If it is a remap, it has been told too that its source is no longer mapped.
     echoed: bool,
+    /// If it is an unmap, it has been found to have been made.
+    made: bool,
 }
 
 /// One thread waits for one page.
@@ -490,7 +492,11 @@ impl<T: Transport> FaultCore<T> {
     /// What is to be applied; returns whether anything is.
     fn note_told(&mut self, id: SpaceId, events: Vec<Event>) -> bool {
         let Some(state) = self.spaces.get_mut(&id) else { return false };
-        state.backlog.extend(events.into_iter().map(|event| Told { event, echoed: false }));
+        state.backlog.extend(events.into_iter().map(|event| Told {
+            event,
+            echoed: false,
+            made: false,
+        }));
         let is_behind = !state.backlog.is_empty();
         if is_behind {
             self.behind.insert(id);

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-use super::{FaultCore, Told};
+use super::FaultCore;
 use crate::kernel::{Probe, Registration};
 use crate::page_map::PAGE;
+use crate::range_set::RangeSet;
 use crate::space::Space;
 use crate::sync::lock;
 use crate::tables::{Change, Part, contested, if_unmade};
@@ -16,7 +18,7 @@ use gms_transport::Transport;
 /// Of more changes together all unmaps are taken for made.
 const CHANGES_MAX: usize = 256;
 /// Pages of an unmap that are looked at in a child that nobody has met yet.
-const PROBES_MAX: usize = 4096;
+const PROBES_MAX: usize = 16;
 
 impl<T: Transport> FaultCore<T> {
     /// Drops the unmaps that were not made. False if other changes have begun meanwhile and it matters. The gate is closed.
@@ -24,53 +26,69 @@ impl<T: Transport> FaultCore<T> {
         let Some(backlog) = self.spaces.get(&space.id).map(|state| &state.backlog) else {
             return true;
         };
-        let change = |told: &Told| told.event.change().cloned();
-        let changes: Vec<Change> = backlog.iter().filter_map(change).collect();
+        let changes = backlog.iter().filter(|told| told.event.change().is_some());
+        let made = changes.clone().enumerate().filter(|(_, told)| told.made);
+        let mut made: BTreeSet<usize> = made.map(|(place, _)| place).collect();
+        let changes: Vec<Change> =
+            changes.filter_map(|told| told.event.change().cloned()).collect();
         if changes.len() > CHANGES_MAX {
             return true;
         }
-        let parts = self.parts_unmapped(space, &changes);
-        if parts.is_empty() {
+        let unmaps = self.unmaps(space, &changes, &made);
+        if unmaps.is_empty() {
             return true;
         }
-        let mut unmade = BTreeSet::new();
-        for (place, range) in parts {
+        let (mut unmade, mut is_known) = (BTreeSet::new(), true);
+        for (place, range) in unmaps {
             // Of what was told before it is known by now whether it was made.
             let parts = match changes.iter().any(|change| change.reached().is_some()) {
                 true => if_unmade(&changes, place, &unmade),
                 false => vec![(range.clone(), range.start)],
             };
-            for part in &parts {
-                match self.is_there(space, part) {
-                    Some(true) => drop(unmade.insert(place)),
-                    Some(false) => {}
-                    None => return false,
+            let there: Option<Vec<bool>> =
+                parts.iter().map(|part| self.is_there(space, part)).collect();
+            match there {
+                Some(there) if there.contains(&true) => drop(unmade.insert(place)),
+                Some(_) => drop(made.insert(place)),
+                None => {
+                    is_known = false;
+                    break;
                 }
             }
         }
-        // What was seen, or not, may have been moved there, or away, by what is not told yet.
-        if space.faults.has_event() {
-            return false;
-        }
+        // What was seen, or not, may have been moved there, or away, by what is not told yet. But a child that nobody has met goes on, and cannot be stopped: what it has
+        // not any more is not looked for again.
+        let is_met = space.page_tables.get().is_some();
+        let matters = is_met || !unmade.is_empty();
+        is_known &= !(matters && space.faults.has_event());
         if let Some(state) = self.spaces.get_mut(&space.id) {
             let mut changes = 0..;
-            state.backlog.retain(|told| {
+            state.backlog.retain_mut(|told| {
                 let change = told.event.change().and_then(|_| changes.next());
-                change.is_none_or(|change| !unmade.contains(&change))
+                told.made = !is_met && change.is_some_and(|change| made.contains(&change));
+                !is_known || change.is_none_or(|change| !unmade.contains(&change))
             });
         }
-        true
+        is_known
     }
 
-    /// The unmaps that concern pages of which something is known, but for those of which others' changes concern the same: for each its place among the changes.
-    fn parts_unmapped(&self, space: &Space, changes: &[Change]) -> Vec<(usize, Range<u64>)> {
+    /// The unmaps that are not known as made, and concern pages of which something is known, but for those of which others' changes concern the same: for each its place
+    /// among the changes.
+    fn unmaps(
+        &self,
+        space: &Space,
+        changes: &[Change],
+        made: &BTreeSet<usize>,
+    ) -> Vec<(usize, Range<u64>)> {
         let knows = |range: Range<u64>| lock(&self.shared.tables).knows(space.id, range);
-        let unmaps = changes.iter().enumerate();
-        let unmaps = unmaps.filter(|(_, change)| matches!(change, Change::Unmap(_)));
         let has_moved = changes.iter().any(|change| change.reached().is_some());
-        let unmaps = unmaps.map(|(place, change)| (place, change.left()));
-        let mut unmaps: Vec<_> =
-            unmaps.filter(|(_, range)| has_moved || knows(range.clone())).collect();
+        let mut unmaps = Vec::new();
+        for (place, change) in changes.iter().enumerate() {
+            let Change::Unmap(range) = change else { continue };
+            if !made.contains(&place) && (has_moved || knows(range.clone())) {
+                unmaps.push((place, range.clone()));
+            }
+        }
         if has_moved && !unmaps.is_empty() && !self.is_alone(space) {
             let concerned = contested(changes);
             unmaps.retain(|(_, range)| concerned.overlaps(range.clone()).next().is_none());
@@ -94,9 +112,12 @@ impl<T: Transport> FaultCore<T> {
         }
         // Memory may have grown over what was unmapped: that is empty, as nobody is served.
         let taken = space.page_tables.get().and_then(|tables| tables.taken(now.clone()).ok());
-        let relieved = lock(&space.relieved).clone();
+        let is_known = |set: &Mutex<RangeSet>, range: &Range<u64>| {
+            lock(set).overlaps(range.clone()).next().is_none()
+        };
         for range in taken.unwrap_or_default().iter() {
-            if relieved.overlaps(range.clone()).next().is_none()
+            if is_known(&space.relieved, &range)
+                && is_known(&space.unrecorded, &range)
                 && is_registered(space, range.start)?
             {
                 return Some(true);
@@ -130,7 +151,8 @@ impl<T: Transport> FaultCore<T> {
             match space.faults.probe(page.get() - began + now.start) {
                 Probe::Occupied => return Some(true),
                 Probe::Changing => return None,
-                Probe::Absent | Probe::Gone | Probe::Taken => {}
+                Probe::Gone => break,
+                Probe::Absent | Probe::Taken => {}
             }
         }
         Some(false)

@@ -49,7 +49,9 @@ impl Process {
                 && !mapping.is_executable();
             if pageable {
                 sweep.insert(mapping.range.clone());
-                if i > 0 && is_thread_stack(&mappings[i - 1], mapping) {
+                // A guard at its beginning makes it a stack, perhaps a large one.
+                let is_guarded = spared.first().is_some_and(|s| s.start == mapping.range.start);
+                if is_guarded || i > 0 && is_thread_stack(&mappings[i - 1], mapping) {
                     sweep.remove(mapping.range.end - THREAD_TOP..mapping.range.end);
                 }
             }

@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::fault::tests::{ID, Play};
-use crate::kernel::Event;
+use crate::kernel::{Event, Installed};
 use crate::tables::{FaultAction, Place};
 use gms_policy::ids::PageAddr;
 
@@ -69,5 +69,25 @@ fn a_page_without_a_marker_is_not_taken_for_unmapped_where_memory_is() {
         play.fault.note_told(ID, vec![unmap(play)]);
         play.fault.handle_told(&Instant::now, &space, &mut Vec::new());
         assert_eq!(play.shared.has_failed(), refuses, "doomed: {doomed}");
+    }
+}
+
+/// A page is present in registered memory where another is lost: of the same mapping, unless it was registered while changes were under way.
+#[test]
+fn what_was_registered_while_a_change_was_under_way_proves_nothing() {
+    for is_recorded in [true, false] {
+        let mut play = Play::new(None).evicted();
+        let (space, range) = (play.space.clone(), play.page..play.page + PAGE);
+        space.pid.store(1, Ordering::Relaxed);
+        space.faults.mark(range.clone(), false).expect("no marker");
+        assert_eq!(space.faults.copy(play.page, &[1; PAGE as usize]), Installed::Done);
+        lock(&play.shared.tables).doom(place(&play));
+        if !is_recorded {
+            lock(&space.unrecorded).insert(range);
+        }
+        play.fault.note_told(ID, vec![unmap(&play)]);
+        play.fault.handle_told(&Instant::now, &space, &mut Vec::new());
+        assert_eq!(play.shared.has_failed(), !is_recorded);
+        assert_eq!(lock(&play.shared.tables).is_doomed(place(&play)), is_recorded);
     }
 }
