@@ -289,10 +289,9 @@ impl<T: Transport> WriteBack<T> {
     fn discard(&mut self, now: Instant) {
         self.return_unheard();
         let lane = self.agents.lane();
-        let agents: Vec<(AgentId, bool)> = lane.agents().map(|a| (a, lane.is_up(a))).collect();
         let tables = lock(&self.shared.tables);
-        let up = agents.iter().filter(|(_, is_up)| *is_up);
-        let waiting: usize = up.map(|&(agent, _)| tables.discards_of(agent)).sum();
+        let up = lane.agents().filter(|&agent| lane.is_up(agent));
+        let waiting: usize = up.map(|agent| tables.discards_of(agent)).sum();
         drop(tables);
         if waiting < DISCARDS_BATCH && now < self.discard_at {
             return;
@@ -301,6 +300,8 @@ impl<T: Transport> WriteBack<T> {
         if self.agents.unanswered_discards().next().is_none() {
             lock(&self.shared.tables).discards_heard();
         }
+        let lane = self.agents.lane();
+        let agents: Vec<(AgentId, bool)> = lane.agents().map(|a| (a, lane.is_up(a))).collect();
         for (agent, is_up) in agents {
             let reached = is_up || self.shared.homes.any_reaches(agent);
             let unlinked = self.unlinked_since.entry(agent).or_insert(now);

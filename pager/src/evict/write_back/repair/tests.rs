@@ -109,7 +109,7 @@ fn an_agent_that_is_gone_does_not_keep_discards_from_being_told_together() {
     assert_eq!(waiting(&thread), 0);
 }
 
-/// Nobody waits for it, and the others are given by then.
+/// It is asked for again and again, by nobody who waits.
 #[test]
 fn a_page_that_an_agent_has_lost_ends_nothing_before_it_is_needed() {
     let (mut thread, start) = (write_back(2), Instant::now());
@@ -123,9 +123,10 @@ fn a_page_that_an_agent_has_lost_ends_nothing_before_it_is_needed() {
         tell_states(&mut thread, now, AgentId(0));
         thread.turn(now, true);
         for request in thread.agents.take_sent() {
-            let bytes = vec![1; PAGE as usize * usize::from(request.1.count())];
-            wrong += u32::from(request.1.op() == Some(Op::Get));
-            thread.agents.answer(&request, if wrong > 0 { bytes } else { Vec::new() });
+            let is_get = request.1.op() == Some(Op::Get);
+            let pages = if is_get { usize::from(request.1.count()) } else { 0 };
+            wrong += u32::from(is_get);
+            thread.agents.answer(&request, vec![1; PAGE as usize * pages]);
         }
         network(&mut thread, now);
     }
