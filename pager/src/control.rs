@@ -216,7 +216,7 @@ impl Server {
         }
         let pager = self_pid();
         let (path, unready) =
-            (dir.join(format!("{pager}.sock")), dir.join(format!(".{pager}.{root}")));
+            (dir.join(format!("{pager}.sock")), dir.join(above::first_name(pager, root)));
         let _ = fs::remove_file(&unready);
         // Named only once it listens: who finds a socket that refuses may remove it. /proc/net/unix keeps the first name, see `bound`.
         let listener = UnixListener::bind(&unready)?;

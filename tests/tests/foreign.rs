@@ -80,21 +80,28 @@ fn under_way(stage: &Stage) -> String {
     )
 }
 
-/// Another pager goes on, or is about to, and finds nobody who could tell how the command fares.
-#[test]
-fn a_pager_that_is_left_alone_ends_its_workload() {
-    let Some(stage) = Stage::set() else { return };
-    // Nothing of it is paged: it has no evictor to end it.
-    let sleeper = format!(
+/// Starts `sleep`, which is process `w` then, in the same way. Nothing of it is paged: it has no evictor to end it.
+fn sleeper(stage: &Stage) -> String {
+    format!(
         "{gms} run --local 24M --export 512M -- sleep 1000 2>{dir}/err 8>&- 9>&- & g=$!\n\
          until w=$(pgrep -n -f '^sleep 1000$') && {gms} status $w >/dev/null 2>&1; do sleep 0.1; done\n",
         gms = gms_binary().display(),
         dir = stage.dir().display(),
-    );
+    )
+}
+
+/// The reaper is `r` and the pager `p`, when the others of gms have taken their names and what another pager needs is written down.
+const WHO: &str = "until [ $(pgrep -P $g -x gms | wc -l) = 2 ]; do sleep 0.1; done\n\
+    r=$(awk '/^PPid/ {print $2}' /proc/$w/status); p=$(pgrep -P $g -x gms | grep -vx $r)\n\
+    until ls -l /proc/$p/fd | grep -q memfd:gms-handed; do sleep 0.1; done\n";
+
+/// Another pager goes on, or is about to, and finds nobody who could tell how the command fares.
+#[test]
+fn a_pager_that_is_left_alone_ends_its_workload() {
+    let Some(stage) = Stage::set() else { return };
     let alone = |workload: &str, moments: &str| {
         format!(
-            "for moment in {moments}; do {workload}\
-             r=$(awk '/^PPid/ {{print $2}}' /proc/$w/status); p=$(pgrep -P $g -x gms | grep -vx $r)\n\
+            "for moment in {moments}; do {workload}{WHO}\
              kill -9 $p; sleep $moment; kill -9 $r $g\nif wait $g; then exit 1; fi\n\
              for look in $(seq 50); do if ! kill -0 $w 2>/dev/null; then break; fi; sleep 0.1; done\n\
              if kill -0 $w 2>/dev/null; then echo it runs on; exit 1; fi\n\
@@ -104,10 +111,33 @@ fn a_pager_that_is_left_alone_ends_its_workload() {
             dir = stage.dir().display(),
         )
     };
-    let script =
-        alone(&under_way(&stage), ".002 .01 .02 .05") + &alone(&sleeper, ".005 .01 .015 .02");
+    let script = alone(&under_way(&stage), ".002 .01 .02 .05")
+        + &alone(&sleeper(&stage), ".005 .01 .015 .02");
     let text = in_a_namespace(&stage, &script).text();
     assert!(text.contains("bystander lives"), "{text}");
+}
+
+/// As in two containers of a pod: the front of the one has the id that the pager of the other has.
+#[test]
+fn a_process_of_the_same_id_in_another_pid_namespace_is_not_taken_for_a_pager_above() {
+    let Some(stage) = Stage::set() else { return };
+    let (gms, beside) = (gms_binary(), stage.path("beside"));
+    let script = format!(
+        "echo $(($1 - 1)) >/proc/sys/kernel/ns_last_pid\n\
+         {} run --local 24M --export 64M -- sh -c 'sed -n \"s/^PPid:[^0-9]*/front /p\" /proc/$PPID/status'\n\
+         echo status $?\n",
+        gms.display(),
+    );
+    std::fs::write(&beside, script).expect("a script");
+    let script = format!(
+        "{}{WHO}unshare -pf --kill-child --mount-proc sh {} $p\necho pager $p\nkill $g\nwait $g || true",
+        sleeper(&stage),
+        beside.display(),
+    );
+    let text = in_a_namespace(&stage, &script).text();
+    let number = |of: &str| text.lines().find_map(|line| line.strip_prefix(of)).map(String::from);
+    assert!(number("pager ").is_some_and(|pager| number("front ") == Some(pager)), "{text}");
+    assert!(text.contains("status 0"), "{text}");
 }
 
 /// It sees the workload's process as its own child then, and gms's processes have none left.

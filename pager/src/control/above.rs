@@ -1,6 +1,7 @@
 //! Whether a process is inside of a workload.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 use crate::kernel::proc;
 use crate::kernel::proc::ancestors;
@@ -24,7 +25,7 @@ fn pagers_above(pid: i32) -> Vec<i32> {
     pagers.filter(|&pager| is_gms(pager)).collect()
 }
 
-/// Ids of another PID namespace that shares this network (a pod) may look like ours.
+/// A socket's name alone proves nothing.
 fn is_gms(pid: i32) -> bool {
     proc::thread_name(pid).is_some_and(|name| name.starts_with("gms"))
 }
@@ -52,13 +53,27 @@ fn has_attached(pager: i32, root: i32) -> bool {
         && words.any(|word| word.parse() == Ok(root))
 }
 
-/// Pager and root process of every workload, by the text of /proc/net/unix: a control socket keeps the name there that it had first.
+/// The name that the control socket of a pager has first. Its PID namespace belongs to that: another one with the same network (a pod) has processes of the same
+/// numbers.
+pub(super) fn first_name(pager: i32, root: i32) -> String {
+    format!(".{pager}.{root}.{}", pid_namespace())
+}
+
+fn pid_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
+}
+
+/// Pager and root process of every workload of this PID namespace, by the text of /proc/net/unix: a control socket keeps the name there that it had first.
 fn bound(sockets: &str) -> impl Iterator<Item = (i32, i32)> {
-    sockets.lines().filter_map(|line| {
+    let own = pid_namespace();
+    sockets.lines().filter_map(move |line| {
         let (dir, file) = line.split_whitespace().nth(7)?.rsplit_once('/')?;
         let dir = dir.rsplit('/').next()?;
-        let (pager, root) = file.strip_prefix('.')?.split_once('.')?;
-        let ours = dir == "gms" || dir.starts_with("gms-");
+        let (pager, rest) = file.strip_prefix('.')?.split_once('.')?;
+        // Without a namespace: of gms before it told that.
+        let (root, namespace) =
+            rest.split_once('.').map_or((rest, Ok(own)), |(root, of)| (root, of.parse()));
+        let ours = (dir == "gms" || dir.starts_with("gms-")) && namespace == Ok(own);
         Some((pager.parse().ok()?, root.parse().ok()?)).filter(|_| ours)
     })
 }
@@ -101,7 +116,11 @@ mod tests {
         let line = "0: 00000002 0 00010000 0001 01 99 ";
         let of = |path: &str| bound(&format!("Num\n{line}{path}\n")).next();
         assert_eq!(of("/tmp/gms-7/.12.13"), Some((12, 13)));
-        for other in ["/tmp/x/.12.13", "/tmp/gms-7/.12", "/tmp/gms/12.sock", ".12.13", ""] {
+        let here = format!("/tmp/gms-7/{}", first_name(12, 13));
+        assert_eq!(of(&here), Some((12, 13)));
+        let there = format!("{here}0");
+        let others = ["/tmp/x/.12.13", "/tmp/gms-7/.12", "/tmp/gms/12.sock", ".12.13", "", &there];
+        for other in others {
             assert_eq!(of(other), None, "{other}");
         }
         fs::remove_dir_all(dir.parent().unwrap()).unwrap();
