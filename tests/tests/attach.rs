@@ -43,7 +43,7 @@ sys.stdin.readline()
 /// Whether another pager could go on or, as here, none.
 #[test]
 fn nothing_is_left_open_of_children_that_have_ended() {
-    const CHILDREN: usize = 300;
+    const CHILDREN: usize = 150;
     let Some(stage) = Stage::set() else { return };
     let agent = AgentProc::start(Mib(512));
     let program = Program::new(["python3", "-c", FORKS]).args([CHILDREN]).stdin_open();
@@ -308,10 +308,10 @@ fn no_wait_is_interrupted_when_memory_grows_past_the_budget() {
     let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
     for kind in kinds_of_wait() {
-        let program = Program::new([c_program("eintr")]).args([kind.as_str(), "run", "64"]);
+        let program = Program::new([c_program("eintr")]).args([kind.as_str(), "run", "48"]);
         let gms = Gms::run(&stage, &program.stdin_open()).local(Mib(16)).agents(&[&agent]);
         let mut proc = gms.spawn();
-        wait_paged(&mut proc, Mib(32));
+        wait_paged(&mut proc, Mib(20));
         proc.close_stdin();
         let outcome = gms.finish_proc(proc).expect_code(0);
         assert_eq!(outcome.text(), format!("{kind} ok\n"));

@@ -60,9 +60,9 @@ fn beside_fixed(how: &str, mib: u64, budget: Mib) -> Option<String> {
 /// Its threads have all CPUs before gms has looked at it once: how much is resident then is nobody's promise (docs/design.md, weakness 8).
 fn threads(percent: u64) {
     let Some(stage) = Stage::set() else { return };
-    let program = Program::new([c_program("threads")]).args(["64"]);
+    let program = Program::new([c_program("threads")]).args(["48"]);
     let native = program.finish().expect_code(0);
-    let (working_set, agent) = (Mib(64), AgentProc::start(Mib(384)));
+    let (working_set, agent) = (Mib(48), AgentProc::start(Mib(384)));
     let budget = working_set.percent(percent);
     let gms = Gms::run(&stage, &program).local(budget).agents(&[&agent]);
     let paged = paged_in_time(working_set, budget, || {

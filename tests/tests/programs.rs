@@ -62,7 +62,7 @@ fn sort_of_a_large_file_is_the_same_with_25_percent_resident() {
     let Some(stage) = Stage::set() else { return };
     let (input, native_output, output) =
         (stage.path("input"), stage.path("native"), stage.path("paged"));
-    write_lines(&input, 1_000_000);
+    write_lines(&input, 500_000);
     let sort = |to: &Path| {
         let argv = [
             tool("sort").into_os_string(),

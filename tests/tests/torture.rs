@@ -187,15 +187,15 @@ fn passed_in_go(outcome: &Outcome) -> BTreeSet<String> {
 
 /// Stressors that verify what they do, each with an amount of work.
 const STRESSORS: &[&str] = &[
-    "--vm 2 --vm-bytes 16M --vm-ops 200000",
-    "--mmap 2 --mmap-bytes 8M --mmap-ops 32",
-    "--mremap 2 --mremap-bytes 8M --mremap-ops 600",
-    "--fork 2 --fork-ops 1500",
-    "--clone 2 --clone-ops 600",
-    "--madvise 2 --madvise-ops 40",
-    "--futex 2 --futex-ops 100000",
+    "--vm 2 --vm-bytes 16M --vm-ops 100000",
+    "--mmap 2 --mmap-bytes 8M --mmap-ops 16",
+    "--mremap 2 --mremap-bytes 8M --mremap-ops 300",
+    "--fork 2 --fork-ops 800",
+    "--clone 2 --clone-ops 300",
+    "--madvise 2 --madvise-ops 20",
+    "--futex 2 --futex-ops 50000",
     // Not --mutex: its threads, ahead of all others (SCHED_FIFO), can be done before it has seen that they began; then it fails by itself.
-    "--pthread 2 --pthread-ops 10000",
+    "--pthread 2 --pthread-ops 5000",
 ];
 
 #[test]
