@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -175,6 +175,8 @@ pub enum DetachEnd {
 pub struct Server {
     listener: UnixListener,
     path: PathBuf,
+    /// What was there when it began, see [`id_of`].
+    file: Option<(u64, u64)>,
     clients: Vec<Client>,
 }
 
@@ -212,7 +214,8 @@ impl Server {
     fn open_in(dir: &Path, root: i32) -> io::Result<Server> {
         match DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-            _ => drop(doors::private(dir, &[geteuid().as_raw()])?),
+            _ if doors::own_in(dir)?.is_anothers() => return Err(ErrorKind::AddrInUse.into()),
+            _ => {}
         }
         let pager = self_pid();
         let (path, unready) =
@@ -222,7 +225,7 @@ impl Server {
         let listener = UnixListener::bind(&unready)?;
         listener.set_nonblocking(true)?;
         fs::rename(&unready, &path)?;
-        Ok(Server { listener, path, clients: Vec::new() })
+        Ok(Server { listener, file: id_of(&path), path, clients: Vec::new() })
     }
 
     /// Descriptors to poll for input before [`Server::serve`].
@@ -309,8 +312,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        // By now another's may be there, who could not know that it was this process's.
+        if id_of(&self.path) == self.file {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Device and inode.
+fn id_of(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
 impl Client {

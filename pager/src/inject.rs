@@ -26,7 +26,12 @@ use crate::stopped::{InjectError, Stopped, refused};
 use crate::torture::{self, Point};
 
 /// Name of the evictor's process: not one by which people end gms.
-pub const EVICTOR_NAME: &str = "far-evictor";
+const EVICTOR_NAME: &str = "far-evictor";
+
+/// Whether a process has the name of evictors. Anybody can have it.
+pub(crate) fn is_named_evictor(pid: i32) -> bool {
+    proc::thread_name(pid).is_some_and(|name| name.trim_end() == EVICTOR_NAME)
+}
 /// PR_GET_TID_ADDRESS.
 const GET_TID_ADDRESS: u64 = 40;
 /// For an evictor to get ready.
@@ -510,7 +515,7 @@ impl Stopped {
         candidates.into_iter().find_map(|candidate| {
             let process = pidfd_open(candidate).ok()?;
             let is_it = proc::own_id(candidate) == Some(own_id)
-                && proc::thread_name(candidate).is_some_and(|name| name.trim_end() == EVICTOR_NAME)
+                && is_named_evictor(candidate)
                 && same_memory(Pid::from_raw(candidate), self.tid) == Ok(true)
                 && !has_ended(process.as_fd());
             is_it.then_some((Pid::from_raw(candidate), process))

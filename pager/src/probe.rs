@@ -56,6 +56,7 @@ pub(crate) fn checks() -> io::Result<Vec<Check>> {
     let device = File::options().read(true).write(true).open(DEVICE).ok();
     let child = Child::fork(device.as_ref())?;
     Ok(vec![
+        checked("/proc", own_proc()),
         checked(SECCOMP, seccomp()),
         checked("userfaultfd", child.userfaultfd()),
         checked("ptrace", child.ptrace().map_err(refused("stopping a program's thread by ptrace"))),
@@ -110,6 +111,23 @@ fn no_kcmp(errno: Errno) -> Problem {
         Errno::ENOSYS => problem_of("the kernel has no kcmp", "boot one with CONFIG_KCMP"),
         other => refused("kcmp")(other),
     }
+}
+
+/// By its numbers processes are told that are named to the kernel: in another PID namespace's they are strangers.
+fn own_proc() -> Result<(), Problem> {
+    let link = fs::read_link("/proc/self").ok();
+    let seen = link.and_then(|link| link.to_str()?.parse().ok());
+    if seen == Some(Pid::this().as_raw()) {
+        return Ok(());
+    }
+    let finding = match seen {
+        Some(seen) => format!(
+            "/proc is of another PID namespace (this process, {}, is {seen} there)",
+            Pid::this()
+        ),
+        None => "/proc does not tell which process this is".into(),
+    };
+    Err(problem_of(finding, "mount it anew where gms runs (unshare --mount-proc)"))
 }
 
 /// The command inherits the filter, under which no evictor can be started. And each evictor gets one of its own.

@@ -4,10 +4,11 @@ use std::fs;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nix::unistd::{getegid, geteuid};
+use nix::unistd::{Pid, getegid, geteuid};
 
 use crate::control;
-use crate::kernel::pidfd::{has_ended, pidfd_open};
+use crate::inject::is_named_evictor;
+use crate::kernel::pidfd::{has_ended, pidfd_open, same_memory};
 use crate::kernel::proc::{self, descends, self_pid};
 use crate::privilege::capabilities;
 use crate::stopped::InjectError;
@@ -120,6 +121,13 @@ fn check(pid: i32) -> Result<(), String> {
         let pager = workload.stats.supervisor_pid;
         return Err(format!(
             "is paged by gms (process {pager}) already: 'gms detach {pager}' ends that"
+        ));
+    }
+    let shares = |other: &i32| same_memory(Pid::from_raw(*other), Pid::from_raw(pid)) == Ok(true);
+    let evictors = proc::all().into_iter().filter(|&other| is_named_evictor(other));
+    if let Some(evictor) = evictors.filter(|&other| other != pid).find(shares) {
+        return Err(format!(
+            "is paged by a gms that cannot be asked from here (process {evictor} is its evictor): end that first, where it was started"
         ));
     }
     // A gms that pages it traces it for moments.

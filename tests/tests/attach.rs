@@ -132,6 +132,23 @@ fn ctrl_c_of_attach_detaches() {
     end_well(proc);
 }
 
+/// As one in a container, whose control socket is in another directory. Failed when two pagers each waited for the other's evictor when the program had ended.
+#[test]
+fn a_program_whose_pager_cannot_be_asked_is_refused() {
+    let Some(stage) = Stage::set() else { return };
+    let proc = running_program(64);
+    let hidden = stage.path("hidden");
+    fs::create_dir(&hidden).expect("a folder");
+    let words = ["attach", &proc.pid().to_string(), "--local", "24M", "--export", "256M"];
+    let first = Program::new([gms_binary()]).args(words).env("XDG_RUNTIME_DIR", hidden).spawn();
+    poll_until("it to be paged", SOON, || has_uffd(proc.pid()).then_some(()));
+    let second = Gms::attach(&stage, proc.pid()).local(Mib(24)).arg("--export").arg("256M");
+    let refused = second.limit(SOON).finish().expect_code(125);
+    assert!(refused.stderr.contains("is its evictor"), "{}", refused.stderr);
+    end_well(proc);
+    first.finish().expect_code(0);
+}
+
 #[test]
 fn detach_leaves_a_program_of_gms_run_running() {
     let Some(stage) = Stage::set() else { return };

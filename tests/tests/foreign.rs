@@ -140,6 +140,46 @@ fn a_process_of_the_same_id_in_another_pid_namespace_is_not_taken_for_a_pager_ab
     assert!(text.contains("status 0"), "{text}");
 }
 
+/// Both have their control sockets in the same directory.
+#[test]
+fn pagers_of_the_same_id_in_two_pid_namespaces_are_both_found() {
+    let Some(stage) = Stage::set() else { return };
+    let twin = stage.path("twin");
+    let script = format!(
+        "cd {}\necho 200 >/proc/sys/kernel/ns_last_pid\n{gms} run --local 24M --export 64M -- sleep 1000 & g=$!\n\
+         until w=$(pgrep -n -f '^sleep 1000$') && {gms} status $w >/dev/null 2>&1; do sleep 0.1; done\n\
+         pgrep -P $g >pids-$1\nuntil [ -e go-$1 ]; do sleep 0.1; done\n\
+         {gms} status $w >/dev/null && echo $1 is found\nkill $w; wait $g",
+        stage.dir().display(),
+        gms = gms_binary().display(),
+    );
+    std::fs::write(&twin, script).expect("a script");
+    let script = format!(
+        "cd {}; for twin in a b; do unshare -pf --kill-child --mount-proc bash {} $twin 8>&- 9>&- & twins=\"$twins $!\"\n\
+         until [ -e pids-$twin ]; do sleep 0.1; done; done\ncmp pids-a pids-b\n\
+         set $twins; touch go-a; wait $1 || true; touch go-b; wait $2 || true",
+        stage.dir().display(),
+        twin.display(),
+    );
+    let text = in_a_namespace(&stage, &script).text();
+    assert!(text.contains("a is found") && text.contains("b is found"), "{text}");
+}
+
+/// Whatever it said of a process would be said of another.
+#[test]
+fn without_a_proc_of_its_pid_namespace_nothing_is_started() {
+    let Some(stage) = Stage::set() else { return };
+    let (gms, started) = (gms_binary(), stage.path("started"));
+    let script = format!(
+        "unshare -pf --kill-child {} run --local 24M --export 64M -- touch {} 9>&- 2>&1 || echo status $?",
+        gms.display(),
+        started.display(),
+    );
+    let text = in_a_namespace(&stage, &script).text();
+    assert!(text.contains("/proc is of another PID namespace"), "{text}");
+    assert!(text.contains("status 125") && !started.exists(), "{text}");
+}
+
 /// It sees the workload's process as its own child then, and gms's processes have none left.
 #[test]
 fn a_daemon_in_another_pid_namespace_is_paged_until_it_ends() {

@@ -107,25 +107,48 @@ fn what_an_agent_lacks_is_told_before_it_starts() {
     assert!(has(&check(&copy, good).expect_code(1).text(), "FAIL keys: cannot read"));
 }
 
-/// What has fewer capabilities than the pager (the command's parent, say) sees nothing of it.
-#[test]
-fn the_exit_status_is_known_where_processes_are_hidden() {
-    let Some(stage) = Stage::set() else { return };
+/// A shell script in which gms is to run as nobody, where processes that have more rights are hidden: `$as gms ...`.
+fn where_processes_are_hidden(stage: &Stage, script: &str) -> Outcome {
     let all = fs::Permissions::from_mode(0o755);
     fs::set_permissions(stage.dir(), all.clone()).expect("permissions");
-    let (copy, home) = (stage.path("gms"), stage.path("home"));
-    fs::copy(gms_binary(), &copy).expect("a copy");
-    fs::set_permissions(&copy, all).expect("permissions");
+    let home = stage.path("home");
+    for (name, from) in [("gms", gms_binary()), ("verify", c_program("verify"))] {
+        fs::copy(from, stage.path(name)).expect("a copy");
+        fs::set_permissions(stage.path(name), all.clone()).expect("permissions");
+    }
     fs::create_dir(&home).expect("a folder");
     chown(&home, Some(NOBODY), Some(NOBODY)).expect("an owner");
     let script = format!(
-        "mount -t proc -o hidepid=2 proc /proc && export HOME={} && exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups \
-         --inh-caps +sys_ptrace --ambient-caps +sys_ptrace {} run --local 64M --export 128M -- sh -c 'exit 7'",
+        "mount -t proc -o hidepid=2 proc /proc && export HOME={} && cd {} && as='setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups \
+         --inh-caps +sys_ptrace --ambient-caps +sys_ptrace'\n{script}",
         home.display(),
-        copy.display()
+        stage.dir().display(),
     );
     let argv = [tool("unshare").into_os_string()].into_iter();
     let argv =
         argv.chain(["-m", "-pf", "--kill-child", "--mount-proc", "sh", "-c"].map(Into::into));
-    Program::new(argv.chain([script.into()])).finish().expect_code(7);
+    Program::new(argv.chain([script.into()])).finish()
+}
+
+/// What has fewer capabilities than the pager (the command's parent, say) sees nothing of it.
+#[test]
+fn the_exit_status_is_known_where_processes_are_hidden() {
+    let Some(stage) = Stage::set() else { return };
+    let line = "exec $as ./gms run --local 64M --export 128M -- sh -c 'exit 7'";
+    where_processes_are_hidden(&stage, line).expect_code(7);
+}
+
+/// The keeper, whose rights the reaper has not, is hidden from that.
+#[test]
+fn another_pager_goes_on_where_processes_are_hidden() {
+    let Some(stage) = Stage::set() else { return };
+    let script = "mkfifo in; $as ./gms run --local 24M --export 256M -- ./verify 96 forever <in >out 2>err & g=$!\n\
+        exec 8>in; until grep -q 'round 1' out; do sleep 0.1; done\n\
+        w=$(pgrep -n verify); r=$(awk '/^PPid/ {print $2}' /proc/$w/status); p=$(pgrep -P $g -x gms | grep -vx $r)\n\
+        kill -9 $p; until grep -q 'another goes on' err; do kill -0 $g || break; sleep 0.1; done\n\
+        exec 8>&-; wait $g; s=$?; cat out err; exit $s";
+    let outcome = where_processes_are_hidden(&stage, script).expect_code(0);
+    let text = outcome.text();
+    assert!(text.contains("ended, every page right"), "{text}");
+    assert!(text.contains("another goes on"), "{text}");
 }

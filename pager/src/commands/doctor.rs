@@ -186,7 +186,7 @@ fn unpinned(mounts: &str) -> Vec<&str> {
 fn device() -> Check {
     let open = fs::OpenOptions::new().read(true).write(true).open(probe::DEVICE);
     let finding = open.as_ref().err().map_or("can be opened".into(), ToString::to_string);
-    let cure = "only needed for programs which may not make a userfaultfd themselves (another user's): chgrp and chmod 660 it";
+    let cure = "only needed for programs which may not make a userfaultfd themselves (another user's): chgrp and chmod 660 it; in a container give it (docker run --device /dev/userfaultfd)";
     wished(probe::DEVICE, open.is_ok(), finding, cure)
 }
 

@@ -23,7 +23,7 @@ use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
 use super::REQUEST_DEADLINE;
 use crate::kernel::proc;
-use crate::kernel::proc::descends;
+use crate::kernel::proc::{descends, self_pid};
 
 /// Sockets looked at in one directory.
 pub(super) const SOCKETS_MAX: usize = 256;
@@ -83,6 +83,13 @@ impl Door {
         Ok(stream)
     }
 
+    /// Whether somebody else listens here: in another PID namespace, a process of the same id that has the same directory.
+    pub(super) fn is_anothers(&self) -> bool {
+        self.connect().is_err_and(|error| {
+            !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+        })
+    }
+
     /// Whether the pager may say that it pages this process: one of its user's, or one below it that has gained rights.
     pub(super) fn may_page(&self, pid: i32) -> bool {
         let user = proc::status_field(pid, "Uid:");
@@ -127,6 +134,12 @@ fn others_in(run: &Path, tmp: &Path, until: Instant) -> impl Iterator<Item = Doo
         .filter(move |(dir, _)| !own.contains(dir))
         .flat_map(move |(dir, owner)| of(&dir, &[owner, user]));
     doors.take(OTHERS_MAX)
+}
+
+/// Where the socket of this process is to be, in a directory of this user's alone.
+pub(super) fn own_in(dir: &Path) -> io::Result<Door> {
+    let (dir, owner) = private(dir, &[geteuid().as_raw()])?;
+    Ok(Door { dir: Arc::new(dir), owner, pid: self_pid() })
 }
 
 /// The sockets in a directory of one of these users.

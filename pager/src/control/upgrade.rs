@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Awaits, Client, ControlError, REQUEST_DEADLINE, Reply, Request, Server, TEXT_CHARS_MAX,
-    Workload, ask_patiently, door_of,
+    Workload, ask_patiently, door_of, id_of,
 };
 use crate::handed::{Descriptors, Number};
 
@@ -46,7 +46,7 @@ impl Server {
         };
         let clients = record.clients.iter().map(client).collect::<io::Result<_>>()?;
         let listener = UnixListener::from(record.listener.take()?);
-        Ok(Server { listener, path: record.path, clients })
+        Ok(Server { listener, file: id_of(&record.path), path: record.path, clients })
     }
 
     /// Tells those who asked for the upgrade what has come of it: for how many milliseconds faults have waited, or why all is as before.

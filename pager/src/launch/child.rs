@@ -13,7 +13,7 @@ use nix::unistd::{ForkResult, fork, pipe2, read, write};
 
 use super::signals::{Inherited, Signals, restore_pipe};
 use crate::board::End;
-use crate::inject::EVICTOR_NAME;
+use crate::inject::is_named_evictor;
 use crate::kernel::proc;
 use crate::kernel::proc::self_pid;
 use crate::own_agent;
@@ -192,10 +192,6 @@ pub(super) fn kill_all(signals: &Signals, mut is_spared: impl FnMut(i32) -> bool
         let _ = poll(&mut [PollFd::new(signals.as_fd(), PollFlags::POLLIN)], KILL_LOOK_MS);
         while signals.next().is_some() {}
     }
-}
-
-fn is_named_evictor(pid: i32) -> bool {
-    proc::thread_name(pid).is_some_and(|name| name.trim_end() == EVICTOR_NAME)
 }
 
 /// Whether a process has a name of those that gms's own have beside this one. Anybody can have it.

@@ -139,8 +139,12 @@ impl Family {
 
     /// Whether there is a pager, or another is to go on, or the command needs none any more and something is left of it.
     fn is_sound(&mut self) -> bool {
-        let lives = |pid| !matches!(proc::state(pid), None | Some('Z')) && !child::is_evictor(pid);
-        let is_left = || proc::children(self_pid()).into_iter().any(lives);
+        // Not by /proc, where whoever has more rights than this process may be hidden (hidepid).
+        let lives = |&pid: &i32| pidfd_open(pid).is_ok_and(|process| !has_ended(process.as_fd()));
+        let is_left = || {
+            let children = proc::children(self_pid());
+            children.into_iter().any(|pid| lives(&pid) && !child::is_evictor(pid))
+        };
         if self.has_pager() {
             if self.pagerless.take().is_some() {
                 // What was seen meanwhile is told.
@@ -157,7 +161,7 @@ impl Family {
         // Of much time all may have been frozen.
         let is_late = since.elapsed() > HEIR_DEADLINE && looks > HEIR_LOOKS_MIN;
         let keepers = [self.board.keeper()].into_iter().chain(self.board.adopter());
-        let is_kept = keepers.into_iter().any(|pid| pid != 0 && lives(pid));
+        let is_kept = keepers.into_iter().any(|pid| pid != 0 && lives(&pid));
         // One may have begun meanwhile.
         self.board.estate().is_some() && is_kept && !is_late || self.has_pager()
     }

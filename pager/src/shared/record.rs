@@ -13,9 +13,8 @@ use super::{Commands, Gauges, Shared, Sizes};
 use crate::config::SessionConfig;
 use crate::frames::Frames;
 use crate::handed::{Descriptors, Number};
-use crate::inject::EVICTOR_NAME;
+use crate::inject::is_named_evictor;
 use crate::kernel::journal::{Journal, Left};
-use crate::kernel::proc;
 use crate::page_map::PAGE;
 use crate::sync::lock;
 use crate::tables::Tables;
@@ -146,9 +145,8 @@ impl Shared {
         shared.emptied = record.emptied.into();
         shared.started = Instant::now().checked_sub(record.elapsed).unwrap_or(shared.started);
         // One that had been dismissed has ended since, and its id may be a program's.
-        let is_evictor =
-            |pid: &i32| proc::thread_name(*pid).is_some_and(|name| name.trim_end() == EVICTOR_NAME);
-        *lock(&shared.evictors) = record.evictors.into_iter().filter(is_evictor).collect();
+        let evictors = record.evictors.into_iter().filter(|&pid| is_named_evictor(pid));
+        *lock(&shared.evictors) = evictors.collect();
         *lock(&shared.gauges) = record.gauges;
         *lock(&shared.blamed) = by_agent(record.blamed);
         *lock(&shared.losses) = by_agent(record.restarts);
