@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use gms_policy::limits::AGENTS_MAX;
 use gms_transport::text::{cut, printable};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
@@ -224,7 +225,9 @@ impl Server {
         // Named only once it listens: who finds a socket that refuses may remove it. /proc/net/unix keeps the first name, see `bound`.
         let listener = UnixListener::bind(&unready)?;
         listener.set_nonblocking(true)?;
-        fs::rename(&unready, &path)?;
+        // One of the same id in another PID namespace may be about to do the same.
+        let renamed = renameat2(AT_FDCWD, &unready, AT_FDCWD, &path, RenameFlags::RENAME_NOREPLACE);
+        renamed.inspect_err(|_| drop(fs::remove_file(&unready)))?;
         Ok(Server { listener, file: id_of(&path), path, clients: Vec::new() })
     }
 

@@ -420,7 +420,7 @@ mod tests {
         let children = || fs::read_to_string("/proc/thread-self/children").unwrap();
         let before = children();
         let checks = checks().unwrap();
-        assert_eq!(checks.len(), 9);
+        assert_eq!(checks.len(), 10);
         if geteuid().is_root() && privilege::has_sys_ptrace() {
             assert!(checks.iter().all(|check| check.problem.is_none()), "{checks:?}");
         }

@@ -127,7 +127,7 @@ fn check(pid: i32) -> Result<(), String> {
     let evictors = proc::all().into_iter().filter(|&other| is_named_evictor(other));
     if let Some(evictor) = evictors.filter(|&other| other != pid).find(shares) {
         return Err(format!(
-            "is paged by a gms that cannot be asked from here (process {evictor} is its evictor): end that first, where it was started"
+            "is paged already, by a gms that cannot be asked from here: 'gms detach {pid}' where that was started; leave process {evictor} alone, which is its evictor"
         ));
     }
     // A gms that pages it traces it for moments.

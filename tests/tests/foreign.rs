@@ -146,9 +146,11 @@ fn pagers_of_the_same_id_in_two_pid_namespaces_are_both_found() {
     let Some(stage) = Stage::set() else { return };
     let twin = stage.path("twin");
     let script = format!(
+        // Until all have been started nothing is executed here: it would have one of the ids.
         "cd {}\necho 200 >/proc/sys/kernel/ns_last_pid\n{gms} run --local 24M --export 64M -- sleep 1000 & g=$!\n\
+         name=; until [ \"$name\" = sleep ]; do for of in /proc/[0-9]*/comm; do read -r name <$of; [ \"$name\" != sleep ] || break; done; done 2>/dev/null\n\
          until w=$(pgrep -n -f '^sleep 1000$') && {gms} status $w >/dev/null 2>&1; do sleep 0.1; done\n\
-         pgrep -P $g >pids-$1\nuntil [ -e go-$1 ]; do sleep 0.1; done\n\
+         {WHO}echo $p >pager.$1; mv pager.$1 pager-$1\nuntil [ -e go-$1 ]; do sleep 0.1; done\n\
          {gms} status $w >/dev/null && echo $1 is found\nkill $w; wait $g",
         stage.dir().display(),
         gms = gms_binary().display(),
@@ -156,7 +158,7 @@ fn pagers_of_the_same_id_in_two_pid_namespaces_are_both_found() {
     std::fs::write(&twin, script).expect("a script");
     let script = format!(
         "cd {}; for twin in a b; do unshare -pf --kill-child --mount-proc bash {} $twin 8>&- 9>&- & twins=\"$twins $!\"\n\
-         until [ -e pids-$twin ]; do sleep 0.1; done; done\ncmp pids-a pids-b\n\
+         until [ -e pager-$twin ]; do sleep 0.1; done; done\ncmp pager-a pager-b\n\
          set $twins; touch go-a; wait $1 || true; touch go-b; wait $2 || true",
         stage.dir().display(),
         twin.display(),

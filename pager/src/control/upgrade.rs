@@ -22,6 +22,8 @@ const DEADLINE: Duration = Duration::from_secs(20);
 pub struct ServerRecord {
     listener: Number,
     path: PathBuf,
+    #[serde(default)]
+    file: Option<(u64, u64)>,
     /// Clients that await the upgrade.
     clients: Vec<Number>,
 }
@@ -33,6 +35,7 @@ impl Server {
         ServerRecord {
             listener: to.give(&self.listener),
             path: self.path.clone(),
+            file: self.file,
             clients: awaiting.map(|client| to.give(&client.stream)).collect(),
         }
     }
@@ -46,7 +49,8 @@ impl Server {
         };
         let clients = record.clients.iter().map(client).collect::<io::Result<_>>()?;
         let listener = UnixListener::from(record.listener.take()?);
-        Ok(Server { listener, file: id_of(&record.path), path: record.path, clients })
+        let file = record.file.or_else(|| id_of(&record.path));
+        Ok(Server { listener, path: record.path, file, clients })
     }
 
     /// Tells those who asked for the upgrade what has come of it: for how many milliseconds faults have waited, or why all is as before.
