@@ -6,7 +6,7 @@
 
 #define WORKERS 4
 #define ROUNDS 2
-#define COUNTS_A_PAGE 2
+#define COUNTS_A_PAGE 1
 
 static uint64_t pages;
 static char *memory;
