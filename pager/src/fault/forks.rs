@@ -13,10 +13,11 @@ use gms_transport::Transport;
 use super::{Fault, FaultCore, Listen, Told};
 use crate::board;
 use crate::keeper::USER_SPACE;
-use crate::kernel::{Event, Faults, Probe, Registration};
+use crate::kernel::{Event, Faults, Installed, Probe, Registration};
 use crate::page_map::PAGE;
 use crate::range_set::RangeSet;
 use crate::space::Space;
+use crate::speech::note;
 use crate::sync::lock;
 use crate::tables::{Ask, Change, Doubt, Others, Step, Tables};
 use crate::torture::{self, Point};
@@ -113,7 +114,7 @@ impl<T: Transport> FaultCore<T> {
     }
 
     /// A fork is told after it is made, a removal before: what was told to be removed before the fork was told may have been removed after it. Nothing tells of
-    /// pages without markers.
+    /// pages without markers: a child that uses one gets SIGBUS.
     pub(super) fn doubt_removals(
         &mut self,
         (parent, child): (SpaceId, &Arc<Space>),
@@ -125,11 +126,40 @@ impl<T: Transport> FaultCore<T> {
             Event::Remove(_) | Event::Fork(_) => None,
             Event::Changed(change) => Some(Step::Change(change)),
         });
-        let removes = lock(&self.shared.tables).may_remove_unmarked(parent, steps);
-        if removes && self.lasts(child) {
-            self.shared.fail(
+        let removed = lock(&self.shared.tables).removed_unmarked(parent, steps);
+        let kept = match removed {
+            Ok(pages) => {
+                let pages = pages.iter().flat_map(|part| part.step_by(PAGE as usize));
+                pages.map(|at| self.keep_from(child, at)).sum()
+            }
+            Err(Doubt) => (!self.lasts(child)).then_some(0),
+        };
+        match kept {
+            Some(kept) if kept == 0 || self.shared.config.quiet => {}
+            Some(kept) => note(format_args!(
+                "memory was removed while a process forked: its child gets SIGBUS if it uses one of {kept} pages that it may have or not"
+            )),
+            None => self.shared.fail(
                 "memory was removed while a process forked, and it is not known which pages its child has",
-            );
+            ),
+        }
+    }
+
+    /// Has whoever uses the child's page get SIGBUS, unless it is its own by now: how many pages that are, or `None` if it cannot be done.
+    pub(super) fn keep_from(&mut self, child: &Arc<Space>, at: u64) -> Option<usize> {
+        let poisoned =
+            self.when_settled(child, |core, faults| match core.has_changed(child.id, at) {
+                true => Some(None),
+                false => Some(faults.poison(at)).filter(|p| *p != Installed::Changing).map(Some),
+            });
+        match poisoned.flatten() {
+            Some(Installed::Done) => Some(1),
+            Some(Installed::Gone)
+                if self.registration(child, at..at + PAGE) != Registration::Not =>
+            {
+                None
+            }
+            _ => Some(0),
         }
     }
 
@@ -200,7 +230,7 @@ impl<T: Transport> FaultCore<T> {
 
     /// What the range is to a child.
     fn registration(&mut self, child: &Arc<Space>, range: Range<u64>) -> Registration {
-        self.when_settled(child, |faults| {
+        self.when_settled(child, |_, faults| {
             Some(faults.registration(range.clone())).filter(|r| *r != Registration::Changing)
         })
         .unwrap_or(Registration::Not)
@@ -208,7 +238,7 @@ impl<T: Transport> FaultCore<T> {
 
     /// What a child has at the address.
     fn probe(&mut self, child: &Arc<Space>, at: u64) -> Probe {
-        self.when_settled(child, |faults| {
+        self.when_settled(child, |_, faults| {
             Some(faults.probe(at)).filter(|probe| *probe != Probe::Changing)
         })
         .unwrap_or(Probe::Gone)
@@ -217,11 +247,11 @@ impl<T: Transport> FaultCore<T> {
     pub(super) fn when_settled<R>(
         &mut self,
         child: &Arc<Space>,
-        look: impl Fn(&dyn Faults) -> Option<R>,
+        look: impl Fn(&Self, &dyn Faults) -> Option<R>,
     ) -> Option<R> {
         let deadline = Instant::now() + CHILD_DEADLINE;
         loop {
-            let found = look(child.faults.as_ref());
+            let found = look(self, child.faults.as_ref());
             if found.is_some() {
                 return found;
             }

@@ -353,7 +353,7 @@ fn faults_of_a_child_wait_until_it_is_told_of() {
     play.shared.evict_thread.store(-1, Ordering::Relaxed);
     // What a child has of its parent's changes cannot be seen before something of it has been read.
     let (child, looks) = (play.space.clone(), Cell::new(0));
-    let look = |_: &dyn Faults| (looks.replace(looks.get() + 1) > 0).then_some(());
+    let look = |_: &_, _: &dyn Faults| (looks.replace(looks.get() + 1) > 0).then_some(());
     assert!(play.fault.when_settled(&child, look).is_some());
     assert_eq!(lock(&play.shared.tables).roomless(), 0, "who makes room does not know the child");
     assert_eq!(play.fault.again.len(), 1);
@@ -367,7 +367,7 @@ impl Play {
     }
 
     /// The child's address space is the parent's, which is the test's own.
-    fn fork_here(&self) -> Event {
+    pub(super) fn fork_here(&self) -> Event {
         let fd = self.space.faults.as_fd().try_clone_to_owned().expect("a descriptor");
         // SAFETY: a duplicate, given away here.
         let uffd = unsafe { Uffd::from_raw_fd(fd.into_raw_fd()) };

@@ -41,13 +41,13 @@ impl Tables {
         vacated(unmarked, steps)
     }
 
-    /// Whether pages without markers may be removed, whichever of the remaps were made before.
-    pub fn may_remove_unmarked<'a>(
+    /// Pages without markers that may be removed. They are elsewhere, perhaps, if any may have been moved or unmapped: that is in doubt.
+    pub fn removed_unmarked<'a>(
         &self,
         space: SpaceId,
         steps: impl Iterator<Item = Step<'a>>,
-    ) -> bool {
-        may_remove(self.unmarked_ranges(space), steps)
+    ) -> Result<RangeSet, Doubt> {
+        removed(self.unmarked_ranges(space), steps)
     }
 
     fn unmarked_ranges(&self, space: SpaceId) -> RangeSet {
@@ -70,21 +70,28 @@ fn make(pages: &mut RangeSet, change: &Change) {
 }
 
 /// `unmarked` grows: pages may have been moved, or not.
-fn may_remove<'a>(mut unmarked: RangeSet, steps: impl Iterator<Item = Step<'a>>) -> bool {
+fn removed<'a>(
+    mut unmarked: RangeSet,
+    steps: impl Iterator<Item = Step<'a>>,
+) -> Result<RangeSet, Doubt> {
+    let (mut removed, mut stay) = (RangeSet::default(), true);
     for step in steps {
         match step {
-            Step::Remove(range) if unmarked.overlaps(range.clone()).next().is_some() => {
-                return true;
+            Step::Remove(range) => {
+                unmarked.overlaps(range.clone()).for_each(|part| removed.insert(part));
             }
-            Step::Remove(_) | Step::Change(Change::Unmap(_)) => {}
-            Step::Change(Change::Remap(remap)) => {
-                let moved: Vec<Range<u64>> = unmarked.overlaps(remap.source()).collect();
-                let there = |at: u64| at - remap.from + remap.to;
-                moved.into_iter().for_each(|p| unmarked.insert(there(p.start)..there(p.end)));
+            Step::Change(change) => {
+                let concerns = |part: Range<u64>| unmarked.overlaps(part).next().is_some();
+                stay &= !change.left_and_reached().any(concerns);
+                let left: Vec<Range<u64>> = unmarked.overlaps(change.left()).collect();
+                if let Change::Remap(remap) = change {
+                    let there = |at: u64| at - remap.from + remap.to;
+                    left.into_iter().for_each(|p| unmarked.insert(there(p.start)..there(p.end)));
+                }
             }
         }
     }
-    false
+    if stay || removed.is_empty() { Ok(removed) } else { Err(Doubt) }
 }
 
 fn vacated<'a>(
@@ -167,14 +174,23 @@ mod tests {
     fn a_removal_may_be_of_a_page_that_leaves_wherever_that_may_be() {
         let (mut unmarked, away) = (RangeSet::default(), remap(1, 100, 1));
         unmarked.insert(pages(1..2));
-        let may = |before: &[&Change], removed: u64| {
-            let removed = pages(removed..removed + 1);
+        let seen = |before: &[&Change], removes: u64| {
+            let removes = pages(removes..removes + 1);
             let steps = before.iter().map(|change| Step::Change(change));
-            may_remove(unmarked.clone(), steps.chain([Step::Remove(&removed)]))
+            let removed = removed(unmarked.clone(), steps.chain([Step::Remove(&removes)]));
+            removed.ok().map(|removed| removed.iter().collect::<Vec<_>>())
         };
-        assert!(may(&[], 1) && may(&[&away], 1) && may(&[&away], 100));
-        assert!(!may(&[], 2) && !may(&[], 100) && !may(&[&away], 101));
+        assert_eq!(seen(&[], 1), Some(vec![pages(1..2)]));
+        assert_eq!((seen(&[&away], 1), seen(&[&away], 100)), (None, None));
+        for (before, removes) in [(&[][..], 2), (&[], 100), (&[&away], 101)] {
+            assert_eq!(seen(before, removes), Some(Vec::new()));
+        }
         let rounds = [&away, &remap(100, 1, 1), &away, &remap(100, 1, 1)];
-        assert!(may(&rounds, 1) && may(&rounds[..3], 1) && may(&rounds[..1], 100));
+        let seen_then = [seen(&rounds, 1), seen(&rounds[..3], 1), seen(&rounds[..1], 100)];
+        assert_eq!(seen_then, [None, None, None]);
+        // What was unmapped, or moved away over, may be other memory now.
+        let over = [Change::Unmap(pages(0..2)), remap(8, 1, 1), remap(2, 3, 1)];
+        let seen = [seen(&[&over[0]], 1), seen(&[&over[1]], 1), seen(&[&over[2]], 1)];
+        assert_eq!(seen, [None, None, Some(vec![pages(1..2)])]);
     }
 }

@@ -75,6 +75,8 @@ enum Room {
 pub(crate) struct Kernel {
     memory: BTreeMap<PageAddr, Page>,
     markers: BTreeSet<PageAddr>,
+    /// Pages of which whoever touches them gets SIGBUS.
+    poisoned: BTreeSet<PageAddr>,
     /// Faults that have not been read.
     faults: VecDeque<PageFault>,
     /// Threads that sleep until a page is there or they are woken.
@@ -130,6 +132,11 @@ impl Kernel {
         self.memory.get_mut(&page)
     }
 
+    /// Whether whoever touches the page gets SIGBUS.
+    pub(crate) fn is_poisoned(&self, page: PageAddr) -> bool {
+        self.poisoned.contains(&page)
+    }
+
     /// Whether a thread sleeps.
     pub(crate) fn sleeps(&self, thread: usize) -> bool {
         self.sleepers.values().any(|threads| threads.contains(&thread))
@@ -180,6 +187,7 @@ impl Kernel {
         Some(Kernel {
             memory: self.memory.clone(),
             markers: self.markers.clone(),
+            poisoned: self.poisoned.clone(),
             rooms: self.rooms,
             unregistered: self.unregistered.clone(),
             ..Kernel::default()
@@ -211,6 +219,7 @@ impl Kernel {
         let range = room(number);
         self.memory.retain(|page, _| !range.contains(&page.get()));
         self.markers.retain(|page| !range.contains(&page.get()));
+        self.poisoned.retain(|page| !range.contains(&page.get()));
         if std::mem::take(&mut self.rooms[number]) == Room::Registered {
             self.change(thread, [Told::Changed(Change::Unmap(range))], None);
         }
@@ -230,10 +239,11 @@ impl Kernel {
             let bytes = self.memory.remove(&page).unwrap_or_default();
             self.memory.insert(remap.moved(page), bytes);
         }
-        let markers: Vec<PageAddr> = self.markers.iter().copied().filter(within).collect();
-        for marker in markers {
-            self.markers.remove(&marker);
-            self.markers.insert(remap.moved(marker));
+        for left in [&mut self.markers, &mut self.poisoned] {
+            for marker in left.iter().copied().filter(within).collect::<Vec<PageAddr>>() {
+                left.remove(&marker);
+                left.insert(remap.moved(marker));
+            }
         }
         self.rooms[to] = std::mem::take(&mut self.rooms[from]);
         let events = [Change::Remap(remap), Change::Unmap(remap.source())].map(Told::Changed);
@@ -267,6 +277,7 @@ impl Kernel {
         }
         self.memory.remove(&page);
         self.markers.remove(&page);
+        self.poisoned.remove(&page);
         Some(page.get())
     }
 
@@ -385,6 +396,7 @@ impl Kernel {
             Registration::Changing => return Installed::Changing,
             Registration::Not => return Installed::Gone,
             Registration::Whole if self.memory.contains_key(&page) => return Installed::Exists,
+            Registration::Whole if self.is_poisoned(page) => return Installed::Exists,
             Registration::Whole => {}
         }
         self.markers.remove(&page);
@@ -399,6 +411,17 @@ impl Kernel {
             Registration::Whole if is_marked => Installed::Exists,
             _ => self.copy(page, &zeros()),
         }
+    }
+
+    /// UFFDIO_POISON of a page, which takes no marker's place, and wakes who sleeps there.
+    pub(crate) fn poison(&mut self, page: PageAddr) -> Installed {
+        let outcome = self.zero(page);
+        if outcome == Installed::Done {
+            self.memory.remove(&page);
+            self.poisoned.insert(page);
+            self.wake(&(page.get()..page.get() + PAGE));
+        }
+        outcome
     }
 
     /// What is there: zeros from now on if nothing is. Wakes nobody.
@@ -428,6 +451,11 @@ impl Kernel {
     /// What is in memory in the range.
     pub(crate) fn present(&self, range: &Range<u64>) -> RangeSet {
         pages_of(self.memory.keys(), range)
+    }
+
+    /// What is poisoned in the range.
+    pub(crate) fn poison_in(&self, range: &Range<u64>) -> RangeSet {
+        pages_of(self.poisoned.iter(), range)
     }
 
     /// The markers of a range.

@@ -472,8 +472,8 @@ impl Faults for Handle {
         self.install(range, true, Kernel::zero)
     }
 
-    fn poison(&self, _: u64) -> Installed {
-        Installed::Gone
+    fn poison(&self, page: u64) -> Installed {
+        self.call().kernel.poison(PageAddr::containing(page))
     }
 }
 
@@ -503,7 +503,8 @@ impl PageTables for Handle {
     fn taken(&self, range: Range<u64>) -> Result<RangeSet, Errno> {
         let kernel = &self.call().kernel;
         let mut taken = kernel.present(&range);
-        kernel.marked(&range).iter().for_each(|part| taken.insert(part));
+        let others = [kernel.marked(&range), kernel.poison_in(&range)];
+        others.iter().flat_map(RangeSet::iter).for_each(|part| taken.insert(part));
         Ok(taken)
     }
 

@@ -61,6 +61,8 @@ pub(crate) struct Program {
     /// When it forks; it does not without them.
     pub forks: Option<Dice>,
     is_child: bool,
+    /// It has ended because of a page that it has or not: nobody could know.
+    pub was_denied: bool,
     /// Its parent's call has not returned yet.
     pub held: bool,
     /// The number of the next process to be born, if one may be.
@@ -93,6 +95,7 @@ impl Program {
             dice,
             forks: None,
             is_child: false,
+            was_denied: false,
             held: false,
             next_child: None,
             born: None,
@@ -355,6 +358,13 @@ impl Program {
         let removed = kernel.removes().is_some_and(|range| range.contains(&page.get()));
         if removed && value.is_some() {
             // Nobody could say what it must hold then.
+            return false;
+        }
+        if kernel.is_poisoned(page) {
+            self.tell(format!("thread {n} gets SIGBUS at {:#x}", page.get()));
+            assert!(self.is_child, "a page is kept from whom nobody has borne");
+            (self.threads.clear(), kernel.end());
+            self.was_denied = true;
             return false;
         }
         let truth = self.truth.entry(page.get()).or_insert_with(zeros);

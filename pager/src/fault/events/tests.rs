@@ -2,6 +2,7 @@ use gms_policy::ids::PageAddr;
 
 use super::*;
 use crate::fault::tests::{ID, Play, dead_userfaultfd, map, own_userfaultfd};
+use crate::kernel::Probe;
 use crate::kernel::uffd::Userfaultfd;
 use crate::page_map::PAGE;
 use crate::tables::{EvictOutcome, Remap};
@@ -151,24 +152,50 @@ fn removals_do_not_wait_for_ever() {
 
 /// One thread has memory removed and another forks, of which is told afterwards: which was first is not known.
 #[test]
-fn what_was_removed_while_a_process_forked_is_in_doubt() {
+fn a_child_that_uses_what_was_removed_while_it_was_forked_gets_sigbus() {
     for threaded in [true, false] {
         let mut play = Play::with(None, 0, 2);
         let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
         space.threaded.store(threaded, Ordering::Relaxed);
         space.faults.mark(page.get()..page.get() + PAGE, false).expect("no marker");
         lock(&play.shared.tables).begin_evict(ID, &[page], &mut Vec::new());
-        play.fault.note_told(ID, vec![Event::Remove(page.get()..page.get() + PAGE), Play::fork()]);
+        let removed = Event::Remove(page.get()..page.get() + PAGE);
+        play.fault.note_told(ID, vec![removed, play.fork_here()]);
         play.fault.handle_told(&Instant::now, &space, &mut Vec::new());
-        assert_eq!(play.shared.has_failed(), threaded);
-        while play.fault.poll_listen().is_some() {}
-        let child = play.child();
-        assert_eq!(Arc::strong_count(&child), 3, "the evict thread keeps it until it is killed");
-        // Who goes on is to find that too.
-        assert_eq!(
-            lock(&play.shared.tables).is_leaving((ID, page)),
-            threaded,
-            "nothing is applied"
-        );
+        assert!(!play.shared.has_failed());
+        let tables = lock(&play.shared.tables);
+        assert!([ID, play.child().id].iter().all(|&id| tables.is_empty((id, page))));
+        drop(tables);
+        let found = space.faults.probe(page.get());
+        assert_eq!(found, if threaded { Probe::Occupied } else { Probe::Absent });
     }
+}
+
+#[test]
+fn a_child_has_what_it_has_removed_itself() {
+    let mut play = Play::with(None, 0, 2);
+    let page = play.page + PAGE;
+    play.space.faults.mark(page..page + PAGE, false).expect("no marker");
+    let Event::Fork(faults) = play.fork_here() else { panic!("no fork") };
+    let child = play.fault.bear(faults);
+    play.fault.note_told(child.id, vec![Event::Remove(page..page + PAGE)]);
+    assert_eq!(play.fault.keep_from(&child, page), Some(0));
+    assert_eq!(play.space.faults.probe(page), Probe::Absent);
+}
+
+/// Where such a page has been moved meanwhile it is not known where the child would have it.
+#[test]
+fn what_was_removed_and_moved_while_a_process_forked_is_in_doubt() {
+    let mut play = Play::with(None, 0, 2);
+    let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
+    space.threaded.store(true, Ordering::Relaxed);
+    space.faults.mark(page.get()..page.get() + PAGE, false).expect("no marker");
+    lock(&play.shared.tables).begin_evict(ID, &[page], &mut Vec::new());
+    let removed = Event::Remove(page.get()..page.get() + PAGE);
+    play.tell(&space, vec![removed, Play::remap(page.get(), map(PAGE)), Play::fork()]);
+    assert!(play.shared.has_failed());
+    while play.fault.poll_listen().is_some() {}
+    assert_eq!(Arc::strong_count(&play.child()), 3, "the evict thread keeps it until it is killed");
+    // Who goes on is to find that too.
+    assert!(lock(&play.shared.tables).is_leaving((ID, page)), "nothing is applied");
 }
