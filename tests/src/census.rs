@@ -90,20 +90,25 @@ impl Drop for Census {
 }
 
 /// Memory that one process gives back and another takes while they are looked at would be counted twice: of each process counts what it had at
-/// two looks in a row.
+/// two looks in a row. (What is not measured is less than was seen before: neither that look nor the next could have found more.)
 fn look(root: i32, watch: Watch, before: &BTreeMap<i32, u64>, found: &Found) -> BTreeMap<i32, u64> {
     let (own, began) = (procfs::executable(root), Instant::now());
     let is_its = |pid: &i32| watch == Watch::Tree || procfs::executable(*pid) != own;
     // Evictors share the memory of the processes which they serve: it would be counted twice.
     let counts = |pid: &i32| is_its(pid) && !procfs::is_of_gms(*pid);
-    let tree = std::iter::once(root).chain(procfs::descendants(root)).filter(counts);
+    let tree = std::iter::once(root).chain(procfs::descendants(root));
+    let tree: Vec<i32> = tree.filter(counts).collect();
+    // To add up what each shares walks its page tables, with its memory locked: not where all of it is no more than was seen already.
+    let all: u64 = tree.iter().filter_map(|&pid| procfs::anon_of_statm(pid)).sum();
+    let may_be_more = all > found.bytes.load(Ordering::Relaxed);
+    let measured = tree.iter().filter(|_| may_be_more);
     let now: BTreeMap<i32, u64> =
-        tree.filter_map(|pid| Some((pid, procfs::pss_anon(pid)?))).collect();
+        measured.filter_map(|&pid| Some((pid, procfs::pss_anon(pid)?))).collect();
     let both = now.iter().map(|(pid, &bytes)| bytes.min(before.get(pid).copied().unwrap_or(0)));
     let is_whole = began.elapsed() <= LOOK_MAX;
     let bytes = if is_whole { both.sum() } else { both.max().unwrap_or(0) };
     found.bytes.fetch_max(bytes, Ordering::Relaxed);
-    found.looks.fetch_add(u64::from(!now.is_empty()), Ordering::Relaxed);
-    found.whole.fetch_add(u64::from(is_whole && !now.is_empty()), Ordering::Relaxed);
+    found.looks.fetch_add(u64::from(all > 0), Ordering::Relaxed);
+    found.whole.fetch_add(u64::from(is_whole && all > 0), Ordering::Relaxed);
     now
 }

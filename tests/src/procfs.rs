@@ -114,6 +114,13 @@ pub fn rss_anon(pid: i32) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
+/// The same, as the kernel counts it for `statm`, which is read sooner.
+pub(crate) fn anon_of_statm(pid: i32) -> Option<u64> {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages = |at: usize| statm.split(' ').nth(at)?.parse::<u64>().ok();
+    Some((pages(1)? - pages(2)?.min(pages(1)?)) * 4096)
+}
+
 /// The process's share of anonymous memory in bytes; `None` once it is gone.
 pub(crate) fn pss_anon(pid: i32) -> Option<u64> {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;

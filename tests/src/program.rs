@@ -20,6 +20,8 @@ use crate::stream::Stream;
 
 /// How often state that nothing announces is looked at.
 const POLL: Duration = Duration::from_millis(5);
+/// It takes at least so many times as long as the look before it.
+const PAUSES: u32 = 3;
 /// How long a program may take when the test does not say.
 const LIMIT: Duration = Duration::from_secs(300);
 /// How long output may still come after the program has ended (its children may hold the pipe).
@@ -39,11 +41,13 @@ pub fn poll_until<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Opt
     let limit = patience(limit);
     let deadline = Instant::now() + limit;
     loop {
+        let began = Instant::now();
         if let Some(found) = probe() {
             return found;
         }
         assert!(Instant::now() < deadline, "waited {limit:?} in vain for {what}");
-        thread::sleep(POLL);
+        // A probe that starts a program takes a CPU from what is waited for.
+        thread::sleep(POLL.max(began.elapsed() * PAUSES));
     }
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::agent::AgentSetup;
+use crate::census::Watch;
 use crate::gms::gms_binary;
 use crate::keys::keys;
 use crate::mib::Mib;
@@ -201,6 +202,7 @@ impl<'a> Torture<'a> {
             .wrapped(argv)
             .env("XDG_RUNTIME_DIR", self.stage.dir())
             .env("TMPDIR", self.stage.dir())
+            .watch(Watch::Nobody)
     }
 }
 

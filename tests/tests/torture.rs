@@ -13,7 +13,7 @@ use gms_tests::*;
 const LIMIT: Duration = Duration::from_secs(150);
 
 fn each_seed(body: impl Fn(&Stage, &Torture)) {
-    let Some(stage) = Stage::set() else { return };
+    let Some(stage) = Stage::set_beside_others() else { return };
     for seed in torture_seeds() {
         let torture = Torture::new(&stage, seed);
         body(&stage, &torture);

@@ -36,8 +36,10 @@ pub(super) const LOOK_CROWDED: Duration = Duration::from_millis(1);
 const CALM_LOOKS: u32 = 16;
 /// What may have grown unseen from one look to the next, the outbox included.
 const GROWTH_CALM: i64 = 3 << 19;
-/// How often sharing among processes is measured, and figures published.
+/// How often figures are published, and it is measured whether processes share memory.
 const MEASURE_EVERY: Duration = Duration::from_millis(50);
+/// The same of those that do.
+const SHARING_EVERY: Duration = Duration::from_millis(4);
 /// Agents are asked for their state this often: one that needs memory back has it within a second though its pagers are idle.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// So many processes are stopped before it is measured what they share, unless that would take long: 5 ms for so many bytes.
@@ -288,10 +290,10 @@ impl<T: Transport> EvictThread<T> {
             }
             let hosts = self.tree.pids().filter(|pid| !guests.contains(pid));
             let proportional: u64 = hosts.filter_map(proc::proportional_anonymous).sum();
-            // Sharing that is there can end quickly: look again soon, but do not spend most of the time on it.
-            let took = now.elapsed();
-            let pause = (took * 4).clamp(Duration::from_millis(4), MEASURE_EVERY.max(took * 4));
-            let shared = sum.saturating_sub(proportional);
+            // Sharing that is there can end quickly: look again soon, but do not spend most of the time on it. Where there is none, forks are seen as growth.
+            let (took, shared) = (now.elapsed(), sum.saturating_sub(proportional));
+            let least = if shared < SHARING_GROWTH { MEASURE_EVERY } else { SHARING_EVERY };
+            let pause = least.max(took * 4);
             let (earliest, expires) = (now + took * 3, now + took + pause);
             self.sharing = Sharing { sum, shared, earliest, expires };
         }

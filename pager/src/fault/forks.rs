@@ -127,40 +127,36 @@ impl<T: Transport> FaultCore<T> {
             Event::Changed(change) => Some(Step::Change(change)),
         });
         let removed = lock(&self.shared.tables).removed_unmarked(parent, steps);
-        let kept = match removed {
-            Ok(pages) => {
-                let pages = pages.iter().flat_map(|part| part.step_by(PAGE as usize));
-                pages.map(|at| self.keep_from(child, at)).sum()
-            }
-            Err(Doubt) => (!self.lasts(child)).then_some(0),
-        };
-        match kept {
+        let pages = removed.iter().flat_map(RangeSet::iter);
+        let pages = pages.flat_map(|part| part.step_by(PAGE as usize));
+        let kept: Option<usize> = pages.map(|at| self.keep_from(child, at)).sum();
+        match kept.filter(|_| removed.is_ok()) {
             Some(kept) if kept == 0 || self.shared.config.quiet => {}
             Some(kept) => note(format_args!(
                 "memory was removed while a process forked: its child gets SIGBUS if it uses one of {kept} pages that it may have or not"
             )),
-            None => self.shared.fail(
+            None if self.lasts(child) => self.shared.fail(
                 "memory was removed while a process forked, and it is not known which pages its child has",
             ),
+            None => {}
         }
     }
 
-    /// Has whoever uses the child's page get SIGBUS, unless it is its own by now: how many pages that are, or `None` if it cannot be done.
+    /// Has whoever uses the child's page get SIGBUS: how many pages that are, none if it has it anew. `None` if it cannot be done, or if there may be others: a
+    /// child of its own has the page too, and what it has moved is elsewhere.
     pub(super) fn keep_from(&mut self, child: &Arc<Space>, at: u64) -> Option<usize> {
         let poisoned =
             self.when_settled(child, |core, faults| match core.has_changed(child.id, at) {
                 true => Some(None),
                 false => Some(faults.poison(at)).filter(|p| *p != Installed::Changing).map(Some),
-            });
-        match poisoned.flatten() {
-            Some(Installed::Done) => Some(1),
-            Some(Installed::Gone)
-                if self.registration(child, at..at + PAGE) != Registration::Not =>
-            {
-                None
-            }
-            _ => Some(0),
-        }
+            })?;
+        // What has begun before that is read then.
+        let is_left_out = poisoned == Some(Installed::Gone)
+            && self.registration(child, at..at + PAGE) != Registration::Not;
+        let forked = |told: &Told| matches!(told.event, Event::Fork(_));
+        let has_forked = self.spaces.get(&child.id)?.backlog.iter().any(forked);
+        let is_sure = !is_left_out && !has_forked && self.first_change(child.id, at).is_none();
+        is_sure.then_some(usize::from(poisoned == Some(Installed::Done)))
     }
 
     /// Not if it ends, or executes another program, at once, and has no children.

@@ -41,13 +41,17 @@ impl Tables {
         vacated(unmarked, steps)
     }
 
-    /// Pages without markers that may be removed. They are elsewhere, perhaps, if any may have been moved or unmapped: that is in doubt.
+    /// Pages without markers that may be removed, and that a child may have. They are elsewhere, perhaps, if any may have been moved or unmapped: that is in doubt.
     pub fn removed_unmarked<'a>(
         &self,
         space: SpaceId,
         steps: impl Iterator<Item = Step<'a>>,
     ) -> Result<RangeSet, Doubt> {
-        removed(self.unmarked_ranges(space), steps)
+        let mut unmarked = self.unmarked_ranges(space);
+        // Those a child does not have in any case.
+        let private = self.private_of(space);
+        private.into_iter().for_each(|(_, page)| unmarked.remove(page.get()..page.get() + PAGE));
+        removed(unmarked, steps)
     }
 
     fn unmarked_ranges(&self, space: SpaceId) -> RangeSet {

@@ -157,6 +157,20 @@ impl Kernel {
         begun.or(self.removing.as_ref())
     }
 
+    /// What is being removed of which has been read: whoever is forked now may have it or not.
+    pub(crate) fn removes_as_told(&self) -> Option<&Range<u64>> {
+        let told = self.changers.iter().filter(|changer| changer.events.is_empty());
+        told.filter_map(|changer| changer.removes.as_ref()).next().or(self.removing.as_ref())
+    }
+
+    /// Children of whose births nothing has been read.
+    pub(crate) fn unread_births(&self) -> impl Iterator<Item = usize> + '_ {
+        self.changers.iter().flat_map(|changer| &changer.events).filter_map(|told| match told {
+            Told::Fork(child) => Some(*child),
+            Told::Changed(_) | Told::Remove(_) => None,
+        })
+    }
+
     fn change<const N: usize>(
         &mut self,
         thread: usize,
@@ -382,7 +396,9 @@ impl Kernel {
         for page in range.clone().step_by(PAGE as usize).map(PageAddr::containing) {
             if marked {
                 assert!(!self.memory.contains_key(&page), "a marker for a page that is there");
-                self.markers.insert(page);
+                if !self.is_poisoned(page) {
+                    self.markers.insert(page);
+                }
             } else {
                 self.markers.remove(&page);
             }
@@ -390,23 +406,23 @@ impl Kernel {
         Ok(())
     }
 
-    /// UFFDIO_COPY of a page, which takes a marker's place.
+    /// UFFDIO_COPY of a page, which takes a marker's place, and poison's.
     pub(crate) fn copy(&mut self, page: PageAddr, bytes: &[u8]) -> Installed {
         match self.registration(&(page.get()..page.get() + PAGE)) {
             Registration::Changing => return Installed::Changing,
             Registration::Not => return Installed::Gone,
             Registration::Whole if self.memory.contains_key(&page) => return Installed::Exists,
-            Registration::Whole if self.is_poisoned(page) => return Installed::Exists,
             Registration::Whole => {}
         }
         self.markers.remove(&page);
+        self.poisoned.remove(&page);
         self.memory.insert(page, bytes.to_vec());
         Installed::Done
     }
 
     /// UFFDIO_ZEROPAGE of a page, which takes no marker's place.
     pub(crate) fn zero(&mut self, page: PageAddr) -> Installed {
-        let is_marked = self.markers.contains(&page);
+        let is_marked = self.markers.contains(&page) || self.is_poisoned(page);
         match self.registration(&(page.get()..page.get() + PAGE)) {
             Registration::Whole if is_marked => Installed::Exists,
             _ => self.copy(page, &zeros()),

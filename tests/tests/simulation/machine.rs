@@ -141,7 +141,22 @@ impl Machine {
         step(program, kernel);
         let (born, let_go) = (program.born.take(), std::mem::take(&mut program.let_go));
         self.tasks.extend(born.map(|born| Task::new(born.0, born.1)));
+        self.note_deniable(number);
         let_go.into_iter().for_each(|child| self.tasks[child].program.held = false);
+    }
+
+    /// What a process removes, or has removed before its pager has applied it, children may have or not of which that has not read.
+    fn note_deniable(&mut self, number: usize) {
+        let Task { kernel, journal, .. } = &self.tasks[number];
+        let told = journal.told.iter().filter_map(|told| match told {
+            Told::Remove(range) => Some(range.clone()),
+            Told::Changed(_) | Told::Fork(_) => None,
+        });
+        let removed: Vec<Range<u64>> = told.chain(kernel.removes().cloned()).collect();
+        for child in kernel.unread_births().collect::<Vec<usize>>() {
+            let deniable = &mut self.tasks[child].program.deniable;
+            removed.iter().for_each(|range| deniable.insert(range.clone()));
+        }
     }
 
     fn remove_next(&mut self, number: usize) {

@@ -6,6 +6,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use gms_pager::page_map::PAGE;
+use gms_pager::range_set::RangeSet;
 use gms_policy::ids::PageAddr;
 use gms_tests::Dice;
 
@@ -57,6 +58,8 @@ pub(crate) struct Program {
     truth: BTreeMap<u64, Page>,
     /// Pages of which a removal had begun when it was born, and of which nothing is known yet: zeros, or not.
     removed_or_not: BTreeSet<u64>,
+    /// What was told to be removed when it was born, or before that was told: the pager may not know whether it has that.
+    pub deniable: RangeSet,
     dice: Dice,
     /// When it forks; it does not without them.
     pub forks: Option<Dice>,
@@ -92,6 +95,7 @@ impl Program {
             threads: (0..THREADS).map(thread).collect(),
             truth: BTreeMap::new(),
             removed_or_not: BTreeSet::new(),
+            deniable: RangeSet::default(),
             dice,
             forks: None,
             is_child: false,
@@ -122,11 +126,12 @@ impl Program {
         let mut bits = || self.forks.as_mut().map_or(0, Dice::bits);
         let (dice, forks) = (Dice::new(bits()), Dice::new(bits()));
         let (left, moved) = (CHILD_STEPS, self.now);
-        let removed = kernel.removes().cloned().unwrap_or_default().step_by(PAGE as usize);
+        let removed = kernel.removes_as_told().cloned().unwrap_or_default().step_by(PAGE as usize);
         Program {
             threads: vec![Thread { act: Act::Ready, left, moved, rests_until: moved }],
             truth: self.truth.clone(),
             removed_or_not: self.removed_or_not.iter().copied().chain(removed).collect(),
+            deniable: self.deniable.clone(),
             is_child: true,
             held: true,
             log: self.log.clone(),
@@ -362,7 +367,8 @@ impl Program {
         }
         if kernel.is_poisoned(page) {
             self.tell(format!("thread {n} gets SIGBUS at {:#x}", page.get()));
-            assert!(self.is_child, "a page is kept from whom nobody has borne");
+            let deniable = self.deniable.contains(page.get());
+            assert!(deniable, "process without page {:#x}, which it has", page.get());
             (self.threads.clear(), kernel.end());
             self.was_denied = true;
             return false;

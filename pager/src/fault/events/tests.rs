@@ -171,16 +171,25 @@ fn a_child_that_uses_what_was_removed_while_it_was_forked_gets_sigbus() {
     }
 }
 
+/// What it has removed itself is zeros. What it has moved, or its own child has, would be read as such.
 #[test]
-fn a_child_has_what_it_has_removed_itself() {
-    let mut play = Play::with(None, 0, 2);
-    let page = play.page + PAGE;
-    play.space.faults.mark(page..page + PAGE, false).expect("no marker");
-    let Event::Fork(faults) = play.fork_here() else { panic!("no fork") };
-    let child = play.fault.bear(faults);
-    play.fault.note_told(child.id, vec![Event::Remove(page..page + PAGE)]);
-    assert_eq!(play.fault.keep_from(&child, page), Some(0));
-    assert_eq!(play.space.faults.probe(page), Probe::Absent);
+fn a_page_is_kept_from_a_child_unless_it_may_be_elsewhere_too() {
+    for (forks, moves) in [(false, false), (true, false), (false, true)] {
+        let mut play = Play::with(None, 0, 2);
+        let page = play.page + PAGE;
+        play.space.faults.mark(page..page + PAGE, false).expect("no marker");
+        let Event::Fork(faults) = play.fork_here() else { panic!("no fork") };
+        let child = play.fault.bear(faults);
+        let told = [forks.then(Play::fork), moves.then(|| Play::remap(page, map(PAGE)))];
+        let removed = Event::Remove(page..page + PAGE);
+        let told =
+            if forks || moves { told.into_iter().flatten().collect() } else { vec![removed] };
+        play.fault.note_told(child.id, told);
+        let known = Some(0).filter(|_| !forks && !moves);
+        assert_eq!(play.fault.keep_from(&child, page), known);
+        let found = play.space.faults.probe(page);
+        assert_eq!(found, if forks { Probe::Occupied } else { Probe::Absent });
+    }
 }
 
 /// Where such a page has been moved meanwhile it is not known where the child would have it.
