@@ -369,7 +369,8 @@ impl Program {
             self.tell(format!("thread {n} gets SIGBUS at {:#x}", page.get()));
             let deniable = self.deniable.contains(page.get());
             assert!(deniable, "process without page {:#x}, which it has", page.get());
-            (self.threads.clear(), kernel.end());
+            self.threads.clear();
+            kernel.end();
             self.was_denied = true;
             return false;
         }
