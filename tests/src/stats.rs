@@ -108,5 +108,6 @@ pub struct Status {
     pub faults: u64,
     pub pages_out: u64,
     pub pages_in: u64,
+    pub looks: u64,
     pub agents: Vec<AgentStats>,
 }

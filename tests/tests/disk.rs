@@ -30,6 +30,21 @@ fn below(proc: &Proc, begins: &str) -> i32 {
     found.expect("it runs")
 }
 
+/// The same of a program that stands still, when gms has looked again since the last page went out.
+fn wait_until_all_is_copied(proc: &Proc) {
+    let mut before: Option<Status> = None;
+    poll_until("copies of every page", SLOW, || {
+        let now = status_of(proc.pid())?;
+        let rests = before.as_ref().filter(|before| before.pages_out == now.pages_out);
+        let is_copied = now.short_bytes == 0 && now.agents.iter().all(|agent| agent.up);
+        let has_looked = rests.is_some_and(|before| before.looks < now.looks);
+        if rests.is_none() {
+            before = Some(now);
+        }
+        (is_copied && has_looked).then_some(())
+    });
+}
+
 #[test]
 fn the_only_agent_is_killed_and_the_disk_has_every_page_until_it_is_back() {
     let Some(stage) = Stage::set() else { return };
@@ -38,7 +53,7 @@ fn the_only_agent_is_killed_and_the_disk_has_every_page_until_it_is_back() {
     let address = agent.addr();
     // What goes out while the disk is slow is at the agent alone at first.
     while_stopped(below(&proc, "verify"), || {
-        wait_until_copied(&proc);
+        wait_until_all_is_copied(&proc);
         agent.kill();
         wait_until_missed(&proc, &address);
     });

@@ -147,7 +147,8 @@ impl<T: Transport> FaultCore<T> {
     pub(super) fn keep_from(&mut self, child: &Arc<Space>, at: u64) -> Option<usize> {
         let poisoned =
             self.when_settled(child, |core, faults| match core.has_changed(child.id, at) {
-                true => Some(None),
+                // A fork, or a move, that was before its removal may be told later.
+                true => (!faults.has_event()).then_some(None),
                 false => Some(faults.poison(at)).filter(|p| *p != Installed::Changing).map(Some),
             })?;
         // What has begun before that is read then.

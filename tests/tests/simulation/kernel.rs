@@ -163,12 +163,15 @@ impl Kernel {
         told.filter_map(|changer| changer.removes.as_ref()).next().or(self.removing.as_ref())
     }
 
-    /// Children of whose births nothing has been read.
-    pub(crate) fn unread_births(&self) -> impl Iterator<Item = usize> + '_ {
-        self.changers.iter().flat_map(|changer| &changer.events).filter_map(|told| match told {
-            Told::Fork(child) => Some(*child),
-            Told::Changed(_) | Told::Remove(_) => None,
-        })
+    /// What is being removed of which has been told, whether or not it was read.
+    pub(crate) fn removes_told(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let told = self.changers.iter().filter(|changer| changer.told || changer.events.is_empty());
+        told.filter_map(|changer| changer.removes.clone()).chain(self.removing.clone())
+    }
+
+    /// Whether there is neither a page nor a marker.
+    pub(crate) fn is_empty(&self, page: PageAddr) -> bool {
+        !self.memory.contains_key(&page) && !self.markers.contains(&page)
     }
 
     fn change<const N: usize>(
@@ -264,21 +267,25 @@ impl Kernel {
         self.change(thread, events, None);
     }
 
-    /// Some thread tells of its change.
-    pub(crate) fn tell(&mut self, dice: &mut Dice) {
+    /// Some thread tells of its change; returns the process that is born, if it is a birth.
+    pub(crate) fn tell(&mut self, dice: &mut Dice) -> Option<usize> {
         let untold = |&n: &usize| {
             let changer = &self.changers[n];
             !changer.told && !changer.events.is_empty()
         };
         let untold: Vec<usize> = (0..self.changers.len()).filter(untold).collect();
         if untold.is_empty() {
-            return;
+            return None;
         }
         let chosen = dice.place(untold.len());
         self.overtaken += u64::from(chosen > 0);
         let changer = &mut self.changers[untold[chosen]];
         changer.told = true;
         self.told.push_back(changer.thread);
+        match changer.events.front() {
+            Some(&Told::Fork(child)) => Some(child),
+            _ => None,
+        }
     }
 
     /// A page of the removal that is under way goes: its address.

@@ -127,7 +127,7 @@ impl Machine {
                 self.remove_next(number);
             }
             if self.dice.below(3) == 0 {
-                self.tasks[number].kernel.tell(&mut self.dice);
+                self.tell(number);
             }
             self.come_on(number, Program::step);
         }
@@ -141,21 +141,23 @@ impl Machine {
         step(program, kernel);
         let (born, let_go) = (program.born.take(), std::mem::take(&mut program.let_go));
         self.tasks.extend(born.map(|born| Task::new(born.0, born.1)));
-        self.note_deniable(number);
         let_go.into_iter().for_each(|child| self.tasks[child].program.held = false);
     }
 
-    /// What a process removes, or has removed before its pager has applied it, children may have or not of which that has not read.
-    fn note_deniable(&mut self, number: usize) {
-        let Task { kernel, journal, .. } = &self.tasks[number];
+    /// Some thread of a process tells of its change. If that is a birth, the child may have or not what was told to be removed before, and is not applied.
+    fn tell(&mut self, number: usize) {
+        let Task { kernel, journal, .. } = &mut self.tasks[number];
+        let Some(child) = kernel.tell(&mut self.dice) else { return };
         let told = journal.told.iter().filter_map(|told| match told {
             Told::Remove(range) => Some(range.clone()),
             Told::Changed(_) | Told::Fork(_) => None,
         });
-        let removed: Vec<Range<u64>> = told.chain(kernel.removes().cloned()).collect();
-        for child in kernel.unread_births().collect::<Vec<usize>>() {
-            let deniable = &mut self.tasks[child].program.deniable;
-            removed.iter().for_each(|range| deniable.insert(range.clone()));
+        let removed: Vec<Range<u64>> = told.chain(kernel.removes_told()).collect();
+        let Task { kernel, program, .. } = &mut self.tasks[child];
+        for page in removed.into_iter().flat_map(|range| range.step_by(PAGE as usize)) {
+            if kernel.is_empty(PageAddr::containing(page)) {
+                program.deniable.insert(page..page + PAGE);
+            }
         }
     }
 
@@ -174,7 +176,7 @@ impl Machine {
             let number = if count > 1 { self.dice.place(count) } else { 0 };
             match self.dice.below(4) {
                 0 => self.remove_next(number),
-                1 => self.tasks[number].kernel.tell(&mut self.dice),
+                1 => self.tell(number),
                 _ => self.come_on(number, Program::step_of_one),
             }
         }

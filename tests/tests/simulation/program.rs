@@ -58,7 +58,7 @@ pub(crate) struct Program {
     truth: BTreeMap<u64, Page>,
     /// Pages of which a removal had begun when it was born, and of which nothing is known yet: zeros, or not.
     removed_or_not: BTreeSet<u64>,
-    /// What was told to be removed when it was born, or before that was told: the pager may not know whether it has that.
+    /// What was told to be removed before its birth was: the pager may not know whether it has that.
     pub deniable: RangeSet,
     dice: Dice,
     /// When it forks; it does not without them.

@@ -185,8 +185,17 @@ fn a_page_is_kept_from_a_child_unless_it_may_be_elsewhere_too() {
         let told =
             if forks || moves { told.into_iter().flatten().collect() } else { vec![removed] };
         play.fault.note_told(child.id, told);
+        let (thread, ..) = play.with_mremap();
         let known = Some(0).filter(|_| !forks && !moves);
         assert_eq!(play.fault.keep_from(&child, page), known);
+        // What is told late may have been made before a removal.
+        let mut told = play.fault.spaces[&child.id].backlog.iter();
+        assert!(
+            told.any(
+                |told| matches!(&told.event, Event::Changed(Change::Remap(r)) if r.from != page)
+            )
+        );
+        thread.join().expect("no panic");
         let found = play.space.faults.probe(page);
         assert_eq!(found, if forks { Probe::Occupied } else { Probe::Absent });
     }
