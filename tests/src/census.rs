@@ -1,4 +1,6 @@
-//! What a tree holds, measured from outside: an opinion independent of gms's own statistics, and of how it measures.
+//! What a tree holds, measured from outside: an opinion independent of gms's own statistics, and of how it measures (smaps; of statm, by which gms
+//! does, only whether there can be more than was seen: on Linux 6.18 smaps never had more; where statm leaves out what each CPU has counted by itself a peak
+//! may be missed by as much).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(4);
 /// Of a look that took longer, because others had the CPU, only the largest process counts: in that time a hundred MiB can go from one to another.
 const LOOK_MAX: Duration = Duration::from_millis(10);
 /// A pause takes at least so many times as long as the look before it: to look takes a CPU from those that are looked at.
-const PAUSES: u32 = 3;
+pub(crate) const PAUSES: u32 = 3;
 
 /// Whose memory is looked at while a program runs.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::census::{Census, Peak, Watch};
+use crate::census::{Census, PAUSES, Peak, Watch};
 use crate::memcg::MemoryGroup;
 use crate::procfs;
 use crate::stats::Stats;
@@ -20,8 +20,8 @@ use crate::stream::Stream;
 
 /// How often state that nothing announces is looked at.
 const POLL: Duration = Duration::from_millis(5);
-/// It takes at least so many times as long as the look before it.
-const PAUSES: u32 = 3;
+/// Longest pause after a look that took long.
+const POLL_MAX: Duration = Duration::from_millis(100);
 /// How long a program may take when the test does not say.
 const LIMIT: Duration = Duration::from_secs(300);
 /// How long output may still come after the program has ended (its children may hold the pipe).
@@ -47,7 +47,7 @@ pub fn poll_until<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Opt
         }
         assert!(Instant::now() < deadline, "waited {limit:?} in vain for {what}");
         // A probe that starts a program takes a CPU from what is waited for.
-        thread::sleep(POLL.max(began.elapsed() * PAUSES));
+        thread::sleep((began.elapsed() * PAUSES).clamp(POLL, POLL_MAX));
     }
 }
 

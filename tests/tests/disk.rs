@@ -30,18 +30,19 @@ fn below(proc: &Proc, begins: &str) -> i32 {
     found.expect("it runs")
 }
 
-/// The same of a program that stands still, when gms has looked again since the last page went out.
+/// As [`wait_until_copied`], of a program that stands still, and gms has looked again since the last page went out.
 fn wait_until_all_is_copied(proc: &Proc) {
     let mut before: Option<Status> = None;
     poll_until("copies of every page", SLOW, || {
         let now = status_of(proc.pid())?;
         let rests = before.as_ref().filter(|before| before.pages_out == now.pages_out);
-        let is_copied = now.short_bytes == 0 && now.agents.iter().all(|agent| agent.up);
+        let used = now.agents.iter().all(|agent| agent.up && agent.pages_held > 0);
+        let copied = used && now.short_bytes == 0;
         let has_looked = rests.is_some_and(|before| before.looks < now.looks);
         if rests.is_none() {
             before = Some(now);
         }
-        (is_copied && has_looked).then_some(())
+        (copied && has_looked).then_some(())
     });
 }
 

@@ -132,14 +132,20 @@ fn removals_of_a_process_that_has_ended_are_in_doubt_for_its_children_only() {
     }
 }
 
+/// A page that is leaving, and has no marker yet.
+fn unmarked(threaded: bool) -> (Play, Arc<Space>, PageAddr) {
+    let play = Play::with(None, 0, 2);
+    let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
+    space.threaded.store(threaded, Ordering::Relaxed);
+    space.faults.mark(page.get()..page.get() + PAGE, false).expect("no marker");
+    lock(&play.shared.tables).begin_evict(ID, &[page], &mut Vec::new());
+    (play, space, page)
+}
+
 /// Threads that remove memory without any pause do not end the workload: a remap would have been told long ago.
 #[test]
 fn removals_do_not_wait_for_ever() {
-    let mut play = Play::with(None, 0, 2);
-    let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
-    space.threaded.store(true, Ordering::Relaxed);
-    space.faults.mark(page.get()..page.get() + PAGE, false).expect("no marker");
-    lock(&play.shared.tables).begin_evict(ID, &[page], &mut Vec::new());
+    let (mut play, space, page) = unmarked(true);
     let (thread, ..) = play.with_mremap();
     play.fault.note_told(ID, vec![Event::Remove(page.get()..page.get() + PAGE)]);
     let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).expect("an uptime");
@@ -154,11 +160,7 @@ fn removals_do_not_wait_for_ever() {
 #[test]
 fn a_child_that_uses_what_was_removed_while_it_was_forked_gets_sigbus() {
     for threaded in [true, false] {
-        let mut play = Play::with(None, 0, 2);
-        let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
-        space.threaded.store(threaded, Ordering::Relaxed);
-        space.faults.mark(page.get()..page.get() + PAGE, false).expect("no marker");
-        lock(&play.shared.tables).begin_evict(ID, &[page], &mut Vec::new());
+        let (mut play, space, page) = unmarked(threaded);
         let removed = Event::Remove(page.get()..page.get() + PAGE);
         play.fault.note_told(ID, vec![removed, play.fork_here()]);
         play.fault.handle_told(&Instant::now, &space, &mut Vec::new());
@@ -204,11 +206,7 @@ fn a_page_is_kept_from_a_child_unless_it_may_be_elsewhere_too() {
 /// Where such a page has been moved meanwhile it is not known where the child would have it.
 #[test]
 fn what_was_removed_and_moved_while_a_process_forked_is_in_doubt() {
-    let mut play = Play::with(None, 0, 2);
-    let (space, page) = (play.space.clone(), PageAddr::containing(play.page + PAGE));
-    space.threaded.store(true, Ordering::Relaxed);
-    space.faults.mark(page.get()..page.get() + PAGE, false).expect("no marker");
-    lock(&play.shared.tables).begin_evict(ID, &[page], &mut Vec::new());
+    let (mut play, space, page) = unmarked(true);
     let removed = Event::Remove(page.get()..page.get() + PAGE);
     play.tell(&space, vec![removed, Play::remap(page.get(), map(PAGE)), Play::fork()]);
     assert!(play.shared.has_failed());
