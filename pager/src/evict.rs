@@ -532,7 +532,7 @@ impl<T: Transport> EvictThread<T> {
         }
         self.tree.refresh(&self.evictors(), true);
         for process in self.processes.values().filter(|process| aged.contains(&process.space.id)) {
-            if self.is_outside_madvise(process) {
+            if self.is_outside_madvise(process, &mut BTreeSet::new()) {
                 lock(&self.shared.tables).end_quarantine(process.space.id);
             }
         }

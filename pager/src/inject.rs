@@ -4,6 +4,7 @@
 //! Every ptrace request of one injection must come from the thread that began it: of a process apart, which finishes it if this one is killed ([`apart`]).
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
@@ -279,25 +280,27 @@ fn may_make_calls(tid: i32) -> Result<()> {
 const POPULATE_READ: u64 = linux_raw_sys::general::MADV_POPULATE_READ as u64;
 const POPULATE_WRITE: u64 = linux_raw_sys::general::MADV_POPULATE_WRITE as u64;
 
-/// Whether no thread of the process is inside madvise, as far as that removes anything, at some moment during the call. Threads that run are stopped for that; those
-/// that are blocked are not disturbed.
-pub fn is_outside_madvise(pid: i32) -> bool {
+/// Whether each thread of the process was outside madvise, as far as that removes anything, at some moment during the call, or is among those `seen` outside before,
+/// to which the others are added. Threads that run are stopped for that; those that are blocked are not disturbed.
+pub fn is_outside_madvise(pid: i32, seen: &mut BTreeSet<i32>) -> bool {
     let threads = proc::threads(pid);
     // That none can be read proves nothing.
     !threads.is_empty()
-        && threads.into_iter().all(|tid| {
-            // Workers of io_uring issue system calls that /proc does not tell of.
-            match (proc::is_worker(tid), proc::blocked_call(tid)) {
-                ((true, idle), _) => idle,
-                // It may wait for a page.
-                (_, Some((libc::SYS_madvise, POPULATE_READ | POPULATE_WRITE))) => true,
-                (_, Some((call, _))) => {
-                    ![libc::SYS_madvise, libc::SYS_process_madvise].contains(&call)
-                }
-                (_, None) if matches!(proc::state(tid), None | Some('Z' | 'X')) => true,
-                (_, None) => Stopped::see_outside(tid).is_ok(),
-            }
-        })
+        && threads
+            .into_iter()
+            .all(|tid| seen.contains(&tid) || (is_thread_outside_madvise(tid) && seen.insert(tid)))
+}
+
+fn is_thread_outside_madvise(tid: i32) -> bool {
+    // Workers of io_uring issue system calls that /proc does not tell of.
+    match (proc::is_worker(tid), proc::blocked_call(tid)) {
+        ((true, idle), _) => idle,
+        // It may wait for a page.
+        (_, Some((libc::SYS_madvise, POPULATE_READ | POPULATE_WRITE))) => true,
+        (_, Some((call, _))) => ![libc::SYS_madvise, libc::SYS_process_madvise].contains(&call),
+        (_, None) if matches!(proc::state(tid), None | Some('Z' | 'X')) => true,
+        (_, None) => Stopped::see_outside(tid).is_ok(),
+    }
 }
 
 /// Stops a thread that is proved to have the memory of the evictor, among those of the process of thread `tid`: an id may have become somebody

@@ -27,7 +27,7 @@ fn status(root: i32) -> Status {
     poll_until("the workload", SOON, || status_of(root))
 }
 
-/// Kills the pager while `verify` reads and writes its pages all the time.
+/// Kills the pager while `verify`, or a program that speaks like it, reads and writes its pages all the time.
 fn killed_under_verify(gms: &Gms, seed: u64) {
     let mut proc = gms.spawn();
     let before = wait_paged(&mut proc, Mib(24));
@@ -77,6 +77,15 @@ fn a_program_goes_on_when_its_pager_is_killed_with_an_agent_of_its_own_and_a_dis
     let gms = Gms::run(&stage, &verify(64)).local(Mib(20)).agents(&[&agent]);
     let gms = gms.arg("--disk").arg(stage.dir()).arg("--disk-size").arg("512M");
     killed_under_verify(&gms, 3);
+}
+
+/// A thread that faults in the kernel with a signal pending can neither be stopped nor asked what it is in.
+#[test]
+fn a_program_whose_system_calls_fault_while_signals_come_goes_on_when_its_pager_is_killed() {
+    let Some(stage) = Stage::set_beside_others() else { return };
+    let program = Program::new([c_program("alarms")]).args(["64"]).stdin_open();
+    let gms = Gms::run(&stage, &program).local(Mib(20)).arg("--export").arg("512M");
+    killed_under_verify(&gms, 10);
 }
 
 /// Runs a program that ends by itself, and kills its pagers meanwhile.

@@ -19,7 +19,7 @@ use crate::inject::is_outside_madvise;
 use crate::kernel::journal::{Caveat, Journal, Left, Line};
 use crate::kernel::pidfd::is_same_file;
 use crate::kernel::uffd::{Userfaultfd, events_of};
-use crate::kernel::{Event, Faults};
+use crate::kernel::{Event, Faults, proc};
 use crate::own_agent::OwnAgent;
 use crate::page_map::PAGE;
 use crate::process::Process;
@@ -54,6 +54,8 @@ pub(super) struct Heirs {
     until: Option<Instant>,
     /// What has become of the pages that were leaving.
     left: Fates,
+    /// Threads that were seen outside madvise since the other pager died.
+    outside: BTreeSet<i32>,
     /// What is kept of userfaultfds that are nobody's any more, until this pager has begun.
     former: Vec<Line>,
 }
@@ -345,19 +347,27 @@ impl<T: Transport> EvictThread<T> {
         is_busy
     }
 
-    /// Whether nobody who has the memory of a process (a vfork child has it too) is in madvise; of those in the tree as it was looked at last.
-    pub(super) fn is_outside_madvise(&self, process: &Process) -> bool {
+    /// Whether nobody who has the memory of a process (a vfork child has it too) is in madvise; of those in the tree as it was looked at last. See
+    /// [`is_outside_madvise`] for the threads `seen`.
+    pub(super) fn is_outside_madvise(&self, process: &Process, seen: &mut BTreeSet<i32>) -> bool {
         // Its first thread may have ended before the others.
         let is_own = |pid: i32| pid == process.pid && !process.has_ended();
         let sharers =
             self.tree.pids().filter(|&pid| is_own(pid) || process.shares_memory_with(pid));
         let mut sharers = sharers.peekable();
-        sharers.peek().is_some() && sharers.all(is_outside_madvise)
+        sharers.peek().is_some() && sharers.all(|pid| is_outside_madvise(pid, seen))
     }
 
-    /// Removals of which the dead pager was told are over when no thread is in madvise any more that was then.
+    /// Removals of which the dead pager was told are over when each thread has been outside madvise since.
     fn prove(&mut self) {
         self.tree.refresh(&self.evictors(), true);
+        let mut seen = std::mem::take(&mut self.heirs.outside);
+        // A thread that waits for a page inside the kernel and has a signal pending does not sleep: it faults again and again, cannot be stopped, and /proc tells
+        // nothing of it. Only a thread of another namespace may have told an id that is somebody else's here.
+        let met = lock(&self.shared.tables).take_met();
+        if self.tree.pids().all(proc::shares_pid_namespace) {
+            seen.extend(met);
+        }
         let mut proved = Vec::new();
         for process in self.processes.values() {
             let id = process.space.id;
@@ -365,7 +375,7 @@ impl<T: Transport> EvictThread<T> {
             if heir.is_none_or(|heir| !heir.zeros.is_empty()) {
                 continue;
             }
-            if self.is_outside_madvise(process) {
+            if self.is_outside_madvise(process, &mut seen) {
                 proved.push(id);
             }
         }
@@ -373,9 +383,11 @@ impl<T: Transport> EvictThread<T> {
         let mut all = self.tree.pids().peekable();
         let orphans = self.orphans.iter().map(|space| space.id);
         let orphans = orphans.filter(|id| self.heirs.spaces.contains_key(id)).collect::<Vec<_>>();
-        if !orphans.is_empty() && all.peek().is_some() && all.all(is_outside_madvise) {
+        let has_members = all.peek().is_some();
+        if !orphans.is_empty() && has_members && all.all(|pid| is_outside_madvise(pid, &mut seen)) {
             proved.extend(orphans);
         }
+        self.heirs.outside = seen;
         for id in proved {
             let waiting = lock(&self.shared.tables).prove(id);
             self.shared.wake(&self.spaces, &waiting);

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use gms_policy::ids::{PageAddr, SpaceId};
 
-use super::{EvictOutcome, Place, SpaceState, Tables};
+use super::{EvictOutcome, FaultAction, Place, SpaceState, Tables};
 
 impl Tables {
     /// A space that the dead pager has had, whatever is known of it.
@@ -28,12 +28,27 @@ impl Tables {
         self.spaces.get(&space).is_some_and(|state| state.unproved)
     }
 
+    /// What [`Tables::fault`] says to a thread. It is in no removal that the dead pager was told of: that would have ended before it faulted.
+    pub fn fault_of(&mut self, place: Place, tid: i32) -> FaultAction {
+        if let Some(state) = self.spaces.get_mut(&place.0).filter(|state| state.unproved) {
+            state.met.insert(tid);
+        }
+        self.fault(place)
+    }
+
+    /// Threads that have faulted in a space of which it was not proved yet, by their ids in their own PID namespace.
+    pub fn take_met(&mut self) -> BTreeSet<i32> {
+        let met = self.spaces.values_mut().map(|state| std::mem::take(&mut state.met));
+        met.flatten().collect()
+    }
+
     /// It has been proved. What has been discarded meanwhile is looked for. Returns the pages for which somebody waits.
     pub fn prove(&mut self, space: SpaceId) -> Vec<Place> {
         let Some(state) = self.spaces.get_mut(&space).filter(|state| state.unproved) else {
             return Vec::new();
         };
         state.unproved = false;
+        state.met.clear();
         let registered = state.registered.clone();
         registered.iter().for_each(|range| state.stale.insert(range));
         let mut waiting: Vec<Place> = self.waiters.extract_if(|place| place.0 == space).collect();
@@ -129,7 +144,7 @@ mod tests {
     use super::*;
     use crate::page_map::PAGE;
     use crate::range_set::RangeSet;
-    use crate::tables::{FaultAction, WriteOutcome};
+    use crate::tables::WriteOutcome;
 
     const SPACE: SpaceId = SpaceId(1);
 
@@ -174,7 +189,9 @@ mod tests {
         for number in [1, 2, 3] {
             assert_eq!(tables.fault((SPACE, page(number))), FaultAction::Wait);
         }
-        assert_eq!(tables.fault((SPACE, page(4))), FaultAction::Zero);
+        assert_eq!(tables.fault_of((SPACE, page(1)), 7), FaultAction::Wait);
+        assert_eq!(tables.fault_of((SPACE, page(4)), 8), FaultAction::Zero);
+        assert_eq!(tables.take_met(), BTreeSet::from([7, 8]));
         let mut leaving = Vec::new();
         tables.begin_evict(SPACE, &[page(5)], &mut leaving);
         assert!(leaving.is_empty());
@@ -186,6 +203,8 @@ mod tests {
         assert_eq!(leaving.len(), 1);
         assert_eq!(tables.take_stale(SPACE).len(), 8 * PAGE, "the dead was told of what is gone");
         assert!(tables.prove(SPACE).is_empty());
+        tables.fault_of((SPACE, page(4)), 7);
+        assert!(tables.take_met().is_empty(), "nobody asks any more");
     }
 
     #[test]

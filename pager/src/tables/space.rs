@@ -8,6 +8,7 @@
 //! Nor is a page of it installed: the removal, told but not done, would leave its old bytes behind if the install came later. It went out before
 //! the removal was told, which allows zeros from then on.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -30,6 +31,8 @@ pub(super) struct SpaceState {
     pub(super) removals: u64,
     /// See [`SpaceState::adopted`].
     pub(super) unproved: bool,
+    /// Threads that have faulted while it was.
+    pub(super) met: BTreeSet<i32>,
 }
 
 impl SpaceState {
@@ -57,7 +60,8 @@ impl SpaceState {
         let registered = Arc::new(words.ranges()?);
         let (quarantine, aging, stale) = (words.ranges()?, words.ranges()?, words.ranges()?);
         let removals = words.word()?;
-        Some(SpaceState { registered, quarantine, aging, stale, removals, unproved: false })
+        let known = SpaceState::new(registered);
+        Some(SpaceState { quarantine, aging, stale, removals, ..known })
     }
 
     /// The range is registered.
