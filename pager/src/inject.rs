@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sys::signal::kill;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
@@ -292,13 +293,15 @@ pub fn is_outside_madvise(pid: i32, seen: &mut BTreeSet<i32>) -> bool {
 }
 
 fn is_thread_outside_madvise(tid: i32) -> bool {
-    // Workers of io_uring issue system calls that /proc does not tell of.
     match (proc::is_worker(tid), proc::blocked_call(tid)) {
+        // It may have ended since the threads were listed.
+        _ if kill(Pid::from_raw(tid), None) == Err(Errno::ESRCH) => true,
+        // Workers of io_uring issue system calls that /proc does not tell of.
         ((true, idle), _) => idle,
         // It may wait for a page.
         (_, Some((libc::SYS_madvise, POPULATE_READ | POPULATE_WRITE))) => true,
         (_, Some((call, _))) => ![libc::SYS_madvise, libc::SYS_process_madvise].contains(&call),
-        (_, None) if matches!(proc::state(tid), None | Some('Z' | 'X')) => true,
+        (_, None) if matches!(proc::state(tid), Some('Z' | 'X')) => true,
         (_, None) => Stopped::see_outside(tid).is_ok(),
     }
 }

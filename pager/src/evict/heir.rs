@@ -340,7 +340,10 @@ impl<T: Transport> EvictThread<T> {
             self.next_proof = now + PROOF_EVERY;
             self.prove();
         }
-        if self.heirs.until.is_some_and(|until| now > until) && !self.heirs.is_empty() {
+        if self.heirs.is_empty() {
+            self.heirs.outside.clear();
+            lock(&self.shared.tables).forget_faulted();
+        } else if self.heirs.until.is_some_and(|until| now > until) {
             self.shared.fail("it is not known what was under way when its pager was killed");
         }
         self.next_look = self.next_look.min(self.next_proof);
@@ -363,10 +366,10 @@ impl<T: Transport> EvictThread<T> {
         self.tree.refresh(&self.evictors(), true);
         let mut seen = std::mem::take(&mut self.heirs.outside);
         // A thread that waits for a page inside the kernel and has a signal pending does not sleep: it faults again and again, cannot be stopped, and /proc tells
-        // nothing of it. Only a thread of another namespace may have told an id that is somebody else's here.
-        let met = lock(&self.shared.tables).take_met();
-        if self.tree.pids().all(proc::shares_pid_namespace) {
-            seen.extend(met);
+        // nothing of it. An id of another PID namespace may be somebody else's here.
+        let faulting = lock(&self.shared.tables).faulting();
+        if !faulting.is_empty() && self.tree.pids().all(proc::shares_pid_namespace) {
+            seen.extend(faulting);
         }
         let mut proved = Vec::new();
         for process in self.processes.values() {

@@ -299,10 +299,9 @@ pub fn is_worker(tid: i32) -> (bool, bool) {
     (is_worker, is_worker && idle())
 }
 
-/// Whether process ids mean the same to the process as to us.
+/// Whether process ids mean the same to the process as to us: it has one only.
 pub fn shares_pid_namespace(pid: i32) -> bool {
-    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    namespace(&pid.to_string()) == namespace("self")
+    status_line(pid, "NSpid:").is_some_and(|ids| ids.split_ascii_whitespace().count() == 1)
 }
 
 /// Whether the next child of the process is to be the first process of a PID namespace, or to join another one.

@@ -7,10 +7,14 @@ use gms_policy::ids::{PageAddr, SpaceId};
 
 use super::{EvictOutcome, FaultAction, Place, SpaceState, Tables};
 
+/// No thread faults so often that sleeps until it is served.
+const FAULTS_OFTEN: u32 = 8;
+
 impl Tables {
     /// A space that the dead pager has had, whatever is known of it.
     pub fn adopt_space(&mut self, space: SpaceId) {
         self.spaces.insert(space, SpaceState::adopted());
+        self.faulted.get_or_insert_default();
     }
 
     /// The last space that began, whether there is anything of it or not.
@@ -28,18 +32,26 @@ impl Tables {
         self.spaces.get(&space).is_some_and(|state| state.unproved)
     }
 
-    /// What [`Tables::fault`] says to a thread. It is in no removal that the dead pager was told of: that would have ended before it faulted.
-    pub fn fault_of(&mut self, place: Place, tid: i32) -> FaultAction {
-        if let Some(state) = self.spaces.get_mut(&place.0).filter(|state| state.unproved) {
-            state.met.insert(tid);
+    /// What [`Tables::fault`] says to a thread, which is in no removal that the dead pager was told of: that would have ended before it faulted.
+    pub fn fault_of(&mut self, place: Place, thread: Option<i32>) -> FaultAction {
+        if let (Some(faulted), Some(tid)) = (&mut self.faulted, thread) {
+            let (last, count) = faulted.entry(tid).or_insert((place, 0));
+            *count = if *last == place { count.saturating_add(1) } else { 1 };
+            *last = place;
         }
         self.fault(place)
     }
 
-    /// Threads that have faulted in a space of which it was not proved yet, by their ids in their own PID namespace.
-    pub fn take_met(&mut self) -> BTreeSet<i32> {
-        let met = self.spaces.values_mut().map(|state| std::mem::take(&mut state.met));
-        met.flatten().collect()
+    /// Threads that fault at one place again and again since this pager has gone on. One of another process that looks at the memory, which may be of another PID
+    /// namespace, sleeps after each fault.
+    pub fn faulting(&self) -> BTreeSet<i32> {
+        let often = self.faulted.iter().flatten().filter(|(_, last)| last.1 >= FAULTS_OFTEN);
+        often.map(|(&tid, _)| tid).collect()
+    }
+
+    /// All is proved: nobody needs to know who has faulted.
+    pub fn forget_faulted(&mut self) {
+        self.faulted = None;
     }
 
     /// It has been proved. What has been discarded meanwhile is looked for. Returns the pages for which somebody waits.
@@ -48,7 +60,6 @@ impl Tables {
             return Vec::new();
         };
         state.unproved = false;
-        state.met.clear();
         let registered = state.registered.clone();
         registered.iter().for_each(|range| state.stale.insert(range));
         let mut waiting: Vec<Place> = self.waiters.extract_if(|place| place.0 == space).collect();
@@ -189,9 +200,13 @@ mod tests {
         for number in [1, 2, 3] {
             assert_eq!(tables.fault((SPACE, page(number))), FaultAction::Wait);
         }
-        assert_eq!(tables.fault_of((SPACE, page(1)), 7), FaultAction::Wait);
-        assert_eq!(tables.fault_of((SPACE, page(4)), 8), FaultAction::Zero);
-        assert_eq!(tables.take_met(), BTreeSet::from([7, 8]));
+        for _ in 0..FAULTS_OFTEN {
+            assert_eq!(tables.fault_of((SPACE, page(1)), Some(7)), FaultAction::Wait);
+            assert_eq!(tables.fault_of((SPACE, page(1)), None), FaultAction::Wait);
+            assert_eq!(tables.fault_of((SPACE, page(2)), Some(8)), FaultAction::Wait);
+            assert_eq!(tables.fault_of((SPACE, page(3)), Some(8)), FaultAction::Wait);
+        }
+        assert_eq!(tables.faulting(), BTreeSet::from([7]));
         let mut leaving = Vec::new();
         tables.begin_evict(SPACE, &[page(5)], &mut leaving);
         assert!(leaving.is_empty());
@@ -203,8 +218,9 @@ mod tests {
         assert_eq!(leaving.len(), 1);
         assert_eq!(tables.take_stale(SPACE).len(), 8 * PAGE, "the dead was told of what is gone");
         assert!(tables.prove(SPACE).is_empty());
-        tables.fault_of((SPACE, page(4)), 7);
-        assert!(tables.take_met().is_empty(), "nobody asks any more");
+        tables.forget_faulted();
+        tables.fault_of((SPACE, page(4)), Some(7));
+        assert!(tables.faulting().is_empty(), "nobody asks any more");
     }
 
     #[test]

@@ -8,7 +8,6 @@
 //! Nor is a page of it installed: the removal, told but not done, would leave its old bytes behind if the install came later. It went out before
 //! the removal was told, which allows zeros from then on.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,8 +30,6 @@ pub(super) struct SpaceState {
     pub(super) removals: u64,
     /// See [`SpaceState::adopted`].
     pub(super) unproved: bool,
-    /// Threads that have faulted while it was.
-    pub(super) met: BTreeSet<i32>,
 }
 
 impl SpaceState {
@@ -60,8 +57,7 @@ impl SpaceState {
         let registered = Arc::new(words.ranges()?);
         let (quarantine, aging, stale) = (words.ranges()?, words.ranges()?, words.ranges()?);
         let removals = words.word()?;
-        let known = SpaceState::new(registered);
-        Some(SpaceState { quarantine, aging, stale, removals, ..known })
+        Some(SpaceState { registered, quarantine, aging, stale, removals, unproved: false })
     }
 
     /// The range is registered.
