@@ -42,7 +42,7 @@ pub use self::reconcile::reconcile;
 use self::room::Fullness;
 use self::schedule::give_way;
 use self::write_back::WriteBack;
-use crate::inject::Frozen;
+use crate::inject::{Frozen, Outside};
 use crate::kernel::pidfd::has_ended;
 use crate::own_agent::OwnAgent;
 use crate::page_map::PAGE;
@@ -532,7 +532,7 @@ impl<T: Transport> EvictThread<T> {
         }
         self.tree.refresh(&self.evictors(), true);
         for process in self.processes.values().filter(|process| aged.contains(&process.space.id)) {
-            if self.is_outside_madvise(process, &mut BTreeSet::new()) {
+            if self.are_outside_madvise(process, &mut Outside::default()) {
                 lock(&self.shared.tables).end_quarantine(process.space.id);
             }
         }

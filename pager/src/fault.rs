@@ -516,7 +516,7 @@ impl<T: Transport> FaultCore<T> {
             return self.try_again(fault);
         }
         let never_waits = self.shared.is_ours(fault.tid, &state.space);
-        let action = lock(&self.shared.tables).fault_of(place, state.space.known_thread(fault.tid));
+        let action = lock(&self.shared.tables).fault_of(place, fault.tid);
         if !self.has_room(action) && !never_waits {
             lock(&self.shared.tables).wait_for_room(place);
             return self.shared.kick_evict();

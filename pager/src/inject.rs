@@ -277,33 +277,47 @@ fn may_make_calls(tid: i32) -> Result<()> {
     }
 }
 
-/// Advice that removes nothing.
-const POPULATE_READ: u64 = linux_raw_sys::general::MADV_POPULATE_READ as u64;
-const POPULATE_WRITE: u64 = linux_raw_sys::general::MADV_POPULATE_WRITE as u64;
-
-/// Whether each thread of the process was outside madvise, as far as that removes anything, at some moment during the call, or is among those `seen` outside before,
-/// to which the others are added. Threads that run are stopped for that; those that are blocked are not disturbed.
-pub fn is_outside_madvise(pid: i32, seen: &mut BTreeSet<i32>) -> bool {
-    let threads = proc::threads(pid);
-    // That none can be read proves nothing.
-    !threads.is_empty()
-        && threads
-            .into_iter()
-            .all(|tid| seen.contains(&tid) || (is_thread_outside_madvise(tid) && seen.insert(tid)))
+/// Which threads have been outside madvise since some moment, as far as that removes anything.
+#[derive(Default)]
+pub struct Outside {
+    /// Those that were seen there.
+    seen: BTreeSet<i32>,
+    /// Ids by which threads have told of fault after fault since then, each in its own PID namespace.
+    pub faulting: BTreeSet<i32>,
 }
 
-fn is_thread_outside_madvise(tid: i32) -> bool {
-    match (proc::is_worker(tid), proc::blocked_call(tid)) {
-        // It may have ended since the threads were listed.
-        _ if kill(Pid::from_raw(tid), None) == Err(Errno::ESRCH) => true,
-        // Workers of io_uring issue system calls that /proc does not tell of.
-        ((true, idle), _) => idle,
-        // It may wait for a page.
-        (_, Some((libc::SYS_madvise, POPULATE_READ | POPULATE_WRITE))) => true,
-        (_, Some((call, _))) => ![libc::SYS_madvise, libc::SYS_process_madvise].contains(&call),
-        (_, None) if matches!(proc::state(tid), Some('Z' | 'X')) => true,
-        (_, None) => Stopped::see_outside(tid).is_ok(),
+impl Outside {
+    /// Whether all threads of a process have been. Those of which that is not known and that run are stopped for a moment; those that are blocked are not disturbed.
+    pub fn has(&mut self, pid: i32) -> bool {
+        let threads = proc::threads(pid);
+        // That none can be read proves nothing else.
+        (!threads.is_empty() || has_gone(pid))
+            && threads.into_iter().all(|tid| {
+                self.seen.contains(&tid) || (self.is_outside(tid) && self.seen.insert(tid))
+            })
     }
+
+    fn is_outside(&self, tid: i32) -> bool {
+        match (proc::is_worker(tid), proc::blocked_in(tid)) {
+            _ if has_gone(tid) => true,
+            // Workers of io_uring issue system calls that /proc does not tell of.
+            ((true, idle), _) => idle,
+            (_, Some(libc::SYS_madvise | libc::SYS_process_madvise)) => proc::waits_for_page(tid),
+            (_, Some(_)) => true,
+            (_, None) if matches!(proc::state(tid), Some('Z' | 'X')) => true,
+            // One that faults in the kernel with a signal pending does not sleep, nor stop: it faults anew until it is served, and has removed nothing meanwhile.
+            (_, None) => Stopped::see_outside(tid).is_ok() || self.is_faulting(tid),
+        }
+    }
+
+    fn is_faulting(&self, tid: i32) -> bool {
+        proc::own_id(tid).is_some_and(|id| self.faulting.contains(&id))
+    }
+}
+
+/// Whether nobody has this id any more.
+fn has_gone(tid: i32) -> bool {
+    kill(Pid::from_raw(tid), None) == Err(Errno::ESRCH)
 }
 
 /// Stops a thread that is proved to have the memory of the evictor, among those of the process of thread `tid`: an id may have become somebody

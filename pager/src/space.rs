@@ -28,7 +28,7 @@ pub struct Space {
     pub pid: AtomicI32,
     /// Thread id of its evictor as its faults tell it, in the PID namespace of the workload.
     pub evictor: AtomicI32,
-    /// Whether thread ids in its faults mean to us what they mean there. A fault may be of another process, which looks at the memory.
+    /// Whether thread ids in its faults mean to us what they mean there; only ever a hint.
     pub same_ids: AtomicBool,
     /// Its page tables; unknown until its process has been attached.
     pub page_tables: OnceLock<Box<dyn PageTables>>,
@@ -134,12 +134,6 @@ impl Space {
             drop(unread);
             std::thread::yield_now();
         }
-    }
-
-    /// The thread that a fault names, unless its id is one of another PID namespace; of a child that nobody has met yet that is not known.
-    pub fn known_thread(&self, tid: i32) -> Option<i32> {
-        let is_unmet = self.pid.load(Ordering::Relaxed) == 0;
-        (is_unmet || self.same_ids.load(Ordering::Relaxed)).then_some(tid)
     }
 
     /// Closes the gate when all events that have been read are applied.

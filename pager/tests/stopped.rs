@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gms_pager::inject::{Frozen, stop_beside};
+use gms_pager::inject::{Frozen, Outside, stop_beside};
 use gms_pager::kernel::proc;
 use gms_pager::stopped::{InjectError, Stopped, reap_ended, release_late};
 use memmap2::MmapMut;
@@ -23,7 +23,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
 use nix::unistd::{Pid, gettid};
-use userfaultfd::UffdBuilder;
+use userfaultfd::{FeatureFlags, UffdBuilder};
 
 /// Environment: what the child process does.
 const ROLE: &str = "GMS_TEST_ROLE";
@@ -77,6 +77,7 @@ fn child() {
         }
         Ok("io_uring") => looks_for_work(),
         Ok("epoll") => waits_for_signals(),
+        Ok(role @ ("removes" | "advises" | "reads")) => touches_what_nobody_gives(role),
         Ok("descriptors") => thread::spawn(kills_what_it_traces).join().unwrap(),
         Ok("vfork") => {
             tell("forks");
@@ -112,6 +113,30 @@ fn executes_when_told() {
     loop {
         std::hint::spin_loop();
     }
+}
+
+/// Memory of which nobody reads what is told: it is removed, or waited for in a system call that could remove some, or in another while signals come.
+fn touches_what_nobody_gives(role: &str) {
+    extern "C" fn handled(_: libc::c_int) {}
+    let removes = FeatureFlags::EVENT_REMOVE;
+    let mut faults = UffdBuilder::new();
+    let faults = faults.user_mode_only(false).require_features(removes).create().unwrap();
+    let page = MmapMut::map_anon(4096).unwrap();
+    let at = page.as_ptr() as usize;
+    faults.register(page.as_ptr() as *mut _, page.len()).unwrap();
+    let action = SigAction::new(SigHandler::Handler(handled), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler does nothing.
+    unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
+    let zeros = fs::File::open("/dev/zero").unwrap();
+    tell(role);
+    // SAFETY: the page is there, and nobody else's.
+    unsafe {
+        match role {
+            "removes" => libc::syscall(libc::SYS_madvise, at, 4096, libc::MADV_DONTNEED),
+            "advises" => libc::syscall(libc::SYS_process_madvise, 0, at, 1, libc::MADV_COLD, 0),
+            _ => libc::syscall(libc::SYS_read, zeros.as_raw_fd(), at, 4096),
+        }
+    };
 }
 
 fn looks_for_work() {
@@ -247,6 +272,11 @@ impl Subject {
         self.process.id() as i32
     }
 
+    fn end(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
     /// The thread that says this.
     fn thread(&mut self, what: &str) -> i32 {
         let mut line = String::new();
@@ -283,6 +313,47 @@ fn in_time<T>(mut attempt: impl FnMut() -> Result<T, InjectError>) -> T {
         done.is_some()
     });
     done.unwrap()
+}
+
+/// Until the subject's thread is in this system call.
+fn until_blocked(subject: &mut Subject, role: &str, call: i64) -> i32 {
+    let tid = subject.thread(role);
+    until("it is blocked", || proc::blocked_in(tid) == Some(call));
+    tid
+}
+
+#[test]
+fn who_removes_memory_is_in_madvise_and_who_waits_for_a_page_is_not() {
+    let mut subject = Subject::start("removes");
+    until_blocked(&mut subject, "removes", libc::SYS_madvise);
+    assert!(!Outside::default().has(subject.pid()));
+    subject.end();
+    assert!(Outside::default().has(subject.pid()), "it has ended");
+    let mut subject = Subject::start("advises");
+    let tid = until_blocked(&mut subject, "advises", libc::SYS_process_madvise);
+    until("it waits", || proc::waits_for_page(tid));
+    assert!(Outside::default().has(subject.pid()));
+    subject.end();
+}
+
+/// It faults again and again, and cannot be stopped.
+#[test]
+fn who_waits_for_a_page_with_a_signal_pending_is_seen_by_its_faults() {
+    let mut subject = Subject::start("reads");
+    let (tid, mut outside) =
+        (until_blocked(&mut subject, "reads", libc::SYS_read), Outside::default());
+    assert!(Outside::default().has(subject.pid()), "it sleeps");
+    signal(subject.pid(), tid);
+    until("it runs", || proc::blocked_in(tid).is_none());
+    outside.faulting.insert(subject.pid());
+    assert!(!outside.has(subject.pid()), "another has told of faults");
+    outside.faulting.insert(tid);
+    assert!(outside.has(subject.pid()));
+    outside.faulting.clear();
+    assert!(outside.has(subject.pid()), "it is remembered");
+    subject.process.kill().unwrap();
+    until("it is let go", || release_late().is_none());
+    subject.process.wait().unwrap();
 }
 
 #[test]
@@ -401,8 +472,7 @@ fn nobody_waits_for_an_exec_that_does_not_end() {
     let refused = Stopped::new(pid).map(Stopped::let_go);
     assert!(matches!(refused, Err(InjectError::Unstoppable)), "{refused:?}");
     assert_eq!(release_late(), None);
-    subject.process.kill().unwrap();
-    subject.process.wait().unwrap();
+    subject.end();
 }
 
 /// Of a process one thread of which executes a program: that is waited for once, not with each of its threads.
@@ -421,8 +491,7 @@ fn nobody_waits_for_each_thread_of_an_exec_that_does_not_end() {
     });
     let took = attempts.map(|(took, _)| took).into_iter().min().unwrap();
     let given_up = attempts.iter().all(|(_, given_up)| *given_up);
-    subject.process.kill().unwrap();
-    subject.process.wait().unwrap();
+    subject.end();
     fs::remove_dir_all(dir_of(pid as u32)).unwrap();
     assert!(given_up && release_late().is_none());
     assert!(took < Duration::from_secs(1), "given up after {took:?}");
@@ -463,8 +532,7 @@ fn all_threads_of_a_process_that_is_injected_into_run_on() {
     drop(frozen);
     until("all are let go", || release_late().is_none());
     until("its threads run", || running() == 8);
-    subject.process.kill().unwrap();
-    subject.process.wait().unwrap();
+    subject.end();
     assert!(stopped > 0, "none was stopped any more after the injection");
 }
 
@@ -498,8 +566,7 @@ fn threads_of_the_kernel_are_not_stopped() {
     assert!(!beside_is_one, "its own threads sleep");
     assert_eq!(tracers, [Some(0)]);
     until("all are let go", || release_late().is_none());
-    subject.process.kill().unwrap();
-    subject.process.wait().unwrap();
+    subject.end();
 }
 
 #[test]
@@ -571,8 +638,7 @@ fn calls_fail_as_often_as_signals_are_handled() {
         }
         over.store(true, Ordering::Relaxed);
     });
-    subject.process.kill().unwrap();
-    subject.process.wait().unwrap();
+    subject.end();
 }
 
 /// A call that is injected and lasts: its thread goes on when that is over as if nothing had been.
@@ -598,8 +664,7 @@ fn a_thread_that_does_not_come_back_in_time_is_let_go_when_it_does() {
     until("it waits", || proc::blocked_in(waits) == Some(libc::SYS_epoll_pwait));
     signal(subject.pid(), waits);
     subject.thread("interrupted");
-    subject.process.kill().unwrap();
-    subject.process.wait().unwrap();
+    subject.end();
 }
 
 #[test]
@@ -609,8 +674,7 @@ fn our_own_tracing_is_not_taken_for_a_debugger() {
     let stopped = in_time(|| Stopped::new(subject.pid()));
     assert!(matches!(Frozen::new(subject.pid()), Err(InjectError::Unstoppable)));
     stopped.let_go();
-    subject.process.kill().unwrap();
-    subject.process.wait().unwrap();
+    subject.end();
 }
 
 #[test]

@@ -15,11 +15,11 @@ use userfaultfd::Uffd;
 
 use super::{EvictRecord, EvictThread, PROOF_EVERY};
 use crate::handed::Number;
-use crate::inject::is_outside_madvise;
+use crate::inject::Outside;
 use crate::kernel::journal::{Caveat, Journal, Left, Line};
 use crate::kernel::pidfd::is_same_file;
 use crate::kernel::uffd::{Userfaultfd, events_of};
-use crate::kernel::{Event, Faults, proc};
+use crate::kernel::{Event, Faults};
 use crate::own_agent::OwnAgent;
 use crate::page_map::PAGE;
 use crate::process::Process;
@@ -55,7 +55,7 @@ pub(super) struct Heirs {
     /// What has become of the pages that were leaving.
     left: Fates,
     /// Threads that were seen outside madvise since the other pager died.
-    outside: BTreeSet<i32>,
+    outside: Outside,
     /// What is kept of userfaultfds that are nobody's any more, until this pager has begun.
     former: Vec<Line>,
 }
@@ -341,7 +341,7 @@ impl<T: Transport> EvictThread<T> {
             self.prove();
         }
         if self.heirs.is_empty() {
-            self.heirs.outside.clear();
+            self.heirs.outside = Outside::default();
             lock(&self.shared.tables).forget_faulted();
         } else if self.heirs.until.is_some_and(|until| now > until) {
             self.shared.fail("it is not known what was under way when its pager was killed");
@@ -350,27 +350,21 @@ impl<T: Transport> EvictThread<T> {
         is_busy
     }
 
-    /// Whether nobody who has the memory of a process (a vfork child has it too) is in madvise; of those in the tree as it was looked at last. See
-    /// [`is_outside_madvise`] for the threads `seen`.
-    pub(super) fn is_outside_madvise(&self, process: &Process, seen: &mut BTreeSet<i32>) -> bool {
+    /// Whether all who have the memory of a process (a vfork child has it too) have been outside madvise, of those in the tree as it was looked at last.
+    pub(super) fn are_outside_madvise(&self, process: &Process, outside: &mut Outside) -> bool {
         // Its first thread may have ended before the others.
         let is_own = |pid: i32| pid == process.pid && !process.has_ended();
         let sharers =
             self.tree.pids().filter(|&pid| is_own(pid) || process.shares_memory_with(pid));
         let mut sharers = sharers.peekable();
-        sharers.peek().is_some() && sharers.all(|pid| is_outside_madvise(pid, seen))
+        sharers.peek().is_some() && sharers.all(|pid| outside.has(pid))
     }
 
     /// Removals of which the dead pager was told are over when each thread has been outside madvise since.
     fn prove(&mut self) {
         self.tree.refresh(&self.evictors(), true);
-        let mut seen = std::mem::take(&mut self.heirs.outside);
-        // A thread that waits for a page inside the kernel and has a signal pending does not sleep: it faults again and again, cannot be stopped, and /proc tells
-        // nothing of it. An id of another PID namespace may be somebody else's here.
+        let mut outside = std::mem::take(&mut self.heirs.outside);
         let faulting = lock(&self.shared.tables).faulting();
-        if !faulting.is_empty() && self.tree.pids().all(proc::shares_pid_namespace) {
-            seen.extend(faulting);
-        }
         let mut proved = Vec::new();
         for process in self.processes.values() {
             let id = process.space.id;
@@ -378,7 +372,9 @@ impl<T: Transport> EvictThread<T> {
             if heir.is_none_or(|heir| !heir.zeros.is_empty()) {
                 continue;
             }
-            if self.is_outside_madvise(process, &mut seen) {
+            let told = faulting.iter().filter(|(space, _)| *space == id);
+            outside.faulting = told.map(|(_, tid)| *tid).collect();
+            if self.are_outside_madvise(process, &mut outside) {
                 proved.push(id);
             }
         }
@@ -386,11 +382,11 @@ impl<T: Transport> EvictThread<T> {
         let mut all = self.tree.pids().peekable();
         let orphans = self.orphans.iter().map(|space| space.id);
         let orphans = orphans.filter(|id| self.heirs.spaces.contains_key(id)).collect::<Vec<_>>();
-        let has_members = all.peek().is_some();
-        if !orphans.is_empty() && has_members && all.all(|pid| is_outside_madvise(pid, &mut seen)) {
+        outside.faulting = faulting.into_iter().map(|(_, tid)| tid).collect();
+        if !orphans.is_empty() && all.peek().is_some() && all.all(|pid| outside.has(pid)) {
             proved.extend(orphans);
         }
-        self.heirs.outside = seen;
+        self.heirs.outside = outside;
         for id in proved {
             let waiting = lock(&self.shared.tables).prove(id);
             self.shared.wake(&self.spaces, &waiting);

@@ -276,32 +276,28 @@ pub fn image(pid: i32) -> Option<u64> {
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(START_STACK)?.parse().ok()
 }
 
-/// The system call that a thread is blocked in; `None` if it runs or waits for something else.
+/// The system call in which a thread is blocked, -1 if in none; `None` while it runs.
 pub fn blocked_in(tid: i32) -> Option<i64> {
-    blocked_call(tid).map(|(call, _)| call)
+    read(&format!("/proc/{tid}/syscall"))?.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// The same with its third argument.
-pub fn blocked_call(tid: i32) -> Option<(i64, u64)> {
-    let text = read(&format!("/proc/{tid}/syscall"))?;
-    let mut words = text.split_ascii_whitespace();
-    let call = words.next()?.parse().ok()?;
-    let third =
-        words.nth(2).and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
-    Some((call, third.unwrap_or(u64::MAX)))
+/// Whether a thread sleeps until a page comes, whatever it is doing.
+pub fn waits_for_page(tid: i32) -> bool {
+    asleep_in(tid).is_some_and(|place| place == "handle_userfault")
 }
 
 /// Whether a thread is one that the kernel has added, which it tells nothing of; and whether that waits for work (io_uring's), or for a page.
 pub fn is_worker(tid: i32) -> (bool, bool) {
     let is_worker = state_and_flags(tid).is_none_or(|(_, flags)| flags & WORKER != 0);
-    let places = ["io_wq_worker", "io_sq_thread", "handle_userfault"];
+    let places = ["io_wq_worker", "io_sq_thread"];
     let idle = || asleep_in(tid).is_some_and(|place| places.contains(&&*place));
-    (is_worker, is_worker && idle())
+    (is_worker, is_worker && (waits_for_page(tid) || idle()))
 }
 
-/// Whether process ids mean the same to the process as to us: it has one only.
+/// Whether process ids mean the same to the process as to us.
 pub fn shares_pid_namespace(pid: i32) -> bool {
-    status_line(pid, "NSpid:").is_some_and(|ids| ids.split_ascii_whitespace().count() == 1)
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    namespace(&pid.to_string()) == namespace("self")
 }
 
 /// Whether the next child of the process is to be the first process of a PID namespace, or to join another one.

@@ -7,7 +7,7 @@ use gms_policy::ids::{PageAddr, SpaceId};
 
 use super::{EvictOutcome, FaultAction, Place, SpaceState, Tables};
 
-/// No thread faults so often that sleeps until it is served.
+/// More than a thread that sleeps until it is served tells of.
 const FAULTS_OFTEN: u32 = 8;
 
 impl Tables {
@@ -33,20 +33,19 @@ impl Tables {
     }
 
     /// What [`Tables::fault`] says to a thread, which is in no removal that the dead pager was told of: that would have ended before it faulted.
-    pub fn fault_of(&mut self, place: Place, thread: Option<i32>) -> FaultAction {
-        if let (Some(faulted), Some(tid)) = (&mut self.faulted, thread) {
-            let (last, count) = faulted.entry(tid).or_insert((place, 0));
-            *count = if *last == place { count.saturating_add(1) } else { 1 };
-            *last = place;
+    pub fn fault_of(&mut self, place: Place, tid: i32) -> FaultAction {
+        if let Some(faulted) = &mut self.faulted {
+            let count = faulted.entry((place.0, tid)).or_default();
+            *count = count.saturating_add(1);
         }
         self.fault(place)
     }
 
-    /// Threads that fault at one place again and again since this pager has gone on. One of another process that looks at the memory, which may be of another PID
-    /// namespace, sleeps after each fault.
-    pub fn faulting(&self) -> BTreeSet<i32> {
-        let often = self.faulted.iter().flatten().filter(|(_, last)| last.1 >= FAULTS_OFTEN);
-        often.map(|(&tid, _)| tid).collect()
+    /// Threads that have told of fault after fault since this pager has gone on: where, and by which id. Others than those of the space, who look at its memory, do
+    /// so seldom.
+    pub fn faulting(&self) -> BTreeSet<(SpaceId, i32)> {
+        let often = self.faulted.iter().flatten().filter(|(_, count)| **count >= FAULTS_OFTEN);
+        often.map(|(&who, _)| who).collect()
     }
 
     /// All is proved: nobody needs to know who has faulted.
@@ -201,12 +200,11 @@ mod tests {
             assert_eq!(tables.fault((SPACE, page(number))), FaultAction::Wait);
         }
         for _ in 0..FAULTS_OFTEN {
-            assert_eq!(tables.fault_of((SPACE, page(1)), Some(7)), FaultAction::Wait);
-            assert_eq!(tables.fault_of((SPACE, page(1)), None), FaultAction::Wait);
-            assert_eq!(tables.fault_of((SPACE, page(2)), Some(8)), FaultAction::Wait);
-            assert_eq!(tables.fault_of((SPACE, page(3)), Some(8)), FaultAction::Wait);
+            assert!(tables.faulting().is_empty());
+            assert_eq!(tables.fault_of((SPACE, page(1)), 7), FaultAction::Wait);
         }
-        assert_eq!(tables.faulting(), BTreeSet::from([7]));
+        assert_eq!(tables.fault_of((SPACE, page(1)), 8), FaultAction::Wait);
+        assert_eq!(tables.faulting(), BTreeSet::from([(SPACE, 7)]));
         let mut leaving = Vec::new();
         tables.begin_evict(SPACE, &[page(5)], &mut leaving);
         assert!(leaving.is_empty());
@@ -219,7 +217,9 @@ mod tests {
         assert_eq!(tables.take_stale(SPACE).len(), 8 * PAGE, "the dead was told of what is gone");
         assert!(tables.prove(SPACE).is_empty());
         tables.forget_faulted();
-        tables.fault_of((SPACE, page(4)), Some(7));
+        for _ in 0..FAULTS_OFTEN {
+            assert_eq!(tables.fault_of((SPACE, page(4)), 7), FaultAction::Zero);
+        }
         assert!(tables.faulting().is_empty(), "nobody asks any more");
     }
 
