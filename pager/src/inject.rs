@@ -282,7 +282,7 @@ fn may_make_calls(tid: i32) -> Result<()> {
 pub struct Outside {
     /// Those that were seen there.
     seen: BTreeSet<i32>,
-    /// Ids by which threads have told of fault after fault since then, each in its own PID namespace.
+    /// Ids by which threads that have the memory of the process have told of fault after fault since then, each in its own PID namespace.
     pub faulting: BTreeSet<i32>,
 }
 
@@ -301,7 +301,7 @@ impl Outside {
         match (proc::is_worker(tid), proc::blocked_in(tid)) {
             _ if has_gone(tid) => true,
             // Workers of io_uring issue system calls that /proc does not tell of.
-            ((true, idle), _) => idle,
+            ((true, idle), _) => idle || self.is_faulting(tid),
             (_, Some(libc::SYS_madvise | libc::SYS_process_madvise)) => proc::waits_for_page(tid),
             (_, Some(_)) => true,
             (_, None) if matches!(proc::state(tid), Some('Z' | 'X')) => true,

@@ -141,8 +141,8 @@ pub struct Tables {
     dealt: BTreeMap<ContentId, u32>,
     /// Contents with more than one entry.
     shared: HashMap<ContentId, u32>,
-    /// Threads that have faulted while it is not proved of each space of a dead pager that nothing is being removed there: where, and how often.
-    faulted: Option<BTreeMap<(SpaceId, i32), u32>>,
+    /// Threads that have faulted while it is not proved of each space of a dead pager that nothing is being removed there: where last, and how often there.
+    faulted: Option<BTreeMap<(SpaceId, i32), (PageAddr, u32)>>,
     /// Faults that wait for somebody else's work.
     waiters: HashSet<Place>,
     /// Faults that wait until room is made.

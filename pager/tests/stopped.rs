@@ -55,23 +55,11 @@ fn child() {
         Ok("takes over") => executes_when_told(),
         Ok("threads exec") => {
             let script = script_of_a_dead_interpreter();
-            for _ in 0..8 {
-                thread::spawn(|| {
-                    loop {
-                        std::hint::spin_loop();
-                    }
-                });
-            }
+            (0..8).for_each(|_| drop(thread::spawn(spin)));
             panic!("a script: {}", Command::new(script).exec());
         }
         Ok("threads run") => {
-            for _ in 0..8 {
-                thread::spawn(|| {
-                    loop {
-                        std::hint::spin_loop();
-                    }
-                });
-            }
+            (0..8).for_each(|_| drop(thread::spawn(spin)));
             tell("rests");
             wait_for_byte(libc::STDIN_FILENO);
         }
@@ -110,6 +98,10 @@ fn executes_when_told() {
         // SAFETY: it is the page that was registered.
         unsafe { faults.zeropage(name as *mut _, 4096, true) }.unwrap();
     });
+    spin();
+}
+
+fn spin() {
     loop {
         std::hint::spin_loop();
     }
@@ -239,6 +231,13 @@ struct Subject {
     _over: Sender<()>,
 }
 
+impl Drop for Subject {
+    fn drop(&mut self) {
+        // One of which nobody reads faults runs on by itself. It may have ended.
+        let _ = self.process.kill();
+    }
+}
+
 impl Subject {
     fn start(role: &str) -> Subject {
         let (over, watch) = channel();
@@ -315,24 +314,23 @@ fn in_time<T>(mut attempt: impl FnMut() -> Result<T, InjectError>) -> T {
     done.unwrap()
 }
 
-/// Until the subject's thread is in this system call.
-fn until_blocked(subject: &mut Subject, role: &str, call: i64) -> i32 {
-    let tid = subject.thread(role);
-    until("it is blocked", || proc::blocked_in(tid) == Some(call));
-    tid
+/// Until a look finds that. A thread of the test runner may be late.
+fn until_outside(subject: &Subject) {
+    until("it is outside", || release_late().is_none() && Outside::default().has(subject.pid()));
 }
 
 #[test]
 fn who_removes_memory_is_in_madvise_and_who_waits_for_a_page_is_not() {
     let mut subject = Subject::start("removes");
-    until_blocked(&mut subject, "removes", libc::SYS_madvise);
+    let tid = subject.thread("removes");
+    until("it removes", || proc::blocked_in(tid) == Some(libc::SYS_madvise));
     assert!(!Outside::default().has(subject.pid()));
     subject.end();
     assert!(Outside::default().has(subject.pid()), "it has ended");
     let mut subject = Subject::start("advises");
-    let tid = until_blocked(&mut subject, "advises", libc::SYS_process_madvise);
+    let tid = subject.thread("advises");
     until("it waits", || proc::waits_for_page(tid));
-    assert!(Outside::default().has(subject.pid()));
+    until_outside(&subject);
     subject.end();
 }
 
@@ -340,9 +338,9 @@ fn who_removes_memory_is_in_madvise_and_who_waits_for_a_page_is_not() {
 #[test]
 fn who_waits_for_a_page_with_a_signal_pending_is_seen_by_its_faults() {
     let mut subject = Subject::start("reads");
-    let (tid, mut outside) =
-        (until_blocked(&mut subject, "reads", libc::SYS_read), Outside::default());
-    assert!(Outside::default().has(subject.pid()), "it sleeps");
+    let (tid, mut outside) = (subject.thread("reads"), Outside::default());
+    until("it sleeps", || proc::waits_for_page(tid));
+    until_outside(&subject);
     signal(subject.pid(), tid);
     until("it runs", || proc::blocked_in(tid).is_none());
     outside.faulting.insert(subject.pid());

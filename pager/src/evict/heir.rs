@@ -382,8 +382,14 @@ impl<T: Transport> EvictThread<T> {
         let mut all = self.tree.pids().peekable();
         let orphans = self.orphans.iter().map(|space| space.id);
         let orphans = orphans.filter(|id| self.heirs.spaces.contains_key(id)).collect::<Vec<_>>();
-        outside.faulting = faulting.into_iter().map(|(_, tid)| tid).collect();
-        if !orphans.is_empty() && all.peek().is_some() && all.all(|pid| outside.has(pid)) {
+        let is_outside = |pid: i32| {
+            let own = self.processes.get(&pid).map(|process| process.space.id);
+            let is_its = |space: &SpaceId| own.map_or(orphans.contains(space), |own| own == *space);
+            let told = faulting.iter().filter(|(space, _)| is_its(space));
+            outside.faulting = told.map(|(_, tid)| *tid).collect();
+            outside.has(pid)
+        };
+        if !orphans.is_empty() && all.peek().is_some() && all.all(is_outside) {
             proved.extend(orphans);
         }
         self.heirs.outside = outside;

@@ -276,7 +276,7 @@ pub fn image(pid: i32) -> Option<u64> {
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(START_STACK)?.parse().ok()
 }
 
-/// The system call in which a thread is blocked, -1 if in none; `None` while it runs.
+/// The system call in which a thread is blocked, -1 if in none; `None` while it runs, or if that cannot be read.
 pub fn blocked_in(tid: i32) -> Option<i64> {
     read(&format!("/proc/{tid}/syscall"))?.split_ascii_whitespace().next()?.parse().ok()
 }

@@ -7,7 +7,7 @@ use gms_policy::ids::{PageAddr, SpaceId};
 
 use super::{EvictOutcome, FaultAction, Place, SpaceState, Tables};
 
-/// More than a thread that sleeps until it is served tells of.
+/// More than of a thread that sleeps until it is served, but while its memory is changed.
 const FAULTS_OFTEN: u32 = 8;
 
 impl Tables {
@@ -35,16 +35,17 @@ impl Tables {
     /// What [`Tables::fault`] says to a thread, which is in no removal that the dead pager was told of: that would have ended before it faulted.
     pub fn fault_of(&mut self, place: Place, tid: i32) -> FaultAction {
         if let Some(faulted) = &mut self.faulted {
-            let count = faulted.entry((place.0, tid)).or_default();
-            *count = count.saturating_add(1);
+            let (last, count) = faulted.entry((place.0, tid)).or_insert((place.1, 0));
+            *count = if *last == place.1 { count.saturating_add(1) } else { 1 };
+            *last = place.1;
         }
         self.fault(place)
     }
 
-    /// Threads that have told of fault after fault since this pager has gone on: where, and by which id. Others than those of the space, who look at its memory, do
-    /// so seldom.
+    /// Threads that have faulted at one page again and again since this pager has gone on, or were looked at so often: where, and by which id. Others than those of
+    /// the space, who look at its memory, seldom do.
     pub fn faulting(&self) -> BTreeSet<(SpaceId, i32)> {
-        let often = self.faulted.iter().flatten().filter(|(_, count)| **count >= FAULTS_OFTEN);
+        let often = self.faulted.iter().flatten().filter(|(_, last)| last.1 >= FAULTS_OFTEN);
         often.map(|(&who, _)| who).collect()
     }
 
@@ -202,8 +203,10 @@ mod tests {
         for _ in 0..FAULTS_OFTEN {
             assert!(tables.faulting().is_empty());
             assert_eq!(tables.fault_of((SPACE, page(1)), 7), FaultAction::Wait);
+            assert_eq!(tables.fault_of((SPACE, page(1)), 8), FaultAction::Wait);
+            assert_eq!(tables.fault_of((SPACE, page(2)), 8), FaultAction::Wait);
         }
-        assert_eq!(tables.fault_of((SPACE, page(1)), 8), FaultAction::Wait);
+        assert_eq!(tables.fault((SPACE, page(4))), FaultAction::Zero);
         assert_eq!(tables.faulting(), BTreeSet::from([(SPACE, 7)]));
         let mut leaving = Vec::new();
         tables.begin_evict(SPACE, &[page(5)], &mut leaving);
