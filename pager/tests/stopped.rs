@@ -314,7 +314,7 @@ fn in_time<T>(mut attempt: impl FnMut() -> Result<T, InjectError>) -> T {
     done.unwrap()
 }
 
-/// Until a look finds that. A thread of the test runner may be late.
+/// Until a look finds all its threads outside madvise: one of the test runner's may be late.
 fn until_outside(subject: &Subject) {
     until("it is outside", || release_late().is_none() && Outside::default().has(subject.pid()));
 }

@@ -231,7 +231,7 @@ fn die_at_each_step(seed: u64, run: impl Fn(String) -> Outcome) {
 fn a_pager_may_die_at_every_named_step() {
     let Some(stage) = Stage::set_beside_others() else { return };
     let agent = AgentProc::start(Mib(512));
-    let program = Program::new([c_program("mapfuzz")]).args(["7", "200", "64"]);
+    let program = Program::new([c_program("mapfuzz")]).args(["7", "400", "64"]);
     let expected = digest_of(&program.finish().expect_code(0));
     assert!(expected.contains("mapfuzz ok"), "{expected}");
     die_at_each_step(9, |step| {

@@ -91,6 +91,11 @@ fn is_alive(stray: &OwnedFd) -> bool {
     uffd.map_or(true, |uffd| uffd.is_alive())
 }
 
+/// The ids by which threads have told of faults in those spaces.
+fn told_in(faulting: &BTreeSet<(SpaceId, i32)>, is_its: impl Fn(SpaceId) -> bool) -> BTreeSet<i32> {
+    faulting.iter().filter(|(space, _)| is_its(*space)).map(|(_, tid)| *tid).collect()
+}
+
 /// Why it cannot be gone on.
 fn refuse(reason: &str) -> io::Error {
     io::Error::other(reason.to_owned())
@@ -372,8 +377,7 @@ impl<T: Transport> EvictThread<T> {
             if heir.is_none_or(|heir| !heir.zeros.is_empty()) {
                 continue;
             }
-            let told = faulting.iter().filter(|(space, _)| *space == id);
-            outside.faulting = told.map(|(_, tid)| *tid).collect();
+            outside.faulting = told_in(&faulting, |space| space == id);
             if self.are_outside_madvise(process, &mut outside) {
                 proved.push(id);
             }
@@ -384,9 +388,8 @@ impl<T: Transport> EvictThread<T> {
         let orphans = orphans.filter(|id| self.heirs.spaces.contains_key(id)).collect::<Vec<_>>();
         let is_outside = |pid: i32| {
             let own = self.processes.get(&pid).map(|process| process.space.id);
-            let is_its = |space: &SpaceId| own.map_or(orphans.contains(space), |own| own == *space);
-            let told = faulting.iter().filter(|(space, _)| is_its(space));
-            outside.faulting = told.map(|(_, tid)| *tid).collect();
+            let is_its = |space| own.map_or(orphans.contains(&space), |own| own == space);
+            outside.faulting = told_in(&faulting, is_its);
             outside.has(pid)
         };
         if !orphans.is_empty() && all.peek().is_some() && all.all(is_outside) {

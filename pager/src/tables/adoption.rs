@@ -7,7 +7,7 @@ use gms_policy::ids::{PageAddr, SpaceId};
 
 use super::{EvictOutcome, FaultAction, Place, SpaceState, Tables};
 
-/// More than of a thread that sleeps until it is served, but while its memory is changed.
+/// More than are counted of a thread that sleeps until it is served, unless its memory is being changed: then each try is.
 const FAULTS_OFTEN: u32 = 8;
 
 impl Tables {
