@@ -35,6 +35,11 @@ pub(crate) fn room(number: usize) -> Range<u64> {
     start..start + ROOM_PAGES * PAGE
 }
 
+/// The id by which a thread tells of its faults.
+pub(crate) fn tid(thread: usize) -> i32 {
+    1 + thread as i32
+}
+
 /// What is told of a change.
 #[derive(Clone, Debug)]
 pub(crate) enum Told {
@@ -126,7 +131,7 @@ impl Kernel {
             return Some(self.memory.entry(page).or_insert_with(zeros));
         }
         if !self.memory.contains_key(&page) {
-            self.faults.push_back(PageFault { page, write, tid: 1 + thread as i32 });
+            self.faults.push_back(PageFault { page, write, tid: tid(thread) });
             self.sleepers.entry(page).or_default().insert(thread);
         }
         self.memory.get_mut(&page)
@@ -142,6 +147,20 @@ impl Kernel {
         self.sleepers.values().any(|threads| threads.contains(&thread))
     }
 
+    /// A signal comes to a thread. If it sleeps at a page, it faults again when it comes on, and what has not been read of it is told no more.
+    pub(crate) fn signal(&mut self, thread: usize) {
+        self.sleepers.retain(|_, threads| {
+            threads.remove(&thread);
+            !threads.is_empty()
+        });
+        self.faults.retain(|fault| fault.tid != tid(thread));
+    }
+
+    /// The threads that sleep.
+    pub(crate) fn asleep(&self) -> Vec<usize> {
+        self.sleepers.values().flatten().copied().collect()
+    }
+
     /// A thread begins to remove a range (MADV_DONTNEED); false if another one's removal is under way.
     pub(crate) fn remove(&mut self, thread: usize, range: Range<u64>) -> bool {
         let free = self.removes().is_none();
@@ -155,6 +174,11 @@ impl Kernel {
     pub(crate) fn removes(&self) -> Option<&Range<u64>> {
         let begun = self.changers.iter().find_map(|changer| changer.removes.as_ref());
         begun.or(self.removing.as_ref())
+    }
+
+    /// What goes page by page now.
+    pub(crate) fn removes_now(&self) -> Option<&Range<u64>> {
+        self.removing.as_ref()
     }
 
     /// What is being removed of which has been read: whoever is forked now may have it or not.

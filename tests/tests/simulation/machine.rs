@@ -27,6 +27,8 @@ use crate::workers::{self, Watch};
 
 /// Of so many calls of the pager one finds that something has happened just before.
 const INTERRUPTED: u64 = 6;
+/// Of so many moments in which a page could be removed one is used, of what is being removed when the pager dies.
+const SLOW_REMOVAL: u64 = 400;
 /// Pages that the outbox holds: of two batches.
 const OUTBOX: u32 = 16;
 
@@ -61,6 +63,10 @@ pub(crate) struct Machine {
     pub story: Vec<String>,
     /// Calls of the pager after which it dies at the first such moment.
     pub dies: Option<(u64, Moment)>,
+    /// Draws to whom signals come; without them none do.
+    pub signals: Option<Dice>,
+    /// Of so many moments in which a page could be removed one is used.
+    removal_pace: u64,
     dice: Dice,
 }
 
@@ -117,7 +123,30 @@ pub(crate) const MOMENTS: [Moment; 6] =
 impl Machine {
     pub(crate) fn new(program: Program, dice: Dice) -> Machine {
         let tasks = vec![Task::new(Kernel::default(), program)];
-        Machine { tasks, interrupted: 0, story: Vec::new(), dies: None, dice }
+        Machine {
+            tasks,
+            interrupted: 0,
+            story: Vec::new(),
+            dies: None,
+            signals: None,
+            removal_pace: 1,
+            dice,
+        }
+    }
+
+    /// Signals come from now on, to some threads without end.
+    pub(crate) fn begin_signals(&mut self, mut dice: Dice) {
+        self.programs().for_each(|program| program.harry(&mut dice));
+        self.signals = Some(dice);
+    }
+
+    /// A signal comes to a thread of a process that sleeps, if any does.
+    fn signal(&mut self, number: usize) {
+        let kernel = &mut self.tasks[number].kernel;
+        let asleep = kernel.asleep();
+        if let Some(dice) = self.signals.as_mut().filter(|_| !asleep.is_empty()) {
+            kernel.signal(asleep[dice.place(asleep.len())]);
+        }
     }
 
     /// A moment in which everybody may come on.
@@ -140,7 +169,11 @@ impl Machine {
         program.next_child = next;
         step(program, kernel);
         let (born, let_go) = (program.born.take(), std::mem::take(&mut program.let_go));
-        self.tasks.extend(born.map(|born| Task::new(born.0, born.1)));
+        self.tasks.extend(born.map(|born| {
+            let (kernel, mut program) = *born;
+            self.signals.iter_mut().for_each(|dice| program.harry(dice));
+            Task::new(kernel, program)
+        }));
         let_go.into_iter().for_each(|child| self.tasks[child].program.held = false);
     }
 
@@ -162,9 +195,42 @@ impl Machine {
     }
 
     fn remove_next(&mut self, number: usize) {
+        if self.dice.below(self.removal_pace) == 0 {
+            self.remove_to(number, 0);
+        }
+    }
+
+    /// What is being removed goes up to this page, and at least one.
+    fn remove_to(&mut self, number: usize, last: u64) {
         let Task { kernel, program, .. } = &mut self.tasks[number];
-        if let Some(page) = kernel.remove_next() {
+        while let Some(page) = kernel.remove_next() {
             program.note_removed(page);
+            if page >= last {
+                break;
+            }
+        }
+        if !self.is_removing() {
+            self.removal_pace = 1;
+        }
+    }
+
+    fn is_removing(&self) -> bool {
+        self.tasks.iter().any(|task| task.kernel.removes_now().is_some())
+    }
+
+    /// What is being removed while a pager dies is often not gone before the next one serves.
+    pub(crate) fn slow_removals_down(&mut self) {
+        if self.is_removing() {
+            self.removal_pace = SLOW_REMOVAL;
+        }
+    }
+
+    /// The worst moment for a page to be removed is just before something is done about it.
+    fn remove_before(&mut self, number: usize, page: u64) {
+        let kernel = &self.tasks[number].kernel;
+        let is_next = kernel.removes_now().is_some_and(|range| range.contains(&page));
+        if is_next && self.dice.below(4) == 0 {
+            self.remove_to(number, page);
         }
     }
 
@@ -174,6 +240,7 @@ impl Machine {
             self.interrupted += 1;
             let count = self.tasks.len();
             let number = if count > 1 { self.dice.place(count) } else { 0 };
+            self.signal(number);
             match self.dice.below(4) {
                 0 => self.remove_next(number),
                 1 => self.tell(number),
@@ -377,6 +444,7 @@ impl Handle {
         mut one: impl FnMut(&mut Kernel, PageAddr) -> Installed,
     ) -> (u64, Installed) {
         let mut call = self.call();
+        call.machine.remove_before(self.number, range.start);
         let kernel = &mut call.kernel;
         let mut outcome = Installed::Done;
         let mut at = range.start;
@@ -464,7 +532,10 @@ impl Faults for Handle {
     }
 
     fn mark(&self, range: Range<u64>, marked: bool) -> Result<(), Errno> {
-        let done = self.call().kernel.mark(&range, marked);
+        let mut call = self.call();
+        call.machine.remove_before(self.number, range.start);
+        let done = call.kernel.mark(&range, marked);
+        drop(call);
         self.may_die(Moment::Marked);
         done
     }
@@ -593,7 +664,8 @@ impl Evicted for Process {
         for (&page, place) in pages.iter().zip(first..) {
             // Now and then somebody has a page pinned.
             let pinned = self.dice.below(20) == 0;
-            let task = &mut *self.handle.call();
+            let mut task = self.handle.call();
+            task.machine.remove_before(self.handle.number, page.get());
             let taken = (!pinned).then(|| task.kernel.take(page)).flatten();
             places.push(taken.map(|bytes| {
                 task.outbox.insert(place, bytes);

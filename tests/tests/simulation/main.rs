@@ -52,6 +52,7 @@ fn outcome(seed: u64, trial: &Trial) -> Result<Ended, String> {
     match run {
         Ok(()) => {
             let (shared, killed) = (&world.owner.shared, world.owner.killed());
+            let told_by_faults = world.owner.told_by_faults;
             let counters = lock(&shared.tables).counters;
             let ended = |end| u64::from(killed.as_deref().map(end_of) == Some(end));
             let ahead = shared.prefetched.load(Ordering::Relaxed);
@@ -72,6 +73,7 @@ fn outcome(seed: u64, trial: &Trial) -> Result<Ended, String> {
                 (IN_DOUBT, ended(End::InDoubt)),
                 (DENIED, denied as u64),
                 (REFUSALS, ended(End::Refused)),
+                ("threads of which only faults told that they removed nothing", told_by_faults),
                 ("changes told before others that were made before", overtaken),
                 ("calls of the pager in which something happened", machine.interrupted),
                 ("children that were forked", machine.tasks.len() as u64 - 1),

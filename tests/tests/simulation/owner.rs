@@ -30,7 +30,7 @@ use gms_transport::client::{AgentAddress, Checksum, Client, Lane, Seal};
 use gms_transport::message::WorkloadId;
 use gms_transport::sim::{Net, Sim};
 
-use crate::kernel::zeros;
+use crate::kernel::{tid, zeros};
 use crate::ledger::{LANE_OF_WRITES, Ledger, Puts};
 use crate::machine::{Handle, Left, Process};
 use crate::workers::{self, Workers};
@@ -122,6 +122,10 @@ pub(crate) struct Owner {
     dice: Dice,
     /// Pages that were moved, and are not noted as such yet.
     leaving: Fates,
+    /// Threads that were seen to remove nothing since this pager has gone on for another one.
+    outside: BTreeMap<SpaceId, BTreeSet<usize>>,
+    /// Threads of which nothing but their faults told that, in this pager and those before it.
+    pub told_by_faults: u64,
     /// What another pager begins with if this one dies.
     estate: Estate,
     zero_hash: u64,
@@ -186,6 +190,7 @@ impl Owner {
         let spaces = left.iter().map(|left| (left.space, handle.of(left.number), events(left)));
         let seeds = [dice.bits(), dice.bits()];
         let mut heir = Owner::of(net, now, estate, pager, spaces.collect(), seeds);
+        heir.told_by_faults = self.told_by_faults;
         for (id, space) in heir.spaces.clone() {
             let has_ended = heir.handle.of_space(&space).task().kernel.ended;
             if self.processes.contains_key(&id) && !has_ended {
@@ -259,6 +264,8 @@ impl Owner {
             commands,
             handle,
             leaving: Vec::new(),
+            outside: BTreeMap::new(),
+            told_by_faults: 0,
             budget: estate.budget,
             estate,
             is_over: false,
@@ -416,9 +423,22 @@ impl Owner {
                     Err(reason) => self.shared.fail(reason),
                 }
             }
-            let is_unproved = process.zeros.is_empty() && lock(&self.shared.tables).is_unproved(id);
-            if is_unproved && process.handle.task().kernel.removes().is_none() {
-                let waiting = lock(&self.shared.tables).prove(id);
+            let mut tables = lock(&self.shared.tables);
+            if !process.zeros.is_empty() || !tables.is_unproved(id) {
+                continue;
+            }
+            let (seen, faulting) = (self.outside.entry(id).or_default(), tables.faulting());
+            let threads = process.handle.task().program.are_outside();
+            seen.extend(
+                threads.iter().filter(|(_, is_outside)| *is_outside).map(|(thread, _)| thread),
+            );
+            // As `Outside`: of who cannot be stopped where it faults its faults tell.
+            let unseen = threads.iter().filter(|(thread, _)| !seen.contains(thread));
+            let is_told = |(thread, _): &(usize, bool)| faulting.contains(&(id, tid(*thread)));
+            if unseen.clone().all(is_told) {
+                self.told_by_faults += unseen.count() as u64;
+                let waiting = tables.prove(id);
+                drop(tables);
                 self.shared.wake(&self.spaces, &waiting);
             }
         }

@@ -21,6 +21,8 @@ const CHILD_STEPS: usize = 60;
 const FORKS_IN: u64 = 60;
 /// A child ends in one of so many of its steps.
 const ENDS_IN: u64 = 100;
+/// Of so many threads signals come to one without end, where they come at all.
+const HARRIED_IN: u64 = 3;
 /// Pages that there are at most.
 const ALL_PAGES: usize = PAGES as usize + ROOMS * ROOM_PAGES as usize;
 /// Longest rest of a thread that ambles.
@@ -45,10 +47,18 @@ enum Act {
 struct Thread {
     act: Act,
     left: usize,
+    /// Signals come to it without end: where it would sleep at a page it faults again and again, and it cannot be stopped there.
+    harried: bool,
     /// When it came on last.
     moved: Instant,
     /// If it ambles, it begins nothing before this.
     rests_until: Instant,
+}
+
+impl Thread {
+    fn new(left: usize, now: Instant) -> Thread {
+        Thread { act: Act::Ready, left, harried: false, moved: now, rests_until: now }
+    }
 }
 
 /// See the module's documentation.
@@ -90,9 +100,9 @@ impl fmt::Debug for Program {
 
 impl Program {
     pub(crate) fn new(start: Instant, dice: Dice) -> Program {
-        let thread = |_| Thread { act: Act::Ready, left: 0, moved: start, rests_until: start };
+        let threads = (0..THREADS).map(|_| Thread::new(0, start)).collect();
         Program {
-            threads: (0..THREADS).map(thread).collect(),
+            threads,
             truth: BTreeMap::new(),
             removed_or_not: BTreeSet::new(),
             deniable: RangeSet::default(),
@@ -125,10 +135,9 @@ impl Program {
     fn child(&mut self, kernel: &Kernel) -> Program {
         let mut bits = || self.forks.as_mut().map_or(0, Dice::bits);
         let (dice, forks) = (Dice::new(bits()), Dice::new(bits()));
-        let (left, moved) = (CHILD_STEPS, self.now);
         let removed = kernel.removes_as_told().cloned().unwrap_or_default().step_by(PAGE as usize);
         Program {
-            threads: vec![Thread { act: Act::Ready, left, moved, rests_until: moved }],
+            threads: vec![Thread::new(CHILD_STEPS, self.now)],
             truth: self.truth.clone(),
             removed_or_not: self.removed_or_not.iter().copied().chain(removed).collect(),
             deniable: self.deniable.clone(),
@@ -140,6 +149,21 @@ impl Program {
             forks: Some(forks),
             ..Program::new(self.start, dice)
         }
+    }
+
+    /// Signals come to some of the threads without end, or to none.
+    pub(crate) fn harry(&mut self, dice: &mut Dice) {
+        self.threads.iter_mut().for_each(|thread| thread.harried = dice.below(HARRIED_IN) == 0);
+    }
+
+    /// Each thread, and whether it can be seen that it removes nothing.
+    pub(crate) fn are_outside(&self) -> Vec<(usize, bool)> {
+        let is_outside = |thread: &Thread| match thread.act {
+            Act::Remove => false,
+            Act::Touch(..) => !thread.harried,
+            Act::Ready | Act::Change(_) | Act::Fork(_) => true,
+        };
+        self.threads.iter().map(is_outside).enumerate().collect()
     }
 
     /// Each thread is to make so many steps.
@@ -202,6 +226,10 @@ impl Program {
     }
 
     fn go(&mut self, kernel: &mut Kernel, n: usize) {
+        let is_harried = self.threads.get(n).is_some_and(|thread| thread.harried);
+        if is_harried && self.dice.below(2) == 0 {
+            kernel.signal(n);
+        }
         if self.held || kernel.ended || !self.goes_on(n) || kernel.sleeps(n) {
             return;
         }

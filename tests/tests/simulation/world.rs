@@ -33,6 +33,8 @@ const DEATHS_DICE: usize = 101;
 const LIFE: u64 = 4000;
 /// Names the dice that draw when a process forks or ends.
 const FORKS_DICE: usize = 102;
+/// Names the dice that draw to whom signals come.
+const SIGNALS_DICE: usize = 103;
 /// For another pager to begin.
 const SUCCESSION: Duration = Duration::from_millis(20);
 /// A run has some 10,000 steps.
@@ -119,6 +121,10 @@ impl World {
         let mut workers = Dice::of_thread(seed, WORKERS_DICE);
         let owner = Owner::new(&net, start, given, handle.clone(), budget, &mut dice, &mut workers);
         handle.lock().tasks[0].program.forks = forks;
+        let mut signals = Dice::of_thread(seed, SIGNALS_DICE);
+        if signals.below(2) == 0 {
+            handle.lock().begin_signals(signals);
+        }
         World {
             dice,
             now: start,
@@ -311,7 +317,10 @@ impl World {
         self.now += SUCCESSION;
         self.handle.watch.begin_anew();
         // Whoever waits for a page that nobody gives any more waits until a pager has lived for so long that it ends the workload.
-        self.handle.lock().excuse();
+        let mut machine = self.handle.lock();
+        machine.excuse();
+        machine.slow_removals_down();
+        drop(machine);
         self.owner = self.owner.heir(&self.net, self.now, &mut self.dice);
         self.let_die();
     }
