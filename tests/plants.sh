@@ -47,7 +47,7 @@ fails() { # file, test, log
 plant() { # name
   local file test missed=0
   # `set -e` does not hold here, where the result is asked for.
-  patch -d "$tree" -p1 --forward --batch --fuzz=3 --quiet <"tests/plants/$1.patch" || { say "$1: does not apply"; exit 1; }
+  patch -d "$tree" -p1 --forward --batch --fuzz=0 --quiet <"tests/plants/$1.patch" || { say "$1: does not apply"; exit 1; }
   build || { say "$1: does not compile"; exit 1; }
   while read -r file test; do
     if fails "$file" "$test" "$out/$1.log"; then
@@ -57,7 +57,7 @@ plant() { # name
       missed=1
     fi
   done < <(caught_by "$1")
-  patch -d "$tree" -p1 --reverse --batch --fuzz=3 --quiet <"tests/plants/$1.patch" || exit 1
+  patch -d "$tree" -p1 --reverse --batch --fuzz=0 --quiet <"tests/plants/$1.patch" || exit 1
   return $missed
 }
 

@@ -238,6 +238,25 @@ fn nothing_is_left_to_do() {
     report("unfinished work is an issue, not a comment", lines_with(&words, &[]));
 }
 
+/// One that is applied where its surroundings are only alike is another plant: it may be one that nothing finds.
+#[test]
+fn plants_apply_exactly() {
+    let is_plant = |source: &Source| source.path.starts_with("tests/plants/");
+    let fails = |plant: Source| {
+        let mut git = Command::new("git");
+        git.args(["apply", "--check", &plant.path]).current_dir(root());
+        let output = git.output().expect("git apply");
+        let why = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        (!output.status.success()).then(|| format!("{}: {why}", plant.path))
+    };
+    let plants: Vec<Source> = sources().into_iter().filter(is_plant).collect();
+    assert!(!plants.is_empty());
+    report(
+        "plants are renewed for the code as it is",
+        plants.into_iter().filter_map(fails).collect(),
+    );
+}
+
 #[test]
 fn no_machine_is_named() {
     let words = ["/wo+rk/", "/fa+rm/", "/ro+ot/", "/ho+me/", ".lib+rary", "gms-no+tes"]

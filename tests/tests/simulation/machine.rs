@@ -143,8 +143,7 @@ impl Machine {
     /// A signal comes to a thread of a process that sleeps, if any does.
     fn signal(&mut self, number: usize) {
         let kernel = &mut self.tasks[number].kernel;
-        let asleep = kernel.asleep();
-        if let Some(dice) = self.signals.as_mut().filter(|_| !asleep.is_empty()) {
+        if let (Some(dice), asleep @ [_, ..]) = (&mut self.signals, &kernel.asleep()[..]) {
             kernel.signal(asleep[dice.place(asleep.len())]);
         }
     }
@@ -227,9 +226,8 @@ impl Machine {
 
     /// The worst moment for a page to be removed is just before something is done about it.
     fn remove_before(&mut self, number: usize, page: u64) {
-        let kernel = &self.tasks[number].kernel;
-        let is_next = kernel.removes_now().is_some_and(|range| range.contains(&page));
-        if is_next && self.dice.below(4) == 0 {
+        let removed = self.tasks[number].kernel.removes_now();
+        if removed.is_some_and(|range| range.contains(&page)) && self.dice.below(4) == 0 {
             self.remove_to(number, page);
         }
     }
