@@ -27,7 +27,7 @@ use crate::workers::{self, Watch};
 
 /// Of so many calls of the pager one finds that something has happened just before.
 const INTERRUPTED: u64 = 6;
-/// Of so many moments in which a page could be removed one is used, of what is being removed when the pager dies.
+/// Of so many moments in which a page could be removed one is used, of what the pager knew is being removed when it died.
 const SLOW_REMOVAL: u64 = 400;
 /// Pages that the outbox holds: of two batches.
 const OUTBOX: u32 = 16;
@@ -41,6 +41,8 @@ pub(crate) struct Task {
     pub program: Program,
     journal: Journal,
     outbox: BTreeMap<u32, Page>,
+    /// Of so many moments in which a page could be removed one is used.
+    removal_pace: u64,
     /// Never readable: whether there is anything to read is asked.
     event: Arc<EventFd>,
 }
@@ -49,7 +51,7 @@ impl Task {
     fn new(kernel: Kernel, program: Program) -> Task {
         let event = Arc::new(EventFd::new().expect("a descriptor"));
         let (journal, outbox) = (Journal::default(), BTreeMap::new());
-        Task { kernel, program, journal, outbox, event }
+        Task { kernel, program, journal, outbox, removal_pace: 1, event }
     }
 }
 
@@ -65,8 +67,6 @@ pub(crate) struct Machine {
     pub dies: Option<(u64, Moment)>,
     /// Draws to whom signals come; without them none do.
     pub signals: Option<Dice>,
-    /// Of so many moments in which a page could be removed one is used.
-    removal_pace: u64,
     dice: Dice,
 }
 
@@ -123,27 +123,21 @@ pub(crate) const MOMENTS: [Moment; 6] =
 impl Machine {
     pub(crate) fn new(program: Program, dice: Dice) -> Machine {
         let tasks = vec![Task::new(Kernel::default(), program)];
-        Machine {
-            tasks,
-            interrupted: 0,
-            story: Vec::new(),
-            dies: None,
-            signals: None,
-            removal_pace: 1,
-            dice,
-        }
+        Machine { tasks, interrupted: 0, story: Vec::new(), dies: None, signals: None, dice }
     }
 
-    /// Signals come from now on, to some threads without end.
-    pub(crate) fn begin_signals(&mut self, mut dice: Dice) {
+    /// Signals will come, to some threads without end, when another pager goes on.
+    pub(crate) fn have_signals(&mut self, mut dice: Dice) {
         self.programs().for_each(|program| program.harry(&mut dice));
         self.signals = Some(dice);
     }
 
     /// A signal comes to a thread of a process that sleeps, if any does.
     fn signal(&mut self, number: usize) {
-        let kernel = &mut self.tasks[number].kernel;
-        if let (Some(dice), asleep @ [_, ..]) = (&mut self.signals, &kernel.asleep()[..]) {
+        let Task { kernel, program, .. } = &mut self.tasks[number];
+        if let (Some(dice), asleep @ [_, ..]) = (&mut self.signals, &kernel.asleep()[..])
+            && program.is_signalled
+        {
             kernel.signal(asleep[dice.place(asleep.len())]);
         }
     }
@@ -194,34 +188,39 @@ impl Machine {
     }
 
     fn remove_next(&mut self, number: usize) {
-        if self.dice.below(self.removal_pace) == 0 {
+        if self.dice.below(self.tasks[number].removal_pace) == 0 {
             self.remove_to(number, 0);
         }
     }
 
     /// What is being removed goes up to this page, and at least one.
     fn remove_to(&mut self, number: usize, last: u64) {
-        let Task { kernel, program, .. } = &mut self.tasks[number];
+        let Task { kernel, program, removal_pace, .. } = &mut self.tasks[number];
         while let Some(page) = kernel.remove_next() {
             program.note_removed(page);
             if page >= last {
                 break;
             }
         }
-        if !self.is_removing() {
-            self.removal_pace = 1;
+        if kernel.removes_as_told().is_none() {
+            *removal_pace = 1;
         }
     }
 
-    fn is_removing(&self) -> bool {
-        self.tasks.iter().any(|task| task.kernel.removes_now().is_some())
+    /// The pager has died. What it was told is being removed is often not gone before the next one serves, and signals come, if they do, until that one has proved
+    /// that it is.
+    pub(crate) fn begin_succession(&mut self) {
+        for task in &mut self.tasks {
+            if task.kernel.removes_as_told().is_some() {
+                task.removal_pace = SLOW_REMOVAL;
+            }
+            task.program.is_signalled = self.signals.is_some();
+        }
     }
 
-    /// What is being removed while a pager dies is often not gone before the next one serves.
-    pub(crate) fn slow_removals_down(&mut self) {
-        if self.is_removing() {
-            self.removal_pace = SLOW_REMOVAL;
-        }
+    /// All is proved.
+    pub(crate) fn end_signals(&mut self) {
+        self.programs().for_each(|program| program.is_signalled = false);
     }
 
     /// The worst moment for a page to be removed is just before something is done about it.

@@ -442,6 +442,10 @@ impl Owner {
                 self.shared.wake(&self.spaces, &waiting);
             }
         }
+        let tables = lock(&self.shared.tables);
+        if !self.spaces.keys().any(|&id| tables.is_unproved(id)) {
+            self.handle.lock().end_signals();
+        }
     }
 
     fn make_room(&self) {

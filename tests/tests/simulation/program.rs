@@ -47,7 +47,7 @@ enum Act {
 struct Thread {
     act: Act,
     left: usize,
-    /// Signals come to it without end: where it would sleep at a page it faults again and again, and it cannot be stopped there.
+    /// Where signals come, they come to it without end: where it would sleep at a page it faults again and again, and it cannot be stopped there.
     harried: bool,
     /// When it came on last.
     moved: Instant,
@@ -78,6 +78,8 @@ pub(crate) struct Program {
     pub was_denied: bool,
     /// Its parent's call has not returned yet.
     pub held: bool,
+    /// Signals come now. They are not to make good a wake that is lost.
+    pub is_signalled: bool,
     /// The number of the next process to be born, if one may be.
     pub next_child: Option<usize>,
     /// What has been born since it was looked, and children whose parent's call has returned since.
@@ -111,6 +113,7 @@ impl Program {
             is_child: false,
             was_denied: false,
             held: false,
+            is_signalled: false,
             next_child: None,
             born: None,
             let_go: Vec::new(),
@@ -143,6 +146,7 @@ impl Program {
             deniable: self.deniable.clone(),
             is_child: true,
             held: true,
+            is_signalled: self.is_signalled,
             log: self.log.clone(),
             ambles: self.ambles,
             now: self.now,
@@ -151,7 +155,7 @@ impl Program {
         }
     }
 
-    /// Signals come to some of the threads without end, or to none.
+    /// If signals come, they come to some of the threads without end, or to none.
     pub(crate) fn harry(&mut self, dice: &mut Dice) {
         self.threads.iter_mut().for_each(|thread| thread.harried = dice.below(HARRIED_IN) == 0);
     }
@@ -160,7 +164,7 @@ impl Program {
     pub(crate) fn are_outside(&self) -> Vec<(usize, bool)> {
         let is_outside = |thread: &Thread| match thread.act {
             Act::Remove => false,
-            Act::Touch(..) => !thread.harried,
+            Act::Touch(..) => !(thread.harried && self.is_signalled),
             Act::Ready | Act::Change(_) | Act::Fork(_) => true,
         };
         self.threads.iter().map(is_outside).enumerate().collect()
@@ -227,7 +231,7 @@ impl Program {
 
     fn go(&mut self, kernel: &mut Kernel, n: usize) {
         let is_harried = self.threads.get(n).is_some_and(|thread| thread.harried);
-        if is_harried && self.dice.below(2) == 0 {
+        if is_harried && self.is_signalled && self.dice.below(2) == 0 {
             kernel.signal(n);
         }
         if self.held || kernel.ended || !self.goes_on(n) || kernel.sleeps(n) {

@@ -123,7 +123,7 @@ impl World {
         handle.lock().tasks[0].program.forks = forks;
         let mut signals = Dice::of_thread(seed, SIGNALS_DICE);
         if signals.below(2) == 0 {
-            handle.lock().begin_signals(signals);
+            handle.lock().have_signals(signals);
         }
         World {
             dice,
@@ -319,7 +319,7 @@ impl World {
         // Whoever waits for a page that nobody gives any more waits until a pager has lived for so long that it ends the workload.
         let mut machine = self.handle.lock();
         machine.excuse();
-        machine.slow_removals_down();
+        machine.begin_succession();
         drop(machine);
         self.owner = self.owner.heir(&self.net, self.now, &mut self.dice);
         self.let_die();
